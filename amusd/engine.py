@@ -40,14 +40,12 @@ from amusd.models.embedded_target import Report
 from amusd.models.huggingface import device_errors
 from amusd.models.loading import load_target
 from amusd.models.ranks import Leader
-from amusd.models.sharding import setting_of
 from amusd.models.tokenizer import Conversation, IncrementalDecoder, Tokenizer, user_turn
 from amusd.policies.base import Policy
 from amusd.policies.factory import make_policy, policy_name
 from amusd.runtime.devices import claim_device, settle_devices
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.draft_restart import DraftSource
-from amusd.runtime.placement import num_ranks_of
 from amusd.runtime.startup import connect_target, load_with_followers, make_leader, make_recorder
 from amusd.runtime.supervisor import DraftProcess
 from amusd.runtime.target_sequence import Outcome, Request
@@ -135,12 +133,11 @@ class Engine:
         """As `launch`, from a whole configuration."""
         _check_type("config", config, EngineConfig)
         _check_default_device()
-        for role, does in ((Role.TARGET, "is this process"), (Role.DRAFT, "is a child of this process")):
-            if (size := num_ranks_of(config, role)) > 1:
-                raise ConfigError(
-                    f"{setting_of(role)}={size}: not from Python, where the {role.value} {does}; allowed: 1, or start "
-                    "the ranks with the amusd command"
-                )
+        if (size := config.target_tensor_parallel_size) > 1:
+            raise ConfigError(
+                f"target_tensor_parallel_size={size}: not from Python, where the target is this process; allowed: 1, "
+                "or start the ranks with the amusd command"
+            )
         torch.set_num_threads(config.hardware.num_threads)
         config = replace(config, hardware=settle_devices(config, warnings.warn))
         recorder = make_recorder(Role.TARGET)
@@ -174,7 +171,7 @@ class Engine:
         if given, is the draft to end with the engine.
         """
         claim_device(config, Role.TARGET)
-        leader = make_leader(config, Role.TARGET)
+        leader = make_leader(config)
         try:
             worker, tokenizer = connect_target(
                 config, lambda: load_with_followers(config, leader, report), drafts, recorder, leader

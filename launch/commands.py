@@ -26,9 +26,10 @@ _DAMAGED = (OSError, ValueError, LookupError, TypeError, AttributeError, yaml.YA
 
 def run_bench(config: RunConfig) -> int:
     """Measure; returns the exit code. Raises `ConfigError` when a device or the run directory cannot be used."""
-    for name in ("target_tensor_parallel_size", "draft_tensor_parallel_size"):
-        if (size := getattr(config, name)) > 1:
-            raise ConfigError(f"{name}={size}: `amusd bench` measures one process of each role; allowed: 1")
+    if (size := config.target_tensor_parallel_size) > 1:
+        raise ConfigError(
+            f"target_tensor_parallel_size={size}: `amusd bench` measures one process of each role; allowed: 1"
+        )
     set_threads(config.hardware.num_threads)
     config = dataclasses.replace(config, hardware=settle_devices(config.engine(), tell))
     directory = create_run_directory(config)

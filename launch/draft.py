@@ -22,7 +22,7 @@ from amusd.runtime.supervisor import TARGET_GONE, DraftProcess, warm_lives
 from amusd.types import Role
 
 from .devices import NCCL_SETTINGS, claim_hardware
-from .drafts import BOTH_LOADED, await_rendezvous, pids_of
+from .drafts import BOTH_LOADED, await_rendezvous, pid_of
 from .job import Group, Options, store_secret
 from .nodes import join, left, own_transport, told_group
 from .store import LOOK_SECONDS, Place, Store
@@ -116,7 +116,7 @@ def _draft(place: Place, store: Store, config: RunConfig, drafts: DraftProcess) 
     """Start one draft after another, as the target wants them. Raises why none can start."""
     for incarnation in itertools.count(FIRST_INCARNATION):
         drafts.prepare()
-        store.put("draft", {"incarnation": incarnation, "pids": drafts.pids, "supervisor": os.getpid()})
+        store.put("draft", {"incarnation": incarnation, "pid": drafts.pid, "supervisor": os.getpid()})
         rendezvous = await_rendezvous(store, incarnation, config.startup_timeout_seconds)
         if rendezvous is None:
             return
@@ -124,25 +124,25 @@ def _draft(place: Place, store: Store, config: RunConfig, drafts: DraftProcess) 
         with ExitStack() as wait:
             if place.is_away and incarnation == FIRST_INCARNATION:
                 wait.enter_context(waiting_for(BOTH_LOADED))
-            if _await_end(store, incarnation, drafts, config.draft_tensor_parallel_size, wait):
+            if _await_end(store, incarnation, drafts, wait):
                 return
         failure = drafts.start_failure()
         if failure is not None:
             raise failure
 
 
-def _await_end(store: Store, incarnation: int, drafts: DraftProcess, num_ranks: int, wait: ExitStack) -> bool:
+def _await_end(store: Store, incarnation: int, drafts: DraftProcess, wait: ExitStack) -> bool:
     """Wait for the end of a draft, telling the target of it and it of the target; whether the run is over, too.
 
     `wait` is closed when the target has met the draft.
     """
     finished, dismissed, met = "finished", f"dismissed/{incarnation}", f"met/{incarnation}"
-    are_pids_told = has_met = False
+    is_pid_told = has_met = False
     while True:
         has_ended = drafts.ending(LOOK_SECONDS) is not None
-        if not are_pids_told and not drafts.is_preparing and len(pids := drafts.pids) == num_ranks:
-            are_pids_told = True
-            store.put(pids_of(incarnation), pids)
+        if not is_pid_told and not drafts.is_preparing:
+            is_pid_told = True
+            store.put(pid_of(incarnation), drafts.pid)
         if not has_met and store.has(met):
             has_met = True
             drafts.met()

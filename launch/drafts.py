@@ -4,9 +4,9 @@ Both ways also start the target's other ranks.
 
 In the store, K is an incarnation of the draft, and R a rank of torchrun's:
 
-draft                 {incarnation, pids, supervisor}: the newest process (where    written by the last rank, which
+draft                 {incarnation, pid, supervisor}:  the newest process (where    written by the last rank, which
                       it loads for all lives, that one)                             starts it: the supervisor
-draft_pids/K          process ids of the ranks of incarnation K                     written by the last rank
+draft_pid/K           process id of incarnation K                                   written by the last rank
 failure               {users_mistake, line}: why no draft can start, or what ended   written by the rank that found it
                       a rank of the target on another machine
 met/K                 incarnation K has loaded, and the target too                  written by the target
@@ -43,8 +43,8 @@ from .store import Store
 OVER = ("finished", "no_more_drafts")
 """Names of which each says that no further draft is wanted."""
 _READ_SECONDS = 1.0  # for a value that is there
-_PIDS_SECONDS = 60.0
-"""How long they may take to arrive after the draft itself."""
+_PID_SECONDS = 60.0
+"""How long it may take to arrive after the draft itself."""
 BOTH_LOADED = "both models to load (startup_timeout_seconds, once one of them has)"
 """Words for what two machines wait for before the first token."""
 
@@ -76,7 +76,7 @@ class ChildDrafts(DraftProcess):
 
     def _write(self) -> None:
         if self._directory is not None:
-            write_workers(self._directory, target=[os.getpid(), *self.followers.pids], draft=self.pids)
+            write_workers(self._directory, target=[os.getpid(), *self.followers.pids], draft=self.pid)
 
 
 class StoreDrafts:
@@ -97,8 +97,8 @@ class StoreDrafts:
         """
         self.followers = Followers(tell_loss)
         """The target's."""
-        self.pids: Sequence[int] = ()
-        """Process ids of the draft that was met last, or that prepares: of its ranks, in their order."""
+        self.pid: int | None = None
+        """Process id of the draft that was met last, or that prepares."""
         self._store = store
         self._are_away = are_away
         self._open_ranks = open_ranks
@@ -110,12 +110,12 @@ class StoreDrafts:
         """Wait until a process prepares for the first draft. Raises what is reported instead, or `PeerLostError`."""
         if self._store.await_any(("draft", "failure"), timeout) == "failure":
             raise self.start_failure() or PeerLostError("the draft is gone")
-        self.pids = self._newest()["pids"]
+        self.pid = self._newest()["pid"]
 
     def record(self, directory: Path) -> None:
         """Keep `workers.json` true in this run directory from now on."""
         self._directory = directory
-        write_workers(directory, target=[os.getpid(), *self.followers.pids], draft=self.pids)
+        write_workers(directory, target=[os.getpid(), *self.followers.pids], draft=self.pid)
 
     def newest(self) -> int:
         """Incarnation of the newest process. Raises `PeerLostError` when the store is gone."""
@@ -147,7 +147,7 @@ class StoreDrafts:
         """Its processes are known by now, and `workers.json` names them."""
         self._wait.close()
         self._store.put(f"met/{self._told}", True)
-        self.pids = self._store.get(pids_of(self._told), _PIDS_SECONDS)
+        self.pid = self._store.get(pid_of(self._told), _PID_SECONDS)
         if self._directory is not None:
             self.record(self._directory)
 
@@ -178,9 +178,9 @@ def reported_failure(store: Store) -> ConfigError | PeerError | None:
     return (ConfigError if failure["users_mistake"] else PeerFailedError)(failure["line"])
 
 
-def pids_of(incarnation: int) -> str:
-    """Under which name the process ids of this incarnation's ranks are told, once it runs."""
-    return f"draft_pids/{incarnation}"
+def pid_of(incarnation: int) -> str:
+    """Under which name the process id of this incarnation is told, once it runs."""
+    return f"draft_pid/{incarnation}"
 
 
 def await_rendezvous(store: Store, incarnation: int, timeout: float) -> Rendezvous | None:

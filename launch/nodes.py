@@ -12,15 +12,14 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, islice
 
 from amusd import __version__
 from amusd.config import EngineConfig, RunConfig, TransportConfig
 from amusd.console import tell, waiting_for
 from amusd.errors import ConfigError, PeerLostError
-from amusd.runtime.placement import Node, devices_on, in_role
+from amusd.runtime.placement import Node, devices_on
 from amusd.transport.addresses import address_towards
-from amusd.types import Role
 
 from .job import Group, Options
 from .store import CONNECT_SECONDS, Place, Store
@@ -142,7 +141,7 @@ def nodes_of(members: Sequence[Member], config: EngineConfig) -> list[Node]:
                 name=f"node {number} ({there[0].host})",
                 num_gpus=there[0].num_gpus,
                 num_target_ranks=num_target_ranks,
-                num_draft_ranks=config.draft_tensor_parallel_size if there[-1] is members[-1] else 0,
+                num_draft_ranks=int(there[-1] is members[-1]),
             )
         )
     return nodes
@@ -166,13 +165,13 @@ def check_sharing(nodes: Sequence[Node], devices: Sequence[str]) -> None:
 
 def plan(nodes: Sequence[Node], config: RunConfig) -> Iterator[str]:
     """What runs where, and how it talks, in lines. `config` has the devices."""
-    devices = {role: in_role(config.hardware.devices, config.engine(), role) for role in Role}
-    counts = dict.fromkeys(Role, 0)
+    *targets, draft = config.hardware.devices
+    found = enumerate(targets)
     for node in nodes:
-        for role, number in ((Role.TARGET, node.num_target_ranks), (Role.DRAFT, node.num_draft_ranks)):
-            for rank in range(counts[role], counts[role] + number):
-                yield f"{node.name}: rank {rank} of the {role.value} on {devices[role][rank]}"
-            counts[role] += number
+        for rank, device in islice(found, node.num_target_ranks):
+            yield f"{node.name}: rank {rank} of the target on {device}"
+        if node.num_draft_ranks:
+            yield f"{node.name}: the draft on {draft}"
     link = config.transport
     how = "encrypted" if link.keys is not None else "not encrypted"
     if has_ranks_elsewhere(nodes):

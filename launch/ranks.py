@@ -76,7 +76,7 @@ def _follow(options: Options, place: Place, group: Group, store: Store) -> bool:
         stack.callback(followers.stop, _RETURN_SECONDS)
         engine = config.engine_for(group.command)
         ranks = ranks_of(place.rank, place.size, engine.target_tensor_parallel_size)
-        followers.prepare(engine, Role.TARGET, allowed_cores(), options.roles, ranks)
+        followers.prepare(engine, allowed_cores(), options.roles, ranks)
         if store.await_any(("ranks", *OVER), config.startup_timeout_seconds) != "ranks":
             return False
         address = store.get("ranks", config.startup_timeout_seconds)

@@ -60,7 +60,7 @@ class Replica:
             self._resources.callback(drafts.stop)
             self._resources.callback(drafts.followers.stop, STOP_SECONDS)
             drafts.prepare()
-            drafts.followers.prepare(config.engine_for("serve"), Role.TARGET, allowed_cores())
+            drafts.followers.prepare(config.engine_for("serve"), allowed_cores())
             config = claim_hardware(config, Role.TARGET)
             engine_config, recorder = config.engine_for("serve"), make_recorder(Role.TARGET)
             engine = AsyncEngine(lambda: Engine.connect(engine_config, drafts, recorder))

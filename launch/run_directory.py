@@ -120,6 +120,7 @@ def read_config(directory: Path) -> RunConfig:
     return from_mapping(RunConfig, values)
 
 
-def write_workers(directory: Path, *, target: Sequence[int], draft: Sequence[int]) -> None:
-    """Record the process ids of each role's ranks, so that a person can watch, pin or end the workers."""
-    write_whole(directory / WORKERS_FILE, json.dumps({"target": list(target), "draft": list(draft)}) + "\n")
+def write_workers(directory: Path, *, target: Sequence[int], draft: int | None) -> None:
+    """Record the process ids of the target's ranks and of the draft, so that a person can watch, pin or end them."""
+    drafts = [] if draft is None else [draft]
+    write_whole(directory / WORKERS_FILE, json.dumps({"target": list(target), "draft": drafts}) + "\n")

@@ -100,8 +100,8 @@ def place_from_environment() -> Place:
     if int(environment["WORLD_SIZE"]) < _FEWEST:
         raise ConfigError(
             f"WORLD_SIZE={environment['WORLD_SIZE']}: at least 2 processes are needed, for the target and the draft "
-            "(--nproc-per-node=2, or --nnodes=2 --nproc-per-node=1); they start further ranks themselves, as "
-            "target_tensor_parallel_size and draft_tensor_parallel_size say"
+            "(--nproc-per-node=2, or --nnodes=2 --nproc-per-node=1); the first starts the target's other "
+            "ranks itself, as target_tensor_parallel_size says"
         )
     port = environment["MASTER_PORT"]
     if not port.isdecimal() or int(port) > _MAX_PORT:

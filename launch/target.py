@@ -178,11 +178,11 @@ def _prepare_followers(
     ranks: Sequence[int] | None = None,
 ) -> None:
     """Have the target's other ranks, or those of them that this process looks after, load what they need."""
-    drafts.followers.prepare(group.config.engine_for(group.command), Role.TARGET, cores, options.roles, ranks)
+    drafts.followers.prepare(group.config.engine_for(group.command), cores, options.roles, ranks)
 
 
 def _end_stopped(drafts: ChildDrafts | StoreDrafts) -> None:
-    for pid in filter(end_if_stopped, drafts.pids):
+    if (pid := drafts.pid) is not None and end_if_stopped(pid):
         tell(f"the draft worker (pid {pid}) was stopped, and ends with the run")
 
 

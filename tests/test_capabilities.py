@@ -21,7 +21,7 @@ from amusd.settings import from_mapping
 from amusd.types import Mode
 from tests.launch.processes import ROOT
 
-BESIDE = Capabilities(runs_ahead=False, needs_features=True, has_model=False, ranks=False)
+BESIDE = Capabilities(runs_ahead=False, needs_features=True, has_model=False)
 """A drafter such as Medusa's heads: it reads the state of the last committed token."""
 REFUSAL = (
     "drafter=ngram: cannot run ahead of the target, whose hidden states of the committed text it needs: "
@@ -60,7 +60,7 @@ def test_a_document_shows_the_table() -> None:
         f"| {kind} | {' | '.join(words[getattr(can, name)] for name in names)} |" for kind, can in CAPABILITIES.items()
     ]
     lines = (ROOT / "docs" / "drafters.md").read_text(encoding="utf-8").splitlines()
-    header = "| drafter | chain | tree | runs ahead | needs features | has a model | ranks | checkpoint | any target |"
+    header = "| drafter | chain | tree | runs ahead | needs features | has a model | checkpoint | any target |"
     start = lines.index(header)
     assert lines[start + 2 : start + 2 + len(rows) + 1] == [*rows, ""]
     listed = {line.split("`")[1] for line in lines if line.startswith("| `") and "drafter=" not in line}

@@ -133,23 +133,6 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ),
     ({"hardware": {"devices": ["cpu", "cuda:0", "cpu"]}}, "hardware.devices=['cpu', 'cuda:0', 'cpu']: name two"),
     ({"target_tensor_parallel_size": 0}, "target_tensor_parallel_size=0: must be at least 1"),
-    ({"draft_tensor_parallel_size": 0}, "draft_tensor_parallel_size=0: must be at least 1"),
-    (
-        {"draft_tensor_parallel_size": 2, "drafter": {"kind": "ngram"}},
-        "draft_tensor_parallel_size=2: drafter=ngram has no model to share; allowed: 1",
-    ),
-    (
-        {"draft_tensor_parallel_size": 2, "drafter": {"kind": "cascade", "model": "/m"}},
-        "draft_tensor_parallel_size=2: drafter=cascade is not split over ranks; allowed: 1",
-    ),
-    (
-        {"draft_tensor_parallel_size": 2, "compare": {"drafters": ["embedded", "synthetic"]}},
-        "draft_tensor_parallel_size=2: ranks share the model of one drafter, not of embedded, synthetic; allowed: 1",
-    ),
-    (
-        {"hardware": {"devices": ["cuda:0", "cuda:1"]}, "draft_tensor_parallel_size": 2},
-        "hardware.devices=['cuda:0', 'cuda:1']: name 3: the target's 1, the draft's 2",
-    ),
     ({"workload": {"num_prompts": 0}}, "workload.num_prompts=0: must be at least 1"),
     ({"compare": {"drafters": ["hf:/a", "hf:/b"]}}, "compare.drafters=['hf:/a', 'hf:/b']: names hf twice"),
     ({"compare": {"drafters": ["eagel:/a"]}}, "compare.drafters=eagel:/a: allowed: embedded, hf, eagle, "),

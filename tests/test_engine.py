@@ -416,8 +416,6 @@ def test_an_interrupted_answer_keeps_what_was_written(commands: Commands) -> Non
 def test_an_engine_from_python_is_one_process() -> None:
     with pytest.raises(ConfigError, match=r"^target_tensor_parallel_size=2: not from Python, .* allowed: 1, or start"):
         Engine.launch(target_tensor_parallel_size=2)
-    with pytest.raises(ConfigError, match=r"^draft_tensor_parallel_size=2: not from Python, .* allowed: 1, or start"):
-        Engine.launch(draft_tensor_parallel_size=2)
 
 
 def test_a_target_that_ranks_cannot_share_is_refused_before_anybody_is_called(tmp_path: Path) -> None:

@@ -76,12 +76,6 @@ class Lives:
         return self._pid or (None if self._server is None else self._server.pid)
 
     @property
-    def said(self) -> str:
-        """All that the newest life has written with `Channel.say` so far."""
-        self.ended(0.0)
-        return self._said
-
-    @property
     def is_preparing(self) -> bool:
         """Whether there is a server, and no life of it yet."""
         return self._server is not None and self._pid is None

@@ -129,7 +129,7 @@ def contestants_of(config: RunConfig, layouts: Iterable[Layout] = ()) -> list[Co
     engine = config.engine_for("compare")
     devices = devices_of(engine)
     num_devices = count_devices(devices)
-    num_of_target = count_devices(in_role(devices, engine, Role.TARGET))
+    num_of_target = count_devices(in_role(devices, Role.TARGET))
     plain = Contestant(replace(decoding, mode=Mode.AUTOREGRESSIVE), None, num_devices=num_of_target)
     found = [plain]
     for drafter in config.engine().drafters:

@@ -20,7 +20,7 @@ from amusd.models.self_test import measure_width_invariance
 from amusd.models.tokenizer import Tokenizer, user_turn
 from amusd.runtime.cores import allowed_cores, cores_for
 from amusd.runtime.devices import check_devices, claim_device, count_gpus, devices_of, free_bytes
-from amusd.runtime.placement import rank_layout, sharing
+from amusd.runtime.placement import sharing
 from amusd.runtime.startup import cache_bytes, link_devices
 from amusd.transport.factory import ON_ONE_MACHINE, choose_here
 from amusd.transport.latency import measure_one_way
@@ -71,7 +71,8 @@ def _machine(config: EngineConfig) -> Iterator[Finding]:
     gpus = [torch.cuda.get_device_name(number) for number in range(count_gpus())]
     devices = devices_of(config)
     text = f"GPUs: {', '.join(gpus) or 'none'}; {len(allowed_cores())} CPU cores; "
-    text += ", ".join(f"{rank} on {device}" for rank, device in zip(rank_layout(config), devices, strict=True))
+    names = [*(f"rank {rank} of the target" for rank in range(config.target_tensor_parallel_size)), "the draft"]
+    text += ", ".join(f"{name} on {device}" for name, device in zip(names, devices, strict=True))
     shared = sharing(config, devices)
     if devices.count("cpu") * config.hardware.num_threads > len(allowed_cores()):
         shared = "too few cores for all"

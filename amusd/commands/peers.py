@@ -40,7 +40,6 @@ from amusd.engine import Engine
 from amusd.errors import AmusdError, ConfigError, PeerFailedError, first_line
 from amusd.runtime.cores import cores_for, cores_of_parent, pin_to
 from amusd.runtime.devices import devices_of
-from amusd.runtime.placement import in_role, rank_layout
 from amusd.runtime.startup import make_recorder
 from amusd.runtime.supervisor import DraftProcess
 from amusd.settings import from_mapping, to_mapping
@@ -216,34 +215,32 @@ def layouts_of(config: EngineConfig, allowed: list[int]) -> dict[Layout, list[tu
     `allowed`: the cores that the pair could choose from. Raises `ConfigError` where the ranks of the pair have no
     devices of their own, all alike.
     """
-    devices, ranks, hardware = devices_of(config), rank_layout(config), config.hardware
+    devices, hardware, num_target_ranks = devices_of(config), config.hardware, config.target_tensor_parallel_size
     on_cpu = set(devices) == {"cpu"}
-    if count_devices(devices) < len(ranks) or (not on_cpu and "cpu" in devices):
+    if count_devices(devices) < config.num_ranks or (not on_cpu and "cpu" in devices):
         raise ConfigError(
             f"compare.equal_devices=true: not with hardware.devices={list(devices)}; it compares uses of devices that "
             "are alike, one for each rank"
         )
-    sizes = {
-        "num_target_ranks": config.target_tensor_parallel_size,
-        "num_draft_ranks": config.draft_tensor_parallel_size,
-    }
+    ranks = [*((Role.TARGET, rank) for rank in range(num_target_ranks)), (Role.DRAFT, 0)]
     cores = [
-        sorted(cores_for(each.role, allowed, hardware, rank=each.rank, **sizes)) if on_cpu else [] for each in ranks
+        sorted(cores_for(role, allowed, hardware, rank=rank, num_target_ranks=num_target_ranks)) if on_cpu else []
+        for role, rank in ranks
     ]
     config = replace(config, transport=TransportConfig())
 
     def single(device: str, num_threads: int) -> EngineConfig:
         """One rank of the target, and one of the draft on the same device."""
         used = replace(hardware, devices=(device, device), num_threads=num_threads, pin_cores=False)
-        return replace(config, target_tensor_parallel_size=1, draft_tensor_parallel_size=1, hardware=used)
+        return replace(config, target_tensor_parallel_size=1, hardware=used)
 
     if on_cpu:
         together = single("cpu", hardware.num_threads * len(ranks))
     else:
-        used = replace(hardware, devices=(*devices, *reversed(in_role(devices, config, Role.DRAFT))))
+        used = replace(hardware, devices=(*devices, devices[-1]))
         together = replace(config, target_tensor_parallel_size=len(ranks), hardware=used)
     found: dict[Layout, list[tuple[EngineConfig, list[int]]]] = {"ranks": [(together, sorted(set().union(*cores)))]}
-    if config.target_tensor_parallel_size == 1:
+    if num_target_ranks == 1:
         found["replicas"] = [
             (single(device, hardware.num_threads), own) for device, own in zip(devices, cores, strict=True)
         ]
@@ -278,7 +275,7 @@ def _start(config: EngineConfig, cores: Sequence[int]) -> Engine:
     if config.target_tensor_parallel_size == 1:
         return Engine.start(config)
     drafts = DraftProcess(config)  # which tells the target's other ranks, too
-    drafts.followers.prepare(config, Role.TARGET, cores)
+    drafts.followers.prepare(config, cores)
     return Engine.connect(config, drafts, make_recorder(Role.TARGET), process=drafts)
 
 

@@ -25,8 +25,6 @@ class Capabilities:
     """It reads the target's hidden states of the committed tokens."""
     has_model: bool = True
     """It is a causal language model that is loaded onto the draft's device."""
-    ranks: bool = True
-    """`draft_tensor_parallel_size` may be above 1."""
     checkpoint: bool = False
     """`drafter.model` names a checkpoint of it, which has to be given."""
     any_target: bool = False
@@ -37,14 +35,14 @@ CAPABILITIES: Mapping[str, Capabilities] = MappingProxyType(
     {
         "embedded": Capabilities(),
         "hf": Capabilities(checkpoint=True),
-        "eagle": Capabilities(needs_features=True, ranks=False, checkpoint=True),
-        "medusa": Capabilities(runs_ahead=False, needs_features=True, has_model=False, ranks=False, checkpoint=True),
-        "dflash": Capabilities(runs_ahead=False, needs_features=True, has_model=False, ranks=False, checkpoint=True),
-        "cascade": Capabilities(tree=False, ranks=False, checkpoint=True),
-        "ngram": Capabilities(has_model=False, ranks=False, any_target=True),
+        "eagle": Capabilities(needs_features=True, checkpoint=True),
+        "medusa": Capabilities(runs_ahead=False, needs_features=True, has_model=False, checkpoint=True),
+        "dflash": Capabilities(runs_ahead=False, needs_features=True, has_model=False, checkpoint=True),
+        "cascade": Capabilities(tree=False, checkpoint=True),
+        "ngram": Capabilities(has_model=False, any_target=True),
         "self": Capabilities(),
         "synthetic": Capabilities(any_target=True),
-        "custom": Capabilities(has_model=False, ranks=False, any_target=True),
+        "custom": Capabilities(has_model=False, any_target=True),
     }
 )
 """The abilities of each kind of `DrafterConfig`. A new kind is one line here, and one in `drafters/factory.py`."""

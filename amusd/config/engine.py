@@ -258,7 +258,7 @@ class HardwareConfig:
     """Which devices the workers use."""
 
     devices: tuple[str, ...] = ()
-    """Device of each rank of the target, then of the draft: `cuda:0`, `cpu` ... One name repeated is for all. Empty: a
+    """Device of each rank of the target, then the draft's: `cuda:0`, `cpu` ... One name repeated is for all. Empty: a
     GPU each, the target's first; with fewer GPUs than ranks they share; with none the CPU."""
     pin_cores: bool = True
     """On CPUs: give each worker its own core, where there are at least two."""
@@ -305,13 +305,11 @@ class EngineConfig:
     """How long the workers wait for each other to load."""
     target_tensor_parallel_size: int = 1
     """Processes that share the target, each on a device of its own."""
-    draft_tensor_parallel_size: int = 1
-    """Processes that share the draft's model."""
 
     def __post_init__(self) -> None:
         convert_fields(self, "")
         check_range(self, "", "max_verify_width", "max_model_len", least=2)
-        check_range(self, "", "target_tensor_parallel_size", "draft_tensor_parallel_size", least=1)
+        check_range(self, "", "target_tensor_parallel_size", least=1)
         check_range(self, "", "max_num_seqs", least=1, most=MAX_NUM_SEQS)
         batched = self.max_num_batched_tokens
         require(
@@ -328,8 +326,7 @@ class EngineConfig:
             list(devices),
             "name two: the target's, the draft's"
             if self.num_ranks == 2
-            else f"name {self.num_ranks}: the target's {self.target_tensor_parallel_size}, the draft's"
-            f"{'' if self.draft_tensor_parallel_size == 1 else f' {self.draft_tensor_parallel_size}'}",
+            else f"name {self.num_ranks}: the target's {self.target_tensor_parallel_size}, the draft's",
         )
         require(
             self.hardware.synthetic is None or self.target.kind != "hf",
@@ -341,30 +338,11 @@ class EngineConfig:
         object.__setattr__(self, "drafters", fitting)
         for drafter in self.drafters:
             self._check_fits_target(drafter)
-        if self.draft_tensor_parallel_size > 1:
-            self._check_has_one_model()
 
     @property
     def num_ranks(self) -> int:
-        """Processes that compute: the target's, then the draft's."""
-        return self.target_tensor_parallel_size + self.draft_tensor_parallel_size
-
-    def _check_has_one_model(self) -> None:
-        kinds = [drafter.kind for drafter in self.drafters]
-        for drafter in self.drafters:
-            why = "is not split over ranks" if drafter.can.has_model else "has no model to share"
-            require(
-                drafter.can.ranks,
-                "draft_tensor_parallel_size",
-                self.draft_tensor_parallel_size,
-                f"drafter={drafter.kind} {why}; allowed: 1",
-            )
-        require(
-            len(kinds) < 2,
-            "draft_tensor_parallel_size",
-            self.draft_tensor_parallel_size,
-            f"ranks share the model of one drafter, not of {', '.join(kinds)}; allowed: 1",
-        )
+        """Processes that compute: the target's, then the draft's one."""
+        return self.target_tensor_parallel_size + 1
 
     def _check_fits_target(self, drafter: DrafterConfig) -> None:
         shape = self.hardware.synthetic

@@ -79,7 +79,6 @@ class RunConfig:
     max_num_batched_tokens: int | None = EngineConfig.max_num_batched_tokens
     startup_timeout_seconds: float = EngineConfig.startup_timeout_seconds
     target_tensor_parallel_size: int = EngineConfig.target_tensor_parallel_size
-    draft_tensor_parallel_size: int = EngineConfig.draft_tensor_parallel_size
     target: TargetConfig = field(default_factory=TargetConfig)
     drafter: DrafterConfig = field(default_factory=DrafterConfig)
     transport: TransportConfig = field(default_factory=TransportConfig)
@@ -188,7 +187,6 @@ class RunConfig:
             max_num_batched_tokens=self.max_num_batched_tokens,
             startup_timeout_seconds=self.startup_timeout_seconds,
             target_tensor_parallel_size=self.target_tensor_parallel_size,
-            draft_tensor_parallel_size=self.draft_tensor_parallel_size,
         )
 
     def _drafter(self, name: str) -> DrafterConfig:

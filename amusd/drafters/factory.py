@@ -22,7 +22,6 @@ from amusd.models.block_models import BlockModel
 from amusd.models.cached_model import CachedModel
 from amusd.models.kv_cache import PreallocatedCache
 from amusd.models.loading import load_block_draft, load_draft_model
-from amusd.models.sharding import ALONE, Ranks
 from amusd.models.tokenizer import Tokenizer
 from amusd.models.vocabulary import describe_share
 from amusd.protocol.draft_session import MAX_NODES
@@ -77,7 +76,6 @@ class _Loader:
 
     engine: EngineConfig
     device: str
-    ranks: Ranks
     start_inner: StartInner | None
 
     def ngram(self, config: DrafterConfig) -> _Loaded:
@@ -91,18 +89,18 @@ class _Loader:
 
     def block(self, config: DrafterConfig) -> _Loaded:
         """Drafters that score a block at once, chains and trees alike."""
-        model, tokenizer = load_block_draft(config, self.engine, self.device, self.ranks)
+        model, tokenizer = load_block_draft(config, self.engine, self.device)
         make = one_by_one(functools.partial(BlockDrafter, model))
         return _Loaded.over(Makers(make, make), model, tokenizer)
 
     def language_model(self, config: DrafterConfig) -> _Loaded:
         """Drafters with a language model of their own."""
-        model, tokenizer = load_draft_model(config, self.engine, self.device, ranks=self.ranks)
+        model, tokenizer = load_draft_model(config, self.engine, self.device)
         return _Loaded.over(Makers(*_model_makers(config, model)), model, tokenizer)
 
     def cascade(self, config: DrafterConfig) -> _Loaded:
         """Chains of a model in the middle, for which inner drafters draft, here or in a process of their own."""
-        model, tokenizer = load_draft_model(config, self.engine, self.device, ranks=self.ranks)
+        model, tokenizer = load_draft_model(config, self.engine, self.device)
         if config.inner_device is not None and self.start_inner is not None and tokenizer is not None:
             inner, num_inner_ids = self.start_inner(config, model, tokenizer), 0
         else:
@@ -147,15 +145,12 @@ LOADERS: Mapping[str, Callable[[_Loader, DrafterConfig], _Loaded]] = MappingProx
 """How each kind of `CAPABILITIES` is loaded. A new kind is one line here and one there."""
 
 
-def load_drafters(
-    engine: EngineConfig, device: str, ranks: Ranks = ALONE, start_inner: StartInner | None = None
-) -> LoadedDrafters:
+def load_drafters(engine: EngineConfig, device: str, start_inner: StartInner | None = None) -> LoadedDrafters:
     """Load what the engine's drafters need. Raises `ConfigError` when one cannot be had, or their tokenizers differ.
 
-    `ranks`: those that share the model of the only drafter. `start_inner`: for a cascade over devices; without
-    it all is loaded here.
+    `start_inner`: for a cascade over devices; without it all is loaded here.
     """
-    loader = _Loader(engine, device, ranks, start_inner)
+    loader = _Loader(engine, device, start_inner)
     factories: dict[str, Makers] = {}
     vocab_size, num_ids, tokenizer_hash = 0, 0, ""
     notes, models = [], []

@@ -287,7 +287,7 @@ class CapturedPasses:
             if self._ranks.size == 1:
                 raise
             self._ranks.abort()
-            raise RankLostError(f"a rank of the {self._ranks.role.value} is silent: {error}") from None
+            raise RankLostError(f"a rank of the target is silent: {error}") from None
         if self._ranks.rank == 0:  # which alone uses the results
             self._ranks.check()
 

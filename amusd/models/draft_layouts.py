@@ -411,10 +411,6 @@ def _check_vocabulary(draft: PublishedDraft) -> None:
 
 def check_options(draft: PublishedDraft, options: LoadOptions) -> None:
     """Raise `UnsupportedModelError` for options that no drafter with features has; before any weight is read."""
-    if options.ranks.size > 1:
-        raise UnsupportedModelError(
-            f"draft_tensor_parallel_size={options.ranks.size}: a drafter that reads features has one rank; allowed: 1"
-        )
     if options.model_impl == "transformers":
         raise UnsupportedModelError("model_impl=transformers: only amusd computes a drafter that reads features")
     if draft.config is not None:

@@ -15,8 +15,7 @@ from amusd.models.features import FeatureSpec
 from amusd.models.graphs import Capture
 from amusd.models.linear import FP8_ROW_DTYPES, INT8, why_not_int8
 from amusd.models.numerics import Numerics
-from amusd.models.sharding import ALONE, Ranks, setting_of
-from amusd.types import Role
+from amusd.models.sharding import ALONE, Ranks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +44,7 @@ class LoadOptions:
 
     def check(self, config: Any) -> None:
         """Raise `UnsupportedModelError` if the model of a transformers configuration cannot be loaded like this."""
-        check_forward_pass(config, self.model_impl, self.dtype, self.device, self.ranks.role, self.ranks.size)
+        check_forward_pass(config, self.model_impl, self.dtype, self.device, self.ranks.size)
 
 
 def uses_decoder(config: Any, model_impl: str) -> bool:
@@ -64,7 +63,7 @@ def _why_adapter(config: Any, model_impl: str) -> str | None:
     return "model_impl=transformers" if model_impl == "transformers" else reason
 
 
-def check_forward_pass(config: Any, model_impl: str, dtype: str, device: str, role: Role, num_ranks: int) -> None:
+def check_forward_pass(config: Any, model_impl: str, dtype: str, device: str, num_ranks: int = 1) -> None:
     """Raise `UnsupportedModelError` if no forward pass computes the model of a configuration like this."""
     adapter = _why_adapter(config, model_impl)
     if is_fp8(config):
@@ -79,7 +78,7 @@ def check_forward_pass(config: Any, model_impl: str, dtype: str, device: str, ro
         if (reason := why_not_int8(torch.device(device))) is not None:
             raise UnsupportedModelError(f"dtype=int8: there are no fast int8 products: {reason}")
     if num_ranks > 1:
-        setting = f"{setting_of(role)}={num_ranks}"
+        setting = f"target_tensor_parallel_size={num_ranks}"
         if adapter is not None:
             raise UnsupportedModelError(f"{setting}: ranks share the lean decoder only: {adapter}; allowed: 1")
         if num_ranks > (num_heads := config.num_key_value_heads):

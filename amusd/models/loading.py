@@ -26,7 +26,6 @@ from amusd.models.sharding import ALONE, Ranks
 from amusd.models.synthetic import SHAPES, SMALLER, SyntheticTokenizer, load_synthetic, shape_config
 from amusd.models.tokenizer import HuggingFaceTokenizer, Tokenizer, load_tokenizer
 from amusd.models.vocabulary import SharedVocabulary, check_share, share_ids, share_vocabulary
-from amusd.types import Role
 
 DRAFT_ROWS = 16
 """Most tokens that a drafter's model takes in at once after a rollback."""
@@ -125,16 +124,16 @@ def draft_dtype(config: DrafterConfig, device: str, target_shape: ModelShape | N
 
 
 def load_draft_model(
-    config: DrafterConfig, engine: EngineConfig, device: str, report: Report | None = None, ranks: Ranks = ALONE
+    config: DrafterConfig, engine: EngineConfig, device: str, report: Report | None = None
 ) -> tuple[CachedModel, Tokenizer | None]:
     """Load the model of a drafter that has one, and the tokenizer whose ids it takes in.
 
     The tokenizer is None for random weights, which take any ids. It is the target's if the drafter's own differs from
     it and the target's can be read here. The model of a cascade is the one in the middle; each of its `stages` can be
-    loaded on its own. `report`, `ranks` and the errors are those of `load_target`.
+    loaded on its own. `report` and the errors are those of `load_target`.
     """
     config = config.stages[0]
-    options = _draft_options(config, engine, device, ranks)
+    options = _draft_options(config, engine, device)
     shape = draft_shape(config, engine.hardware.synthetic)
     if shape is not None:
         return load_synthetic(shape, options), None
@@ -160,17 +159,15 @@ def load_draft_model(
     return model, None if config.kind == "synthetic" else load_tokenizer(path)
 
 
-def load_block_draft(
-    config: DrafterConfig, engine: EngineConfig, device: str, ranks: Ranks = ALONE
-) -> tuple[BlockModel, Tokenizer]:
+def load_block_draft(config: DrafterConfig, engine: EngineConfig, device: str) -> tuple[BlockModel, Tokenizer]:
     """The model of a drafter that scores a block at once, and the target's tokenizer. Raises as `load_draft_model`."""
     target_path = model_path(engine.target)
-    options = _draft_options(config, engine, device, ranks)
+    options = _draft_options(config, engine, device)
     return load_block_model(str(config.model), target_path, options, config.kind), load_tokenizer(target_path)
 
 
-def _draft_options(config: DrafterConfig, engine: EngineConfig, device: str, ranks: Ranks) -> LoadOptions:
-    capture = capture_for(device, cuda_graphs=engine.hardware.cuda_graphs and ranks.captures)
+def _draft_options(config: DrafterConfig, engine: EngineConfig, device: str) -> LoadOptions:
+    capture = capture_for(device, cuda_graphs=engine.hardware.cuda_graphs)
     return LoadOptions(
         numerics=Numerics.for_device(device, width=DRAFT_ROWS, fixed=False),
         max_model_len=engine.max_model_len,
@@ -180,7 +177,6 @@ def _draft_options(config: DrafterConfig, engine: EngineConfig, device: str, ran
         capture=capture,
         num_layers=_num_layers(config, engine),
         tokens_per_step=1 if capture is None else config.tokens_per_replay,
-        ranks=ranks,
     )
 
 
@@ -208,7 +204,7 @@ def _shared_with_target(
 def check_target(config: EngineConfig, device: str) -> None:
     """Raise, before any weight is read, as `load_target` where the target or its ranks cannot compute on `device`."""
     dtype, num_ranks = target_dtype(config, device), config.target_tensor_parallel_size
-    check_forward_pass(target_settings(config), config.target.model_impl, dtype, device, Role.TARGET, num_ranks)
+    check_forward_pass(target_settings(config), config.target.model_impl, dtype, device, num_ranks)
 
 
 def check_drafter(config: DrafterConfig, engine: EngineConfig, device: str) -> None:
@@ -217,8 +213,7 @@ def check_drafter(config: DrafterConfig, engine: EngineConfig, device: str) -> N
         return
     config, synthetic = config.stages[0], engine.hardware.synthetic
     settings = _settings(_names_checkpoint(config, engine), draft_shape(config, synthetic), _num_layers(config, engine))
-    dtype, num_ranks = draft_dtype(config, device, synthetic), engine.draft_tensor_parallel_size
-    check_forward_pass(settings, config.model_impl, dtype, device, Role.DRAFT, num_ranks)
+    check_forward_pass(settings, config.model_impl, draft_dtype(config, device, synthetic), device)
 
 
 def target_settings(config: EngineConfig) -> Any:

@@ -1,6 +1,6 @@
 """A process group of torch for the ranks of one model alone, and the watch over a rank that is lost.
 
-The group is made directly and registered nowhere: there is no default group, and other roles never join. Where each
+The group is made directly and registered nowhere: there is no default group, and the draft never joins. Where each
 rank has a GPU of its own it is NCCL, otherwise gloo. Ranks of one machine meet through a file and the loopback
 interface; those of several through a store that the first one serves at an address of its own. What they exchange is
 neither encrypted nor authenticated.
@@ -46,7 +46,6 @@ import torch
 from torch import Tensor, distributed
 
 from amusd.errors import RankLostError, first_line
-from amusd.types import Role
 
 Backend: TypeAlias = Literal["gloo", "nccl"]
 
@@ -108,10 +107,10 @@ def _tcp_store(host: str, port: int, listener: int | None = None) -> Any:
 
 
 class ProcessGroup:
-    """The ranks of one role that have met in one store."""
+    """The ranks of the target that have met in one store."""
 
     def __init__(
-        self, store: Any, role: Role, rank: int, size: int, device: str, backend: Backend, host: str | None = None
+        self, store: Any, rank: int, size: int, device: str, backend: Backend, host: str | None = None
     ) -> None:
         """Meet the others; returns once all have come. Raises `RankLostError` after `EXCHANGE_SECONDS`.
 
@@ -120,7 +119,6 @@ class ProcessGroup:
         """
         from torch.distributed import distributed_c10d as c10d
 
-        self._role = role
         self._size = size
         self._other = (rank + 1) % size
         self._backend = backend
@@ -135,7 +133,7 @@ class ProcessGroup:
             _, work = self._gather(torch.zeros(1, device=device), first)
             work.wait(timedelta(seconds=EXCHANGE_SECONDS))
         except RuntimeError as error:
-            raise RankLostError(f"the ranks of the {role.value} did not meet: {first_line(error)}") from None
+            raise RankLostError(f"the ranks of the target did not meet: {first_line(error)}") from None
 
     def gather(self, part: Tensor) -> Tensor:
         """[size, *part.shape]: every rank's part, in the order of ranks, the same bits everywhere.
@@ -187,7 +185,7 @@ class ProcessGroup:
         return total
 
     def _lost(self, error: RuntimeError) -> RankLostError:
-        return RankLostError(f"the ranks of the {self._role.value} have lost each other: {first_line(error)}")
+        return RankLostError(f"the ranks of the target have lost each other: {first_line(error)}")
 
 
 def _wait(work: Any) -> None:

@@ -29,8 +29,7 @@ from amusd.models.language_model import LogitsDigest
 from amusd.models.passes import Part, Pass
 from amusd.models.process_group import Backend, ProcessGroup, Watch, join_store, open_store
 from amusd.models.rank_commands import PartCommand, RankCommand
-from amusd.models.sharding import Ranks, setting_of
-from amusd.types import Role
+from amusd.models.sharding import Ranks
 
 Wire: TypeAlias = "Connection[Any, Any]"
 
@@ -47,8 +46,8 @@ class _ConnectedRanks(Ranks):
     _others: str
     """The ranks at the other end of this rank's sockets."""
 
-    def __init__(self, role: Role, rank: int, size: int, backend: Backend, host: str | None) -> None:
-        super().__init__(role, rank, size)
+    def __init__(self, rank: int, size: int, backend: Backend, host: str | None) -> None:
+        super().__init__(rank, size)
         self.captures = backend == "nccl"
         self._host = host
         self._backend: Backend = backend
@@ -74,7 +73,7 @@ class _ConnectedRanks(Ranks):
             self._watch.end()
 
     def _meet(self, store: Any, device: str, sockets: Sequence[int]) -> None:
-        self._group = ProcessGroup(store, self.role, self.rank, self.size, device, self._backend, self._host)
+        self._group = ProcessGroup(store, self.rank, self.size, device, self._backend, self._host)
         self._watch = Watch(sockets, self._group.abort)
 
     @property
@@ -89,7 +88,7 @@ class _ConnectedRanks(Ranks):
             raise self._reason(error) from None
 
     def _gone(self, why: str = "") -> RankLostError:
-        return RankLostError(f"{self._others} of the {self.role.value} is gone{why}")
+        return RankLostError(f"{self._others} of the target is gone{why}")
 
     def _reason(self, error: RankLostError) -> Exception:
         """The error behind `error`, as far as this rank knows."""
@@ -101,12 +100,12 @@ class Leader(_ConnectedRanks):
 
     _others = "a rank"
 
-    def __init__(self, role: Role, size: int, backend: Backend = "gloo", host: str | None = None) -> None:
-        """Open the meeting place of the `size` ranks of a role. Raises `ConfigError` where there can be none.
+    def __init__(self, size: int, backend: Backend = "gloo", host: str | None = None) -> None:
+        """Open the meeting place of the `size` ranks. Raises `ConfigError` where there can be none.
 
         `host`: the address of this machine at which ranks on other machines meet this one; None: all are here.
         """
-        super().__init__(role, 0, size, backend, host)
+        super().__init__(0, size, backend, host)
         self._folder = Path(tempfile.mkdtemp(prefix="amusd-ranks-"))
         self._followers: dict[int, Wire] = {}
         self._numbers: weakref.WeakKeyDictionary[KVMemory, int] = weakref.WeakKeyDictionary()
@@ -119,7 +118,7 @@ class Leader(_ConnectedRanks):
             self._door.listen(size)
         except (OSError, AttributeError) as error:
             shutil.rmtree(self._folder, ignore_errors=True)
-            raise ConfigError(f"{setting_of(role)}={size}: no socket file on this machine: {error}") from None
+            raise ConfigError(f"target_tensor_parallel_size={size}: no socket file on this machine: {error}") from None
 
     @property
     def address(self) -> str:
@@ -142,7 +141,7 @@ class Leader(_ConnectedRanks):
             ready = wait(list(waiting), max(0.0, deadline - time.monotonic()))
             if not ready:
                 raise RankLostError(
-                    f"rank {min(waiting.values())} of the {self.role.value} was not ready in {timeout_seconds:g} s"
+                    f"rank {min(waiting.values())} of the target was not ready in {timeout_seconds:g} s"
                 )
             for follower in ready:
                 assert isinstance(follower, Connection)
@@ -153,7 +152,7 @@ class Leader(_ConnectedRanks):
         try:
             store, found = open_store(self._folder, self.size, self._host)
         except OSError as error:
-            raise ConfigError(f"{self._host}: the ranks of the {self.role.value} cannot meet there: {error}") from None
+            raise ConfigError(f"{self._host}: the ranks of the target cannot meet there: {error}") from None
         self._send(json.dumps(found).encode())  # all are there: meet
         self._meet(store, device, [connection.fileno() for connection in self._followers.values()])
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -207,7 +206,7 @@ class Leader(_ConnectedRanks):
             accepted, _ = self._door.accept()
         except TimeoutError:
             missing = sorted(set(range(1, self.size)) - set(self._followers))
-            raise RankLostError(f"rank {missing[0]} of the {self.role.value} did not come") from None
+            raise RankLostError(f"rank {missing[0]} of the target did not come") from None
         accepted.settimeout(None)  # a Connection polls by itself
         return Connection(accepted.detach())
 
@@ -226,10 +225,10 @@ class Leader(_ConnectedRanks):
 
     def _as_error(self, rank: int, report: dict[str, Any]) -> ConfigError | PeerFailedError | RankLostError:
         if "failure" not in report:
-            return RankLostError(f"rank {rank} of the {self.role.value} is gone")
+            return RankLostError(f"rank {rank} of the target is gone")
         if report["users_mistake"]:
             return ConfigError(report["failure"])
-        return PeerFailedError(f"rank {rank} of the {self.role.value} failed: {report['failure']}")
+        return PeerFailedError(f"rank {rank} of the target failed: {report['failure']}")
 
 
 class Follower(_ConnectedRanks):
@@ -237,18 +236,16 @@ class Follower(_ConnectedRanks):
 
     _others = "rank 0"
 
-    def __init__(
-        self, address: str, role: Role, rank: int, size: int, backend: Backend = "gloo", host: str | None = None
-    ) -> None:
+    def __init__(self, address: str, rank: int, size: int, backend: Backend = "gloo", host: str | None = None) -> None:
         """Come to the leader at `address`; `host` as of `Leader`. Raises `RankLostError` when it is not there."""
-        super().__init__(role, rank, size, backend, host)
+        super().__init__(rank, size, backend, host)
         self._folder = Path(address)
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.connect(str(self._folder / COMMANDS))
         except OSError as error:
             connection.close()
-            raise RankLostError(f"rank 0 of the {role.value} is not on this machine, or gone: {error}") from None
+            raise RankLostError(f"rank 0 of the target is not on this machine, or gone: {error}") from None
         self._leader = Connection(connection.detach())
         self._say(rank=rank)
 

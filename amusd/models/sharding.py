@@ -16,12 +16,6 @@ from torch import Tensor
 
 from amusd.models.linear import Linear
 from amusd.models.passes import Part, Pass
-from amusd.types import Role
-
-
-def setting_of(role: Role) -> str:
-    """The key that says how many ranks share a role's model."""
-    return f"{role.value}_tensor_parallel_size"
 
 
 class Ranks:
@@ -30,9 +24,8 @@ class Ranks:
     captures = True
     """True if exchanges can be part of a CUDA graph."""
 
-    def __init__(self, role: Role, rank: int, size: int) -> None:
-        """`role`: whose model it is; `rank`: this one, in `[0, size)`."""
-        self.role = role
+    def __init__(self, rank: int, size: int) -> None:
+        """`rank`: this one, in `[0, size)`."""
         self.rank = rank
         self.size = size
 
@@ -64,8 +57,8 @@ class Ranks:
         """
 
 
-ALONE = Ranks(Role.TARGET, 0, 1)
-"""A model in one process, of either role."""
+ALONE = Ranks(0, 1)
+"""A model in one process."""
 
 
 def share(count: int, ranks: Ranks) -> range:

@@ -32,31 +32,27 @@ def cores_for(
     *,
     rank: int = 0,
     num_target_ranks: int = 1,
-    num_draft_ranks: int = 1,
 ) -> set[int]:
     """The first cores for the target, the last for the draft; none where the two would have to share.
 
-    `rank`: which one of the role. Each has cores of its own where there are enough; else those of a role share its
-    part, which is as large as its share of the ranks, and no smaller than one of them needs.
+    `rank`: which one of the target. Each has cores of its own where there are enough; else those of the target share
+    its part, which is as large as its share of the ranks, and leaves the draft no fewer than it needs.
     """
-    count, num_ranks = hardware.num_threads, num_target_ranks + num_draft_ranks
+    count, num_ranks = hardware.num_threads, num_target_ranks + 1
     if not hardware.pin_cores or len(allowed) < 2 * count:
         return set()
     if len(allowed) < num_ranks * count:
         border = len(allowed) * num_target_ranks // num_ranks
         border = min(max(border, count), len(allowed) - count)
         return set(allowed[:border] if role is Role.TARGET else allowed[border:])
-    start = rank * count if role is Role.TARGET else len(allowed) - (rank + 1) * count
+    start = rank * count if role is Role.TARGET else len(allowed) - count
     return set(allowed[start : start + count])
 
 
 def pin_rank(config: EngineConfig, role: Role, allowed: list[int], rank: int = 0) -> None:
     """Run this process, one of a role's ranks, on its own of the `allowed` cores alone."""
-    sizes = {
-        "num_target_ranks": config.target_tensor_parallel_size,
-        "num_draft_ranks": config.draft_tensor_parallel_size,
-    }
-    pin_to(cores_for(role, allowed, config.hardware, rank=rank, **sizes))
+    size = config.target_tensor_parallel_size
+    pin_to(cores_for(role, allowed, config.hardware, rank=rank, num_target_ranks=size))
 
 
 def pin_to(cores: set[int]) -> None:

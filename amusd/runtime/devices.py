@@ -38,13 +38,12 @@ def devices_of(config: EngineConfig, nodes: Sequence[Node] = ()) -> tuple[str, .
         return named if len(named) == config.num_ranks else named[:1] * config.num_ranks
     if nodes:
         return place_on(nodes)
-    sizes = config.target_tensor_parallel_size, config.draft_tensor_parallel_size
-    return place(count_gpus(), *sizes)
+    return place(count_gpus(), config.target_tensor_parallel_size)
 
 
 def device_of(config: EngineConfig, role: Role, rank: int = 0) -> str:
     """Device of one rank of a role."""
-    return in_role(devices_of(config), config, role)[rank]
+    return in_role(devices_of(config), role)[rank]
 
 
 def free_bytes(device: str) -> int:

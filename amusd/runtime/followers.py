@@ -1,7 +1,6 @@
-"""The other ranks of a role on a machine: child processes that repeat the first one's passes (`models/ranks.py`).
+"""The target's other ranks on a machine: child processes that repeat the first one's passes (`models/ranks.py`).
 
-The target's process starts those of the target, the draft's process those of the draft, and on a machine without the
-target's process another one of the launcher starts those of the target. All of them end with it.
+The target's process starts them, or another one of the launcher. They end with the process that has started them.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from amusd.config import EngineConfig
 from amusd.errors import ConfigError, PeerFailedError, RankLostError, first_line
 from amusd.runtime.cores import pin_rank
 from amusd.runtime.devices import device_of
-from amusd.runtime.placement import RoleRank, num_ranks_of
 from amusd.settings import from_mapping, to_mapping
 from amusd.transport.base import Rendezvous
 from amusd.types import Role
@@ -31,15 +29,15 @@ _LOOK_SECONDS = 0.02
 
 
 class Followers:
-    """The processes of a role's ranks 1 and up, none where it has a single one. May be asked from several threads."""
+    """The processes of the target's ranks 1 and up, if it has several. May be asked from several threads."""
 
     def __init__(self, tell_loss: Callable[[str], None]) -> None:
         """`tell_loss` gets one line for each that somebody else has killed."""
         self._tell_loss = tell_loss
         self._lock = threading.RLock()
-        self._lives: dict[RoleRank, Lives] = {}
+        self._lives: dict[int, Lives] = {}
         self._are_started = False
-        self._told: set[RoleRank] = set()
+        self._told: set[int] = set()
         """Ranks whose end is no loss, or was told."""
 
     @property
@@ -51,7 +49,6 @@ class Followers:
     def prepare(
         self,
         config: EngineConfig,
-        role: Role,
         cores: Sequence[int],
         work: str | None = None,
         ranks: Sequence[int] | None = None,
@@ -62,12 +59,11 @@ class Followers:
         amusd's own (the launcher's tests). `ranks`: which ones are here; None: all but the first.
         """
         with self._lock:
-            for rank in range(1, num_ranks_of(config, role)) if ranks is None else ranks:
-                lives = self._lives[RoleRank(role, rank)] = Lives(command_of(__name__), is_quiet=True)
+            for rank in range(1, config.target_tensor_parallel_size) if ranks is None else ranks:
+                lives = self._lives[rank] = Lives(command_of(__name__), is_quiet=True)
                 lives.prepare(
                     {
                         "config": to_mapping(config),
-                        "role": role.value,
                         "rank": rank,
                         "cores": list(cores),
                         "work": work or WORK,
@@ -106,13 +102,14 @@ class Followers:
 
     def _failure(self) -> ConfigError | PeerFailedError | RankLostError | None:
         with self._lock:
-            for own, lives in self._lives.items():
+            for rank, lives in self._lives.items():
                 end = lives.ended(0.0)
                 if end is None or end.code == 0:
                     continue
+                own = f"rank {rank} of the target"
                 if end.code < 0:
-                    if own not in self._told:
-                        self._told.add(own)
+                    if rank not in self._told:
+                        self._told.add(rank)
                         self._tell_loss(f"{own} (pid {end.pid}) was killed by signal {-end.code}")
                     return RankLostError(f"{own} is gone")
                 if end.code == _USERS_MISTAKE and end.said:
@@ -140,9 +137,9 @@ def main() -> None:
 
 def _prepare(settings: Orders) -> None:
     """Load what the work needs; the model is loaded where a failure can be reported."""
-    config, own = _parse(settings)
-    if device_of(config, own.role, own.rank) == "cpu":
-        pin_rank(config, own.role, settings["cores"], own.rank)
+    config, rank = _parse(settings)
+    if device_of(config, Role.TARGET, rank) == "cpu":
+        pin_rank(config, Role.TARGET, settings["cores"], rank)
     importlib.import_module(settings["work"])
 
 
@@ -159,5 +156,5 @@ def _live(channel: Channel, settings: Orders, orders: Orders, _prepared: object)
     return 0
 
 
-def _parse(settings: Orders) -> tuple[EngineConfig, RoleRank]:
-    return from_mapping(EngineConfig, settings["config"]), RoleRank(Role(settings["role"]), settings["rank"])
+def _parse(settings: Orders) -> tuple[EngineConfig, int]:
+    return from_mapping(EngineConfig, settings["config"]), settings["rank"]

@@ -17,16 +17,16 @@ import torch
 from amusd.config import DrafterConfig, EngineConfig, TransportConfig
 from amusd.drafters.base import DrafterFactory, one_by_one, say_once
 from amusd.drafters.factory import LoadedDrafters, StartInner, load_drafters
-from amusd.errors import ConfigError, PeerLostError, RankLostError, first_line
+from amusd.errors import ConfigError, PeerLostError, first_line
 from amusd.models.cached_model import CachedModel
 from amusd.models.embedded_target import Report
 from amusd.models.huggingface import device_errors
 from amusd.models.language_model import LanguageModel
-from amusd.models.loading import check_drafter, check_target, describe_drafter, load_draft_model, load_target
+from amusd.models.loading import check_target, describe_drafter, load_target
 from amusd.models.process_group import backend_for
 from amusd.models.rank_commands import follow
 from amusd.models.ranks import Follower, Leader
-from amusd.models.sharding import ALONE, Ranks
+from amusd.models.sharding import ALONE
 from amusd.models.tokenizer import Tokenizer
 from amusd.protocol.messages import PROTOCOL_VERSION, Failed, Hello
 from amusd.protocol.wire import MAX_TEXT_BYTES
@@ -34,9 +34,8 @@ from amusd.runtime.devices import check_devices, claim_device, device_of, device
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.draft_restart import FIRST_INCARNATION, LOOK_SECONDS, DraftRestart, DraftSource
 from amusd.runtime.draft_worker import DraftWorker
-from amusd.runtime.followers import Followers
 from amusd.runtime.handshake import await_hello
-from amusd.runtime.placement import RoleRank, in_role, num_ranks_of
+from amusd.runtime.placement import in_role
 from amusd.runtime.remote_drafter import RemoteDraft, RemoteDrafter
 from amusd.runtime.supervisor import DraftProcess
 from amusd.runtime.target_worker import TargetWorker
@@ -47,9 +46,6 @@ from amusd.transport.factory import can_listen_again, connect, listen
 from amusd.types import Role
 
 logger = logging.getLogger(__name__)
-
-_FOLLOWER_SECONDS = 1.0
-"""How long the process of a rank that is gone may take to end."""
 
 
 def link_devices(config: EngineConfig) -> tuple[str, str]:
@@ -136,30 +132,26 @@ def target_hello(model: LanguageModel, tokenizer: Tokenizer) -> Hello:
     )
 
 
-def make_leader(config: EngineConfig, role: Role) -> Leader | None:
-    """The first of a role's ranks, which awaits the others; None where there are none.
+def make_leader(config: EngineConfig) -> Leader | None:
+    """The first of the target's ranks, which awaits the others; None where there are none.
 
     Raises `ConfigError` for a model that they cannot share: before a worker is told of the others.
     """
-    size = num_ranks_of(config, role)
+    size = config.target_tensor_parallel_size
     if size == 1:
         return None
-    devices = in_role(devices_of(config), config, role)
-    device = devices[0]
-    if role is Role.TARGET:
-        check_target(config, device)
-    for drafter in config.drafters if role is Role.DRAFT else ():
-        check_drafter(drafter, config, device)
-    host = _host(config, role)
-    return Leader(role, size, backend_for(devices, over_nodes=host is not None), host)
+    devices = in_role(devices_of(config), Role.TARGET)
+    check_target(config, devices[0])
+    host = _host(config)
+    return Leader(size, backend_for(devices, over_nodes=host is not None), host)
 
 
-def _host(config: EngineConfig, role: Role) -> str | None:
-    """The address of this machine at which a role's ranks meet those on others; None: there are none elsewhere.
+def _host(config: EngineConfig) -> str | None:
+    """The address of this machine at which the target's ranks meet those on others; None: there are none elsewhere.
 
     Raises `ConfigError`.
     """
-    interface = config.transport.interface if role is Role.TARGET else None  # a draft's ranks are on one machine
+    interface = config.transport.interface
     return None if interface is None else interface_address(interface)
 
 
@@ -173,7 +165,7 @@ def load_with_followers(
     device = device_of(config, Role.TARGET)
     loaded = load_target(config, device, report, ALONE if leader is None else leader)
     if leader is not None:
-        _await_followers(leader, config)
+        leader.await_followers(device, config.startup_timeout_seconds)
     if report is not None and config.max_num_seqs > 1:
         report(describe_capacity(loaded[0], config.max_num_seqs))
     return loaded
@@ -194,31 +186,23 @@ def cache_bytes(model: CachedModel, max_num_seqs: int) -> int:
     return max_num_seqs * model.max_length * cache.nbytes // cache.allocated
 
 
-def _await_followers(leader: Leader, config: EngineConfig) -> None:
-    device = in_role(devices_of(config), config, leader.role)[0]
-    leader.await_followers(device, config.startup_timeout_seconds)
-
-
-def run_follower(config: EngineConfig, own: RoleRank, address: str) -> None:
-    """Another rank of a role than the first, which is at `address`: load its part and compute what that one commands.
+def run_follower(config: EngineConfig, rank: int, address: str) -> None:
+    """Be another rank of the target than the first, which is at `address`: load a part and compute what that commands.
 
     Returns when the leader ends, or another rank is lost. Whatever else goes wrong is reported to the leader, and
     raised.
     """
     torch.set_num_threads(config.hardware.num_threads)
-    devices = in_role(devices_of(config), config, own.role)
+    devices = in_role(devices_of(config), Role.TARGET)
     try:
-        host = _host(config, own.role)
+        host = _host(config)
         backend = backend_for(devices, over_nodes=host is not None)
-        follower = Follower(address, own.role, own.rank, len(devices), backend, host)
+        follower = Follower(address, rank, len(devices), backend, host)
     except PeerLostError:
         return  # it has ended, and has said why
     try:
-        device = claim_device(config, own.role, own.rank)
-        if own.role is Role.TARGET:
-            model, _ = load_target(config, device, ranks=follower)
-        else:
-            model, _ = load_draft_model(config.drafters[0], config, device, ranks=follower)
+        device = claim_device(config, Role.TARGET, rank)
+        model, _ = load_target(config, device, ranks=follower)
         follower.ready(device, config.startup_timeout_seconds)
         with device_errors(device, only_full=True):
             follow(model, follower.commands())
@@ -234,12 +218,15 @@ def run_follower(config: EngineConfig, own: RoleRank, address: str) -> None:
 def prepare_draft(config: EngineConfig) -> LoadedDrafters | None:
     """Load what draft processes that are forked from this one share; None where each has to load for itself.
 
-    That is where it computes on a GPU, which is lost in a fork, has several ranks, or another process for the inner
-    drafter; and where the drafters cannot be loaded: the process that tries again reports why.
+    That is where it computes on a GPU, which is lost in a fork, or has another process for the inner drafter; and where
+    the drafters cannot be loaded: the process that tries again reports why.
     """
-    can_fork = sys.platform.startswith("linux") and num_ranks_of(config, Role.DRAFT) == 1
     device = device_of(config, Role.DRAFT)
-    if not can_fork or device != "cpu" or any(drafter.inner_device is not None for drafter in config.drafters):
+    if (
+        not sys.platform.startswith("linux")
+        or device != "cpu"
+        or any(drafter.inner_device is not None for drafter in config.drafters)
+    ):
         return None
     torch.set_num_threads(1)  # the other threads of a pool would be missing in the fork
     try:
@@ -248,12 +235,10 @@ def prepare_draft(config: EngineConfig) -> LoadedDrafters | None:
         return None
 
 
-def _load_drafters(
-    config: EngineConfig, device: str, ranks: Ranks = ALONE, start_inner: StartInner | None = None
-) -> LoadedDrafters:
+def _load_drafters(config: EngineConfig, device: str, start_inner: StartInner | None = None) -> LoadedDrafters:
     """Load the drafters, and tell the log what was loaded."""
     start = time.monotonic()
-    loaded = load_drafters(config, device, ranks, start_inner)
+    loaded = load_drafters(config, device, start_inner)
     named = "; ".join(describe_drafter(drafter, config, device) for drafter in config.drafters)
     logger.info("draft: %s, %.1f s", named, time.monotonic() - start)
     return loaded
@@ -265,23 +250,13 @@ def run_draft(
     rendezvous: Rendezvous,
     incarnation: int,
     drafters: LoadedDrafters | None,
-    followers: Followers,
 ) -> int:
     """The draft process: connect, load, shake hands, draft until the target is done. Returns the exit code.
 
     `run_directories`: of each run that the target will do, in order; none where they are out of reach.
-    `drafters`: from `prepare_draft`. `followers`: the draft's other ranks, which wait to be told where this one is.
-    Whatever goes wrong is reported to the target and raised.
+    `drafters`: from `prepare_draft`. Whatever goes wrong is reported to the target and raised.
     """
-    leader = make_leader(config, Role.DRAFT)
-    try:
-        if leader is not None:
-            followers.start(leader.address)
-        recorder = make_recorder(Role.DRAFT, run_directories)
-        serve_draft(config, rendezvous, recorder, incarnation, leader, drafters, followers)
-    finally:
-        if leader is not None:
-            leader.close()
+    serve_draft(config, rendezvous, make_recorder(Role.DRAFT, run_directories), incarnation, drafters)
     return 0
 
 
@@ -290,30 +265,23 @@ def serve_draft(
     rendezvous: Rendezvous,
     recorder: Recorder,
     incarnation: int,
-    leader: Leader | None = None,
     drafters: LoadedDrafters | None = None,
-    followers: Followers | None = None,
 ) -> None:
     """Connect to the target at `rendezvous` and draft for it until it is done.
 
-    `leader`: awaits the other ranks, whose processes are the `followers`. `drafters`: from `prepare_draft`; else they
-    are loaded here.
+    `drafters`: from `prepare_draft`; else they are loaded here.
     """
     torch.set_num_threads(config.hardware.num_threads)  # which `prepare_draft` has set to another
     link = connect(config.transport, rendezvous, link_devices(config))
     others = ExitStack()
     try:
         device = claim_device(config, Role.DRAFT)
-        drafters = drafters or _load_drafters(config, device, leader or ALONE, partial(start_inner, config, others))
+        drafters = drafters or _load_drafters(config, device, partial(start_inner, config, others))
         for note in drafters.notes if incarnation == FIRST_INCARNATION else ():
             say_once(f"draft: {note}")
-        if leader is not None:
-            _await_followers(leader, config)
         with device_errors(device, only_full=True):
             serve(link, drafters, recorder, incarnation, config.startup_timeout_seconds, config.max_num_seqs)
     except Exception as error:
-        if followers is not None and isinstance(error, RankLostError):
-            followers.failure(_FOLLOWER_SECONDS)  # says who was killed, before the target ends this process
         # The target must hear the reason, not only that the link went dead; then the process fails as it should.
         with suppress(PeerLostError):
             link.send(failure_report(error))

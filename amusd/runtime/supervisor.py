@@ -11,17 +11,15 @@ import logging
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from amusd.child import Ended, Lives, command_of
 from amusd.child.fork_server import Channel, Orders, ignore_terminal, serve
 from amusd.config import EngineConfig
-from amusd.errors import ConfigError, PeerFailedError, PeerLostError, RankLostError, first_line
+from amusd.errors import ConfigError, PeerFailedError, PeerLostError, first_line
 from amusd.files import keep_traceback
 from amusd.runtime.cores import allowed_cores, pin_rank
 from amusd.runtime.devices import device_of
@@ -32,14 +30,8 @@ from amusd.types import Role
 
 STOP_SECONDS = 2.0
 """How long a draft may take to end by itself before it is killed."""
-_FAILED, _USERS_MISTAKE, TARGET_GONE, _RANK_LOST = 1, 2, 3, 4
+_FAILED, _USERS_MISTAKE, TARGET_GONE = 1, 2, 3
 """Exit codes of a draft that ends before its target has."""
-_FOLLOWER_SECONDS = 0.5
-"""How often it is looked whether another rank of the draft has ended."""
-_UNMET_SECONDS = 5.0
-"""How long the first one may then take to end by itself. It does not where that one had not come to it yet."""
-_RANKS = "ranks="
-"""Begins the line in which a draft names the process ids of its other ranks."""
 _WARM = "warm"
 
 
@@ -59,8 +51,8 @@ class DraftProcess:
         """`run_directories`: where the draft keeps its events, one for each run; none: nowhere.
 
         `work`: a module with `prepare_draft` and `run_draft` in place of amusd's own (the launcher's tests).
-        `tell_loss` gets one line for each draft that somebody else has killed, or that has lost another of its ranks;
-        with it the draft itself says on standard error what it loads.
+        `tell_loss` gets one line for each draft that somebody else has killed; with it the draft itself says on
+        standard error what it loads.
         `lives`: from `warm_lives`. `cores`: those of the machine, where this process keeps to some of them already.
         """
         self._settings = {
@@ -98,12 +90,6 @@ class DraftProcess:
         end = self._ended(0.0)
         return None if end is None else end.code
 
-    @property
-    def pids(self) -> list[int]:
-        """Process ids of the newest draft's ranks: `pid`, and the others once that one has started them."""
-        with self._lock:
-            return [] if self._lives.pid is None else [self._lives.pid, *_split(self._lives.said)[0]]
-
     def prepare(self) -> None:
         """Have the first draft load before it is told where the target listens; does not wait."""
         with self._lock:
@@ -115,7 +101,7 @@ class DraftProcess:
         Raises `PeerLostError` where it ended by itself before any draft was ready: so would the next one.
         """
         end = self._ended(0.0)
-        if end is not None and end.code >= 0 and end.code != _RANK_LOST and not self._has_met:
+        if end is not None and end.code >= 0 and not self._has_met:
             raise PeerLostError(_in_words(end))
         return self._incarnation + (self._incarnation == 0 or end is not None)
 
@@ -129,10 +115,9 @@ class DraftProcess:
         end = None if self._has_met else self._ended(0.0)
         if end is None or end.code not in (_FAILED, _USERS_MISTAKE):
             return None
-        reason = _split(end.said)[-1]
-        if end.code == _USERS_MISTAKE and reason:
-            return ConfigError(reason)
-        reason = reason or f"exit code {end.code}, for the reason above"
+        if end.code == _USERS_MISTAKE and end.said:
+            return ConfigError(end.said)
+        reason = end.said or f"exit code {end.code}, for the reason above"
         return PeerFailedError(f"the draft worker could not start: {reason}")
 
     def tell(self, incarnation: int, rendezvous: Rendezvous | None) -> None:
@@ -145,7 +130,7 @@ class DraftProcess:
         with self._lock:
             self._incarnation, self._is_dismissed = incarnation, False
             self._lives.prepare(self._settings)
-            told = "" if self._last_end is None else _split(self._last_end.said)[-1]
+            told = "" if self._last_end is None else self._last_end.said
             self._lives.start({"rendezvous": asdict(rendezvous), "incarnation": incarnation, "told": told})
 
     def met(self) -> None:
@@ -174,10 +159,8 @@ class DraftProcess:
             end = self._lives.ended(timeout)
             if end is not None and end is not self._last_end:
                 self._last_end = end
-                is_told = end.code == _RANK_LOST or (end.code < 0 and not self._is_dismissed)
-                if self._tell_loss is not None:
-                    for line in (*_split(end.said)[1], *([_in_words(end)] if is_told else ())):
-                        self._tell_loss(line)
+                if self._tell_loss is not None and end.code < 0 and not self._is_dismissed:
+                    self._tell_loss(_in_words(end))
             return end
 
 
@@ -192,19 +175,9 @@ def _in_words(end: Ended) -> str:
     who = f"the draft's process (pid {end.pid})"
     if end.code < 0:
         return f"{who} was killed by signal {-end.code}; if nobody sent it, see whether the memory is enough for both"
-    reason = _split(end.said)[-1]
-    if reason:
-        return f"{who} ends: {reason}"
+    if end.said:
+        return f"{who} ends: {end.said}"
     return f"{who} ended with exit code {end.code}; mend what it says on standard error, and start again"
-
-
-def _split(said: str) -> tuple[list[int], list[str], str]:
-    """Split what a draft has said into process ids of its other ranks, what became of those, and why it has ended."""
-    pids: list[int] = []
-    *lines, reason = said.split("\n")
-    if lines and lines[0].startswith(_RANKS):
-        pids = [int(pid) for pid in lines.pop(0).removeprefix(_RANKS).split(",")]
-    return pids, lines, reason
 
 
 def main() -> None:
@@ -212,14 +185,12 @@ def main() -> None:
     ignore_terminal()
     if _WARM in sys.argv:
         importlib.import_module(WORK)
-    followers = Followers(lambda line: Channel().say(f"{line}\n"))
-    sys.exit(serve(partial(_prepare, followers), partial(_live, followers)))
+    sys.exit(serve(_prepare, _live))
 
 
-def _prepare(followers: Followers, settings: Orders) -> Any:
-    """Load what all lives share; returns it, or None where each life loads for itself, as one with `followers` does."""
+def _prepare(settings: Orders) -> Any:
+    """Load what all lives share; returns it, or None where each life loads for itself."""
     config = from_mapping(EngineConfig, settings["config"])
-    followers.prepare(config, Role.DRAFT, settings["cores"], settings["work"])
     if settings["tells"]:
         log = logging.getLogger("amusd")
         log.addHandler(logging.StreamHandler())
@@ -229,7 +200,7 @@ def _prepare(followers: Followers, settings: Orders) -> Any:
     return importlib.import_module(settings["work"]).prepare_draft(config)
 
 
-def _live(followers: Followers, channel: Channel, settings: Orders, orders: Orders, prepared: Any) -> int:
+def _live(channel: Channel, settings: Orders, orders: Orders, prepared: Any) -> int:
     """Draft until the target is done; return the exit code. Tells the parent why it ends before that.
 
     The traceback of an error is shown unless the life before has ended with the same.
@@ -239,22 +210,9 @@ def _live(followers: Followers, channel: Channel, settings: Orders, orders: Orde
     directories = [Path(directory) for directory in settings["run_directories"]]
     run_draft = importlib.import_module(settings["work"]).run_draft
     config = from_mapping(EngineConfig, settings["config"])
-    is_over = threading.Event()
-
-    def end_without_follower() -> None:
-        while (failure := followers.failure()) is None:
-            time.sleep(_FOLLOWER_SECONDS)
-        if not is_over.wait(_UNMET_SECONDS):
-            channel.say(str(failure))
-            os._exit(_exit_code_of(failure))
-
-    if followers.pids:
-        channel.say(f"{_RANKS}{','.join(map(str, followers.pids))}\n")
-        threading.Thread(target=end_without_follower, name="followers", daemon=True).start()
     try:
-        code: int = run_draft(config, directories, rendezvous, orders["incarnation"], prepared, followers)
+        code: int = run_draft(config, directories, rendezvous, orders["incarnation"], prepared)
     except Exception as error:
-        is_over.set()
         channel.say(first_line(error))
         code = _exit_code_of(error)
         runs_own_code = any(drafter.factory is not None for drafter in config.drafters)
@@ -269,6 +227,4 @@ def _live(followers: Followers, channel: Channel, settings: Orders, orders: Orde
 def _exit_code_of(error: Exception) -> int:
     if isinstance(error, ConfigError):
         return _USERS_MISTAKE
-    if isinstance(error, RankLostError):
-        return _RANK_LOST
     return TARGET_GONE if isinstance(error, PeerLostError) else _FAILED

@@ -80,7 +80,6 @@ RANKS = "each rank needs a key head, and this model has 3; allowed: 1 to 3"
     [
         ({"target": TargetConfig(model_impl="amusd")}, "model_impl=amusd: model type 'llama': a reason"),
         ({"target_tensor_parallel_size": 4}, f"target_tensor_parallel_size=4: {RANKS}"),
-        ({"draft_tensor_parallel_size": 4}, f"draft_tensor_parallel_size=4: {RANKS}"),
     ],
 )
 def test_what_cannot_run_is_refused_before_weights_are_read(
@@ -165,7 +164,7 @@ def test_a_link_that_needs_two_gpus_is_judged_by_where_the_two_ends_are(monkeypa
 @pytest.mark.parametrize(
     ("devices", "ok", "end"),
     [
-        (("cuda:0", "cuda:1"), True, "rank 0 of the target on cuda:0, rank 0 of the draft on cuda:1"),
+        (("cuda:0", "cuda:1"), True, "rank 0 of the target on cuda:0, the draft on cuda:1"),
         (("cuda:0", "cuda:0"), None, "target and draft share cuda:0: they slow each other"),
         (("cpu", "cpu"), None, "too few cores for all: they slow each other"),
     ],

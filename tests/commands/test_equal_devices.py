@@ -43,7 +43,7 @@ from amusd.workload import user_prompt
 from tests.warm import Popen
 
 PROMPTS = [user_prompt("bad", 1), user_prompt("fade", 2), user_prompt("deafbead", 3)]
-SEVERAL_RANKS = {"target_tensor_parallel_size": 2, "draft_tensor_parallel_size": 1}
+SEVERAL_RANKS = {"target_tensor_parallel_size": 2}
 
 
 def run_config(*sizes: int, **changes: object) -> RunConfig:
@@ -185,7 +185,7 @@ def test_on_cpus_all_cores_of_the_pair_are_threads_and_a_replica_has_those_of_on
 def test_on_gpus_they_are_ranks_and_the_draft_stays_where_it_is() -> None:
     found = layouts_of(engine_config("cuda:0", "cuda:1"), [0, 1])
     ((ranks, cores),) = found["ranks"]
-    assert (ranks.target_tensor_parallel_size, ranks.draft_tensor_parallel_size, cores) == (2, 1, [])
+    assert (ranks.target_tensor_parallel_size, cores) == (2, [])
     assert ranks.hardware.devices == ("cuda:0", "cuda:1", "cuda:1")
     assert [replica.hardware.devices for replica, _ in found["replicas"]] == [("cuda:0",) * 2, ("cuda:1",) * 2]
 

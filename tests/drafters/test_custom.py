@@ -312,10 +312,6 @@ def test_the_command_line_names_it(overrides: list[str], drafter: DrafterConfig 
         (["drafter=a:b", "drafter.options=5"], "drafter.options=5: expected names and values"),
         (["drafter=a:b", "drafter.options.x=1,2"], "drafter.options.x=1,2: several values are a sweep, which needs -m"),
         (["drafter=a:b", "drafter.options.=1"], "drafter.options.=1: no such key"),
-        (
-            ["drafter=a:b", "draft_tensor_parallel_size=2"],
-            "draft_tensor_parallel_size=2: drafter=custom has no model to",
-        ),
     ],
 )
 def test_a_mistake_on_the_command_line_is_one_line(overrides: list[str], message: str) -> None:

@@ -27,7 +27,6 @@ from amusd.models.process_group import Backend
 from amusd.models.rank_commands import RankCommand, follow
 from amusd.models.ranks import Follower
 from amusd.models.sharding import ALONE, Ranks
-from amusd.types import Role
 
 DEADLINE_SECONDS = 120.0
 STEPS = 4
@@ -51,7 +50,7 @@ def small_model(device: str, *, captures: bool, ranks: Ranks = ALONE) -> CachedM
 
 
 def run(address: str, device: str, backend: str, captures: str, num_commands: str = "") -> None:
-    follower = Follower(address, Role.TARGET, 1, 2, cast("Backend", backend))
+    follower = Follower(address, 1, 2, cast("Backend", backend))
 
     def commands() -> Iterator[RankCommand]:
         for number, command in enumerate(follower.commands()):

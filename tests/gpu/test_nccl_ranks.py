@@ -19,7 +19,6 @@ from amusd.errors import RankLostError
 from amusd.models.cached_model import CachedModel
 from amusd.models.process_group import EXCHANGE_SECONDS
 from amusd.models.ranks import Leader
-from amusd.types import Role
 from launch.devices import NCCL_SETTINGS
 
 pytestmark = [
@@ -43,7 +42,7 @@ def _settings(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def two_ranks(*, captures: bool, num_commands: int | None = None) -> Iterator[tuple[Leader, CachedModel]]:
     """A leader here and a follower in a process, which dies at a command where `num_commands` says so."""
-    leader = Leader(Role.TARGET, 2, "nccl")
+    leader = Leader(2, "nccl")
     checkout = Path(__file__).parents[2]
     arguments = [
         leader.address,

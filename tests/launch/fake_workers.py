@@ -14,15 +14,12 @@ from pathlib import Path
 from amusd.config import EngineConfig, RunConfig
 from amusd.errors import ConfigError, PeerLostError
 from amusd.runtime.draft_restart import FIRST_INCARNATION, DraftSource
-from amusd.runtime.followers import Followers
-from amusd.runtime.placement import RoleRank, num_ranks_of
 from amusd.transport.base import Rendezvous
-from amusd.types import Role
 from launch.process_tree import state_of
 from launch.run_directory import read_config
 
 DEADLINE_SECONDS = 60.0
-COME_BACK = ("draft comes back", "draft comes late", "draft rank is killed")
+COME_BACK = ("draft comes back", "draft comes late")
 """Prompts at which the target waits for the second draft."""
 RENDEZVOUS = Rendezvous(address="ipc:///nowhere", nonce=2**63 + 1, ranks="/nowhere/either")
 
@@ -107,22 +104,14 @@ def _await_file(path: Path) -> None:
         time.sleep(0.01)
 
 
-def run_follower(config: EngineConfig, own: RoleRank, address: str) -> None:
-    assert num_ranks_of(config, own.role) == 2
-    run_directory = Path("out").absolute()
-    prompt = _prompt_of(run_directory)
-    if own.role is Role.DRAFT:
-        assert address in (_ranks_of(1), _ranks_of(2))
-        killed = run_directory / "killed"
-        if prompt == "draft rank is killed" and not killed.exists():
-            killed.touch()
-            os.kill(os.getpid(), 9)
-        return
+def run_follower(config: EngineConfig, rank: int, address: str) -> None:
+    assert config.target_tensor_parallel_size == 2
+    prompt = _prompt_of(Path("out").absolute())
     assert address == RENDEZVOUS.ranks
     if prompt == "follower refuses":
         raise ConfigError("device cuda:1: no such device")
     if prompt == "follower crashes":
-        raise ValueError(f"a bug in rank {own.rank}")
+        raise ValueError(f"a bug in rank {rank}")
     if prompt in ("wait", "ignore signals"):
         threading.Event().wait(DEADLINE_SECONDS)
 
@@ -130,11 +119,6 @@ def run_follower(config: EngineConfig, own: RoleRank, address: str) -> None:
 def _prompt_of(run_directory: Path) -> str | None:
     """What the target was asked, which other processes are not told."""
     return read_config(run_directory).prompt
-
-
-def _ranks_of(incarnation: int) -> str:
-    """Where that draft awaits its other ranks."""
-    return f"/nowhere/{incarnation}"
 
 
 def prepare_draft(_config: EngineConfig) -> None:
@@ -151,20 +135,17 @@ def _fail_at_once(prompt: str | None) -> None:
 
 
 def run_draft(
-    config: EngineConfig,
+    _config: EngineConfig,
     run_directories: Sequence[Path],
     rendezvous: Rendezvous,
     incarnation: int,
     drafters: object,
-    followers: Followers,
 ) -> int:
     assert drafters is None, "none were prepared"
     prompt = _prompt_of(run_directories[0]) if run_directories else None
     _fail_at_once(prompt)
     if prompt == "draft comes late" and incarnation == 1:
         os.kill(os.getpid(), 9)
-    if config.draft_tensor_parallel_size > 1:
-        followers.start(_ranks_of(incarnation))
     if incarnation == 1:
         assert rendezvous == RENDEZVOUS
     if prompt == "target refuses late":
@@ -172,9 +153,6 @@ def run_draft(
         raise PeerLostError("the link has ended")
     if prompt in ("draft is killed", "draft comes back") and incarnation == 1:
         os.kill(os.getpid(), 9)
-    if prompt == "draft rank is killed" and incarnation == 1:
-        _await_file(run_directories[0] / "killed")  # a draft's first rank notices it no earlier
-        raise followers.failure(DEADLINE_SECONDS) or AssertionError("it lives")
     if prompt in COME_BACK:
         assert rendezvous == Rendezvous(address="ipc:///elsewhere", nonce=2)
         (run_directories[0] / "second").write_text(str(os.getpid()))

@@ -53,7 +53,7 @@ class Drafts:
 
     codes: Sequence[int]
     started: list[int]
-    pids, is_preparing, exit_code = (7,), False, 0
+    pid, is_preparing, exit_code = 7, False, 0
 
     def __init__(self, *_: object, **__: object) -> None:
         self._has_met = False
@@ -123,7 +123,7 @@ def test_one_that_had_met_the_target_is_followed_until_one_is_wanted_no_more(
     assert run_draft_rank(Options(), place(is_away=True)) == 0
     assert Drafts.started == [1, 2, 3, 4, 5]
     assert "failure" not in Told.values
-    assert Told.values["draft_pids/5"] == (7,)
+    assert Told.values["draft_pid/5"] == 7
     assert "the target has finished, and so has this draft" in capsys.readouterr().err
 
 

@@ -45,10 +45,10 @@ def test_processes_that_cannot_share_them_are_refused(num_processes: int, num_ra
 
 
 def test_a_machine_has_the_ranks_of_its_processes() -> None:
-    config = RunConfig(target_tensor_parallel_size=3, draft_tensor_parallel_size=2).engine()
+    config = RunConfig(target_tensor_parallel_size=3).engine()
     first, second = nodes_of(members(0, 0, 2, 2), config)
     assert (first.num_target_ranks, first.num_draft_ranks) == (2, 0)
-    assert (second.num_target_ranks, second.num_draft_ranks) == (1, 2)
+    assert (second.num_target_ranks, second.num_draft_ranks) == (1, 1)
     assert has_ranks_elsewhere([first, second])
     assert not has_ranks_elsewhere(nodes_of(members(0, 1), RunConfig().engine()))
 
@@ -80,7 +80,7 @@ def test_the_plan_names_each_rank_its_machine_and_device_and_how_they_talk() -> 
         "node 0 (10.0.0.0): rank 0 of the target on cuda:0",
         "node 0 (10.0.0.0): rank 1 of the target on cuda:1",
         "node 1 (10.0.0.2): rank 2 of the target on cuda:0",
-        "node 1 (10.0.0.2): rank 0 of the draft on cuda:1",
+        "node 1 (10.0.0.2): the draft on cuda:1",
         "commands of rank 0: TCP, encrypted; passes: gloo or NCCL over eth1, not encrypted",
         "candidates and verdicts: transport=zeromq, tcp://10.0.0.0:1, encrypted",
     ]

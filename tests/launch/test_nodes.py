@@ -147,7 +147,7 @@ def test_doctor_prints_who_is_where_and_starts_nothing(
         f"{first}: rank 0 of the target on cpu",
         f"{first}: rank 1 of the target on cpu",
         f"{second}: rank 2 of the target on cpu",
-        f"{second}: rank 0 of the draft on cpu",
+        f"{second}: the draft on cpu",
         "commands of rank 0: TCP, encrypted; passes: gloo or NCCL over 10.77.0.1, not encrypted",
     ]
     assert re.fullmatch(

@@ -74,7 +74,7 @@ def test_a_run_whose_first_files_do_not_fit_is_one_line_and_leaves_nothing(tmp_p
 
 def test_a_refused_run_leaves_nothing_and_a_measured_one_stays(tmp_path: Path) -> None:
     refused = create_run_directory(RunConfig(), tmp_path / "refused")
-    write_workers(refused, target=[1], draft=[2])
+    write_workers(refused, target=[1], draft=2)
     discard_run(refused)
     assert not refused.exists()
     measured = create_run_directory(RunConfig(), tmp_path / "measured")
@@ -90,7 +90,7 @@ def test_a_refused_run_leaves_nothing_and_a_measured_one_stays(tmp_path: Path) -
 def test_an_interrupted_run_is_cleared_for_another_try_and_notes_stay(tmp_path: Path) -> None:
     clear_run(tmp_path / "nowhere")
     directory = create_run_directory(RunConfig(), tmp_path / "run")
-    write_workers(directory, target=[1], draft=[2])
+    write_workers(directory, target=[1], draft=2)
     for name in (
         "result.json",
         "answers.jsonl",
@@ -133,6 +133,6 @@ def test_a_damaged_summary_of_a_sweep_is_one_line(
 
 
 def test_the_workers_are_recorded_whole(tmp_path: Path) -> None:
-    write_workers(tmp_path, target=[3, 5], draft=[4])
+    write_workers(tmp_path, target=[3, 5], draft=4)
     assert json.loads((tmp_path / "workers.json").read_text()) == {"target": [3, 5], "draft": [4]}
     assert [path.name for path in tmp_path.iterdir()] == ["workers.json"]

@@ -172,7 +172,7 @@ def test_a_process_that_is_stopped_does_not_hold_up_the_end(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("more", "signum", "code"),
     [
-        (("draft_tensor_parallel_size=2",), signal.SIGHUP, 129),
+        (("target_tensor_parallel_size=2",), signal.SIGHUP, 129),
         ((), signal.SIGHUP, 129),
         ((), signal.SIGTERM, 143),
     ],

@@ -14,13 +14,12 @@ import torch
 from amusd.models.kv_cache import KVMemory, PreallocatedCache
 from amusd.models.passes import Part, Pass
 from amusd.models.ranks import Follower, Leader
-from amusd.types import Role
 
 DEADLINE_SECONDS = 60.0
 
 
 def follow_and_die(address: str) -> None:
-    follower = Follower(address, Role.DRAFT, 1, 2)
+    follower = Follower(address, 1, 2)
     follower.ready("cpu", DEADLINE_SECONDS)
     next(follower.commands())
     follower.sum(torch.ones(1, 1))
@@ -28,7 +27,7 @@ def follow_and_die(address: str) -> None:
 
 
 def lead_and_die() -> None:
-    leader = Leader(Role.DRAFT, 2)
+    leader = Leader(2)
     sys.stdout.write(leader.address + "\n")
     sys.stdout.flush()
     leader.await_followers("cpu", DEADLINE_SECONDS)

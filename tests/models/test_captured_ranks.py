@@ -22,7 +22,6 @@ from amusd.models.numerics import Numerics
 from amusd.models.rank_commands import follow
 from amusd.models.ranks import Follower, Leader
 from amusd.models.sharding import ALONE, Ranks
-from amusd.types import Role
 
 DEADLINE_SECONDS = 20.0
 STEPS = 3
@@ -125,7 +124,7 @@ def test_ranks_capture_and_replay_the_same_in_one_order_and_choose_what_one_rank
     captures = [Captures() for _ in range(size)]
 
     def come_and_follow(rank: int) -> None:
-        follower = Follower(leader.address, Role.DRAFT, rank, size)
+        follower = Follower(leader.address, rank, size)
         try:
             model = model_on(follower, RULES[rule], captures[rank])
             follower.ready("cpu", DEADLINE_SECONDS)
@@ -138,7 +137,7 @@ def test_ranks_capture_and_replay_the_same_in_one_order_and_choose_what_one_rank
     alone = Captures()
     expected = decoded(model_on(ALONE, RULES[rule], alone))
     assert len({tuple(tokens) for tokens in expected}) == len(expected), "these answers are too simple to tell apart"
-    leader = Leader(Role.DRAFT, size)
+    leader = Leader(size)
     with ThreadPoolExecutor(size) as pool:
         followers = [pool.submit(come_and_follow, rank) for rank in range(1, size)]
         try:

@@ -23,9 +23,7 @@ from amusd.models.kv_cache import KVMemory
 from amusd.models.linear import why_not_int8
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
-from amusd.models.sharding import Ranks
 from amusd.models.split_attention import SplitAttention
-from amusd.types import Role
 
 WIDTH, HEADS, KEY_HEADS, DIM, MLP, LAYERS = 32, 4, 2, 8, 48, 6
 EPSILON = 1e-5
@@ -563,7 +561,6 @@ def test_a_folder_without_weights_is_refused(target: Path, tmp_path: Path) -> No
     ("changes", "message"),
     [
         ({"model_impl": "transformers"}, "model_impl=transformers: only amusd computes a drafter that reads features"),
-        ({"ranks": Ranks(Role.DRAFT, 0, 2)}, "draft_tensor_parallel_size=2: .* allowed: 1"),
     ],
 )
 def test_options_that_it_does_not_have_are_refused(

@@ -14,7 +14,6 @@ from torch import Tensor
 from amusd.errors import RankLostError
 from amusd.models import process_group
 from amusd.models.process_group import MOST_GATHERED_ROWS, Backend, ProcessGroup, join_store
-from amusd.types import Role
 
 SIZE = 3
 
@@ -26,7 +25,7 @@ def groups(monkeypatch: pytest.MonkeyPatch, folder: Path, backend: Backend) -> l
         monkeypatch.setattr(process_group, "_make", lambda _file, rank, *_: FakeNccl(table, rank))
 
     def meet(rank: int) -> ProcessGroup:
-        return ProcessGroup(join_store(folder, SIZE, {}), Role.TARGET, rank, SIZE, "cpu", backend)
+        return ProcessGroup(join_store(folder, SIZE, {}), rank, SIZE, "cpu", backend)
 
     with ThreadPoolExecutor(SIZE) as pool:
         return list(pool.map(meet, range(SIZE)))

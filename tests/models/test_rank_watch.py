@@ -25,7 +25,6 @@ from amusd.models.passes import Part, Pass
 from amusd.models.process_group import EXCHANGE_SECONDS, Watch
 from amusd.models.ranks import Follower, Leader
 from amusd.models.sharding import ALONE, Ranks
-from amusd.types import Role
 from tests.warm import Popen
 
 DEADLINE_SECONDS = 30.0
@@ -137,7 +136,7 @@ def hanging_pair(
         return groups[-1]
 
     def follow() -> object:
-        follower = Follower(leader.address, Role.DRAFT, 1, 2, "nccl")
+        follower = Follower(leader.address, 1, 2, "nccl")
         follower.ready("cpu", DEADLINE_SECONDS)
         try:
             return life(follower)
@@ -148,7 +147,7 @@ def hanging_pair(
             follower.close()
 
     monkeypatch.setattr(process_group, "_make", make)
-    leader = Leader(Role.DRAFT, 2, "nccl")
+    leader = Leader(2, "nccl")
     with ThreadPoolExecutor(1) as pool:
         followers = pool.submit(follow)
         try:
@@ -165,7 +164,7 @@ def test_a_follower_that_goes_while_the_device_hangs_is_named_and_the_kernels_en
         leader.check()
         announce_pass(leader)
         leader.sum(torch.ones(1, 1))  # returns at once: the device hangs, not the host
-        with pytest.raises(RankLostError, match=r"^rank 1 of the draft is gone$"):
+        with pytest.raises(RankLostError, match=r"^rank 1 of the target is gone$"):
             await_pass(leader, lambda: False)
         assert all(group.kernels_ended.wait(DEADLINE_SECONDS) for group in groups)
         with pytest.raises(RankLostError):
@@ -180,7 +179,7 @@ def test_a_follower_that_fails_while_the_device_hangs_says_why(monkeypatch: pyte
 
     with hanging_pair(monkeypatch, fail) as (leader, _, _):
         announce_pass(leader)
-        with pytest.raises(PeerFailedError, match=r"^rank 1 of the draft failed: out of memory$"):
+        with pytest.raises(PeerFailedError, match=r"^rank 1 of the target failed: out of memory$"):
             await_pass(leader, lambda: False)
 
 
@@ -198,7 +197,7 @@ def test_a_follower_whose_leader_goes_while_the_device_hangs_ends(monkeypatch: p
         leader.close()
         error = follower.exception(DEADLINE_SECONDS)
     assert isinstance(error, RankLostError)
-    assert str(error) == "rank 0 of the draft is gone"
+    assert str(error) == "rank 0 of the target is gone"
     assert all(group.kernels_ended.is_set() for group in groups)
 
 
@@ -223,7 +222,7 @@ def rank_process(*arguments: str) -> subprocess.Popen[str]:
 
 
 def test_a_follower_that_is_killed_amid_a_pass_is_named() -> None:
-    leader = Leader(Role.DRAFT, 2)
+    leader = Leader(2)
     process = rank_process("follower", leader.address)
     try:
         leader.await_followers("cpu", DEADLINE_SECONDS)
@@ -232,9 +231,9 @@ def test_a_follower_that_is_killed_amid_a_pass_is_named() -> None:
         assert leader.sum(torch.ones(1, 1)).item() == 2
         with ThreadPoolExecutor(1) as pool:
             second = pool.submit(leader.sum, torch.ones(1, 1))
-            with pytest.raises(RankLostError, match=r"^rank 1 of the draft is gone$"):
+            with pytest.raises(RankLostError, match=r"^rank 1 of the target is gone$"):
                 second.result(DEADLINE_SECONDS)
-        with pytest.raises(RankLostError, match=r"^rank 1 of the draft is gone$"):
+        with pytest.raises(RankLostError, match=r"^rank 1 of the target is gone$"):
             await_pass(leader, lambda: False)
     finally:
         leader.close()
@@ -249,7 +248,7 @@ def test_a_leader_that_is_killed_amid_a_pass_is_noticed() -> None:
     process = rank_process("leader")
     assert process.stdout is not None
     address = process.stdout.readline().strip()
-    follower = Follower(address, Role.DRAFT, 1, 2)
+    follower = Follower(address, 1, 2)
     try:
         follower.ready("cpu", DEADLINE_SECONDS)
         commands = follower.commands()
@@ -257,9 +256,9 @@ def test_a_leader_that_is_killed_amid_a_pass_is_noticed() -> None:
         assert follower.sum(torch.ones(1, 1)).item() == 2
         with ThreadPoolExecutor(1) as pool:
             second = pool.submit(follower.sum, torch.ones(1, 1))
-            with pytest.raises(RankLostError, match=r"^the ranks of the draft have lost each other: "):
+            with pytest.raises(RankLostError, match=r"^the ranks of the target have lost each other: "):
                 second.result(DEADLINE_SECONDS)
-        with pytest.raises(RankLostError, match=r"^rank 0 of the draft is gone$"):
+        with pytest.raises(RankLostError, match=r"^rank 0 of the target is gone$"):
             await_pass(follower, lambda: False)
         assert list(commands) == []
     finally:

@@ -27,7 +27,6 @@ from amusd.models.passes import Part, Pass, PathRows
 from amusd.models.process_group import ProcessGroup, backend_for, join_store
 from amusd.models.rank_commands import PartCommand, RankCommand, follow
 from amusd.models.ranks import Follower, Leader
-from amusd.types import Role
 
 DEADLINE_SECONDS = 20.0
 STOCK = stock_model(Case("Qwen3Config", {"num_attention_heads": 8, "num_key_value_heads": 4}))
@@ -40,7 +39,7 @@ def _no_network() -> None:
 
 def come_and_follow(address: str, rank: int, size: int) -> list[int]:
     """A follower's life; returns the cache lengths that its passes started from."""
-    follower = Follower(address, Role.DRAFT, rank, size)
+    follower = Follower(address, rank, size)
     starts: list[int] = []
 
     def commands() -> Iterator[RankCommand]:
@@ -64,7 +63,7 @@ def meeting(
     size: int, life: Callable[[str, int, int], object] = come_and_follow
 ) -> Iterator[tuple[Leader, list[Future[object]]]]:
     """A leader whose followers are on their way."""
-    leader = Leader(Role.DRAFT, size)
+    leader = Leader(size)
     with ThreadPoolExecutor(size) as pool:
         try:
             yield leader, [pool.submit(life, leader.address, rank, size) for rank in range(1, size)]
@@ -98,7 +97,7 @@ def test_rows_kept_of_several_paths_are_kept_on_every_rank() -> None:
     rule = Numerics(width=8, fixed=True, border=64, prefill_chunk=64, num_tracks=3)
 
     def life(address: str, rank: int, size: int) -> None:
-        follower = Follower(address, Role.TARGET, rank, size)
+        follower = Follower(address, rank, size)
         model = lean_model(STOCK, rule, ranks=follower)
         follower.ready("cpu", DEADLINE_SECONDS)
         follow(model, follower.commands())
@@ -116,7 +115,7 @@ def test_followers_forget_the_caches_that_the_leader_has_no_more() -> None:
     received: list[RankCommand] = []
 
     def life(address: str, rank: int, size: int) -> None:
-        follower = Follower(address, Role.DRAFT, rank, size)
+        follower = Follower(address, rank, size)
         follower.ready("cpu", DEADLINE_SECONDS)
         received.extend(follower.commands())
 
@@ -143,7 +142,7 @@ def test_followers_forget_the_caches_that_the_leader_has_no_more() -> None:
 
 def test_a_follower_that_goes_amid_a_pass_is_named() -> None:
     def go(address: str, rank: int, size: int) -> None:
-        follower = Follower(address, Role.DRAFT, rank, size)
+        follower = Follower(address, rank, size)
         follower.ready("cpu", DEADLINE_SECONDS)
         next(follower.commands())
         follower.close()
@@ -154,14 +153,14 @@ def test_a_follower_that_goes_amid_a_pass_is_named() -> None:
     with meeting(3, life) as (leader, followers):
         model = lean_model(STOCK, ranks=leader)
         leader.await_followers("cpu", DEADLINE_SECONDS)
-        with pytest.raises(RankLostError, match=r"^rank 2 of the draft is gone$"):
+        with pytest.raises(RankLostError, match=r"^rank 2 of the target is gone$"):
             model.forward([1, 2], model.new_cache(8))
         assert isinstance(followers[0].exception(DEADLINE_SECONDS), RankLostError)
 
 
 def test_a_follower_that_fails_amid_a_pass_says_why() -> None:
     def life(address: str, rank: int, size: int) -> None:
-        follower = Follower(address, Role.DRAFT, rank, size)
+        follower = Follower(address, rank, size)
         follower.ready("cpu", DEADLINE_SECONDS)
         next(follower.commands())
         follower.close(ValueError("out of paper\nand of ink"))
@@ -169,7 +168,7 @@ def test_a_follower_that_fails_amid_a_pass_says_why() -> None:
     with meeting(2, life) as (leader, _):
         model = lean_model(STOCK, ranks=leader)
         leader.await_followers("cpu", DEADLINE_SECONDS)
-        with pytest.raises(PeerFailedError, match=r"^rank 1 of the draft failed: out of paper$"):
+        with pytest.raises(PeerFailedError, match=r"^rank 1 of the target failed: out of paper$"):
             model.forward([1, 2], model.new_cache(8))
 
 
@@ -212,7 +211,7 @@ def test_a_rank_that_fails_at_any_exchange_ends_all_with_its_reason(fails: str, 
     """Nobody waits for it, and nobody goes on; behind the last exchange nothing fails."""
 
     def life(address: str, rank: int, size: int) -> None:
-        follower = Follower(address, Role.DRAFT, rank, size)
+        follower = Follower(address, rank, size)
         try:
             model = lean_model(STOCK, ranks=follower)
             follower.ready("cpu", DEADLINE_SECONDS)
@@ -236,7 +235,7 @@ def test_a_rank_that_fails_at_any_exchange_ends_all_with_its_reason(fails: str, 
             with pytest.raises(ValueError, match="out of paper"):
                 _three_passes(model)
         else:
-            with pytest.raises(PeerFailedError, match=r"^rank 2 of the draft failed: out of paper$"):
+            with pytest.raises(PeerFailedError, match=r"^rank 2 of the target failed: out of paper$"):
                 _three_passes(model)
         exchanges._group = None  # the group ends with its last owner
         leader.close()
@@ -253,37 +252,37 @@ def test_a_rank_that_fails_at_any_exchange_ends_all_with_its_reason(fails: str, 
     ("mistake", "expected", "message"),
     [
         (ConfigError("device cuda:1: no such device"), ConfigError, "^device cuda:1: no such device$"),
-        (ValueError("a bug"), PeerFailedError, "^rank 1 of the draft failed: a bug$"),
-        (None, RankLostError, "^rank 1 of the draft is gone$"),
+        (ValueError("a bug"), PeerFailedError, "^rank 1 of the target failed: a bug$"),
+        (None, RankLostError, "^rank 1 of the target is gone$"),
     ],
 )
 def test_a_follower_that_cannot_load_is_heard_at_once(
     mistake: Exception | None, expected: type[Exception], message: str
 ) -> None:
     def life(address: str, rank: int, size: int) -> None:
-        Follower(address, Role.DRAFT, rank, size).close(mistake)
+        Follower(address, rank, size).close(mistake)
 
     with meeting(2, life) as (leader, _), pytest.raises(expected, match=message):
         leader.await_followers("cpu", DEADLINE_SECONDS)
 
 
 def test_who_does_not_come_is_named() -> None:
-    leader = Leader(Role.DRAFT, 3)
+    leader = Leader(3)
     try:
-        with pytest.raises(RankLostError, match=r"^rank 1 of the draft did not come"):
+        with pytest.raises(RankLostError, match=r"^rank 1 of the target did not come"):
             leader.await_followers("cpu", 0.05)
     finally:
         leader.close()
     leader.close()
-    with pytest.raises(RankLostError, match=r"^rank 0 of the draft is not on this machine, or gone"):
-        Follower(leader.address, Role.DRAFT, 1, 3)
+    with pytest.raises(RankLostError, match=r"^rank 0 of the target is not on this machine, or gone"):
+        Follower(leader.address, 1, 3)
 
 
 def test_a_follower_ends_when_its_leader_goes_amid_a_pass() -> None:
     going = threading.Event()
 
     def life(address: str, rank: int, size: int) -> None:
-        follower = Follower(address, Role.DRAFT, rank, size)
+        follower = Follower(address, rank, size)
         follower.ready("cpu", DEADLINE_SECONDS)
         going.set()
         follower.sum(torch.zeros(1, 1))  # the leader never comes to this
@@ -294,7 +293,7 @@ def test_a_follower_ends_when_its_leader_goes_amid_a_pass() -> None:
         leader.close()
         error = followers[0].exception(DEADLINE_SECONDS)
     assert isinstance(error, RankLostError)
-    assert str(error).startswith("the ranks of the draft have lost each other")
+    assert str(error).startswith("the ranks of the target have lost each other")
 
 
 def test_a_follower_that_comes_to_a_meeting_that_is_over_does_not_wait_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,18 +307,18 @@ def test_a_follower_that_comes_to_a_meeting_that_is_over_does_not_wait_there(mon
         raise RuntimeError("no network")
 
     def life(address: str, rank: int, size: int) -> None:
-        Follower(address, Role.DRAFT, rank, size).ready("cpu", DEADLINE_SECONDS)
+        Follower(address, rank, size).ready("cpu", DEADLINE_SECONDS)
 
     monkeypatch.setattr(ranks, "join_store", join_late)
     monkeypatch.setattr(process_group, "_make", fail)
     with meeting(2, life) as (leader, followers):
-        with pytest.raises(RankLostError, match=r"^the ranks of the draft did not meet: no network$"):
+        with pytest.raises(RankLostError, match=r"^the ranks of the target did not meet: no network$"):
             leader.await_followers("cpu", DEADLINE_SECONDS)
         leader.close()
         over.set()
         error = followers[0].exception(DEADLINE_SECONDS)
     assert isinstance(error, RankLostError)
-    assert str(error) == f"rank 0 of the draft is gone: {leader.address} is gone"
+    assert str(error) == f"rank 0 of the target is gone: {leader.address} is gone"
 
 
 def test_followers_compute_trees_too() -> None:

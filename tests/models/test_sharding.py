@@ -22,7 +22,6 @@ from amusd.models.huggingface import load_model
 from amusd.models.load_options import LoadOptions, check_forward_pass
 from amusd.models.numerics import Numerics
 from amusd.models.sharding import ALONE, Ranks, share, share_of_outputs
-from amusd.types import Role
 
 FOUR_HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4}
 SHARED = {
@@ -171,4 +170,4 @@ def test_what_cannot_be_shared_is_refused_before_weights_are_read(
         load_model(
             tmp_path, LoadOptions(numerics=rule, max_model_len=64, model_impl=model_impl, ranks=rank_of(0, size))
         )
-    check_forward_pass(config, model_impl, "float32", "cpu", Role.TARGET, 1)
+    check_forward_pass(config, model_impl, "float32", "cpu")

@@ -12,14 +12,12 @@ from torch import Tensor
 
 from amusd.models.passes import Part, Pass
 from amusd.models.sharding import Ranks
-from amusd.types import Role
 
 T = TypeVar("T")
 DEADLINE_SECONDS = 30.0
 
 
 class ThreadRanks:
-    role = Role.TARGET
     captures = False
 
     def __init__(self, rank: int, table: list[Tensor | None], barrier: threading.Barrier) -> None:

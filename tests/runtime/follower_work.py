@@ -7,11 +7,10 @@ import threading
 
 from amusd.config import EngineConfig
 from amusd.errors import ConfigError
-from amusd.runtime.placement import RoleRank
 
 
-def run_follower(_config: EngineConfig, own: RoleRank, address: str) -> None:
-    if address == "wait" or (address != "return" and own.rank == 1):
+def run_follower(_config: EngineConfig, rank: int, address: str) -> None:
+    if address == "wait" or (address != "return" and rank == 1):
         threading.Event().wait()
     if address == "refuse":
         raise ConfigError("no such device")

@@ -9,11 +9,11 @@ import pytest
 import torch
 from runtime.gpu_doubles import pretend_gpus
 
-from amusd.config import DrafterConfig, EngineConfig, HardwareConfig, RunConfig
+from amusd.config import DrafterConfig, EngineConfig, HardwareConfig
 from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.runtime.devices import check_devices, claim_device, device_of, devices_of, settle_devices
-from amusd.runtime.placement import Node, RoleRank
+from amusd.runtime.placement import Node
 from amusd.runtime.startup import prepare_draft, run_follower, serve_draft
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Rendezvous
@@ -162,17 +162,12 @@ class Link:
         pass
 
 
-@pytest.mark.parametrize(
-    ("own", "device"),
-    [(RoleRank(Role.TARGET, 1), "cuda:1"), (RoleRank(Role.DRAFT, 1), "cuda:2"), (RoleRank(Role.DRAFT, 0), "cuda:3")],
-)
 def test_each_further_rank_names_its_gpu_first(
-    claims: Callable[[Callable[[], object]], object], monkeypatch: pytest.MonkeyPatch, own: RoleRank, device: str
+    claims: Callable[[Callable[[], object]], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("amusd.runtime.startup.Follower", lambda *_: Link())
-    hardware = HardwareConfig(devices=("cuda:0", "cuda:1", "cuda:2", "cuda:3"))
-    config = RunConfig(hardware=hardware, target_tensor_parallel_size=2, draft_tensor_parallel_size=2)
-    assert claims(lambda: run_follower(config.engine(), own, "/nowhere")) == device
+    config = on("cuda:0", "cuda:1", "cuda:2", target_tensor_parallel_size=2)
+    assert claims(lambda: run_follower(config, 1, "/nowhere")) == "cuda:1"
 
 
 def test_a_worker_on_a_cpu_touches_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

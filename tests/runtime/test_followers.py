@@ -1,4 +1,4 @@
-"""The processes of a role's other ranks: who they are, and what their first rank hears of one that ends before it."""
+"""The processes of the target's other ranks: what the first rank hears of one that ends before it."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ import pytest
 from amusd.config import EngineConfig, HardwareConfig
 from amusd.errors import ConfigError, PeerFailedError, RankLostError
 from amusd.runtime.followers import Followers
-from amusd.types import Role
 
 CONFIG = EngineConfig(target_tensor_parallel_size=3, hardware=HardwareConfig(devices=("cpu",) * 4))
 WORK = "tests.runtime.follower_work"
 SECONDS = 60.0
 
 
-def test_there_is_none_for_a_role_of_one_rank() -> None:
+def test_there_is_none_for_a_target_of_one_rank() -> None:
     followers = Followers(pytest.fail)
-    followers.prepare(CONFIG, Role.DRAFT, [0])
+    followers.prepare(EngineConfig(), [0])
     followers.start("/nowhere")
     assert (followers.pids, followers.failure()) == ([], None)
     followers.stop(SECONDS)
@@ -36,7 +35,7 @@ def test_there_is_none_for_a_role_of_one_rank() -> None:
 )
 def test_the_first_rank_hears_why_another_cannot_go_on(address: str, error: type[Exception], line: str) -> None:
     followers = Followers(pytest.fail)
-    followers.prepare(CONFIG, Role.TARGET, [0], WORK)
+    followers.prepare(CONFIG, [0], WORK)
     assert followers.failure() is None
     followers.start(address)
     failure = followers.failure(SECONDS)
@@ -46,7 +45,7 @@ def test_the_first_rank_hears_why_another_cannot_go_on(address: str, error: type
 
 def test_one_that_cannot_even_load_its_work_has_failed(capfd: pytest.CaptureFixture[str]) -> None:
     followers = Followers(pytest.fail)
-    followers.prepare(CONFIG, Role.TARGET, [0], "tests.runtime.there_is_none")
+    followers.prepare(CONFIG, [0], "tests.runtime.there_is_none")
     failure = followers.failure(SECONDS)
     assert isinstance(failure, PeerFailedError)
     assert str(failure).endswith("of the target failed: exit code 1, for the reason above")
@@ -58,7 +57,7 @@ def test_one_that_cannot_even_load_its_work_has_failed(capfd: pytest.CaptureFixt
 def test_one_that_is_killed_is_told_once_and_the_others_are_ended(is_started: bool) -> None:
     told: list[str] = []
     followers = Followers(told.append)
-    followers.prepare(CONFIG, Role.TARGET, [0], WORK)
+    followers.prepare(CONFIG, [0], WORK)
     if is_started:
         followers.start("wait")
     one, other = followers.pids
@@ -73,7 +72,7 @@ def test_one_that_is_killed_is_told_once_and_the_others_are_ended(is_started: bo
 
 def test_those_whose_work_has_ended_are_no_failure() -> None:
     followers = Followers(pytest.fail)
-    followers.prepare(CONFIG, Role.TARGET, [0], WORK)
+    followers.prepare(CONFIG, [0], WORK)
     followers.start("return")
     pids = followers.pids
     followers.stop(SECONDS)
@@ -83,7 +82,7 @@ def test_those_whose_work_has_ended_are_no_failure() -> None:
 
 def test_those_that_are_named_are_started_and_awaited() -> None:
     followers = Followers(pytest.fail)
-    followers.prepare(CONFIG, Role.TARGET, [0], WORK, ranks=[2])
+    followers.prepare(CONFIG, [0], WORK, ranks=[2])
     followers.start("return")
     assert len(followers.pids) == 1
     assert followers.await_end() is None
@@ -92,7 +91,7 @@ def test_those_that_are_named_are_started_and_awaited() -> None:
 
 def test_the_wait_for_their_end_ends_with_the_first_that_fails() -> None:
     followers = Followers(pytest.fail)
-    followers.prepare(CONFIG, Role.TARGET, [0], WORK)  # rank 1 waits, rank 2 refuses
+    followers.prepare(CONFIG, [0], WORK)  # rank 1 waits, rank 2 refuses
     followers.start("refuse")
     failure = followers.await_end()
     assert (type(failure), str(failure)) == (ConfigError, "no such device")

@@ -9,19 +9,18 @@ import pytest
 from amusd.config import DrafterConfig, EngineConfig
 from amusd.runtime.placement import Node, devices_on, gpu_number, place, place_on, sharing
 
-CASES = list(itertools.product(range(9), range(1, 5), range(1, 5)))
-"""GPUs, ranks of the target, ranks of the draft."""
+CASES = list(itertools.product(range(9), range(1, 5)))
+"""GPUs, ranks of the target."""
 
 
 def gpus(devices: tuple[str, ...]) -> list[int]:
     return [gpu_number(device) for device in devices]
 
 
-def engine(num_target_ranks: int = 1, num_draft_ranks: int = 1, *, drafter: str = "embedded") -> EngineConfig:
+def engine(num_target_ranks: int = 1, *, drafter: str = "embedded") -> EngineConfig:
     return EngineConfig(
         drafters=(DrafterConfig(kind=drafter),),  # type: ignore[arg-type]  # a parameter's type
         target_tensor_parallel_size=num_target_ranks,
-        draft_tensor_parallel_size=num_draft_ranks,
     )
 
 
@@ -29,51 +28,50 @@ def node(num_gpus: int, num_target: int, num_draft: int) -> Node:
     return Node(name="", num_gpus=num_gpus, num_target_ranks=num_target, num_draft_ranks=num_draft)
 
 
-def apart(num_gpus: int, num_target: int, num_draft: int) -> list[Node]:
+def apart(num_gpus: int, num_target: int) -> list[Node]:
     """Each role has a machine of its own."""
-    return [node(num_gpus, num_target, 0), node(num_gpus, 0, num_draft)]
+    return [node(num_gpus, num_target, 0), node(num_gpus, 0, 1)]
 
 
 @pytest.mark.parametrize(
-    ("num_gpus", "sizes", "devices"),
+    ("num_gpus", "num_target", "devices"),
     [
-        (0, (1, 1), ["cpu", "cpu"]),
-        (1, (1, 1), ["cuda:0", "cuda:0"]),
-        (2, (1, 1), ["cuda:0", "cuda:1"]),
-        (8, (1, 1), ["cuda:0", "cuda:1"]),
-        (1, (2, 1), ["cuda:0", "cuda:0", "cuda:0"]),
-        (2, (2, 1), ["cuda:0", "cuda:1", "cuda:1"]),
-        (3, (2, 1), ["cuda:0", "cuda:1", "cuda:2"]),
-        (3, (2, 2), ["cuda:0", "cuda:1", "cuda:1", "cuda:2"]),
-        (2, (4, 1), ["cuda:0", "cuda:0", "cuda:1", "cuda:1", "cuda:1"]),
-        (8, (4, 1), ["cuda:0", "cuda:1", "cuda:2", "cuda:3", "cuda:4"]),
+        (0, 1, ["cpu", "cpu"]),
+        (1, 1, ["cuda:0", "cuda:0"]),
+        (2, 1, ["cuda:0", "cuda:1"]),
+        (8, 1, ["cuda:0", "cuda:1"]),
+        (1, 2, ["cuda:0", "cuda:0", "cuda:0"]),
+        (2, 2, ["cuda:0", "cuda:1", "cuda:1"]),
+        (3, 2, ["cuda:0", "cuda:1", "cuda:2"]),
+        (2, 4, ["cuda:0", "cuda:0", "cuda:1", "cuda:1", "cuda:1"]),
+        (8, 4, ["cuda:0", "cuda:1", "cuda:2", "cuda:3", "cuda:4"]),
     ],
 )
-def test_the_target_comes_first_and_the_draft_shares_the_last_gpus(
-    num_gpus: int, sizes: tuple[int, int], devices: list[str]
+def test_the_target_comes_first_and_the_draft_shares_the_last_gpu(
+    num_gpus: int, num_target: int, devices: list[str]
 ) -> None:
-    assert list(place(num_gpus, *sizes)) == devices
+    assert list(place(num_gpus, num_target)) == devices
 
 
 def test_no_gpu_means_the_cpu_for_all() -> None:
-    for num_gpus, num_target, num_draft in CASES:
-        for devices in (place(num_gpus, num_target, num_draft), place_on(apart(num_gpus, num_target, num_draft))):
-            assert len(devices) == num_target + num_draft
+    for num_gpus, num_target in CASES:
+        for devices in (place(num_gpus, num_target), place_on(apart(num_gpus, num_target))):
+            assert len(devices) == num_target + 1
             assert (set(devices) == {"cpu"}) == (num_gpus == 0)
             assert ("cpu" in devices) == (num_gpus == 0)
 
 
 def test_with_a_gpu_for_each_rank_none_is_shared_and_the_order_is_that_of_the_ranks() -> None:
-    for num_gpus, num_target, num_draft in CASES:
-        if num_gpus >= num_target + num_draft:
-            assert gpus(place(num_gpus, num_target, num_draft)) == list(range(num_target + num_draft))
+    for num_gpus, num_target in CASES:
+        if num_gpus >= num_target + 1:
+            assert gpus(place(num_gpus, num_target)) == list(range(num_target + 1))
 
 
 def test_with_fewer_gpus_than_ranks_all_are_used_and_no_role_shares_more_than_it_must() -> None:
-    for num_gpus, num_target, num_draft in CASES:
-        if not 0 < num_gpus < num_target + num_draft:
+    for num_gpus, num_target in CASES:
+        if not 0 < num_gpus < num_target + 1:
             continue
-        devices = gpus(place(num_gpus, num_target, num_draft))
+        devices = gpus(place(num_gpus, num_target))
         assert set(devices) == set(range(num_gpus))
         for own in (devices[:num_target], devices[num_target:]):
             assert own == sorted(own)
@@ -85,8 +83,8 @@ def test_with_fewer_gpus_than_ranks_all_are_used_and_no_role_shares_more_than_it
 
 
 def test_a_role_with_a_machine_of_its_own_has_its_first_gpus() -> None:
-    for num_gpus, num_target, num_draft in CASES:
-        nodes = apart(num_gpus, num_target, num_draft)
+    for num_gpus, num_target in CASES:
+        nodes = apart(num_gpus, num_target)
         devices = place_on(nodes)
         assert devices_on(nodes, devices) == [list(devices[:num_target]), list(devices[num_target:])]
         for own in (devices[:num_target], devices[num_target:]):
@@ -97,29 +95,24 @@ def test_a_role_with_a_machine_of_its_own_has_its_first_gpus() -> None:
 
 
 def test_it_is_said_which_gpus_are_shared_exactly_where_one_is() -> None:
-    for num_gpus, num_target, num_draft in CASES:
-        devices = place(num_gpus, num_target, num_draft)
-        line = sharing(engine(num_target, num_draft), devices)
-        assert (line is None) == (num_gpus in (0, *range(num_target + num_draft, 9)))
+    for num_gpus, num_target in CASES:
+        devices = place(num_gpus, num_target)
+        line = sharing(engine(num_target), devices)
+        assert (line is None) == (num_gpus in (0, *range(num_target + 1, 9)))
         for device in set(devices) - {"cpu"}:
             assert (f"share {device}" in (line or "")) == (devices.count(device) > 1)
 
 
 @pytest.mark.parametrize(
-    ("num_gpus", "sizes", "line"),
+    ("num_gpus", "num_target", "line"),
     [
-        (1, (1, 1), "target and draft share cuda:0"),
-        (2, (2, 1), "1 of 2 ranks of the target and draft share cuda:1"),
-        (1, (2, 1), "2 of 2 ranks of the target and draft share cuda:0"),
-        (
-            2,
-            (2, 2),
-            ", ".join(f"1 of 2 ranks of the target and 1 of 2 ranks of the draft share cuda:{gpu}" for gpu in (0, 1)),
-        ),
+        (1, 1, "target and draft share cuda:0"),
+        (2, 2, "1 of 2 ranks of the target and draft share cuda:1"),
+        (1, 2, "2 of 2 ranks of the target and draft share cuda:0"),
     ],
 )
-def test_it_is_said_who_shares(num_gpus: int, sizes: tuple[int, int], line: str) -> None:
-    assert sharing(engine(*sizes), place(num_gpus, *sizes)) == line
+def test_it_is_said_who_shares(num_gpus: int, num_target: int, line: str) -> None:
+    assert sharing(engine(num_target), place(num_gpus, num_target)) == line
 
 
 def test_a_draft_without_a_model_shares_nothing() -> None:
@@ -127,8 +120,8 @@ def test_a_draft_without_a_model_shares_nothing() -> None:
 
 
 def test_on_several_machines_each_places_its_own_ranks_and_one_machine_is_a_list_of_one() -> None:
-    for num_gpus, num_target, num_draft in CASES:
-        assert place_on([node(num_gpus, num_target, num_draft)]) == place(num_gpus, num_target, num_draft)
+    for num_gpus, num_target in CASES:
+        assert place_on([node(num_gpus, num_target, 1)]) == place(num_gpus, num_target)
     nodes = [node(2, 2, 0), node(2, 1, 1)]
     devices = place_on(nodes)
     assert devices == ("cuda:0", "cuda:1", "cuda:0", "cuda:1")  # three ranks of the target, then the draft

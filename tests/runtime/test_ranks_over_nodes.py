@@ -29,7 +29,7 @@ STOCK = stock_model(Case("Qwen3Config", {"num_attention_heads": 8, "num_key_valu
 
 
 def come_and_follow(address: str, rank: int) -> None:
-    follower = Follower(address, Role.TARGET, rank, 3, host=HOST)
+    follower = Follower(address, rank, 3, host=HOST)
     model = lean_model(STOCK, ranks=follower)
     follower.ready("cpu", SECONDS)
     follow(model, follower.commands())
@@ -45,7 +45,7 @@ def test_ranks_here_and_beyond_a_tunnel_compute_the_tokens_of_one(tmp_path: Path
     write_keys(tmp_path / "keys")
     ours, theirs = (read_keys(tmp_path / "keys", role) for role in Role)
     with (
-        closing(Leader(Role.TARGET, 3, host=HOST)) as leader,
+        closing(Leader(3, host=HOST)) as leader,
         ThreadPoolExecutor(2) as pool,
         closing(Tunnel.listen(HOST, Path(leader.address) / COMMANDS, ours)) as here,
         closing(Tunnel.connect(here.address, tmp_path / COMMANDS, theirs)),
@@ -69,14 +69,14 @@ def test_an_exchange_ends_with_the_connection_for_commands_where_gloos_own_ends_
     is_over = threading.Event()
 
     def come_and_be_lost(address: str) -> None:
-        follower = Follower(address, Role.TARGET, 1, 2, host=HOST)
+        follower = Follower(address, 1, 2, host=HOST)
         follower.ready("cpu", SECONDS)
         time.sleep(0.2)  # the leader waits in its exchange
         follower._leader.close()
         is_over.wait(SECONDS)
         follower.close()
 
-    with closing(Leader(Role.TARGET, 2, host=HOST)) as leader, ThreadPoolExecutor(1) as pool:
+    with closing(Leader(2, host=HOST)) as leader, ThreadPoolExecutor(1) as pool:
         lost = pool.submit(come_and_be_lost, leader.address)
         leader.await_followers("cpu", SECONDS)
         start = time.monotonic()

@@ -55,10 +55,9 @@ def test_a_draft_on_a_cpu_is_prepared_once_for_all_its_lives() -> None:
     "config",
     [
         EngineConfig(drafters=(NGRAM,), hardware=HardwareConfig(devices=("cuda:0", "cuda:1"))),
-        EngineConfig(draft_tensor_parallel_size=2, hardware=HardwareConfig(devices=("cpu",) * 3)),
         EngineConfig(drafters=(DrafterConfig(kind="hf", model="/nowhere"),), hardware=ON_CPU),
     ],
-    ids=["on a GPU", "several ranks", "no such model"],
+    ids=["on a GPU", "no such model"],
 )
 def test_elsewhere_each_process_loads_it_for_itself(config: EngineConfig) -> None:
     """So that one which cannot be loaded is reported by the process that drafts."""
