@@ -9,14 +9,11 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Sequence
 
-from amusd.config import RunConfig, TransportConfig
+from amusd.config import RunConfig
 from amusd.console import tell
 from amusd.runtime.cores import allowed_cores, pin_rank
 from amusd.runtime.devices import devices_of, settle_devices
-from amusd.runtime.placement import Node
-from amusd.transport.addresses import interface_name
 from amusd.types import Role
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -33,32 +30,24 @@ then, and writes traces to /tmp after a timeout; 0: neither.
 """
 
 
-def claim_hardware(config: RunConfig, role: Role, nodes: Sequence[Node] = ()) -> RunConfig:
+def claim_hardware(config: RunConfig, role: Role, num_draft_gpus: int | None = None) -> RunConfig:
     """Give this process, the first rank of `role`, its cores and threads; return `config` with all devices named.
 
-    `nodes`: the machines of the run; none where this one is all. The target's process says which GPUs are shared, and
+    `num_draft_gpus`: as of `settle_devices`. The target's process says which GPUs are shared, and
     raises `ConfigError` for a GPU that is not there.
     """
     set_threads(config.hardware.num_threads)
     engine = config.engine()
     if role is Role.TARGET:
-        hardware = settle_devices(engine, tell, nodes)
+        hardware = settle_devices(engine, tell, num_draft_gpus)
     else:
         hardware = dataclasses.replace(config.hardware, devices=devices_of(engine))
     on_cpu = set(hardware.devices) == {"cpu"}
     if on_cpu:
         pin_rank(engine, role, allowed_cores())
     if config.transport.kind == "nccl" or ((engine.num_ranks > 2 or config.compare.equal_devices) and not on_cpu):
-        set_nccl(config.transport)
+        os.environ.update(NCCL_SETTINGS)
     return dataclasses.replace(config, hardware=hardware)
-
-
-def set_nccl(transport: TransportConfig) -> None:
-    """The settings of torch's NCCL groups in this process and its children."""
-    os.environ.update(NCCL_SETTINGS)
-    if transport.interface is not None:
-        name = interface_name(transport.interface)
-        os.environ["NCCL_SOCKET_IFNAME"] = f"={name}"  # that one alone, not those whose names begin so
 
 
 def set_threads(num_threads: int) -> None:

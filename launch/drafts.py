@@ -8,14 +8,14 @@ draft                 {incarnation, pid, supervisor}:  the newest process (where
                       it loads for all lives, that one)                             starts it: the supervisor
 draft_pid/K           process id of incarnation K                                   written by the last rank
 failure               {users_mistake, line}: why no draft can start, or what ended   written by the rank that found it
-                      a rank of the target on another machine
+                      a rank of the target
 met/K                 incarnation K has loaded, and the target too                  written by the target
 rendezvous/K          where incarnation K finds the target                          written by the target
 dismissed/K           incarnation K is to be replaced, though it may still run      written by the target
 no_more_drafts        whoever waits for a rendezvous may go                         written by the target
 finished              as that, and the run is over                                  written by the target
 ranks                 where the first rank of the target awaits those that other    written by the target
-                      processes look after (`transport/tunnel.py`)
+                      processes look after
 here/R, left/R        rank R has come (`nodes.Member`), needs the store no more     written by rank R
 """
 
@@ -88,20 +88,14 @@ class StoreDrafts:
         *,
         tell_loss: Callable[[str], None],
         are_away: bool = False,
-        open_ranks: Callable[[str], str] | None = None,
     ) -> None:
-        """`are_away`: they are on another machine, and a person is told of the wait for the first one.
-
-        `open_ranks`: opens the way to the first rank's folder for ranks that other processes look after, and returns
-        its address; None where there are none.
-        """
+        """`are_away`: they are on another machine, and a person is told of the wait for the first one."""
         self.followers = Followers(tell_loss)
         """The target's."""
         self.pid: int | None = None
         """Process id of the draft that was met last, or that prepares."""
         self._store = store
         self._are_away = are_away
-        self._open_ranks = open_ranks
         self._wait = ExitStack()
         self._told = FIRST_INCARNATION
         self._directory: Path | None = None
@@ -127,7 +121,15 @@ class StoreDrafts:
 
     def start_failure(self) -> ConfigError | PeerError | None:
         """Why no draft can start, as its side has reported; None while one may. Does not wait."""
-        return reported_failure(self._store)
+        try:
+            if not self._store.has("failure"):
+                return None
+            failure = self._store.get("failure", _READ_SECONDS)
+        except PeerLostError:
+            return PeerLostError("the other worker's machine is gone")
+        except ConfigError as forged:
+            return forged
+        return (ConfigError if failure["users_mistake"] else PeerFailedError)(failure["line"])
 
     def tell(self, incarnation: int, rendezvous: Rendezvous | None) -> None:
         """Tell it where it finds the target; None: no further one is wanted."""
@@ -136,8 +138,8 @@ class StoreDrafts:
                 self._store.put("no_more_drafts", True)
             return
         self.followers.meet(rendezvous)
-        if rendezvous.ranks is not None and self._open_ranks is not None:
-            self._store.put("ranks", self._open_ranks(rendezvous.ranks))
+        if rendezvous.ranks is not None:
+            self._store.put("ranks", rendezvous.ranks)
         self._told = incarnation
         if incarnation == FIRST_INCARNATION and self._are_away:
             self._wait.enter_context(waiting_for(BOTH_LOADED))
@@ -163,19 +165,6 @@ class StoreDrafts:
     def _newest(self) -> dict[str, Any]:
         values: dict[str, Any] = self._store.get("draft", _READ_SECONDS)
         return values
-
-
-def reported_failure(store: Store) -> ConfigError | PeerError | None:
-    """What another process has reported to have ended the run; None without a report. Does not wait."""
-    try:
-        if not store.has("failure"):
-            return None
-        failure = store.get("failure", _READ_SECONDS)
-    except PeerLostError:
-        return PeerLostError("the other worker's machine is gone")
-    except ConfigError as forged:
-        return forged
-    return (ConfigError if failure["users_mistake"] else PeerFailedError)(failure["line"])
 
 
 def pid_of(incarnation: int) -> str:

@@ -23,8 +23,6 @@ from .run_directory import create_run_directory
 
 COMMANDS = ("generate", "compare", "serve")
 """Commands for a pair of workers."""
-DOCTOR = "doctor"
-"""By hand, with all processes of a run: says what would run where, and starts nothing."""
 GROUP_FILE = "group.json"
 """What `amusd` has prepared for the target, which takes it away, in a folder that only this user can enter."""
 OUTCOME_FILE = "outcome"
@@ -86,12 +84,9 @@ class Group:
         return directory if self.standing is None else directory.parent
 
     def on(self, settled: RunConfig) -> Group:
-        """The same jobs with the devices and the link of a configuration in which both are settled."""
+        """The same jobs with the devices of a configuration in which they are settled."""
         jobs = (
-            dataclasses.replace(
-                job,
-                config=dataclasses.replace(job.config, hardware=settled.hardware, transport=settled.transport),
-            )
+            dataclasses.replace(job, config=dataclasses.replace(job.config, hardware=settled.hardware))
             for job in self.jobs
         )
         return dataclasses.replace(self, jobs=tuple(jobs))
@@ -170,10 +165,8 @@ class Options:
             raise ConfigError("-m: a sweep starts its own pairs of workers; use `amusd compare -m ...`, not torchrun")
         if rest and "=" not in rest[0]:
             values["command"] = rest.pop(0)
-            if values["command"] not in (*COMMANDS, DOCTOR):
-                raise ConfigError(
-                    f"{values['command']}: under torchrun the command is {', '.join(COMMANDS)} or {DOCTOR}"
-                )
+            if values["command"] not in COMMANDS:
+                raise ConfigError(f"{values['command']}: under torchrun the command is one of {', '.join(COMMANDS)}")
         return cls(**values, overrides=tuple(rest))
 
 
@@ -189,8 +182,8 @@ def prepare_group(options: Options) -> Group:
     from .compose import compose_config
 
     config = compose_config(options.overrides)
-    directory = Path() if options.command == DOCTOR else create_run_directory(config)
-    return Group(command=options.command, jobs=(Job(config=config, run_directory=directory),))
+    job = Job(config=config, run_directory=create_run_directory(config))
+    return Group(command=options.command, jobs=(job,))
 
 
 def store_secret(options: Options) -> bytes:

@@ -1,10 +1,10 @@
 """The process that `amusd` and torchrun start: the target of a pair, or a rank, from its start to its exit code.
 
 `amusd` starts the target, which starts its draft. By hand (`torchrun --standalone --nproc-per-node=2 launch/run.py
-prompt="..."`, also over several machines) torchrun starts two ranks: 0 is the target, 1 looks after the draft. The
+prompt="..."`, or on two machines) torchrun starts two ranks: 0 is the target, 1 looks after the draft. The
 arguments are those of `amusd` then (the command is `generate` unless it comes first); rank 0 reads them, once, for
-all. `two_nodes.sh` does the same without torchrun. Where a role has several processes, its first one starts the
-others; or torchrun starts more ranks, of which those in the middle look after further ranks of the target
+all. `two_nodes.sh` does the same without torchrun. Where the target has several ranks, its process starts the others;
+or torchrun starts more ranks on one machine, of which those in the middle look after further ranks of the target
 (`nodes.py`).
 
 Exit codes: 0 done, 2 the user's mistake (one line on stderr), 128 + signal interrupted, 1 all else (with a traceback).

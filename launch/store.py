@@ -46,10 +46,8 @@ class Place:
     """0 is the target, the last one the draft; those between look after further ranks of the target."""
     size: int = 2
     """Number of processes."""
-    local_rank: int = 0
-    """Among those of this machine."""
     apart: bool
-    """They are on several machines."""
+    """They are on two machines, one on each."""
     address: str
     port: int
     is_by_itself: bool
@@ -58,14 +56,9 @@ class Place:
     """Keeps the values of another run or attempt apart."""
 
     @property
-    def node(self) -> int:
-        """Rank of the first process on this machine."""
-        return self.rank - self.local_rank
-
-    @property
     def is_away(self) -> bool:
         """Whether there is another machine, and the target is on that one."""
-        return self.apart and self.node != 0
+        return self.apart and self.rank != 0
 
     @property
     def endpoint(self) -> str:
@@ -103,6 +96,13 @@ def place_from_environment() -> Place:
             "(--nproc-per-node=2, or --nnodes=2 --nproc-per-node=1); the first starts the target's other "
             "ranks itself, as target_tensor_parallel_size says"
         )
+    apart = environment.get("LOCAL_WORLD_SIZE", "1") != environment["WORLD_SIZE"]
+    if apart and int(environment["WORLD_SIZE"]) > _FEWEST:
+        raise ConfigError(
+            f"WORLD_SIZE={environment['WORLD_SIZE']} on several machines: a target has one machine, and a draft that "
+            "or another one; start --nnodes=2 --nproc-per-node=1, whose first process starts all ranks of the target, "
+            "or all processes on one machine"
+        )
     port = environment["MASTER_PORT"]
     if not port.isdecimal() or int(port) > _MAX_PORT:
         raise ConfigError(f"{environment['MASTER_ADDR']}:{port}: a port is a number up to {_MAX_PORT}")
@@ -110,8 +110,7 @@ def place_from_environment() -> Place:
     return Place(
         rank=int(environment["RANK"]),
         size=int(environment["WORLD_SIZE"]),
-        local_rank=int(environment.get("LOCAL_RANK", "0")),
-        apart=environment.get("LOCAL_WORLD_SIZE", "1") != environment["WORLD_SIZE"],
+        apart=apart,
         address=environment["MASTER_ADDR"],
         port=int(port),
         is_by_itself=environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True",

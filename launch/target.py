@@ -5,42 +5,27 @@ As a rank it prepares the jobs for all. The target's other ranks are its childre
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import os
 import signal
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
-from functools import partial
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 
-from amusd.config import RunConfig, TransportConfig
-from amusd.console import Console, tell, waiting_for
+from amusd.config import RunConfig
+from amusd.console import tell, waiting_for
 from amusd.errors import ConfigError, PeerError, PeerLostError
 from amusd.files import keep_traceback
 from amusd.runtime.cores import allowed_cores
 from amusd.runtime.draft_restart import DraftSource
-from amusd.runtime.placement import Node
 from amusd.runtime.supervisor import STOP_SECONDS
-from amusd.transport.addresses import interface_address
-from amusd.transport.factory import keys_of
 from amusd.types import Role
 
 from .devices import claim_hardware, set_threads
 from .drafts import ChildDrafts, StoreDrafts
-from .job import DOCTOR, Group, Options, prepare_group, store_secret
-from .nodes import (
-    await_members,
-    check_sharing,
-    has_ranks_elsewhere,
-    left,
-    nodes_of,
-    plan,
-    ranks_of,
-    tell_no_group,
-    with_interface,
-)
+from .job import Group, Options, prepare_group, store_secret
+from .nodes import await_members, left, ranks_of, tell_no_group
 from .scratch import is_left_over, tell_begin, tell_job_code
 from .signals import PEER_FAILED, Interrupted, end_if_stopped, interrupt_main_thread, watching
 from .store import CONNECT_SECONDS, LOOK_SECONDS, Place, Store
@@ -94,13 +79,12 @@ def run_target_rank(options: Options, place: Place) -> int:
         ranks = ranks_of(place.rank, place.size, group.config.target_tensor_parallel_size)
         set_threads(group.config.hardware.num_threads)  # before there is torch
         store = Store(place, store_secret(options))
-        if group.command != DOCTOR:
-            tell(f"run directory: {group.jobs[0].run_directory}")
-            _import_work(options)  # while the others come
+        tell(f"run directory: {group.jobs[0].run_directory}")
+        _import_work(options)  # while the others come
         # torchrun has seen to it that the others run
         patience = CONNECT_SECONDS if place.is_by_itself else group.config.startup_timeout_seconds
-        nodes = nodes_of(await_members(place, store, patience), group.config.engine())
-        group = group.on(_settled(group.config, place, nodes))
+        *_, draft = await_members(place, store, patience)
+        group = group.on(claim_hardware(group.config, Role.TARGET, draft.num_gpus if place.apart else None))
     except ConfigError as error:
         if store is None and not place.is_by_itself:  # else the others wait for a target that has no mistake
             store = Store(place, store_secret(options))
@@ -109,58 +93,25 @@ def run_target_rank(options: Options, place: Place) -> int:
                 tell_no_group(store, str(error), 2)
                 _await_leaving(place, store, _LEAVE_SECONDS)
         raise
-    if group.command == DOCTOR:
-        Console().text("\n".join(plan(nodes, group.config)))
-        tell_no_group(store, "`doctor` has printed the plan there, and nothing is started", 0)
-        with suppress(PeerLostError):
-            _await_leaving(place, store, _LEAVE_SECONDS)
-        return 0
     store.put("group", group.without_prompts().to_text())
     patience = _LEAVE_SECONDS
-    with ExitStack() as ways:
-        open_ranks = partial(_open_ranks, group.config.transport, ways) if place.size > len(Role) else None
-        drafts = StoreDrafts(store, tell_loss=tell, are_away=place.apart, open_ranks=open_ranks)
-        _prepare_followers(options, group, drafts, cores, ranks[1:])
-        try:
-            _await_draft(place, drafts, group.config.startup_timeout_seconds)
-            return _run(options, group, drafts, None if place.is_by_itself else parent)
-        except Interrupted:
-            patience = _INTERRUPTED_SECONDS
-            raise
-        finally:
-            drafts.followers.stop(_INTERRUPTED_SECONDS)
-            ways.close()
-            with suppress(PeerLostError):  # nobody is left to tell
-                store.put("finished", True)
-                _await_leaving(place, store, patience)
-            if not place.apart:
-                _end_stopped(drafts)
-                with suppress(PeerLostError):
-                    drafts.go_on()
-
-
-def _settled(config: RunConfig, place: Place, nodes: Sequence[Node]) -> RunConfig:
-    """`config` with the device of each rank, and the interface at which the target's meet on several machines."""
-    if not place.apart:
-        return claim_hardware(config, Role.TARGET)
-    if has_ranks_elsewhere(nodes):
-        config = dataclasses.replace(config, transport=with_interface(config.transport, place))
-    config = claim_hardware(config, Role.TARGET, nodes)
-    check_sharing(nodes, config.hardware.devices)
-    return config
-
-
-def _open_ranks(transport: TransportConfig, ways: ExitStack, folder: str) -> str:
-    """Where ranks that other processes look after find the first one, which awaits them in `folder`."""
-    if transport.interface is None:
-        return folder
-    from amusd.models.ranks import COMMANDS
-    from amusd.transport.tunnel import Tunnel
-
-    keys = keys_of(transport, Role.TARGET)
-    tunnel = Tunnel.listen(interface_address(transport.interface), Path(folder) / COMMANDS, keys)
-    ways.callback(tunnel.close, _INTERRUPTED_SECONDS)
-    return tunnel.address
+    drafts = StoreDrafts(store, tell_loss=tell, are_away=place.apart)
+    _prepare_followers(options, group, drafts, cores, ranks[1:])
+    try:
+        _await_draft(place, drafts, group.config.startup_timeout_seconds)
+        return _run(options, group, drafts, None if place.is_by_itself else parent)
+    except Interrupted:
+        patience = _INTERRUPTED_SECONDS
+        raise
+    finally:
+        drafts.followers.stop(_INTERRUPTED_SECONDS)
+        with suppress(PeerLostError):  # nobody is left to tell
+            store.put("finished", True)
+            _await_leaving(place, store, patience)
+        if not place.apart:
+            _end_stopped(drafts)
+            with suppress(PeerLostError):
+                drafts.go_on()
 
 
 def _await_leaving(place: Place, store: Store, patience: float) -> None:

@@ -224,9 +224,6 @@ class TransportConfig:
     """Allow an address that is not on this machine, unencrypted and unauthenticated."""
     keys: str | None = None
     """A folder of `amusd keys FOLDER`: encrypt the link at `address`, and let in only those whose key lies there."""
-    interface: str | None = None
-    """The interface (name or IPv4 address) for the unencrypted exchanges of a target over several machines. None: the
-    one to the first machine."""
     delay_ms: float = 0.0
     """The delay of each message, to try what distance costs on one machine."""
 

@@ -1,12 +1,11 @@
 """A process group of torch for the ranks of one model alone, and the watch over a rank that is lost.
 
 The group is made directly and registered nowhere: there is no default group, and the draft never joins. Where each
-rank has a GPU of its own it is NCCL, otherwise gloo. Ranks of one machine meet through a file and the loopback
-interface; those of several through a store that the first one serves at an address of its own. What they exchange is
-neither encrypted nor authenticated.
+rank has a GPU of its own it is NCCL, otherwise gloo. The ranks are on one machine, and meet through a file and the
+loopback interface. What they exchange is neither encrypted nor authenticated.
 
-gloo: an exchange blocks the host, and raises as soon as another rank is gone, or after `EXCHANGE_SECONDS`. Nothing ends
-a connection whose cable was cut; `abort` does, by a receive that runs out, after which gloo closes them all.
+gloo: an exchange blocks the host, and raises as soon as another rank is gone, or after `EXCHANGE_SECONDS`. `abort` ends
+it before that, by a receive that runs out, after which gloo closes all connections.
 
 NCCL: an exchange is put on the current stream, and the host goes on. Nothing is raised where another rank is gone: the
 kernel spins, and the host may block in any call that needs the device (a wait, a copy, even a launch once the queue is
@@ -32,7 +31,6 @@ References:
 from __future__ import annotations
 
 import atexit
-import secrets
 import select
 import socket
 import threading
@@ -67,55 +65,26 @@ rows at the same places in every mode; there NCCL adds, in float32, since a sum 
 """
 
 
-def backend_for(devices: Sequence[str], *, over_nodes: bool = False) -> Backend:
-    """The backend for ranks on these devices. NCCL refuses two ranks on one GPU.
-
-    `over_nodes`: they are on several machines, on each of which no GPU is shared.
-    """
+def backend_for(devices: Sequence[str]) -> Backend:
+    """The backend for ranks on these devices. NCCL refuses two ranks on one GPU."""
     on_gpus = all(device.startswith("cuda") for device in devices)
-    return "nccl" if on_gpus and (over_nodes or len(set(devices)) == len(devices)) else "gloo"
+    return "nccl" if on_gpus and len(set(devices)) == len(devices) else "gloo"
 
 
-def open_store(folder: Path, size: int, host: str | None) -> tuple[Any, dict[str, Any]]:
-    """The store in which the ranks find each other, for the first one, and what the others need to `join_store`.
-
-    A file in `folder`, or served at `host`, an address of this machine that others reach. Raises OSError.
-    """
-    if host is None:
-        return join_store(folder, size, {}), {}
-    with socket.create_server((host, 0)) as listener:  # left to itself, torch listens on every interface
-        port = int(listener.getsockname()[1])
-        served = _tcp_store(host, port, listener.detach())
-    name = secrets.token_hex(16)  # which others do not know
-    return _c10d.PrefixStore(name, served), {"host": host, "port": port, "name": name}
-
-
-def join_store(folder: Path, size: int, found: dict[str, Any]) -> Any:
-    """The same store, for another rank. Raises RuntimeError."""
-    if not found:
-        if not folder.is_dir():  # in which a FileStore would wait for minutes to make a file
-            raise RuntimeError(f"{folder} is gone")
-        return _c10d.FileStore(str(folder / "group"), size)
-    return _c10d.PrefixStore(found["name"], _tcp_store(found["host"], found["port"]))
-
-
-def _tcp_store(host: str, port: int, listener: int | None = None) -> Any:
-    timeout = timedelta(seconds=EXCHANGE_SECONDS)
-    return _c10d.TCPStore(
-        host, port, is_master=listener is not None, timeout=timeout, wait_for_workers=False, master_listen_fd=listener
-    )
+def join_store(folder: Path, size: int) -> Any:
+    """The store in which the ranks find each other: a file in `folder`. Raises RuntimeError."""
+    if not folder.is_dir():  # in which a FileStore would wait for minutes to make a file
+        raise RuntimeError(f"{folder} is gone")
+    return _c10d.FileStore(str(folder / "group"), size)
 
 
 class ProcessGroup:
     """The ranks of the target that have met in one store."""
 
-    def __init__(
-        self, store: Any, rank: int, size: int, device: str, backend: Backend, host: str | None = None
-    ) -> None:
+    def __init__(self, store: Any, rank: int, size: int, device: str, backend: Backend) -> None:
         """Meet the others; returns once all have come. Raises `RankLostError` after `EXCHANGE_SECONDS`.
 
-        `store`: from `open_store` or `join_store`. `host`: the address of this machine at which gloo
-        listens; None: loopback, since all are here.
+        `store`: from `join_store`.
         """
         from torch.distributed import distributed_c10d as c10d
 
@@ -128,7 +97,7 @@ class ProcessGroup:
         first = c10d.AllgatherOptions()  # type: ignore[attr-defined]
         first.asyncOp = True
         try:
-            self._group = _make(store, rank, size, device, backend, host)
+            self._group = _make(store, rank, size, device, backend)
             # The first exchange of NCCL makes its communicator. With a time of its own, `wait` blocks the host.
             _, work = self._gather(torch.zeros(1, device=device), first)
             work.wait(timedelta(seconds=EXCHANGE_SECONDS))
@@ -194,7 +163,7 @@ def _wait(work: Any) -> None:
         work.wait()
 
 
-def _make(store: Any, rank: int, size: int, device: str, backend: Backend, host: str | None) -> Any:
+def _make(store: Any, rank: int, size: int, device: str, backend: Backend) -> Any:
     if backend == "nccl":
         settings = _c10d.ProcessGroupNCCL.Options()
         settings._timeout = timedelta(seconds=_WATCHDOG_SECONDS)  # noqa: SLF001 - no public name
@@ -203,7 +172,7 @@ def _make(store: Any, rank: int, size: int, device: str, backend: Backend, host:
     gloo = _c10d.ProcessGroupGloo
     settings = gloo._Options()  # noqa: SLF001 - no public name
     settings._timeout = timedelta(seconds=EXCHANGE_SECONDS)  # noqa: SLF001 - no public name
-    settings._devices = [gloo.create_device(hostname=host or _LOOPBACK)]  # noqa: SLF001 - no public name
+    settings._devices = [gloo.create_device(hostname=_LOOPBACK)]  # noqa: SLF001 - no public name
     return gloo(store, rank, size, settings)
 
 

@@ -3,8 +3,7 @@
 The first rank, the leader, decides everything; before each of its passes it commands the others to compute the same
 pass. A command is a few bytes over a socket file in a folder that only this user can enter: the kernel wakes a follower
 for a command, and ends the socket with the leader's process, so an idle follower needs no heartbeat. Tensors go through
-a process group, and meanwhile a thread watches the sockets (`process_group.py`). On other machines a copy of that
-socket file stands for the leader's (`transport/tunnel.py`), so that nothing else here is of one machine or of several.
+a process group, and meanwhile a thread watches the sockets (`process_group.py`).
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from amusd.errors import ConfigError, PeerFailedError, RankLostError, first_line
 from amusd.models.kv_cache import KVMemory
 from amusd.models.language_model import LogitsDigest
 from amusd.models.passes import Part, Pass
-from amusd.models.process_group import Backend, ProcessGroup, Watch, join_store, open_store
+from amusd.models.process_group import Backend, ProcessGroup, Watch, join_store
 from amusd.models.rank_commands import PartCommand, RankCommand
 from amusd.models.sharding import Ranks
 
@@ -36,7 +35,7 @@ Wire: TypeAlias = "Connection[Any, Any]"
 IDLE_SECONDS = 1.0
 """Longest single wait for a command; a follower waits again as long as the leader lives."""
 _REASON_SECONDS = 1.0  # after an exchange has failed: how long the reason may take to arrive
-COMMANDS = "commands"
+_COMMANDS = "commands"
 """Name of the socket file in the folder that is a leader's address."""
 
 
@@ -46,10 +45,9 @@ class _ConnectedRanks(Ranks):
     _others: str
     """The ranks at the other end of this rank's sockets."""
 
-    def __init__(self, rank: int, size: int, backend: Backend, host: str | None) -> None:
+    def __init__(self, rank: int, size: int, backend: Backend) -> None:
         super().__init__(rank, size)
         self.captures = backend == "nccl"
-        self._host = host
         self._backend: Backend = backend
         self._group: ProcessGroup | None = None
         self._watch: Watch | None = None
@@ -73,7 +71,7 @@ class _ConnectedRanks(Ranks):
             self._watch.end()
 
     def _meet(self, store: Any, device: str, sockets: Sequence[int]) -> None:
-        self._group = ProcessGroup(store, self.rank, self.size, device, self._backend, self._host)
+        self._group = ProcessGroup(store, self.rank, self.size, device, self._backend)
         self._watch = Watch(sockets, self._group.abort)
 
     @property
@@ -100,12 +98,9 @@ class Leader(_ConnectedRanks):
 
     _others = "a rank"
 
-    def __init__(self, size: int, backend: Backend = "gloo", host: str | None = None) -> None:
-        """Open the meeting place of the `size` ranks. Raises `ConfigError` where there can be none.
-
-        `host`: the address of this machine at which ranks on other machines meet this one; None: all are here.
-        """
-        super().__init__(0, size, backend, host)
+    def __init__(self, size: int, backend: Backend = "gloo") -> None:
+        """Open the meeting place of the `size` ranks. Raises `ConfigError` where there can be none."""
+        super().__init__(0, size, backend)
         self._folder = Path(tempfile.mkdtemp(prefix="amusd-ranks-"))
         self._followers: dict[int, Wire] = {}
         self._numbers: weakref.WeakKeyDictionary[KVMemory, int] = weakref.WeakKeyDictionary()
@@ -114,7 +109,7 @@ class Leader(_ConnectedRanks):
         self._digests: dict[LogitsDigest, int] = {}
         try:
             self._door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self._door.bind(str(self._folder / COMMANDS))
+            self._door.bind(str(self._folder / _COMMANDS))
             self._door.listen(size)
         except (OSError, AttributeError) as error:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -149,12 +144,12 @@ class Leader(_ConnectedRanks):
                 if not report.get("ready"):
                     raise self._as_error(waiting[follower], report)
                 del waiting[follower]
-        try:
-            store, found = open_store(self._folder, self.size, self._host)
-        except OSError as error:
-            raise ConfigError(f"{self._host}: the ranks of the target cannot meet there: {error}") from None
-        self._send(json.dumps(found).encode())  # all are there: meet
-        self._meet(store, device, [connection.fileno() for connection in self._followers.values()])
+        self._send(b"{}")  # all are there: meet
+        self._meet(
+            join_store(self._folder, self.size),
+            device,
+            [connection.fileno() for connection in self._followers.values()],
+        )
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def announce(self, parts: Sequence[Part], work: Pass | None, kept: Sequence[int] = ()) -> None:
@@ -236,13 +231,13 @@ class Follower(_ConnectedRanks):
 
     _others = "rank 0"
 
-    def __init__(self, address: str, rank: int, size: int, backend: Backend = "gloo", host: str | None = None) -> None:
-        """Come to the leader at `address`; `host` as of `Leader`. Raises `RankLostError` when it is not there."""
-        super().__init__(rank, size, backend, host)
+    def __init__(self, address: str, rank: int, size: int, backend: Backend = "gloo") -> None:
+        """Come to the leader at `address`. Raises `RankLostError` when it is not there."""
+        super().__init__(rank, size, backend)
         self._folder = Path(address)
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            connection.connect(str(self._folder / COMMANDS))
+            connection.connect(str(self._folder / _COMMANDS))
         except OSError as error:
             connection.close()
             raise RankLostError(f"rank 0 of the target is not on this machine, or gone: {error}") from None
@@ -252,9 +247,9 @@ class Follower(_ConnectedRanks):
     def ready(self, device: str, timeout_seconds: float) -> None:
         """The model is loaded: wait for the others to be ready too. Raises `RankLostError`."""
         self._say(ready=True)
-        found = _receive(self._leader, time.monotonic() + timeout_seconds)
+        _receive(self._leader, time.monotonic() + timeout_seconds)
         try:
-            store = join_store(self._folder, self.size, found)
+            store = join_store(self._folder, self.size)
         except RuntimeError as error:
             raise self._gone(f": {first_line(error)}") from None
         self._meet(store, device, [self._leader.fileno()])

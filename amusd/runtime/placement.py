@@ -11,15 +11,13 @@ Rank 0 leads the target. Lists with an entry for each rank, such as `hardware.de
     one for each rank of the target    on the first ones          on the last one, which the target has too
     fewer                              spread over all of them    on the last one, which the target has too
 
-On several machines each one's ranks are placed in this way on its own GPUs. Pure functions of how many GPUs and how
-many ranks there are, by the standard library alone: `devices.py` knows what is there, and refuses.
+A draft on another machine has the first GPU there. Pure functions of how many GPUs and how many ranks there are, by the
+standard library alone: `devices.py` knows what is there, and refuses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import islice
 from typing import TypeVar
 
 from amusd.config import EngineConfig
@@ -28,46 +26,23 @@ from amusd.types import Role
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
-    """A machine and the ranks that are on it."""
-
-    name: str
-    num_gpus: int
-    num_target_ranks: int
-    num_draft_ranks: int
-
-
 def in_role(of_world: Sequence[_T], role: Role) -> list[_T]:
     """Select, from one value per rank of the world, the values of `role`, in the order of its ranks."""
     return list(of_world[:-1] if role is Role.TARGET else of_world[-1:])
 
 
-def place_on(nodes: Sequence[Node]) -> tuple[str, ...]:
-    """Return the device of each rank of the world: the target's on these machines in order, then the draft's."""
-    targets: list[str] = []
-    drafts: list[str] = []
-    for node in nodes:
-        devices = place(node.num_gpus, node.num_target_ranks, node.num_draft_ranks)
-        targets += devices[: node.num_target_ranks]
-        drafts += devices[node.num_target_ranks :]
-    return (*targets, *drafts)
+def place(num_gpus: int, num_target_ranks: int = 1, num_draft_gpus: int | None = None) -> tuple[str, ...]:
+    """Device of each rank of the world. Neighbouring ranks share a GPU if there are too few.
 
-
-def devices_on(nodes: Sequence[Node], devices: Sequence[_T]) -> list[list[_T]]:
-    """Split values, one for each rank of the world, by machine; the target's ranks come first on each."""
-    targets = iter(devices[: sum(node.num_target_ranks for node in nodes)])
-    drafts = iter(devices[sum(node.num_target_ranks for node in nodes) :])
-    return [[*islice(targets, node.num_target_ranks), *islice(drafts, node.num_draft_ranks)] for node in nodes]
-
-
-def place(num_gpus: int, num_target_ranks: int = 1, num_draft_ranks: int = 1) -> tuple[str, ...]:
-    """Device of each rank of one machine, the target's first. Neighbouring ranks share a GPU if there are too few."""
-    if num_gpus == 0:
-        return ("cpu",) * (num_target_ranks + num_draft_ranks)
+    `num_draft_gpus`: GPUs of the draft's machine; None: it is the target's.
+    """
     num_used = min(num_target_ranks, num_gpus)
     targets = [f"cuda:{rank * num_used // num_target_ranks}" for rank in range(num_target_ranks)]
-    return (*targets, *[f"cuda:{min(num_target_ranks, num_gpus - 1)}"] * num_draft_ranks)
+    if num_gpus == 0:
+        targets = ["cpu"] * num_target_ranks
+    if num_draft_gpus is None:
+        return (*targets, f"cuda:{min(num_target_ranks, num_gpus - 1)}" if num_gpus else "cpu")
+    return (*targets, "cuda:0" if num_draft_gpus else "cpu")
 
 
 def sharing(config: EngineConfig, devices: Sequence[str]) -> str | None:

@@ -40,7 +40,6 @@ from amusd.runtime.remote_drafter import RemoteDraft, RemoteDrafter
 from amusd.runtime.supervisor import DraftProcess
 from amusd.runtime.target_worker import TargetWorker
 from amusd.tracing.recorder import Recorder, RunsRecorder
-from amusd.transport.addresses import interface_address
 from amusd.transport.base import Rendezvous, Transport
 from amusd.transport.factory import can_listen_again, connect, listen
 from amusd.types import Role
@@ -142,17 +141,7 @@ def make_leader(config: EngineConfig) -> Leader | None:
         return None
     devices = in_role(devices_of(config), Role.TARGET)
     check_target(config, devices[0])
-    host = _host(config)
-    return Leader(size, backend_for(devices, over_nodes=host is not None), host)
-
-
-def _host(config: EngineConfig) -> str | None:
-    """The address of this machine at which the target's ranks meet those on others; None: there are none elsewhere.
-
-    Raises `ConfigError`.
-    """
-    interface = config.transport.interface
-    return None if interface is None else interface_address(interface)
+    return Leader(size, backend_for(devices))
 
 
 def load_with_followers(
@@ -195,9 +184,7 @@ def run_follower(config: EngineConfig, rank: int, address: str) -> None:
     torch.set_num_threads(config.hardware.num_threads)
     devices = in_role(devices_of(config), Role.TARGET)
     try:
-        host = _host(config)
-        backend = backend_for(devices, over_nodes=host is not None)
-        follower = Follower(address, rank, len(devices), backend, host)
+        follower = Follower(address, rank, len(devices), backend_for(devices))
     except PeerLostError:
         return  # it has ended, and has said why
     try:

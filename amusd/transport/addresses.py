@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-import struct
 from dataclasses import dataclass
 
 from amusd.errors import ConfigError
-
-_SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 
 LOOPBACK = "tcp://127.0.0.1:*"
 """Loopback TCP on a port that is free."""
@@ -69,41 +66,6 @@ def address_towards(host: str, port: int) -> str:
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(address)  # a datagram socket: nothing is sent
         return str(probe.getsockname()[0])
-
-
-def interface_address(interface: str) -> str:
-    """The IPv4 address of a network interface of this machine, given by its name or address. Raises ConfigError."""
-    return _named(interface)[1]
-
-
-def interface_name(interface: str) -> str:
-    """The name of a network interface, given as to `interface_address`. Raises ConfigError."""
-    return _named(interface)[0]
-
-
-def _named(interface: str) -> tuple[str, str]:
-    """Name and address of an interface that is given by one of them."""
-    if _is_loopback(interface):
-        return "lo", interface  # which has more addresses than it tells
-    found = {name: address for _, name in socket.if_nameindex() if (address := _address_of(name)) is not None}
-    for name, address in found.items():
-        if interface in (name, address):
-            return name, address
-    names = ", ".join(f"{name} ({address})" for name, address in found.items())
-    raise ConfigError(f"transport.interface={interface}: this machine has {names or 'none with an IPv4 address'}")
-
-
-def _address_of(name: str) -> str | None:
-    """The IPv4 address of an interface; None without one. Linux alone tells."""
-    import fcntl
-
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            return socket.inet_ntoa(
-                fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()))[20:24]
-            )
-        except OSError:
-            return None
 
 
 def _is_loopback(host: str) -> bool:

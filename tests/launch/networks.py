@@ -87,9 +87,3 @@ def _remove(namespace: str) -> None:
     for pid in _processes(namespace):
         os.kill(pid, signal.SIGKILL)
     assert _ip("netns", "delete", namespace) == ""  # the end of the cable that is in it goes too
-
-
-def cut(network: Network) -> None:
-    """Cut the cable between two namespaces: nothing that is sent arrives, and no connection ends by that."""
-    assert network.namespaces is not None
-    assert _ip("-n", network.namespaces[0], "link", "set", "cable", "down") == ""

@@ -27,7 +27,7 @@ def main() -> None:
     keys, seconds = sys.argv[1:]
     place = place_from_environment()
     store = Store(place, read_store_key(Path(keys)))
-    store.put(here(place.rank), dataclasses.asdict(own_member(place)))
+    store.put(here(place.rank), dataclasses.asdict(own_member()))
     store.put("draft", {"incarnation": HELLO.incarnation, "pid": os.getpid()})
     rendezvous = store.get("rendezvous/1", STORE_SECONDS)
     link = ZeroMQTransport.connect(rendezvous["address"], rendezvous["nonce"], insecure=True)

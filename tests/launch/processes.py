@@ -25,8 +25,8 @@ def amusd_command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "launch.main", *arguments]
 
 
-def torchrun_command(*arguments: str) -> list[str]:
-    flags = ["--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2"]
+def torchrun_command(*arguments: str, num_processes: int = 2) -> list[str]:
+    flags = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={num_processes}"]
     return [sys.executable, "-m", "torch.distributed.run", *flags, str(ROOT / "launch" / "run.py"), *arguments]
 
 

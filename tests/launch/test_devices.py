@@ -15,7 +15,6 @@ from amusd.config import HardwareConfig, RunConfig, TransportConfig
 from amusd.errors import ConfigError
 from amusd.runtime.cores import allowed_cores, cores_for
 from amusd.runtime.devices import device_of
-from amusd.runtime.placement import Node
 from amusd.types import Role
 from launch.devices import NCCL_SETTINGS, claim_hardware
 from launch.main import main
@@ -60,14 +59,6 @@ def test_ranks_of_the_target_share_cores_only_with_each_other(
     assert cores_for(Role.DRAFT, allowed, hardware, num_target_ranks=2) == draft
 
 
-def nodes_apart(num_target_gpus: int, num_draft_gpus: int, num_target_ranks: int = 1) -> tuple[Node, ...]:
-    """Each role has a machine of its own."""
-    return (
-        Node(name="the target's node", num_gpus=num_target_gpus, num_target_ranks=num_target_ranks, num_draft_ranks=0),
-        Node(name="the draft's node", num_gpus=num_draft_gpus, num_target_ranks=0, num_draft_ranks=1),
-    )
-
-
 @pytest.mark.parametrize(
     ("num_gpus", "apart", "num_target_ranks", "devices"),
     [
@@ -92,8 +83,7 @@ def test_all_ranks_of_a_machine_find_the_same_devices_and_one_of_them_says_what_
     monkeypatch.setattr("launch.devices.set_threads", lambda _number: None)
     monkeypatch.setattr("amusd.runtime.cores.pin_to", lambda _cores: None)
     config = RunConfig(target_tensor_parallel_size=num_target_ranks)
-    nodes = nodes_apart(num_gpus, num_gpus, num_target_ranks) if apart else ()
-    settled = claim_hardware(config, Role.TARGET, nodes)
+    settled = claim_hardware(config, Role.TARGET, num_gpus if apart else None)
     assert settled.hardware.devices == devices
     assert claim_hardware(settled if apart else config, Role.DRAFT).hardware.devices == devices
     if not apart:  # what no first rank has told
@@ -104,23 +94,23 @@ def test_all_ranks_of_a_machine_find_the_same_devices_and_one_of_them_says_what_
 
 
 @pytest.mark.parametrize(
-    ("role", "nodes", "refusal"),
+    ("role", "num_gpus", "num_draft_gpus", "refusal"),
     [
-        (Role.TARGET, (), "there is no cuda:1, cuda:0 is the only GPU"),
-        (Role.DRAFT, (), None),  # the target says so
-        (Role.TARGET, nodes_apart(1, 2), None),  # the draft's machine has it
-        (Role.TARGET, nodes_apart(2, 1), "there is no cuda:1 on the draft's node, which has 1 GPUs"),
-        (Role.DRAFT, nodes_apart(2, 1), None),
+        (Role.TARGET, 1, None, "there is no cuda:1, cuda:0 is the only GPU"),
+        (Role.DRAFT, 1, None, None),  # the target says so
+        (Role.TARGET, 1, 2, None),  # the draft's machine has it
+        (Role.TARGET, 0, 2, "torch finds no GPU"),
+        (Role.TARGET, 2, 1, "there is no cuda:1 on the draft's machine, which has 1 GPUs"),
     ],
 )
 def test_a_missing_gpu_is_refused_by_the_target_whichever_machine_it_is_missing_on(
-    monkeypatch: pytest.MonkeyPatch, role: Role, nodes: tuple[Node, ...], refusal: str | None
+    monkeypatch: pytest.MonkeyPatch, role: Role, num_gpus: int, num_draft_gpus: int | None, refusal: str | None
 ) -> None:
-    pretend_gpus(monkeypatch, 1)
+    pretend_gpus(monkeypatch, num_gpus)
     monkeypatch.setattr("launch.devices.set_threads", lambda _number: None)
     config = RunConfig(hardware=HardwareConfig(devices=("cuda:0", "cuda:1")))
     with pytest.raises(ConfigError, match=refusal) if refusal is not None else nullcontext():
-        claim_hardware(config, role, nodes)
+        claim_hardware(config, role, num_draft_gpus)
 
 
 @pytest.mark.skipif(len(allowed_cores()) < 2, reason="needs two cores")

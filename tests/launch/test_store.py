@@ -7,7 +7,6 @@ import pickle
 import socket
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +14,12 @@ import pytest
 
 from amusd.config import RunConfig
 from amusd.errors import AmusdError, ConfigError, PeerFailedError
-from amusd.models.ranks import COMMANDS
-from amusd.transport.curve import read_keys, write_keys
-from amusd.transport.tunnel import Tunnel
-from amusd.types import Role
 from launch.draft import own_transport
 from launch.drafts import OVER
 from launch.job import Group, Job, Options, store_secret
 from launch.main import main
 from launch.nodes import await_members, left, tell_no_group, told_group
-from launch.ranks import reach, run_further_ranks
+from launch.ranks import run_further_ranks
 from launch.store import Place, Store
 from tests.launch.processes import FAKE, ROOT, SECONDS, environment, node_variables, run
 
@@ -185,7 +180,7 @@ def test_what_ends_a_further_rank_is_told_the_target(
     target = Store(host)
     job = Job(config=RunConfig(), run_directory=Path("/runs"))
     target.put("group", Group(command="generate", jobs=(job,)).to_text())
-    further = dataclasses.replace(host, rank=1, local_rank=1, size=3, apart=False)
+    further = dataclasses.replace(host, rank=1, size=3, apart=False)
     assert run_further_ranks(Options(), further) == 0
     assert target.get("failure", 5.0) == {"users_mistake": isinstance(error, ConfigError), "line": str(error)}
     assert target.has(left(1))
@@ -195,53 +190,7 @@ def test_what_ends_a_further_rank_is_told_the_target(
 def test_with_nothing_to_do_other_machines_end_as_the_target_does(host: Place, apart: bool, exit_code: int) -> None:
     target = Store(host)
     tell_no_group(target, "no such model", 2)
-    other = dataclasses.replace(host, rank=1, local_rank=0 if apart else 1, apart=apart)
+    other = dataclasses.replace(host, rank=1, apart=apart)
     store = Store(other)
     assert told_group(other, store) == exit_code
     assert store.await_any(OVER, 5.0) == "finished"
-
-
-def test_ranks_elsewhere_reach_the_first_one_with_their_keys(host: Place, tmp_path: Path) -> None:
-    write_keys(tmp_path / "keys")
-    ours, theirs = (read_keys(tmp_path / "keys", role) for role in (Role.TARGET, Role.DRAFT))
-    with socket.socket(socket.AF_UNIX) as door, socket.socket(socket.AF_UNIX) as rank:
-        door.bind(str(tmp_path / "door"))
-        door.listen()
-        with closing(Tunnel.listen(NODE, tmp_path / "door", ours)) as here:
-            there = reach(Store(host), here.address, str(tmp_path), theirs)
-            assert there is not None
-            with closing(there):
-                rank.connect(str(tmp_path / COMMANDS))
-                rank.sendall(b"x")
-                door.settimeout(SECONDS)
-                near, _ = door.accept()
-                with near:
-                    assert near.recv(1) == b"x"
-
-
-@pytest.mark.parametrize(
-    ("told", "expected"),
-    [
-        (
-            {"failure": {"users_mistake": True, "line": "the keys do not fit"}, "finished": True},
-            "^the keys do not fit$",
-        ),
-        ({"finished": True}, None),
-        ({}, "the port is not reachable"),
-    ],
-    ids=["failed", "finished", "running"],
-)
-def test_ranks_that_find_nobody_say_what_has_ended_the_run(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, told: dict[str, Any], expected: str | None
-) -> None:
-    monkeypatch.setattr("amusd.transport.tunnel.CONNECT_SECONDS", 0.2)
-    store = Store(place(NODE, port=free_port()))
-    for name, value in told.items():
-        store.put(name, value)
-    address = f"tcp://{NODE}:{free_port()}"
-    if expected is None:
-        assert reach(store, address, str(tmp_path), None) is None
-    else:
-        with pytest.raises(ConfigError, match=expected):
-            reach(store, address, str(tmp_path), None)
-    assert list(tmp_path.iterdir()) == []

@@ -25,7 +25,7 @@ def groups(monkeypatch: pytest.MonkeyPatch, folder: Path, backend: Backend) -> l
         monkeypatch.setattr(process_group, "_make", lambda _file, rank, *_: FakeNccl(table, rank))
 
     def meet(rank: int) -> ProcessGroup:
-        return ProcessGroup(join_store(folder, SIZE, {}), rank, SIZE, "cpu", backend)
+        return ProcessGroup(join_store(folder, SIZE), rank, SIZE, "cpu", backend)
 
     with ThreadPoolExecutor(SIZE) as pool:
         return list(pool.map(meet, range(SIZE)))

@@ -37,7 +37,6 @@ REQUESTS, RESPONSES, PURE = "amusd/serving/requests.py", "amusd/serving/response
 SERVICE, API, LEAVING = "amusd/serving/service.py", "tests/serving/test_api.py", "tests/serving/test_leaving.py"
 GATE, BAD_REQUESTS = "amusd/serving/app.py", "tests/serving/test_bad_requests.py"
 
-TUNNEL, TUNNEL_TESTS = "amusd/transport/tunnel.py", "tests/transport/test_tunnel.py"
 NODES, MEMBERS = "launch/nodes.py", "tests/launch/test_members.py"
 RANKS, STORE, STORE_TESTS = "launch/ranks.py", "launch/store.py", "tests/launch/test_store.py"
 RAY, RAY_TESTS = "launch/ray_serve.py", "tests/launch/test_ray_serve.py"
@@ -1080,47 +1079,11 @@ RULES = (
         "False",
         "tests/runtime/test_synchronous_trees.py",
     ),
-    # ranks on several machines
-    Rule(
-        "a port that can be reached is rank 0's",
-        TUNNEL,
-        "if self._way.poll(0):\n                self._way.recv_multipart()\n",
-        "if was_reached:\n",
-        TUNNEL_TESTS,
-    ),
-    Rule(
-        "a connection takes what is for another",
-        TUNNEL,
-        "self._num_admitted += 1",
-        "self._num_admitted = 1",
-        TUNNEL_TESTS,
-    ),
-    Rule(
-        "a slow reader loses what came before the end",
-        TUNNEL,
-        "                stream.connection.sendall(stream.unsent)\n",
-        "                pass\n",
-        TUNNEL_TESTS,
-    ),
-    Rule("an end is not told to the other end", TUNNEL, "_DATA if data else _END, data)", "_DATA, data)", TUNNEL_TESTS),
-    Rule(
-        "an end that was killed has ended by itself",
-        TUNNEL,
-        "or reads nothing\n            self._lose(key)",
-        "or reads nothing\n            self._end(key)",
-        TUNNEL_TESTS,
-    ),
+    # processes by hand, on one machine or two
     Rule(
         "the draft's process looks after ranks of the target", NODES, " if rank < num_hosts else range(0)", "", MEMBERS
     ),
     Rule("ranks that are left over have no process", NODES, "if left_over or not each:", "if not each:", MEMBERS),
-    Rule(
-        "an interface that is given is not taken",
-        NODES,
-        "interface=transport.interface or own_host(place)",
-        "interface=own_host(place)",
-        MEMBERS,
-    ),
     Rule(
         "another machine's processes end well where the target found a mistake",
         NODES,
@@ -1136,25 +1099,18 @@ RULES = (
         STORE_TESTS,
     ),
     Rule(
-        "ranks ask for the way without their keys",
-        RANKS,
-        "Path(folder) / COMMANDS, keys)",
-        "Path(folder) / COMMANDS, None)",
-        STORE_TESTS,
-    ),
-    Rule(
-        "the reason that ended the run is not told",
-        RANKS,
-        "raise failure or error from None",
-        "raise error from None",
-        STORE_TESTS,
-    ),
-    Rule(
-        "a user's mistake on another machine is a failure",
+        "a user's mistake that a further rank finds is a failure",
         RANKS,
         "isinstance(error, ConfigError)",
         "False",
         STORE_TESTS,
+    ),
+    Rule(
+        "a target may have several machines",
+        STORE,
+        'if apart and int(environment["WORLD_SIZE"]) > _FEWEST:',
+        "if False:",
+        MEMBERS,
     ),
     Rule(
         "a value may stand under another name",

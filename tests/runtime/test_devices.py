@@ -13,7 +13,6 @@ from amusd.config import DrafterConfig, EngineConfig, HardwareConfig
 from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.runtime.devices import check_devices, claim_device, device_of, devices_of, settle_devices
-from amusd.runtime.placement import Node
 from amusd.runtime.startup import prepare_draft, run_follower, serve_draft
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Rendezvous
@@ -79,20 +78,12 @@ def test_a_gpu_that_is_not_there_is_one_line(
         assert "\n" not in str(caught.value)
 
 
-def nodes(num_target_gpus: int, num_draft_gpus: int) -> list[Node]:
-    """Each role has a machine of its own."""
-    return [
-        Node(name="the target's node", num_gpus=num_target_gpus, num_target_ranks=1, num_draft_ranks=0),
-        Node(name="the draft's node", num_gpus=num_draft_gpus, num_target_ranks=0, num_draft_ranks=1),
-    ]
-
-
 def test_gpus_of_another_machine_are_not_looked_for_here(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_gpus(monkeypatch, 1)
     config = on("cuda:0", "cuda:5")
-    assert settle_devices(config, silence, nodes(1, 6)).devices == ("cuda:0", "cuda:5")
-    with pytest.raises(ConfigError, match="there is no cuda:5 on the draft's node, which has 5 GPUs"):
-        settle_devices(config, silence, nodes(6, 5))
+    assert settle_devices(config, silence, 6).devices == ("cuda:0", "cuda:5")
+    with pytest.raises(ConfigError, match="there is no cuda:5 on the draft's machine, which has 5 GPUs"):
+        settle_devices(config, silence, 5)
 
 
 def test_a_machine_without_gpus_is_not_asked_for_them_where_all_is_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +107,7 @@ def test_that_both_are_on_one_gpu_is_said_in_one_line(
 def test_nothing_is_said_where_it_was_asked_for_or_each_role_has_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_gpus(monkeypatch, 1)
     assert settle_devices(on("cuda:0", "cuda:0"), silence).devices == ("cuda:0", "cuda:0")
-    assert settle_devices(on(), silence, nodes(1, 1)).devices == ("cuda:0", "cuda:0")
+    assert settle_devices(on(), silence, 1).devices == ("cuda:0", "cuda:0")
     assert settle_devices(on(drafters=(NGRAM,)), silence).devices == ("cuda:0", "cuda:0")
 
 

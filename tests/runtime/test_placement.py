@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from amusd.config import DrafterConfig, EngineConfig
-from amusd.runtime.placement import Node, devices_on, gpu_number, place, place_on, sharing
+from amusd.runtime.placement import gpu_number, place, sharing
 
 CASES = list(itertools.product(range(9), range(1, 5)))
 """GPUs, ranks of the target."""
@@ -22,15 +22,6 @@ def engine(num_target_ranks: int = 1, *, drafter: str = "embedded") -> EngineCon
         drafters=(DrafterConfig(kind=drafter),),  # type: ignore[arg-type]  # a parameter's type
         target_tensor_parallel_size=num_target_ranks,
     )
-
-
-def node(num_gpus: int, num_target: int, num_draft: int) -> Node:
-    return Node(name="", num_gpus=num_gpus, num_target_ranks=num_target, num_draft_ranks=num_draft)
-
-
-def apart(num_gpus: int, num_target: int) -> list[Node]:
-    """Each role has a machine of its own."""
-    return [node(num_gpus, num_target, 0), node(num_gpus, 0, 1)]
 
 
 @pytest.mark.parametrize(
@@ -55,7 +46,7 @@ def test_the_target_comes_first_and_the_draft_shares_the_last_gpu(
 
 def test_no_gpu_means_the_cpu_for_all() -> None:
     for num_gpus, num_target in CASES:
-        for devices in (place(num_gpus, num_target), place_on(apart(num_gpus, num_target))):
+        for devices in (place(num_gpus, num_target), place(num_gpus, num_target, num_gpus)):
             assert len(devices) == num_target + 1
             assert (set(devices) == {"cpu"}) == (num_gpus == 0)
             assert ("cpu" in devices) == (num_gpus == 0)
@@ -84,14 +75,11 @@ def test_with_fewer_gpus_than_ranks_all_are_used_and_no_role_shares_more_than_it
 
 def test_a_role_with_a_machine_of_its_own_has_its_first_gpus() -> None:
     for num_gpus, num_target in CASES:
-        nodes = apart(num_gpus, num_target)
-        devices = place_on(nodes)
-        assert devices_on(nodes, devices) == [list(devices[:num_target]), list(devices[num_target:])]
-        for own in (devices[:num_target], devices[num_target:]):
-            if num_gpus >= len(own):
-                assert gpus(own) == list(range(len(own)))
-            elif num_gpus:
-                assert set(gpus(own)) == set(range(num_gpus))
+        for num_draft_gpus in range(3):
+            *targets, draft = place(num_gpus, num_target, num_draft_gpus)
+            assert draft == ("cuda:0" if num_draft_gpus else "cpu")
+            assert targets == list(place(num_gpus, num_target)[:-1])
+            assert num_gpus == 0 or set(gpus(tuple(targets))) == set(range(min(num_gpus, num_target)))
 
 
 def test_it_is_said_which_gpus_are_shared_exactly_where_one_is() -> None:
@@ -117,12 +105,3 @@ def test_it_is_said_who_shares(num_gpus: int, num_target: int, line: str) -> Non
 
 def test_a_draft_without_a_model_shares_nothing() -> None:
     assert sharing(engine(drafter="ngram"), ("cuda:0", "cuda:0")) is None
-
-
-def test_on_several_machines_each_places_its_own_ranks_and_one_machine_is_a_list_of_one() -> None:
-    for num_gpus, num_target in CASES:
-        assert place_on([node(num_gpus, num_target, 1)]) == place(num_gpus, num_target)
-    nodes = [node(2, 2, 0), node(2, 1, 1)]
-    devices = place_on(nodes)
-    assert devices == ("cuda:0", "cuda:1", "cuda:0", "cuda:1")  # three ranks of the target, then the draft
-    assert devices_on(nodes, [0, 1, 2, 3]) == [[0, 1], [2, 3]]
