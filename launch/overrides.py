@@ -85,7 +85,7 @@ def settle(overrides: Sequence[str]) -> dict[str, str]:
         kind = values[group]
         if kind in keys()[f"{group}.kind"].allowed.split(" | "):
             values.setdefault(f"{group}.kind", kind)
-            if kind == "embedded" or (group == "drafter" and not CAPABILITIES[kind].checkpoint):
+            if kind in ("auto", "embedded") or (group == "drafter" and not CAPABILITIES[kind].checkpoint):
                 values.setdefault(f"{group}.model", "null")
     return values
 

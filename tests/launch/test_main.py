@@ -105,7 +105,7 @@ def test_help_lists_the_groups_and_keys_of_a_command_with_their_defaults(
     assert listed & keys().keys() == own
     for other, foreign in (("bench", "bench."), ("simulate", "simulate."), ("compare", "compare.")):
         assert any(name.startswith(foreign) for name in own) == (command == other)
-    assert any(line.startswith("  drafter=cascade | custom | dflash | eagle") for line in lines)
+    assert any(line.startswith("  drafter=auto | cascade | custom | dflash") for line in lines)
     assert ("  pair=llama31_8b_eagle3 | " in "\n".join(lines)) == (command != "simulate")
     assert ("  experiment=" in "\n".join(lines)) == (command in ("generate", "compare"))
     assert len(lines) <= 150
@@ -137,7 +137,7 @@ def test_python_runs_the_package_as_the_command(tmp_path: Path) -> None:
     done = run([*command, "generate", "drafter=nope"], tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith(
-        "amusd: drafter=nope: allowed: cascade, custom, dflash, eagle, embedded, hf, medusa, ngram, self, synthetic; "
+        "amusd: drafter=nope: allowed: auto, cascade, custom, dflash, eagle, embedded, hf, medusa, ngram, self, synthetic; "
         "or a model"
     )
 
