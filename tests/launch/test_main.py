@@ -76,7 +76,7 @@ def test_a_mistake_is_one_line_on_stderr_and_exit_code_2(
 def test_a_mistake_is_answered_by_the_real_command_without_a_traceback(tmp_path: Path) -> None:
     done = run(amusd_command("generate", "drafter=nope"), tmp_path)
     assert done.returncode == 2
-    allowed = "cascade, custom, dflash, eagle, embedded, hf, medusa, ngram, self, synthetic"
+    allowed = "auto, cascade, custom, dflash, eagle, embedded, hf, medusa, ngram, self, synthetic"
     model = "or a model: its folder, or OWNER/NAME of the hub"
     assert done.stderr == f"amusd: drafter=nope: allowed: {allowed}; {model}\n"
     assert list(tmp_path.iterdir()) == []
@@ -137,8 +137,8 @@ def test_python_runs_the_package_as_the_command(tmp_path: Path) -> None:
     done = run([*command, "generate", "drafter=nope"], tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith(
-        "amusd: drafter=nope: allowed: auto, cascade, custom, dflash, eagle, embedded, hf, medusa, ngram, self, synthetic; "
-        "or a model"
+        "amusd: drafter=nope: allowed: auto, cascade, custom, dflash, eagle, embedded, hf, medusa, ngram, self, "
+        "synthetic; or a model"
     )
 
 
