@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import json
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -55,7 +54,7 @@ def prompts_of(command: str, config: RunConfig) -> list[WorkloadPrompt]:
     if command == "generate" and not goes_on:
         workload = dataclasses.replace(workload, num_prompts=1)
     if goes_on:
-        prompts = _shard_of(_enough_prompts(workload, sys.maxsize), config)
+        prompts = _enough_prompts(workload, sys.maxsize)
         return prompts[AnswersFile(config).num_done(prompts) :]
     return _enough_prompts(workload, DEFAULT_PROMPTS)
 
@@ -65,11 +64,6 @@ def _enough_prompts(workload: WorkloadConfig, default: int) -> list[WorkloadProm
     if asked is not None and len(prompts) < asked:
         raise ConfigError(f"workload.num_prompts={asked}: {_name(workload)} has only {len(prompts)}")
     return prompts
-
-
-def _shard_of(prompts: list[WorkloadPrompt], config: RunConfig) -> list[WorkloadPrompt]:
-    number, count = config.shards
-    return prompts[number - 1 :: count]
 
 
 def load_prompts(config: WorkloadConfig, default: int = DEFAULT_PROMPTS) -> list[WorkloadPrompt]:
@@ -160,7 +154,6 @@ def _check_text(text: Any) -> None:
 
 _DECISIVE = frozenset(
     {
-        "shard",
         "mode",
         "verify_width",
         "max_verify_width",
@@ -176,7 +169,7 @@ _DECISIVE = frozenset(
 
 
 class AnswersFile:
-    """The file `out`, or with `shard=3/8` its part: answers to prompts in their order, a JSON object a line.
+    """The file `out`: answers to prompts in their order, a JSON object a line.
 
     Each has `id`, the line of its prompt in the file of prompts, `prompt`, and `settings`: what decides the answers, as
     far as it is not the default. A line that was not written to its end does not count.
@@ -185,10 +178,6 @@ class AnswersFile:
     def __init__(self, config: RunConfig) -> None:
         assert config.out is not None
         self.path = Path(config.out)
-        if config.shard is not None:
-            number, count = config.shards
-            self.path = self.path.with_name(f"{self.path.stem}-{number:05}-of-{count:05}{self.path.suffix}")
-        self._config = config
         self._settings = {
             key: value
             for key, value in changed(config, RunConfig()).items()
@@ -200,41 +189,18 @@ class AnswersFile:
 
         Raises `ConfigError` if the file cannot be read, or holds anything but answers to `prompts` with these settings.
         """
-        return max((index + 1 for index, _ in self._answers(prompts)), default=0)
-
-    def answered_in_parts(self) -> dict[int, bytes]:
-        """The lines of this file that runs with `shard` have written to their parts, by the number of the prompt.
-
-        A line is empty where the prompt was left out. Raises `ConfigError` as `num_done`, or if a run still writes to a
-        part.
-        """
-        pattern = rf"{re.escape(self.path.stem)}-(\d{{5,9}})-of-(\d{{5,9}}){re.escape(self.path.suffix)}"
-        folder = sorted(self.path.parent.iterdir()) if self.path.parent.is_dir() else []
-        found = [re.fullmatch(pattern, path.name, re.ASCII) for path in folder]
-        shards = [f"{int(part[1])}/{int(part[2])}" for part in found if part is not None]
-        if self._config.shard is not None or not shards:
-            return {}
-        prompts = _enough_prompts(self._config.workload, sys.maxsize)
-        answered: dict[int, bytes] = {}
-        for shard in shards:
-            answered.update(AnswersFile(dataclasses.replace(self._config, shard=shard)).lines_of_part(prompts))
-        return answered
-
-    def lines_of_part(self, prompts: list[WorkloadPrompt]) -> dict[int, bytes]:
-        """What this part gives to the whole file, which answers `prompts`: see `answered_in_parts`."""
-        prompts, lines = _shard_of(prompts, self._config), dict[int, bytes]()
-        try:
-            with self.path.open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                for index, record in self._answers(prompts):
-                    lines.update((left_out.number, b"") for left_out in prompts[len(lines) : index])
-                    del record["settings"]["shard"]
-                    lines[prompts[index].number] = _json_line(record)
-        except BlockingIOError:
-            raise ConfigError(f"out={self.path}: the run with shard={self._config.shard} still writes to it") from None
-        except OSError as error:
-            raise ConfigError(f"out={self.path}: cannot be read ({error.strerror})") from None
-        return lines
+        done = 0
+        for number, line in enumerate(self._lines(), start=1):
+            try:
+                record = json.loads(line)
+                id_, prompt, settings = record["id"], record["prompt"], dict(record["settings"])
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                raise self._refusal(number, "is no answer that `amusd generate` has written") from None
+            self._check_settings(settings, number)
+            done = next((i for i in range(done, len(prompts)) if prompts[i].number == id_), len(prompts)) + 1
+            if done > len(prompts) or prompts[done - 1].asked != prompt:
+                raise self._refusal(number, "answers another prompt")
+        return done
 
     @contextmanager
     def opened(self) -> Iterator[BinaryIO]:
@@ -251,22 +217,8 @@ class AnswersFile:
 
     def line(self, prompt: WorkloadPrompt, answer: Mapping[str, Any]) -> bytes:
         """An answer as the file holds it."""
-        return _json_line({"id": prompt.number, "prompt": prompt.asked, **answer, "settings": self._settings})
-
-    def _answers(self, prompts: Sequence[WorkloadPrompt]) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Each answer, with the index of its prompt. Raises `ConfigError` as `num_done`."""
-        done = 0
-        for number, line in enumerate(self._lines(), start=1):
-            try:
-                record = json.loads(line)
-                id_, prompt, settings = record["id"], record["prompt"], dict(record["settings"])
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                raise self._refusal(number, "is no answer that `amusd generate` has written") from None
-            self._check_settings(settings, number)
-            done = next((i for i in range(done, len(prompts)) if prompts[i].number == id_), len(prompts)) + 1
-            if done > len(prompts) or prompts[done - 1].asked != prompt:
-                raise self._refusal(number, "answers another prompt")
-            yield done - 1, record
+        record = {"id": prompt.number, "prompt": prompt.asked, **answer, "settings": self._settings}
+        return json.dumps(record).encode() + b"\n"
 
     def _lines(self) -> Iterator[bytes]:
         """Those that are whole."""
@@ -291,22 +243,3 @@ class AnswersFile:
 
     def _refusal(self, number: int, why: str) -> ConfigError:
         return ConfigError(f"out={self.path}: line {number} {why}; name another file")
-
-
-def gather(config: RunConfig) -> None:
-    """Add to the file `out` what its parts hold of its next prompts, up to the first that none has answered.
-
-    Raises `ConfigError` as `AnswersFile`, also if another run writes to the file.
-    """
-    out = AnswersFile(config)
-    if prompts_of("generate", config):
-        answered = out.answered_in_parts()
-        with out.opened() as file:
-            for prompt in prompts_of("generate", config):  # nobody else adds to the file from now on
-                if prompt.number not in answered:
-                    return
-                file.write(answered[prompt.number])
-
-
-def _json_line(record: Mapping[str, Any]) -> bytes:
-    return json.dumps(record).encode() + b"\n"

@@ -146,19 +146,20 @@ def _run(arguments: Arguments, console: Console) -> int:
 
 def _run_one(command: str, config: RunConfig, roles: str | None) -> int:
     """Have a pair of workers do `generate`, `compare` or `serve`, where there is anything left to do."""
-    from amusd.workload import AnswersFile, gather, prompts_of
+    from amusd.workload import AnswersFile, prompts_of
 
     from .jobs import run_job
 
     if command == "serve":
         return run_job(command, with_api_key(config), roles=roles)
-    if command == "generate" and config.out is not None:
-        gather(config)
     if not prompts_of(command, config):  # what is wrong with them is said before any worker starts
         out = str(AnswersFile(config).path)
         tell(f"out={out}: all prompts are answered")
         Console(json_only=config.output == "json").document({"complete": True, "out": out, "num_prompts": 0})
         return 0
+    if command == "generate" and config.out is not None:
+        with AnswersFile(config).opened():
+            pass  # it can be written, and no other run does
     return run_job(command, config, roles=roles)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -64,15 +64,14 @@ def generate_file(config: RunConfig, engine: Engine, console: Console, run_direc
     out = AnswersFile(config)
     with out.opened() as file:
         prompts = prompts_of("generate", config)  # nobody else adds to the file from now on
-        run = _FileRun(out, file, prompts, out.answered_in_parts(), engine.worker.max_num_seqs)
+        run = _FileRun(out, file, prompts, engine.worker.max_num_seqs)
         complete = False
         try:
             with closing(in_flight(engine, run.submitted(engine, config), run.max_num_seqs)) as answers:
                 for place, answer in answers:
                     run.add(place, answer.result())
                     num_over = run.num_answers + len(run.refused)
-                    console.progress(f"{run.tokens_per_second:.1f} tokens/s", num_over, run.num_own_prompts)
-            run.write()
+                    console.progress(f"{run.tokens_per_second:.1f} tokens/s", num_over, len(prompts))
             complete = True
         finally:
             console.clear_progress()
@@ -88,8 +87,6 @@ class _FileRun:
     out: AnswersFile
     file: BinaryIO
     prompts: Sequence[WorkloadPrompt]
-    answered: Mapping[int, bytes]
-    """Lines of other runs, by the number of the prompt; empty for one that does not fit."""
     max_num_seqs: int
     begin: float = field(default_factory=time.perf_counter)
     seconds: float = 0.0
@@ -103,14 +100,9 @@ class _FileRun:
     waiting: dict[int, Generation] = field(default_factory=dict)
     """Answers behind one that is not there yet, by place."""
 
-    def __post_init__(self) -> None:
-        self.num_own_prompts = sum(prompt.number not in self.answered for prompt in self.prompts)
-
     def submitted(self, engine: Engine, config: RunConfig) -> Iterator[tuple[int, Answer]]:
         """Places and answers; each prompt is submitted when its answer is asked for."""
         for place, prompt in enumerate(self.prompts):
-            if prompt.number in self.answered:
-                continue
             try:
                 token_ids = engine.encode(prompt.turns, raw=config.workload.raw)
             except ConfigError as error:
@@ -132,8 +124,6 @@ class _FileRun:
             prompt = self.prompts[self.num_done]
             if self.num_done in self.waiting:
                 self.file.write(self.out.line(prompt, self.waiting.pop(self.num_done).as_dict()))
-            elif prompt.number in self.answered:
-                self.file.write(self.answered[prompt.number])
             elif self.num_done not in self.refused:
                 break
             self.num_done += 1
@@ -156,7 +146,7 @@ class _FileRun:
         """The documented JSON."""
         return {
             "out": str(self.out.path),
-            "num_prompts": self.num_own_prompts,
+            "num_prompts": len(self.prompts),
             "num_answers": self.num_answers - len(self.waiting),
             "num_refused_prompts": len(self.refused),
             "num_tokens": self.num_tokens,

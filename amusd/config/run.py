@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast, get_args
 
@@ -40,9 +39,6 @@ class RunConfig:
     out: str | None = None
     """`generate`: answer all prompts of the workload, `max_num_seqs` at a time, into this file: a JSON object a line. A
     file that is there already is gone on with."""
-    shard: str | None = None
-    """`generate` with `out`: `2/4` answers every fourth prompt, from the second on, into a part of `out`; without
-    `shard` the parts become one file."""
     output: Literal["text", "json"] = "text"
     view: Literal["plain", "live"] = "plain"
     """`generate` on a terminal: `live` shows below the text what both workers are doing."""
@@ -99,11 +95,6 @@ class RunConfig:
             require(
                 self.out is None or value is None, name, value, f"not with out={self.out}, which takes many prompts"
             )
-        if self.shard is not None:
-            require(self.out is not None, "shard", self.shard, "needs out, the file of its answers")
-            require(
-                0 < self.shards[0] <= self.shards[1], "shard", self.shard, "expected a number and how many, as in 2/4"
-            )
         self.decoding()
         self.engine()
 
@@ -112,12 +103,6 @@ class RunConfig:
         if self.serve.api_key is None:
             return self
         return dataclasses.replace(self, serve=dataclasses.replace(self.serve, api_key=HIDDEN))
-
-    @property
-    def shards(self) -> tuple[int, int]:
-        """Which part of the prompts is answered, from 1, of how many; (0, 0) for what is no such thing."""
-        found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", self.shard or "1/1", re.ASCII)
-        return (int(found[1]), int(found[2])) if found else (0, 0)
 
     def decoding(self) -> DecodingConfig:
         """The schedule part."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import fcntl
 import io
 import itertools
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +21,7 @@ from amusd.errors import ConfigError
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.target_worker import TargetWorker
 from amusd.settings import from_mapping
-from amusd.types import Mode
-from amusd.workload import AnswersFile, gather, prompts_of
+from amusd.workload import AnswersFile, prompts_of
 
 TEXTS = ["bad", "fade", "cafe", "a" * 500, "face", "bead", "deaf"]
 TOO_LONG = 4
@@ -186,8 +183,6 @@ def test_a_file_that_another_run_writes_to_is_refused(config: RunConfig) -> None
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(ConfigError, match="another run writes to it"):
             generate(config, engine)
-        with pytest.raises(ConfigError, match="another run writes to it"):  # before anything is loaded
-            gather(config)
 
 
 @pytest.mark.parametrize("path", ["/nowhere/answers.jsonl", "/dev/full", "/"])
@@ -197,126 +192,6 @@ def test_a_place_where_no_file_can_be_is_one_line(config: RunConfig, path: str) 
         prompts_of("generate", other)
     with pytest.raises(ConfigError, match=path), plain_engine() as engine:
         generate(other, engine)
-
-
-def without_metrics(config: RunConfig) -> list[dict[str, Any]]:
-    return [{name: value for name, value in line.items() if name != "metrics"} for line in written(config)]
-
-
-def part(config: RunConfig, shard: str) -> RunConfig:
-    return dataclasses.replace(config, shard=shard)
-
-
-def part_file(config: RunConfig, number: int, count: int) -> RunConfig:
-    folder = Path(str(config.out)).parent
-    return dataclasses.replace(config, out=str(folder / f"answers-{number:05}-of-{count:05}.jsonl"))
-
-
-def test_shards_share_the_prompts_and_keep_to_their_own_files(config: RunConfig) -> None:
-    found = []
-    with plain_engine() as engine:
-        for number in range(1, 4):
-            generate(part(config, f"{number}/3"), engine)
-            assert prompts_of("generate", part(config, f"{number}/3")) == []
-            file = part_file(config, number, 3)
-            found.append([line["id"] for line in written(file)])
-            with pytest.raises(ConfigError, match=f"line 1 was answered with shard={number}/3, not the default"):
-                prompts_of("generate", file)
-    assert found == [[1, 7], [2, 5], [3, 6]]  # the fourth does not fit
-
-
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_the_parts_make_the_file_of_one_run_without_an_engine(config: RunConfig, count: int) -> None:
-    with plain_engine() as engine:
-        generate(config, engine)
-        expected, whole = without_metrics(config), Path(str(config.out))
-        whole.unlink()
-        for number in range(1, count + 1):
-            generate(part(config, f"{number}/{count}"), engine)
-    gather(config)
-    assert without_metrics(config) == expected
-    assert prompts_of("generate", config) == []
-    before = whole.read_bytes()
-    gather(config)
-    assert whole.read_bytes() == before
-
-
-@pytest.mark.parametrize("kept", range(3))
-def test_what_the_parts_lack_is_answered_once(config: RunConfig, kept: int) -> None:
-    with plain_engine() as engine:
-        generate(config, engine)
-        expected, whole = without_metrics(config), Path(str(config.out))
-        whole.unlink()
-        for number in range(1, 4):
-            generate(part(config, f"{number}/3"), engine)
-        second = Path(str(part_file(config, 2, 3).out))
-        lines = second.read_bytes().splitlines(keepends=True)
-        second.write_bytes(b"".join(lines[:kept]) + b'{"id": 5, "pro')
-        gather(config)
-        missing = [2, 5][kept:]
-        assert [line["id"] for line in written(config)] == [[1], [1, 2, 3], [1, 2, 3, 5, 6, 7]][kept]
-        result = generate(config, engine)
-        assert (result["num_answers"], result["num_prompts"]) == (len(missing), len(missing))
-    assert without_metrics(config) == expected
-
-
-def test_prompts_that_do_not_fit_leave_no_gap_at_the_end_of_a_part(config: RunConfig) -> None:
-    path = Path(str(config.workload.path))
-    path.write_text(
-        "".join(json.dumps({"prompt": text}) + "\n" for text in ["bad", "a" * 500, "face", "b" * 500, "fad"])
-    )
-    with plain_engine() as engine:
-        generate(part(config, "1/2"), engine)
-        assert generate(part(config, "2/2"), engine)["num_refused_prompts"] == 2
-        gather(config)
-        assert [line["id"] for line in written(config)] == [1]
-        result = generate(config, engine)
-        assert (result["num_answers"], result["num_refused_prompts"]) == (0, 2)
-    assert [line["id"] for line in written(config)] == [1, 3, 5]
-    assert prompts_of("generate", config) == []
-
-
-def test_there_may_be_more_shards_than_prompts(config: RunConfig) -> None:
-    with plain_engine() as engine:
-        generate(config, engine)
-        expected = without_metrics(config)
-        Path(str(config.out)).unlink()
-        for number in range(1, 13):
-            generate(part(config, f"{number}/12"), engine)
-        gather(config)
-        assert generate(config, engine)["num_answers"] == 0
-    assert without_metrics(config) == expected
-
-
-def test_no_two_runs_write_to_a_part_and_none_reads_it_meanwhile(config: RunConfig) -> None:
-    second = part(config, "2/3")
-    with plain_engine() as engine, AnswersFile(second).opened():
-        with pytest.raises(ConfigError, match=r"answers-00002-of-00003\.jsonl: another run writes to it$"):
-            generate(second, engine)
-        with pytest.raises(ConfigError, match=r"00002-of-00003\.jsonl: the run with shard=2/3 still writes to it$"):
-            gather(config)
-        generate(part(config, "1/3"), engine)
-    assert not Path(str(config.out)).exists()
-
-
-def test_parts_of_other_prompts_or_settings_are_refused_in_one_line(config: RunConfig) -> None:
-    with plain_engine() as engine:
-        generate(part(config, "2/3"), engine)
-    file = re.escape(str(part_file(config, 2, 3).out))
-    other = dataclasses.replace(config, mode=Mode.SYNCHRONOUS)
-    with pytest.raises(ConfigError, match=f"^out={file}: line 1 was answered with mode=autoregressive, not mode="):
-        gather(other)
-    Path(str(config.workload.path)).write_text('{"prompt": "other"}\n' * 7)
-    with pytest.raises(ConfigError, match=f"^out={file}: line 1 answers another prompt"):
-        gather(config)
-
-
-@pytest.mark.parametrize("shard", ["0/2", "3/2", "2", "1/", "a/b", "-1/2", "1/2/3"])
-def test_a_shard_that_is_none_is_one_line(config: RunConfig, shard: str) -> None:
-    with pytest.raises(ConfigError, match=f"^shard={shard}: expected a number and how many, as in 2/4$"):
-        dataclasses.replace(config, shard=shard)
-    with pytest.raises(ConfigError, match=f"^shard={shard}: needs out"):
-        from_mapping(RunConfig, {"shard": shard})
 
 
 def test_a_file_takes_no_single_prompt_and_no_live_view() -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -103,30 +101,3 @@ def test_an_interrupted_and_a_killed_run_are_gone_on_with(command: list[str], tm
     done = run([*command, "sampling.seed=3"], broken)
     assert done.returncode == 2
     assert done.stderr.startswith("amusd: out=answers.jsonl: line 1 was answered with the default sampling.seed")
-
-
-def without_metrics(folder: Path) -> list[dict[str, Any]]:
-    return [{key: value for key, value in json.loads(line).items() if key != "metrics"} for line in lines(folder)]
-
-
-def test_two_engines_side_by_side_one_killed_make_the_file_of_one(command: list[str], tmp_path: Path) -> None:
-    whole, shared, scratch = tmp_path / "whole", tmp_path / "shared", Path(tempfile.mkdtemp())
-    whole.mkdir()
-    shared.mkdir()
-    assert run(command, whole).returncode == 0
-    try:
-        second = started([*command, "shard=2/2"], shared, "answers-00002-of-00002.jsonl", TMPDIR=str(scratch))
-        first = started([*command, "shard=1/2"], shared, "answers-00001-of-00002.jsonl", TMPDIR=str(scratch))
-        first.kill()
-        first.communicate(timeout=SECONDS)
-        _, err = second.communicate(timeout=SECONDS)
-        assert second.returncode == 0, err
-        assert 0 < len(lines(shared, "answers-00001-of-00002.jsonl")) < NUM_PROMPTS // 2
-        done = run([*command, "shard=1/2"], shared, TMPDIR=str(scratch))
-        assert done.returncode == 0, done.stderr
-        done = run([*command, "output=json"], shared, TMPDIR=str(scratch))
-        assert (done.returncode, done.stderr) == (0, "amusd: out=answers.jsonl: all prompts are answered\n")
-        assert without_metrics(shared) == without_metrics(whole)
-        assert list(scratch.iterdir()) == []
-    finally:
-        shutil.rmtree(scratch)

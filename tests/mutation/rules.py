@@ -41,7 +41,7 @@ NODES, MEMBERS = "launch/nodes.py", "tests/launch/test_members.py"
 RANKS, STORE, STORE_TESTS = "launch/ranks.py", "launch/store.py", "tests/launch/test_store.py"
 RAY, RAY_TESTS = "launch/ray_serve.py", "tests/launch/test_ray_serve.py"
 PEERS, PEER_TESTS = "amusd/commands/peers.py", "tests/commands/test_equal_devices.py"
-FILES, FILE_TESTS = "amusd/commands/generate.py", "tests/commands/test_generate.py"
+FILE_TESTS = "tests/commands/test_generate.py"
 DEVICES, DEVICE_TESTS = "amusd/commands/simulate/equal_devices.py", "tests/simulation/test_equal_devices.py"
 LINEAR, LINEAR_TESTS, INT8_TESTS = "amusd/models/linear.py", "tests/models/test_linear.py", "tests/models/test_int8.py"
 
@@ -1139,7 +1139,8 @@ RULES = (
     # many engines
     Rule("an engine whose rank has ended is healthy", RAY, "self._drafts.followers.failure() or ", "", RAY_TESTS),
     Rule("all replicas of a machine take the same cores", RAY, "pin_cores=False", "pin_cores=True", RAY_TESTS),
-    # equal devices, files of answers
+    # files of answers, equal devices
+    Rule("a file is begun anew", WORKLOAD, "prompts[AnswersFile(config).num_done(prompts) :]", "prompts", FILE_TESTS),
     Rule(
         "the fastest of several engines stands for all",
         PEERS,
@@ -1160,20 +1161,6 @@ RULES = (
         'orders["drafter"], orders["batch_size"])',
         'orders["drafter"], 1)',
         PEER_TESTS,
-    ),
-    Rule(
-        "the first shard's prompts are the second one's, too",
-        WORKLOAD,
-        "prompts[number - 1 :: count]",
-        "prompts[max(0, number - 2) :: count]",
-        FILE_TESTS,
-    ),
-    Rule(
-        "what parts have answered counts as this run's own",
-        FILES,
-        "sum(prompt.number not in self.answered for prompt in self.prompts)",
-        "len(self.prompts)",
-        FILE_TESTS,
     ),
     Rule(
         "a rank makes a pass as many times as fast as there are devices",
