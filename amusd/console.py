@@ -16,10 +16,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from amusd.errors import ConfigError
 from amusd.files import cannot_write
+
+if TYPE_CHECKING:
+    from rich.console import Console as Screen
 
 WAIT_LINE_SECONDS = 10.0
 """Between two lines about the same wait."""
@@ -43,10 +46,37 @@ class Console:
         if not self._json_only:
             self._put(text + end)
 
-    @property
-    def terminal(self) -> TextIO | None:
-        """The stream for results, if a person watches it on a terminal; else None."""
-        return self._out if self._out.isatty() and not self._json_only else None
+    @contextmanager
+    def streaming(self, status: Callable[[], str]) -> Iterator[Callable[[str], None]]:
+        """Yield what writes an answer's text, at once. On a terminal, `status()` is a line below it, in a thread."""
+        screen = None if self._json_only else _screen(self._out, self._put)
+        if screen is None:
+            yield lambda text: self.text(text, end="")
+            return
+        from rich.cells import chop_cells
+        from rich.live import Live
+        from rich.text import Text
+
+        paragraph = ""  # the last one, which is not over
+
+        def bottom() -> Text:
+            rows = chop_cells(paragraph, screen.width) or [""]  # as the terminal breaks it
+            line = status()[: screen.width - 5]  # a terminal echoes ^C behind it
+            return Text("\n".join([*rows[1 - screen.height :], line]))
+
+        def write(text: str) -> None:
+            nonlocal paragraph
+            *whole, paragraph = (paragraph + "".join(map(_printable, text))).split("\n")
+            for line in whole:
+                screen.print(Text(line), soft_wrap=True)
+
+        live = Live(get_renderable=bottom, console=screen, refresh_per_second=10, transient=True, redirect_stderr=False)
+        try:
+            with live:
+                screen.show_cursor()  # a process that is killed does not leave the terminal without one
+                yield write
+        finally:
+            self._put(paragraph)
 
     def document(self, value: dict[str, Any]) -> None:
         """The result for a program: one line of JSON."""
@@ -107,6 +137,28 @@ def _is_device(out: TextIO) -> bool:
         return stat.S_ISCHR(os.fstat(out.fileno()).st_mode)
     except (OSError, ValueError):  # no file at all
         return False
+
+
+def _screen(stream: TextIO, put: Callable[[str], None]) -> Screen | None:
+    """The terminal behind `stream`, which `put` writes to and deals with failures of; None where there is none."""
+    if not stream.isatty():
+        return None
+    from rich.console import Console as Screen
+
+    class Guarded(io.TextIOBase):
+        encoding = stream.encoding
+
+        def write(self, text: str) -> int:
+            put(text)
+            return len(text)
+
+    screen = Screen(file=Guarded(), force_terminal=True, highlight=False)  # type: ignore[arg-type]
+    return None if screen.is_dumb_terminal else screen
+
+
+def _printable(character: str) -> str:
+    """An answer may hold control characters, which would move the cursor."""
+    return character if character.isprintable() or character in "\n\t" else "\ufffd"
 
 
 def discard(out: TextIO) -> None:

@@ -34,7 +34,7 @@ _ENGINE = frozenset(
 _SCHEDULE = frozenset(field.name for field in dataclasses.fields(DecodingConfig))
 _ANSWERS = _ENGINE | _SCHEDULE | {"run_dir", "sampling", "workload", "experiment"}
 _OWN = {
-    "generate": _ANSWERS | {"prompt", "view", "out"},
+    "generate": _ANSWERS | {"prompt", "out"},
     "serve": (_ANSWERS - {"sampling", "workload", "output", "experiment"}) | {"serve", "ray"},
     "compare": (_ANSWERS - {"max_num_seqs"}) | {"compare"},
     "simulate": _SCHEDULE

@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,40 @@ def test_a_terminal_that_is_closed_is_a_reader_that_leaves() -> None:
         os.close(ours)
         console.text("to nobody")
         console.text("nor this")
+
+
+PIECES = ("one\ntw", "o\nthr", "ee \x1b[2J")
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="a terminal of POSIX")
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_an_answer_on_a_terminal_has_a_line_below_it_until_it_ends(
+    monkeypatch: pytest.MonkeyPatch, is_interrupted: bool
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    ours, theirs = os.openpty()
+    out = os.fdopen(theirs, "w", encoding="utf-8")
+    with suppress(KeyboardInterrupt), Console(out=out).streaming(lambda: "12.5 tokens/s" + 99 * " more") as write:
+        for piece in PIECES:
+            write(piece)
+        if is_interrupted:
+            raise KeyboardInterrupt
+    out.write("\0")
+    out.close()
+    with os.fdopen(ours, "rb", buffering=0) as terminal:
+        seen = b"".join(iter(lambda: terminal.read(1), b"\0")).decode()
+    assert re.search(r"one\r\n.*12\.5 tokens/s.*two\r\n.*12\.5 tokens/s", seen, re.DOTALL)
+    assert seen.rpartition("\x1b[2K")[2] == "three \ufffd[2J"  # all else below the whole lines is erased
+    assert seen.rindex("\x1b[?25h") > seen.rindex("\x1b[?25l")  # the cursor
+
+
+@pytest.mark.parametrize(("json_only", "written"), [(False, "one\ntwo\nthree \x1b[2J"), (True, "")])
+def test_an_answer_for_a_program_has_no_line_below_it(json_only: bool, written: str) -> None:
+    out = io.StringIO()
+    with Console(out=out, json_only=json_only).streaming(lambda: "12.5 tokens/s") as write:
+        for piece in PIECES:
+            write(piece)
+    assert out.getvalue() == written
 
 
 def test_a_command_whose_output_is_cut_off_says_nothing_and_succeeds() -> None:

@@ -33,8 +33,8 @@ LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
 STANDARD_LIBRARY_ONLY = {
     "types", "errors", "child", "config", "files", "settings", "protocol", "policies", "tracing", "__main__",
 }  # fmt: skip
-IN_ONE_FILE = {"matplotlib": "amusd.commands.plots"}
-"""Optional libraries, and the only module that may import each."""
+IN_ONE_FILE = {"matplotlib": "amusd.commands.plots", "rich": "amusd.console"}
+"""Libraries, and the only module that may import each."""
 SERVING = {"fastapi", "prometheus_client", "pydantic", "starlette", "uvicorn"}
 """What only `amusd serve` needs: an extra."""
 NEVER_IMPORTED = {"hydra", "omegaconf", "launch", "amusd_launch", "experiments", "tests"}
@@ -120,6 +120,7 @@ def test_every_module_keeps_to_its_layer(path: Path) -> None:
         ("amusd.commands.run", "from os import getenv"),
         ("amusd.helpers", ""),
         ("amusd.commands.run", "import matplotlib"),
+        ("amusd.commands.run", "from rich.table import Table"),
         ("amusd.commands.run", "import uvicorn"),
     ],
 )
@@ -154,6 +155,7 @@ def test_there_is_something_to_check() -> None:
     ("module", "unwanted"),
     [
         ("amusd", {"torch", "transformers", "zmq", "hydra"}),
+        ("amusd.console", {"rich"}),
         ("amusd.protocol.wire", {"torch", "numpy", "zmq", "logging"}),
         ("amusd.transport.factory", {"torch", "numpy"}),
         ("amusd.commands.simulate", {"transformers", "zmq", "matplotlib"}),

@@ -6,17 +6,18 @@ import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from amusd.answer import Answer, Generation
-from amusd.commands.live import LiveView, TerminalScreen
 from amusd.config import RunConfig
 from amusd.console import Console, percent
 from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.files import PARTIAL_FILE, Record, write_json
+from amusd.tracing.metrics import TargetCounts
 from amusd.workload import AnswersFile, WorkloadPrompt, prompts_of
 
 
@@ -36,24 +37,19 @@ def generate(config: RunConfig, engine: Engine, console: Console, prompt: Worklo
     """One answer, streamed. What there is of it is kept when the run is interrupted or this process is killed."""
     if config.prompt is None:
         console.text(f"> {prompt.text}\n")
-    live = live_view(config, engine, console)
     answer = engine.stream(prompt.turns, config.sampling, decoding=config.decoding(), raw=config.workload.raw)
     complete = False
     (run_directory / PARTIAL_FILE).unlink(missing_ok=True)  # a file, or a link, that lay in the folder before
     try:
-        for token in answer:
-            _append(run_directory / PARTIAL_FILE, token.text)
-            if live is not None:
-                live.write(token.text)
-            else:
-                console.text(token.text, end="")
+        with console.streaming(partial(_status, engine, engine.status.counts, time.perf_counter())) as write:
+            for token in answer:
+                _append(run_directory / PARTIAL_FILE, token.text)
+                write(token.text)
         complete = True
     finally:
-        if live is not None:
-            live.close()
         if not complete:
-            partial = {"complete": False, "text": answer.text, "token_ids": list(answer.token_ids)}
-            write_json(run_directory / "result.json", partial)
+            kept = {"complete": False, "text": answer.text, "token_ids": list(answer.token_ids)}
+            write_json(run_directory / "result.json", kept)
             (run_directory / PARTIAL_FILE).unlink(missing_ok=True)
             console.text("")
     return Done({"complete": True, **answer.generation.as_dict()}, "", (_summary(answer.generation),))
@@ -175,14 +171,18 @@ def in_flight(
             answer.close()
 
 
-def live_view(config: RunConfig, engine: Engine, console: Console) -> LiveView | None:
-    """The view that shows an answer with `view=live`; None, with a reason, where there is no terminal."""
-    if config.view == "plain":
-        return None
-    if console.terminal is None:
-        console.note("view=live: needs a terminal for its output; going on plain")
-        return None
-    return LiveView(TerminalScreen(console.terminal), engine.worker.recorder)
+def _status(engine: Engine, before: TargetCounts, begin: float) -> str:
+    """What the engine has done since `begin`, in a line that is short enough for a terminal."""
+    status = engine.status
+    num_tokens = status.counts.num_tokens - before.num_tokens
+    num_verified = status.counts.num_verified - before.num_verified
+    num_accepted = status.counts.num_accepted - before.num_accepted
+    parts = [f"{num_tokens / (time.perf_counter() - begin):.1f} tokens/s"]
+    if num_verified:
+        per_pass = num_tokens / max(1, status.counts.num_passes - before.num_passes)
+        accepted = f"{num_accepted} of {num_verified} accepted"
+        parts += [f"{per_pass:.2f} tokens a pass", accepted, f"draft {status.draft.value}"]
+    return "; ".join(parts)
 
 
 def _summary(generation: Generation) -> str:

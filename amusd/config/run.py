@@ -40,8 +40,6 @@ class RunConfig:
     """`generate`: answer all prompts of the workload, `max_num_seqs` at a time, into this file: a JSON object a line. A
     file that is there already is gone on with."""
     output: Literal["text", "json"] = "text"
-    view: Literal["plain", "live"] = "plain"
-    """`generate` on a terminal: `live` shows below the text what both workers are doing."""
     run_dir: str | None = None
     """The folder of the run's files; None: `runs/<date>-<short hash>`."""
     accept: float | None = None
@@ -91,10 +89,8 @@ class RunConfig:
         object.__setattr__(self, "drafter", self.drafter.for_target(self.target, self.hardware))
         check_range(self, "", "verify_ms", "draft_ms", above=0)
         check_range(self, "", "delay_ms", least=0)
-        for name, value in (("prompt", self.prompt), ("view", None if self.view == "plain" else self.view)):
-            require(
-                self.out is None or value is None, name, value, f"not with out={self.out}, which takes many prompts"
-            )
+        has_one = self.out is None or self.prompt is None
+        require(has_one, "prompt", self.prompt, f"not with out={self.out}, which takes many prompts")
         self.decoding()
         self.engine()
 

@@ -68,11 +68,7 @@ class Recorder:
     @property
     def events(self) -> tuple[Event, ...]:
         """Everything recorded since the last `flush`."""
-        return tuple(self.events_after(0))
-
-    def events_after(self, num_seen: int) -> list[Event]:
-        """The events since the last `flush`, without the first `num_seen`."""
-        return [event_of(*record) for record in self._records[num_seen:]]
+        return tuple(event_of(*record) for record in self._records)
 
     def flush(self) -> None:
         """Append what was recorded to the file, one JSON object a line, and forget it. Call between requests.
