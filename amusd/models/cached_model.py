@@ -15,7 +15,7 @@ from torch import Tensor
 
 from amusd.models.captured import CapturedPasses
 from amusd.models.eager import EagerPasses
-from amusd.models.graphs import Capture, Completion, send
+from amusd.models.graphs import Capture, Completion, run_each_time, send
 from amusd.models.kv_cache import KVMemory, PreallocatedCache
 from amusd.models.language_model import (
     ChainRows,
@@ -123,12 +123,19 @@ class CachedModel:
 
     def under(self, numerics: Numerics) -> CachedModel:
         """The same weights under another rule."""
+        return self._changed(numerics, self._capture)
+
+    def uncaptured(self) -> CachedModel:
+        """The same weights in passes that are launched each time, on a GPU."""
+        return self._changed(self._numerics, run_each_time)
+
+    def _changed(self, numerics: Numerics, capture: Capture | None) -> CachedModel:
         return CachedModel(
             self._network,
             numerics,
             max_length=self.max_length,
             output_ids=self.output_ids,
-            capture=self._capture,
+            capture=capture,
             tokens_per_step=self.tokens_per_step,
             ranks=self._ranks,
         )

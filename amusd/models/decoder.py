@@ -20,7 +20,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
 from amusd.models.attention import Attention, AttentionInputs
-from amusd.models.compatibility import why_not_run
+from amusd.models.compatibility import is_quantized
 from amusd.models.features import FeatureSpec, FeatureTaps
 from amusd.models.fused import rotate_and_store, silu_and_multiply
 from amusd.models.kv_cache import KVMemory
@@ -39,8 +39,8 @@ def why_not_covered(config: Any) -> str | None:
     """Why `Decoder` does not compute the model of a transformers configuration; None if it does."""
     if config.model_type not in MODEL_TYPES:
         return f"only the model types {', '.join(sorted(MODEL_TYPES))} have a lean decoder"
-    if (reason := why_not_run(config)) is not None:
-        return f"its checkpoint is {reason}"
+    if is_quantized(config):
+        return "its checkpoint is quantized"
     if config.hidden_act not in ("silu", "swish"):
         return f"its activation is {config.hidden_act}, not silu"
     if getattr(config, "pretraining_tp", 1) not in (None, 1):

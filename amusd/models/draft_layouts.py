@@ -28,7 +28,7 @@ from torch import Tensor
 
 from amusd.errors import ConfigError, UnsupportedModelError
 from amusd.models.checkpoint import CONFIG, find_checkpoint, one_line_errors, open_checkpoint, read_head
-from amusd.models.compatibility import check_quantization, supported_class
+from amusd.models.compatibility import supported_class
 from amusd.models.decoder import MODEL_TYPES, why_not_covered
 from amusd.models.features import FeatureSpec
 from amusd.models.huggingface import compute_frequencies, empty_model, load_config
@@ -325,7 +325,6 @@ def _layer_config(path: str | Path, settings: Mapping[str, Any], weights: Mappin
         config = AutoConfig.for_model(
             model_type, **kept, num_hidden_layers=num_layers, vocab_size=target.vocab_size, tie_word_embeddings=False
         )
-        check_quantization(path, config)
     if (config.rope_parameters or {}).get("rope_type") in ("default", "llama3"):  # whose angles do not depend on it
         longest = getattr(target, "max_position_embeddings", None) or 0
         config.max_position_embeddings = max(config.max_position_embeddings, longest)

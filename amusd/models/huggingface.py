@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amusd.errors import ConfigError, UnsupportedModelError
+from amusd.errors import ConfigError, DeviceError, UnsupportedModelError
 from amusd.models.attention import Attention, register_attention
 from amusd.models.cached_model import CachedModel
 from amusd.models.checkpoint import (
@@ -25,25 +27,19 @@ from amusd.models.checkpoint import (
     one_line_errors,
     open_checkpoint,
 )
-from amusd.models.compatibility import (
-    QUANTIZATION_NAMES,
-    check_quantization,
-    is_fp8,
-    position_limit,
-    supported_class,
-)
+from amusd.models.compatibility import is_quantized, position_limit, supported_class
 from amusd.models.decoder import Decoder
 from amusd.models.features import FeatureSpec, FeatureTaps
+from amusd.models.graphs import run_each_time
 from amusd.models.kv_cache import KVMemory
 from amusd.models.linear import INT8
 from amusd.models.load_options import LoadOptions, uses_decoder
 from amusd.models.passes import Network
 from amusd.models.row_attention import require_triton
+from amusd.models.self_test import rows_agree
 from amusd.models.vocabulary import SharedVocabulary, adopt_vocabulary
 
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
-_FP8 = "F8_E4M3"
-"""The format's name of the dtype."""
 _FULL = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
 """What errors of a full device say: of torch, of the driver, of cuBLAS."""
 
@@ -62,10 +58,11 @@ class HuggingFaceNetwork:
         self._model = model
         self.device: torch.device = model.device
         self.cache_dtype: torch.dtype = torch.float32 if self.device.type == "cpu" else model.dtype
-        embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-        self.num_ids, self.vocab_size = len(embedding), len(head)
-        self.parameter_bytes = sum(int(parameter.nbytes) for parameter in model.parameters())
-        self.weight_bytes = self.parameter_bytes - (0 if head is embedding else int(embedding.nbytes))
+        embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings()
+        self.num_ids, self.vocab_size = len(embedding), int(head.out_features)
+        tensors = itertools.chain(model.parameters(), model.buffers())  # quantizers keep weights in either
+        self.parameter_bytes = sum(int(tensor.nbytes) for tensor in tensors)
+        self.weight_bytes = self.parameter_bytes - (0 if head.weight is embedding else int(embedding.nbytes))
         self.taps = FeatureTaps(features, self.device, model.dtype) if features else None
 
     def __call__(
@@ -111,20 +108,28 @@ def _frozen(rope_type: str) -> str:
     return "default" if rope_type in ("dynamic", "longrope") else rope_type
 
 
-def load_model(path: str | Path, options: LoadOptions, shared: SharedVocabulary | None = None) -> CachedModel:
+def load_model(
+    path: str | Path,
+    options: LoadOptions,
+    shared: SharedVocabulary | None = None,
+    report: Callable[[str], None] = lambda _line: None,
+) -> CachedModel:
     """Load a checkpoint: a folder, or a hub name if no such folder exists.
 
     `shared`: the vocabulary of a draft whose ids are not its target's; the model then reads the target's ids.
+    `report` receives a line about each promise that transformers' layers for the model break.
     Raises `UnsupportedModelError` for a model that cannot be rolled back, or that `model_impl=amusd` does not cover (no
     weight has been read then), and `ConfigError` for one that is missing, incomplete or not in the safetensors format.
     """
     config = load_config(path, options.num_layers)
+    check_quantizer(path, config)
     with quiet_transformers(), one_line_errors(path):
         model_class = supported_class(config, options.max_model_len)
         options.check(config)  # refuses before any weight is read
         prepare_device(options.device)
         checkpoint = open_checkpoint(path)
-        _check_dtypes(checkpoint, config)
+        if not is_quantized(config):
+            _check_dtypes(checkpoint)
         if uses_decoder(config, options.model_impl):
             model = mapped_model(checkpoint, config)
         else:
@@ -134,16 +139,30 @@ def load_model(path: str | Path, options: LoadOptions, shared: SharedVocabulary 
         output_ids = None if shared is None or shared.has_same_tokenizer else shared.output_ids
         wrapped = wrap_model(model, options, output_ids, dtype=loaded_dtype(options.dtype))
     if wrapped.implementation == HuggingFaceNetwork.implementation:
-        with one_line_errors(path, "transformers' code for it cannot compute a token here"):
-            wrapped.prefill((0,), wrapped.new_cache(1))
+        with one_line_errors(path, "transformers' code for it, without kernels from a hub, cannot compute a token"):
+            wrapped = _try_out(wrapped, options, lambda line: report(f"model {path}: {line}"))
     return wrapped
 
 
-def _check_dtypes(checkpoint: Checkpoint, config: Any) -> None:
+def _try_out(model: CachedModel, options: LoadOptions, report: Callable[[str], None]) -> CachedModel:
+    """Compute a few tokens; return the model, without captured passes if its layers cannot be captured."""
+    try:
+        is_exact = rows_agree(model)
+    except DeviceError as error:
+        if options.capture in (None, run_each_time):
+            raise
+        report(f"computed without CUDA graphs, which is slower: {error}")
+        model = model.uncaptured()
+        is_exact = rows_agree(model)
+    if options.numerics.fixed and not is_exact:
+        report("a token's logits depend on how many tokens share its pass, so the modes may give different answers")
+    return model
+
+
+def _check_dtypes(checkpoint: Checkpoint) -> None:
     """Raise `UnsupportedModelError` for weights whose dtype needs scales of which the configuration says nothing."""
-    allowed = _FLOATS | ({_FP8} if is_fp8(config) else set())
     for name in checkpoint.names:
-        if name.endswith(".weight") and (dtype := checkpoint.dtype(name)) not in allowed:
+        if name.endswith(".weight") and (dtype := checkpoint.dtype(name)) not in _FLOATS:
             raise UnsupportedModelError(
                 f"model {checkpoint.path}: {name} is stored as {dtype}, and config.json says nothing of it"
             )
@@ -156,7 +175,6 @@ def mapped_model(checkpoint: Checkpoint, config: Any) -> Any:
     layer or the embeddings again. Raises `ConfigError` if weights are missing or do not fit.
     """
     model = empty_model(config, torch.float32)
-    _place_fp8(model, checkpoint)
     places: dict[Tensor, list[str]] = {}  # a tied weight has several
     for name, parameter in model.named_parameters(remove_duplicate=False):
         places.setdefault(parameter, []).append(name)
@@ -178,13 +196,9 @@ def mapped_model(checkpoint: Checkpoint, config: Any) -> Any:
 
 
 def empty_model(config: Any, dtype: torch.dtype) -> Any:
-    """The model of a configuration on `meta`, without weights and without the quantizer of transformers."""
+    """The model of a configuration on `meta`, without weights."""
     from transformers import AutoModelForCausalLM
 
-    config = copy.deepcopy(config)
-    for name in QUANTIZATION_NAMES:
-        if hasattr(config, name):
-            delattr(config, name)
     with quiet_transformers(), torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=register_attention())
     return model.requires_grad_(requires_grad=False)
@@ -194,24 +208,6 @@ def compute_frequencies(model: Any, device: str) -> None:
     """Make the rotary frequencies of an `empty_model` anew on `device`: they are computed buffers, not weights."""
     with torch.device(device):
         model.base_model.rotary_emb = type(model.base_model.rotary_emb)(model.config)
-
-
-def _place_fp8(model: Any, checkpoint: Checkpoint) -> None:
-    """Give each layer whose weight is stored in FP8 that weight and its scales; a bias is placed with other parameters.
-
-    They are no parameters, so `Module.to(dtype)` leaves them as they are; such a layer is read and computes nothing.
-    """
-    for name, module in list(model.named_modules()):
-        weight, scale = f"{name}.weight", f"{name}.weight_scale"
-        if not isinstance(module, torch.nn.Linear) or weight not in checkpoint or checkpoint.dtype(weight) != _FP8:
-            continue
-        if scale not in checkpoint:
-            raise ConfigError(f"model {checkpoint.path}: the checkpoint lacks weights, {scale} among them")
-        matrix, scales = checkpoint.tensor(weight), checkpoint.tensor(scale)
-        _check_shape(checkpoint, weight, matrix, module.weight.shape)
-        _check_shape(checkpoint, scale, scales, torch.Size((module.out_features, 1)))
-        del module.weight
-        module.weight, module.weight_scale = matrix, scales.to(torch.float32, copy=True)
 
 
 def _tie(names: list[str], found: Mapping[str, Tensor]) -> dict[str, torch.nn.Parameter]:
@@ -247,11 +243,19 @@ def _wrong_shape(path: object, name: str, stored: Iterable[int], expected: Itera
 
 
 def _stock_model(path: str | Path, model_class: Any, config: Any, options: LoadOptions) -> Any:
-    """The model as transformers loads it, which knows how the weights of every architecture are stored."""
+    """The model as transformers loads it, which knows how the weights of every architecture are stored.
+
+    Its quantizers are the libraries that are installed. Most of them load onto a device, by the library accelerate.
+    """
+    from transformers.utils import is_accelerate_available
+
+    forbid_kernels()
+    onto_device = is_quantized(config) and (options.device != "cpu" or is_accelerate_available())
     model, info = model_class.from_pretrained(
         str(find_checkpoint(path)),
         config=config,
         dtype=loaded_dtype(options.dtype),
+        device_map={"": options.device} if onto_device else None,
         attn_implementation=register_attention(),
         trust_remote_code=False,
         use_safetensors=True,
@@ -264,6 +268,14 @@ def _stock_model(path: str | Path, model_class: Any, config: Any, options: LoadO
     if info["missing_keys"]:
         raise ConfigError(f"model {path}: the checkpoint lacks weights, {min(info['missing_keys'])} among them")
     return model
+
+
+def forbid_kernels() -> None:
+    """Hide the library `kernels` from all others in this process: it fetches compiled code from a hub and runs it."""
+    from transformers.utils.import_utils import is_kernels_available
+
+    sys.modules["kernels"] = None  # type: ignore[assignment]  # an import fails then
+    is_kernels_available.cache_clear()
 
 
 def loaded_dtype(dtype: str) -> torch.dtype:
@@ -285,7 +297,8 @@ def wrap_model(
 
     def make(max_length: int) -> Network:
         if not uses_decoder(model.config, options.model_impl):
-            return HuggingFaceNetwork(model.to(options.device), options.features)
+            is_there = model.device == torch.device(options.device)  # a quantized one may not be moved
+            return HuggingFaceNetwork(model if is_there else model.to(options.device), options.features)
         return Decoder(
             model,
             device=torch.device(options.device),
@@ -369,15 +382,13 @@ def _max_length(config: Any, options: LoadOptions) -> int:
 def load_config(path: str | Path, num_layers: int | None = None) -> Any:
     """The transformers configuration of a checkpoint; with `num_layers`, of a model of so many of its first layers.
 
-    Raises `ConfigError` if there is none, or it has no layers beyond those, and `UnsupportedModelError` if it is
-    quantized in a way that cannot run exactly.
+    Raises `ConfigError` if there is none, or it has no layers beyond those.
     """
     from transformers import AutoConfig
 
     folder = find_checkpoint(path)
     with quiet_transformers(), one_line_errors(path, CONFIG):
         config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
-        check_quantization(path, config)
     if num_layers is not None:
         most = config.get_text_config(decoder=True).num_hidden_layers - 1
         if num_layers > most:
@@ -386,6 +397,18 @@ def load_config(path: str | Path, num_layers: int | None = None) -> Any:
             )
         set_num_layers(config, num_layers)
     return config
+
+
+def check_quantizer(path: str | Path, config: Any) -> None:
+    """Raise `ConfigError`, with transformers' own reason, if it cannot load a quantized checkpoint here."""
+    if not is_quantized(config):
+        return
+    with quiet_transformers(), one_line_errors(path, "its quantization"):
+        from transformers.quantizers import AutoHfQuantizer
+
+        forbid_kernels()
+        found = getattr(config, "quantization_config", None) or config.get_text_config(decoder=True).quantization_config
+        AutoHfQuantizer.from_config(copy.deepcopy(found), pre_quantized=True).validate_environment(device_map=None)
 
 
 def set_num_layers(config: Any, number: int) -> None:

@@ -1,4 +1,4 @@
-"""Linear layers for passes of few rows: packed or plain in the weights' dtype, in float16, in FP8, in int8 for drafts.
+"""Linear layers for passes of few rows: packed or plain in the weights' dtype, in float16, in int8 for drafts.
 
 Packed. oneDNN multiplies from a blocked layout. `torch.nn.functional.linear` converts the weights to it at every call;
 packed beforehand, the linear layers of the embedded target take 16 instead of 25 ms for one row, and 16 instead of 31
@@ -10,21 +10,12 @@ registers; products and sums are those of float32. With AVX2 alone the linear la
 instead of 44 ms for one row, 26 instead of 60 for six, and 42 instead of 72 for eight (docs/log.md). The operators are
 FBGEMM's.
 
-FP8 (e4m3). Weights have a scale per output and rows a scale each, found as they come. A product is
-`(rows / row scales) @ (weights / weight scales).T * row scales * weight scales`. Both factors are rounded to FP8, sums
-are float32: a row's result does not depend on the rows beside it. CUDA devices of capability 8.9 and above
-multiply in FP8; elsewhere the same factors, which bfloat16 and float32 hold exactly, are multiplied in the dtype of the
-rows. Such a product is rounded to that dtype once more before it is scaled.
-
 int8, for drafts on CPUs. A quarter of the bytes of float32, and several products of bytes in each lane. Weights have a
 scale per output, inputs one scale per product: a row's result depends on the other rows, which a draft may and a target
 must not. In a pass over several sequences each row has its own scale (`InputScales`), which takes 15 us a product more.
 CPUs without VNNI add two products in 16 bits, which hold them if weights have seven bits. The rounding costs a draft
 next to no agreement (docs/log.md); the text is verified. The operators are those of torch's dynamic quantization
 (FBGEMM).
-
-References:
-    Micikevicius et al., FP8 Formats for Deep Learning, arXiv:2209.05433: e4m3, whose largest number is 448.
 """
 
 from __future__ import annotations
@@ -41,8 +32,6 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
-from amusd.errors import UnsupportedModelError
-
 _PACKED_FOR_ROWS = 8
 """Rows that the packed layout is laid out for; any number may be multiplied."""
 _PACKED_OPERATORS = ("_linear_pointwise", "_reorder_linear_weight")
@@ -55,18 +44,6 @@ _FP16_OPERATORS = ("linear_prepack_fp16", "linear_dynamic_fp16")
 """Operators of `torch.ops.quantized` that products with weights in float16 need."""
 _LARGEST_FP16_ERROR = 2.0**-25
 """Half the distance of the smallest numbers of float16."""
-
-FP8 = torch.float8_e4m3fn
-"""The dtype of weights and rows in a product."""
-FP8_ROW_DTYPES = ("bfloat16", "float32")
-"""Dtypes of rows that FP8 weights can be multiplied with. In float16 sums overflow before they are scaled."""
-_LARGEST_FP8 = float(torch.finfo(FP8).max)
-_FP8_CAPABILITY = (8, 9)
-"""CUDA devices from this one on multiply in FP8."""
-_FIRST_TORCH_ON_8_9 = "2.12"
-"""Earlier ones launch these products on the default stream there (pytorch#177651), so no graph captures them."""
-_FP8_MULTIPLE = 16
-"""Inputs and outputs of an FP8 product come in multiples of this."""
 
 INT8 = "int8"
 """The name of this dtype in a configuration."""
@@ -105,28 +82,19 @@ class Weights:
     """[out, in]"""
     bias: Tensor | None = None
     """[out]"""
-    scale: Tensor | None = None
-    """[out, 1] float32: factor of each row of an FP8 matrix."""
 
     @classmethod
     def of(cls, projection: Any) -> Weights:
-        """The tensors of a `torch.nn.Linear`; one in FP8 has its scales as `weight_scale`."""
+        """The tensors of a `torch.nn.Linear`."""
         bias = None if projection.bias is None else projection.bias.detach()
-        return cls(projection.weight.detach(), bias, getattr(projection, "weight_scale", None))
+        return cls(projection.weight.detach(), bias)
 
     @classmethod
     def join(cls, parts: Sequence[Weights]) -> Weights:
-        """One layer whose outputs are those of `parts`, side by side.
-
-        Raises `UnsupportedModelError` if some of these are in FP8 and some are not.
-        """
-        matrices = [part.matrix for part in parts]
-        if len({matrix.dtype for matrix in matrices}) > 1:
-            raise UnsupportedModelError("some of the weights that share a product are in FP8, and some are not")
+        """One layer whose outputs are those of `parts`, side by side."""
         biases = [part.bias for part in parts if part.bias is not None]
         filled = [biases[0].new_zeros(len(part.matrix)) if part.bias is None else part.bias for part in parts if biases]
-        scales = [part.scale for part in parts if part.scale is not None]
-        return cls(torch.cat(matrices), torch.cat(filled) if filled else None, torch.cat(scales) if scales else None)
+        return cls(torch.cat([part.matrix for part in parts]), torch.cat(filled) if filled else None)
 
     def outputs(self, order: Tensor) -> Weights:
         """A copy with the outputs that `order` names."""
@@ -134,17 +102,15 @@ class Weights:
 
     def inputs(self, order: Tensor) -> Weights:
         """A copy with the inputs that `order` names."""
-        bias, scale = (None if tensor is None else tensor.clone() for tensor in (self.bias, self.scale))
-        return Weights(self.matrix[:, order], bias, scale)
+        return Weights(self.matrix[:, order], None if self.bias is None else self.bias.clone())
 
     def to(self, device: torch.device, *, copy: bool = False) -> Weights:
         """The same on `device`. `copy`: always new tensors; a view would keep a whole checkpoint file mapped."""
         return self.each(lambda tensor: tensor.to(device, copy=copy))
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Weights:
-        """The same with `change` applied to matrix, bias and scale; it may select outputs."""
-        bias, scale = (None if tensor is None else change(tensor) for tensor in (self.bias, self.scale))
-        return Weights(change(self.matrix), bias, scale)
+        """The same with `change` applied to matrix and bias; it may select outputs."""
+        return Weights(change(self.matrix), None if self.bias is None else change(self.bias))
 
 
 MakeLinear: TypeAlias = Callable[[Weights], Linear]
@@ -153,14 +119,10 @@ MakeLinear: TypeAlias = Callable[[Weights], Linear]
 
 def make_linear(weights: Weights, dtype: torch.dtype) -> Linear:
     """The fastest linear layer for rows of `dtype` where the weights are. These may be dropped afterwards."""
-    matrix, bias, scale = weights.matrix, weights.bias, weights.scale
-    if scale is None:
-        if multiplies_fp16(matrix.device, dtype) and fits_fp16(matrix):
-            return Fp16Linear(matrix, bias)
-        return PackedLinear(matrix, bias) if can_pack(matrix.device, matrix.dtype) else PlainLinear(matrix, bias)
-    if why_not_fp8(matrix.device, dtype) is None and not any(size % _FP8_MULTIPLE for size in matrix.shape):
-        return Fp8Linear(matrix, bias, scale)
-    return ConvertedFp8Linear(matrix, bias, scale, dtype)
+    matrix, bias = weights.matrix, weights.bias
+    if multiplies_fp16(matrix.device, dtype) and fits_fp16(matrix):
+        return Fp16Linear(matrix, bias)
+    return PackedLinear(matrix, bias) if can_pack(matrix.device, matrix.dtype) else PlainLinear(matrix, bias)
 
 
 @dataclass(slots=True)
@@ -172,8 +134,7 @@ class InputScales:
 
 
 def make_int8(weights: Weights, scales: InputScales) -> Linear:
-    """An int8 layer; weights in FP8 have been refused before."""
-    assert weights.scale is None
+    """An int8 layer whose inputs are scaled as `scales` says."""
     return Int8Linear(weights.matrix, weights.bias, scales)
 
 
@@ -211,25 +172,6 @@ def multiplies_fp16(device: torch.device, dtype: torch.dtype) -> bool:
 def fits_fp16(matrix: Tensor) -> bool:
     """Whether float16 holds a matrix; it rounds numbers below 2^-17 by 2^-25 at most, and that counts as held."""
     return bool(matrix.half().float().sub_(matrix).abs_().max() <= _LARGEST_FP16_ERROR)
-
-
-def why_not_fp8(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why there are no products in FP8 on `device` for rows of `dtype`; None if there are."""
-    if device.type != "cuda" or torch.version.hip is not None:
-        return f"not on {device}"
-    if dtype is not torch.bfloat16:
-        return f"not into {str(dtype).removeprefix('torch.')}"
-    capability = device_capability(device)
-    if capability < _FP8_CAPABILITY:
-        return f"need compute capability 8.9, and {device} has {capability[0]}.{capability[1]}"
-    if capability == _FP8_CAPABILITY and torch.__version__ < _FIRST_TORCH_ON_8_9:
-        return f"need torch {_FIRST_TORCH_ON_8_9} on {device}, whose compute capability is 8.9"
-    return None
-
-
-def device_capability(device: torch.device) -> tuple[int, int]:
-    """Compute capability of a CUDA device; (0, 0) if there is none."""
-    return torch.cuda.get_device_capability(device) if torch.cuda.is_available() else (0, 0)
 
 
 def why_not_int8(device: torch.device) -> str | None:
@@ -319,57 +261,6 @@ class Fp16Linear(Linear):
         return self(rows).add_(residual)
 
 
-class Fp8Linear(Linear):
-    """A `Linear` that a CUDA device multiplies in FP8; bfloat16 in and out."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None, scale: Tensor) -> None:
-        """`weight` [out, in] in FP8 and contiguous, `scale` [out, 1] float32, `bias` [out] bfloat16."""
-        self.nbytes = _num_bytes(weight, bias, scale)
-        self._weight = weight.t()  # [in, out], column by column, as the kernels want it
-        self._scale = scale.reshape(1, -1)
-        self._bias = bias
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        """[rows, in] -> [rows, out]."""
-        values, scales = to_fp8(rows)
-        result: Tensor = torch._scaled_mm(  # noqa: SLF001 - no public name in every torch that this package runs with
-            values,
-            self._weight,
-            scale_a=scales,
-            scale_b=self._scale,
-            bias=self._bias,
-            out_dtype=torch.bfloat16,
-            use_fast_accum=False,  # which sums in fewer bits than float32
-        )
-        return result
-
-
-class ConvertedFp8Linear(Linear):
-    """A `Linear` over FP8 weights for devices that do not multiply in FP8.
-
-    A CPU holds the weights in the rows' dtype, converted once: there products are packed, and conversion costs more
-    than a product. A GPU holds them in FP8, to save memory, and converts them at each product.
-    """
-
-    def __init__(self, weight: Tensor, bias: Tensor | None, scale: Tensor, dtype: torch.dtype) -> None:
-        """`weight` [out, in] in FP8, `scale` [out, 1] float32, `bias` [out]; `dtype` of rows and results."""
-        self._multiply: Callable[[Tensor], Tensor]
-        if weight.device.type == "cpu":
-            weight = weight.to(dtype)
-            self._multiply = make_linear(Weights(weight), dtype)
-        else:
-            self._multiply = lambda rows: F.linear(rows, weight.to(dtype))
-        self.nbytes = _num_bytes(weight, bias, scale)
-        self._scale = scale.reshape(1, -1)
-        self._bias = bias
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        """[rows, in] -> [rows, out]."""
-        values, scales = to_fp8(rows)
-        product = self._multiply(values.to(rows.dtype)) * scales * self._scale  # float32
-        return (product if self._bias is None else product + self._bias).to(rows.dtype)
-
-
 class Int8Linear(Linear):
     """A `Linear` over a copy of the weight in int8; float32 in and out."""
 
@@ -431,13 +322,6 @@ def _num_even_rows(least: int) -> int:
         if bool((results == results[0]).all()):
             break
     return number
-
-
-def to_fp8(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """[rows, in] -> FP8 of that shape, and float32 [rows, 1]: the largest number of a row becomes 448."""
-    largest = torch.linalg.vector_norm(rows, float("inf"), dim=-1, keepdim=True, dtype=torch.float32)
-    scales = (largest / _LARGEST_FP8).clamp_min(1e-12)
-    return (rows / scales).to(FP8), scales
 
 
 def to_int8(matrix: Tensor, largest: int = _LARGEST_INT8) -> tuple[Tensor, Tensor]:

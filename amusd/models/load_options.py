@@ -9,11 +9,10 @@ from typing import Any
 import torch
 
 from amusd.errors import UnsupportedModelError
-from amusd.models.compatibility import is_fp8
 from amusd.models.decoder import why_not_covered
 from amusd.models.features import FeatureSpec
 from amusd.models.graphs import Capture
-from amusd.models.linear import FP8_ROW_DTYPES, INT8, why_not_int8
+from amusd.models.linear import INT8, why_not_int8
 from amusd.models.numerics import Numerics
 from amusd.models.sharding import ALONE, Ranks
 
@@ -66,12 +65,6 @@ def _why_adapter(config: Any, model_impl: str) -> str | None:
 def check_forward_pass(config: Any, model_impl: str, dtype: str, device: str, num_ranks: int = 1) -> None:
     """Raise `UnsupportedModelError` if no forward pass computes the model of a configuration like this."""
     adapter = _why_adapter(config, model_impl)
-    if is_fp8(config):
-        if adapter is not None:
-            raise UnsupportedModelError(f"the checkpoint is in FP8, which only the lean decoder multiplies: {adapter}")
-        if dtype not in FP8_ROW_DTYPES:
-            allowed = " or ".join(FP8_ROW_DTYPES)
-            raise UnsupportedModelError(f"dtype={dtype}: the checkpoint is in FP8, allowed: {allowed}")
     if dtype == INT8:
         if adapter is not None:
             raise UnsupportedModelError(f"dtype=int8: only the lean decoder multiplies in int8: {adapter}")

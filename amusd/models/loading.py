@@ -18,7 +18,7 @@ from amusd.models.embedded_draft import load_embedded_draft
 from amusd.models.embedded_target import Report, describe_embedded_target, embedded_target_path
 from amusd.models.features import FeatureSpec
 from amusd.models.graphs import Capture, CudaGraphs, run_each_time
-from amusd.models.huggingface import load_config, load_model
+from amusd.models.huggingface import check_quantizer, load_config, load_model
 from amusd.models.linear import INT8, fastest_dtype, why_not_int8
 from amusd.models.load_options import LoadOptions, check_forward_pass
 from amusd.models.numerics import Numerics
@@ -77,7 +77,7 @@ def load_target(
         for drafter in config.drafters
         if drafter.can.needs_features
     }
-    model, tokenizer = load_model(path, replace(options, features=features)), load_tokenizer(path)
+    model, tokenizer = load_model(path, replace(options, features=features), report=report), load_tokenizer(path)
     report(f"target: {describe_target(config, device)}, {time.monotonic() - start:.1f} s")
     if not tokenizer.has_chat_template:
         report(f"model {path}: has no chat template (a base model?), so it is given prompts as they are")
@@ -235,4 +235,9 @@ def _names_checkpoint(config: DrafterConfig, engine: EngineConfig) -> TargetConf
 
 def _settings(config: TargetConfig | DrafterConfig, shape: ModelShape | None, num_layers: int | None = None) -> Any:
     """The transformers configuration of the model."""
-    return load_config(model_path(config), num_layers) if shape is None else shape_config(SHAPES[shape])
+    if shape is not None:
+        return shape_config(SHAPES[shape])
+    path = model_path(config)
+    settings = load_config(path, num_layers)
+    check_quantizer(path, settings)
+    return settings

@@ -123,10 +123,7 @@ def adopt_vocabulary(model: Any, shared: SharedVocabulary) -> None:
 def reduce_head(model: Any, columns: Tensor) -> None:
     """Keep the rows `columns` of a transformers model's output head; an embedding that is tied to it stays whole."""
     head = model.get_output_embeddings()
-    for name in ("weight", "bias", "weight_scale"):
-        tensor = getattr(head, name, None)
-        if tensor is not None:
-            kept = tensor.detach()[columns]
-            is_parameter = isinstance(tensor, torch.nn.Parameter)
-            setattr(head, name, torch.nn.Parameter(kept, requires_grad=False) if is_parameter else kept)
+    for name in ("weight", "bias"):
+        if (tensor := getattr(head, name, None)) is not None:
+            setattr(head, name, torch.nn.Parameter(tensor.detach()[columns], requires_grad=False))
     head.out_features = len(columns)

@@ -168,12 +168,12 @@ BROKEN: Mapping[str, tuple[Damage, str]] = {
     "a torch_dtype that nobody knows": (setting(dtype=None, torch_dtype="float99"), "float99"),
     "AWQ": (
         setting(quantization_config={"quant_method": "awq", "bits": 4}),
-        "quantized with AWQ: .*; use the checkpoint",
+        "its quantization: ImportError: .*gptqmodel",
     ),
     "a quantization that is a word": (setting(quantization_config="awq"), "config.json: "),
     "a quantization of nonsense": (
         setting(quantization_config={"quant_method": "compressed-tensors", "config_groups": [1]}),
-        "config.json: ",
+        "its quantization: ",
     ),
     "a pointer for config.json": (pointer("config.json"), "config.json is a pointer of Git LFS; .*: git lfs pull$"),
     "a pointer for the weights": (pointer(WEIGHTS), f"{WEIGHTS} is a pointer of Git LFS"),

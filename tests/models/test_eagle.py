@@ -464,7 +464,7 @@ REFUSED: dict[str, tuple[Weights, dict[str, Any], str]] = {
     "quantized": (
         eagle3_weights(),
         {"quantization_config": {"quant_method": "awq"}},
-        "quantized with AWQ",
+        "its checkpoint is quantized",
     ),
     "another activation": (eagle3_weights(), {"hidden_act": "gelu"}, "its activation is gelu"),
     "DSpark": (changed(markov_head__markov_w1=torch.ones(3)), {}, "DSpark is not supported; allowed: "),

@@ -1,195 +1,190 @@
-"""Which quantized checkpoints are refused: by config.json alone, in one line that names the method and what to do."""
+"""Quantized checkpoints: loaded by transformers' quantizers, tried out at load, refused with a library's own reason."""
 
 from __future__ import annotations
 
-import copy
+import importlib.util
+import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import transformers
-from models.published import CONFIGS, write_config
+from models import tiny
+from models.blocks import random_ids, stock_logits
+from torch import Tensor
+from transformers.quantizers import HfQuantizer, auto, register_quantization_config, register_quantizer
+from transformers.utils.import_utils import is_kernels_available
+from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from amusd.config import DrafterConfig, EngineConfig
-from amusd.errors import UnsupportedModelError
-from amusd.models.compatibility import is_fp8, why_not_run
-from amusd.models.huggingface import load_model
+from amusd.config import EngineConfig, TargetConfig
+from amusd.errors import ConfigError, DeviceError
+from amusd.models.graphs import Replay, Work
+from amusd.models.huggingface import forbid_kernels, load_model
 from amusd.models.load_options import LoadOptions
-from amusd.models.loading import check_drafter
+from amusd.models.loading import check_target, load_target
 from amusd.models.numerics import Numerics
 
-OPTIONS = LoadOptions(numerics=Numerics(width=8, fixed=True), max_model_len=64)
-WEIGHTS = {
-    "actorder": None,
-    "block_structure": None,
-    "dynamic": False,
-    "group_size": None,
-    "num_bits": 8,
-    "observer": "minmax",
-    "observer_kwargs": {},
-    "strategy": "channel",
-    "symmetric": True,
-    "type": "float",
-}
-ACTIVATIONS = {**WEIGHTS, "dynamic": True, "observer": None, "strategy": "token"}
-FP8_DYNAMIC = {
-    "config_groups": {
-        "group_0": {
-            "input_activations": ACTIVATIONS,
-            "output_activations": None,
-            "targets": ["Linear"],
-            "weights": WEIGHTS,
-        }
-    },
-    "format": "float-quantized",
-    "global_compression_ratio": 1.5,
-    "ignore": ["lm_head"],
-    "kv_cache_scheme": None,
-    "quant_method": "compressed-tensors",
-    "quantization_status": "compressed",
-}
-"""The settings of the checkpoints that are published as FP8-dynamic."""
+METHOD = "halves"
+RULE = Numerics(width=8, fixed=True, border=32, prefill_chunk=32)
 
 
-def changed(part: str | None = None, **changes: Any) -> dict[str, Any]:
-    """`FP8_DYNAMIC` with other settings, or with other ones of its weights or activations."""
-    settings = copy.deepcopy(FP8_DYNAMIC)
-    place: Any = settings if part is None else settings["config_groups"]["group_0"][part]
-    place.update(changes)
-    return settings
+class HalvesConfig(QuantizationConfigMixin):  # type: ignore[misc]  # transformers is untyped
+    """`by_batch`: the rows of a product share a scale."""
+
+    def __init__(self, by_batch: bool = False, needs: str | None = None, **_others: Any) -> None:
+        self.quant_method, self.by_batch, self.needs = METHOD, by_batch, needs
 
 
-def without(part: str) -> dict[str, Any]:
-    settings = copy.deepcopy(FP8_DYNAMIC)
-    settings["config_groups"]["group_0"][part] = None
-    return settings
+class HalvedLinear(torch.nn.Linear):
+    """Its stored weight is half of the one that it multiplies with."""
+
+    by_batch = False
+
+    def forward(self, rows: Tensor) -> Tensor:
+        scale = rows.abs().amax() if self.by_batch else rows.abs().amax(dim=-1, keepdim=True)
+        return torch.nn.functional.linear((rows / scale * 64).round() / 64 * scale, self.weight * 2, self.bias)
 
 
-INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}
-TWO_GROUPS = {"group_0": {}, "group_1": {}}
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "AWQ": ({"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"}, "AWQ"),
-    "GPTQ": ({"quant_method": "gptq", "bits": 4, "desc_act": True}, "GPTQ"),
-    "bitsandbytes in 8 bits": (
-        {"quant_method": "bitsandbytes", "load_in_8bit": True, "load_in_4bit": False},
-        r"bitsandbytes \(8 bits\): .* a row depends on the others",
-    ),
-    "bitsandbytes in 4 bits": (
-        {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
-        r"bitsandbytes \(4 bits\): .* another kernel",
-    ),
-    "bitsandbytes without its name": ({"load_in_4bit": True}, r"bitsandbytes \(4 bits\)"),
-    "MXFP4": ({"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.mlp.router"]}, "MXFP4"),
-    "torchao": ({"quant_method": "torchao", "quant_type": {}}, "torchao: its weights are stored as objects"),
-    "FBGEMM": ({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, "FBGEMM FP8: .* clip"),
-    "FP8 by blocks": (
-        {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
-        "FP8 by blocks of 128 x 128",
-    ),
-    "FP8 per tensor": (
-        {"quant_method": "fp8", "activation_scheme": "dynamic"},
-        "FP8 per tensor: one scale for all rows makes a row depend on the others",
-    ),
-    "FP8 per tensor, fixed": (
-        {"quant_method": "fp8", "activation_scheme": "static"},
-        "FP8 per tensor: its activations have a scale fixed beforehand",
-    ),
-    "ModelOpt": ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "ModelOpt"),
-    "something new": ({"quant_method": "exl9"}, "exl9: unknown here"),
-    "something without a name": ({"bits": 3}, "a method that it does not name: unknown here"),
-    "compressed-tensors, weights in int4": (
-        changed("weights", **INT4),
-        "compressed-tensors: its weights have num_bits=4, allowed: 8",
-    ),
-    "compressed-tensors, int8": (changed("weights", type="int"), "its weights have type=int, allowed: float"),
-    "compressed-tensors, weights per tensor": (
-        changed("weights", strategy="tensor"),
-        "its weights have strategy=tensor, allowed: channel",
-    ),
-    "compressed-tensors, activations per tensor": (
-        changed("input_activations", strategy="tensor"),
-        "its input_activations have strategy=tensor, allowed: token",
-    ),
-    "compressed-tensors, fixed activations": (
-        changed("input_activations", dynamic=False),
-        "its input_activations have dynamic=False, allowed: True",
-    ),
-    "compressed-tensors, weights alone": (without("input_activations"), "its input_activations are not quantized"),
-    "compressed-tensors, keys and values": (changed(kv_cache_scheme=WEIGHTS), "its keys and values are quantized"),
-    "compressed-tensors, sparse": (changed(sparsity_config={"format": "sparse-24-bitmask"}), "its weights are sparse"),
-    "compressed-tensors, packed": (changed(format="pack-quantized"), "its format is pack-quantized"),
-    "compressed-tensors, two groups": (changed(config_groups=TWO_GROUPS), "it has 2 groups of layers, allowed: 1"),
-}
-LIBRARIES = (
-    "accelerate", "auto_gptq", "autoawq", "awq", "bitsandbytes", "compressed_tensors", "fbgemm_gpu", "gptqmodel",
-    "kernels", "torchao",
-)  # fmt: skip
+class HalvesQuantizer(HfQuantizer):  # type: ignore[misc]
+    """Stands in for a library: replaces the layers before weights are read."""
+
+    def validate_environment(self, *_args: Any, **_named: Any) -> None:
+        if self.quantization_config.needs is not None:
+            raise ImportError(f"halves need {self.quantization_config.needs}\n(pip install halves)")
+
+    def _process_model_before_weight_loading(self, model: Any, **_named: Any) -> None:
+        for module in model.modules():
+            if isinstance(module, torch.nn.Linear) and module is not model.get_output_embeddings():
+                module.__class__ = HalvedLinear
+                module.by_batch = self.quantization_config.by_batch
+
+    def is_serializable(self) -> bool:
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        return False
 
 
-def folder_of(folder: Path, settings: dict[str, Any], name: str = "Llama 3.1") -> Path:
-    """A checkpoint without weights: none may be read."""
-    write_config(folder, {**CONFIGS[name], "quantization_config": settings})
+@pytest.fixture(autouse=True)
+def halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The quantizer is known, the library `kernels` may be hidden, and both end with the test."""
+    for table in (auto.AUTO_QUANTIZER_MAPPING, auto.AUTO_QUANTIZATION_CONFIG_MAPPING):
+        monkeypatch.setitem(table, METHOD, None)
+        del table[METHOD]
+    register_quantization_config(METHOD)(HalvesConfig)
+    register_quantizer(METHOD)(HalvesQuantizer)
+    monkeypatch.setitem(sys.modules, "kernels", None)
+    monkeypatch.delitem(sys.modules, "kernels")
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint that is not quantized."""
+    folder, tokenizer = tmp_path_factory.mktemp("plain"), tiny.byte_tokenizer()
+    tiny.save_checkpoint(folder, tiny.tiny_config(vocab_size=len(tokenizer), tie_word_embeddings=False), tokenizer)
     return folder
 
 
-def check(folder: Path, options: LoadOptions) -> None:
-    named: dict[str, Any] = {"dtype": options.dtype, "model_impl": options.model_impl}
-    check_drafter(DrafterConfig(kind="hf", model=str(folder), **named), EngineConfig(), options.device)
+@pytest.fixture
+def quantize(plain: Path, tmp_path: Path) -> Callable[..., Path]:
+    """Writes a checkpoint with these settings of the quantizer; by default without weights."""
+
+    def write(settings: Any, *, weights: bool = False) -> Path:
+        for file in plain.iterdir():
+            if weights or file.suffix != ".safetensors":
+                (tmp_path / file.name).write_bytes(file.read_bytes())
+        config = json.loads((plain / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": settings}))
+        return tmp_path
+
+    return write
 
 
-@pytest.mark.parametrize("use", [load_model, check], ids=["load", "check"])
+def load(folder: Path, **options: Any) -> tuple[Any, list[str]]:
+    lines: list[str] = []
+    options = {"numerics": RULE, "max_model_len": 64, "dtype": "float32", **options}
+    return load_model(folder, LoadOptions(**options), report=lines.append), lines
+
+
+def test_a_quantized_checkpoint_is_computed_by_the_quantizer_of_transformers(quantize: Callable[..., Path]) -> None:
+    folder, token_ids = quantize({"quant_method": METHOD}, weights=True), random_ids(8)
+    model, lines = load(folder)
+    stock = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    assert isinstance(stock.base_model.layers[0].mlp.up_proj, HalvedLinear)
+    torch.testing.assert_close(model.forward(token_ids, model.new_cache(8)).logits, stock_logits(stock, token_ids))
+    assert (model.implementation, lines) == ("transformers", [])
+
+
+def test_a_model_whose_rows_depend_on_each_other_says_so_in_one_line(quantize: Callable[..., Path]) -> None:
+    folder = quantize({"quant_method": METHOD, "by_batch": True}, weights=True)
+    lines: list[str] = []
+    load_target(EngineConfig(target=TargetConfig(kind="hf", model=str(folder), dtype="float32")), "cpu", lines.append)
+    assert lines[0] == (
+        f"model {folder}: a token's logits depend on how many tokens share its pass, "
+        "so the modes may give different answers"
+    )
+    _, lines = load(folder, numerics=Numerics(width=8, fixed=False))
+    assert not lines, "nothing was promised"
+
+
+def test_layers_that_cannot_be_captured_run_without_graphs(quantize: Callable[..., Path]) -> None:
+    reason = "a pass on cuda:0 cannot be captured: a layer reads the device"
+
+    def refuse(_work: Work) -> Replay:
+        raise DeviceError(reason)
+
+    folder = quantize({"quant_method": METHOD}, weights=True)
+    model, lines = load(folder, capture=refuse)
+    assert lines == [f"model {folder}: computed without CUDA graphs, which is slower: {reason}"]
+    assert model.forward([1, 2], model.new_cache(2)).logits.isfinite().all()
+
+
+REFUSED = {
+    "a library that is missing": ({"quant_method": METHOD, "needs": "a GPU"}, "ImportError: halves need a GPU$"),
+    "one of transformers' own": ({"quant_method": "awq", "bits": 4}, "ImportError: .*gptqmodel"),
+    "an unknown method": ({"quant_method": "exl9"}, "Unknown quantization type, got exl9"),
+    "no method": ({"bits": 3}, ".* has no `quant_method` attribute"),
+}
+
+
 @pytest.mark.parametrize(("settings", "reason"), REFUSED.values(), ids=REFUSED)
-def test_it_is_refused_by_name_before_a_weight_or_a_library_is_touched(
-    settings: dict[str, Any], reason: str, use: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_transformers_cannot_load_is_refused_in_its_words_before_a_weight_is_read(
+    settings: dict[str, Any], reason: str, quantize: Callable[..., Path]
 ) -> None:
-    for library in LIBRARIES:
-        monkeypatch.setitem(sys.modules, library, None)  # importing it raises
-    pattern = rf"^model {tmp_path}: quantized (with|in) .*{reason}.*; use the checkpoint in bfloat16, or one in FP8 of"
-    with pytest.raises(UnsupportedModelError, match=pattern) as caught:
-        use(folder_of(tmp_path, settings), OPTIONS)
-    assert "\n" not in str(caught.value)
+    folder = quantize(settings)  # without weights
+    for use in (
+        load,
+        lambda path: check_target(EngineConfig(target=TargetConfig(kind="hf", model=str(path))), "cpu"),
+    ):
+        with pytest.raises(ConfigError, match=rf"^model {folder}: its quantization: {reason}") as caught:
+            use(folder)
+        assert "\n" not in str(caught.value)
 
 
-def test_the_older_name_of_the_settings_is_known() -> None:
-    config = transformers.AutoConfig.for_model(**CONFIGS["Llama 3.1"], compression_config={"quant_method": "gptq"})
-    assert why_not_run(config) == "quantized with GPTQ: there are no products with such weights here"
-
-
-def test_settings_that_transformers_has_read_are_known() -> None:
-    settings = transformers.BitsAndBytesConfig(load_in_8bit=True)
-    config = transformers.AutoConfig.for_model(**CONFIGS["Llama 3.1"], quantization_config=settings)
-    assert "bitsandbytes (8 bits)" in str(why_not_run(config))
-
-
-def test_fp8_dynamic_is_not_refused() -> None:
-    config = transformers.AutoConfig.for_model(**CONFIGS["Llama 3.1"], quantization_config=FP8_DYNAMIC)
-    assert is_fp8(config)
-    assert why_not_run(config) is None
-    plain = transformers.AutoConfig.for_model(**CONFIGS["Llama 3.1"])
-    assert not is_fp8(plain)
-    assert why_not_run(plain) is None
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"dtype": "float16"}, "dtype=float16: the checkpoint is in FP8, allowed: bfloat16 or float32"),
-        ({"dtype": "int8"}, "dtype=int8: the checkpoint is in FP8, allowed: bfloat16 or float32"),
-        ({"model_impl": "transformers"}, "in FP8, which only the lean decoder multiplies: model_impl=transformers"),
-    ],
-)
-@pytest.mark.parametrize("use", [load_model, check], ids=["load", "check"])
-def test_what_fp8_cannot_be_combined_with_is_refused_before_weights_are_read(
-    use: Any, options: dict[str, Any], message: str, tmp_path: Path
+def test_kernels_from_a_hub_are_out_of_reach_even_if_their_library_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = LoadOptions(numerics=OPTIONS.numerics, max_model_len=64, **options)
-    with pytest.raises(UnsupportedModelError, match=message) as caught:
-        use(folder_of(tmp_path, FP8_DYNAMIC), settings)
-    assert "\n" not in str(caught.value)
+    (tmp_path / "kernels.py").write_text("__version__ = '0.15.0'\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.invalidate_caches()
+    assert importlib.util.find_spec("kernels") is not None
+    forbid_kernels()
+    assert not is_kernels_available()
+    with pytest.raises(ImportError):
+        __import__("kernels")
 
 
-def test_fp8_of_a_model_without_a_lean_decoder_is_refused(tmp_path: Path) -> None:
-    write_config(tmp_path, {"model_type": "gemma", "quantization_config": FP8_DYNAMIC})
-    with pytest.raises(UnsupportedModelError, match="which only the lean decoder multiplies: only the model types"):
-        load_model(tmp_path, OPTIONS)
+@pytest.mark.parametrize("settings", [{"load_in_8bit": True}, {"load_in_4bit": True}], ids=str)
+def test_bitsandbytes_loads_on_a_cpu(settings: dict[str, Any], plain: Path, tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    made = transformers.AutoModelForCausalLM.from_pretrained(
+        plain, quantization_config=transformers.BitsAndBytesConfig(**settings), device_map="cpu"
+    )
+    made.save_pretrained(tmp_path)
+    model, _ = load(tmp_path, dtype="float16")
+    assert model.implementation == "transformers"
+    assert model.forward(random_ids(5), model.new_cache(5)).logits.isfinite().all()
