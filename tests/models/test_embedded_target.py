@@ -1,10 +1,7 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +10,6 @@ from safetensors.torch import save_file
 
 from amusd.errors import ConfigError, MissingDependencyError
 from amusd.models import embedded_target
-from tests.warm import Popen
 
 FOLDER = "smollm2-135m-instruct-v1"
 
@@ -65,67 +61,19 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(
     with files_of_at_most(10_000), pytest.raises(ConfigError, match=line) as raised:
         embedded_target.embedded_target_path(tmp_path / "cache")
     assert "\n" not in str(raised.value)
-    assert [path.name for path in (tmp_path / "cache").iterdir()] == [f"{FOLDER}.lock"]
+    assert not list((tmp_path / "cache").iterdir())
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError("disk full")])
-def test_an_interrupted_conversion_leaves_nothing_and_is_repaired(
+def test_an_interrupted_conversion_leaves_nothing_and_is_made_again(
     conversion: FakeConversion, tmp_path: Path, error: BaseException
 ) -> None:
     conversion.error = error
     with pytest.raises((KeyboardInterrupt, ConfigError)):
         embedded_target.embedded_target_path(tmp_path / "cache")
-    assert [path.name for path in (tmp_path / "cache").iterdir()] == [f"{FOLDER}.lock"]
+    assert not list((tmp_path / "cache").iterdir())
     conversion.error = None
     assert (embedded_target.embedded_target_path(tmp_path / "cache") / "model.safetensors").exists()
-
-
-def test_the_leftovers_of_a_killed_process_are_removed(conversion: FakeConversion, tmp_path: Path) -> None:
-    leftover = tmp_path / "cache" / f"{FOLDER}.partial-abc"
-    leftover.mkdir(parents=True)
-    (leftover / "model.safetensors").write_bytes(b"half")
-    embedded_target.embedded_target_path(tmp_path / "cache")
-    assert not leftover.exists()
-
-
-def flip_a_bit(folder: Path) -> None:
-    file = folder / "model.safetensors"
-    content = bytearray(file.read_bytes())
-    content[5] ^= 1
-    file.write_bytes(content)
-
-
-def shorten(folder: Path) -> None:
-    file = folder / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-1])
-
-
-DAMAGE: dict[str, Any] = {
-    "a flipped bit": flip_a_bit,
-    "a shortened file": shorten,
-    "a missing file": lambda folder: (folder / "config.json").unlink(),
-    "no manifest": lambda folder: (folder / "manifest.json").unlink(),
-    "a broken manifest": lambda folder: (folder / "manifest.json").write_text("{"),
-    "a manifest of something else": lambda folder: (folder / "manifest.json").write_text("[]"),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_damage_is_found_and_repaired(conversion: FakeConversion, tmp_path: Path, damage: str) -> None:
-    folder = embedded_target.embedded_target_path(tmp_path / "cache")
-    DAMAGE[damage](folder)
-    lines: list[str] = []
-    assert embedded_target.embedded_target_path(tmp_path / "cache", lines.append) == folder
-    assert (folder / "model.safetensors").read_bytes() == b"weights" * 10
-    assert conversion.count == 2
-    assert "damaged" in lines[0]
-
-
-def test_another_source_file_is_converted_anew(conversion: FakeConversion, tmp_path: Path) -> None:
-    embedded_target.embedded_target_path(tmp_path / "cache")
-    (tmp_path / "model.gguf").write_bytes(b"newer weights")
-    folder = embedded_target.embedded_target_path(tmp_path / "cache")
-    assert (folder / "model.safetensors").read_bytes() == b"newer weights" * 10
 
 
 def hide_package(monkeypatch: pytest.MonkeyPatch, hidden: str) -> None:
@@ -154,43 +102,19 @@ def test_a_folder_that_cannot_be_written_is_one_line(conversion: FakeConversion,
         embedded_target.embedded_target_path(tmp_path / "file" / "cache")
 
 
-# Each process notes that it converts, then gives the other one a second to do the same: only the lock stops it.
-TWO_PROCESSES = """
-import sys, time
-from pathlib import Path
-from amusd.models import embedded_target
+def test_a_folder_that_another_process_made_meanwhile_is_used(
+    conversion: FakeConversion, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def convert(source: Path, folder: Path) -> None:
+        conversion(source, folder)
+        other = tmp_path / "cache" / FOLDER
+        other.mkdir()
+        (other / "model.safetensors").write_bytes(b"of the other")
 
-cache, log = Path(sys.argv[1]), Path(sys.argv[2])
-source = cache.parent / "model.gguf"
-
-def convert(source, folder):
-    with log.open("a") as file:
-        file.write("converted\\n")
-    deadline = time.monotonic() + 1
-    while time.monotonic() < deadline and len(log.read_text().splitlines()) < 2:
-        time.sleep(0.01)
-    (folder / "model.safetensors").write_bytes(source.read_bytes())
-
-embedded_target._find_source = lambda: source
-embedded_target.convert_gguf = convert
-print(embedded_target.embedded_target_path(cache))
-"""
-
-
-def test_two_processes_at_once_convert_once(tmp_path: Path) -> None:
-    (tmp_path / "model.gguf").write_bytes(b"weights")
-    log = tmp_path / "log"
-    command = [sys.executable, "-c", TWO_PROCESSES, str(tmp_path / "cache"), str(log)]
-    root = Path(embedded_target.__file__).parents[2]
-    processes = [Popen(command, stdout=subprocess.PIPE, text=True, cwd=root) for _ in range(2)]
-    try:
-        outputs = [process.communicate(timeout=240)[0].strip() for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait(timeout=10)
-    assert outputs == [str(tmp_path / "cache" / FOLDER)] * 2
-    assert log.read_text().splitlines() == ["converted"]
+    monkeypatch.setattr(embedded_target, "convert_gguf", convert)
+    folder = embedded_target.embedded_target_path(tmp_path / "cache")
+    assert (folder / "model.safetensors").read_bytes() == b"of the other"
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [FOLDER]
 
 
 @pytest.mark.embedded
