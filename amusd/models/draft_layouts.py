@@ -43,21 +43,6 @@ KINDS = {EAGLE: "eagle", EAGLE3: "eagle", MEDUSA: "medusa", DFLASH: "dflash"}
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 _SPECULATORS_TYPE = "speculators_model_type"
-_REFUSED_TYPES = {"peagle": "P-EAGLE", "dspark": "DSpark", "mtp": "MTP", "mfd": "MFD", "dflash2": "DFlash2"}
-"""Values of `speculators_model_type` by the name of what they are."""
-_REFUSED_WEIGHTS = {
-    "markov_head.": "DSpark",
-    "confidence_head.": "DSpark",
-    "mode_embed": "MFD",
-    "mode_gate": "MFD",
-    "candidate_selector.": "DFlash2",
-    "mask_hidden": "P-EAGLE",
-    "mtp.": "MTP",
-    "eh_proj.": "MTP",
-}
-"""Parts of the names of weights that no layout above has."""
-_REFUSED_SETTINGS = {"markov_rank": "DSpark", "parallel_drafting": "P-EAGLE", "num_nextn_predict_layers": "MTP"}
-"""Keys of a configuration that no layout above sets."""
 _COPIES_OF_TARGET = ("verifier_norm.", "verifier_lm_head.", "rotary_emb.")
 """Weights of the target, or made from the configuration, that some files hold too."""
 _NOT_OF_LAYERS = frozenset({
@@ -210,7 +195,6 @@ def read_published(path: str | Path, target_path: str | Path, kind: str) -> Publ
     folder = find_checkpoint(path)
     with one_line_errors(path, CONFIG):
         settings = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        _refuse(path, _why_refused(settings))
     target = load_config(target_path).get_text_config(decoder=True)
     with one_line_errors(path):
         draft = _read(path, settings, target_path, target)
@@ -258,28 +242,12 @@ def target_weight(path: str | Path, name: str) -> Tensor:
     return checkpoint.tensor(stored[0])
 
 
-def _why_refused(settings: Mapping[str, Any]) -> str | None:
-    """The name of the kind of a configuration if that is known and not computed here."""
-    kind = str(settings.get(_SPECULATORS_TYPE, ""))
-    if kind not in ("", EAGLE3, DFLASH):
-        return _REFUSED_TYPES.get(kind, f"{_SPECULATORS_TYPE}={kind}")
-    return next((title for key, title in _REFUSED_SETTINGS.items() if settings.get(key)), None)
-
-
-def _refuse(path: str | Path, title: str | None) -> None:
-    """Raise `UnsupportedModelError` if a kind that is not computed here was found."""
-    if title is not None:
-        allowed = ", ".join(TITLES.values())
-        raise UnsupportedModelError(f"drafter {path}: {title} is not supported; allowed: {allowed}")
-
-
 def _family(path: str | Path, settings: Mapping[str, Any], stored: Mapping[str, Tensor]) -> str:
     """The family that the files are of. Raises `UnsupportedModelError` for none that is computed here."""
-    _refuse(
-        path, next((title for part, title in _REFUSED_WEIGHTS.items() if any(part in name for name in stored)), None)
-    )
-    if _SPECULATORS_TYPE in settings:
-        return str(settings[_SPECULATORS_TYPE])
+    if (kind := settings.get(_SPECULATORS_TYPE)) is not None:
+        if kind in (EAGLE3, DFLASH):
+            return str(kind)
+        raise UnsupportedModelError(f"drafter {path}: {_SPECULATORS_TYPE}={kind}; allowed: {EAGLE3} or {DFLASH}")
     bare = {name.removeprefix("model.").removeprefix("medusa_head.") for name in stored}
     if any(re.fullmatch(r"\d+\.\d+\.(linear\.)?weight", name) for name in bare):
         return MEDUSA

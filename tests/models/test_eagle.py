@@ -467,18 +467,16 @@ REFUSED: dict[str, tuple[Weights, dict[str, Any], str]] = {
         "its checkpoint is quantized",
     ),
     "another activation": (eagle3_weights(), {"hidden_act": "gelu"}, "its activation is gelu"),
-    "DSpark": (changed(markov_head__markov_w1=torch.ones(3)), {}, "DSpark is not supported; allowed: "),
-    "DSpark in speculators form": (eagle3_weights(), {"speculators_model_type": "dspark"}, "DSpark is not supported"),
-    "P-EAGLE": (eagle3_weights(), {"speculators_model_type": "peagle"}, "P-EAGLE is not supported"),
-    "P-EAGLE by its weights": (changed(mask_hidden=torch.ones(3)), {}, "P-EAGLE is not supported"),
-    "MTP": ({"mtp.fc.weight": torch.ones(3)}, {}, "MTP is not supported"),
-    "MTP of DeepSeek": ({"model.layers.61.eh_proj.weight": torch.ones(3)}, {}, "MTP is not supported"),
-    "MFD": ({"mode_embed": torch.ones(3)}, {}, "MFD is not supported"),
-    "DFlash2": ({"candidate_selector.predecessor_codebook": torch.ones(3)}, {}, "DFlash2 is not supported"),
+    "a part that its layout lacks": (
+        changed(markov_head__markov_w1=torch.ones(3)),
+        {},
+        "its file has weights without a place, markov_head.markov_w1 among them",
+    ),
+    "no layout of a drafter": ({"mtp.fc.weight": torch.ones(3)}, {}, "its weights are in no layout of a drafter"),
     "another of speculators": (
         eagle3_weights(),
-        {"speculators_model_type": "hydra"},
-        "speculators_model_type=hydra is not supported",
+        {"speculators_model_type": "peagle"},
+        "speculators_model_type=peagle; allowed: eagle3 or dflash",
     ),
 }
 
