@@ -1206,5 +1206,19 @@ RULES = (
         "return _LARGEST_INT8",
         INT8_TESTS,
     ),
+    Rule(
+        "a model is tried with one number of rows",
+        "amusd/models/self_test.py",
+        "for rows in (1, 3, 8):",
+        "for rows in (1,):",
+        "tests/models/test_quantization.py",
+    ),
+    Rule(
+        "kernels from a hub run",
+        "amusd/models/huggingface.py",
+        "    is_kernels_available.cache_clear()\n",
+        "",
+        "tests/models/test_quantization.py",
+    ),
     Rule("float16 is taken for weights that it rounds", LINEAR, " and fits_fp16(matrix):", ":", LINEAR_TESTS),
 )
