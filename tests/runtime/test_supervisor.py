@@ -194,7 +194,10 @@ def test_the_child_takes_the_package_that_it_lies_in_and_all_else_as_usual(tmp_p
     done = subprocess.run(
         [sys.executable, str(tmp_path / "amusd" / "child" / "fork_server.py"), supervisor.__name__],
         env={**os.environ, "PYTHONPATH": str(own), "PYTHONSAFEPATH": is_safe},
-        input=json.dumps({"config": {}, "run_directories": [], "work": "amusd.runtime.startup", "cores": [0]}) + "\n",
+        input=json.dumps(
+            {"config": {}, "run_directories": [], "work": "amusd.runtime.startup", "cores": [0], "tells": False}
+        )
+        + "\n",
         capture_output=True,
         text=True,
         timeout=240,
