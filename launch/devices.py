@@ -45,7 +45,7 @@ def claim_hardware(config: RunConfig, role: Role, num_draft_gpus: int | None = N
     on_cpu = set(hardware.devices) == {"cpu"}
     if on_cpu:
         pin_rank(engine, role, allowed_cores())
-    if config.transport.kind == "nccl" or ((engine.num_ranks > 2 or config.compare.equal_devices) and not on_cpu):
+    if config.transport.kind == "nccl" or (engine.num_ranks > 2 and not on_cpu):
         os.environ.update(NCCL_SETTINGS)
     return dataclasses.replace(config, hardware=hardware)
 

@@ -74,8 +74,6 @@ def run_target_rank(options: Options, place: Place) -> int:
     store = None
     try:
         group = prepare_group(options)
-        if (place.apart or place.size > len(Role)) and group.config.compare.equal_devices:
-            raise ConfigError("compare.equal_devices=true: needs target and draft on one machine, as two processes")
         ranks = ranks_of(place.rank, place.size, group.config.target_tensor_parallel_size)
         set_threads(group.config.hardware.num_threads)  # before there is torch
         store = Store(place, store_secret(options))

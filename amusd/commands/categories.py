@@ -27,7 +27,7 @@ def by_category(rows: Sequence[Row], per_prompt: Sequence[Row]) -> list[dict[str
     found: dict[str, list[Row]] = {}
     for one in per_prompt:
         found.setdefault(one["category"] or OTHER, []).append(one)
-    own = _of_pair(rows)
+    own = _alone(rows)
     best = {row["drafter"]: row["contestant"] for row in own if row["mode"] == Mode.SYNCHRONOUS.value}
     return [
         {
@@ -51,7 +51,7 @@ def by_category(rows: Sequence[Row], per_prompt: Sequence[Row]) -> list[dict[str
 
 def category_table(rows: Sequence[Row], categories: Sequence[Row]) -> str:
     """A line for each category, of the fastest asynchronous row; empty without one, or if no prompt has a category."""
-    asynchronous = [row for row in _of_pair(rows) if row["mode"] == Mode.ASYNCHRONOUS.value]
+    asynchronous = [row for row in _alone(rows) if row["mode"] == Mode.ASYNCHRONOUS.value]
     if not asynchronous or {one["category"] for one in categories} == {OTHER}:
         return ""
     best = max(asynchronous, key=lambda row: float(row["tokens_per_second"]))
@@ -69,6 +69,6 @@ def category_table(rows: Sequence[Row], categories: Sequence[Row]) -> str:
     return f"{heading}\n\n{table(('category', 'prompts', 'x plain', 'x best sync'), lines)}"
 
 
-def _of_pair(rows: Sequence[Row]) -> list[Row]:
+def _alone(rows: Sequence[Row]) -> list[Row]:
     """Those whose times per prompt can be compared with plain decoding's."""
-    return [row for row in rows if row.get("batch_size", 1) == 1 and row.get("layout", "pair") == "pair"]
+    return [row for row in rows if row.get("batch_size", 1) == 1]

@@ -7,9 +7,6 @@ draft is lost, the next one is waited for before anything else is measured.
 With `compare.batch_sizes` the same is done with several answers at a time. Contestants then take turns load by load: a
 load is some answers per place, and as soon as one has all its tokens the next one begins. Its tokens per second are
 those of all answers together, from the first request to the last token.
-
-With `compare.equal_devices` other engines on the same devices take their turns (`peers.py`), each in a process of its
-own, which rests while it is not its turn.
 """
 
 from __future__ import annotations
@@ -25,9 +22,8 @@ from pathlib import Path
 from amusd.answer import Generation
 from amusd.commands.categories import by_category, category_table
 from amusd.commands.contestants import Comparison, Contestant, comparison_text, per_prompt, records_of, rows_of
-from amusd.commands.generate import Done
-from amusd.commands.peers import Answers, Load, Peers
-from amusd.config import RunConfig
+from amusd.commands.generate import Done, in_flight
+from amusd.config import RunConfig, SamplingParams
 from amusd.console import Console
 from amusd.engine import Engine
 from amusd.errors import ConfigError
@@ -59,15 +55,12 @@ def run_comparison(
     comparison: Comparison,
     progress: Callable[[str, int, int], None],
     note: Callable[[str], None] = lambda _line: None,
-    peers: Peers | None = None,
 ) -> None:
     """Let every contestant answer every prompt, into `comparison`.
 
-    `progress` hears what, how many of how many; `note` is told in a line when a lost draft is waited for. `peers`: the
-    engines of contestants that use the devices in another way than as a pair.
+    `progress` hears what, how many of how many; `note` is told in a line when a lost draft is waited for.
     """
-    answer = partial((peers or Peers()).answer, engine)
-    drafts = _Drafts(engine, config, comparison.contestants, note, answer)
+    drafts = _Drafts(engine, config, comparison.contestants, note)
     drafts.warm_up()
     alone = [index for index, contestant in enumerate(comparison.contestants) if contestant.batch_size == 1]
     num_alone = len(prompts) * len(alone)
@@ -86,7 +79,7 @@ def run_comparison(
             contestant = comparison.contestants[index]
             drafts.wait()
             progress(f"prompt {prompt.number}: {contestant.name}", turn * len(alone) + step, num_steps)
-            (answers[index],) = answer(Load(contestant, [encoded], config.sampling)).generations
+            (answers[index],), _ = answer(engine, contestant, [encoded], config.sampling)
         comparison.add(prompt, encoded, answers)
     if not comparison.prompts:
         raise ConfigError(f"workload: none of {len(prompts)} prompts could be used: {comparison.refused[0][1]}")
@@ -94,10 +87,23 @@ def run_comparison(
     for index, load in _loads(comparison):
         drafts.wait()
         progress(comparison.contestants[index].name, num_done, num_steps)
-        found = answer(Load(comparison.contestants[index], [comparison.encoded[n] for n in load], config.sampling))
-        comparison.answers[index] += found.generations
-        comparison.seconds[index] = comparison.seconds.get(index, 0.0) + found.seconds
+        prompts_of_load = [comparison.encoded[number] for number in load]
+        generations, seconds = answer(engine, comparison.contestants[index], prompts_of_load, config.sampling)
+        comparison.answers[index] += generations
+        comparison.seconds[index] = comparison.seconds.get(index, 0.0) + seconds
         num_done += len(load)
+
+
+def answer(
+    engine: Engine, contestant: Contestant, prompts: Sequence[Sequence[int]], params: SamplingParams
+) -> tuple[list[Generation], float]:
+    """Return the answers in the order of the prompts, and the seconds from the first request to the last token."""
+    asked = partial(engine.submit, decoding=contestant.decoding, drafter=contestant.drafter)
+    submitted = ((number, asked(prompt, params)) for number, prompt in enumerate(prompts))
+    begin = time.perf_counter()
+    answers = dict(in_flight(engine, submitted, contestant.batch_size))
+    generations = [answers[number].result() for number in range(len(prompts))]
+    return generations, max(one.all_tokens_at or begin for one in answers.values()) - begin
 
 
 def _num_repeats(num_prompts: int, contestant: Contestant) -> int:
@@ -131,7 +137,6 @@ class _Drafts:
     config: RunConfig
     contestants: Sequence[Contestant]
     note: Callable[[str], None]
-    answer: Callable[[Load], Answers]
     num_given_up: int = 0
     """Losses after which no draft came in time: nobody waits again before there is another."""
 
@@ -163,26 +168,14 @@ class _Drafts:
 
     def _answer(self, contestant: Contestant, num_tokens: int) -> None:
         params = replace(self.config.sampling, max_new_tokens=num_tokens, stop=())
-        self.answer(Load(contestant, [self.engine.encode("Hello")] * contestant.batch_size, params))
+        answer(self.engine, contestant, [self.engine.encode("Hello")] * contestant.batch_size, params)
 
 
 def compare(
     config: RunConfig, engine: Engine, console: Console, prompts: Sequence[WorkloadPrompt], run_directory: Path
 ) -> Done:
     """Every contestant on every prompt. What was measured is kept if the run is interrupted or this process killed."""
-    with Peers.start(config.engine_for("compare"), console.note) if config.compare.equal_devices else Peers() as peers:
-        return _compare(config, engine, console, prompts, run_directory, peers)
-
-
-def _compare(
-    config: RunConfig,
-    engine: Engine,
-    console: Console,
-    prompts: Sequence[WorkloadPrompt],
-    run_directory: Path,
-    peers: Peers,
-) -> Done:
-    comparison = Comparison.of(config, peers.layouts)
+    comparison = Comparison.of(config)
     complete = False
     num_kept = 0
 
@@ -195,7 +188,7 @@ def _compare(
         console.progress(label, num_done, number)
 
     try:
-        run_comparison(engine, config, prompts, comparison, progress, console.note, peers)
+        run_comparison(engine, config, prompts, comparison, progress, console.note)
         complete = True
     finally:
         console.clear_progress()
@@ -206,8 +199,7 @@ def _compare(
     timeline = read_timeline(run_directory)
     for row in rows:
         sequence_ids = row.pop("sequence_ids")
-        # events tell how the pair used its time for one answer at a time
-        is_told = row.get("batch_size", 1) == 1 and row["layout"] == "pair"
+        is_told = row.get("batch_size", 1) == 1  # events tell how the time of one answer at a time was used
         row["draft_overlap_fraction"] = timeline.draft_overlap(sequence_ids) if is_told else None
         row["time"] = time_fractions(timeline, sequence_ids) if is_told else None
     found = per_prompt(comparison)

@@ -6,13 +6,13 @@ import itertools
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from amusd.answer import Generation
 from amusd.commands.advice import Option, advice
-from amusd.commands.tables import LAYOUTS, row_name
+from amusd.commands.tables import row_name
 from amusd.config import DecodingConfig, RunConfig
 from amusd.console import percent, table
 from amusd.engine import Engine
@@ -31,9 +31,6 @@ accepted: of the judged candidates; tokens/pass: committed by a target pass; per
 _IDLE = "idle t/d: share of the time without work, target/draft"
 _BETWEEN = "p50, p99: time between tokens"
 
-Layout: TypeAlias = Literal["pair", "ranks", "replicas"]
-"""The use of the devices: some for the target and some for the draft, all on each pass, or an engine on each."""
-
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
@@ -42,15 +39,9 @@ class Contestant:
     decoding: DecodingConfig
     drafter: str | None
     batch_size: int = 1
-    """Answers at a time, of each replica."""
-    layout: Layout = "pair"
+    """Answers at a time."""
     num_devices: int = 1
     """Devices it occupies."""
-
-    @property
-    def num_engines(self) -> int:
-        """Engines that answer side by side."""
-        return self.num_devices if self.layout == "replicas" else 1
 
     @property
     def length(self) -> int | None:
@@ -69,7 +60,6 @@ class Contestant:
             parts.append(policy)
         if self.drafter is not None:
             parts.append(self.drafter)
-        parts += LAYOUTS.get(self.layout, ())
         if self.batch_size > 1:
             parts.append(f"{self.batch_size} at a time")
         return ", ".join(parts)
@@ -94,9 +84,9 @@ class Comparison:
     """Every mode should give the same answers."""
 
     @classmethod
-    def of(cls, config: RunConfig, layouts: Iterable[Layout] = ()) -> Comparison:
-        """The contestants that `config` asks for, also in these other `layouts`, with nothing measured yet."""
-        contestants = contestants_of(config, layouts)
+    def of(cls, config: RunConfig) -> Comparison:
+        """The contestants that `config` asks for, with nothing measured yet."""
+        contestants = contestants_of(config)
         repeatable = config.sampling.rule != "rejection"
         return cls(contestants, answers=[[] for _ in contestants], repeatable=repeatable)
 
@@ -104,11 +94,6 @@ class Comparison:
     def has_batches(self) -> bool:
         """Some make several answers at a time."""
         return any(contestant.batch_size > 1 for contestant in self.contestants)
-
-    @property
-    def has_layouts(self) -> bool:
-        """Some use the devices in another way than as a pair."""
-        return any(contestant.layout != "pair" for contestant in self.contestants)
 
     def add(self, prompt: WorkloadPrompt, encoded: tuple[int, ...], answers: Mapping[int, Generation]) -> None:
         """Every contestant's answer to one prompt, by its index."""
@@ -118,12 +103,11 @@ class Comparison:
             self.answers[index].append(answer)
 
 
-def contestants_of(config: RunConfig, layouts: Iterable[Layout] = ()) -> list[Contestant]:
+def contestants_of(config: RunConfig) -> list[Contestant]:
     """Plain decoding, then for each drafter the synchronous lengths and the asynchronous policy.
 
     `mode=synchronous` compares that one mode and length with plain decoding, `mode=autoregressive` only measures it.
-    In the `layouts` besides a pair there are plain and synchronous decoding. All of this for each batch size; plain
-    decoding of one answer at a time comes first in any case.
+    All of this for each batch size; plain decoding of one answer at a time comes first in any case.
     """
     decoding = config.decoding()
     engine = config.engine_for("compare")
@@ -148,8 +132,6 @@ def contestants_of(config: RunConfig, layouts: Iterable[Layout] = ()) -> list[Co
         found += [
             Contestant(replace(decoding, policy=policy), drafter.kind, num_devices=num_devices) for policy in policies
         ]
-    in_turns = [one for one in found if one.decoding.mode is not Mode.ASYNCHRONOUS]
-    found += [replace(one, layout=layout, num_devices=num_devices) for layout in layouts for one in in_turns]
     sizes = config.compare.batch_sizes
     return list(dict.fromkeys([plain, *(replace(one, batch_size=size) for size in sizes for one in found)]))
 
@@ -170,48 +152,24 @@ def rows_of(comparison: Comparison, engine: Engine) -> list[dict[str, Any]]:
 
 
 def _shown(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of one batch size: plain decoding, then the best synchronous length and asynchronous of each drafter.
-
-    The same for each other layout behind it, compared with the best synchronous length of the pair.
-    """
+    """The rows of one batch size: plain decoding, then the best synchronous length and asynchronous of each drafter."""
     plain, *others = rows
     shown = [plain]
     for row in rows:
         if row["speedup_vs_autoregressive"] is None:
             row["speedup_vs_autoregressive"] = row["tokens_per_second"] / plain["tokens_per_second"]
-    best_of_pair: dict[str, float] = {}
-    for layout, drafter in dict.fromkeys((row["layout"], row["drafter"]) for row in others):
-        own = [row for row in others if (row["layout"], row["drafter"]) == (layout, drafter)]
+    for drafter in dict.fromkeys(row["drafter"] for row in others):
+        own = [row for row in others if row["drafter"] == drafter]
         synchronous = [row for row in own if row["mode"] == Mode.SYNCHRONOUS.value]
         chosen = [row for row in own if row["mode"] != Mode.SYNCHRONOUS.value]
         if synchronous:
             best = max(synchronous, key=lambda row: float(row["tokens_per_second"]))
             best["tuned"] = {_shape(row): row["tokens_per_second"] for row in synchronous}
-            best_of_pair.setdefault(drafter, best["tokens_per_second"])
             chosen.insert(0, best)
-        for row in chosen if drafter is not None else ():
-            row["speedup_vs_best_synchronous"] = row["tokens_per_second"] / best_of_pair[drafter]
+            for row in chosen:
+                row["speedup_vs_best_synchronous"] = row["tokens_per_second"] / best["tokens_per_second"]
         shown += chosen
-    if any(row["layout"] == "ranks" for row in shown):
-        _compare_with_equals(shown)
     return shown
-
-
-def _compare_with_equals(rows: Sequence[dict[str, Any]]) -> None:
-    """Compare asynchronous decoding with the best other use of the same devices for an answer.
-
-    That is synchronous decoding as a pair, or one of those with all devices on each pass; replicas make no single
-    answer faster.
-    """
-    equals = [
-        row
-        for row in rows
-        if row["layout"] == "ranks" or (row["layout"] == "pair" and row["mode"] == Mode.SYNCHRONOUS.value)
-    ]
-    best = max(row["tokens_per_second"] for row in equals)
-    for row in rows:
-        if row["mode"] == Mode.ASYNCHRONOUS.value:
-            row["speedup_at_equal_devices"] = row["tokens_per_second"] / best
 
 
 def _shape(row: Mapping[str, Any]) -> str:
@@ -264,7 +222,6 @@ def _record(comparison: Comparison, index: int, place: int, repeat: int) -> dict
         "drafter": contestant.drafter,
         "length": contestant.length,
         **({"batch_size": contestant.batch_size} if comparison.has_batches else {}),
-        **({"layout": contestant.layout} if comparison.has_layouts else {}),
         "repeat": repeat,
         "text": answer.text,
         "token_ids": list(answer.token_ids),
@@ -285,16 +242,14 @@ def _row(comparison: Comparison, index: int, engine: Engine) -> dict[str, Any]:
         metrics["tokens_per_second"] = metrics["num_tokens"] / comparison.seconds[index]
         # the counts of one answer do not say what its batch mates had the workers do
         metrics |= dict.fromkeys(("target_idle_fraction", "target_wait_fraction", "draft_idle_fraction"))
-    metrics["tokens_per_second"] *= contestant.num_engines  # each answers as the slowest does, whose answers are kept
     ratios = [
-        contestant.num_engines * _ms_per_token(reference) / _ms_per_token(answer)
+        _ms_per_token(reference) / _ms_per_token(answer)
         for reference, answer in zip(comparison.answers[0], answers if is_alone else (), strict=is_alone)
     ]
     is_synchronous = decoding.mode is Mode.SYNCHRONOUS
     return {
         "contestant": contestant.name,
         "mode": decoding.mode.value,
-        "layout": contestant.layout,
         "policy": policy_name(decoding),
         "drafter": contestant.drafter,
         "num_speculative_tokens": decoding.num_speculative_tokens if is_synchronous else None,
@@ -305,20 +260,12 @@ def _row(comparison: Comparison, index: int, engine: Engine) -> dict[str, Any]:
         "speedup_vs_autoregressive": statistics.median(ratios) if is_alone else None,
         "speedup_quartiles": _quartiles(ratios) if index else None,
         "speedup_vs_best_synchronous": None,
-        "speedup_at_equal_devices": None,
-        "draft_ms_per_token": _draft_ms_per_token(answers),
         "num_devices": contestant.num_devices,
         "tokens_per_second_per_device": metrics["tokens_per_second"] / contestant.num_devices,
         "sequence_ids": [answer.sequence_id for answer in answers],
         # Under the ratio test only the law is the same, not the answer.
         "identical_to_autoregressive": _identity(comparison, index, engine) if comparison.repeatable else None,
     }
-
-
-def _draft_ms_per_token(answers: Sequence[Generation]) -> float | None:
-    """The time that the draft computes for each token that it drafts; None where that is not known."""
-    draft = total([answer.metrics for answer in answers]).draft
-    return draft.busy_ns / 1e6 / draft.num_drafted if draft is not None and draft.num_drafted else None
 
 
 def _batch_figures(contestant: Contestant, metrics: dict[str, Any]) -> dict[str, Any]:
@@ -368,16 +315,13 @@ def comparison_text(rows: Sequence[dict[str, Any]], categories: str = "") -> str
     advices = {size: _advice([row for row in rows if row.get("batch_size", 1) == size]) for size in sizes}
     lines = [f"{size} at a time: {text}" if len(sizes) > 1 else text for size, text in advices.items() if text]
     legend = _LEGEND.format(times=_BETWEEN if any("batch_size" in row for row in rows) else _IDLE)
-    if any(row["layout"] != "pair" for row in rows):
-        legend += "; x equal: over the best other use of the same devices"
     return "\n\n".join(part for part in (_table(rows), legend, categories, "\n".join(lines)) if part)
 
 
 def _advice(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the advice for one batch size, on the devices as a pair."""
-    pair = [row for row in rows if row["layout"] == "pair"]
-    names_drafter = len({row["drafter"] for row in pair} - {None}) > 1
-    return advice([_option(row, names_drafter=names_drafter) for row in pair])
+    """Return the advice for one batch size."""
+    names_drafter = len({row["drafter"] for row in rows} - {None}) > 1
+    return advice([_option(row, names_drafter=names_drafter) for row in rows])
 
 
 def _option(row: dict[str, Any], *, names_drafter: bool) -> Option:
@@ -390,7 +334,6 @@ def _option(row: dict[str, Any], *, names_drafter: bool) -> Option:
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:
     has_batches = any("batch_size" in row for row in rows)
-    has_layouts = any(row["layout"] != "pair" for row in rows)
     header = (
         "mode",
         *(("at a time",) if has_batches else ()),
@@ -399,20 +342,18 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
         "x plain",
         "quartiles",
         "x best sync",
-        *(("x equal",) if has_layouts else ()),
         "accepted",
         "tokens/pass",
         *(("p50 ms", "p99 ms") if has_batches else ("idle t/d",)),
         "identical",
     )
-    return table(header, [_cells(row, has_batches=has_batches, has_layouts=has_layouts) for row in rows])
+    return table(header, [_cells(row, has_batches=has_batches) for row in rows])
 
 
-def _cells(row: dict[str, Any], *, has_batches: bool, has_layouts: bool) -> tuple[str, ...]:
+def _cells(row: dict[str, Any], *, has_batches: bool) -> tuple[str, ...]:
     same = row["identical_to_autoregressive"]
     is_plain = row["mode"] == Mode.AUTOREGRESSIVE.value
-    is_reference = is_plain and row.get("batch_size", 1) == 1 and row["layout"] == "pair"
-    over_equals = row["speedup_at_equal_devices"]
+    is_reference = is_plain and row.get("batch_size", 1) == 1
     idle = percent(row["target_idle_fraction"]) + ("" if is_plain else "/" + percent(row["draft_idle_fraction"]))
     latencies = (row.get("p50_inter_token_ms"), row.get("p99_inter_token_ms"))
     return (
@@ -423,7 +364,6 @@ def _cells(row: dict[str, Any], *, has_batches: bool, has_layouts: bool) -> tupl
         f"{row['speedup_vs_autoregressive']:.2f}",
         "-".join(f"{quartile:.2f}" for quartile in row["speedup_quartiles"] or ()),
         "" if is_plain else f"{row['speedup_vs_best_synchronous']:.2f}",
-        *(("" if over_equals is None else f"{over_equals:.2f}",) if has_layouts else ()),
         "" if is_plain else percent(row["acceptance_rate"]),
         f"{row['mean_acceptance_length']:.2f}",
         *((("" if ms is None else f"{ms:.1f}") for ms in latencies) if has_batches else (idle,)),

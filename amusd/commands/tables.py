@@ -9,12 +9,6 @@ from typing import Any
 Row = Mapping[str, Any]
 """One way to decode and its figures, as `result.json` has them."""
 
-LAYOUTS: Mapping[str, tuple[str, ...]] = {
-    "ranks": ("all devices",),
-    "replicas": ("replicas",),
-}
-"""The parts of a name that say how the devices are used, where that is not as a pair of target and draft."""
-
 
 @dataclass(frozen=True, slots=True)
 class Column:
@@ -80,13 +74,6 @@ COLUMNS = (
         "Tokens per second over those of the best synchronous length with the same drafter.",
         _two,
     ),
-    Column(
-        "speedup_at_equal_devices",
-        "x equal devices",
-        "Tokens per second over those of the best other use of the same devices for one answer: a pair "
-        "that decodes synchronously, or plain or synchronous decoding with all devices on each pass.",
-        _two,
-    ),
     Column("acceptance_rate", "accepted", "Candidates accepted, of those that were verified.", percent),
     Column(
         "mean_acceptance_length",
@@ -121,7 +108,6 @@ def row_name(row: Row) -> str:
         name += f" ({row['policy']})"
     if row.get("drafter") is not None:
         name += f", {row['drafter']}"
-    name = ", ".join((name, *LAYOUTS.get(row.get("layout", ""), ())))
     if row.get("batch_size", 1) not in (None, 1):
         name += f", {row['batch_size']} at a time"
     return name

@@ -44,9 +44,6 @@ class CompareConfig:
     """Asynchronous policies to compare; empty: the configured one."""
     batch_sizes: tuple[int, ...] = (1,)
     """Answers at a time: each mode answers all prompts with so many at work, for each of these numbers."""
-    equal_devices: bool = False
-    """Measure plain and synchronous decoding also with all devices on each pass and with an engine on each, whose
-    memory is needed beside the pair's."""
 
     def __post_init__(self) -> None:
         for policy in self.policies:
@@ -202,11 +199,10 @@ class SimulateConfig:
     """Values of min_candidates tried for the chain and for branching."""
     rank_speedup: float | None = None
     """Also say what the draft's device is worth as a rank of the target, or as a replica: how many times as fast a
-    target pass is on twice as many devices. None: as `calibration` shows it, if that run had `compare.equal_devices`.
-    """
+    target pass is on twice as many devices."""
     draft_rank_speedup: float | None = None
-    """The same for a draft step where the target's ranks share the draft's model, too (threads on a CPU). None: as
-    `rank_speedup`, else 1: the draft stays on one device."""
+    """The same for a draft step where the target's ranks share the draft's model, too (threads on a CPU). None: 1, the
+    draft stays on one device."""
     num_target_devices: int = 1
     """Devices of the target, on which its pass takes the given time; the draft has one."""
     draft_device_speed: float = 1.0

@@ -17,14 +17,6 @@ def allowed_cores() -> list[int]:
     return list(range(os.cpu_count() or 1))
 
 
-def cores_of_parent() -> list[int]:
-    """The cores of the process that has started this one, which may keep to some of them; else those of this one."""
-    if hasattr(os, "sched_getaffinity"):
-        with suppress(OSError):  # it has ended
-            return sorted(os.sched_getaffinity(os.getppid()))
-    return allowed_cores()
-
-
 def cores_for(
     role: Role,
     allowed: list[int],

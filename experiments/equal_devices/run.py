@@ -1,7 +1,8 @@
-"""Every use of two devices on the same prompts, greedy and at temperature 0.7, and what the simulator says of each.
+"""Every use of two devices on the same prompts: a pair of target and draft, both on each pass, an engine on each.
 
-A pair of target and draft, both devices on each pass, and an engine on each device; by plain and synchronous decoding,
-and as a pair by `auto`. Each row is also predicted, from the times and outcomes of the same run.
+Each use is a run of `amusd compare`; of two engines side by side each has half of the prompts. The prompts are divided
+into rounds. In a round one use follows the other, in the next one in reverse order: a machine whose speed drifts
+evenly treats them alike. The pair's first run tries all block lengths, the others take the best of them.
 """
 
 from __future__ import annotations
@@ -11,94 +12,148 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # so that `experiments` can be imported from anywhere
 
+import csv
+import json
+import os
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 
-from amusd.commands.tables import row_name
+from amusd.config import HardwareConfig
 from amusd.console import table
-from experiments.common import Document, compare, read_json, run, run_amusd, write_results
-from experiments.request import parser_of, request_of
+from amusd.errors import ConfigError
+from amusd.runtime.cores import allowed_cores, cores_for
+from amusd.types import Role
+from experiments.common import Document, read_json, run, run_amusd, write_results
+from experiments.request import Request, parser_of, request_of
+
+PAIR, ALL, APART = USES = ("pair", "all devices", "two engines")
+
+
+@dataclass
+class Measured:
+    """The answers at one temperature: line of the prompt, number of the engine, and what is known of it."""
+
+    temperature: str
+    answers: dict[str, list[tuple[str, int, Document]]] = field(default_factory=lambda: {use: [] for use in USES})
+    first_run: Path = Path()
+    """Of the pair; what calibrates the simulator."""
+    length: int = 0
+    """The best block of that run."""
 
 
 def main() -> None:
-    """A sweep of `amusd compare`, a simulation of each of its jobs, and a table of both."""
-    parser = parser_of("equal_devices", __doc__, num_prompts=16, num_tokens=64)
-    request = request_of(parser.parse_args())
-    lengths = "[2]" if request.quick else "[1,2,3,4]"
-    jobs = compare(
-        [
-            "compare.equal_devices=true",
-            f"compare.synchronous_lengths={lengths}",
-            "sampling.temperature=0,0.7",
-            "sampling.seed=1",
-            *request.workload(),
-        ],
-        request.runs / "sweep",
-    )
-    for job, entry in zip(jobs, read_json(request.runs / "sweep" / "sweep.json")["jobs"], strict=True):
-        run_dir = request.runs / "sweep" / str(entry["job"])
-        given = [f"calibration={run_dir}", f"simulate.synchronous_lengths={lengths}", "simulate.min_candidates=[1]"]
-        predicted = run_amusd("simulate", given, request.runs / f"predicted_{entry['job']}")
-        both = [*given, "simulate.batch_size=2"]  # an answer for each replica
-        of_replicas = run_amusd("simulate", both, request.runs / f"predicted_{entry['job']}_replicas")
-        job["equal_devices"] = {
-            name: predicted["equal_devices"][name]
-            for name in ("rank_speedup", "draft_rank_speedup", "speedups", "gain")
-        }
-        job["predictions"] = predictions(job["rows"], predicted, of_replicas)
-    print(predictions_text(jobs))
-    kept = [{name: value for name, value in job.items() if name != "machine"} for job in jobs]
-    write_results(request, jobs[0]["machine"], {"jobs": kept})
+    """All rounds at each temperature, a simulation of each use, and a table of both."""
+    parser = parser_of("equal_devices", __doc__, num_prompts=16, num_tokens=48)
+    parser.add_argument("--devices", nargs=2, default=("cpu", "cpu"), metavar="DEVICE", help="cuda:0 cuda:1")
+    parser.add_argument("--rounds", type=int, default=2, help="(default: 2; at least two prompts in each)")
+    parser.add_argument("--keys", nargs="*", default=(), metavar="KEY=VALUE", help="more keys of `amusd compare`")
+    arguments = parser.parse_args()
+    lines = (request := request_of(arguments)).lines()
+    num_rounds = min(arguments.rounds, len(lines) // 2)
+    if num_rounds < 1:
+        raise ConfigError("needs at least one round and two prompts")
+    found = [Measured(temperature) for temperature in (("0",) if request.quick else ("0", "0.7"))]
+    for one in found:
+        for number in range(num_rounds):
+            for use in USES if number % 2 == 0 else USES[::-1]:
+                _measure(one, use, number, lines[number::num_rounds], request, arguments)
+    jobs = [{"temperature": one.temperature, "rows": rows_of(one.answers)} for one in found]
+    for one, job in zip(found, jobs, strict=True):
+        job["simulated"] = _simulated(one, job["rows"], request)
+    print(text_of(jobs))
+    write_results(request, read_json(found[0].first_run / "environment.json"), {"jobs": jobs})
 
 
-def predictions(
-    rows: Sequence[Mapping[str, Any]], predicted: Mapping[str, Any], of_replicas: Mapping[str, Any]
-) -> list[Document]:
-    """Measured and predicted tokens per second of each row, and the relative error.
+def _measure(
+    found: Measured, use: str, number: int, lines: Sequence[str], request: Request, arguments: Namespace
+) -> None:
+    """One use in one round."""
+    parts = [lines[0::2], lines[1::2]] if use == APART else [lines]
+    name = f"{use.replace(' ', '_')}_{found.temperature}_round_{number}"
+    runs = [request.runs / f"{name}_{engine}" for engine in range(len(parts))]
+    lengths = [found.length] if found.length else [2] if request.quick else [1, 2, 3, 4]
+    cores = [cores_for(role, allowed_cores(), HardwareConfig()) for role in Role]  # as the pair has them
 
-    `predicted`: of one answer at a time. `of_replicas`: of two, one for each replica.
-    """
-    ranks = [row for row in predicted["equal_devices"]["rows"] if row["use"] == "rank"]
-    replicas = [row for row in of_replicas["equal_devices"]["rows"] if row["use"] == "replica"]
-    simulated = {
-        (layout, row["mode"], row["policy"], row["num_speculative_tokens"]): row["tokens_per_second"]
-        for layout, of_layout in (("pair", predicted["rows"]), ("ranks", ranks), ("replicas", replicas))
-        for row in of_layout
-        if row["policy"] in (None, "auto")
-    }
-    found = []
-    for row in rows:
-        expected = simulated[row["layout"], row["mode"], row["policy"], row["num_speculative_tokens"]]
-        measured = row["tokens_per_second"]
-        found.append(
-            {
-                "row": row_name(row),
-                "layout": row["layout"],
-                "num_devices": row["num_devices"],
-                "measured": measured,
-                "per_device": row["tokens_per_second_per_device"],
-                "predicted": expected,
-                "error": expected / measured - 1,
-            }
-        )
-    return found
+    def answer(engine: int) -> None:
+        settings = settings_of(use, engine, arguments.devices, lengths)
+        if use == APART and arguments.devices[engine] == "cpu":
+            os.sched_setaffinity(0, cores[engine])  # of this thread, and of the command that it starts
+        settings += [f"sampling.temperature={found.temperature}", "sampling.seed=1", *arguments.keys]
+        workload = request.workload(parts[engine], f"{name}_{engine}")
+        run_amusd("compare", [*settings, *workload], runs[engine])
+
+    with ThreadPoolExecutor(len(parts)) as pool:
+        list(pool.map(answer, range(len(parts))))
+    if not found.length:
+        found.first_run = runs[0]
+        rows = read_json(runs[0] / "result.json")["rows"]
+        found.length = next(row["num_speculative_tokens"] for row in rows if row["mode"] == "synchronous")
+    for engine, (part, run_dir) in enumerate(zip(parts, runs, strict=True)):
+        texts = map(json.loads, (run_dir / "answers.jsonl").read_text(encoding="utf-8").splitlines())
+        times = csv.DictReader((run_dir / "prompts.csv").read_text(encoding="utf-8").splitlines())
+        for text, time in zip(texts, times, strict=True):
+            if text["length"] in (None, found.length):
+                record = text | {name: float(time[name]) for name in ("tokens", "ms")}
+                found.answers[use].append((part[record["prompt"] - 1], engine, record))
 
 
-def predictions_text(jobs: Sequence[Document]) -> str:
-    """A line for each row of each job."""
-    lines = [
-        (
-            job["settings"]["sampling.temperature"],
-            one["row"],
-            f"{one['measured']:.1f}",
-            f"{one['per_device']:.1f}",
-            f"{one['predicted']:.1f}",
-            f"{100 * one['error']:+.0f} %",
-        )
-        for job in jobs
-        for one in job["predictions"]
-    ]
-    return table(("temperature", "mode", "tokens/s", "per device", "simulated", "error"), lines)
+def settings_of(use: str, engine: int, devices: Sequence[str], lengths: Sequence[int]) -> list[str]:
+    """The keys of `amusd compare` for a use; of two engines, for one of them."""
+    first, second = devices
+    if use == PAIR:
+        return [f"hardware.devices=[{first},{second}]", f"compare.synchronous_lengths={list(lengths)}".replace(" ", "")]
+    blocks = ["mode=synchronous", f"num_speculative_tokens={lengths[0]}"]
+    if use == APART:
+        return [*blocks, f"hardware.devices=[{devices[engine]},{devices[engine]}]", "hardware.pin_cores=false"]
+    if first == "cpu":
+        return [*blocks, "hardware.devices=[cpu,cpu]", "hardware.num_threads=2", "hardware.pin_cores=false"]
+    return [*blocks, f"hardware.devices=[{first},{second},{second}]", "target_tensor_parallel_size=2"]
+
+
+def rows_of(answers: Mapping[str, Sequence[tuple[str, int, Document]]]) -> list[Document]:
+    """A row for each use and mode. Engines side by side have the sum of their tokens per second."""
+    plain = "autoregressive"
+    reference = {line: record["token_ids"] for line, _, record in answers[PAIR] if record["mode"] == plain}
+    rows = []
+    for use, mode in dict.fromkeys((name, record["mode"]) for name in USES for _, _, record in answers[name]):
+        own = [one for one in answers[use] if one[2]["mode"] == mode]
+        engines = [[record for _, number, record in own if number == engine] for engine in {one[1] for one in own}]
+        speed = sum(1e3 * sum(one["tokens"] for one in each) / sum(one["ms"] for one in each) for each in engines)
+        row = {"use": use, "mode": mode, "num_speculative_tokens": own[0][2]["length"], "tokens_per_second": speed}
+        row["tokens_per_second_per_device"] = speed / (1 if (use, mode) == (PAIR, plain) else 2)
+        row["num_identical"] = sum(record["token_ids"] == reference[line] for line, _, record in own)
+        rows.append(row | {"num_answers": len(own)})
+    return rows
+
+
+def _simulated(found: Measured, rows: Sequence[Document], request: Request) -> dict[str, float]:
+    """Tokens per second of the best of each use by `amusd simulate`, from the pair's first run and what ranks bring."""
+    plain = {row["use"]: row["tokens_per_second"] for row in rows if row["mode"] == "autoregressive"}
+    speedup = min(max(plain[ALL] / plain[PAIR], 0.5), 2.0)
+    given = [f"calibration={found.first_run}", f"simulate.rank_speedup={speedup:.3f}", "simulate.min_candidates=[1]"]
+    best: dict[str, float] = {}
+    for size, uses in ((1, {"draft": PAIR, "rank": ALL}), (2, {"replica": APART})):  # an answer for each engine
+        folder = request.runs / f"simulated_{found.temperature}_{size}_at_a_time"
+        for row in run_amusd("simulate", [*given, f"simulate.batch_size={size}"], folder)["equal_devices"]["rows"]:
+            if (use := uses.get(row["use"])) is not None:
+                best[use] = max(best.get(use, 0.0), row["tokens_per_second"])
+    return best
+
+
+def text_of(jobs: Sequence[Document]) -> str:
+    """A line for each row, with the simulator's figure beside the fastest row of each use."""
+    lines = []
+    for job in jobs:
+        best = {row["use"]: row for row in sorted(job["rows"], key=lambda row: float(row["tokens_per_second"]))}
+        for row in job["rows"]:
+            how = f"{row['mode']}, {length} tokens" if (length := row["num_speculative_tokens"]) else row["mode"]
+            speeds = (f"{row['tokens_per_second']:.1f}", f"{row['tokens_per_second_per_device']:.1f}")
+            expected = f"{job['simulated'][row['use']]:.1f}" if best[row["use"]] is row else ""
+            same = f"{row['num_identical']}/{row['num_answers']}"
+            lines.append((job["temperature"], row["use"], how, *speeds, expected, same))
+    return table(("temperature", "use", "mode", "tokens/s", "per device", "simulated", "identical"), lines)
 
 
 if __name__ == "__main__":

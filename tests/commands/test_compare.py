@@ -1,20 +1,22 @@
-"""What `amusd compare` does where a draft is lost on the way. Its rows are in `test_engine.py`."""
+"""What `amusd compare` counts and keeps, also where a draft is lost on the way. Its rows are in `test_engine.py`."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from runtime.draft_processes import MUTE, Survivor, survivor
 from runtime.pair import TIMEOUT_SECONDS, decoding, pair
 
+from amusd.answer import Answer
 from amusd.commands import compare as command
 from amusd.commands.compare import run_comparison
-from amusd.commands.contestants import Comparison, Contestant
-from amusd.config import RunConfig
+from amusd.commands.contestants import Comparison, Contestant, contestants_of
+from amusd.config import RunConfig, SamplingParams
 from amusd.console import Console
 from amusd.drafters.ngram import NgramDrafter
 from amusd.files import ANSWERS_FILE
@@ -109,3 +111,33 @@ def test_what_was_answered_is_on_disk_before_the_next_prompt_is_asked(tmp_path: 
     with pair({"ngram": lambda: NgramDrafter(2)}) as (engine, _):
         command.compare(config, engine, Looking(json_only=True), PROMPTS, tmp_path)
     assert found == [0, 0, 2, 2, 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("devices", "of_plain", "of_pair"),
+    [((), 2, 3), (("cuda:0", "cuda:1", "cuda:2"), 2, 3), (("cuda:0", "cuda:1", "cuda:1"), 2, 2), (("cpu",) * 3, 2, 3)],
+)
+def test_a_rank_counts_as_a_device_unless_it_shares_a_gpu(
+    devices: tuple[str, ...], of_plain: int, of_pair: int
+) -> None:
+    values = {"target_tensor_parallel_size": 2, "drafter": {"kind": "ngram"}, "hardware": {"devices": list(devices)}}
+    plain, *others = contestants_of(from_mapping(RunConfig, values))
+    assert plain.num_devices == of_plain
+    assert {one.num_devices for one in others} == {of_pair}
+
+
+def test_answers_are_in_the_order_of_their_prompts_whichever_ends_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_flight = command.in_flight
+
+    def backwards(*arguments: Any) -> Iterator[tuple[int, Answer]]:
+        return reversed([*in_flight(*arguments)])
+
+    plain = Contestant(decoding(Mode.AUTOREGRESSIVE), None, batch_size=3)
+    prompts, params = [(5, 6), (7,), (8, 9, 10)], SamplingParams(max_new_tokens=4, ignore_eos=True)
+    with pair({"ngram": lambda: NgramDrafter(2)}, max_num_seqs=3, pass_seconds=0.0) as (engine, _):
+        expected = [command.answer(engine, plain, [prompt], params)[0][0].token_ids for prompt in prompts]
+        monkeypatch.setattr(command, "in_flight", backwards)
+        found, seconds = command.answer(engine, plain, prompts, params)
+    assert [one.token_ids for one in found] == expected
+    assert len({one.token_ids for one in found}) == len(prompts)
+    assert seconds > 0

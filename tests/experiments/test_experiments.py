@@ -19,6 +19,7 @@ from experiments.async_vs_sync import run as async_vs_sync
 from experiments.equal_devices import run as equal_devices
 from experiments.peers import run as peers
 from experiments.simulator_fidelity import run as simulator_fidelity
+from launch.compose import compose_config
 
 ROOT = Path(__file__).parents[2]
 NAMES = sorted(path.parent.name for path in (ROOT / "experiments").glob("*/plot.py"))
@@ -266,42 +267,35 @@ def test_the_error_of_a_prediction_is_relative_and_its_sign_does_not_cancel() ->
     assert summary["other prompts, ngram"] == {"num_settings": 1, "median": 0.3, "worst": 0.3}
 
 
-def test_every_use_of_equal_devices_is_predicted_by_the_simulation_of_that_use() -> None:
-    def measured_row(mode: str, layout: str, policy: str | None = None) -> dict[str, Any]:
+def test_two_engines_are_as_fast_as_both_together_and_every_use_is_compared_with_plain_decoding() -> None:
+    def answer(line: str, mode: str, ms: float, *token_ids: int) -> tuple[str, dict[str, Any]]:
         length = 2 if mode == "synchronous" else None
-        return row(mode, policy, length, 2.0) | {
-            "layout": layout, "num_devices": 2, "tokens_per_second_per_device": 25.0
-        }  # fmt: skip
+        return line, {"mode": mode, "length": length, "tokens": 10, "ms": ms, "token_ids": list(token_ids)}
 
-    def simulated(mode: str, policy: str | None, speed: float, **more: Any) -> dict[str, Any]:
-        length = 2 if mode == "synchronous" else None
-        return {"mode": mode, "policy": policy, "num_speculative_tokens": length, "tokens_per_second": speed, **more}
-
-    rows = [
-        measured_row("autoregressive", "pair"),
-        measured_row("asynchronous", "pair", "auto"),
-        measured_row("autoregressive", "ranks"),
-        measured_row("synchronous", "ranks"),
-        measured_row("synchronous", "replicas"),
-    ]
-    predicted = {
-        "rows": [
-            simulated("autoregressive", None, 50.0),
-            simulated("synchronous", None, 40.0),
-            simulated("asynchronous", "auto", 60.0),
-        ],
-        "equal_devices": {
-            "rows": [
-                simulated("autoregressive", None, 55.0, use="rank"),
-                simulated("synchronous", None, 45.0, use="rank"),
-                simulated("synchronous", None, 1.0, use="replica"),
-            ]
-        },
+    plain = [answer("a", "autoregressive", 100, 1), answer("b", "autoregressive", 300, 2)]
+    answers = {
+        "pair": [(line, 0, record) for line, record in (*plain, answer("a", "synchronous", 50, 1))],
+        "all devices": [(line, 0, record) for line, record in plain],
+        "two engines": [(line, engine, record) for engine, (line, record) in enumerate(plain)]
+        + [("b", 1, answer("b", "synchronous", 100, 3)[1])],
     }
-    of_replicas = {"equal_devices": {"rows": [simulated("synchronous", None, 80.0, use="replica")]}}
-    found = equal_devices.predictions(rows, predicted, of_replicas)
-    assert [one["predicted"] for one in found] == [50.0, 60.0, 55.0, 45.0, 80.0]
-    assert [one["error"] for one in found] == pytest.approx([0.0, 0.2, 0.1, -0.1, 0.6])
+    rows = equal_devices.rows_of(answers)
+    assert [(row["use"], row["num_speculative_tokens"]) for row in rows] == [
+        ("pair", None), ("pair", 2), ("all devices", None), ("two engines", None), ("two engines", 2)
+    ]  # fmt: skip
+    assert [row["tokens_per_second"] for row in rows] == pytest.approx([50, 200, 50, 100 + 100 / 3, 100])
+    assert [row["tokens_per_second_per_device"] for row in rows] == pytest.approx([50, 100, 25, 50 + 50 / 3, 50])
+    assert [(row["num_identical"], row["num_answers"]) for row in rows] == [(2, 2), (1, 1), (2, 2), (2, 2), (0, 1)]
+
+
+@pytest.mark.parametrize("devices", [("cpu", "cpu"), ("cuda:0", "cuda:1")])
+def test_every_use_of_equal_devices_is_a_command(devices: tuple[str, str]) -> None:
+    for use in equal_devices.USES:
+        for engine in range(2):
+            config = compose_config(equal_devices.settings_of(use, engine, devices, [2, 3]))
+            own = config.hardware.devices
+            assert set(own) == ({devices[engine]} if use == "two engines" else set(devices))
+            assert config.hardware.num_threads == (2 if (use, devices[0]) == ("all devices", "cpu") else 1)
 
 
 def test_a_peer_is_compared_with_plain_decoding_on_its_own_cores() -> None:

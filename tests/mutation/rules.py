@@ -40,7 +40,7 @@ GATE, BAD_REQUESTS = "amusd/serving/app.py", "tests/serving/test_bad_requests.py
 NODES, MEMBERS = "launch/nodes.py", "tests/launch/test_members.py"
 RANKS, STORE, STORE_TESTS = "launch/ranks.py", "launch/store.py", "tests/launch/test_store.py"
 RAY, RAY_TESTS = "launch/ray_serve.py", "tests/launch/test_ray_serve.py"
-PEERS, PEER_TESTS = "amusd/commands/peers.py", "tests/commands/test_equal_devices.py"
+COMPARE, COMPARE_TESTS = "amusd/commands/compare.py", "tests/commands/test_compare.py"
 FILE_TESTS = "tests/commands/test_generate.py"
 DEVICES, DEVICE_TESTS = "amusd/commands/simulate/equal_devices.py", "tests/simulation/test_equal_devices.py"
 LINEAR, LINEAR_TESTS, INT8_TESTS = "amusd/models/linear.py", "tests/models/test_linear.py", "tests/models/test_int8.py"
@@ -1139,28 +1139,14 @@ RULES = (
     # many engines
     Rule("an engine whose rank has ended is healthy", RAY, "self._drafts.followers.failure() or ", "", RAY_TESTS),
     Rule("all replicas of a machine take the same cores", RAY, "pin_cores=False", "pin_cores=True", RAY_TESTS),
-    # files of answers, equal devices
+    # files of answers
     Rule("a file is begun anew", WORKLOAD, "prompts[AnswersFile(config).num_done(prompts) :]", "prompts", FILE_TESTS),
     Rule(
-        "the fastest of several engines stands for all",
-        PEERS,
-        "return max((peer.end()",
-        "return min((peer.end()",
-        PEER_TESTS,
-    ),
-    Rule(
         "answers come in the order in which they end",
-        PEERS,
-        "[answers[number].result() for number in range(len(load.prompts))]",
+        COMPARE,
+        "[answers[number].result() for number in range(len(prompts))]",
         "[answer.result() for answer in answers.values()]",
-        PEER_TESTS,
-    ),
-    Rule(
-        "another engine answers one prompt at a time",
-        PEERS,
-        'orders["drafter"], orders["batch_size"])',
-        'orders["drafter"], 1)',
-        PEER_TESTS,
+        COMPARE_TESTS,
     ),
     Rule(
         "a rank makes a pass as many times as fast as there are devices",

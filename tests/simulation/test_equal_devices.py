@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import io
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from amusd.commands.simulate import simulate, simulate_text
-from amusd.commands.simulate.equal_devices import EqualDevices, equal_devices_of, measured_speedups, worth
+from amusd.commands.simulate.equal_devices import EqualDevices, worth
 from amusd.commands.simulate.inputs import inputs_of
 from amusd.config import RunConfig
 from amusd.console import Console
@@ -118,29 +117,6 @@ def test_the_map_goes_over_devices_and_says_which_use_wins(tmp_path: Path) -> No
 def test_nothing_is_said_of_it_unasked(tmp_path: Path) -> None:
     result = predicted(configured(), tmp_path)
     assert "equal_devices" not in result
-
-
-def test_speed_ups_are_measured_by_a_comparison_at_equal_devices(tmp_path: Path) -> None:
-    def row(layout: str, mode: str, num_devices: int, ms: float, idle: float, draft_ms: float | None) -> dict[str, Any]:
-        return {
-            "layout": layout, "mode": mode, "num_devices": num_devices, "ms_per_token": ms,
-            "target_idle_fraction": idle, "draft_ms_per_token": draft_ms,
-        }  # fmt: skip
-
-    rows = [
-        row("pair", "autoregressive", 1, 40.0, 0.1, None),
-        row("pair", "synchronous", 2, 30.0, 0.2, 3.0),
-        row("ranks", "autoregressive", 2, 25.0, 0.1, None),
-        row("ranks", "synchronous", 2, 20.0, 0.2, 2.0),
-    ]
-    assert measured_speedups(tmp_path) is None
-    (tmp_path / "result.json").write_text(json.dumps({"rows": rows}))
-    assert measured_speedups(tmp_path) == pytest.approx((1.6, 1.5))
-    (tmp_path / "result.json").write_text(json.dumps({"rows": rows[:2]}))
-    assert measured_speedups(tmp_path) is None
-    assert equal_devices_of(configured(rank_speedup=1.7, draft_rank_speedup=1.2)) == EqualDevices(
-        rank_speedup=1.7, draft_rank_speedup=1.2
-    )
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def simulate(config: RunConfig, inputs: Inputs, console: Console, events_folder:
         "rows": _rows(trials, plain, can_branch=simulator.can_branch),
         "inputs": replace(inputs, simulator=simulator).as_dict(),
     }
-    devices = equal_devices_of(config)
+    devices = equal_devices_of(settings)
     if devices is not None:
         result["equal_devices"] = asdict(devices) | worth(devices, simulator, settings, config.decoding())
     if settings.grid:
@@ -197,7 +197,7 @@ def grid_of(config: RunConfig, simulator: Simulator, console: Console) -> list[d
     ratios = (simulator.costs.steps_per_pass,) if keeps_ratio else settings.grid_ratios
     sizes = settings.grid_batch_sizes or (1,)
     numbers = settings.grid_target_devices or (settings.num_target_devices,)
-    devices = None if settings.rank_speedup is None else equal_devices_of(config)
+    devices = equal_devices_of(settings)
     cells = list(product(settings.grid_accepts, ratios, sizes, numbers))
     report = console.steps(len(cells))
     found = []

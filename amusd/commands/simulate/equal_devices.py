@@ -15,15 +15,13 @@ rank.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from amusd.commands.simulate.schedules import Bench, Trial
-from amusd.config import DecodingConfig, RunConfig, SimulateConfig
+from amusd.config import DecodingConfig, SimulateConfig
 from amusd.console import table
 from amusd.simulation.simulator import Simulator
 from amusd.types import Mode
@@ -57,51 +55,16 @@ class EqualDevices:
         return float((self.more * self.num_target_devices) ** math.log2(self.draft_rank_speedup))
 
 
-def equal_devices_of(config: RunConfig) -> EqualDevices | None:
-    """Return what the configuration says, or the run that calibrates has shown; None where neither says anything."""
-    settings = config.simulate
-    measured = None if config.calibration is None else measured_speedups(Path(config.calibration))
-    target, draft = measured or (None, None)
-    if settings.rank_speedup is not None:
-        target = settings.rank_speedup
-    if target is None:
+def equal_devices_of(settings: SimulateConfig) -> EqualDevices | None:
+    """Return what the settings say; None where they do not ask for it."""
+    if settings.rank_speedup is None:
         return None
-    given = settings.draft_rank_speedup
     return EqualDevices(
-        rank_speedup=target,
-        draft_rank_speedup=given if given is not None else draft or 1.0,
+        rank_speedup=settings.rank_speedup,
+        draft_rank_speedup=settings.draft_rank_speedup or 1.0,
         num_target_devices=settings.num_target_devices,
         draft_device_speed=settings.draft_device_speed,
     )
-
-
-def measured_speedups(run_directory: Path) -> tuple[float, float] | None:
-    """Return `rank_speedup` and `draft_rank_speedup` of a run of `compare.equal_devices`; None if it is no such run.
-
-    They are ratios of computing time, by plain and by synchronous decoding.
-    """
-    try:
-        rows = json.loads((run_directory / "result.json").read_text(encoding="utf-8"))["rows"]
-    except (OSError, ValueError, LookupError):
-        return None
-    found: dict[tuple[str, str], Mapping[str, Any]] = {}
-    for row in rows:
-        if row.get("batch_size", 1) == 1:
-            found.setdefault((row.get("layout", "pair"), row["mode"]), row)
-    plain, split = (found.get((layout, Mode.AUTOREGRESSIVE.value)) for layout in ("pair", "ranks"))
-    if plain is None or split is None:
-        return None
-    more = math.log2(split["num_devices"] / plain["num_devices"])
-    target = (_pass_ms(plain) / _pass_ms(split)) ** (1 / more)
-    steps = [found.get((layout, Mode.SYNCHRONOUS.value), {}).get("draft_ms_per_token") for layout in ("pair", "ranks")]
-    alone_ms, split_ms = (float(ms) if ms else 1.0 for ms in steps)
-    if not all(steps):
-        return target, 1.0
-    return target, (alone_ms / split_ms) ** (1 / math.log2(split["num_devices"]))
-
-
-def _pass_ms(row: Mapping[str, Any]) -> float:
-    return float((1 - row["target_idle_fraction"]) * row["ms_per_token"])
 
 
 def worth(
