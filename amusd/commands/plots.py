@@ -30,11 +30,8 @@ COLOURS = {
     "branching": "#e69f00",
     "windowed": "#cc79a7",
     "auto": "#2fb58c",
-    "draft": "#2fb58c",
-    "rank": "#56b4e9",
-    "replica": "#e69f00",
 }
-"""Of each mode, policy, and use of the draft's device."""
+"""Of each mode and policy."""
 FATES = {
     Fate.ACCEPTED: ("#0072b2", "drafted, accepted"),
     Fate.OVERTAKEN: ("#56b4e9", "drafted right, but too late"),
@@ -43,7 +40,6 @@ FATES = {
 MAP_AXES = {
     "ratio": "draft steps per target pass",
     "batch_size": "answers at a time",
-    "num_target_devices": "devices of the target",
 }
 STYLE: dict[Any, Any] = {"font.size": 9.5, "svg.hashsalt": "amusd", "svg.fonttype": "none"}
 """The same data give the same file."""
@@ -108,19 +104,18 @@ def draw_timeline(answers: Sequence[tuple[str, Timeline]]) -> Figure:
 def draw_map(cells: Sequence[Mapping[str, Any]], settings: SimulateConfig) -> Figure:
     """The winner of each cell of a simulated grid: acceptance to the right, upwards what else the grid goes over.
 
-    A cell shows the winner's speed-up over plain decoding and, below it, its gain over the alternative.
+    A cell shows the winner's speed-up over plain decoding and, below it, its gain over synchronous decoding.
     """
     from matplotlib.patches import Patch
 
     key = "batch_size" if settings.grid_batch_sizes else "ratio"
-    key = "num_target_devices" if settings.grid_target_devices else key
     accepts, heights = (sorted({cell[name] for cell in cells}) for name in ("accept", key))
     figure, axes = _subplots(1.6 + 0.85 * len(accepts), 1.6 + 0.6 * len(heights))
     for cell in cells:
         x, y, winner = accepts.index(cell["accept"]), heights.index(cell[key]), cell["winner"]
         axes.add_patch(_box(x - 0.49, y - 0.49, 0.98, 0.98, COLOURS[winner]))
         speedup = cell["speedups"][winner]
-        gain = cell["gain"] if "gain" in cell else speedup / cell["speedups"]["synchronous"] - 1
+        gain = speedup / cell["speedups"]["synchronous"] - 1
         axes.text(x, y + 0.12, f"{speedup:.2f}", ha="center", va="center", weight="bold")
         axes.text(x, y - 0.24, f"{100 * gain:+.0f} %", ha="center", va="center", fontsize=8)
     axes.set(

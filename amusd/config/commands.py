@@ -200,14 +200,8 @@ class SimulateConfig:
     rank_speedup: float | None = None
     """Also say what the draft's device is worth as a rank of the target, or as a replica: how many times as fast a
     target pass is on twice as many devices."""
-    draft_rank_speedup: float | None = None
-    """The same for a draft step where the target's ranks share the draft's model, too (threads on a CPU). None: 1, the
-    draft stays on one device."""
     num_target_devices: int = 1
-    """Devices of the target, on which its pass takes the given time; the draft has one."""
-    draft_device_speed: float = 1.0
-    """Speed of the draft's device relative to one of the target's: a smaller or older one has less than 1. The draft's
-    time is given for one like the target's."""
+    """Devices of the target, on which its pass takes the given time; the draft has one more like them."""
     grid: bool = False
     """Also map which policy wins over `grid_accepts` and `grid_ratios`: in the result, and as a picture, `map.svg`."""
     grid_accepts: tuple[float, ...] = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
@@ -216,16 +210,14 @@ class SimulateConfig:
     """Draft steps per target pass of the map; the draft's time per token follows from it."""
     grid_batch_sizes: tuple[int, ...] = ()
     """Batch sizes of the map, in the place of `grid_ratios`: the draft's time per token is then the given one."""
-    grid_target_devices: tuple[int, ...] = ()
-    """Values of `num_target_devices` of the map, in the place of `grid_ratios`: what the draft's device is worth."""
 
     def __post_init__(self) -> None:
         times = ("overhead_ms", "row_ms", "sequence_ms", "draft_sequence_ms", "draft_row_ms")
         counts = ("tokens_per_step", "num_answers", "num_tokens", "batch_size", "knee_rows", "num_target_devices")
         check_range(self, "simulate.", *times, least=0)
         check_range(self, "simulate.", "jitter", least=0, most=0.5)
-        check_range(self, "simulate.", *counts, "grid_batch_sizes", "grid_target_devices", least=1)
-        check_range(self, "simulate.", "rank_speedup", "draft_rank_speedup", least=0.5, most=2)
+        check_range(self, "simulate.", *counts, "grid_batch_sizes", least=1)
+        check_range(self, "simulate.", "rank_speedup", least=0.5, most=2)
         require(
             self.batch_size == 1 or not self.grid,
             "simulate.batch_size",
@@ -254,12 +246,3 @@ class SimulateConfig:
         )
         sizes = self.grid_batch_sizes
         require(self.grid or not sizes, "simulate.grid_batch_sizes", list(sizes), "needs simulate.grid=true")
-        speed = self.draft_device_speed
-        require(0 < speed <= 1, "simulate.draft_device_speed", speed, "must be above 0, and at most 1")
-        numbers = self.grid_target_devices
-        require(
-            not numbers or (self.grid and self.rank_speedup is not None and not sizes),
-            "simulate.grid_target_devices",
-            list(numbers),
-            "needs simulate.grid=true and simulate.rank_speedup, without simulate.grid_batch_sizes",
-        )

@@ -147,24 +147,14 @@ class Costs:
         ns = max(0, steps[nearest].when(target_works).draw(random) + self.tree_row_ns * (counted - nearest))
         return self._beyond_knee(ns, num_nodes) + self.draft_sequence_ns * (num_sequences - 1)
 
-    def scaled(self, target: float, draft: float) -> Costs:
-        """Return the costs where the devices of the target, and of the draft, take this many times as long.
-
-        The target's host and the link take as long as before.
-        """
+    def with_target(self, factor: float) -> Costs:
+        """Return the costs where the target's devices, but not its host, take `factor` times as long."""
         return replace(
             self,
-            passes={number: shared.times(target) for number, shared in self.passes.items()},
-            row_ns=round(target * self.row_ns),
-            sequence_ns=round(target * self.sequence_ns),
-            target_prefill=self.target_prefill.times(target),
-            draft_token=self.draft_token.times(draft),
-            tree_steps={number: shared.times(draft) for number, shared in self.tree_steps.items()},
-            tree_row_ns=round(draft * self.tree_row_ns),
-            draft_sequence_ns=round(draft * self.draft_sequence_ns),
-            draft_prefill=self.draft_prefill.times(draft),
-            advance=self.advance.times(draft),
-            rollback=self.rollback.times(draft),
+            passes={number: shared.times(factor) for number, shared in self.passes.items()},
+            row_ns=round(factor * self.row_ns),
+            sequence_ns=round(factor * self.sequence_ns),
+            target_prefill=self.target_prefill.times(factor),
         )
 
     def where_other(self, works: bool) -> Costs:

@@ -1151,8 +1151,8 @@ RULES = (
     Rule(
         "a rank makes a pass as many times as fast as there are devices",
         DEVICES,
-        "self.more ** math.log2(self.rank_speedup)",
-        "self.more",
+        "more ** math.log2(rank_speedup)",
+        "more",
         DEVICE_TESTS,
     ),
     Rule(

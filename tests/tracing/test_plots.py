@@ -53,7 +53,6 @@ def test_a_comparison_has_a_bar_for_each_row_and_its_speed_up() -> None:
     [
         (SimulateConfig(grid=True), "ratio"),
         (SimulateConfig(grid=True, grid_batch_sizes=(1, 4)), "batch_size"),
-        (SimulateConfig(grid=True, rank_speedup=1.6, grid_target_devices=(1, 4)), "num_target_devices"),
     ],
 )
 def test_a_map_has_a_cell_for_each_winner(settings: SimulateConfig, key: str) -> None:

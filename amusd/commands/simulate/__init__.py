@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any, get_args
 
 from amusd.commands.advice import Option, advice
-from amusd.commands.simulate.equal_devices import EqualDevices, equal_devices_of, worth, worth_text
+from amusd.commands.simulate.equal_devices import worth, worth_text
 from amusd.commands.simulate.inputs import Inputs, drawn
 from amusd.commands.simulate.schedules import (
     BEST,
@@ -68,9 +68,9 @@ def simulate(config: RunConfig, inputs: Inputs, console: Console, events_folder:
         "rows": _rows(trials, plain, can_branch=simulator.can_branch),
         "inputs": replace(inputs, simulator=simulator).as_dict(),
     }
-    devices = equal_devices_of(settings)
-    if devices is not None:
-        result["equal_devices"] = asdict(devices) | worth(devices, simulator, settings, config.decoding())
+    if settings.rank_speedup is not None:
+        numbers = settings.rank_speedup, settings.num_target_devices
+        result["equal_devices"] = worth(*numbers, simulator, config.decoding(), *lengths)
     if settings.grid:
         result["grid"] = grid_of(config, simulator, console)
     console.clear_progress()
@@ -87,9 +87,7 @@ def simulate_text(result: dict[str, Any]) -> str:
         what = "tokens/s of all together, s/answer of each; in turns: half of them draft while half are verified"
         texts.insert(0, f"{batch_size} answers at a time: {what}")
     if "equal_devices" in result:
-        found = result["equal_devices"]
-        devices = EqualDevices(**{field.name: found[field.name] for field in fields(EqualDevices)})
-        texts.append(worth_text(found, devices, batch_size))
+        texts.append(worth_text(result["equal_devices"], batch_size))
     if "grid" in result:
         texts.append(grid_text(result["grid"]))
     can_run = [row for row in result["rows"] if row["num_groups"] == 1]
@@ -187,33 +185,25 @@ def _row_name(row: dict[str, Any]) -> str:
 
 
 def grid_of(config: RunConfig, simulator: Simulator, console: Console) -> list[dict[str, Any]]:
-    """Return a cell for each acceptance and each ratio of speeds, batch size or number of devices, whichever is named.
+    """Return a cell for each acceptance and each ratio of speeds, or batch size where these are named.
 
-    A cell has the tuned schedules, which of those that a run can have wins, its lead, and `auto` beside them. With
-    `rank_speedup` it has the uses of the draft's device in their place.
+    A cell has the tuned schedules, which of those that a run can have wins, its lead, and `auto` beside them.
     """
     settings = config.simulate
-    keeps_ratio = bool(settings.grid_batch_sizes or settings.grid_target_devices)
+    keeps_ratio = bool(settings.grid_batch_sizes)
     ratios = (simulator.costs.steps_per_pass,) if keeps_ratio else settings.grid_ratios
     sizes = settings.grid_batch_sizes or (1,)
-    numbers = settings.grid_target_devices or (settings.num_target_devices,)
-    devices = equal_devices_of(settings)
-    cells = list(product(settings.grid_accepts, ratios, sizes, numbers))
+    cells = list(product(settings.grid_accepts, ratios, sizes))
     report = console.steps(len(cells))
     found = []
-    for accept, ratio, size, number in cells:
+    for accept, ratio, size in cells:
         report(f"acceptance {accept:g}, {ratio:.4g} draft steps a pass, batches of {size}")
         machine = simulator if keeps_ratio else _with_ratio(simulator, ratio, settings.jitter)
         machine = replace(machine, answers=drawn(settings, accept, size), batch_size=size)
         bench = steady_bench(machine, config.decoding())
         place = {"accept": accept, "ratio": ratio, "batch_size": size}
-        if devices is None:
-            bound = upper_bound(accept, ratio) if size == 1 else None
-            found.append(place | _grid_cell(config, bench) | {"upper_bound": bound})
-        else:
-            beside = replace(devices, num_target_devices=number)
-            worths = worth(beside, bench.simulator, settings, config.decoding())
-            found.append(place | {"num_target_devices": number} | worths)
+        bound = upper_bound(accept, ratio) if size == 1 else None
+        found.append(place | _grid_cell(config, bench) | {"upper_bound": bound})
     return found
 
 
@@ -263,7 +253,6 @@ def _grid_cell(config: RunConfig, bench: Bench) -> dict[str, Any]:
 
 GRID_AXES = (
     ("batch_size", "batch size", "number of answers at a time"),
-    ("num_target_devices", "target devices", "number of the target's devices"),
     ("ratio", "verify/draft", "draft steps per pass"),
 )
 """What a map may go over besides acceptance: key of a cell, name in the table, words for the legend."""
