@@ -22,7 +22,7 @@ from amusd.runtime.target_worker import TargetWorker
 from amusd.sampling.stopping import StopChecker
 from amusd.simulation.clock import Clock, Direction, End, Journal
 from amusd.simulation.cost import NOTHING, Costs
-from amusd.simulation.models import Script, ScriptedCache, ScriptedDrafter, ScriptedModel
+from amusd.simulation.models import Script, ScriptedDrafter, ScriptedModel
 from amusd.simulation.tokens import Answer, vocab_size
 from amusd.tracing.events import Event
 from amusd.tracing.metrics import GenerationMetrics, total
@@ -108,8 +108,6 @@ class Simulator:
     seed: int = 0
     batch_size: int = 1
     """Answers that are decoded together, where there are so many."""
-    num_groups: int = 1
-    """Parts of the batch that take turns at the target: one drafts while another is verified."""
 
     @property
     def num_slots(self) -> int:
@@ -127,27 +125,6 @@ class Simulator:
         Events are kept in the outcome, written to `events_folder` as a run's are, or not recorded at all.
         """
         return _Run(self, decoding, keep_events or events_folder is not None, events_folder).outcome()
-
-
-@dataclass
-class InTurns(TargetWorker):
-    """A target whose passes take in one group of its sequences after the other.
-
-    References:
-        MineDraft, https://arxiv.org/abs/2603.18016.
-    """
-
-    num_groups: int = 1
-    _turn: int = 0
-
-    def _next_sequences(self) -> list[TargetSequence]:
-        ready = super()._next_sequences()
-        for _ in range(self.num_groups):
-            group = [each for each in ready if cast("ScriptedCache", each.cache).slot % self.num_groups == self._turn]
-            self._turn = (self._turn + 1) % self.num_groups
-            if group:
-                return group
-        return []
 
 
 class _Run:
@@ -176,13 +153,7 @@ class _Run:
             has_draft=self._has_draft,
         )
         client = DraftClient(self._journals[0], num_ids, *(self._start_draft() if self._has_draft else ()))
-        self._worker = InTurns(
-            cast("LanguageModel", self._model),
-            self._journals[0],
-            client,
-            simulator.num_slots,
-            num_groups=simulator.num_groups,
-        )
+        self._worker = TargetWorker(cast("LanguageModel", self._model), self._journals[0], client, simulator.num_slots)
 
     def outcome(self) -> Outcome:
         """Decode all answers."""

@@ -123,9 +123,9 @@ def test_a_map_over_batch_sizes_has_the_cells_of_runs_in_such_batches(tmp_path: 
         one_size = predicted(configured(machine | alike | {"batch_size": cell["batch_size"]}, accept=0.8), tmp_path)
         best: dict[str, float] = {}
         for row in one_size["rows"]:
-            name = (row["policy"] or row["mode"]) if row["num_groups"] == 1 else "in_turns"
+            name = row["policy"] or row["mode"]
             best[name] = max(best.get(name, 0.0), row["speedup"])
-        assert (cell.pop("auto"), cell.pop("in_turns")) == (best.pop("auto"), best.pop("in_turns", None))
+        assert cell.pop("auto") == best.pop("auto")
         assert cell["speedups"] == best
     assert result["grid"][0]["winner"] == "branching"
     text = simulate_text(result)
@@ -300,12 +300,9 @@ def test_batches_share_passes_and_are_compared_with_plain_batches(tmp_path: Path
     assert best["speedup"] == pytest.approx(best["tokens_per_second"] / plain["tokens_per_second"])
     assert best["speedup"] < max(row["speedup"] for row in one["rows"] if row["mode"] == "synchronous")
     assert (one["inputs"]["batch_size"], four["inputs"]["batch_size"]) == (1, 4)
-    assert [row["num_groups"] for row in four["rows"]] == [1] * 3 + [2] * 2 + [1] * (len(one["rows"]) - 3)
-    assert {row["num_groups"] for row in one["rows"]} == {1}
     costs = four["inputs"]["costs"]
     assert (costs["row_ms"], costs["sequence_ms"], costs["draft_sequence_ms"], costs["knee_rows"]) == (1, 0.5, 0, None)
     head, _, header = simulate_text(four).splitlines()[:3]
-    assert "synchronous in turns, 4 tokens" in simulate_text(four)
     assert head.startswith("4 answers at a time: tokens/s of all together, s/answer of each")
     assert header.split() == [*simulate_text(one).splitlines()[0].split()[:-1], "s/answer", "chosen"]
 

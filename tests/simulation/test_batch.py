@@ -20,7 +20,6 @@ from amusd.simulation.simulator import Outcome
 from amusd.simulation.tokens import Answer, drawn_answers
 from amusd.tracing.events import Event
 from amusd.tracing.metrics import GenerationMetrics
-from experiments import closed_forms
 
 MILLISECOND = 1_000_000
 
@@ -77,21 +76,6 @@ def test_where_a_row_costs_as_much_as_a_pass_nothing_is_gained_by_candidates(
 ) -> None:
     machine = replace(simulator(a, costs(20, knee_rows=1), num_answers=4, num_tokens=60), batch_size=4)
     assert machine.run(decoding).throughput.over(machine.run(PLAIN).throughput) <= 1.01  # slots end one by one
-
-
-@pytest.mark.parametrize(("c", "length"), [(4, 2), (4, 6), (6.5, 4)])
-def test_halves_that_take_turns_need_the_longer_of_pass_and_block_for_each(c: float, length: int) -> None:
-    machine = replace(simulator(0.8, costs(c), num_answers=8, num_tokens=500), batch_size=8, num_groups=2)
-    gain = machine.run(synchronous(length)).throughput.over(replace(machine, num_groups=1).run(PLAIN).throughput)
-    tokens = closed_forms.tokens_per_verification(0.8, length)
-    assert gain == pytest.approx(tokens / (2 * max(1, length / c)), rel=0.03)
-
-
-def test_where_computing_is_all_that_a_pass_costs_halves_that_take_turns_lose_nothing_by_their_passes() -> None:
-    machine = replace(simulator(0.8, costs(4, knee_rows=1), num_answers=8, num_tokens=200), batch_size=8)
-    whole, halves = (replace(machine, num_groups=groups).run(synchronous(2)).throughput for groups in (1, 2))
-    pass_ms, draft_ms = 4 * 8 * 3, 2 * 8
-    assert halves.over(whole) == pytest.approx((pass_ms + draft_ms) / pass_ms, rel=0.03)
 
 
 def test_wider_passes_make_shorter_blocks_best() -> None:

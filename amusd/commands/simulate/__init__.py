@@ -50,16 +50,15 @@ def simulate(config: RunConfig, inputs: Inputs, console: Console, events_folder:
     settings = config.simulate
     waiting = waiting_policies(inputs.simulator)
     waits = {config.min_candidates, *settings.min_candidates}
-    num_block_schedules = 2 + (inputs.simulator.num_slots > 1)
     is_own = config.policy not in get_args(AsynchronousPolicy)
-    num_trials = 2 + num_block_schedules * len(set(settings.synchronous_lengths)) + len(waiting) * len(waits) + is_own
+    num_trials = 2 + 2 * len(set(settings.synchronous_lengths)) + len(waiting) * len(waits) + is_own
     tries = steady_bench if inputs.acceptance["kind"] == "drawn" else Bench
     bench = tries(inputs.simulator, config.decoding(), console.steps(num_trials))
     simulator = bench.simulator
     plain = bench.plain()
     own = [bench.asynchronous(config.policy)] if is_own else []
     lengths = settings.synchronous_lengths
-    trials = [plain, *bench.synchronous(lengths), *bench.in_turns(lengths), *bench.windowed(lengths)]
+    trials = [plain, *bench.synchronous(lengths), *bench.windowed(lengths)]
     for policy in waiting:
         trials += [bench.asynchronous(policy), *bench.tuned(policy, settings.min_candidates)]
     trials += [bench.asynchronous("auto"), *own]
@@ -84,23 +83,19 @@ def simulate_text(result: dict[str, Any]) -> str:
     batch_size = result["inputs"]["batch_size"]
     texts = [_table(result["rows"], in_batches=batch_size > 1)]
     if batch_size > 1:
-        what = "tokens/s of all together, s/answer of each; in turns: half of them draft while half are verified"
-        texts.insert(0, f"{batch_size} answers at a time: {what}")
+        texts.insert(0, f"{batch_size} answers at a time: tokens/s of all together, s/answer of each")
     if "equal_devices" in result:
         texts.append(worth_text(result["equal_devices"], batch_size))
     if "grid" in result:
         texts.append(grid_text(result["grid"]))
-    can_run = [row for row in result["rows"] if row["num_groups"] == 1]
-    texts.append(advice([Option.of(row, row["speedup"], row["relative_error"]) for row in can_run]))
+    texts.append(advice([Option.of(row, row["speedup"], row["relative_error"]) for row in result["rows"]]))
     return "\n\n".join(texts)
 
 
 def _rows(trials: Sequence[Trial], plain: Trial, *, can_branch: bool) -> list[dict[str, Any]]:
     """Return a row of the result for each trial, compared with `plain` and with the best blocks."""
     best_synchronous = next(
-        trial
-        for trial in trials
-        if trial.decoding.mode is Mode.SYNCHRONOUS and trial.num_groups == 1 and trial.choice == BEST
+        trial for trial in trials if trial.decoding.mode is Mode.SYNCHRONOUS and trial.choice == BEST
     )
     return [_row(trial, plain, best_synchronous, can_branch=can_branch) for trial in trials]
 
@@ -117,7 +112,6 @@ def _row(trial: Trial, plain: Trial, best_synchronous: Trial, *, can_branch: boo
         "mode": decoding.mode.value,
         "policy": policy,
         "choice": trial.choice,
-        "num_groups": trial.num_groups,
         "num_speculative_tokens": decoding.num_speculative_tokens
         if decoding.mode is Mode.SYNCHRONOUS or policy == "windowed"
         else None,
@@ -177,8 +171,6 @@ def _table(rows: Sequence[dict[str, Any]], *, in_batches: bool) -> str:
 
 def _row_name(row: dict[str, Any]) -> str:
     name = str(row["policy"] or row["mode"])
-    if row["num_groups"] > 1:
-        name += " in turns"
     if row["num_speculative_tokens"] is not None:
         return f"{name}, {row['num_speculative_tokens']} tokens"
     return name if row["min_candidates"] is None else f"{name}, waits for {row['min_candidates']}"
@@ -187,7 +179,7 @@ def _row_name(row: dict[str, Any]) -> str:
 def grid_of(config: RunConfig, simulator: Simulator, console: Console) -> list[dict[str, Any]]:
     """Return a cell for each acceptance and each ratio of speeds, or batch size where these are named.
 
-    A cell has the tuned schedules, which of those that a run can have wins, its lead, and `auto` beside them.
+    A cell has the tuned schedules, which of them wins, its lead, and `auto` beside them.
     """
     settings = config.simulate
     keeps_ratio = bool(settings.grid_batch_sizes)
@@ -235,7 +227,6 @@ def _grid_cell(config: RunConfig, bench: Bench) -> dict[str, Any]:
     synchronous = best_of(bench.synchronous(settings.synchronous_lengths))
     tuned = {"windowed": best_of(bench.windowed(settings.synchronous_lengths))}
     tuned |= {policy: best_of(bench.tuned(policy, settings.min_candidates)) for policy in waiting}
-    in_turns = bench.in_turns(settings.synchronous_lengths)
     speedups: dict[str, float] = {"autoregressive": 1.0, "synchronous": synchronous.over(plain)}
     speedups |= {policy: trial.over(plain) for policy, trial in tuned.items()}
     ranked = sorted(speedups, key=lambda name: speedups[name], reverse=True)
@@ -247,7 +238,6 @@ def _grid_cell(config: RunConfig, bench: Bench) -> dict[str, Any]:
         "winner": ranked[0],
         "margin": speedups[ranked[0]] / speedups[ranked[1]] - 1,
         "auto": bench.asynchronous("auto").over(plain),
-        "in_turns": best_of(in_turns).over(plain) if in_turns else None,
     }
 
 

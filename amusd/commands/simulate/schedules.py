@@ -29,8 +29,6 @@ class Trial:
     decoding: DecodingConfig
     outcome: Outcome
     choice: str
-    num_groups: int = 1
-    """Parts of the batch that take turns."""
 
     def over(self, other: Trial) -> float:
         """Return how many times as fast as `other` it is."""
@@ -45,7 +43,7 @@ class Bench:
     decoding: DecodingConfig
     """The configured schedule; each trial changes the knobs that it is about."""
     report: Callable[[str], None] = lambda _name: None
-    _outcomes: dict[tuple[DecodingConfig, int], Outcome] = field(default_factory=dict)
+    _outcomes: dict[DecodingConfig, Outcome] = field(default_factory=dict)
 
     def plain(self) -> Trial:
         """Try the target alone."""
@@ -54,16 +52,6 @@ class Bench:
     def synchronous(self, lengths: Iterable[int]) -> list[Trial]:
         """Try blocks of each length; the fastest is marked."""
         return self._best_of("num_speculative_tokens", lengths, mode=Mode.SYNCHRONOUS)
-
-    def in_turns(self, lengths: Iterable[int]) -> list[Trial]:
-        """Try blocks by halves of the batch: one drafts while the other is verified. None if there is only one answer.
-
-        References:
-            MineDraft, https://arxiv.org/abs/2603.18016.
-        """
-        if self.simulator.num_slots < 2:
-            return []
-        return self._best_of("num_speculative_tokens", lengths, num_groups=2, mode=Mode.SYNCHRONOUS)
 
     def windowed(self, lengths: Iterable[int]) -> list[Trial]:
         """Try windows of each length; the fastest is marked."""
@@ -80,13 +68,12 @@ class Bench:
     def _best_of(self, knob: str, values: Iterable[int], **changes: Any) -> list[Trial]:
         return _mark_best([self._trial(TRIED, **changes, **{knob: value}) for value in sorted(set(values))])
 
-    def _trial(self, choice: str, num_groups: int = 1, **changes: Any) -> Trial:
+    def _trial(self, choice: str, **changes: Any) -> Trial:
         decoding = replace(self.decoding, **changes)
-        if (decoding, num_groups) not in self._outcomes:
+        if decoding not in self._outcomes:
             self.report(_name(decoding))
-            simulator = replace(self.simulator, num_groups=num_groups)
-            self._outcomes[decoding, num_groups] = simulator.run(decoding)
-        return Trial(decoding, self._outcomes[decoding, num_groups], choice, num_groups)
+            self._outcomes[decoding] = self.simulator.run(decoding)
+        return Trial(decoding, self._outcomes[decoding], choice)
 
 
 def steady_bench(
