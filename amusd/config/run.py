@@ -51,7 +51,7 @@ class RunConfig:
     delay_ms: float | None = None
     """`simulate`: time of a message, one way; None: as calibrated, else 0."""
     calibration: str | None = None
-    """`simulate`: a run directory or a calibration file, whose times and outcomes hold where nothing else is given."""
+    """`simulate`: a run directory, whose times and outcomes hold where nothing else is given."""
     mode: Mode = DecodingConfig.mode
     policy: PolicyName = DecodingConfig.policy
     num_speculative_tokens: int = DecodingConfig.num_speculative_tokens

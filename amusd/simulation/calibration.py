@@ -59,19 +59,19 @@ class Calibration:
         return statistics.fmean(outcome is not None for trace in self.traces for outcome in trace)
 
 
-def calibrate(run_directory: Path, drafter: str, key: str = "calibration") -> Calibration:
+def calibrate(run_directory: Path, drafter: str) -> Calibration:
     """Read a run. Raises `ConfigError` if its events do not tell what a simulation has to know.
 
-    `drafter`: which one counts if the run had several. `key`: the setting that named the run, for errors.
+    `drafter`: which one counts if the run had several.
     """
     try:
         timeline = read_timeline(run_directory)
     except ValueError as error:
-        raise ConfigError(f"{key}={run_directory}: its events/ cannot be read ({error})") from error
+        raise ConfigError(f"calibration={run_directory}: its events/ cannot be read ({error})") from error
     sequences = {event.sequence_id: event.drafter for event in timeline.target if isinstance(event, WholeSequence)}
     drafters = sorted({name for name in sequences.values() if name is not None})
     if len(drafters) > 1 and drafter not in drafters:
-        raise ConfigError(f"drafter={drafter}: {key}={run_directory} has these: {', '.join(drafters)}")
+        raise ConfigError(f"drafter={drafter}: calibration={run_directory} has these: {', '.join(drafters)}")
     chosen = drafter if drafter in drafters else next(iter(drafters), drafter)
     kept = {number for number, name in sequences.items() if name in (None, chosen)}
     target = {number: events for number, events in by_sequence(timeline.target).items() if number in kept}
@@ -80,7 +80,7 @@ def calibrate(run_directory: Path, drafter: str, key: str = "calibration") -> Ca
     traces = tuple(trace for trace in (trace_of(*pair) for pair in pairs) if trace_rate(trace) is not None)
     if not traces:
         raise ConfigError(
-            f"{key}={run_directory}: its events/ show no draft token that was compared with the target's; "
+            f"calibration={run_directory}: its events/ show no draft token that was compared with the target's; "
             "name the run directory of generate or compare"
         )
     measured = _Measured(target, draft, timeline)

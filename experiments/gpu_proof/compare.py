@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from amusd.commands.compare import run_comparison
 from amusd.commands.contestants import Comparison, rows_of
 from amusd.config import CompareConfig, DrafterConfig, HardwareConfig, RunConfig, SamplingParams, WorkloadConfig
@@ -71,11 +69,10 @@ def _one_sampling(job: Job, engine: Engine, config: RunConfig, accept: float, sa
         )
 
 
-def run_config(scale: Scale, accept: float, sampling: str, calibration: Path | None = None) -> RunConfig:
-    """The settings of `amusd compare`; with `calibration`, of `amusd simulate`."""
+def run_config(scale: Scale, accept: float, sampling: str) -> RunConfig:
+    """The settings of `amusd compare`, and of the simulation of both devices."""
     return RunConfig(
         accept=accept,
-        calibration=None if calibration is None else str(calibration),
         drafter=DrafterConfig(kind="synthetic", shape=scale.draft),
         hardware=HardwareConfig(synthetic=scale.target, devices=(scale.device, scale.device)),
         sampling=SamplingParams(max_new_tokens=scale.num_tokens, ignore_eos=True, **SAMPLINGS[sampling]),

@@ -107,7 +107,7 @@ PARTS = (
     Part("modes", "basics", "modes:modes", 140, "the same tokens in every mode; a draft that is killed"),
     Part("passes", "basics", "speed:passes", 140, "passes and steps beside the bandwidth, host time, prefill, kernels"),
     Part("compare_high", "engine", "compare:high", 200, "all modes, high acceptance"),
-    Part("projection", "engine", "projection:projection", 80, "a calibration file, and two devices simulated on it"),
+    Part("projection", "engine", "projection:projection", 80, "two devices, simulated on the times of one"),
     Part("batch", "engine", "modes:batch", 110, "the same tokens in a batch of four sequences"),
     Part("graphs", "engine", "environment:graphs", 130, "captured graphs of both roles: number, time, memory"),
     Part("links", "engine", "speed:links", 60, "one-way times of messages"),

@@ -1,4 +1,4 @@
-"""From what was measured on one device to two: a calibration file, and `amusd simulate` on it. A projection throughout.
+"""From what was measured on one device to two, by the simulator. A projection throughout.
 
 On one device the two workers take each other's time, on two they do not. So passes, steps of chains and the host's time
 come from plain and synchronous answers, in which the workers take turns; steps of trees are timed here, alone. Which
@@ -15,11 +15,10 @@ from typing import Any
 
 from amusd.commands.simulate import simulate
 from amusd.commands.simulate.inputs import inputs_of
-from amusd.config import RunConfig, SimulateConfig
+from amusd.config import SimulateConfig
 from amusd.console import Console
 from amusd.errors import ConfigError
 from amusd.simulation.calibration import Calibration, calibrate
-from amusd.simulation.calibration_file import write_calibration
 from amusd.simulation.cost import Costs, Duration, Shared
 from experiments.gpu_proof import adapter
 from experiments.gpu_proof.compare import run_config
@@ -28,22 +27,14 @@ from experiments.gpu_proof.plan import Scale
 from experiments.gpu_proof.records import Job, read_records
 from experiments.gpu_proof.timing import timed
 
-CALIBRATION_FILE = "calibration.json"
 TREE_NODES = (1, 2, 4, 8)
-ABOUT = (
-    "Measured by experiments/gpu_proof on one device with random weights; target and draft took turns, so these are "
-    "the times of a device each. What is simulated on them is a projection."
-)
 _PROMPT_TOKENS = 200
-_MAX_SAMPLES = 200
 _ALONE = ("autoregressive", "synchronous")
 
 
 def projection(job: Job) -> None:
-    """Write `calibration.json`, then simulate both acceptances. Raises `ConfigError` before `compare_high` was run."""
-    path = job.results / CALIBRATION_FILE
+    """Simulate both acceptances on the times of `compare_high`. Raises `ConfigError` before that was run."""
     calibration = measured(job.results, job.results / "projection", _tree_steps(job))
-    write_calibration(path, calibration, ABOUT)
     job.write(
         "calibration",
         pass_ms=calibration.costs.passes[0].alone.mean_ms,
@@ -54,7 +45,7 @@ def projection(job: Job) -> None:
         acceptance=calibration.acceptance,
     )
     for accept in job.scale.accepts:
-        _simulate(job, accept, path)
+        _simulate(job, accept, calibration)
 
 
 def measured(results: Path, folder: Path, tree_steps: dict[int, Shared]) -> Calibration:
@@ -79,24 +70,16 @@ def _copy_events(run: Path, folder: Path, sequence_ids: Collection[int]) -> None
 
 
 def _undisturbed(costs: Costs, tree_steps: dict[int, Shared]) -> Costs:
-    """Each worker as fast beside the other as alone, and no more samples than a file should hold."""
-    passes = {number: Shared.same(_thinned(shared.alone)) for number, shared in costs.passes.items()}
+    """Each worker as fast beside the other as alone."""
     numbers = sorted(tree_steps)
     grown = tree_steps[numbers[-1]].alone.mean_ms - tree_steps[numbers[0]].alone.mean_ms
     return dataclasses.replace(
         costs,
-        passes=passes,
-        draft_token=Shared.same(_thinned(costs.draft_token.alone)),
+        passes={number: Shared.same(shared.alone) for number, shared in costs.passes.items()},
+        draft_token=Shared.same(costs.draft_token.alone),
         tree_steps=tree_steps,
         tree_row_ns=max(0, round(grown * 1e6 / max(1, numbers[-1] - numbers[0]))),
-        host=Shared(_thinned(costs.host.alone), _thinned(costs.host.together)),
-        **{name: _thinned(getattr(costs, name)) for name in ("target_prefill", "draft_prefill", "advance", "rollback")},
     )
-
-
-def _thinned(duration: Duration) -> Duration:
-    step = -(-len(duration.samples) // _MAX_SAMPLES)
-    return Duration(duration.samples[::step])
 
 
 def _tree_steps(job: Job) -> dict[int, Shared]:
@@ -111,8 +94,8 @@ def _tree_steps(job: Job) -> dict[int, Shared]:
     return found
 
 
-def _simulate(job: Job, accept: float, path: Path) -> None:
-    rows = projected(job.scale, accept, path, job.results / "projection" / f"events-{accept}")
+def _simulate(job: Job, accept: float, calibration: Calibration) -> None:
+    rows = projected(job.scale, accept, calibration, job.results / "projection" / f"events-{accept}")
     for row in rows:
         if row["choice"] != "tried":
             job.write("projection", accept=accept, **{name: row[name] for name in SHOWN})
@@ -122,16 +105,16 @@ SHOWN = ("mode", "policy", "choice", "num_speculative_tokens", "min_candidates",
          "speedup_vs_best_synchronous")  # fmt: skip
 
 
-def projected(scale: Scale, accept: float, path: Path, folder: Path) -> list[dict[str, Any]]:
-    """The rows of `amusd simulate calibration=FILE accept=...`."""
+def projected(scale: Scale, accept: float, calibration: Calibration, folder: Path) -> list[dict[str, Any]]:
+    """The rows of `amusd simulate` on such a calibration."""
     settings = SimulateConfig(
         num_answers=4,
         num_tokens=256,
         synchronous_lengths=(1, 2, 3, 4, 5, 7),
         min_candidates=(0, 1, 2, 4),
     )
-    config: RunConfig = dataclasses.replace(run_config(scale, accept, "greedy", path), simulate=settings)
+    config = dataclasses.replace(run_config(scale, accept, "greedy"), simulate=settings)
     folder.mkdir(parents=True, exist_ok=True)
-    found = simulate(config, inputs_of(config), Console(json_only=True), folder)
+    found = simulate(config, inputs_of(config, calibration), Console(json_only=True), folder)
     rows: list[dict[str, Any]] = found["rows"]
     return rows

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -18,11 +17,10 @@ from experiments.gpu_proof.records import Ending, Record, find, read_ending, rea
 NEAR = 1.25
 """A figure that was expected to be `about` so much may differ by this factor."""
 NOT_SHOWN = ("kind", "sequence_ids", "lines", "packages", "cpu", "gpus")
-CALIBRATION_FILE = "calibration.json"
 
 
 def write_report(results: Path, folder: Path, name: str, device: str) -> tuple[Path, Path]:
-    """Write `NAME.md` and `NAME.json`, and `NAME.calibration.json` where there is one; returns the first two."""
+    """Write `NAME.md` and `NAME.json`; returns both."""
     endings = [ending for part in PARTS if (ending := read_ending(results, part.name)) is not None]
     measured = {ending.part: read_records(results / f"{ending.part}.jsonl") for ending in endings}
     records = [record for own in measured.values() for record in own]
@@ -38,8 +36,6 @@ def write_report(results: Path, folder: Path, name: str, device: str) -> tuple[P
     }
     (folder / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     (folder / f"{name}.md").write_text(_markdown(document, endings, known, records), encoding="utf-8")
-    if (results / CALIBRATION_FILE).is_file():
-        shutil.copyfile(results / CALIBRATION_FILE, folder / f"{name}.calibration.json")
     return folder / f"{name}.md", folder / f"{name}.json"
 
 

@@ -204,7 +204,7 @@ def test_devices_apart_take_the_times_that_were_measured_while_the_other_worker_
     passes = {0: Shared(Duration.of_ms(20.0), Duration.of_ms(30.0))}
     costs = Costs(passes=passes, draft_token=Shared(Duration.of_ms(2.0), Duration.of_ms(3.0)))
     calibration = Calibration(costs, ((True, False),), "embedded")
-    monkeypatch.setattr("amusd.commands.simulate.inputs.load_calibration", lambda *_: calibration)
+    monkeypatch.setattr("amusd.commands.simulate.inputs.calibrate", lambda *_: calibration)
     known = {"verify_ms": None, "draft_ms": None, "calibration": "run"}
     shared, apart = (inputs_of(configured({"devices_apart": each}, **known)).simulator.costs for each in (False, True))
     assert (shared.passes, shared.draft_token) == (costs.passes, costs.draft_token)

@@ -491,12 +491,10 @@ def test_the_projection_takes_times_of_workers_that_do_not_disturb_each_other(tm
     assert found.acceptance == pytest.approx(0.7, abs=0.1)
 
 
-def test_two_devices_are_simulated_on_the_calibration_file(tmp_path: Path) -> None:
+def test_two_devices_are_simulated_on_the_times_of_one(tmp_path: Path) -> None:
     compared(tmp_path, 0.8)
     found = projection.measured(tmp_path, tmp_path / "projection", {1: Shared.same(ms(1))})
-    path = tmp_path / projection.CALIBRATION_FILE
-    projection.write_calibration(path, found, projection.ABOUT)
-    rows = projection.projected(replace(SCALES[CPU], num_prompts=1), 0.8, path, tmp_path / "events")
+    rows = projection.projected(replace(SCALES[CPU], num_prompts=1), 0.8, found, tmp_path / "events")
     speedups = {row["policy"] or row["mode"]: row["speedup"] for row in rows if row["choice"] != "tried"}
     assert 1 < speedups["synchronous"] < speedups["auto"]
     assert speedups["chain"] == pytest.approx(2.2, rel=0.15)

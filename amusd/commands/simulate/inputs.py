@@ -9,8 +9,7 @@ from typing import Any
 from amusd.config import RunConfig, SimulateConfig
 from amusd.errors import ConfigError
 from amusd.policies.factory import make_policy
-from amusd.simulation.calibration import Calibration
-from amusd.simulation.calibration_file import load_calibration
+from amusd.simulation.calibration import Calibration, calibrate
 from amusd.simulation.cost import Costs, Duration, Shared
 from amusd.simulation.simulator import Simulator
 from amusd.simulation.tokens import Answer, drawn_answers, replayed_answers
@@ -46,10 +45,11 @@ class Inputs:
         }
 
 
-def inputs_of(config: RunConfig) -> Inputs:
+def inputs_of(config: RunConfig, calibration: Calibration | None = None) -> Inputs:
     """Collect times and answers, measured or as given; a given value wins. Raises `ConfigError`.
 
-    Passes are as wide as `compare` would make them for the same block lengths.
+    Passes are as wide as `compare` would make them for the same block lengths. `calibration`: one in the place of what
+    the configured run shows.
     """
     settings = config.simulate
     longest_wait = max(settings.min_candidates)
@@ -61,9 +61,8 @@ def inputs_of(config: RunConfig) -> Inputs:
         replace(config.decoding(), mode=Mode.ASYNCHRONOUS)
     )  # a mistake in an own policy is said before all else
     width = config.engine(longest_block=max(settings.synchronous_lengths)).max_verify_width
-    calibration = (
-        None if config.calibration is None else load_calibration(Path(config.calibration), config.drafter.kind)
-    )
+    if calibration is None and config.calibration is not None:
+        calibration = calibrate(Path(config.calibration), config.drafter.kind)
     if calibration is None:
         for name in ("accept", "verify_ms", "draft_ms"):
             if getattr(config, name) is None:
