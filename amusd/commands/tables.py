@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from amusd.console import percent
+
 Row = Mapping[str, Any]
 """One way to decode and its figures, as `result.json` has them."""
 
@@ -24,11 +26,6 @@ class Column:
         """The figure as shown; empty where the row has none."""
         value = row.get(self.name)
         return "" if value is None else self.write(value)
-
-
-def percent(fraction: float) -> str:
-    """`31 %`."""
-    return f"{100 * fraction:.0f} %"
 
 
 def _one(value: float) -> str:
