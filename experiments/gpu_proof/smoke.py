@@ -32,7 +32,6 @@ from amusd.models.synthetic import SHAPES
 from amusd.sampling.digest import Digest, Digests
 from amusd.sampling.noise import Domain, codes_of, halves_of, key_of
 from amusd.sampling.noisy_scores import noisy_scores
-from amusd.types import Role
 from experiments.gpu_proof.correctness import sequences
 from experiments.gpu_proof.plan import GPU, Scale
 from experiments.gpu_proof.records import Job
@@ -218,7 +217,7 @@ def group(job: Job) -> bool:
     store = job.results / job.part / "store"
     store.mkdir(parents=True)
     os.environ.update(NCCL_SETTINGS)
-    ranks = ProcessGroup(join_store(store, 1, {}), Role.TARGET, 0, 1, device, "nccl" if device == GPU else "gloo")
+    ranks = ProcessGroup(join_store(store, 1), 0, 1, device, "nccl" if device == GPU else "gloo")
     few, many = (torch.randn((rows, 512)).to(device) for rows in (ROWS, MOST_GATHERED_ROWS + 1))
     found: list[Tensor] = []
 
