@@ -185,7 +185,8 @@ def test_a_pair_with_different_tokenizers_is_refused_in_one_line(tmp_path: Path)
 
 @pytest.mark.parametrize("role", ["target", "drafter"])
 def test_a_missing_model_is_one_line(tmp_path: Path, role: str) -> None:
-    done = run(amusd_command("generate", PROMPT, f"{role}=hf", f"{role}.model=/nowhere/to/be/found"), tmp_path)
+    words = [f"{role}=hf", f"{role}.model=/nowhere/to/be/found", *(["drafter=ngram"] if role == "target" else [])]
+    done = run(amusd_command("generate", PROMPT, *words), tmp_path)
     assert done.returncode == 2
     lines = [line for line in done.stderr.splitlines() if "run directory" not in line]
     assert lines == ["amusd: model /nowhere/to/be/found: no such folder"]

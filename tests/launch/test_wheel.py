@@ -93,8 +93,8 @@ def test_the_installed_command_composes_in_another_folder(installed: Path, tmp_p
     done = run(installed, "generate", "drafter=nope", folder=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        "amusd: drafter=nope: allowed: cascade, custom, dflash, eagle, embedded, hf, medusa, ngram, self, synthetic; "
-        "or a model: its folder, or OWNER/NAME of the hub\n"
+        "amusd: drafter=nope: allowed: auto, cascade, custom, dflash, eagle, embedded, hf, medusa, ngram, self, "
+        "synthetic; or a model: its folder, or OWNER/NAME of the hub\n"
     )
 
 

@@ -118,7 +118,8 @@ def test_a_step_costs_what_its_nodes_cost() -> None:
     machine = guessing(0.5, simulator(0.7, costs(6, tree_row_ns=50_000), num_tokens=200))
     outcome = machine.run(branching(1, fan_out=3, rows_per_step=4), keep_events=True)
     steps = [event for event in outcome.draft_events if event.name == "draft_step"]
-    assert {event.fields["num_tokens"] for event in steps} == {1, 2, 3, 4}
+    sizes = {event.fields["num_tokens"] for event in steps}
+    assert {1, 4} < sizes <= {1, 2, 3, 4}
     for event in steps:
         assert event.duration_ns == 1_000_000 + 50_000 * (event.fields["num_tokens"] - 1)
 
