@@ -59,7 +59,7 @@ def test_auto_beside_a_draft_that_is_never_right_is_plain_decoding(delay: float,
 @pytest.mark.parametrize("together", [1.1, 1.3])
 def test_auto_has_a_draft_rest_that_costs_more_than_it_brings(a: float, together: float) -> None:
     slowed = {0: Shared(Duration.of_ms(6.0, 0.05), Duration.of_ms(6.0 * together, 0.05))}
-    machine = simulator(a, costs(6, delay=0.05, spread=0.05, passes=slowed), num_answers=8, num_tokens=128)
+    machine = simulator(a, costs(6, delay=0.05, spread=0.05, passes=slowed), num_answers=8, num_tokens=256)
     machine = replace(machine, accept_next=0.1, max_candidates=7)
     chains = replace(machine, can_branch=False)
     assert speedup(machine, AUTO) >= 0.97
