@@ -114,7 +114,7 @@ def test_a_bias_for_a_token_that_the_model_lacks_says_which_it_has() -> None:
         (lambda: EngineConfig(drafters="ngram"), "drafters=ngram: has keys of its own: kind, "),
         (
             lambda: DrafterConfig(kind="ngrams"),
-            "drafter.kind=ngrams: allowed: auto, embedded, hf, eagle, medusa, dflash, cascade, ngram, self, synthetic, ",
+            "drafter.kind=ngrams: allowed: auto, embedded, hf, eagle, medusa, dflash, cascade, ngram, self, ",
         ),
         (lambda: DecodingConfig(mode="sync"), "mode=sync: allowed: autoregressive, synchronous, asynchronous; did"),
         (lambda: DecodingConfig(max_silence_seconds=float("inf")), "max_silence_seconds=inf: must be above 0 and at"),
