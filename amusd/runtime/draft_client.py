@@ -239,8 +239,6 @@ class DraftClient:
         self._reminders.pop(sequence.sequence_id, None)
         self._num_features.pop(sequence.sequence_id, None)
         self._silent_ns.pop(sequence.sequence_id, None)
-        if not self._sequences and not self.is_silent:
-            self._asked_ns = None  # what it owed was of sequences that are over
 
     def seconds_for_counts(self, sequence: TargetSequence) -> float:
         """How much longer the draft's counts of a closed sequence are waited for; 0: no longer, or they have come."""

@@ -236,16 +236,6 @@ def test_a_draft_that_does_not_answer_is_silent_though_nothing_waits_for_it() ->
     assert target.client.may_hear(late)
 
 
-def test_a_draft_owes_nothing_of_sequences_that_were_over_before_it_was_silent() -> None:
-    target = Target()
-    target.client.close(target.open(), FinishReason.LENGTH)
-    target.clock.pass_by(100 * SILENCES * SILENCE)
-    target.open()
-    target.client.drain()
-    assert not target.client.is_silent
-    assert target.client.losses == []
-
-
 @pytest.mark.parametrize("has_begun", [True, False])
 def test_a_draft_that_goes_on_saying_nothing_is_replaced_in_one_line_after_time_for_prompts(
     has_begun: bool, caplog: pytest.LogCaptureFixture
