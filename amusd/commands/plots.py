@@ -31,7 +31,7 @@ COLOURS = {
     "windowed": "#cc79a7",
     "auto": "#2fb58c",
 }
-"""Of each mode and policy."""
+"""Colour of each mode and policy."""
 FATES = {
     Fate.ACCEPTED: ("#0072b2", "drafted, accepted"),
     Fate.OVERTAKEN: ("#56b4e9", "drafted right, but too late"),
