@@ -65,7 +65,7 @@ class Replica:
             engine_config, recorder = config.engine_for("serve"), make_recorder(Role.TARGET)
             engine = AsyncEngine(lambda: Engine.connect(engine_config, drafts, recorder))
             service = make_service(await self._resources.enter_async_context(engine), config, engine_config)
-            self._gate = Gate(make_app(service, tell), service, tell)
+            self._gate = Gate(make_app(service), service, tell)
         except BaseException:
             await self._resources.aclose()
             raise

@@ -89,25 +89,17 @@ class ServerMetrics:
             "vllm:request_success", "Finished answers.", (*labels, "finished_reason"), registry=self._registry
         )
         self._success = {word: success.labels(**labels, finished_reason=word) for word in FINISH_REASONS.values()}
-        self._refused = Counter(
-            "amusd:requests_refused",
-            "Requests that got an error, by status.",
-            (*labels, "status"),
-            registry=self._registry,
-        )
-        self._gone = counter("amusd:requests_aborted", "Requests whose client went away.")
+        self._gone = counter("amusd:requests_aborted", "Requests whose client went away, or whose answer failed.")
 
     def begun(self, num_prompt_tokens: int) -> None:
         """The engine has got a request."""
         self._prompt_tokens.inc(num_prompt_tokens)
 
-    def first_token(self, seconds: float) -> None:
-        """The first token of an answer came, so long after the request."""
-        self._first_token.observe(seconds)
-
-    def tokens(self, number: int) -> None:
-        """Tokens of an answer came."""
+    def came(self, number: int, began: float | None) -> None:
+        """Tokens of an answer came. `began`: of its first ones, when its request came (`time.perf_counter`)."""
         self._tokens.inc(number)
+        if began is not None:
+            self._first_token.observe(time.perf_counter() - began)
 
     def finished(self, generation: Generation) -> None:
         """An answer is complete."""
@@ -120,17 +112,12 @@ class ServerMetrics:
         for gap_ns in metrics.chunk_gaps_ns:
             self._between.observe(gap_ns / 1e9)
 
-    def ended(self, began: float) -> None:
-        """A request got all of its answer; `began` is when it came (`time.perf_counter`)."""
-        self._latency.observe(time.perf_counter() - began)
-
-    def refused(self, status: int) -> None:
-        """A request got an error."""
-        self._refused.labels(**self._labels, status=str(status)).inc()
-
-    def aborted(self) -> None:
-        """A client went away."""
-        self._gone.inc()
+    def ended(self, began: float, is_whole: bool) -> None:
+        """A request that came at `began` (`time.perf_counter`) has got all of its answer, or will not."""
+        if is_whole:
+            self._latency.observe(time.perf_counter() - began)
+        else:
+            self._gone.inc()
 
     def text(self) -> bytes:
         """The exposition format of Prometheus."""

@@ -7,10 +7,13 @@ has the same in one object. A piece has all tokens that became readable together
 from __future__ import annotations
 
 import json
+import secrets
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from amusd import __version__
 from amusd.answer import Generation, Token
 from amusd.models.tokenizer import IncrementalDecoder, Spelling
 from amusd.serving.requests import Plan
@@ -46,29 +49,22 @@ class Writer:
     """Writes the answer to one request. `make_decoder` makes the decoder of a choice, behind its prompt."""
 
     def __init__(
-        self,
-        plan: Plan,
-        *,
-        identity: str,
-        created: int,
-        model: str,
-        fingerprint: str,
-        make_decoder: Callable[[int], IncrementalDecoder],
+        self, plan: Plan, *, model: str, num_prompt_tokens: int, make_decoder: Callable[[int], IncrementalDecoder]
     ) -> None:
         self._plan = plan
         self._make_decoder = make_decoder
-        kind = "chat.completion" if plan.is_chat else "text_completion"
+        self.num_prompt_tokens = num_prompt_tokens
+        self._num_tokens = 0
         self._head = {
-            "id": f"{'chatcmpl' if plan.is_chat else 'cmpl'}-{identity}",
-            "object": kind,
-            "created": created,
+            "id": f"{'chatcmpl' if plan.is_chat else 'cmpl'}-{secrets.token_hex(12)}",
+            "object": "chat.completion" if plan.is_chat else "text_completion",
+            "created": int(time.time()),
             "model": model,
-            "system_fingerprint": fingerprint,
+            "system_fingerprint": f"amusd-{__version__}",
             "seed": plan.params.seed,
         }
+        self._chunk_head = self._head | {"object": "chat.completion.chunk" if plan.is_chat else "text_completion"}
         self._choices: dict[int, _Choice] = {}
-        self.num_prompt_tokens = 0
-        self._num_tokens = 0
 
     # A stream
 
@@ -98,17 +94,13 @@ class Writer:
         last = self._delta(index, {}) if self._plan.is_chat else {"index": index, "text": "", "logprobs": None}
         return [*chunks, self._chunk(last | {"finish_reason": reason})]
 
-    def usage_chunk(self, num_prompt_tokens: int, generations: Sequence[Generation]) -> dict[str, Any]:
+    def usage_chunk(self, generations: Sequence[Generation]) -> dict[str, Any]:
         """The chunk behind all choices."""
-        return {**self._head, "object": self._chunk_kind, "choices": [], "usage": usage(num_prompt_tokens, generations)}
+        return {**self._chunk_head, "choices": [], "usage": usage(self.num_prompt_tokens, generations)}
 
     # One object
 
-    def whole(
-        self,
-        num_prompt_tokens: int,
-        answers: Sequence[tuple[Sequence[Token], Generation]],
-    ) -> dict[str, Any]:
+    def whole(self, answers: Sequence[tuple[Sequence[Token], Generation]]) -> dict[str, Any]:
         """The answer that is not streamed: of each choice its tokens and what it came to."""
         choices = []
         for index, (tokens, generation) in enumerate(answers):
@@ -123,13 +115,9 @@ class Writer:
                 choice["tokens"] = _sources(tokens)
             choices.append(choice)
         generations = [generation for _, generation in answers]
-        return {**self._head, "choices": choices, "usage": usage(num_prompt_tokens, generations)}
+        return {**self._head, "choices": choices, "usage": usage(self.num_prompt_tokens, generations)}
 
     # Their parts
-
-    @property
-    def _chunk_kind(self) -> str:
-        return "chat.completion.chunk" if self._plan.is_chat else "text_completion"
 
     def _choice(self, index: int) -> _Choice:
         if index not in self._choices:
@@ -137,7 +125,7 @@ class Writer:
         return self._choices[index]
 
     def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
-        chunk = {**self._head, "object": self._chunk_kind, "choices": [choice]}
+        chunk = {**self._chunk_head, "choices": [choice]}
         if self._plan.counts_on:
             return {**chunk, "usage": _counts(self.num_prompt_tokens, self._num_tokens)}
         return {**chunk, "usage": None} if self._plan.includes_usage else chunk
@@ -177,10 +165,7 @@ class Writer:
         for token in tokens:
             own = choice.decoder.spell(token.token_id)
             top: dict[str, float | None] = {}
-            for token_id, logprob in (
-                *token.top_logprobs,
-                (token.token_id, token.logprob),
-            ):  # the token is always there
+            for token_id, logprob in (*token.top_logprobs, (token.token_id, token.logprob)):  # it is always there
                 top.setdefault(choice.decoder.spell(token_id).label, _finite(logprob))  # of equal labels the likelier
             found["tokens"].append(own.label)
             found["token_logprobs"].append(_finite(token.logprob))

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import logging
 import resource
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import PurePath
 
-import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from amusd import __version__
 from amusd.async_engine import AsyncEngine
 from amusd.config import EngineConfig, RunConfig
 from amusd.engine import Engine
@@ -26,11 +23,11 @@ from amusd.errors import ConfigError
 from amusd.serving.app import Gate, make_app
 from amusd.serving.requests import Limits
 from amusd.serving.service import Service
-from amusd.settings import to_mapping
 
 _BACKLOG = 64
 """Connections accepted at once; three times as many can be on their way before one too many is closed."""
 _OTHER_DESCRIPTORS, _MIN_CONNECTIONS = 4 * _BACKLOG, 16
+_LOOK_SECONDS = 0.02
 _END_SECONDS = 1.0
 """How long requests may take to end whose answers were ended."""
 
@@ -47,21 +44,13 @@ def run_server(config: RunConfig, connect: Callable[[EngineConfig], Engine], tel
 
 def listener(host: str, port: int) -> socket.socket:
     """A socket that is bound, and does not listen yet. Raises `ConfigError`."""
+    own = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        own = socket.socket(family, kind, protocol)
-        try:
-            own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            own.bind(address)
-        except BaseException:
-            own.close()
-            raise
-    except socket.gaierror as error:
-        raise ConfigError(f"serve.host={host}: {error.strerror}") from None
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        own.bind((host, port))
     except OSError as error:
-        raise ConfigError(f"serve.port={port}: cannot be used at {host} ({error.strerror})") from None
+        own.close()
+        raise ConfigError(f"serve.host={host} serve.port={port}: cannot listen there ({error.strerror})") from None
     return own
 
 
@@ -71,7 +60,7 @@ async def _serve(
     settings = config.engine_for("serve")
     async with AsyncEngine(lambda: connect(settings)) as engine:
         service = make_service(engine, config, settings)
-        gate = Gate(make_app(service, tell), service, tell)
+        gate = Gate(make_app(service), service, tell)
         server = HttpServer(gate, lambda: tell(f"serving {service.model} at {url(own)}"))
         with _first_signal() as signalled:
             serving = asyncio.ensure_future(server.serve([own]))
@@ -88,7 +77,6 @@ def make_service(engine: AsyncEngine, config: RunConfig, settings: EngineConfig)
         engine,
         config.serve,
         model=config.serve.model_name or model_name(settings),
-        fingerprint=fingerprint(settings),
         decoding=config.decoding(),
         limits=Limits(
             max_length=engine.engine.worker.model.max_length, max_speculative_tokens=settings.max_verify_width - 1
@@ -99,9 +87,6 @@ def make_service(engine: AsyncEngine, config: RunConfig, settings: EngineConfig)
 class _Connection(H11Protocol):
     """A client's connection, closed at once where there are too many, and soon where it does not ask for anything."""
 
-    _headers_due: float | None = None
-    """When the headers that have begun have to be complete, on the loop's clock."""
-
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take it, or close it."""
         super().connection_made(transport)
@@ -111,15 +96,6 @@ class _Connection(H11Protocol):
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
-
-    def data_received(self, data: bytes) -> None:
-        """Take data in. Headers have as long from their first byte to their last as a connection without any."""
-        super().data_received(data)
-        if self.conn.their_state is not h11.IDLE:
-            self._headers_due = None
-        elif self.timeout_keep_alive_task is None:
-            self._headers_due = self._headers_due or self.loop.time() + self.timeout_keep_alive
-            self.timeout_keep_alive_task = self.loop.call_at(self._headers_due, self.timeout_keep_alive_handler)
 
 
 def _max_connections() -> int:
@@ -165,16 +141,17 @@ async def drain(gate: Gate, seconds: float, tell: Callable[[str], None]) -> None
     gate.service.is_closing = True
     if gate.num_inside:
         tell(f"ending: no new requests; {gate.num_inside} are being answered, for {seconds:g} s at most")
-    await _wait(gate.is_empty, seconds)
+    await _until_empty(gate, seconds)
     if gate.num_inside:
         tell(f"serve.shutdown_seconds={seconds:g}: {gate.num_inside} requests were cut off")
         await gate.service.engine.aclose()
-        await _wait(gate.is_empty, _END_SECONDS)  # they tell their clients
+        await _until_empty(gate, _END_SECONDS)  # they tell their clients
 
 
-async def _wait(event: asyncio.Event, seconds: float) -> None:
-    with suppress(asyncio.TimeoutError):
-        await asyncio.wait_for(event.wait(), seconds)
+async def _until_empty(gate: Gate, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while gate.num_inside and time.monotonic() < deadline:  # noqa: ASYNC110 - an event would be more code
+        await asyncio.sleep(_LOOK_SECONDS)
 
 
 @contextmanager
@@ -213,9 +190,3 @@ def model_name(config: EngineConfig) -> str:
     if config.target.kind != "hf" or name is None:
         return str(config.target.kind)
     return PurePath(name).name if PurePath(name).is_absolute() else name
-
-
-def fingerprint(config: EngineConfig) -> str:
-    """`system_fingerprint`: equal for two servers exactly if the same seed gives the same answer, as far as known."""
-    facts = {"amusd": __version__, "verify_width": config.verify_width, "target": to_mapping(config.target)}
-    return f"fp_{hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:10]}"

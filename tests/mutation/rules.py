@@ -815,8 +815,8 @@ RULES = (
     Rule(
         "a reader that is slow keeps its place in the queue",
         SERVICE,
-        "if not answer.is_over}",
-        "}",
+        "sum(not answer.is_over for",
+        "sum(bool(answer) for",
         LEAVING,
     ),
     Rule(
@@ -829,8 +829,8 @@ RULES = (
     Rule(
         "what is not supported is ignored",
         REQUESTS,
-        "if values is not None and value not in values:",
-        "if False:",
+        "return value is False or value in",
+        "return value is not None or value in",
         BAD_REQUESTS,
     ),
     Rule(
@@ -885,7 +885,7 @@ RULES = (
     Rule(
         "any key opens the gate",
         GATE,
-        ' or not hmac.compare_digest(_digest(key.strip()) or b"", self._key):',
+        " or not hmac.compare_digest(key.strip(), self._key):",
         ":",
         API,
     ),

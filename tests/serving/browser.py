@@ -5,7 +5,6 @@ What a page complains of and what it asks for are kept. Every wait has a deadlin
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import queue
@@ -103,11 +102,9 @@ class Browser:
                 return reply["result"]
             self._note(reply)
 
-    def show(self, url: str, *, width: int = 1280, height: int = 800, scheme: str = "light", scale: float = 1) -> None:
+    def show(self, url: str, *, width: int = 1280, height: int = 800, scheme: str = "light") -> None:
         """Open a page as a screen of this size (in CSS pixels) shows it."""
-        self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=False
-        )
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         self.call("Page.navigate", url=url)
         self.wait_for(f"document.readyState === 'complete' && location.href === {json.dumps(url)}")
@@ -141,21 +138,6 @@ class Browser:
         """Type into what has the focus."""
         for character in text:
             self.press(character)
-
-    def click(self, selector: str) -> None:
-        """Click on the middle of an element, which may be scrolled into view for it."""
-        script = (
-            f"(() => {{ const element = document.querySelector({json.dumps(selector)});"
-            "element.scrollIntoView({block: 'nearest'}); const {x, y, width, height} = element.getBoundingClientRect();"
-            "return [x + width / 2, y + height / 2]; })()"
-        )
-        x, y = self.evaluate(script)
-        for kind in ("mousePressed", "mouseReleased"):
-            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
-
-    def picture(self) -> bytes:
-        """What the screen shows, as PNG."""
-        return base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])
 
     def _read(self) -> None:
         rest = b""

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 from openai import OpenAI
-from runtime.pair import VOCAB_SIZE, KeepingRecorder, paced_model
+from runtime.pair import VOCAB_SIZE, paced_model
 from table_model import TableTokenizer
 
 from amusd.async_engine import AsyncEngine
@@ -22,6 +24,7 @@ from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.target_worker import TargetWorker
 from amusd.serving.app import Gate, make_app
 from amusd.serving.server import HttpServer, drain, listener, make_service, url
+from amusd.tracing.recorder import Recorder
 
 MODEL = "table"
 TEXT = "dbebf"
@@ -58,6 +61,18 @@ class Running:
         """The body of a chat request."""
         return {"model": MODEL, "messages": [{"role": "user", "content": TEXT}], "temperature": 0, **fields}
 
+    def raw(self, body: dict[str, Any], length: int | None = None, **options: int) -> socket.socket:
+        """A connection that has sent a chat request by hand, of whose body `length` bytes."""
+        own = socket.socket()
+        for name, value in options.items():
+            own.setsockopt(socket.SOL_SOCKET, getattr(socket, name), value)
+        own.settimeout(SECONDS)
+        own.connect(("127.0.0.1", int(self.url.rpartition(":")[2])))
+        content = json.dumps(body).encode()
+        head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        own.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content[:length])
+        return own
+
     def figures(self) -> dict[str, float]:
         """What `/metrics` shows, by name and labels other than the server's."""
         found = {}
@@ -66,6 +81,14 @@ class Running:
                 name, value = line.rsplit(" ", 1)
                 found[name.replace('engine="0",', "").replace(f'model_name="{MODEL}"', "")] = float(value)
         return found
+
+
+def until(holds: Callable[[], object], seconds: float = SECONDS) -> None:
+    """Wait for what happens in other threads or processes."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 def events(response: httpx.Response) -> list[Any]:
@@ -77,7 +100,7 @@ def events(response: httpx.Response) -> list[Any]:
 
 
 def plain_engine(max_num_seqs: int = 4, pass_seconds: float = 0.0, eos_token_id: int | None = None) -> Engine:
-    recorder = KeepingRecorder("target")
+    recorder = Recorder("target")
     client = DraftClient(recorder, VOCAB_SIZE)
     worker = TargetWorker(paced_model(pass_seconds), recorder, client, max_num_seqs)
     return Engine(worker, TableTokenizer(VOCAB_SIZE, eos_token_id))
@@ -88,7 +111,7 @@ def serving(engine: Engine, **settings: Any) -> Iterator[Running]:
     """A server in a thread, until the block is left; `settings` are keys of `serve` and of the whole configuration."""
     names = ServeConfig.__dataclass_fields__
     serve = {name: settings.pop(name) for name in tuple(settings) if name in names}
-    config = RunConfig(serve=ServeConfig(port=0, model_name=MODEL, **serve), **settings)
+    config = RunConfig(serve=ServeConfig(**{"port": 0, "model_name": MODEL, **serve}), **settings)
     started, lines = threading.Event(), []  # type: ignore[var-annotated]
     found: list[Any] = []
 
@@ -96,7 +119,7 @@ def serving(engine: Engine, **settings: Any) -> Iterator[Running]:
         with closing(listener("127.0.0.1", 0)) as own:
             async with AsyncEngine(lambda: engine) as asynchronous:
                 service = make_service(asynchronous, config, config.engine_for("serve"))
-                gate = Gate(make_app(service, lines.append), service, lines.append)
+                gate = Gate(make_app(service), service, lines.append)
                 server = HttpServer(gate, started.set)
                 over = asyncio.Event()
                 at = url(own)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from openai import APIStatusError, AsyncOpenAI, AuthenticationError, OpenAI, RateLimitError
 from runtime.pair import PROMPT, oracle, pair, reference
-from serving.running import MODEL, SECONDS, TEXT, Running, events, plain_engine, serving
+from serving.running import MODEL, SECONDS, TEXT, Running, events, plain_engine, serving, until
 from table_model import TableTokenizer
 
 from amusd.drafters.synthetic import right_with_probability
@@ -74,26 +73,19 @@ def test_a_chat_stream_has_a_role_its_text_an_end_and_its_usage(server: Running,
     assert all("usage" not in chunk for chunk in events(raw))
 
 
-def test_a_completion_is_of_one_prompt_or_of_several_as_text_or_as_token_ids(server: Running, client: OpenAI) -> None:
-    prompts: list[Any] = [TEXT, [TEXT], list(PROMPT), [list(PROMPT)], [TEXT, TEXT], [list(PROMPT)] * 2]
-    for prompt in prompts:
+def test_a_completion_is_of_one_prompt_or_of_several_as_text_or_as_token_ids(client: OpenAI) -> None:
+    prompts: list[Any] = [TEXT, list(PROMPT), [TEXT, TEXT], [list(PROMPT)] * 2]
+    for number, prompt in zip((1, 1, 2, 2), prompts, strict=True):
         answer = client.completions.create(model=MODEL, prompt=prompt, max_tokens=9, temperature=0)
-        number = 2 if prompt in prompts[-2:] else 1
         assert answer.object == "text_completion"
         assert answer.id.startswith("cmpl-")
-        assert [choice.text for choice in answer.choices] == [ANSWER[:9]] * number
-        assert [choice.index for choice in answer.choices] == [*range(number)]
+        assert [(choice.index, choice.text) for choice in answer.choices] == [(i, ANSWER[:9]) for i in range(number)]
         assert answer.usage is not None
         assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (5 * number, 9 * number)
-    stream = client.completions.create(model=MODEL, prompt=prompts[-1], max_tokens=9, temperature=0, stream=True)
-    texts, ends = ["", ""], []
-    for chunk in stream:
-        for choice in chunk.choices:
-            texts[choice.index] += choice.text
-            ends += [choice.index] if choice.finish_reason else []
-    assert texts == [ANSWER[:9]] * 2
-    assert sorted(ends) == [0, 1]
-    assert client.completions.create(model=MODEL, prompt=TEXT, temperature=0).usage.completion_tokens == 16  # type: ignore[union-attr]
+    found: dict[int, str] = {0: "", 1: ""}
+    for chunk in client.completions.create(model=MODEL, prompt=prompts[-1], max_tokens=9, temperature=0, stream=True):
+        found[chunk.choices[0].index] += chunk.choices[0].text
+    assert [*found.values()] == [ANSWER[:9]] * 2
 
 
 @pytest.mark.parametrize("mode", [mode.value for mode in Mode])
@@ -101,29 +93,14 @@ def test_a_completion_is_of_one_prompt_or_of_several_as_text_or_as_token_ids(ser
 def test_a_stop_string_ends_the_answer_before_it_wherever_a_block_lies(
     server: Running, mode: str, stream: bool
 ) -> None:
-    for begin in range(4, 12):  # every place within a block of accepted tokens
+    for begin in range(4, 10):  # every place within a block of accepted tokens
         stop = ANSWER[begin : begin + 3]
-        expected = ANSWER[: ANSWER.index(stop)]
         fields = server.chat(max_tokens=30, stop=["never this", stop], mode=mode, num_speculative_tokens=5)
         response = server.post("/v1/chat/completions", {**fields, "stream": stream})
-        if stream:
-            choices = [chunk["choices"][0] for chunk in events(response)]
-            text = "".join(choice["delta"].get("content", "") for choice in choices)
-            reason = choices[-1]["finish_reason"]
-        else:
-            (choice,) = response.json()["choices"]
-            text, reason = choice["message"]["content"], choice["finish_reason"]
-        assert (text, reason) == (expected, "stop")
-
-
-def test_a_nucleus_of_nothing_holds_the_likeliest_token(client: OpenAI) -> None:
-    answer = client.completions.create(model=MODEL, prompt=TEXT, max_tokens=30, temperature=2, top_p=0, seed=1)
-    assert answer.choices[0].text == ANSWER[:30]
-
-
-def test_a_stop_string_may_be_one_text(client: OpenAI) -> None:
-    answer = client.completions.create(model=MODEL, prompt=TEXT, max_tokens=30, temperature=0, stop=ANSWER[6:9])
-    assert (answer.choices[0].text, answer.choices[0].finish_reason) == (ANSWER[:6], "stop")
+        documents = events(response) if stream else [response.json()]
+        choices = [document["choices"][0] for document in documents]
+        text = "".join(choice.get("delta", choice.get("message", {})).get("content", "") for choice in choices)
+        assert (text, choices[-1]["finish_reason"]) == (ANSWER[: ANSWER.index(stop)], "stop")
 
 
 def sampled(client: OpenAI, **options: Any) -> Any:
@@ -147,21 +124,16 @@ def test_a_seed_repeats_an_answer_and_the_next_choice_has_the_next_seed(client: 
 
 def test_a_seed_that_nobody_named_is_told_and_repeats_the_answer(client: OpenAI) -> None:
     drawn = sampled(client)
-    other = sampled(client)
-    assert drawn.seed != other.seed
+    assert drawn.seed != sampled(client).seed
     assert texts(drawn) == texts(sampled(client, seed=drawn.seed))
-    assert texts(sampled(client, seed=-3)) == texts(sampled(client, seed=-3))
 
 
 def test_two_choices_are_streamed_side_by_side(client: OpenAI) -> None:
     found: dict[int, str] = {0: "", 1: ""}
-    ends: list[int] = []
     for chunk in sampled(client, seed=7, n=2, stream=True):
         (choice,) = chunk.choices
         found[choice.index] += choice.delta.content or ""
-        ends += [choice.index] if choice.finish_reason else []
-    assert [found[0], found[1]] == texts(sampled(client, seed=7, n=2))
-    assert sorted(ends) == [0, 1]
+    assert [*found.values()] == texts(sampled(client, seed=7, n=2))
 
 
 def test_log_probabilities_are_of_each_token_of_a_chat(client: OpenAI) -> None:
@@ -179,28 +151,14 @@ def test_log_probabilities_are_of_each_token_of_a_chat(client: OpenAI) -> None:
     assert [(entry.token, entry.logprob) for entry in pieces] == [(entry.token, entry.logprob) for entry in content]
 
 
-def test_log_probabilities_of_a_completion_have_offsets(client: OpenAI) -> None:
-    answer = client.completions.create(model=MODEL, prompt=TEXT, max_tokens=6, temperature=0, logprobs=0)
-    found = answer.choices[0].logprobs
-    assert found is not None
-    assert "".join(found.tokens or ()) == answer.choices[0].text == ANSWER[:6]
-    assert found.text_offset == [*range(6)]
-    assert found.token_logprobs is not None
-    assert all(value is not None and value < 0 for value in found.token_logprobs)
-
-
 def test_alternatives_are_told_likeliest_first(client: OpenAI) -> None:
     chat = sampled(client, temperature=0, max_tokens=5, logprobs=True, top_logprobs=3)
     for entry in chat.choices[0].logprobs.content:
         told = [one.logprob for one in entry.top_logprobs]
-        assert len(told) == 3
         assert told == sorted(told, reverse=True)
         assert (entry.top_logprobs[0].token, told[0]) == (entry.token, entry.logprob)  # greedy decoding took it
     text = client.completions.create(model=MODEL, prompt=TEXT, max_tokens=5, temperature=0, logprobs=3)
-    found = text.choices[0].logprobs
-    assert found is not None
-    assert found.top_logprobs is not None
-    assert [len(top) for top in found.top_logprobs] == [3] * 5
+    assert [len(top) for top in text.choices[0].logprobs.top_logprobs] == [3] * 5  # type: ignore[union-attr, arg-type]
 
 
 def test_each_token_says_who_was_first_to_say_it(client: OpenAI) -> None:
@@ -216,16 +174,11 @@ def test_each_token_says_who_was_first_to_say_it(client: OpenAI) -> None:
 
 
 def test_biases_and_penalties_have_their_effect(client: OpenAI) -> None:
-    plain = sampled(client, temperature=0, max_tokens=8)
-    biased = sampled(client, temperature=0, max_tokens=8, logit_bias={"9": 100})
-    assert texts(biased) == ["j" * 8] != texts(plain)
-    penalized = sampled(client, temperature=0, max_tokens=8, logit_bias={"9": 100}, presence_penalty=2)
-    assert texts(penalized) == ["j" * 8]
-    assert texts(sampled(client, temperature=0, max_tokens=8, frequency_penalty=2)) != texts(
-        sampled(client, temperature=0, max_tokens=8, frequency_penalty=-2)
-    )
-    other = sampled(client, temperature=0, max_tokens=8, logit_bias={"9": 100}, extra_body={"repetition_penalty": 1e4})
-    assert texts(other) != ["j" * 8]
+    plain: dict[str, Any] = {"temperature": 0, "max_tokens": 8}
+    biased = {**plain, "logit_bias": {"9": 100}}
+    assert texts(sampled(client, **biased)) == ["j" * 8]
+    assert texts(sampled(client, **biased, extra_body={"repetition_penalty": 1e4})) != ["j" * 8]
+    assert texts(sampled(client, **plain, frequency_penalty=2)) != texts(sampled(client, **plain, frequency_penalty=-2))
 
 
 def test_the_end_of_the_context_ends_an_answer(client: OpenAI) -> None:
@@ -234,22 +187,15 @@ def test_the_end_of_the_context_ends_an_answer(client: OpenAI) -> None:
     assert answer.usage.total_tokens == 400
 
 
-def test_two_clients_at_once_get_what_they_would_get_alone(server: Running) -> None:
-    async def work() -> list[Any]:
-        async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-            asked = [
-                client.chat.completions.create(
-                    model=MODEL, messages=[USER], max_tokens=30 + number, temperature=number % 2, seed=number
-                )
-                for number in range(8)
-            ]
-            return list(await asyncio.gather(*asked))
+def test_two_clients_at_once_get_what_they_would_get_alone(server: Running, client: OpenAI) -> None:
+    asked: list[dict[str, Any]] = [{"max_tokens": 20 + i, "temperature": i % 2, "seed": i} for i in range(4)]
 
-    with server.client() as client:
-        alone = [
-            texts(sampled(client, max_tokens=30 + number, temperature=number % 2, seed=number)) for number in range(8)
-        ]
-    assert [texts(answer) for answer in asyncio.run(work())] == alone
+    async def work() -> list[Any]:
+        async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as own:
+            made = [own.chat.completions.create(model=MODEL, messages=[USER], **fields) for fields in asked]
+            return list(await asyncio.gather(*made))
+
+    assert [texts(answer) for answer in asyncio.run(work())] == [texts(sampled(client, **fields)) for fields in asked]
 
 
 def test_the_model_its_version_and_the_document_of_the_interface(server: Running, client: OpenAI) -> None:
@@ -260,8 +206,8 @@ def test_the_model_its_version_and_the_document_of_the_interface(server: Running
     document = server.get("/openapi.json").json()
     assert {"/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/metrics"} <= set(document["paths"])
     answers = document["paths"]["/v1/completions"]["post"]["responses"]
-    assert {"200", "400", "401", "403", "404", "413", "429", "500", "503"} == set(answers)
     assert set(answers["200"]["content"]) == {"application/json", "text/event-stream"}
+    assert set(answers) == {"200", "default"}
     fields = document["components"]["schemas"]["ChatRequest"]["properties"]
     assert {"messages", "temperature", "mode", "token_sources"} <= set(fields)
 
@@ -271,6 +217,7 @@ def test_health_and_figures_say_what_was_done(server: Running, client: OpenAI) -
     sampled(client, n=2, max_tokens=10)
     health = server.get("/health")
     assert (health.status_code, health.json()["status"], health.json()["draft"]) == (200, "ok", "present")
+    assert server.http.head("/health").status_code == 200
     after = server.figures()
     added = {name: after[name] - before.get(name, 0) for name in after}
     assert added["vllm:generation_tokens_total{}"] == 20
@@ -287,8 +234,7 @@ def test_a_draft_that_is_lost_while_nobody_asks_is_noticed() -> None:
     with pair({"oracle": oracle(LONG, right_with_probability(0.9, 1))}) as (engine, draft), serving(engine) as server:
         assert server.get("/health").json()["draft"] == "present"
         draft.link.close()
-        while server.get("/health").json()["draft"] == "present":
-            pass
+        until(lambda: server.get("/health").json()["draft"] != "present")
         health = server.get("/health")
         assert (health.status_code, health.json()["draft"]) == (200, "failed")
         assert server.figures()["amusd:draft_present{}"] == 0
@@ -320,18 +266,11 @@ def test_a_key_is_asked_for_where_there_is_one() -> None:
             assert texts(sampled(client, temperature=0)) == [ANSWER[:12]]
 
 
-def test_several_keys_are_none() -> None:
-    with serving(plain_engine(), mode=Mode.AUTOREGRESSIVE, api_key="right") as server:
-        right, wrong = ("Authorization", "Bearer right"), ("Authorization", "Bearer wrong")
-        for headers, status in (([right], 200), ([right, wrong], 401), ([wrong, right], 401), ([right, right], 401)):
-            assert server.get("/v1/models", headers=headers).status_code == status
-
-
 def test_a_server_on_loopback_answers_to_its_own_names_alone() -> None:
     with serving(plain_engine(), mode=Mode.AUTOREGRESSIVE, allowed_hosts=("proxy.example",)) as server:
-        for host in ("localhost", "LOCALHOST:1", "a.localhost", "127.0.0.1:8000", "[::1]:8000", "proxy.example:80"):
+        for host in ("localhost", "a.LOCALHOST:1", "127.0.0.1:8000", "[::1]:8000", "proxy.example:80"):
             assert server.get("/health", headers={"Host": host}).status_code == 200, host
-        for host in ("evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "", "["):
+        for host in ("evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "", "["):
             refused = server.get("/v1/models", headers={"Host": host})
             assert (refused.status_code, refused.json()["error"]["code"]) == (403, "host_not_allowed"), host
     with serving(plain_engine(), mode=Mode.AUTOREGRESSIVE, host="0.0.0.0") as server:
@@ -340,36 +279,20 @@ def test_a_server_on_loopback_answers_to_its_own_names_alone() -> None:
         assert server.get("/health", headers={"Host": "any.example"}).status_code == 200
 
 
-def test_health_answers_head(server: Running) -> None:
-    response = server.http.head("/health")
-    assert (response.status_code, response.content) == (200, b"")
-    assert server.get("/health").status_code == 200
-
-
 def test_a_full_queue_is_told_and_answers_go_on() -> None:
     engine = plain_engine(max_num_seqs=1, pass_seconds=0.005)
-    with serving(engine, mode=Mode.AUTOREGRESSIVE, max_queue=1) as server, server.client() as client:
-        found: list[list[str]] = []
-
-        def ask() -> None:
-            with server.client() as own:
-                found.append(texts(sampled(own, temperature=0, max_tokens=LONG)))
-
-        threads = [threading.Thread(target=ask) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        health = server.get("/health").json()
-        deadline = time.monotonic() + SECONDS
-        while (health["num_requests_running"], health["num_requests_waiting"]) != (1, 1):
-            assert time.monotonic() < deadline, health
-            health = server.get("/health").json()
+    with (
+        serving(engine, mode=Mode.AUTOREGRESSIVE, max_queue=1) as server,
+        server.client() as client,
+        ThreadPoolExecutor(2) as threads,
+    ):
+        asked = [threads.submit(sampled, client, temperature=0, max_tokens=LONG) for _ in range(2)]
+        until(lambda: server.get("/health").json()["num_requests_waiting"] == 1)
         with pytest.raises(RateLimitError) as refused:
             sampled(client)
         assert int(refused.value.response.headers["retry-after"]) >= 1
         assert refused.value.code == "queue_full"
-        for thread in threads:
-            thread.join(SECONDS)
-        assert found == [[ANSWER[:LONG]]] * 2
+        assert [texts(answer.result(SECONDS)) for answer in asked] == [[ANSWER[:LONG]]] * 2
         assert texts(sampled(client, temperature=0)) == [ANSWER[:12]]
 
 

@@ -14,11 +14,13 @@ pytest.importorskip("uvicorn", reason="the server is not installed: pip install 
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from runtime.pair import oracle, pair
 from schemathesis import checks
 from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi import checks as openapi_checks
+from serving.running import MODEL, Running, serving
 
-from tests.serving.table_server import TableServer, table_server
+from amusd.drafters.synthetic import right_with_probability
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 
@@ -46,31 +48,27 @@ CHECKS = [
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[TableServer]:
-    with table_server() as running:
+def server() -> Iterator[Running]:
+    factories = {"oracle": oracle(300, right_with_probability(0.9, 1))}
+    with pair(factories, max_num_seqs=4) as (engine, _), serving(engine) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def schema(server: TableServer) -> Any:
+def schema(server: Running) -> Any:
     return schemathesis.openapi.from_url(f"{server.url}/openapi.json")
-
-
-def test_every_operation_is_tried(schema: Any) -> None:
-    assert {found.ok().label for found in schema.get_all_operations()} >= set(OPERATIONS)
 
 
 @pytest.mark.parametrize("label", OPERATIONS[2:])
 def test_what_is_read_is_as_documented(schema: Any, label: str) -> None:
-    statuses = fuzz(schema, label, GenerationMode.POSITIVE, 20)
-    assert statuses
+    assert fuzz(schema, label, GenerationMode.POSITIVE, 20)
 
 
 @pytest.mark.parametrize("label", OPERATIONS[:2])
 @pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
-def test_no_request_breaks_the_server(server: TableServer, schema: Any, label: str, mode: GenerationMode) -> None:
+def test_no_request_breaks_the_server(server: Running, schema: Any, label: str, mode: GenerationMode) -> None:
     statuses = fuzz(schema, label, mode, NUM_CASES)
-    assert server.health()["code"] == 200
+    assert server.get("/health").status_code == 200
     if mode is GenerationMode.POSITIVE:  # a good part of the data asks for an answer, and gets one
         assert statuses["200 text/event-stream"] > NUM_CASES // 10, statuses
         assert statuses["200 application/json"] > NUM_CASES // 10, statuses
@@ -105,7 +103,7 @@ def steer(body: dict[str, Any], way: str) -> None:
         body["max_tokens"] = 3
         body.pop("max_completion_tokens", None)
     if way != "as it is" and isinstance(body.get("model"), str):
-        body["model"] = "embedded"
+        body["model"] = MODEL
     if way in ("whole", "stream"):
         for name in ("stream", "stream_options", "top_logprobs", "logit_bias", "num_speculative_tokens"):
             body.pop(name, None)
