@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any
 
 from memory_link import MemoryTransport, memory_pair
 
@@ -20,132 +21,71 @@ DEADLINE = 20.0
 """Seconds after which a test gives up; far beyond what anything here takes."""
 
 
-class Link(Protocol):
+@dataclass
+class Link:
     """Makes the two ends of a link, one after the other."""
 
-    def listen(self) -> Transport: ...
-    def connect(self) -> Transport: ...
-    def inject(self, end: Transport, frame: bytes) -> None:
-        """Send any bytes from an end that has a peer."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class MemoryLink:
-    def __init__(self, max_delay_seconds: float = 0.0) -> None:
-        self._ends = memory_pair(seed=1, max_delay_seconds=max_delay_seconds, nonce=NONCE)
+    bind: Callable[[], Transport]
+    reach: Callable[[str], Transport]
+    """Makes the other end, from the address of the first one."""
+    ends: list[Transport] = field(default_factory=list)
 
     def listen(self) -> Transport:
-        return self._ends[0]
+        self.ends.append(self.bind())
+        return self.ends[-1]
 
     def connect(self) -> Transport:
-        return self._ends[1]
+        self.ends.append(self.reach(self.ends[0].address))
+        return self.ends[-1]
 
-    def inject(self, end: Transport, frame: bytes) -> None:
-        assert isinstance(end, MemoryTransport)
+    def close(self) -> None:
+        for end in self.ends:
+            end.close()
+
+
+def inject(end: Any, frame: bytes) -> None:
+    """Send any bytes from an end that has a peer."""
+    if isinstance(end, DelayedTransport):
+        inject(end._link, frame)
+    elif isinstance(end, MemoryTransport):
         end.inject(frame)
-
-    def close(self) -> None:
-        for end in self._ends:
-            end.close()
-
-
-class ZeroMQLink:
-    def __init__(self, address: str | None) -> None:
-        self._wanted = address
-        self._address = ""
-        self._ends: list[ZeroMQTransport] = []
-
-    def listen(self) -> Transport:
-        end = ZeroMQTransport.bind(self._wanted, NONCE)
-        self._address = end.address
-        self._ends.append(end)
-        return end
-
-    def connect(self) -> Transport:
-        self._ends.append(ZeroMQTransport.connect(self._address, NONCE))
-        return self._ends[-1]
-
-    def inject(self, end: Transport, frame: bytes) -> None:
-        assert isinstance(end, ZeroMQTransport)
+    elif isinstance(end, ZeroMQTransport):
         end._socket.send(frame)
-
-    def close(self) -> None:
-        for end in self._ends:
-            end.close()
-
-
-class SharedMemoryLink:
-    def __init__(self) -> None:
-        self._ends: list[SharedMemoryTransport] = []
-
-    def listen(self) -> Transport:
-        self._ends.append(SharedMemoryTransport.bind(NONCE))
-        return self._ends[-1]
-
-    def connect(self) -> Transport:
-        self._ends.append(SharedMemoryTransport.connect(self._ends[0].address, NONCE))
-        return self._ends[-1]
-
-    def inject(self, end: Transport, frame: bytes) -> None:
-        assert isinstance(end, SharedMemoryTransport)
+    else:
         end._put(frame)
 
-    def close(self) -> None:
-        for end in self._ends:
-            end.close()
+
+def _memory(wrap: Callable[[Transport], Transport] = lambda end: end) -> Link:
+    target, draft = memory_pair(seed=1, nonce=NONCE)
+    return Link(lambda: wrap(target), lambda _: wrap(draft))
 
 
-class GlooLink:
-    def __init__(self) -> None:
-        self._ends: list[TorchDistributedTransport] = []
-
-    def listen(self) -> Transport:
-        self._ends.append(TorchDistributedTransport.bind(None, NONCE))
-        return self._ends[-1]
-
-    def connect(self) -> Transport:
-        self._ends.append(TorchDistributedTransport.connect(self._ends[0].address, NONCE))
-        return self._ends[-1]
-
-    def inject(self, end: Transport, frame: bytes) -> None:
-        assert isinstance(end, TorchDistributedTransport)
-        end._put(frame)
-
-    def close(self) -> None:
-        for end in self._ends:
-            end.close()
+def _zeromq(address: str | None) -> Link:
+    return Link(lambda: ZeroMQTransport.bind(address, NONCE), lambda at: ZeroMQTransport.connect(at, NONCE))
 
 
-class DelayedLink(MemoryLink):
-    """A memory link whose ends hold messages back."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._wrapped = {id(end): DelayedTransport(end, 0.002) for end in self._ends}
-
-    def listen(self) -> Transport:
-        return self._wrapped[id(self._ends[0])]
-
-    def connect(self) -> Transport:
-        return self._wrapped[id(self._ends[1])]
-
-    def inject(self, end: Transport, frame: bytes) -> None:
-        assert isinstance(end, DelayedTransport)
-        super().inject(end._link, frame)
+def _shared_memory() -> Link:
+    return Link(lambda: SharedMemoryTransport.bind(NONCE), lambda at: SharedMemoryTransport.connect(at, NONCE))
 
 
-LINKS: dict[str, Callable[[], Link]] = {
-    "memory": MemoryLink,
-    "memory, delayed": lambda: MemoryLink(max_delay_seconds=0.002),
-    "memory, held back": DelayedLink,
-    "zeromq over a socket file": lambda: ZeroMQLink(None),
-    "zeromq over tcp": lambda: ZeroMQLink("tcp://127.0.0.1:*"),
-    "gloo": GlooLink,
+def _gloo() -> Link:
+    return Link(
+        lambda: TorchDistributedTransport.bind(None, NONCE), lambda at: TorchDistributedTransport.connect(at, NONCE)
+    )
+
+
+PROCESS_LINKS: dict[str, Callable[[], Link]] = {
+    "zeromq over a socket file": lambda: _zeromq(None),
+    "zeromq over tcp": lambda: _zeromq("tcp://127.0.0.1:*"),
+    "gloo": _gloo,
 }
 if hasattr(os, "memfd_create"):
-    LINKS["shared memory"] = SharedMemoryLink
+    PROCESS_LINKS["shared memory"] = _shared_memory
+LINKS: dict[str, Callable[[], Link]] = {
+    "memory": _memory,
+    "memory, held back": lambda: _memory(lambda end: DelayedTransport(end, 0.002)),
+    **PROCESS_LINKS,
+}
 
 
 def fill(end: Transport, message: Message) -> None:

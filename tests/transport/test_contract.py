@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from strategies import EXAMPLES
-from transport.links import DEADLINE, LINKS, NONCE, Link, expect, fill
+from transport.links import DEADLINE, LINKS, NONCE, Link, expect, fill, inject
 
 from amusd.errors import PeerLostError
 from amusd.protocol.messages import Candidate, Failed, Features, Open, Shutdown, Verdict
@@ -17,7 +17,7 @@ from amusd.transport import torch_distributed, zeromq
 from amusd.transport.base import Transport
 from amusd.types import Role
 
-NUM_MESSAGES = 1000
+NUM_MESSAGES = 300
 
 
 @pytest.fixture(params=LINKS)
@@ -52,7 +52,7 @@ def candidate(number: int) -> Candidate:
     return Candidate(number, 1, 0, 0, 0, 1, (0,), (number,), (), more=True)
 
 
-def test_a_thousand_messages_each_way_at_once_arrive_in_order(ends: tuple[Transport, Transport]) -> None:
+def test_many_messages_each_way_at_once_arrive_in_order(ends: tuple[Transport, Transport]) -> None:
     verdicts = [verdict(number) for number in range(NUM_MESSAGES)]
     candidates = [candidate(number) for number in range(NUM_MESSAGES)]
 
@@ -73,18 +73,20 @@ def test_a_thousand_messages_each_way_at_once_arrive_in_order(ends: tuple[Transp
 
 
 def test_every_kind_of_message_arrives_equal_in_both_directions(ends: tuple[Transport, Transport]) -> None:
+    prompt = Open(1, 1, tuple(range(100_000)), 200_000, "embedded", 16, 1)
     for sender, receiver in (ends, ends[::-1]):
         for message in EXAMPLES:
             sender.send(message)
-        assert [expect(receiver) for _ in EXAMPLES] == list(EXAMPLES)
+        sender.send(prompt)
+        assert [expect(receiver) for _ in range(len(EXAMPLES) + 1)] == [*EXAMPLES, prompt]
 
 
 def test_what_has_room_never_counts_as_too_much(ends: tuple[Transport, Transport]) -> None:
     sender, receiver = ends
     message = Features(1, 1, 0, 1, bytes(MAX_FEATURE_BYTES))
-    for _ in range(3):
+    for _ in range(2):
         number = 0
-        while number < 40 and sender.has_room(2 * MAX_FEATURE_BYTES):
+        while number < 20 and sender.has_room(2 * MAX_FEATURE_BYTES):
             sender.send(message)
             number += 1
         assert number >= 2
@@ -98,21 +100,13 @@ def test_receive_gives_none_when_its_time_is_up(ends: tuple[Transport, Transport
     assert 0.05 <= time.monotonic() - started < DEADLINE
 
 
-@pytest.mark.parametrize("timeout", [0.0, -1.0])
-def test_a_receive_without_time_polls(ends: tuple[Transport, Transport], timeout: float) -> None:
-    assert ends[0].receive(timeout) is None
+def test_a_receive_without_time_polls(ends: tuple[Transport, Transport]) -> None:
+    assert ends[0].receive(-1.0) is None
     ends[1].send(Shutdown())
     deadline = time.monotonic() + DEADLINE
-    message = None
-    while message is None and time.monotonic() < deadline:
-        message = ends[0].receive(timeout)
+    while (message := ends[0].receive(0.0)) is None:
+        assert time.monotonic() < deadline
     assert message == Shutdown()
-
-
-def test_a_prompt_of_a_hundred_thousand_tokens_arrives(ends: tuple[Transport, Transport]) -> None:
-    message = Open(1, 1, tuple(range(100_000)), 200_000, "embedded", 16, 1)
-    ends[0].send(message)
-    assert expect(ends[1]) == message
 
 
 def test_close_may_be_repeated_and_ends_every_use(ends: tuple[Transport, Transport]) -> None:
@@ -174,7 +168,7 @@ def test_what_is_sent_before_the_peer_connects_survives_a_close(link: Link) -> N
 
 
 def test_garbage_and_foreign_frames_are_counted_and_dropped_and_the_link_goes_on(
-    link: Link, ends: tuple[Transport, Transport], caplog: pytest.LogCaptureFixture
+    ends: tuple[Transport, Transport], caplog: pytest.LogCaptureFixture
 ) -> None:
     receiver, sender = ends
     frame = encode(verdict(1), NONCE)
@@ -188,7 +182,8 @@ def test_garbage_and_foreign_frames_are_counted_and_dropped_and_the_link_goes_on
     ]
     with caplog.at_level("WARNING"):
         for bad_frame in bad_frames:
-            link.inject(sender, bad_frame)
+            inject(sender, bad_frame)
+        assert receiver.receive(0.01) is None
         sender.send(candidate(1))
         assert expect(receiver) == candidate(1)
     assert receiver.frames.num_rejected == len(bad_frames)
@@ -196,11 +191,6 @@ def test_garbage_and_foreign_frames_are_counted_and_dropped_and_the_link_goes_on
     assert len(caplog.records) == 1
     receiver.send(verdict(2))
     assert expect(sender) == verdict(2)
-
-
-def test_a_receive_that_gets_only_garbage_ends_in_time(link: Link, ends: tuple[Transport, Transport]) -> None:
-    link.inject(ends[1], b"garbage")
-    assert ends[0].receive(0.1) is None
 
 
 def test_a_peer_that_does_not_read_is_lost_and_never_blocks_the_sender(ends: tuple[Transport, Transport]) -> None:

@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -24,18 +25,17 @@ from amusd.errors import ConfigError, PeerLostError
 from amusd.protocol.messages import Failed, Verdict
 from amusd.protocol.wire import encode
 from amusd.transport import meeting
-from amusd.transport.base import MAX_QUEUED_MESSAGES, Rendezvous, spin
+from amusd.transport.base import Rendezvous
 from amusd.transport.factory import connect, listen
-from amusd.transport.latency import measure_one_way
 from amusd.transport.ring import AREA_BYTES
 from amusd.transport.shared_memory import SharedMemoryTransport
 from amusd.types import Role
+from tests.warm import Popen
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="shared memory is for Linux")
 
 ROOT = Path(__file__).parents[2]
 VERDICT = Verdict(1, 1, 0, 0, (5,), 0)
-ECHO = "while (message := link.receive(60.0)) is not None and message != Shutdown(): link.send(message)"
 FLOOD = "number = 0\nwhile True: link.send(Verdict(number, 1, 0, 0, (5,) * (number % 50), 0)); number += 1"
 DIE = "[link.send(Verdict(n, 1, 0, 0, (5,), 0)) for n in range(1000)]; os.kill(os.getpid(), signal.SIGKILL)"
 
@@ -68,7 +68,7 @@ def peer(listener: SharedMemoryTransport) -> Iterator[Peer]:
             "from amusd.transport.shared_memory import SharedMemoryTransport\n"
             f"link = SharedMemoryTransport.connect({listener.address!r}, {NONCE})\n{what}"
         )
-        started.append(subprocess.Popen([sys.executable, "-c", code], cwd=ROOT))
+        started.append(Popen([sys.executable, "-c", code], cwd=ROOT))
         return started[-1]
 
     yield start
@@ -119,7 +119,7 @@ def stranger_at(listener: SharedMemoryTransport) -> socket.socket:
     return meeting.knock(listener.address)
 
 
-@pytest.mark.parametrize("num_before", [1, 37, 1000, 5000])
+@pytest.mark.parametrize("num_before", [1, 1000])
 def test_a_writer_killed_in_a_flood_leaves_a_prefix_of_whole_messages(
     listener: SharedMemoryTransport, peer: Peer, num_before: int
 ) -> None:
@@ -141,75 +141,6 @@ def test_nothing_that_was_sent_is_lost_with_the_process_that_sent_it(
     assert [expect(listener) for _ in range(1000)] == [Verdict(number, 1, 0, 0, (5,), 0) for number in range(1000)]
     with pytest.raises(PeerLostError):
         listener.receive(DEADLINE)
-
-
-def test_a_receiver_that_waits_knows_at_once_that_the_peer_was_killed(
-    listener: SharedMemoryTransport, peer: Peer
-) -> None:
-    process = peer(ECHO)
-    listener.send(VERDICT)
-    assert listener.receive(60.0) == VERDICT
-    with ThreadPoolExecutor(1) as threads:
-        receiving = threads.submit(listener.receive, 60.0)
-        wait_until(lambda: listener._rings.own.num_sleeps % 2 == 1)
-        process.kill()
-        with pytest.raises(PeerLostError):
-            receiving.result(DEADLINE)
-
-
-def test_polls_and_sends_notice_a_killed_peer_too(listener: SharedMemoryTransport, peer: Peer) -> None:
-    process = peer(ECHO)
-    listener.send(VERDICT)
-    assert listener.receive(60.0) == VERDICT
-    assert listener.receive(0.0) is None  # it has looked, and has to look again
-    process.kill()
-    process.wait(DEADLINE)
-
-    def polls_for_ever() -> None:
-        deadline = time.monotonic() + DEADLINE
-        while time.monotonic() < deadline:
-            listener.receive(0.0)
-
-    with pytest.raises(PeerLostError, match="the peer closed"):
-        polls_for_ever()
-    with pytest.raises(PeerLostError, match="the peer closed"):
-        fill(listener, VERDICT)
-
-
-def test_the_death_of_the_listening_process_is_noticed_too(folder: Path) -> None:
-    child = (
-        "import sys\n"
-        "from amusd.transport.shared_memory import SharedMemoryTransport\n"
-        f"link = SharedMemoryTransport.bind({NONCE})\n"
-        "sys.stdout.write(link.address + '\\n'); sys.stdout.flush()\n"
-        "link.send(link.receive(60.0)); link.receive(60.0)"
-    )
-    with subprocess.Popen([sys.executable, "-c", child], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        address = process.stdout.readline().strip()
-        link = SharedMemoryTransport.connect(address, NONCE)
-        try:
-            link.send(VERDICT)
-            assert link.receive(60.0) == VERDICT
-            process.kill()
-            with pytest.raises(PeerLostError):
-                link.receive(DEADLINE)
-            assert not Path(address.removeprefix("shm://")).parent.exists()
-        finally:
-            process.kill()
-            link.close()
-
-
-def test_a_stopped_process_is_slow_not_lost(listener: SharedMemoryTransport, peer: Peer) -> None:
-    process = peer(ECHO)
-    listener.send(VERDICT)
-    assert listener.receive(60.0) == VERDICT
-    os.kill(process.pid, signal.SIGSTOP)
-    for _ in range(100):
-        listener.send(VERDICT)
-    assert listener.receive(0.3) is None
-    os.kill(process.pid, signal.SIGCONT)
-    assert [expect(listener) for _ in range(100)] == [VERDICT] * 100
 
 
 def test_a_message_wakes_a_receiver_that_sleeps(listener: SharedMemoryTransport, other: SharedMemoryTransport) -> None:
@@ -298,30 +229,6 @@ def test_a_message_that_crosses_the_announcement_of_a_sleep_is_found_soon(
     assert crossing.sleeps == [1]
 
 
-def test_both_ends_may_share_one_core() -> None:
-    core = {min(os.sched_getaffinity(0))}
-    taken = measure_one_way(TransportConfig(kind="shared_memory"), num_messages=400, cores=(core, core))
-    assert taken.p50_us < 100_000  # room for whoever else wants that core
-
-
-def test_every_look_for_a_message_gives_the_core_away_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    given_away: list[float] = []
-    monkeypatch.setattr("os.sched_yield", lambda: given_away.append(time.monotonic()))
-    assert spin(lambda: len(given_away) == 3, time.monotonic() + DEADLINE)
-    assert not spin(lambda: False, time.monotonic() + DEADLINE)
-    assert not spin(lambda: True, 0.0)  # there is no time to look
-
-
-def test_a_burst_of_small_messages_and_several_prompts_wait_for_a_reader(
-    listener: SharedMemoryTransport, other: SharedMemoryTransport
-) -> None:
-    prompt = Failed(Role.DRAFT, "E", "x" * 60_000)
-    for message in [prompt] * 50 + [VERDICT] * MAX_QUEUED_MESSAGES:
-        listener.send(message)
-    assert [expect(other) for _ in range(50)] == [prompt] * 50
-    assert [expect(other) for _ in range(MAX_QUEUED_MESSAGES)] == [VERDICT] * MAX_QUEUED_MESSAGES
-
-
 def test_a_reader_that_goes_on_ends_the_sender_s_trouble(
     listener: SharedMemoryTransport, other: SharedMemoryTransport
 ) -> None:
@@ -398,14 +305,12 @@ def test_strangers_are_turned_away_and_do_not_take_the_peer_s_place(
 
 
 def test_silent_strangers_do_not_pile_up(listener: SharedMemoryTransport) -> None:
-    strangers = []
-    for _ in range(50):
-        strangers.append(stranger_at(listener))
-        assert listener.receive(0.0) is None
-    assert listener._door is not None
-    assert len(listener._door._guests) < 10
-    for stranger in strangers:
-        stranger.close()
+    with ExitStack() as strangers:
+        for _ in range(50):
+            strangers.enter_context(stranger_at(listener))
+            assert listener.receive(0.0) is None
+        assert listener._door is not None
+        assert len(listener._door._guests) < 10
 
 
 def test_the_door_is_private_and_gone_once_the_peer_has_come(folder: Path, listener: SharedMemoryTransport) -> None:
@@ -442,26 +347,6 @@ def test_connecting_where_nobody_listens_is_one_line_that_names_the_way_out(fold
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", ["auto", "shared_memory"])
-def test_the_factory_takes_shared_memory_on_one_machine(kind: str) -> None:
-    config = TransportConfig(kind=kind)  # type: ignore[arg-type]  # parametrised text
-    listener = listen(config, NONCE)
-    draft = connect(TransportConfig(), Rendezvous(listener.address, NONCE))
-    try:
-        assert listener.address.startswith("shm://")
-        draft.send(VERDICT)
-        assert expect(listener) == VERDICT
-    finally:
-        draft.close()
-        listener.close()
-
-
-def test_an_address_still_means_zeromq() -> None:
-    listener = listen(TransportConfig(address="tcp://127.0.0.1:*"), NONCE)
-    assert listener.address.startswith("tcp://")
-    listener.close()
-
-
 @pytest.mark.parametrize("missing", ["os.memfd_create", "socket.AF_UNIX"])
 def test_where_it_cannot_work_auto_goes_on_and_the_explicit_choice_is_one_line(
     missing: str, folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -488,8 +373,3 @@ def test_a_folder_too_long_for_a_socket_file_is_no_reason_to_fail(
     with pytest.raises(ConfigError, match="transport=shared_memory"):
         listen(TransportConfig(kind="shared_memory"), NONCE)
     assert list(deep.iterdir()) == []
-
-
-def test_its_own_kind_of_address_cannot_be_configured() -> None:
-    with pytest.raises(ConfigError, match="expected ipc://PATH or tcp://HOST:PORT"):
-        listen(TransportConfig(address="shm:///tmp/link"), NONCE)

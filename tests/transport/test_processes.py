@@ -1,0 +1,108 @@
+"""Links between two processes: who is stopped is slow, who is killed is lost, at either end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transport.links import DEADLINE, PROCESS_LINKS, Link, expect, fill
+
+from amusd.errors import PeerLostError
+from amusd.protocol.messages import Verdict
+from amusd.transport.base import Transport
+from tests.warm import Popen
+
+ROOT = Path(__file__).parents[2]
+VERDICT = Verdict(1, 1, 0, 0, (5,), 0)
+ECHO = f"""
+import sys
+sys.path.insert(0, "tests")
+from transport.links import PROCESS_LINKS
+link = PROCESS_LINKS[sys.argv[1]]()
+if sys.argv[2:]:
+    end = link.reach(sys.argv[2])
+else:
+    end = link.bind()
+    sys.stdout.write(end.address + "\\n")
+    sys.stdout.flush()
+while (message := end.receive({3 * DEADLINE})) is not None:
+    end.send(message)
+"""
+
+
+@pytest.fixture(params=PROCESS_LINKS)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def link(name: str) -> Iterator[Link]:
+    link = PROCESS_LINKS[name]()
+    yield link
+    link.close()
+
+
+def echo(*arguments: str) -> subprocess.Popen[Any]:
+    """A process that sends everything back."""
+    return Popen([sys.executable, "-c", ECHO, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+def check_echo(end: Transport) -> None:
+    end.send(VERDICT)
+    assert end.receive(3 * DEADLINE) == VERDICT
+
+
+def poll_for_ever(end: Transport) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while time.monotonic() < deadline:
+        end.receive(0.0)
+
+
+def test_a_stopped_process_is_slow_and_a_killed_one_is_lost(link: Link, name: str) -> None:
+    end = link.listen()
+    with echo(name, end.address) as process, ThreadPoolExecutor(1) as threads:
+        try:
+            check_echo(end)
+            os.kill(process.pid, signal.SIGSTOP)
+            end.send(VERDICT)
+            assert end.receive(0.2) is None
+            os.kill(process.pid, signal.SIGCONT)
+            assert expect(end) == VERDICT
+            receiving = threads.submit(end.receive, DEADLINE)
+            time.sleep(0.05)  # so that it sleeps; sooner is right as well
+            process.kill()
+            with pytest.raises(PeerLostError, match="the peer closed"):
+                receiving.result(DEADLINE)
+        finally:
+            process.kill()
+
+
+def test_polls_and_sends_notice_a_killed_process_too(link: Link, name: str) -> None:
+    end = link.listen()
+    with echo(name, end.address) as process:
+        check_echo(end)
+        assert end.receive(0.0) is None  # it has looked, and has to look again
+        process.kill()
+        with pytest.raises(PeerLostError, match="the peer closed"):
+            poll_for_ever(end)
+        with pytest.raises(PeerLostError, match="the peer closed"):
+            fill(end, VERDICT)
+
+
+def test_the_death_of_the_listening_process_is_noticed_too(link: Link, name: str) -> None:
+    with echo(name) as process:
+        assert process.stdout is not None
+        end = link.reach(process.stdout.readline().strip())
+        link.ends.append(end)
+        check_echo(end)
+        process.kill()
+        with pytest.raises(PeerLostError):
+            end.receive(DEADLINE)
