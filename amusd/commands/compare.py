@@ -38,7 +38,7 @@ from amusd.files import (
     write_whole,
 )
 from amusd.tracing.accounting import time_fractions
-from amusd.tracing.timeline import NO_OVERLAP, read_timeline
+from amusd.tracing.timeline import read_timeline
 from amusd.workload import WorkloadPrompt
 
 WARM_UP_TOKENS = 8
@@ -213,7 +213,6 @@ def compare(
         "environment": read_json(run_directory / "environment.json"),
     }
     notes = [f"prompt {number} was left out: {reason}" for number, reason in comparison.refused]
-    notes += [] if timeline.has_one_clock else [NO_OVERLAP]
     text = comparison_text(rows, category_table(rows, categories))
     return Done(result, text, notes, records_of(comparison))
 

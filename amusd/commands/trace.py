@@ -17,7 +17,7 @@ from amusd.tracing.accounting import Account, accounts
 from amusd.tracing.chrome import chrome_trace
 from amusd.tracing.drafted import Fate, judge_steps
 from amusd.tracing.events import Rollback, TargetPass, WholeSequence
-from amusd.tracing.timeline import NO_OVERLAP, Timeline, read_timeline
+from amusd.tracing.timeline import Timeline, read_timeline
 
 TRACE_FILE = "trace.json"
 
@@ -40,17 +40,15 @@ def trace(run_directory: Path, sequence_id: int | None = None) -> int:
     part = timeline.only(sequence.sequence_id)
     summary = summary_lines(part)
     about = {"run_dir": str(run_directory), "sequence_id": sequence.sequence_id, "schedule": schedule}
-    write_whole(run_directory / TRACE_FILE, json.dumps(chrome_trace(part.on_one_clock(), about)) + "\n")
+    write_whole(run_directory / TRACE_FILE, json.dumps(chrome_trace(part, about)) + "\n")
     console.text(f"sequence {sequence.sequence_id}: {schedule}")
     for line in summary:
         console.text(line)
-    for role, account in accounts(timeline, sequence.sequence_id).items():
+    for role, account in accounts(part.target, part.draft).items():
         console.text(account_line(role, account))
-    if not timeline.has_one_clock:
-        console.text(f"{NO_OVERLAP}; {TRACE_FILE} and the figure have the target alone")
     console.text(f"{run_directory / TRACE_FILE}: open it in https://ui.perfetto.dev or chrome://tracing")
     beside = [one for one in sequences if one.policy == "SynchronousPolicy" and sequence.policy not in _LOCKSTEP]
-    shown = [(schedule_name(one), timeline.only(one.sequence_id).on_one_clock()) for one in (*beside[-1:], sequence)]
+    shown = [(schedule_name(one), timeline.only(one.sequence_id)) for one in (*beside[-1:], sequence)]
     plots.write(lambda: plots.draw_timeline(shown), run_directory, "timeline", console.text)
     return 0
 

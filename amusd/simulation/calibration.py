@@ -68,10 +68,6 @@ def calibrate(run_directory: Path, drafter: str) -> Calibration:
         timeline = read_timeline(run_directory)
     except ValueError as error:
         raise ConfigError(f"calibration={run_directory}: its events/ cannot be read ({error})") from error
-    if not timeline.has_one_clock:
-        raise ConfigError(
-            f"calibration={run_directory}: its workers ran on two hosts; take a run on one, and delay_ms="
-        )
     sequences = {event.sequence_id: event.drafter for event in timeline.target if isinstance(event, WholeSequence)}
     drafters = sorted({name for name in sequences.values() if name is not None})
     if len(drafters) > 1 and drafter not in drafters:
@@ -84,7 +80,7 @@ def calibrate(run_directory: Path, drafter: str) -> Calibration:
     traces = tuple(trace for trace in (trace_of(*pair) for pair in pairs) if trace_rate(trace) is not None)
     if not traces:
         raise ConfigError(
-            f"calibration={run_directory}: its events/ show no draft token that was compared with the target's; "
+            f"calibration={run_directory}: its events/ show no draft token of this host that the target judged; "
             "name the run directory of generate or compare"
         )
     measured = _Measured(target, draft, timeline)

@@ -24,24 +24,12 @@ from amusd.tracing.events import (
 )  # fmt: skip
 from amusd.tracing.timeline import Timeline, by_sequence
 
-TARGET_PARTS = {
-    "prefill": "of the prompt",
-    "full_passes": "passes with as many candidates as they could hold",
-    "partial_passes": "passes with fewer",
-    "passes_without_candidates": "passes with none",
-    "waits": "because the policy chose to",
-    "host": "everything between these: choosing, committing, messages, the reader of the answer",
-}
-"""Parts of the target's time, from the request to the last committed tokens."""
-DRAFT_PARTS = {
-    "prefill": "of the prompt",
-    "accepted_steps": "the share of each step whose tokens were accepted",
-    "wasted_steps": "the rest of the steps",
-    "verdicts": "following the target: advancing and rolling back",
-    "waits": "at the run-ahead limit, or with nothing to propose",
-    "host": "everything between these",
-}
-"""Parts of the draft's time, from the opening of the sequence to its end."""
+TARGET_PARTS = ("prefill", "full_passes", "partial_passes", "passes_without_candidates", "waits", "host")
+"""Parts of the target's time, from the request to the last committed tokens. A full pass has as many candidates as it
+can hold; the target waits because the policy chose to; `host` is everything between the others."""
+DRAFT_PARTS = ("prefill", "accepted_steps", "wasted_steps", "verdicts", "waits", "host")
+"""Parts of the draft's time, from the opening of the sequence to its end. `accepted_steps` is the share of each step
+whose tokens were accepted; the draft waits at the run-ahead limit, or with nothing to propose."""
 _PARTS: dict[type[Event], str] = {
     TargetPrefill: "prefill",
     TargetWait: "waits",
@@ -83,26 +71,21 @@ def draft_account(draft: Sequence[Event], target: Sequence[Event]) -> Account | 
     return _account(draft, parts, DRAFT_PARTS)
 
 
-def accounts(timeline: Timeline, sequence_id: int) -> dict[str, Account]:
+def accounts(target: Sequence[Event], draft: Sequence[Event]) -> dict[str, Account]:
     """The accounts of one sequence, by worker; without a worker that recorded none."""
-    part = timeline.only(sequence_id)
-    return _accounts(part.target, part.draft)
+    found = {"target": target_account(target), "draft": draft_account(draft, target)}
+    return {role: account for role, account in found.items() if account is not None}
 
 
 def time_fractions(timeline: Timeline, sequence_ids: Collection[int]) -> dict[str, dict[str, float] | None]:
     """Each part as a share of the wall time of several sequences together, by worker; None for one without events."""
     target, draft = by_sequence(timeline.target), by_sequence(timeline.draft)
-    each = [_accounts(target.get(id_, ()), draft.get(id_, ())) for id_ in sequence_ids]
+    each = [accounts(target.get(id_, ()), draft.get(id_, ())) for id_ in sequence_ids]
     found: dict[str, dict[str, float] | None] = {}
     for role in ("target", "draft"):
         own = [account[role] for account in each if role in account]
         found[role] = _sum(own).fractions() if own else None
     return found
-
-
-def _accounts(target: Sequence[Event], draft: Sequence[Event]) -> dict[str, Account]:
-    found = {"target": target_account(target), "draft": draft_account(draft, target)}
-    return {role: account for role, account in found.items() if account is not None}
 
 
 def _part(event: Event) -> str | None:

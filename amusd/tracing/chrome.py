@@ -27,7 +27,6 @@ from amusd.tracing.events import (
     Rollback,
     TargetGone,
     TargetPass,
-    VerdictTaken,
     WholeSequence,
 )  # fmt: skip
 from amusd.tracing.messages import Flow
@@ -139,26 +138,8 @@ def _arrows(sender: str, receiver: str, flows: Sequence[Flow], *, first_id: int)
 
 def _instants(role: str, events: Iterable[Event]) -> list[_Json]:
     return [
-        _place(role, "work") | {"ph": "i", "s": "t", "name": name, "ts": at_ns, "args": event.fields}
+        _place(role, "work")
+        | {"ph": "i", "s": "t", "name": event.name.replace("_", " "), "ts": event.start_ns, "args": event.fields}
         for event in events
-        for name, at_ns in _marks(event)
+        if isinstance(event, (Rollback, DraftLost, DraftBack, TargetGone))
     ]
-
-
-def _marks(event: Event) -> list[tuple[str, int]]:
-    """Marks that an event deserves beside its slice: (name, time)."""
-    match event:
-        case Rollback():
-            return [("rolled back", event.start_ns)]
-        case VerdictTaken(num_adopted=num) if num:
-            return [("target's own token adopted", event.start_ns)]
-        case VerdictTaken(kept_steps=kept) if kept:
-            return [("branch adopted", event.start_ns)]
-        case TargetPass(num_accepted_alternatives=num) if num:
-            return [("alternative accepted", event.end_ns)]
-        case TargetPass(num_late=num) if num:
-            accepted = event.num_accepted > event.num_candidates
-            return [(f"late candidate {'accepted' if accepted else 'rejected'}", event.end_ns)]
-        case DraftLost() | DraftBack() | TargetGone():
-            return [(event.name.replace("_", " "), event.start_ns)]
-    return []

@@ -105,11 +105,6 @@ class TargetPass(Event):
         return self.committed_length - self.num_tokens
 
     @property
-    def num_late(self) -> int:
-        """Candidates judged that arrived during the pass: one or none."""
-        return 0 if self.num_accepted_alternatives else max(0, self.num_judged - self.num_candidates)
-
-    @property
     def has_rejected(self) -> bool:
         """Whether a candidate stood where the target chose another token."""
         return self.num_accepted < min(self.num_judged, self.num_tokens)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from amusd.tracing.events import DRAFT_WORK, TARGET_WORK, Event, Worker, event_of_line
 from amusd.tracing.messages import Flow, match_messages
 from amusd.tracing.metrics import overlap_fraction
-
-NO_OVERLAP = "the workers ran on two hosts, each with a clock of its own: nothing is known of their overlap"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,23 +19,16 @@ class Timeline:
     target: tuple[Event, ...]
     draft: tuple[Event, ...]
     to_draft: tuple[Flow, ...]
-    """Messages that arrived, in order; none between two hosts, whose clocks do not tell how long they took."""
+    """Messages that arrived, in order."""
     to_target: tuple[Flow, ...]
-    has_one_clock: bool
-    """Both workers ran on one host, so that their times can be compared."""
 
     @classmethod
     def of(cls, target: Sequence[Event], draft: Sequence[Event]) -> Timeline:
-        """A timeline from events as recorded."""
-        hosts = [next((event.host for event in own if isinstance(event, Worker)), None) for own in (target, draft)]
-        has_one_clock = not draft or (hosts[0] is not None and hosts[0] == hosts[1])
-        return cls(
-            target=tuple(target),
-            draft=tuple(draft),
-            to_draft=tuple(match_messages(target, draft)) if has_one_clock else (),
-            to_target=tuple(match_messages(draft, target)) if has_one_clock else (),
-            has_one_clock=has_one_clock,
-        )
+        """A timeline from events as recorded. The draft is left out if it ran on another host, whose clock differs."""
+        if len({event.host for event in (*target, *draft) if isinstance(event, Worker)}) > 1:
+            draft = ()
+        to_draft, to_target = match_messages(target, draft), match_messages(draft, target)
+        return cls(tuple(target), tuple(draft), tuple(to_draft), tuple(to_target))
 
     def only(self, sequence_id: int) -> Timeline:
         """The part of one sequence."""
@@ -46,20 +37,10 @@ class Timeline:
             draft=tuple(event for event in self.draft if event.sequence_id == sequence_id),
             to_draft=tuple(flow for flow in self.to_draft if flow.sent.sequence_id == sequence_id),
             to_target=tuple(flow for flow in self.to_target if flow.sent.sequence_id == sequence_id),
-            has_one_clock=self.has_one_clock,
         )
 
-    def on_one_clock(self) -> Timeline:
-        """What can stand on one time axis: all of it, or the target's part where the draft was on another host."""
-        return self if self.has_one_clock else replace(self, draft=())
-
     def draft_overlap(self, sequence_ids: Collection[int]) -> float | None:
-        """Share of the draft's working time on these sequences that lies inside target work; None without any.
-
-        None also between two hosts.
-        """
-        if not self.has_one_clock:
-            return None
+        """Share of the draft's working time on these sequences that lies inside target work; None without any."""
 
         def spans(events: Sequence[Event], kinds: tuple[type[Event], ...]) -> list[tuple[int, int]]:
             return sorted(

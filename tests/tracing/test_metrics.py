@@ -77,7 +77,6 @@ def test_events_come_back_from_the_file(tmp_path: Path) -> None:
     assert events[1] == made("target_pass", 100, 200, 1, num_candidates=3)
     assert events[3].fields == {"reason": "gone"}
     timeline = read_timeline(tmp_path)
-    assert timeline.has_one_clock
     assert timeline.draft_overlap({1}) == 0.5
     assert timeline.draft_overlap({2}) is None
     assert target.events == ()
