@@ -86,8 +86,7 @@ def _links(config: EngineConfig) -> Iterator[Finding]:
     for name, link in links.items():
         is_needed = wanted.address is not None or link.kind in ("zeromq", wanted.kind)
         yield from _guard(f"link {name}", _measure(name, link, config), failed=False if is_needed else None)
-    choice = choose_here(wanted, link_devices(config))
-    yield Finding("transport", True, f"{choice.link}: {choice.reason}")
+    yield Finding("transport", True, choose_here(wanted, link_devices(config)))
 
 
 def _measure(name: str, link: TransportConfig, config: EngineConfig) -> Iterator[Finding]:

@@ -80,8 +80,8 @@ def calibrate(run_directory: Path, drafter: str) -> Calibration:
     traces = tuple(trace for trace in (trace_of(*pair) for pair in pairs) if trace_rate(trace) is not None)
     if not traces:
         raise ConfigError(
-            f"calibration={run_directory}: its events/ show no draft token of this host that the target judged; "
-            "name the run directory of generate or compare"
+            f"calibration={run_directory}: its events/ show no draft token that was compared with the target's; "
+            "name the run directory of generate or compare, whose draft was on the target's machine"
         )
     measured = _Measured(target, draft, timeline)
     return Calibration(measured.costs(), traces, chosen, accept_next_of(pairs))

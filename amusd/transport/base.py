@@ -114,20 +114,12 @@ class FrameCodec:
         logger.log(level, "dropped a frame from the link: %s", reason)
 
 
-def give_way() -> None:
-    """Let other threads that wait for this core run first, where the system can do that."""
-    if hasattr(os, "sched_yield"):
-        os.sched_yield()
-
-
 def spin(has_news: Callable[[], bool], deadline: float) -> bool:
     """Look for news at most `SPIN_SECONDS`, and until `deadline` (monotonic seconds); returns whether there is any.
 
     Being woken from a sleep costs both ends more than the way through a link does. Each look gives the core away first:
     where the other end runs on the same core, this is how it gets its turn.
     """
-    if not hasattr(os, "sched_yield"):
-        return False
     until = min(deadline, time.monotonic() + SPIN_SECONDS)
     while time.monotonic() < until:
         os.sched_yield()

@@ -1,4 +1,4 @@
-"""Chooses the link between the processes from the configuration, says why, and makes it.
+"""Chooses the link between the processes from the configuration, and makes it.
 
 Where the workers are follows from the address: without one they are two processes of this machine, and so they are with
 an address that only this machine can reach. Links within one process are made in Python only. The libraries behind a
@@ -8,14 +8,13 @@ link are imported when that link is made: without ZeroMQ the other links work.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from amusd.config import TransportConfig
 from amusd.errors import ConfigError, MissingDependencyError
-from amusd.transport.addresses import LOOPBACK, SHARED_MEMORY, TORCH_DISTRIBUTED, parse_endpoint
+from amusd.transport.addresses import LOOPBACK, SHARED_MEMORY, TORCH_DISTRIBUTED
 from amusd.transport.base import Rendezvous, Transport
 from amusd.transport.delayed import DelayedTransport
 from amusd.types import Role
@@ -41,21 +40,8 @@ ON_ONE_MACHINE: Mapping[Link, TransportConfig] = MappingProxyType(
 )
 """The configuration that asks for each link between two processes of one machine."""
 
-_REASONS: Mapping[Link, str] = {
-    "shared_memory": "two processes of one machine, and nothing but memory lies between them",
-    "zeromq": "two processes of one machine, where shared memory does not work",
-    "zeromq_tcp": "two processes of one machine, where neither shared memory nor socket files work",
-}
-"""Why `auto` takes a link where there is no address, in the order in which it tries them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The link that is taken."""
-
-    link: Link
-    reason: str
-    """One line, without the name of the link."""
+_AUTO: tuple[Link, ...] = ("shared_memory", "zeromq", "zeromq_tcp")
+"""The order in which `auto` tries links where there is no address."""
 
 
 def listen(config: TransportConfig, nonce: int, devices: tuple[str, str] = GPU_EACH) -> Transport:
@@ -69,7 +55,7 @@ def connect(config: TransportConfig, rendezvous: Rendezvous, devices: tuple[str,
     return _delayed(_connect(config, rendezvous, devices), config)
 
 
-def choose_here(config: TransportConfig, devices: tuple[str, str] = GPU_EACH) -> Choice:
+def choose_here(config: TransportConfig, devices: tuple[str, str] = GPU_EACH) -> Link:
     """The link that `listen` takes on this machine; it is tried, and closed again. Raises ConfigError."""
     choice, link = _listen(config, 0, devices)
     link.close()
@@ -81,14 +67,13 @@ def can_listen_again(config: TransportConfig) -> bool:
     return config.kind in ("auto", "shared_memory", "zeromq")
 
 
-def _listen(config: TransportConfig, nonce: int, devices: tuple[str, str]) -> tuple[Choice, Transport]:
+def _listen(config: TransportConfig, nonce: int, devices: tuple[str, str]) -> tuple[Link, Transport]:
     """The first link in the order of `_candidates` that works here."""
     failures = []
     for link in _candidates(config):
-        choice = Choice(link, _reason(config, link))
         try:
-            return choice, _bind(link, config, nonce, devices)
-        except ConfigError as error:
+            return link, _bind(link, config, nonce, devices)
+        except ConfigError as error:  # noqa: PERF203 - the first link that works ends it
             failures.append(str(error))
     raise ConfigError("; ".join(failures))
 
@@ -100,18 +85,8 @@ def _candidates(config: TransportConfig) -> tuple[Link, ...]:
     if config.address is not None:
         return ("zeromq_tcp",) if config.address.startswith("tcp:") else ("zeromq",)
     if config.kind == "auto":
-        return tuple(_REASONS)
+        return _AUTO
     return (config.kind,)
-
-
-def _reason(config: TransportConfig, link: Link) -> str:
-    if config.kind != "auto":
-        return f"transport={config.kind} asks for it"
-    if config.address is None:
-        return _REASONS[link]
-    if parse_endpoint(config.address, beyond=True, to_bind=True).is_local:
-        return f"two processes of one machine that are to meet at {config.address}"
-    return f"two machines, at {config.address}: it can be encrypted, and a lost draft is replaced over it"
 
 
 def _bind(link: Link, config: TransportConfig, nonce: int, devices: tuple[str, str]) -> Transport:

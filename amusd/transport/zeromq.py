@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import shutil
 import tempfile
 import time
@@ -34,7 +35,7 @@ from amusd.errors import ConfigError, PeerLostError
 from amusd.protocol.messages import Message
 from amusd.protocol.wire import MAX_FRAME_BYTES
 from amusd.transport.addresses import Endpoint, parse_endpoint
-from amusd.transport.base import MAX_QUEUED_MESSAGES, FrameCodec, give_way, spin
+from amusd.transport.base import MAX_QUEUED_MESSAGES, FrameCodec, spin
 from amusd.transport.curve import Keys, ask_with, serve_with
 
 logger = logging.getLogger(__name__)
@@ -209,7 +210,7 @@ class ZeroMQTransport:
         Once a millisecond at most: where others compute there too, giving way costs their time slices.
         """
         if time.monotonic() >= self._next_give_way:
-            give_way()
+            os.sched_yield()
             self._next_give_way = time.monotonic() + GIVE_WAY_SECONDS
 
     def _try_send(self, frame: bytes) -> bool:
