@@ -9,6 +9,7 @@ stays alone for good. Whatever goes wrong on the way to the next draft costs tha
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Callable
@@ -27,6 +28,8 @@ BACK_OFF_SECONDS = 0.25
 """Pause before the second of these lives; twice as long before each further one."""
 LOOK_SECONDS = 0.05
 """Time between two looks whether a process waits."""
+FAREWELL_SECONDS = 1.0
+"""How long a lost draft may take to end by itself, so that one that has failed shows its traceback."""
 
 
 class DraftSource(Protocol):
@@ -76,11 +79,11 @@ class DraftRestart:
         self._num_fruitless = 0
         self._not_before = 0.0
         self._next_look = 0.0
+        self._dismiss_at = math.inf
 
     def lost(self, reason: str) -> None:
         """The present draft is gone, or is to go."""
-        with suppress(Exception):
-            self._source.dismiss()
+        self._dismiss_at = time.monotonic() + FAREWELL_SECONDS
         self._fail(reason)
 
     def accepted(self) -> None:
@@ -114,6 +117,9 @@ class DraftRestart:
 
     def _invite(self) -> None:
         now = time.monotonic()
+        if now >= self._dismiss_at:
+            self._dismiss_at = math.inf
+            self._source.dismiss()
         if self.failure is not None or now < self._next_look:
             return
         self._next_look = now + LOOK_SECONDS
@@ -133,7 +139,7 @@ class DraftRestart:
             link = self._listen(nonce)
         except ConfigError as error:  # the address of the former link may still be taken
             raise PeerLostError(str(error)) from error
-        self._told = newest
+        self._told, self._dismiss_at = newest, math.inf
         try:
             self._handshake = Handshake(link, self._own, self._timeout_seconds)
         except Exception:

@@ -10,7 +10,13 @@ from runtime.clocked import Clock, Link
 
 from amusd.protocol.messages import PROTOCOL_VERSION, Hello
 from amusd.runtime import draft_restart, handshake
-from amusd.runtime.draft_restart import BACK_OFF_SECONDS, LOOK_SECONDS, MAX_RESTARTS, DraftRestart
+from amusd.runtime.draft_restart import (
+    BACK_OFF_SECONDS,
+    FAREWELL_SECONDS,
+    LOOK_SECONDS,
+    MAX_RESTARTS,
+    DraftRestart,
+)
 from amusd.transport.base import Rendezvous
 from amusd.types import Role
 
@@ -18,7 +24,7 @@ OWN = Hello(PROTOCOL_VERSION, Role.TARGET, 0, 50, "", ())
 
 
 class Source:
-    """Starts a process as soon as it is asked, unless `holds`."""
+    """Starts a process as soon as one has ended."""
 
     def __init__(self) -> None:
         self.running = 1
@@ -60,6 +66,11 @@ class Search:
         self.links[-1].is_lost = self.cuts_links
         return self.links[-1]
 
+    def lose(self) -> None:
+        """The present process is killed."""
+        self.source.running += 1
+        self.restart.lost("it was killed")
+
     def poll_until_told(self) -> float:
         """Seconds until the next process is told where to connect."""
         start_ns, num_told = self.clock.ns, len(self.source.told)
@@ -80,7 +91,7 @@ def hello(incarnation: int) -> Hello:
 
 
 def test_the_next_draft_is_handed_over_with_its_link(search: Search) -> None:
-    search.restart.lost("it was killed")
+    search.lose()
     search.poll_until_told()
     search.links[0].inbox.append(hello(2))
     found = search.restart.poll()
@@ -88,8 +99,18 @@ def test_the_next_draft_is_handed_over_with_its_link(search: Search) -> None:
     assert not search.links[0].is_closed
 
 
+def test_a_draft_that_does_not_end_by_itself_is_dismissed(search: Search) -> None:
+    search.restart.lost("it has said nothing")
+    assert search.poll_until_told() == pytest.approx(FAREWELL_SECONDS, abs=2 * LOOK_SECONDS)
+    search.lose()
+    search.poll_until_told()
+    search.clock.pass_by(2 * FAREWELL_SECONDS)
+    assert search.restart.poll() is None
+    assert search.source.num_dismissed == 1
+
+
 def test_a_draft_of_another_life_is_not_taken_for_the_one_that_was_told(search: Search) -> None:
-    search.restart.lost("it was killed")
+    search.lose()
     search.poll_until_told()
     search.links[0].inbox.append(hello(7))
     assert search.restart.poll() is None
@@ -99,7 +120,7 @@ def test_a_draft_of_another_life_is_not_taken_for_the_one_that_was_told(search: 
 
 def test_a_link_that_is_cut_before_the_first_word_is_closed(search: Search) -> None:
     search.cuts_links = True
-    search.restart.lost("it was killed")
+    search.lose()
     assert search.restart.poll() is None
     assert [link.is_closed for link in search.links] == [True]
 
@@ -113,7 +134,8 @@ def test_whatever_fails_on_the_way_to_the_next_draft_costs_that_draft_alone(
 
     with monkeypatch.context() as patch:
         patch.setattr(*((search.restart, "_listen") if step == "listen" else (search.source, step)), fail)
-        search.restart.lost("it was killed")
+        search.restart.lost("it says nothing") if step == "dismiss" else search.lose()
+        search.clock.pass_by(FAREWELL_SECONDS)
         for _ in range(3):
             if search.links:
                 search.links[-1].inbox.append(hello(search.source.running))
@@ -132,14 +154,14 @@ def test_the_end_of_the_search_is_reported_though_nobody_can_be_told(
 ) -> None:
     monkeypatch.setattr(search.source, "tell", lambda *_: 1 / 0)
     for _ in range(MAX_RESTARTS + 1):
-        search.restart.lost("it was killed")
+        search.lose()
     assert search.restart.failure is not None
 
 
 def test_each_restart_that_brings_no_candidate_is_waited_for_twice_as_long(search: Search) -> None:
     waits = []
     for _ in range(MAX_RESTARTS):
-        search.restart.lost("it was killed")
+        search.lose()
         waits.append(search.poll_until_told())
         search.links[-1].inbox.append(hello(search.source.running))
         assert search.restart.poll() is not None
@@ -150,7 +172,7 @@ def test_each_restart_that_brings_no_candidate_is_waited_for_twice_as_long(searc
         for number, wait in enumerate(waits[1:])
     )
     assert search.restart.failure is None
-    search.restart.lost("it was killed")
+    search.lose()
     assert (
         search.restart.failure
         == f"{MAX_RESTARTS} restarts in a row brought no accepted candidate; at last: it was killed"
@@ -160,7 +182,7 @@ def test_each_restart_that_brings_no_candidate_is_waited_for_twice_as_long(searc
 
 def test_a_draft_whose_candidates_are_accepted_is_worth_as_many_restarts_as_the_first(search: Search) -> None:
     for _ in range(2 * MAX_RESTARTS):
-        search.restart.lost("it was killed")
+        search.lose()
         assert search.poll_until_told() < BACK_OFF_SECONDS
         search.links[-1].inbox.append(hello(search.source.running))
         assert search.restart.poll() is not None
