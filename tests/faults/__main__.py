@@ -16,7 +16,7 @@ from faults.survey import NUM_SEEDS, survey
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
-    parser.add_argument("what", help="a seed; 'digest:SEED', its log in 64 characters; 'survey'; 'mutants'")
+    parser.add_argument("what", help="a seed; 'survey'; 'mutants'")
     parser.add_argument("--seeds", type=int, default=NUM_SEEDS, help="how many a survey runs, or a mutant may take")
     arguments = parser.parse_args()
     logging.disable(logging.CRITICAL)  # each damaged frame would have its warning
@@ -30,8 +30,8 @@ def main() -> int:
             taken = find(mutant, arguments.seeds)
             sys.stdout.write(f"| `{name}` | {taken.num_seeds} | {taken.rule} |\n" if taken else f"| `{name}` | | |\n")
         return 0
-    report = run(int(arguments.what.removeprefix("digest:")))
-    sys.stdout.write(f"{report.digest}\n" if arguments.what.startswith("digest:") else report.log)
+    report = run(int(arguments.what))
+    sys.stdout.write(report.log)
     return report.violation is not None
 
 

@@ -149,8 +149,6 @@ class Report:
 
     seed: int
     violation: str | None
-    digest: str
-    """Of the log."""
     log: str
     counts: Counter[str]
     is_live: bool
@@ -229,7 +227,6 @@ class Simulation:
         return Report(
             seed=self.seed,
             violation=violation,
-            digest=self.world.digest,
             log=self.world.log,
             counts=self.world.counts,
             is_live=self.scenario.calm_after is not None,

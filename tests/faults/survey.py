@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from faults.simulation import MAX_NUM_SEQS, run
 from faults.weather import FAULTS
 
-NUM_SEEDS = 500
-"""Of the ordinary suite."""
+NUM_SEEDS = 100
+"""Of `make test`."""
 POLICIES = ("ChainPolicy", "WindowedPolicy", "SynchronousPolicy", "BranchingPolicy", "AutoPolicy")
 MUST_HAPPEN = (
     *FAULTS,
@@ -31,7 +31,6 @@ MUST_HAPPEN = (
     "reception taken",
     "reception stale",
     "reception contradicted",
-    "drafter opened again",
     "cancelled",
     "cancelled in its prompt",
     *(f"pass over {number}" for number in range(1, MAX_NUM_SEQS + 1)),

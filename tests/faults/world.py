@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import heapq
 import random
 import sys
@@ -67,11 +66,6 @@ class World:
     def log(self) -> str:
         """All that happened."""
         return "".join(self._log)
-
-    @property
-    def digest(self) -> str:
-        """The same in 64 characters."""
-        return hashlib.sha256(self.log.encode()).hexdigest()
 
     def chance(self, probability: float) -> bool:
         """Whether something that is this likely happens."""

@@ -1,7 +1,4 @@
-"""Every rule of the model does what the session does, in every state that the model reaches and for every message.
-
-`conformance.py` shows that what the sessions happen to do is in the model. Here they are put into each state in turn.
-"""
+"""Every rule of the model does what the session does, in every state that the model reaches and for every message."""
 
 from __future__ import annotations
 
