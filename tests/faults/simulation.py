@@ -180,13 +180,11 @@ class Simulation:
         defects: Mapping[type, Any] | None = None,
         worker: type[WatchedTarget] = WatchedTarget,
         client: type[WatchedClient] = WatchedClient,
-        num_tokens_beyond: int = 0,
         most: int = MAX_NUM_SEQS,
     ) -> None:
         """`defects`: real session class -> the one to put in its place; without the last lines of defence then.
 
-        `num_tokens_beyond`: so much later than it should does the stop checker end the answer. `most`: answers at a
-        time.
+        `most`: answers at a time.
         """
         self.seed = seed
         self.scenario = scenario_of(seed, most)
@@ -207,7 +205,6 @@ class Simulation:
             defects=self.defects,
         )
         self._worker_class, self._client_class = worker, client
-        self._num_tokens_beyond = num_tokens_beyond
         self._traffic = random.Random(f"traffic {seed}")
         self._is_calm = False
         self._passes_to_accept: int | None = None
@@ -285,7 +282,7 @@ class Simulation:
             policy=asked.policy,
             drafter="test",
         )
-        stop = StopChecker((), (), asked.num_tokens + self._num_tokens_beyond, str)
+        stop = StopChecker((), (), asked.num_tokens, str)
         return Answer(asked, worker.admit(request, stop), worker.num_passes)
 
     def _read(self, worker: WatchedTarget, answer: Answer) -> None:

@@ -10,8 +10,6 @@ from model_checking.protocol_model import (
     Drafted,
     Placed,
     ProtocolModel,
-    State,
-    Step,
     Target,
     Token,
     Values,
@@ -137,40 +135,9 @@ class TokenTakenBack(ProtocolModel):
         return super().attach(target._replace(committed=target.committed[:-1]))
 
 
-class EpochTakenOver(ProtocolModel):
-    """The draft takes the target's epoch for its own, also a lower one."""
-
-    def epoch_after(self, draft: Draft, verdict: Verdict) -> int:
-        return verdict.epoch
-
-
 class VerdictNotCumulative(ProtocolModel):
     """A verdict carries the last token alone."""
 
     def verdict(self, target: Target) -> Verdict:
         start = max(target.draft_base, len(target.committed) - 1)
         return super().verdict(target)._replace(start=start, values=target.committed[start:])
-
-
-class HeardWhileGone(ProtocolModel):
-    """The target takes what a draft sent that it has detached."""
-
-    def is_addressed(self, target: Target, candidate: Candidate) -> bool:
-        return candidate.incarnation == target.incarnation
-
-
-class RestartGuessesNumber(ProtocolModel):
-    """A new life begins at any number."""
-
-    def steps(self, state: State) -> Iterator[Step]:
-        for step in super().steps(state):
-            yield step
-            if step.action == "target attaches a new life":
-                yield step._replace(state=step.state._replace(draft=step.state.draft._replace(next_number=2)))
-
-
-class LostNotOfferedAgain(ProtocolModel):
-    """In a new epoch the draft offers only what is new, not what the target lacks."""
-
-    def offered_again(self, draft: Draft) -> Draft:
-        return draft

@@ -9,7 +9,7 @@ import pytest
 from model_checking import protocol_model
 from model_checking.explorer import Exploration, explore
 from model_checking.protocol_model import Bounds, Draft, Placed, ProtocolModel, Refused, Target, Values
-from protocol.mutants import NumbersGivenTwice, RootIgnored, Unhashed
+from protocol.mutants import RootIgnored, TreeKeptOverRollback, Unhashed
 
 from amusd.errors import PeerProtocolError
 from amusd.protocol.draft_session import DraftSession, Node
@@ -26,7 +26,8 @@ REFUSED = "refused"
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["chain", "tree"])
 def model(request: pytest.FixtureRequest) -> ProtocolModel:
-    return ProtocolModel(Bounds(fan_out=request.param, max_nodes=2, max_lives=1))
+    """Losses, and so new epochs, are left to the chain: a tree has too many states."""
+    return ProtocolModel(Bounds(fan_out=request.param, max_nodes=2, max_lives=1, max_epoch=2 - request.param))
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +65,7 @@ def test_the_target_receives_as_the_model_does(
             expected = outcome(lambda: facts(model.receive(target, candidate)), Refused)  # noqa: B023 - called at once
             assert received(target_session(model, target), candidate) == expected
             outcomes.add(expected == REFUSED)
-    assert len(targets) * len(candidates) > 20_000
+    assert len(targets) * len(candidates) > 9_000
     assert outcomes == {True, False}
 
 
@@ -96,7 +97,7 @@ def test_the_draft_hears_as_the_model_does(
         for verdict in verdicts:
             expected = outcome(lambda: draft_facts(model.hear(draft, verdict)), Refused)  # noqa: B023 - called at once
             assert heard(draft_session(model, draft), verdict) == expected
-    assert len(drafts) * len(verdicts) > 700
+    assert len(drafts) * len(verdicts) > 150
 
 
 def test_the_drafts_own_steps_are_the_models(model: ProtocolModel, drafts: set[Draft]) -> None:
@@ -137,7 +138,7 @@ def test_a_session_with_a_broken_rule_does_something_else(
         for candidate in candidates
     )
     assert any(
-        heard(draft_session(model, draft, NumbersGivenTwice), verdict) != heard(draft_session(model, draft), verdict)
+        heard(draft_session(model, draft, TreeKeptOverRollback), verdict) != heard(draft_session(model, draft), verdict)
         for draft in drafts
         for verdict in verdicts
     )

@@ -6,6 +6,7 @@ from mutation.runner import Rule
 
 TREES = "tests/protocol/test_trees.py"
 SESSIONS = "tests/protocol/test_sessions.py"
+FUZZ = "tests/protocol/test_fuzz.py"
 TARGET, DRAFT = "amusd/protocol/target_session.py", "amusd/protocol/draft_session.py"
 OBSERVER, SEEN = "amusd/policies/observer.py", "tests/policies/test_observer.py"
 ESTIMATES, POLICIES = "amusd/policies/estimates.py", "tests/policies/test_policies.py"
@@ -92,7 +93,7 @@ RULES = (
         TARGET,
         "not 0 <= parent < candidate.first + index",
         "parent < 0",
-        f"{TREES} {SESSIONS}",
+        FUZZ,
     ),
     Rule(
         "a chain says that it has ended, again and again",
@@ -113,7 +114,7 @@ RULES = (
         DRAFT,
         "not len(opening.token_ids) <= opening.max_length <= MAX_TOKENS",
         "opening.max_length > MAX_TOKENS",
-        SESSIONS,
+        FUZZ,
     ),
     Rule(
         "the draft runs no further ahead after a verdict",
@@ -148,7 +149,7 @@ RULES = (
         DRAFT,
         "if self._prefix.slice(verdict.start, self.base) != verdict",
         "if False and () != verdict",
-        f"{TREES} {SESSIONS}",
+        FUZZ,
     ),
     Rule(
         "the path of a verification ends at its second row",
@@ -624,7 +625,7 @@ RULES = (
         WORKER,
         "if not waits or worth <= 0:",
         "if not waits:",
-        f"{BATCHES}::test_one_whose_draft_is_at_long_work_has_two_others_wait_for_nothing",
+        "tests/runtime/test_gathering.py",
     ),
     Rule(
         "blocks are verified before all have come",
@@ -675,7 +676,7 @@ RULES = (
         DRAFTER_LOOP,
         "if number != message.sequence_id and self._is_over(number):",
         "if False:",
-        "tests/runtime/test_reminders.py::test_a_lost_end_of_a_sequence_costs_no_other_one_its_draft",
+        DRAFT_TESTS,
     ),
     Rule(
         "the target names a sequence that it closes",

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amusd.errors import InvariantError, PeerProtocolError
+from amusd.errors import InvariantError
 from amusd.protocol.draft_session import DraftSession, Guesses, Node, Transition, next_nodes
 from amusd.protocol.messages import CERTAINTY, Candidate, Open, Verdict
 from amusd.protocol.prefix_hash import EMPTY, extend
@@ -59,17 +59,6 @@ def test_the_likeliest_child_at_each_node_makes_the_path() -> None:
     assert session.begin(6).candidates == (5, 6)
 
 
-def test_what_agrees_with_the_committed_tokens_stays() -> None:
-    session = target()
-    session.receive(nodes(1, (0, 4, HALF), (0, 5, 10), (2, 6, 10), (3, 7, 10), (1, 8, 10)))
-    judge(session, 5, accepted=0)  # the chain said 4
-    assert not session.draft_restarting
-    assert session.begin(6).candidates == (6, 7)
-    session.commit((6, 9), 1)
-    assert session.draft_restarting
-    assert session.num_candidates == 0
-
-
 def test_a_node_that_comes_after_its_parent_was_committed_finds_its_place() -> None:
     session = target()
     session.receive(nodes(1, (0, 4, HALF)))
@@ -105,33 +94,6 @@ def test_a_candidate_that_comes_during_the_pass_is_judged_behind_one_path_only()
     session.commit((9, 12), 1)
 
 
-def test_a_node_behind_an_earlier_root_is_compared_with_what_was_committed() -> None:
-    session = target()
-    judge(session, 4, accepted=0)
-    judge(session, 5, accepted=0)
-    message = nodes(1, (0, 4, HALF), (1, 5, HALF), (2, 6, HALF), (0, 9, HALF), (4, 5, HALF))
-    assert session.receive(message) is Reception.TAKEN
-    assert session.num_nodes == 1
-    assert session.begin(6).candidates == (6,)
-
-
-def test_a_node_whose_parent_is_unknown_is_left_out_with_all_behind_it() -> None:
-    session = target()
-    assert session.receive(nodes(3, (2, 5, HALF), (3, 6, HALF))) is Reception.STALE
-    assert session.num_candidates == 0
-
-
-def test_a_number_is_given_once() -> None:
-    session = target()
-    for token_id in (4, 5):
-        session.receive(nodes(1, (0, token_id, HALF)))
-    judge(session, 4, accepted=1)
-    session.receive(nodes(1, (0, 9, HALF)))
-    assert session.num_candidates == 0
-    session.receive(nodes(2, (1, 6, HALF)))
-    assert session.begin(6).candidates == (6,)
-
-
 def test_a_node_that_was_offered_again_goes_by_its_new_number() -> None:
     """A message was lost, so the draft has offered its tree once more: what hangs behind the new numbers counts."""
     session = target()
@@ -146,20 +108,6 @@ def test_a_node_that_was_offered_again_goes_by_its_new_number() -> None:
     assert session.begin(6).candidates == (10,)
 
 
-def test_another_life_another_prefix_and_no_draft_are_not_heard() -> None:
-    session = target()
-    message = nodes(1, (0, 4, HALF))
-    assert session.receive(dataclasses.replace(message, incarnation=2)) is Reception.STALE
-    assert session.receive(dataclasses.replace(message, sequence_id=2)) is Reception.STALE
-    assert session.receive(dataclasses.replace(message, prefix_hash=0)) is Reception.FOREIGN
-    session.receive(message)
-    session.detach()
-    assert session.num_candidates == 0
-    assert session.receive(nodes(2, (0, 5, HALF))) is Reception.STALE
-    session.attach(2)
-    assert session.num_candidates == 0
-
-
 def test_a_draft_that_has_nothing_more_is_not_waited_for() -> None:
     session = target()
     assert session.may_get_more
@@ -167,32 +115,6 @@ def test_a_draft_that_has_nothing_more_is_not_waited_for() -> None:
     assert not session.may_get_more
     judge(session, 9, accepted=0)
     assert session.may_get_more
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        nodes(1, (0, 4, HALF), base=4),
-        nodes(1, (0, 4, HALF), base=2),
-        nodes(1, (0, 4, HALF), root=(1, 2)),
-        nodes(1, (0, 100, HALF)),
-        nodes(1, (0, -1, HALF)),
-        nodes(1, (0, 4, CERTAINTY + 1)),
-        nodes(1, (0, 4, -1)),
-        nodes(1, (1, 4, HALF)),
-        nodes(1, (-1, 4, HALF)),
-        nodes(0, (0, 4, HALF)),
-        dataclasses.replace(nodes(1, (0, 4, HALF)), weights=()),
-    ],
-)
-def test_an_illegal_message_is_refused_and_changes_nothing(message: Candidate) -> None:
-    session = target()
-    session.receive(nodes(7, (0, 8, HALF)))
-    before = (session.committed, session.num_nodes, session.verdict())
-    with pytest.raises(PeerProtocolError):
-        session.receive(message)
-    assert (session.committed, session.num_nodes, session.verdict()) == before
-    assert session.begin(6).candidates == (8,)
 
 
 def test_a_tree_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,18 +196,6 @@ def test_one_step_takes_the_nodes_that_are_worth_most_as_long_as_a_further_one_p
     assert max(left) == 0 or max(left) * (1 + share * (len(together) - 1)) < sum(together) * share + 1e-9
 
 
-@given(weights, weights, shares, st.integers(1, 8))
-def test_trees_that_are_alike_share_what_a_row_costs(
-    of_root: list[float], of_first: list[float], share: float, number: int
-) -> None:
-    """A row for each adds `number * share` to a step with one row for each."""
-    of_each = share * number / (1 + share * (number - 1))
-    each = next_nodes([with_guesses(of_root, of_first) for _ in range(number)], share)
-    alone = [with_guesses(of_root, of_first).next_nodes(of_each + e) for e in (-1e-9, 1e-9)]
-    sizes = sorted(len(nodes) for nodes in alone)
-    assert all(sizes[0] <= len(nodes) <= sizes[-1] for nodes in each)
-
-
 def test_nodes_are_offered_once_with_their_parents() -> None:
     session = grown()
     message = session.offer()
@@ -311,19 +221,6 @@ def test_a_verdict_that_the_tree_foresaw_keeps_its_subtree() -> None:
     message = session.offer()
     assert message is not None
     assert (message.base, message.first, message.parents) == (4, 5, (3,))
-
-
-def test_a_verdict_that_it_did_not_foresee_starts_it_anew() -> None:
-    session = grown()
-    transition = session.preview(verdict(4, 9, 9))
-    assert transition is not None
-    assert [node.token_id for node in transition.kept] == [4]
-    assert transition.token_ids == (9, 9)
-    session.apply(transition)
-    assert session.num_nodes == 0
-    assert session.offer() is None  # what had not been sent is gone
-    assert session.next_nodes() == (session.root,)
-    assert session.committed == (*PROMPT, 4, 9, 9)
 
 
 def test_an_unlikely_guess_is_made_when_a_verdict_has_made_it_likely() -> None:
@@ -362,58 +259,6 @@ def test_what_was_looked_up_is_not_guessed_again() -> None:
     assert session.num_nodes == 3
 
 
-def test_what_was_looked_up_needs_no_computing_and_joins_what_is_known() -> None:
-    session = grown()
-    session.guess_path((4, 6, 9), 0.9)
-    message = session.offer()
-    assert message is not None
-    assert message.token_ids == (4, 5, 6, 7, 9)
-    assert message.parents[-1] == 3
-
-
-def test_what_was_lost_is_offered_again() -> None:
-    session, receiver = grown(), target()
-    session.offer()  # lost
-    session.grow(*_root_with(session, (8, 0.5)))
-    second = session.offer()
-    assert second is not None
-    assert receiver.receive(second) is Reception.STALE
-    assert receiver.verdict().epoch == 1
-    session.apply(_adopted(session, receiver.verdict()))
-    again = session.offer()
-    assert again is not None
-    assert receiver.receive(again) is Reception.TAKEN
-    assert receiver.begin(6).candidates == (4, 6, 8)
-    assert session.preview(receiver.verdict()) is None
-
-
-def test_old_and_foreign_verdicts_are_ignored_and_impossible_ones_refused() -> None:
-    session = grown()
-    session.apply(_adopted(session, verdict(4, 6)))
-    for stale in (verdict(4), verdict(4, 6), dataclasses.replace(verdict(4, 6, 7), incarnation=2)):
-        assert session.preview(stale) is None
-    assert session.num_stale == 3
-    for impossible in (verdict(9, 9, 9), verdict(9, start=6), verdict(*range(4, 4 + 18))):
-        with pytest.raises(PeerProtocolError):
-            session.preview(impossible)
-    assert session.committed == (*PROMPT, 4, 6)
-
-
-@pytest.mark.parametrize(
-    "opening",
-    [
-        dataclasses.replace(OPENING, token_ids=()),
-        dataclasses.replace(OPENING, max_length=2),
-        dataclasses.replace(OPENING, max_lookahead=0),
-        dataclasses.replace(OPENING, fan_out=0),
-        dataclasses.replace(OPENING, rows_per_step=0),
-    ],
-)
-def test_an_illegal_opening_is_refused(opening: Open) -> None:
-    with pytest.raises(PeerProtocolError):
-        DraftSession(opening)
-
-
 def _root_with(session: DraftSession, *guesses: tuple[int, float]) -> tuple[tuple[Node, ...], list[Guesses]]:
     return session.next_nodes()[:1], [list(guesses)]
 
@@ -443,7 +288,7 @@ def random_tree(rng: random.Random) -> tuple[TargetSession, dict[tuple[int, ...]
     return session, chances
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("seed", range(40))
 def test_a_pass_takes_the_likeliest_candidates_that_have_a_track(seed: int) -> None:
     rng = random.Random(seed)
     session, chances = random_tree(rng)
@@ -466,13 +311,6 @@ def test_a_pass_takes_the_likeliest_candidates_that_have_a_track(seed: int) -> N
         for path in chances.keys() - set(paths):
             if len(path) <= depth and path[:-1] in paths:
                 assert tracks.place(len(path), track_of[paths.index(path[:-1])]) is None
-
-
-def test_one_track_takes_one_path() -> None:
-    session = target()
-    session.receive(nodes(1, (0, 4, HALF), (0, 5, HALF + 1), (2, 6, 10), (1, 7, CERTAINTY)))
-    block = session.begin(6, num_tracks=1, max_rows=8)
-    assert (block.candidates, block.alternatives, block.token_ids) == ((5, 6), (), (3, 5, 6))
 
 
 def test_what_is_judged_is_the_path_that_was_taken() -> None:

@@ -22,6 +22,7 @@ from amusd.engine import Engine
 from amusd.models.language_model import LanguageModel, ModelOutput, SequenceRows
 from amusd.models.numerics import Numerics
 from amusd.models.tokenizer import Tokenizer
+from amusd.protocol.messages import Candidate, Close, Message
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.handshake import await_hello
 from amusd.runtime.startup import serve, target_hello
@@ -96,6 +97,31 @@ class DraftThread:
             self.error = error
         finally:
             self.link.close()
+
+
+class SpoilingLink:
+    """Passes messages on; every fourth candidate comes as `spoil` makes it, until a close."""
+
+    def __init__(self, link: MemoryTransport, spoil: Callable[[Candidate], Message]) -> None:
+        self._link = link
+        self._spoil = spoil
+        self._num_candidates = 0
+        self._is_over = False
+        self.num_spoilt = 0
+        self.close = link.close
+
+    def send(self, message: Message) -> None:
+        self._is_over |= isinstance(message, Close)
+        self._link.send(message)
+
+    def receive(self, timeout: float) -> Message | None:
+        message = self._link.receive(timeout)
+        if not self._is_over and isinstance(message, Candidate) and message.token_ids:
+            self._num_candidates += 1
+            if self._num_candidates % 4 == 0:
+                self.num_spoilt += 1
+                return self._spoil(message)
+        return message
 
 
 class KeepingRecorder(Recorder):

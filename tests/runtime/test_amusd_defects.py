@@ -6,9 +6,6 @@ sessions under random interleavings: tests/protocol), R4 (whole frames only: tes
 
 from __future__ import annotations
 
-import threading
-import time
-
 import pytest
 from memory_link import MemoryTransport
 from oracle import OracleDrafter, always_right
@@ -19,7 +16,7 @@ from amusd.drafters.synthetic import right_with_probability
 from amusd.protocol.messages import Message, Open, Verdict
 from amusd.protocol.wire import encode
 from amusd.runtime.rollback import RollbackManager, propose
-from amusd.types import FinishReason, Mode
+from amusd.types import Mode
 
 SPECULATIVE = [Mode.SYNCHRONOUS, Mode.ASYNCHRONOUS]
 NUM_TOKENS = 40
@@ -33,7 +30,7 @@ def verdict(start: int, token_ids: tuple[int, ...], epoch: int = 0) -> Verdict:
     return Verdict(1, 1, epoch, start, token_ids, 0)
 
 
-@pytest.mark.parametrize(("num_drafted", "divergence"), [(n, d) for n in range(1, 8) for d in range(n)])
+@pytest.mark.parametrize(("num_drafted", "divergence"), [(1, 0), (4, 0), (4, 2), (4, 3), (7, 3)])
 def test_after_a_rollback_at_any_index_the_draft_equals_a_fresh_one(num_drafted: int, divergence: int) -> None:
     """R1 and R10: the crop is exact at the first index, the last and all between, and so is what is proposed next."""
     drafter = AutoregressiveDrafter(target_model())
@@ -100,91 +97,26 @@ def test_a_pass_is_never_wider_than_the_cap(mode: Mode) -> None:
     assert max(widths) == WIDTH
 
 
-def test_a_draft_that_would_end_goes_on() -> None:
-    """R7: the draft knows no end-of-sequence; it drafts on behind one, and the target decides."""
-    answer = reference(NUM_TOKENS)[len(PROMPT) :]
-    factories = {"oracle": oracle(NUM_TOKENS, always_right())}
-    with pair(factories, eos_token_id=answer[2], pass_seconds=0.05) as (engine, draft):
-        result = engine.generate(PROMPT, params(NUM_TOKENS), decoding=decoding(Mode.ASYNCHRONOUS, 8))
-        drafted = [event for event in draft.recorder.events if event.name == "draft_step"]
-    assert result.finish_reason is FinishReason.EOS
-    assert draft.error is None
-    assert sum(event.fields["num_tokens"] for event in drafted) > len(result.token_ids) - 1
-
-
 class FailingOracle(OracleDrafter):
-    """Raises at a chosen call, in a chosen method."""
+    """Raises at a chosen proposal."""
 
-    def __init__(self, fail_in: str, fail_at: int) -> None:
+    def __init__(self, fail_at: int) -> None:
         super().__init__(reference(NUM_TOKENS + 20), right_with_probability(0.5, 2), VOCAB_SIZE)
-        self._fail_in, self._left = fail_in, fail_at
-
-    def _maybe_fail(self, method: str) -> None:
-        if method == self._fail_in:
-            self._left -= 1
-            if self._left < 0:
-                raise MemoryError(f"out of memory in {method}")
+        self._left = fail_at
 
     def propose(self, max_tokens: int) -> tuple[int, ...]:
-        self._maybe_fail("propose")
+        self._left -= 1
+        if self._left < 0:
+            raise MemoryError("out of memory")
         return super().propose(max_tokens)
 
-    def truncate(self, length: int) -> None:
-        self._maybe_fail("truncate")
-        super().truncate(length)
 
-
-@pytest.mark.parametrize("mode", SPECULATIVE)
-@pytest.mark.parametrize("fail_at", [0, 4])
+@pytest.mark.parametrize(("mode", "fail_at"), [(Mode.SYNCHRONOUS, 4), (Mode.ASYNCHRONOUS, 0)])
 def test_an_error_of_the_draft_surfaces_and_the_text_is_whole(mode: Mode, fail_at: int) -> None:
     """R8: never printed and swallowed. The draft's own thread raises it, the target goes on alone and says why."""
-    with pair({"failing": lambda: FailingOracle("propose", fail_at)}) as (engine, draft):
+    with pair({"failing": lambda: FailingOracle(fail_at)}) as (engine, draft):
         answer = engine.generate(PROMPT, params(NUM_TOKENS), decoding=decoding(mode, 4))
         assert engine.draft_failure is not None
         again = engine.generate(PROMPT, params(NUM_TOKENS), decoding=decoding(mode, 4))
     assert answer.token_ids == again.token_ids == reference(NUM_TOKENS)[len(PROMPT) :]
     assert isinstance(draft.error, MemoryError)
-
-
-@pytest.mark.parametrize("mode", SPECULATIVE)
-def test_a_draft_that_cannot_follow_a_verdict_is_opened_again_and_says_so(
-    mode: Mode, caplog: pytest.LogCaptureFixture
-) -> None:
-    with pair({"failing": lambda: FailingOracle("truncate", 0)}) as (engine, draft):
-        answer = engine.generate(PROMPT, params(NUM_TOKENS), decoding=decoding(mode, 4))
-        assert engine.draft_failure is None
-    assert answer.token_ids == reference(NUM_TOKENS)[len(PROMPT) :]
-    assert answer.metrics.num_accepted > 0
-    assert draft.error is None
-    assert any("opened again" in message for message in caplog.messages)
-
-
-@pytest.mark.parametrize("mode", SPECULATIVE)
-@pytest.mark.parametrize("seconds", [0.0, 0.01, 0.03, 0.06])
-def test_a_dead_draft_never_hangs_a_generation(mode: Mode, seconds: float) -> None:
-    """R9: no wait without a deadline; the text is the same."""
-    start = time.monotonic()
-    with pair({"oracle": oracle(NUM_TOKENS, right_with_probability(0.7, 4))}) as (engine, draft):
-        timer = threading.Timer(seconds, draft.link.kill)
-        timer.start()
-        answer = engine.generate(PROMPT, params(NUM_TOKENS), decoding=decoding(mode, 4))
-        timer.join()
-    assert answer.token_ids == reference(NUM_TOKENS)[len(PROMPT) :]
-    assert time.monotonic() - start < 20
-
-
-def test_a_silent_draft_costs_its_deadline_and_no_token() -> None:
-    """R9: a draft that is alive and says nothing."""
-
-    class Silent(OracleDrafter):
-        def propose(self, max_tokens: int) -> tuple[int, ...]:
-            released.wait(20)
-            return super().propose(max_tokens)
-
-    released = threading.Event()
-    factory = lambda: Silent(reference(NUM_TOKENS), always_right(), VOCAB_SIZE)  # noqa: E731
-    with pair({"silent": factory}) as (engine, _):
-        schedule = decoding(Mode.SYNCHRONOUS, 4, draft_timeout_seconds=0.02)
-        answer = engine.generate(PROMPT, params(10), decoding=schedule)
-        released.set()
-    assert answer.token_ids == reference(10)[len(PROMPT) :]

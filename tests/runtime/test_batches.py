@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import gc
 import math
-import os
 import random
-import resource
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import pytest
-from descriptors import num_descriptors
 from oracle import OracleDrafter, always_wrong
 from runtime.draft_threads import restarting_pair
 from runtime.pair import PROMPT, VOCAB_SIZE, decoding, pair, params, reference, target_model
@@ -31,7 +26,6 @@ from amusd.drafters.ngram import NgramDrafter
 from amusd.drafters.synthetic import right_with_probability
 from amusd.engine import Engine
 from amusd.errors import NoRoomError
-from amusd.protocol.draft_session import Guesses, Node
 from amusd.tracing.events import Event, TargetPass
 from amusd.types import FinishReason, Mode
 
@@ -54,8 +48,6 @@ SCHEDULES = (
         for policy in ("chain", "windowed", "auto", "branching")
     ),
 )
-MINUTES = float(os.environ.get("AMUSD_ARRIVAL_MINUTES", "60"))
-"""How long the long run of arrivals takes."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +154,7 @@ def passes_of(engine: Engine) -> list[list[int]]:
 # Each is what it would be alone
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
 def test_sixty_four_mixed_requests_are_each_their_own_plain_run(seed: int) -> None:
     """Read in any order, some hardly at all, while others come, are closed, and the draft is lost twice."""
     draw = random.Random(f"mixed {seed}")
@@ -226,14 +218,6 @@ def test_threads_that_read_their_own_answers_get_what_each_gets_alone() -> None:
     assert draft.error is None
 
 
-def test_a_list_of_prompts_is_answered_in_its_order() -> None:
-    prompts = [(3, 1, 4, 1, number) for number in range(7)]
-    with pair(CHAINS, max_num_seqs=3) as (engine, _):
-        answers = engine.generate(prompts, params(20), decoding=decoding(Mode.ASYNCHRONOUS, policy="chain"))
-        assert max(len(sequences) for sequences in passes_of(engine)) == 3
-    assert [answer.token_ids for answer in answers] == [reference(20, prompt)[len(prompt) :] for prompt in prompts]
-
-
 # A draft's candidates are as good beside others as alone
 
 
@@ -286,21 +270,6 @@ def test_blocks_of_eight_requests_are_accepted_as_those_of_each_alone() -> None:
     assert len(set(together)) > 4  # each by its own schedule
 
 
-@pytest.mark.parametrize("policy", ["chain", "auto"])
-def test_what_came_in_time_for_eight_requests_is_accepted_as_often_as_alone(policy: str) -> None:
-    """Which candidates come in time depends on timing, whether they are right on their position alone.
-
-    The difference of two shares of at least 500 tests each has a standard deviation below 0.03.
-    """
-    schedule = decoding(Mode.ASYNCHRONOUS, 4, policy=policy)
-    shares = []
-    for max_num_seqs in (8, 1):
-        accepted, tested = map(sum, zip(*judged_in(schedule, max_num_seqs), strict=True))
-        assert tested > 500
-        shares.append(accepted / tested)
-    assert abs(shares[0] - shares[1]) < 0.12
-
-
 # None holds up the others
 
 
@@ -324,21 +293,6 @@ def test_the_slot_of_a_closed_answer_is_free_at_the_next_step() -> None:
         assert next(waiting).token_id == reference(1, START)[1]
         assert passes_of(engine) == [[1, 2]] * 3 + [[2, 3]]
         assert other.result().token_ids == waiting.result().token_ids == reference(20, START)[1:]
-
-
-def test_a_draft_takes_the_place_of_a_closed_sequence_for_the_next_one() -> None:
-    with pair({"oracle": PromptedOracle}, max_num_seqs=2) as (engine, draft):
-        schedule = decoding(Mode.SYNCHRONOUS, 3)
-        other = engine.submit(EIGHT_PROMPTS[0], params(NUM_SCHEDULED), decoding=schedule)
-        for prompt in EIGHT_PROMPTS[1:]:
-            closed = engine.submit(prompt, params(NUM_SCHEDULED), decoding=schedule)
-            for _ in range(5):
-                next(closed)
-            closed.close()
-        answer = engine.generate(EIGHT_PROMPTS[0], params(50), decoding=schedule)
-        assert answer.metrics.num_accepted > 10
-        assert other.result().metrics.num_tokens_alone == 0
-    assert draft.error is None
 
 
 @pytest.mark.parametrize("num_chunks", [1, 3])
@@ -380,41 +334,6 @@ def test_a_prompt_that_comes_in_alone_is_taken_in_at_once() -> None:
     with pair({}, max_num_seqs=3, prefill_chunk=CHUNK) as (engine, _):
         next(engine.submit(prompt, params(5)))
         assert steps_of(engine) == [("target_prefill", [1]), ("target_pass", [1])]
-
-
-def test_an_answer_that_is_closed_amid_its_prompt_leaves_its_slot() -> None:
-    prompt = tuple(number % VOCAB_SIZE for number in range(3 * CHUNK + 1))
-    with pair({}, max_num_seqs=2, prefill_chunk=CHUNK) as (engine, _):
-        other = engine.submit(START, params(30))
-        next(other)
-        long = engine.submit(prompt, params(5))
-        next(other)
-        long.close()
-        assert engine.generate(START, params(10)).token_ids == reference(10, START)[1:]
-        assert other.result().token_ids == reference(30, START)[1:]
-        assert [name for name, sequences in steps_of(engine) if 2 in sequences] == ["target_prefill"]
-
-
-def test_one_whose_draft_is_at_long_work_has_two_others_wait_for_nothing() -> None:
-    """Its policy waits in each pass when it is alone; beside two others less than half would, so the pass begins."""
-
-    class Slow(TableTreeDrafter):
-        def expand(self, root: Node, nodes: Sequence[Node], num_tokens: int = 1) -> list[Guesses]:
-            time.sleep(0.1)
-            return super().expand(root, nodes, num_tokens)
-
-    schedule = decoding(Mode.ASYNCHRONOUS, 4, policy="branching", max_silence_seconds=20.0)
-    with pair({}, {"slow": Slow}, max_num_seqs=3) as (engine, _):
-        assert engine.generate(START, params(10), decoding=schedule).token_ids == reference(10, START)[1:]
-        num_waits, num_passes = len(events_of(engine, "target_wait")), len(passes_of(engine))
-        assert num_waits > 0
-        waiter = engine.submit(START, params(30), decoding=schedule)
-        others = [engine.submit(START, params(30), decoding=PLAIN) for _ in range(2)]
-        for other in others:
-            assert other.result().token_ids == reference(30, START)[1:]
-        assert len(passes_of(engine)) == num_passes + 30
-        assert len(events_of(engine, "target_wait")) == num_waits
-        assert waiter.result().token_ids == reference(30, START)[1:]
 
 
 def test_a_block_is_waited_for_whoever_else_is_ready() -> None:
@@ -506,75 +425,3 @@ def test_an_admission_that_fails_costs_no_slot(monkeypatch: pytest.MonkeyPatch) 
         answers = [engine.submit(START, params(10)) for _ in range(2)]
         assert [answer.result().token_ids for answer in answers] == [reference(10, START)[1:]] * 2
         assert [len(sequences) for sequences in passes_of(engine)] == [2] * 10
-
-
-# Hours of it
-
-
-def arrivals(engine: Engine, draw: random.Random) -> Iterator[None]:
-    """Requests that come by chance and are read by chance, some closed, some dropped; yields after each token."""
-    unread: list[tuple[Asked, Answer]] = []
-    for number in range(1 << 62):
-        if len(unread) < 12 and draw.random() < 0.1:
-            one = asked(draw, number)
-            unread.append((one, one.begin(engine)))
-        if unread:
-            one, answer = draw.choice(unread)
-            token = next(answer, None)
-            if token is None:
-                unread.remove((one, answer))
-                if number % 20 == 0:
-                    check_whole(engine, one, answer)
-            elif one.cancelled_after is not None and len(answer.token_ids) >= one.cancelled_after:
-                unread.remove((one, answer))
-                if draw.random() < 0.5:
-                    answer.close()
-            del one, answer
-        yield
-
-
-def settle(engine: Engine) -> None:
-    """Until nothing is at work."""
-    gc.collect()
-    engine.generate(PROMPT, params(2), decoding=PLAIN)
-    assert not engine.worker._slots_in_use
-    assert not engine.turns._queue
-
-
-def resident_megabytes() -> float:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
-
-
-@pytest.mark.long
-@pytest.mark.timeout(2 * 3600)
-def test_memory_descriptors_and_slots_stay_as_they_are_however_many_come() -> None:
-    """`AMUSD_ARRIVAL_MINUTES` says for how long. The draft is lost once in a while."""
-    draw = random.Random("arrivals")
-    seen: list[float] = []
-    end = time.monotonic() + 60 * MINUTES
-    with restarting_pair(CHAINS, TREES, max_num_seqs=4, eos_token_id=EOS, pass_seconds=0.0005, prefill_chunk=CHUNK) as (
-        engine,
-        drafts,
-    ):
-        settle(engine)
-        descriptors, worker = num_descriptors(), engine.worker
-        coming = arrivals(engine, draw)
-        while len(seen) < 4 or time.monotonic() < end:
-            for _ in range(2000):
-                next(coming)
-            if draw.random() < 0.3 and engine.draft_failure is None:
-                drafts.lives[-1].link.kill()
-            worker.recorder._records.clear()
-            drafts.lives[-1].recorder._records.clear()
-            assert num_descriptors() == descriptors
-            assert len(worker._free_slots) + len(worker._slots_in_use) == 4
-            assert len(worker.client._sequences) <= 4
-            gc.collect()
-            seen.append(resident_megabytes())
-        coming.close()
-        settle(engine)
-        assert len(worker._free_slots) == 4
-        assert engine.draft_failure is None
-        assert 0 <= len(drafts.lives) - 1 - engine.num_draft_restarts <= 1
-    late = seen[len(seen) // 2 :]
-    assert max(late) - min(late) < 30, seen

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 from memory_link import MemoryTransport
 from oracle import always_wrong
-from runtime.pair import PROMPT, VOCAB_SIZE, decoding, oracle, pair, params, reference
+from runtime.pair import PROMPT, VOCAB_SIZE, SpoilingLink, decoding, oracle, pair, params, reference
 from runtime.table_tree import TableTreeDrafter, spread
 from table_model import TableModel
 
@@ -26,8 +25,7 @@ from amusd.drafters.synthetic import SyntheticDrafter
 from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.protocol.draft_session import Guesses, Node
-from amusd.protocol.messages import CERTAINTY, Candidate, Close, Message
-from amusd.tracing.metrics import total
+from amusd.protocol.messages import Candidate, Message
 from amusd.types import FinishReason, Mode, TokenSource
 
 NUM_TOKENS = 40
@@ -79,8 +77,9 @@ def check_counts(answer: Generation) -> None:
     assert waste is None or 0 <= waste <= 1
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.3, 0.7, 1.0, 1.5])
-@pytest.mark.parametrize("filters", FILTERS, ids=lambda filters: ",".join(filters) or "none")
+@pytest.mark.parametrize(
+    ("temperature", "filters"), list(zip((0.0, 0.3, 1.0, 0.7, 1.5, 0.0), FILTERS, strict=True)), ids=str
+)
 def test_every_tree_gives_the_tokens_of_plain_decoding(temperature: float, filters: dict[str, Any]) -> None:
     wanted = sampled(temperature, **filters)
     accepted = dict.fromkeys(TREES, 0)
@@ -97,40 +96,37 @@ def test_every_tree_gives_the_tokens_of_plain_decoding(temperature: float, filte
     assert draft.error is None
 
 
-@pytest.mark.parametrize("fan_out", [2, 3, 4])
-def test_every_size_of_tree_and_every_wait_give_the_tokens_of_plain_decoding(fan_out: int) -> None:
+@pytest.mark.parametrize(("fan_out", "temperature"), [(2, 0.0), (4, 1.0)])
+def test_every_size_of_tree_and_every_wait_give_the_tokens_of_plain_decoding(fan_out: int, temperature: float) -> None:
     with pair({}, {"spread": TREES["spread"]}, pass_seconds=0.001) as (engine, draft):
-        for temperature in (0.0, 1.0):
-            expected = engine.generate(PROMPT, sampled(temperature), decoding=PLAIN).token_ids
-            accepted = 0
-            for rows_per_step, min_candidates in itertools.product((1, 8), (0, 1, 3)):
-                schedule = branching(
-                    8, fan_out=fan_out, rows_per_step=rows_per_step, min_candidates=min_candidates, max_wait_passes=5.0
-                )
-                answer = engine.generate(PROMPT, sampled(temperature), decoding=schedule)
-                assert answer.token_ids == expected
-                check_counts(answer)
-                accepted += answer.metrics.num_accepted
-            assert accepted > 10
+        expected = engine.generate(PROMPT, sampled(temperature), decoding=PLAIN).token_ids
+        accepted = 0
+        for rows_per_step, min_candidates in itertools.product((1, 8), (0, 3)):
+            schedule = branching(
+                8, fan_out=fan_out, rows_per_step=rows_per_step, min_candidates=min_candidates, max_wait_passes=5.0
+            )
+            answer = engine.generate(PROMPT, sampled(temperature), decoding=schedule)
+            assert answer.token_ids == expected
+            check_counts(answer)
+            accepted += answer.metrics.num_accepted
+        assert accepted > 10
     assert draft.error is None
 
 
-@pytest.mark.parametrize("filters", [{}, FILTERS[-1]], ids=["none", "penalties"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("temperature", "filters"), [(0.0, {}), (1.0, FILTERS[-1])], ids=["greedy", "penalties"])
 def test_a_draft_equal_to_the_target_is_always_accepted_and_never_rolls_back(
     temperature: float, filters: dict[str, Any]
 ) -> None:
     wanted = sampled(temperature, **filters)
     with pair({}, SAME, max_delay_seconds=0.001) as (engine, _):
         for length, fan_out in ((1, 2), (4, 3), (8, 2)):
-            for _round in range(2):
-                answer = engine.generate(PROMPT, wanted, decoding=branching(length, fan_out=fan_out))
-                metrics = answer.metrics
-                assert metrics.num_verified > 0
-                assert metrics.num_accepted == metrics.num_verified
-                assert metrics.draft is not None
-                assert metrics.draft.num_rollbacks == 0
-                check_counts(answer)
+            answer = engine.generate(PROMPT, wanted, decoding=branching(length, fan_out=fan_out))
+            metrics = answer.metrics
+            assert metrics.num_verified > 0
+            assert metrics.num_accepted == metrics.num_verified
+            assert metrics.draft is not None
+            assert metrics.draft.num_rollbacks == 0
+            check_counts(answer)
 
 
 def test_verdicts_that_only_a_second_guess_foresaw_are_adopted_without_a_rollback() -> None:
@@ -169,8 +165,11 @@ def test_a_pass_over_several_paths_accepts_what_only_a_second_guess_foresaw() ->
     assert sum(fields["num_accepted_alternatives"] for fields in found) > 10
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-@pytest.mark.parametrize("filters", FILTERS, ids=lambda filters: ",".join(filters) or "none")
+@pytest.mark.parametrize(
+    ("temperature", "filters"),
+    [(0.0, {}), (0.9, FILTERS[3]), (0.9, FILTERS[4])],
+    ids=["greedy", "filters", "penalties"],
+)
 def test_several_paths_give_the_tokens_and_logprobs_of_plain_decoding(
     temperature: float, filters: dict[str, Any]
 ) -> None:
@@ -196,48 +195,7 @@ def test_each_token_of_a_tree_says_where_it_comes_from() -> None:
     assert counts.total() == metrics.num_tokens
 
 
-class Uneven(TableTreeDrafter):
-    """Slow at times, and once it pauses."""
-
-    num_steps = 0
-
-    def expand(self, root: Node, nodes: Sequence[Node], num_tokens: int = 1) -> list[Guesses]:
-        self.num_steps += 1
-        time.sleep(0.1 if self.num_steps == 7 else 0.006 * (self.num_steps % 3 == 0))
-        return super().expand(root, nodes)
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-@pytest.mark.parametrize("seed", range(3))
-def test_delays_and_uneven_steps_change_nothing(seed: int, temperature: float) -> None:
-    wanted = sampled(temperature, seed=seed)
-    trees = {"uneven": lambda: Uneven(places=spread(seed, 0.7))}
-    with pair({}, trees, seed=seed, max_delay_seconds=0.008, pass_seconds=0.005) as (engine, draft):
-        expected = engine.generate(PROMPT, wanted, decoding=PLAIN).token_ids
-        answer = engine.generate(PROMPT, wanted, decoding=branching(6))
-        model: Any = engine.worker.model
-        model.pass_seconds = 0.0
-        fast = engine.generate(PROMPT, wanted, decoding=branching(6))
-    assert answer.token_ids == fast.token_ids == expected
-    assert answer.metrics.num_accepted > 0
-    assert draft.error is None
-
-
-@pytest.mark.parametrize("seconds", [0.0, 0.02, 0.06, 0.12])
-def test_a_draft_that_dies_changes_nothing(seconds: float) -> None:
-    with pair({}, {"spread": TREES["spread"]}, pass_seconds=0.008) as (engine, draft):
-        timer = threading.Timer(seconds, draft.link.kill)
-        timer.start()
-        answer = engine.generate(PROMPT, params(NUM_TOKENS), decoding=branching(2))
-        timer.join()
-        assert answer.token_ids == reference(NUM_TOKENS)[len(PROMPT) :]
-        again = engine.generate(PROMPT, params(10), decoding=branching(2))
-        assert again.token_ids == reference(10)[len(PROMPT) :]
-        assert engine.draft_failure is not None
-
-
-@pytest.mark.parametrize("name", ["same", "spread"])
-@pytest.mark.parametrize("num_tokens", [1, 2, 3, 13])
+@pytest.mark.parametrize(("num_tokens", "name"), [(3, "same"), (2, "spread"), (13, "spread")])
 def test_eos_a_stop_string_and_the_length_end_the_answer_where_they_end_plain_decoding(
     num_tokens: int, name: str
 ) -> None:
@@ -261,27 +219,6 @@ def test_eos_a_stop_string_and_the_length_end_the_answer_where_they_end_plain_de
             assert found.token_ids == plain.token_ids
             assert found.finish_reason is plain.finish_reason is reason
             check_counts(found)
-
-
-def test_the_context_limit_ends_an_answer_like_a_length() -> None:
-    with pair({}, SAME, pass_seconds=0.0005) as (engine, _):
-        limit = engine.worker.model.max_length
-        text = reference(limit - len(PROMPT))
-        answer = engine.generate(text[:-30], params(10_000), decoding=branching(8))
-    assert answer.token_ids == text[-30:]
-    assert answer.finish_reason is FinishReason.LENGTH
-    assert answer.metrics.num_accepted > 0
-
-
-def test_an_answer_can_be_left_early_and_the_next_is_whole() -> None:
-    with pair({}, {"spread": TREES["spread"]}) as (engine, _):
-        for num_read in (1, 5, 11):
-            stream = engine.stream(PROMPT, params(NUM_TOKENS), decoding=branching())
-            read = [next(stream).token_id for _ in range(num_read)]
-            stream.close()
-            answer = engine.generate(PROMPT, params(NUM_TOKENS), decoding=branching())
-            assert answer.token_ids[:num_read] == tuple(read)
-            assert answer.token_ids == reference(NUM_TOKENS)[len(PROMPT) :]
 
 
 def test_chains_and_trees_take_turns_in_one_engine() -> None:
@@ -337,15 +274,13 @@ def test_what_was_looked_up_counts_as_drafted() -> None:
 def test_the_synthetic_tree_gives_the_tokens_of_plain_decoding(accept: float) -> None:
     trees = {"synthetic": lambda: SyntheticDrafter(TableTreeDrafter(), accept, accept, VOCAB_SIZE)}
     with pair({}, trees) as (engine, draft):
-        for prompt in (PROMPT, PROMPT[:2]):
-            for temperature in (0.0, 1.0):
-                wanted = sampled(temperature)
-                answer = engine.generate(prompt, wanted, decoding=branching(min_candidates=1))
-                assert answer.token_ids == engine.generate(prompt, wanted, decoding=PLAIN).token_ids
-                assert (answer.metrics.num_verified > 0) == (accept > 0)  # nothing is offered that cannot be right
-                check_counts(answer)
-                if accept in (0.0, 1.0):
-                    assert answer.metrics.num_accepted == accept * answer.metrics.num_verified
+        for wanted in (sampled(0.0), sampled(1.0)):
+            answer = engine.generate(PROMPT, wanted, decoding=branching(min_candidates=1))
+            assert answer.token_ids == engine.generate(PROMPT, wanted, decoding=PLAIN).token_ids
+            assert (answer.metrics.num_verified > 0) == (accept > 0)  # nothing is offered that cannot be right
+            check_counts(answer)
+            if accept in (0.0, 1.0):
+                assert answer.metrics.num_accepted == accept * answer.metrics.num_verified
     assert draft.error is None
 
 
@@ -372,72 +307,25 @@ def test_the_ratio_test_and_drafters_without_trees_are_refused_and_the_engine_go
         assert refusal(engine, params(5), "ngram").endswith("drafts no trees; allowed: none of this engine's")
 
 
-class BreakingLink:
-    """Passes messages on; every fourth tree message that has nodes comes as `broken` makes it, until a close."""
-
-    def __init__(self, link: MemoryTransport, broken: Callable[[Candidate], Message]) -> None:
-        self._link = link
-        self._broken = broken
-        self._num_messages = 0
-        self.num_broken = 0
-        self.is_over = False
-        self.close = link.close
-
-    def send(self, message: Message) -> None:
-        self.is_over |= isinstance(message, Close)
-        self._link.send(message)
-
-    def receive(self, timeout: float) -> Message | None:
-        message = self._link.receive(timeout)
-        if not self.is_over and isinstance(message, Candidate) and message.token_ids:
-            self._num_messages += 1
-            if self._num_messages % 4 == 0:
-                self.num_broken += 1
-                return self._broken(message)
-        return message
-
-
 BREAKS: dict[str, Callable[[Candidate], Message]] = {
     "an id that the target does not have": lambda m: replace(m, token_ids=(VOCAB_SIZE, *m.token_ids[1:])),
-    "a parent that comes later": lambda m: replace(m, parents=(m.first + len(m.parents), *m.parents[1:])),
-    "a weight beyond certainty": lambda m: replace(m, weights=(CERTAINTY + 1, *m.weights[1:])),
-    "a weight too few": lambda m: replace(m, weights=m.weights[1:]),
-    "a base that is not committed": lambda m: replace(m, base=m.base + 100),
     "another prefix": lambda m: replace(m, prefix_hash=m.prefix_hash ^ 1),
 }
 
 
 @pytest.mark.parametrize("kind", BREAKS)
 def test_a_message_that_breaks_the_protocol_is_refused_and_counted_and_the_answer_goes_on(kind: str) -> None:
-    links: list[BreakingLink] = []
+    links: list[SpoilingLink] = []
 
     def wrap(link: MemoryTransport) -> Any:
-        links.append(BreakingLink(link, BREAKS[kind]))
+        links.append(SpoilingLink(link, BREAKS[kind]))
         return links[-1]
 
     with pair({}, {"spread": TREES["spread"]}, wrap_target_link=wrap) as (engine, draft):
         answer = engine.generate(PROMPT, params(NUM_TOKENS), decoding=branching())
         refused = [e for e in engine.worker.recorder.events if e.fields.get("reception") in ("refused", "foreign")]
     assert answer.token_ids == reference(NUM_TOKENS)[len(PROMPT) :]
-    assert len(refused) == answer.metrics.num_refused == links[0].num_broken > 0
+    assert len(refused) == answer.metrics.num_refused == links[0].num_spoilt > 0
     assert answer.metrics.num_accepted > 0
     assert engine.draft_failure is None
     assert draft.error is None
-
-
-def test_candidates_of_a_chain_are_refused_where_a_tree_is_expected() -> None:
-    def chain(message: Candidate) -> Candidate:
-        return replace(message, weights=())
-
-    with pair({}, {"spread": TREES["spread"]}, wrap_target_link=lambda link: BreakingLink(link, chain)) as (engine, _):  # type: ignore[arg-type, return-value]
-        answer = engine.generate(PROMPT, params(NUM_TOKENS), decoding=branching())
-        assert answer.token_ids == reference(NUM_TOKENS)[len(PROMPT) :]
-        assert answer.metrics.num_refused > 0
-
-
-def test_sums_over_several_answers_keep_the_laws() -> None:
-    with pair({}, {"spread": TREES["spread"]}) as (engine, _):
-        found = [engine.generate(prompt, params(20), decoding=branching()).metrics for prompt in (PROMPT, PROMPT[:3])]
-    whole = total(found)
-    assert whole.draft is not None
-    assert whole.num_accepted == sum(each.num_accepted for each in found) <= whole.draft.num_drafted

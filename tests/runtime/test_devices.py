@@ -12,7 +12,7 @@ from runtime.gpu_doubles import pretend_gpus
 from amusd.config import DrafterConfig, EngineConfig, HardwareConfig
 from amusd.engine import Engine
 from amusd.errors import ConfigError
-from amusd.runtime.devices import check_devices, claim_device, device_of, devices_of, settle_devices
+from amusd.runtime.devices import check_devices, device_of, devices_of, settle_devices
 from amusd.runtime.startup import prepare_draft, run_follower, serve_draft
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Rendezvous
@@ -86,14 +86,6 @@ def test_gpus_of_another_machine_are_not_looked_for_here(monkeypatch: pytest.Mon
         settle_devices(config, silence, 5)
 
 
-def test_a_machine_without_gpus_is_not_asked_for_them_where_all_is_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    def count() -> int:
-        raise AssertionError("torch is asked")
-
-    monkeypatch.setattr(torch.cuda, "device_count", count)
-    assert settle_devices(on("cpu", "cpu"), silence).devices == ("cpu", "cpu")
-
-
 @pytest.mark.parametrize(("num_gpus", "says"), [(0, False), (1, True), (2, False)])
 def test_that_both_are_on_one_gpu_is_said_in_one_line(
     monkeypatch: pytest.MonkeyPatch, num_gpus: int, says: bool
@@ -102,13 +94,6 @@ def test_that_both_are_on_one_gpu_is_said_in_one_line(
     lines: list[str] = []
     settle_devices(on(), lines.append)
     assert [line.startswith("target and draft share cuda:0; ") for line in lines] == [True] * says
-
-
-def test_nothing_is_said_where_it_was_asked_for_or_each_role_has_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend_gpus(monkeypatch, 1)
-    assert settle_devices(on("cuda:0", "cuda:0"), silence).devices == ("cuda:0", "cuda:0")
-    assert settle_devices(on(), silence, 1).devices == ("cuda:0", "cuda:0")
-    assert settle_devices(on(drafters=(NGRAM,)), silence).devices == ("cuda:0", "cuda:0")
 
 
 class ClaimedError(Exception):
@@ -159,11 +144,6 @@ def test_each_further_rank_names_its_gpu_first(
     monkeypatch.setattr("amusd.runtime.startup.Follower", lambda *_: Link())
     config = on("cuda:0", "cuda:1", "cuda:2", target_tensor_parallel_size=2)
     assert claims(lambda: run_follower(config, 1, "/nowhere")) == "cuda:1"
-
-
-def test_a_worker_on_a_cpu_touches_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend_gpus(monkeypatch, 2)
-    assert claim_device(on("cuda:0", "cpu"), Role.DRAFT) == "cpu"
 
 
 def test_from_python_a_missing_gpu_is_found_before_a_draft_is_started(monkeypatch: pytest.MonkeyPatch) -> None:

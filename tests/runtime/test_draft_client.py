@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from runtime.clocked import Clock, Link
@@ -269,36 +268,6 @@ def test_a_draft_that_refuses_a_sequence_is_neither_silent_nor_replaced() -> Non
     target.client.link = Refusing(target.clock)
     sequence = without_waits(target, 1000)
     assert (target.client.is_silent, target.client.losses, sequence.metrics.draft) == (False, [], None)
-
-
-def test_a_link_that_fails_as_no_link_should_costs_the_draft_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_arguments: object) -> None:
-        raise OSError("no memory\nfor this")
-
-    for name in ("send", "receive"):
-        target = Target()
-        monkeypatch.setattr(target.link, name, fail)
-        assert sum(len(emission.token_ids) for emission in decode(target.worker, *target.request(5))) == 5
-        assert target.client.losses == ["no memory"]
-
-
-def test_a_draft_that_says_nothing_but_nonsense_is_lost() -> None:
-    target = Target()
-    target.open()
-    target.link.inbox += [hello(1)] * MAX_NONSENSE
-    target.client.drain()
-    assert not target.client.has_draft
-    assert target.client.losses == [f"it sent {MAX_NONSENSE} messages in a row that the protocol forbids"]
-
-
-def test_a_link_that_breaks_amid_the_features_of_several_is_lost_once() -> None:
-    target = Target()
-    first, second = target.open(), target.open()
-    target.link.is_lost = True
-    for sequence in (first, second):
-        target.client.send_features(sequence, 0, torch.zeros(2, 4, dtype=torch.bfloat16))
-    assert target.client.losses == ["the link is cut"]
-    assert (first.metrics.num_draft_losses, second.metrics.num_draft_losses) == (1, 1)
 
 
 def test_an_answer_without_a_draft_has_none_to_lose() -> None:

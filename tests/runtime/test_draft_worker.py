@@ -95,14 +95,6 @@ class Draft:
             self.worker.step()
 
 
-def test_candidates_are_the_answer_as_far_as_the_draft_may_run_ahead() -> None:
-    draft = Draft(max_lookahead=5)
-    draft.steps(8)
-    candidates = draft.link.messages(Candidate)
-    assert tuple(token for candidate in candidates for token in candidate.token_ids) == ANSWER[:5]
-    assert [candidate.more for candidate in candidates] == [True] * 4 + [False]
-
-
 def test_long_work_on_one_message_is_no_silence() -> None:
     draft = Draft(step_seconds=0.06, max_lookahead=8, tokens_per_message=8)
     while not draft.link.messages(Candidate):
@@ -261,22 +253,6 @@ def test_a_step_waits_for_verdicts_only_as_long_as_each_sequence_would() -> None
         before = draft.clock.ns
         draft.worker.step()
         assert draft.clock.ns - before == round(waited * 1e9)
-
-
-def test_long_work_for_others_is_no_silence_either() -> None:
-    draft = Draft(step_seconds=0.06, max_num_seqs=2, num_open=2, max_lookahead=8, tokens_per_message=8)
-    while not draft.link.messages(Candidate):
-        draft.worker.step()
-    said = [0.0, *(at for at, _ in draft.link.sent)]
-    assert max(later - earlier for earlier, later in itertools.pairwise(said)) <= SIGN_NS / 1e9 + 0.12
-
-
-def test_chains_and_trees_are_served_side_by_side() -> None:
-    draft = Draft(max_num_seqs=2)
-    draft.say(dataclasses.replace(draft.opening(2), fan_out=3, rows_per_step=2))
-    draft.steps(3)
-    assert len(draft.drafted(1)) >= 3
-    assert len(draft.drafted(2)) >= 3
 
 
 def test_a_chain_and_a_tree_of_one_name_are_not_drafted_at_once() -> None:

@@ -173,21 +173,6 @@ def test_features_that_cannot_be_are_refused(message: Features) -> None:
         manager_with(message)
 
 
-def test_long_features_come_in_frames_of_a_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("amusd.runtime.draft_client.MAX_FEATURE_BYTES", 16)  # two rows
-    links: list[LossyLink] = []
-
-    def watched(link: MemoryTransport) -> Transport:
-        links.append(LossyLink(link, ()))
-        return links[0]
-
-    drafter = ReadingDrafter()
-    with pair({NAME: lambda: drafter}, wrap_target_link=watched) as (engine, _):
-        assert generate(engine, Mode.ASYNCHRONOUS) == reference(NUM_TOKENS)
-    assert max(message.end - message.start for message in links[0].sent) == 2
-    assert [message.start for message in links[0].sent[1:]] == [message.end for message in links[0].sent[:-1]]
-
-
 def test_features_that_find_no_room_come_when_the_draft_has_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("amusd.runtime.draft_client.MAX_FEATURE_BYTES", 16)  # two rows
     links: list[LossyLink] = []

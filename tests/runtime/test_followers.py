@@ -17,14 +17,6 @@ WORK = "tests.runtime.follower_work"
 SECONDS = 60.0
 
 
-def test_there_is_none_for_a_target_of_one_rank() -> None:
-    followers = Followers(pytest.fail)
-    followers.prepare(EngineConfig(), [0])
-    followers.start("/nowhere")
-    assert (followers.pids, followers.failure()) == ([], None)
-    followers.stop(SECONDS)
-
-
 @pytest.mark.parametrize(
     ("address", "error", "line"),
     [
@@ -78,15 +70,6 @@ def test_those_whose_work_has_ended_are_no_failure() -> None:
     followers.stop(SECONDS)
     assert (len(pids), followers.failure()) == (2, None)
     assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []
-
-
-def test_those_that_are_named_are_started_and_awaited() -> None:
-    followers = Followers(pytest.fail)
-    followers.prepare(CONFIG, [0], WORK, ranks=[2])
-    followers.start("return")
-    assert len(followers.pids) == 1
-    assert followers.await_end() is None
-    followers.stop(SECONDS)
 
 
 def test_the_wait_for_their_end_ends_with_the_first_that_fails() -> None:

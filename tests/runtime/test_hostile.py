@@ -7,14 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 from memory_link import memory_pair
-from models import tiny
 from runtime.clocked import Clock, Link
-from runtime.pair import KeepingRecorder
 
-from amusd.config import Distribution, EngineConfig
-from amusd.drafters.autoregressive import AutoregressiveDrafter
+from amusd.config import Distribution
 from amusd.drafters.base import Makers, one_by_one
-from amusd.drafters.factory import LoadedDrafters, load_drafters
 from amusd.drafters.ngram import NgramDrafter
 from amusd.errors import ConfigError, NoRoomError, PeerFailedError, PeerProtocolError
 from amusd.protocol.messages import (
@@ -32,7 +28,6 @@ from amusd.protocol.messages import (
 from amusd.runtime.draft_client import DraftClient, Reminder
 from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.handshake import await_hello
-from amusd.runtime.startup import serve
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport
 from amusd.types import FinishReason, Role
@@ -41,14 +36,10 @@ VOCAB = 97
 LOOKUP = {"ngram": Makers(one_by_one(lambda: NgramDrafter(2)))}
 OPENING = Open(1, 1, (1, 2, 1, 2), 20, "ngram", 4, 1, not_over=(1, 2))
 HOSTILE = {
-    "an opening without tokens": dataclasses.replace(OPENING, sequence_id=2, token_ids=()),
     "an opening without end": dataclasses.replace(OPENING, sequence_id=2, max_length=2**62),
     "an opening of a life that is over": dataclasses.replace(OPENING, sequence_id=2, incarnation=7),
     "the same opening again": OPENING,
     "a verdict behind a gap": Verdict(1, 1, 0, 9, (1,), 0),
-    "a verdict that changes the prompt": Verdict(1, 1, 0, 3, (9, 9), 0),
-    "a verdict of an epoch without a next": Verdict(1, 1, 2**63 - 1, 4, (1,), 0),
-    "a verdict beyond the limit": Verdict(1, 1, 0, 4, (1,) * 17, 0),
     "an opening with an id that no model has": dataclasses.replace(OPENING, sequence_id=2, token_ids=(1, VOCAB)),
     "a reference with an id that no model has": dataclasses.replace(OPENING, sequence_id=2, reference=(VOCAB,)),
     "a bias for an id that no model has": dataclasses.replace(
@@ -81,76 +72,6 @@ def test_a_hostile_target_is_not_obeyed_and_the_next_message_is(name: str) -> No
     worker.run()
     assert worker.num_ignored == 1
     assert isinstance(answers_at(target)[-1], Progress)
-
-
-def test_a_draft_without_a_model_takes_any_id() -> None:
-    target, draft = memory_pair()
-    worker = DraftWorker(OneByOne(draft), LOOKUP, 1, Recorder("draft"))
-    for message in (OPENING, Verdict(1, 1, 0, 4, (2**20,), 0), Close(1, FinishReason.EOS), Shutdown()):
-        target.send(message)
-    worker.run()
-    assert worker.num_ignored == 0
-
-
-def test_a_model_drafts_on_after_ids_that_it_does_not_have() -> None:
-    """Served as a process serves it, with a real model, which would end on such an id."""
-    model = tiny.wrapped_pair("LlamaConfig")[1]
-    target, draft = memory_pair()
-    drafters = LoadedDrafters(
-        {"hf": Makers(one_by_one(lambda: AutoregressiveDrafter(model)))},
-        model.vocab_size,
-        "",
-        num_ids=model.num_ids,
-    )
-    opening = dataclasses.replace(OPENING, drafter="hf")
-    for message in (
-        Hello(PROTOCOL_VERSION, Role.TARGET, 0, 2 * model.vocab_size, "", ()),
-        dataclasses.replace(opening, sequence_id=2, token_ids=(1, model.num_ids)),
-        opening,
-        Verdict(1, 1, 0, 4, (2 * model.num_ids - 1,), 0),
-        Close(1, FinishReason.EOS),
-        Shutdown(),
-    ):
-        target.send(message)
-    serve(OneByOne(draft), drafters, Recorder("draft"), 1, 5.0)
-    answers = answers_at(target)
-    assert [type(answer) for answer in answers[-1:]] == [Progress]
-    assert any(isinstance(answer, Candidate) and answer.sequence_id == 1 for answer in answers)
-
-
-@pytest.mark.embedded
-def test_a_draft_that_proposes_few_ids_takes_them_all() -> None:
-    drafters = load_drafters(EngineConfig(), "cpu")
-    assert drafters.num_ids > drafters.vocab_size
-
-
-def test_a_late_copy_of_an_opening_does_not_open_again_what_is_closed() -> None:
-    """Nobody would ever close it, and nobody wants its candidates."""
-    target, draft = memory_pair()
-    worker = DraftWorker(OneByOne(draft), LOOKUP, 1, Recorder("draft"))
-    later = dataclasses.replace(OPENING, sequence_id=2, not_over=(2, 3))
-    first_end, second_end = Close(1, FinishReason.EOS, (2,)), Close(2, FinishReason.EOS, (3,))
-    for message in (OPENING, first_end, OPENING, second_end, later, Shutdown()):
-        target.send(message)
-    worker.run()
-    assert worker.num_ignored == 3  # the copy; and of the other sequence the end, which came first, and the beginning
-    assert [type(answer) for answer in answers_at(target)] == [Candidate, Progress]
-
-
-def test_the_next_opening_ends_a_sequence_whose_end_was_lost() -> None:
-    """Else it would be drafted for in turns with the next one, and its memory would never be free again."""
-    target, draft = memory_pair()
-    recorder = KeepingRecorder("draft")
-    worker = DraftWorker(OneByOne(draft), LOOKUP, 1, recorder)
-    later = dataclasses.replace(OPENING, sequence_id=2, not_over=(2, 3))
-    lost = Close(1, FinishReason.EOS, (2,))
-    for message in (OPENING, later, lost, Verdict(1, 1, 0, 4, (1,), 0), Close(2, FinishReason.EOS), Shutdown()):
-        target.send(message)
-    worker.run()
-    spans = [event.sequence_id for event in recorder.events if event.name == "sequence"]
-    assert spans == [1, 2]
-    assert worker.num_ignored == 2  # what came too late
-    assert [type(answer) for answer in answers_at(target)] == [Candidate, Candidate, Progress]
 
 
 @pytest.mark.parametrize("opening", [OPENING, dataclasses.replace(OPENING, fan_out=2)])

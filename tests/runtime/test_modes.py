@@ -5,12 +5,11 @@ from __future__ import annotations
 import time
 
 import pytest
-from oracle import OracleDrafter, always_right, always_wrong, right_except_every, right_up_to
+from oracle import OracleDrafter, always_right, always_wrong
 from runtime.pair import PROMPT, VOCAB_SIZE, decoding, oracle, pair, params, reference, target_model
 
 from amusd.drafters.autoregressive import AutoregressiveDrafter
-from amusd.drafters.ngram import NgramDrafter
-from amusd.drafters.synthetic import Schedule, right_with_probability
+from amusd.drafters.synthetic import right_with_probability
 from amusd.errors import ConfigError
 from amusd.types import FinishReason, Mode
 
@@ -19,7 +18,7 @@ NUM_TOKENS = 60
 
 
 @pytest.mark.parametrize("mode", SPECULATIVE)
-@pytest.mark.parametrize("length", range(1, 9))
+@pytest.mark.parametrize("length", [1, 4, 8])
 def test_a_flawless_draft_is_always_accepted(mode: Mode, length: int) -> None:
     with pair({"oracle": oracle(NUM_TOKENS, always_right())}) as (engine, draft):
         answer = engine.generate(PROMPT, params(NUM_TOKENS), decoding=decoding(mode, length))
@@ -35,7 +34,7 @@ def test_a_flawless_draft_is_always_accepted(mode: Mode, length: int) -> None:
 
 
 @pytest.mark.parametrize("mode", SPECULATIVE)
-@pytest.mark.parametrize("length", range(1, 9))
+@pytest.mark.parametrize("length", [1, 4, 8])
 def test_a_draft_equal_to_the_target_has_an_acceptance_rate_of_exactly_one(mode: Mode, length: int) -> None:
     """A cache that is one position off after any round would show here (vLLM #3951, mlxcel #994)."""
     with pair({"same": lambda: AutoregressiveDrafter(target_model())}) as (engine, _):
@@ -46,7 +45,7 @@ def test_a_draft_equal_to_the_target_has_an_acceptance_rate_of_exactly_one(mode:
 
 
 @pytest.mark.parametrize("mode", SPECULATIVE)
-@pytest.mark.parametrize("length", range(1, 9))
+@pytest.mark.parametrize("length", [1, 4, 8])
 def test_a_draft_that_is_always_wrong_costs_no_token(mode: Mode, length: int) -> None:
     with pair({"oracle": oracle(NUM_TOKENS, always_wrong())}) as (engine, _):
         answer = engine.generate(PROMPT, params(NUM_TOKENS), decoding=decoding(mode, length))
@@ -59,12 +58,9 @@ def test_a_draft_that_is_always_wrong_costs_no_token(mode: Mode, length: int) ->
 
 
 @pytest.mark.parametrize("mode", SPECULATIVE)
-@pytest.mark.parametrize("length", range(2, 9))
-@pytest.mark.parametrize(
-    "schedule", [right_except_every(2), right_with_probability(0.5, 1), right_with_probability(0.8, 2)]
-)
-def test_partly_right_drafts_are_partly_accepted_round_after_round(mode: Mode, length: int, schedule: Schedule) -> None:
-    with pair({"oracle": oracle(NUM_TOKENS, schedule)}) as (engine, _):
+@pytest.mark.parametrize("length", [2, 8])
+def test_partly_right_drafts_are_partly_accepted_round_after_round(mode: Mode, length: int) -> None:
+    with pair({"oracle": oracle(NUM_TOKENS, right_with_probability(0.5, 1))}) as (engine, _):
         answer = engine.generate(PROMPT, params(NUM_TOKENS), decoding=decoding(mode, length))
     metrics = answer.metrics
     assert answer.token_ids == reference(NUM_TOKENS)[len(PROMPT) :]
@@ -74,53 +70,12 @@ def test_partly_right_drafts_are_partly_accepted_round_after_round(mode: Mode, l
 
 
 @pytest.mark.parametrize("mode", SPECULATIVE)
-@pytest.mark.parametrize("num_right", [1, 7, 20])
-def test_a_draft_that_is_right_up_to_a_point_is_accepted_up_to_there(mode: Mode, num_right: int) -> None:
-    schedule = right_up_to(len(PROMPT) + num_right)
-    with pair({"oracle": oracle(NUM_TOKENS, schedule)}) as (engine, _):
-        answer = engine.generate(PROMPT, params(NUM_TOKENS), decoding=decoding(mode, 4))
-    assert answer.token_ids == reference(NUM_TOKENS)[len(PROMPT) :]
-    assert answer.metrics.num_accepted <= num_right
-    if mode is Mode.SYNCHRONOUS:
-        assert answer.metrics.num_accepted >= num_right - -(-num_right // 5)
-
-
-@pytest.mark.parametrize("mode", SPECULATIVE)
-@pytest.mark.parametrize("seed", range(4))
-def test_message_delays_change_nothing(mode: Mode, seed: int) -> None:
-    factory = oracle(NUM_TOKENS, right_with_probability(0.7, seed))
-    with pair({"oracle": factory}, seed=seed, max_delay_seconds=0.01, pass_seconds=0.01) as (engine, _):
+def test_message_delays_change_nothing(mode: Mode) -> None:
+    factory = oracle(NUM_TOKENS, right_with_probability(0.7, 1))
+    with pair({"oracle": factory}, seed=1, max_delay_seconds=0.01, pass_seconds=0.01) as (engine, _):
         answer = engine.generate(PROMPT, params(NUM_TOKENS), decoding=decoding(mode, 6))
     assert answer.token_ids == reference(NUM_TOKENS)[len(PROMPT) :]
     assert answer.metrics.num_accepted > 0
-
-
-class SlowOracle(OracleDrafter):
-    """Sleeps before it proposes: now and then for long."""
-
-    num_proposals = 0
-
-    def propose(self, max_tokens: int) -> tuple[int, ...]:
-        self.num_proposals += 1
-        time.sleep(1.0 if self.num_proposals == 3 else 0.002)
-        return super().propose(max_tokens)
-
-
-@pytest.mark.parametrize("mode", SPECULATIVE)
-def test_a_slow_and_pausing_draft_changes_nothing(mode: Mode) -> None:
-    answer_tokens = reference(NUM_TOKENS + 20)
-    factory = lambda: SlowOracle(answer_tokens, right_with_probability(0.8, 1), VOCAB_SIZE)  # noqa: E731
-    with pair({"slow": factory}) as (engine, _):
-        answer = engine.generate(PROMPT, params(NUM_TOKENS), decoding=decoding(mode, 4))
-    assert answer.token_ids == reference(NUM_TOKENS)[len(PROMPT) :]
-
-
-@pytest.mark.parametrize("mode", SPECULATIVE)
-def test_prompt_lookup_gives_the_targets_text(mode: Mode) -> None:
-    with pair({"ngram": lambda: NgramDrafter(1, 3)}) as (engine, _):
-        answer = engine.generate(PROMPT, params(200), decoding=decoding(mode, 5))
-    assert answer.token_ids == reference(200)[len(PROMPT) :]
-    assert answer.metrics.num_verified > 0
 
 
 def test_plain_decoding_takes_one_pass_a_token_and_no_draft() -> None:

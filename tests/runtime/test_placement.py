@@ -44,20 +44,6 @@ def test_the_target_comes_first_and_the_draft_shares_the_last_gpu(
     assert list(place(num_gpus, num_target)) == devices
 
 
-def test_no_gpu_means_the_cpu_for_all() -> None:
-    for num_gpus, num_target in CASES:
-        for devices in (place(num_gpus, num_target), place(num_gpus, num_target, num_gpus)):
-            assert len(devices) == num_target + 1
-            assert (set(devices) == {"cpu"}) == (num_gpus == 0)
-            assert ("cpu" in devices) == (num_gpus == 0)
-
-
-def test_with_a_gpu_for_each_rank_none_is_shared_and_the_order_is_that_of_the_ranks() -> None:
-    for num_gpus, num_target in CASES:
-        if num_gpus >= num_target + 1:
-            assert gpus(place(num_gpus, num_target)) == list(range(num_target + 1))
-
-
 def test_with_fewer_gpus_than_ranks_all_are_used_and_no_role_shares_more_than_it_must() -> None:
     for num_gpus, num_target in CASES:
         if not 0 < num_gpus < num_target + 1:
@@ -80,15 +66,6 @@ def test_a_role_with_a_machine_of_its_own_has_its_first_gpus() -> None:
             assert draft == ("cuda:0" if num_draft_gpus else "cpu")
             assert targets == list(place(num_gpus, num_target)[:-1])
             assert num_gpus == 0 or set(gpus(tuple(targets))) == set(range(min(num_gpus, num_target)))
-
-
-def test_it_is_said_which_gpus_are_shared_exactly_where_one_is() -> None:
-    for num_gpus, num_target in CASES:
-        devices = place(num_gpus, num_target)
-        line = sharing(engine(num_target), devices)
-        assert (line is None) == (num_gpus in (0, *range(num_target + 1, 9)))
-        for device in set(devices) - {"cpu"}:
-            assert (f"share {device}" in (line or "")) == (devices.count(device) > 1)
 
 
 @pytest.mark.parametrize(

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import random
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_link import MemoryTransport, memory_pair
 from models import tiny
-from runtime.pair import PROMPT, VOCAB_SIZE, DraftThread, decoding, pair, target_model
 from table_model import TableModel
 
 from amusd.config import (
@@ -29,12 +25,10 @@ from amusd.config import (
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter, Makers, one_by_one
 from amusd.drafters.cascade import CascadeDrafter
-from amusd.drafters.ngram import NgramCache, NgramDrafter
+from amusd.drafters.ngram import NgramDrafter
 from amusd.engine import Engine
-from amusd.errors import ConfigError
 from amusd.protocol.messages import PROTOCOL_VERSION, Candidate, Hello, Message, Open, Verdict
 from amusd.runtime.draft_worker import DraftWorker
-from amusd.runtime.handshake import await_hello
 from amusd.runtime.remote_drafter import RemoteDraft, RemoteDrafter
 from amusd.tracing.recorder import Recorder
 from amusd.types import Mode, Role
@@ -213,53 +207,3 @@ def test_three_processes_give_the_answer_of_plain_decoding(tmp_path: Path) -> No
             if mode is Mode.SYNCHRONOUS:  # which waits for candidates
                 assert answer.metrics.num_verified > 0
         assert engine.draft_failure is None
-
-
-def test_an_inner_drafter_that_is_not_there_is_refused_from_its_own_process(tmp_path: Path) -> None:
-    middle, small = str(tmp_path / "middle"), str(tmp_path / "small")
-    tiny.save_checkpoint(
-        tmp_path / "middle", tiny.tiny_config(num_hidden_layers=1, vocab_size=300), tiny.byte_tokenizer()
-    )
-    drafter = DrafterConfig(kind="cascade", model=middle, inner=small, inner_device="cpu")
-    config = EngineConfig(target=TargetConfig(kind="hf", model=middle), drafters=(drafter,), max_model_len=64)
-    with pytest.raises(ConfigError, match=f"model {small}: no such folder"):
-        Engine.start(config)
-
-
-@contextmanager
-def third(max_delay_seconds: float) -> Iterator[tuple[Callable[[], Drafter], DraftThread]]:
-    """What makes a cascade whose inner draft is a worker on a thread."""
-    own, its = memory_pair(seed=2, max_delay_seconds=max_delay_seconds)
-    draft = DraftThread(its)
-    inner = {"inner": lambda: AutoregressiveDrafter(TableModel(VOCAB_SIZE, seed=8, max_length=400), NgramCache(2, 4))}
-    thread = threading.Thread(target=draft.run, args=(inner,), daemon=True)
-    thread.start()
-    hello = Hello(PROTOCOL_VERSION, Role.TARGET, 0, VOCAB_SIZE, "", ())
-    remote = RemoteDraft(own, await_hello(own, hello, 30.0), "inner", VOCAB_SIZE)
-    try:
-        yield lambda: CascadeDrafter(target_model(), RemoteDrafter(remote), 3), draft
-    finally:
-        remote.shut_down()
-        thread.join(30.0)
-        assert not thread.is_alive()
-
-
-@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 3}], ids=["greedy", "matching"])
-@pytest.mark.parametrize("mode", [Mode.SYNCHRONOUS, Mode.ASYNCHRONOUS])
-@pytest.mark.parametrize("dies", [False, True])
-def test_the_answer_of_three_workers_is_that_of_plain_decoding(
-    mode: Mode, sampling: dict[str, Any], dies: bool
-) -> None:
-    wanted = SamplingParams(max_new_tokens=60, **sampling)
-    with third(0.002) as (cascade, draft), pair({"cascade": cascade}, max_delay_seconds=0.002) as (engine, middle):
-        expected = engine.generate(PROMPT, wanted, decoding=decoding(Mode.AUTOREGRESSIVE)).token_ids
-        if dies:
-            timer = threading.Timer(0.03, draft.link.kill)
-            timer.start()
-        for _ in range(2):
-            answer = engine.generate(PROMPT, wanted, decoding=decoding(mode, 5))
-            assert answer.token_ids == expected
-            assert answer.metrics.num_accepted > 0
-        assert middle.error is None
-        assert engine.draft_failure is None
-    assert dies or draft.error is None

@@ -15,7 +15,7 @@ from runtime.table_tree import TableTreeDrafter, spread
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter
 from amusd.drafters.ngram import NgramCache
-from amusd.errors import InvariantError, PeerProtocolError, RankLostError
+from amusd.errors import InvariantError, RankLostError
 from amusd.protocol.draft_session import Guesses, Node, Transition
 from amusd.protocol.messages import Open, Verdict
 from amusd.runtime.rollback import RollbackManager, propose
@@ -116,7 +116,7 @@ def foreseen(manager: RollbackManager) -> Verdict:
 
 @pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
 @pytest.mark.parametrize("kind", DRAFTERS)
-@pytest.mark.parametrize("number", range(40))
+@pytest.mark.parametrize("number", range(0, 40, 3))
 def test_a_drafter_that_fails_at_any_call_never_disagrees_with_its_session(
     kind: str, number: int, behind: bool
 ) -> None:
@@ -190,18 +190,6 @@ def test_a_drafter_that_cannot_be_opened_again_leaves_the_session_as_it_was(kind
     assert tree_of(manager) == before
 
 
-@pytest.mark.parametrize("kind", DRAFTERS)
-def test_a_foreseen_verdict_that_the_drafter_cannot_follow_costs_the_tree_and_no_token(kind: str) -> None:
-    manager = manager_of(kind, fails=lambda name: name == "follow")
-    manager.offer()
-    first = manager.session.root.children[0].token_id
-    manager.apply(Verdict(1, 1, 0, len(PROMPT), (first,), 1))
-    assert manager.session.committed == (*PROMPT, first)
-    manager.apply(Verdict(1, 1, 1, len(PROMPT) + 1, (), 0))  # only asks for all to be offered again
-    assert manager.session.epoch == 1
-    assert manager.drafter.length == manager.session.base == len(PROMPT) + 1
-
-
 def test_a_chain_whose_drafter_kept_what_was_contradicted_is_opened_again(caplog: pytest.LogCaptureFixture) -> None:
     class Forgetful(BrittleDrafter):
         def follow(self, transition: Transition) -> None:
@@ -242,49 +230,3 @@ def test_a_lost_rank_is_not_mended() -> None:
     with pytest.raises(RankLostError):
         manager.apply(Verdict(1, 1, 0, len(PROMPT), (1,), 0))
     assert tree_of(manager) == before
-
-
-@pytest.mark.parametrize("kind", DRAFTERS)
-@pytest.mark.parametrize(
-    "verdict",
-    [
-        Verdict(1, 1, 0, len(PROMPT) + 3, (1, 2), 0),
-        Verdict(1, 1, 0, 0, (9, 9, 9, 9, 9, 9), 0),
-        Verdict(1, 1, 0, len(PROMPT), (1,) * 96, 0),
-    ],
-    ids=["behind a gap", "changes the prompt", "beyond the limit"],
-)
-def test_an_impossible_verdict_is_refused_and_changes_nothing(kind: str, verdict: Verdict) -> None:
-    manager = manager_of(kind)
-    before, length = tree_of(manager), manager.drafter.length
-    with pytest.raises(PeerProtocolError):
-        manager.apply(verdict)
-    assert (tree_of(manager), manager.drafter.length) == (before, length)
-
-
-@pytest.mark.parametrize("kind", DRAFTERS)
-@pytest.mark.parametrize(
-    "verdict",
-    [
-        Verdict(1, 1, 0, len(PROMPT), (), 0),
-        Verdict(1, 2, 0, len(PROMPT), (1,), 0),
-        Verdict(2, 1, 0, len(PROMPT), (1,), 0),
-    ],
-    ids=["nothing new", "another incarnation", "another sequence"],
-)
-def test_a_stale_verdict_is_counted_and_ignored(kind: str, verdict: Verdict) -> None:
-    manager = manager_of(kind)
-    before = tree_of(manager)
-    assert manager.apply(verdict) is None
-    assert tree_of(manager) == before
-    assert manager.session.num_stale == 1
-
-
-def test_a_disagreement_is_reported_with_both_lengths() -> None:
-    drafter = AutoregressiveDrafter(target_model())
-    manager = RollbackManager(OPENINGS["chain"], drafter)
-    for _ in range(4):
-        propose([manager])
-    drafter.truncate(len(PROMPT))
-    with pytest.raises(InvariantError, match=f"drafter holds {len(PROMPT)} tokens, session {len(PROMPT) + 4}"):
-        propose([manager])

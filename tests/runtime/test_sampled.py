@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 from memory_link import MemoryTransport
 from oracle import OracleDrafter
-from runtime.pair import PROMPT, VOCAB_SIZE, decoding, pair, target_model
+from runtime.pair import PROMPT, VOCAB_SIZE, SpoilingLink, decoding, pair, target_model
 from table_model import TableModel
 
 from amusd.answer import Generation
@@ -22,12 +21,12 @@ from amusd.drafters.ngram import NgramCache, NgramDrafter
 from amusd.drafters.synthetic import right_with_probability
 from amusd.engine import Engine
 from amusd.errors import ConfigError
-from amusd.protocol.messages import Candidate, Message
+from amusd.protocol.messages import Candidate
 from amusd.sampling.acceptance import certain
 from amusd.types import Mode, TokenSource
 
 SPECULATIVE = [Mode.SYNCHRONOUS, Mode.ASYNCHRONOUS]
-NUM_TOKENS = 60
+NUM_TOKENS = 40
 FILTERS: list[dict[str, Any]] = [
     {},
     {"top_k": 5},
@@ -54,8 +53,9 @@ def plain(engine: Engine, wanted: SamplingParams) -> Generation:
     return engine.generate(PROMPT, wanted, decoding=decoding(Mode.AUTOREGRESSIVE))
 
 
-@pytest.mark.parametrize("temperature", [0.3, 0.7, 1.0, 1.5])
-@pytest.mark.parametrize("filters", FILTERS, ids=lambda filters: ",".join(filters) or "none")
+@pytest.mark.parametrize(
+    ("temperature", "filters"), list(zip((1.5, 0.3, 1.0, 0.7, 1.0, 0.7), FILTERS, strict=True)), ids=str
+)
 def test_every_mode_and_drafter_gives_the_tokens_of_plain_decoding(temperature: float, filters: dict[str, Any]) -> None:
     wanted = params(temperature, **filters)
     with pair(DRAFTERS, max_delay_seconds=0.002, seed=4) as (engine, draft):
@@ -67,16 +67,21 @@ def test_every_mode_and_drafter_gives_the_tokens_of_plain_decoding(temperature: 
     assert draft.error is None
 
 
-@pytest.mark.parametrize("drafter", ["cascade", "same"])
-@pytest.mark.parametrize("mode", SPECULATIVE)
+@pytest.mark.parametrize(("acceptance", "least"), [("matching", 1.0), ("rejection", 0.99)])
 @pytest.mark.parametrize("filters", FILTERS, ids=lambda filters: ",".join(filters) or "none")
-def test_a_draft_equal_to_the_target_is_always_accepted(mode: Mode, filters: dict[str, Any], drafter: str) -> None:
-    """It draws with the same noise at the same positions, and penalties count the same tokens."""
-    with pair({drafter: DRAFTERS[drafter]}) as (engine, _):
-        for length in (1, 4, 8):
-            answer = engine.generate(PROMPT, params(1.0, **filters), decoding=decoding(mode, length))
+def test_a_draft_equal_to_the_target_is_always_accepted(filters: dict[str, Any], acceptance: str, least: float) -> None:
+    """It draws with the same noise at the same positions, and penalties count the same tokens.
+
+    In the ratio test p / q is 1 for every token, but rows are rounded to float32.
+    """
+    with pair({name: DRAFTERS[name] for name in ("same", "cascade")}) as (engine, draft):
+        for mode, drafter, length in ((Mode.SYNCHRONOUS, "same", 4), (Mode.ASYNCHRONOUS, "cascade", 8)):
+            wanted = params(1.0, acceptance=acceptance, **filters)
+            answer = engine.generate(PROMPT, wanted, decoding=decoding(mode, length), drafter=drafter)
+            assert len(answer.token_ids) == NUM_TOKENS
             assert answer.metrics.num_verified > 0
-            assert answer.metrics.num_accepted == answer.metrics.num_verified
+            assert answer.metrics.num_accepted >= least * answer.metrics.num_verified
+    assert draft.error is None
 
 
 def test_a_draft_that_draws_otherwise_is_partly_accepted_and_rolled_back() -> None:
@@ -90,8 +95,8 @@ def test_a_draft_that_draws_otherwise_is_partly_accepted_and_rolled_back() -> No
 
 
 @pytest.mark.parametrize("mode", SPECULATIVE)
-@pytest.mark.parametrize("seed", range(3))
-def test_an_oracle_in_uneven_timing_changes_nothing(mode: Mode, seed: int) -> None:
+def test_an_oracle_in_uneven_timing_changes_nothing(mode: Mode) -> None:
+    seed = 1
     wanted = params(0.9, seed=seed)
     with pair({}) as (engine, _):
         expected = plain(engine, wanted).token_ids
@@ -103,20 +108,6 @@ def test_an_oracle_in_uneven_timing_changes_nothing(mode: Mode, seed: int) -> No
     assert 0 < answer.metrics.num_accepted < answer.metrics.num_verified
 
 
-@pytest.mark.parametrize("mode", SPECULATIVE)
-@pytest.mark.parametrize("seconds", [0.0, 0.03, 0.1])
-def test_a_draft_that_dies_changes_nothing(mode: Mode, seconds: float) -> None:
-    wanted = params(1.0)
-    with pair({"same": DRAFTERS["same"]}, pass_seconds=0.01) as (engine, draft):
-        expected = plain(engine, wanted).token_ids
-        timer = threading.Timer(seconds, draft.link.kill)
-        timer.start()
-        answer = engine.generate(PROMPT, wanted, decoding=decoding(mode, 2))
-        timer.join()
-        assert answer.token_ids == expected
-        assert engine.draft_failure is not None
-
-
 def test_seeds_give_different_answers_and_each_the_same_again() -> None:
     with pair({"stranger": DRAFTERS["stranger"]}) as (engine, _):
         answers = [
@@ -125,11 +116,6 @@ def test_seeds_give_different_answers_and_each_the_same_again() -> None:
         ]
     assert answers[:3] == answers[3:]
     assert len(set(answers)) == 3
-
-
-def test_a_low_temperature_is_greedy_decoding_in_the_limit() -> None:
-    with pair({}) as (engine, _):
-        assert plain(engine, params(1e-6)).token_ids == plain(engine, params(0.0)).token_ids
 
 
 @pytest.mark.parametrize("mode", list(Mode))
@@ -172,56 +158,21 @@ def test_logprobs_are_those_of_scoring_the_answer_again(mode: Mode, temperature:
     assert answer.as_dict()["top_logprobs"] == [[list(pair) for pair in top] for top in answer.top_logprobs]
 
 
-@pytest.mark.parametrize("drafter", ["cascade", "same"])
 @pytest.mark.parametrize("mode", SPECULATIVE)
-@pytest.mark.parametrize("filters", FILTERS, ids=lambda filters: ",".join(filters) or "none")
-def test_under_the_ratio_test_a_draft_equal_to_the_target_is_always_accepted(
-    mode: Mode, filters: dict[str, Any], drafter: str
-) -> None:
-    """p / q is 1 for every token, if rows are those that were drawn from and penalties count the same tokens."""
-    wanted = params(1.0, acceptance="rejection", **filters)
-    with pair({drafter: DRAFTERS[drafter]}) as (engine, draft):
-        answer = engine.generate(PROMPT, wanted, decoding=decoding(mode, 5))
-    assert len(answer.token_ids) == NUM_TOKENS
-    assert answer.metrics.num_verified > 0
-    assert answer.metrics.num_accepted >= 0.99 * answer.metrics.num_verified  # rows are rounded to float32
-    assert draft.error is None
-
-
-@pytest.mark.parametrize("mode", SPECULATIVE)
-@pytest.mark.parametrize("drafter", DRAFTERS)
-def test_under_the_ratio_test_every_drafter_works_and_some_candidates_are_rejected(mode: Mode, drafter: str) -> None:
+def test_under_the_ratio_test_every_drafter_works_and_some_candidates_are_rejected(mode: Mode) -> None:
     wanted = params(1.0, acceptance="rejection")
     with pair(DRAFTERS, max_delay_seconds=0.002) as (engine, draft):
-        answer = engine.generate(PROMPT, wanted, decoding=decoding(mode, 5), drafter=drafter)
-        assert len(answer.token_ids) == NUM_TOKENS
-        if drafter == "stranger":
-            assert 0 < answer.metrics.num_accepted < answer.metrics.num_verified
+        for drafter in DRAFTERS:
+            answer = engine.generate(PROMPT, wanted, decoding=decoding(mode, 5), drafter=drafter)
+            assert len(answer.token_ids) == NUM_TOKENS
+            if drafter == "stranger":
+                assert 0 < answer.metrics.num_accepted < answer.metrics.num_verified
         assert engine.draft_failure is None
     assert draft.error is None
 
 
-class LyingLink:
-    """Passes messages on; every fifth candidate loses what it was drawn from, or comes with what it cannot be."""
-
-    def __init__(self, link: MemoryTransport, lie: Callable[[Candidate], tuple[bytes, ...]]) -> None:
-        self._link = link
-        self._lie = lie
-        self._num_candidates = 0
-        self.send, self.close = link.send, link.close
-
-    def receive(self, timeout: float) -> Message | None:
-        message = self._link.receive(timeout)
-        if isinstance(message, Candidate) and message.token_ids:
-            self._num_candidates += 1
-            if self._num_candidates % 5 == 0:
-                return replace(message, draft_probs=self._lie(message))
-        return message
-
-
 LIES: dict[str, Callable[[Candidate], tuple[bytes, ...]]] = {
     "none at all": lambda _: (),
-    "one too many": lambda candidate: (*candidate.draft_probs, candidate.draft_probs[0]),
     "of another token": lambda candidate: (
         certain(VOCAB_SIZE - 1 - candidate.token_ids[0]),
         *candidate.draft_probs[1:],
@@ -234,7 +185,10 @@ LIES: dict[str, Callable[[Candidate], tuple[bytes, ...]]] = {
 @pytest.mark.parametrize("lie", LIES)
 def test_a_row_that_nothing_can_be_drawn_from_is_refused_and_the_answer_goes_on(lie: str) -> None:
     wanted = params(1.0, acceptance="rejection")
-    wrap: Callable[[MemoryTransport], Any] = lambda link: LyingLink(link, LIES[lie])  # noqa: E731
+
+    def wrap(link: MemoryTransport) -> Any:
+        return SpoilingLink(link, lambda told: replace(told, draft_probs=LIES[lie](told)))
+
     with pair({"same": DRAFTERS["same"]}, wrap_target_link=wrap) as (engine, draft):
         answer = engine.generate(PROMPT, wanted, decoding=decoding(Mode.ASYNCHRONOUS, 5, tokens_per_message=2))
         assert engine.draft_failure is None
@@ -242,16 +196,6 @@ def test_a_row_that_nothing_can_be_drawn_from_is_refused_and_the_answer_goes_on(
     assert answer.metrics.num_refused > 1
     assert answer.metrics.num_accepted > 1  # what is refused is offered again
     assert draft.error is None
-
-
-def test_rows_that_nobody_asked_for_are_refused() -> None:
-    add_rows = lambda candidate: tuple(map(certain, candidate.token_ids))  # noqa: E731
-    wrap: Callable[[MemoryTransport], Any] = lambda link: LyingLink(link, add_rows)  # noqa: E731
-    with pair({"same": DRAFTERS["same"]}, wrap_target_link=wrap) as (engine, _):
-        expected = plain(engine, params(1.0)).token_ids
-        answer = engine.generate(PROMPT, params(1.0), decoding=decoding(Mode.ASYNCHRONOUS, 5))
-    assert answer.token_ids == expected
-    assert answer.metrics.num_refused > 1
 
 
 def test_a_draft_that_is_told_the_answer_does_not_fit_the_ratio_test() -> None:

@@ -50,9 +50,16 @@ WIDTHS = {"eagle": WIDTH, "medusa": WIDTH, "dflash": WIDTH}
 """Numbers of a feature, of those that read some."""
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("drafter", MAKERS)
-@pytest.mark.parametrize("prompt", [PROMPT, reference(POSITIONS)], ids=["short prompt", "prompt beyond it"])
+@pytest.mark.parametrize(
+    ("schedule", "drafter", "prompt"),
+    [
+        ("synchronous", "model", PROMPT),
+        ("chain", "cascade", PROMPT),
+        ("windowed", "model", PROMPT),
+        ("synchronous", "cascade", reference(POSITIONS)),
+        ("chain", "model", reference(POSITIONS)),
+    ],
+)
 def test_the_answer_is_the_targets_and_is_drafted_as_far_as_the_draft_reaches(
     schedule: str, drafter: str, prompt: tuple[int, ...]
 ) -> None:
@@ -65,20 +72,6 @@ def test_the_answer_is_the_targets_and_is_drafted_as_far_as_the_draft_reaches(
     assert num_drafted >= (10 if prompt is PROMPT else 0)
     waits = [event.duration_ns for event in engine.worker.recorder.events if event.name == "target_wait"]
     assert sum(waits) < 15e9, "the target waits for what cannot come"
-
-
-def test_a_cascade_goes_on_without_an_inner_drafter_that_has_fewer_positions() -> None:
-    whole = TableModel(VOCAB_SIZE, seed=7, max_length=400, num_tracks=3)
-    drafter = CascadeDrafter(whole, AutoregressiveDrafter(SHORT))
-    drafter.open(PROMPT, 100)
-    text = reference(60)
-    while drafter.length < 60:
-        drafter.propose(5)
-    assert tuple(drafter._context) == text[: drafter.length]
-    drafter.truncate(POSITIONS - 5)
-    assert drafter.propose(4) == text[POSITIONS - 5 : POSITIONS - 1]
-    drafter.open(text[: POSITIONS + 5], 100)
-    assert drafter.propose(3) == text[POSITIONS + 5 : POSITIONS + 6]
 
 
 @pytest.fixture(scope="module")

