@@ -89,15 +89,6 @@ def test_tokens_that_are_drawn_are_the_target_s(acceptance: str) -> None:
         assert drafted.token_ids == plain.token_ids
 
 
-def test_four_answers_at_a_time_are_those_of_plain_decoding() -> None:
-    with pair(makers(), max_num_seqs=4) as (engine, _):  # type: ignore[arg-type]
-        prompts = [PROMPT, PROMPT[:-1], PROMPT[1:], PROMPT]
-        reading(engine)
-        answers = [engine.submit(prompt, params(NUM_TOKENS), decoding=GREEDY, drafter=NAME) for prompt in prompts]
-        found = [tuple(answer.result().token_ids) for answer in answers]
-    assert found == [reference(NUM_TOKENS, tuple(prompt))[len(prompt) :] for prompt in prompts]
-
-
 def test_it_is_not_asked_to_run_ahead() -> None:
     with pair(makers()) as (engine, _):  # type: ignore[arg-type]
         answer = reading(engine).generate(PROMPT, params(5), drafter=NAME)

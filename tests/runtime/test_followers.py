@@ -62,16 +62,6 @@ def test_one_that_is_killed_is_told_once_and_the_others_are_ended(is_started: bo
     assert not Path(f"/proc/{other}").exists()
 
 
-def test_those_whose_work_has_ended_are_no_failure() -> None:
-    followers = Followers(pytest.fail)
-    followers.prepare(CONFIG, [0], WORK)
-    followers.start("return")
-    pids = followers.pids
-    followers.stop(SECONDS)
-    assert (len(pids), followers.failure()) == (2, None)
-    assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []
-
-
 def test_the_wait_for_their_end_ends_with_the_first_that_fails() -> None:
     followers = Followers(pytest.fail)
     followers.prepare(CONFIG, [0], WORK)  # rank 1 waits, rank 2 refuses

@@ -13,19 +13,26 @@ from amusd.types import Mode
 
 
 def test_the_answer_is_the_plain_one_in_every_mode_and_when_the_draft_is_killed() -> None:
+    """Without a checkpoint: random weights, and a drafter that is told the answer."""
     hardware = HardwareConfig(synthetic="smollm2-135m-slice", devices=("cpu", "cpu"))
     transport = TransportConfig(kind="gloo")
-    with Engine.launch(drafter="ngram", hardware=hardware, transport=transport, max_model_len=64) as engine:
-        plain, *others = [engine.generate("hello", params(24), decoding=decoding(mode, 4)) for mode in Mode]
+    # the target waits for candidates, however slow the machine is
+    schedules = [
+        decoding(mode, 4, policy="chain", min_candidates=2, max_wait_passes=10_000.0, max_silence_seconds=60.0)
+        for mode in Mode
+    ]
+    with Engine.launch(drafter="synthetic", hardware=hardware, transport=transport, max_model_len=64) as engine:
+        plain, *others = [engine.generate("hello", params(16), decoding=schedule) for schedule in schedules]
         assert plain.metrics.num_verified == 0
+        assert all(answer.metrics.num_accepted > 0 for answer in others)
         assert [answer.token_ids for answer in others] == [plain.token_ids] * 2
         assert engine.draft_failure is None
-        stream = engine.stream("hello", params(24), decoding=decoding(Mode.ASYNCHRONOUS, 4))
+        stream = engine.stream("hello", params(16), decoding=decoding(Mode.ASYNCHRONOUS, 4))
         next(stream)
         assert engine.draft_pid is not None
         os.kill(engine.draft_pid, signal.SIGKILL)
         for _ in stream:
             pass
         assert stream.generation.token_ids == plain.token_ids
-        engine.generate("hello", params(24), decoding=decoding(Mode.ASYNCHRONOUS, 4))
+        engine.generate("hello", params(16), decoding=decoding(Mode.ASYNCHRONOUS, 4))
         assert engine.draft_failure is not None

@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
-import torch
 from models import tiny
-from models.test_block_models import (
-    LAYERS,
-    dflash_weights,
-    load_dflash,
-    load_medusa,
-    medusa_weights,
-    save_dflash,
-    save_medusa,
-)
-from models.test_eagle import OPTIONS, WIDTH, save_eagle3
 from runtime.pair import PROMPT, VOCAB_SIZE, decoding, pair, params, reference
 from table_model import TableModel
 
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter
-from amusd.drafters.block import BlockDrafter
 from amusd.drafters.cascade import CascadeDrafter
-from amusd.drafters.eagle import EagleDrafter
 from amusd.drafters.tree import ModelTreeDrafter
-from amusd.models.eagle import load_eagle
 from amusd.models.huggingface import wrap_model
-from amusd.protocol.messages import Features, Open, Verdict
+from amusd.models.load_options import LoadOptions
+from amusd.models.numerics import Numerics
+from amusd.protocol.messages import Open, Verdict
 from amusd.runtime.rollback import RollbackManager, propose
 from amusd.types import Mode
 
@@ -45,9 +32,6 @@ MAKERS: dict[str, Callable[[], Drafter]] = {
     "model": lambda: AutoregressiveDrafter(SHORT),
     "cascade": lambda: CascadeDrafter(SHORT, AutoregressiveDrafter(SHORT)),
 }
-
-WIDTHS = {"eagle": WIDTH, "medusa": WIDTH, "dflash": WIDTH}
-"""Numbers of a feature, of those that read some."""
 
 
 @pytest.mark.parametrize(
@@ -74,36 +58,15 @@ def test_the_answer_is_the_targets_and_is_drafted_as_far_as_the_draft_reaches(
     assert sum(waits) < 15e9, "the target waits for what cannot come"
 
 
-@pytest.fixture(scope="module")
-def makers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Callable[[], Drafter]]:
-    target, folder = tmp_path_factory.mktemp("target"), tmp_path_factory.mktemp("drafts")
-    tiny.save_checkpoint(target, tiny.tiny_config(num_hidden_layers=LAYERS, tie_word_embeddings=False))
-    save_medusa(folder / "medusa", medusa_weights())
-    save_dflash(folder / "dflash", dflash_weights())
-    save_eagle3(folder / "eagle")
-    options = replace(OPTIONS, max_model_len=POSITIONS)
-    llama = wrap_model(tiny.tiny_causal_lm(tiny.tiny_config()), options)
-    return {
-        "tree": lambda: ModelTreeDrafter(llama),
-        "eagle": lambda: EagleDrafter(load_eagle(folder / "eagle", target, options)),
-        "medusa": lambda: BlockDrafter(load_medusa(folder / "medusa", target, options)),
-        "dflash": lambda: BlockDrafter(load_dflash(folder / "dflash", target, options)),
-    }
-
-
-@pytest.mark.parametrize("kind", ["tree", "eagle", "medusa", "dflash"])
 @pytest.mark.parametrize("fan_out", [1, 3])
-def test_trees_and_what_reads_features_end_at_the_last_position(
-    kind: str, fan_out: int, makers: dict[str, Callable[[], Drafter]]
-) -> None:
-    opening = Open(1, 1, (5, 6, 7), 100, kind, 8, 1, fan_out=fan_out, rows_per_step=fan_out)
-    manager, width, deepest = RollbackManager(opening, makers[kind]()), WIDTHS.get(kind, 0), 0
-    start = 0
+def test_a_tree_ends_at_the_last_position(fan_out: int) -> None:
+    llama = wrap_model(
+        tiny.tiny_causal_lm(tiny.tiny_config()),
+        LoadOptions(numerics=Numerics(width=8, fixed=False), max_model_len=POSITIONS),
+    )
+    opening = Open(1, 1, (5, 6, 7), 100, "tree", 8, 1, fan_out=fan_out, rows_per_step=fan_out)
+    manager, deepest = RollbackManager(opening, ModelTreeDrafter(llama)), 0
     while (base := manager.session.base) < 2 * POSITIONS:
-        if width:
-            rows = torch.zeros(base - 1 - start, width, dtype=torch.bfloat16).view(torch.uint8).numpy().tobytes()
-            manager.take_features(Features(1, 1, start, base - 1, rows))
-            start = base - 1
         for _ in range(4):
             propose([manager])
         assert manager.session.num_nodes > 0 or base >= POSITIONS

@@ -8,11 +8,9 @@ from collections.abc import Callable
 import pytest
 from runtime.pair import PROMPT, VOCAB_SIZE, decoding, pair, params, reference, target_model
 
-from amusd.config import HardwareConfig
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter
 from amusd.drafters.synthetic import SyntheticDrafter
-from amusd.engine import Engine
 from amusd.tracing.metrics import total
 from amusd.types import FinishReason, Mode
 
@@ -77,18 +75,3 @@ def test_nothing_is_decoded_in_advance_for_a_draft_that_is_gone() -> None:
     assert first.token_ids == reference(8)[len(PROMPT) :]
     assert second.token_ids == reference(8, PROMPT[:2])[2:]
     assert (first.sequence_id, second.sequence_id) == (2, 3)
-
-
-def test_two_processes_without_a_checkpoint() -> None:
-    hardware = HardwareConfig(synthetic="smollm2-135m-slice", devices=("cpu", "cpu"))
-    # the target waits for candidates, however slow the machine is
-    waiting = {"policy": "chain", "min_candidates": 2, "max_wait_passes": 10_000.0, "max_silence_seconds": 60.0}
-    with Engine.launch(drafter="synthetic", hardware=hardware, max_model_len=128) as engine:
-        plain, synchronous, asynchronous = (
-            engine.generate("hello", params(16), decoding=decoding(mode, 4, **waiting))
-            for mode in (Mode.AUTOREGRESSIVE, *SPECULATIVE)
-        )
-    assert engine.draft_failure is None
-    assert plain.token_ids == synchronous.token_ids == asynchronous.token_ids
-    assert 0 < synchronous.metrics.num_accepted < synchronous.metrics.num_verified
-    assert asynchronous.metrics.num_accepted > 0
