@@ -34,7 +34,6 @@ BUGS = (
         (
             "runtime/test_modes.py::test_a_draft_equal_to_the_target_has_an_acceptance_rate_of_exactly_one",
             "runtime/test_sampled.py::test_a_draft_equal_to_the_target_is_always_accepted",
-            "runtime/test_embedded_pair.py::test_a_draft_equal_to_the_embedded_target_is_always_accepted",
         ),
     ),
     Bug(
@@ -42,7 +41,7 @@ BUGS = (
         "the draft goes back by one or two too few",
         "mlxcel 994, 1002",
         (
-            "runtime/test_amusd_defects.py::test_after_a_rollback_at_any_index_the_draft_equals_a_fresh_one",
+            "runtime/test_rollback.py::test_a_drafter_that_fails_at_any_call_never_disagrees_with_its_session",
             "drafters/test_contract.py::test_what_is_proposed_depends_on_the_context_alone",
         ),
     ),
@@ -52,7 +51,7 @@ BUGS = (
         "aprender 2014, imp 667",
         (
             "protocol/test_sessions.py::test_rejected_at_each_index",
-            "runtime/test_modes.py::test_a_draft_that_is_right_up_to_a_point_is_accepted_up_to_there",
+            "runtime/test_modes.py::test_partly_right_drafts_are_partly_accepted_round_after_round",
         ),
     ),
     Bug(
@@ -76,10 +75,10 @@ BUGS = (
         "padding is taken for tokens; drafts beyond the length limit",
         "vLLM 38098, 38711",
         (
-            "protocol/test_sessions.py::test_an_illegal_candidate_is_refused_and_changes_nothing",
+            "protocol/test_fuzz.py::test_hostile_candidates_are_refused_and_honest_ones_taken_after_them",
             "protocol/test_sessions.py::test_the_limit_is_kept",
             "runtime/test_modes.py::test_the_context_limit_ends_an_answer_like_a_length",
-            "runtime/test_amusd_defects.py::test_a_pass_is_never_wider_than_the_cap",
+            "runtime/test_modes.py::test_a_pass_is_never_wider_than_the_cap",
         ),
     ),
     Bug(
@@ -108,7 +107,7 @@ BUGS = (
         "lattice 243",
         (
             "runtime/test_modes.py::test_a_draft_that_is_always_wrong_costs_no_token",
-            "runtime/test_modes.py::test_a_draft_that_is_right_up_to_a_point_is_accepted_up_to_there",
+            "runtime/test_modes.py::test_partly_right_drafts_are_partly_accepted_round_after_round",
         ),
     ),
     Bug(
@@ -116,7 +115,7 @@ BUGS = (
         "the token behind a rejection comes from the wrong row",
         "vLLM 8320",
         (
-            "runtime/test_modes.py::test_a_draft_that_is_right_up_to_a_point_is_accepted_up_to_there",
+            "runtime/test_modes.py::test_partly_right_drafts_are_partly_accepted_round_after_round",
             "sampling/test_rejection.py::test_a_target_that_draws_from_the_wrong_row_or_without_the_filter_is_exposed",
         ),
     ),
@@ -167,10 +166,7 @@ BUGS = (
         17,
         "tokens behind an end-of-sequence token inside the accepted span",
         "koboldcpp 1276, openvino.genai 1951, SGLang 33758",
-        (
-            "runtime/test_stopping.py::test_end_of_sequence_against_every_length_cap",
-            "runtime/test_stopping.py::test_the_first_of_two_ends_in_one_block_counts",
-        ),
+        ("runtime/test_stopping.py::test_end_of_sequence_against_every_length_cap",),
     ),
     Bug(
         18,
@@ -191,10 +187,7 @@ BUGS = (
         20,
         "an end that only the draft sees ends the answer",
         "openvino.genai 3293",
-        (
-            "runtime/test_stopping.py::test_an_end_of_sequence_that_only_the_draft_sees_ends_nothing",
-            "runtime/test_amusd_defects.py::test_a_draft_that_would_end_goes_on",
-        ),
+        ("runtime/test_stopping.py::test_an_end_of_sequence_that_only_the_draft_sees_ends_nothing",),
     ),
     Bug(
         21,
@@ -251,8 +244,8 @@ BUGS = (
         "a dead draft hangs the generation; its errors are swallowed",
         "the code published with AMUSD",
         (
-            "runtime/test_amusd_defects.py::test_a_dead_draft_never_hangs_a_generation",
-            "runtime/test_amusd_defects.py::test_an_error_of_the_draft_surfaces_and_the_text_is_whole",
+            "runtime/test_survival.py::test_a_draft_that_is_killed_again_and_again_costs_no_token",
+            "runtime/test_survival.py::test_a_draft_that_fails_is_replaced",
         ),
     ),
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
 import pytest
 from memory_link import memory_pair
@@ -12,7 +11,7 @@ from runtime.clocked import Clock, Link
 from amusd.config import Distribution
 from amusd.drafters.base import Makers, one_by_one
 from amusd.drafters.ngram import NgramDrafter
-from amusd.errors import ConfigError, NoRoomError, PeerFailedError, PeerProtocolError
+from amusd.errors import ConfigError, PeerFailedError, PeerProtocolError
 from amusd.protocol.messages import (
     PROTOCOL_VERSION,
     Candidate,
@@ -151,27 +150,3 @@ def test_another_tokenizer_is_one_line_with_its_cause(kind: str, line: str) -> N
     there.send(Hello(PROTOCOL_VERSION, Role.DRAFT, 1, 10, "a" * 64, (kind,)))
     with pytest.raises(ConfigError, match=f"^{line}[^\n]*$"):
         await_hello(here, Hello(PROTOCOL_VERSION, Role.TARGET, 0, 10, "b" * 64, ()), 5.0)
-
-
-def test_a_sequence_that_the_draft_has_no_room_for_is_one_line_and_the_next_one_is_drafted(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    class Small(NgramDrafter):
-        def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
-            if capacity > 10:
-                raise NoRoomError(f"a sequence of {capacity} tokens: this draft model takes 10")
-            super().open(token_ids, capacity, fan_out)
-
-    target, draft = memory_pair()
-    worker = DraftWorker(
-        OneByOne(draft), {"ngram": Makers(one_by_one(lambda: Small(2)))}, 1, Recorder("draft"), num_ids=VOCAB
-    )
-    small = dataclasses.replace(OPENING, sequence_id=2, max_length=10)
-    for message in (OPENING, OPENING, small, Close(2, FinishReason.EOS), Shutdown()):
-        target.send(message)
-    worker.run()
-    assert worker.num_ignored == 2
-    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
-        "opened no sequence: a sequence of 20 tokens: this draft model takes 10"
-    ]
-    assert [type(answer) for answer in answers_at(target)][-1] is Progress

@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 
 import pytest
+from memory_link import MemoryTransport
 from oracle import OracleDrafter, always_right, always_wrong
-from runtime.pair import PROMPT, VOCAB_SIZE, decoding, oracle, pair, params, reference, target_model
+from runtime.pair import PROMPT, VOCAB_SIZE, WIDTH, decoding, oracle, pair, params, reference, target_model
 
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.synthetic import right_with_probability
 from amusd.errors import ConfigError
+from amusd.protocol.messages import Message
+from amusd.protocol.wire import encode
 from amusd.types import FinishReason, Mode
 
 SPECULATIVE = [Mode.SYNCHRONOUS, Mode.ASYNCHRONOUS]
@@ -87,17 +90,6 @@ def test_plain_decoding_takes_one_pass_a_token_and_no_draft() -> None:
     assert answer.drafter is None
 
 
-def test_requests_of_different_modes_and_drafters_share_one_engine() -> None:
-    factories = {"right": oracle(NUM_TOKENS, always_right()), "wrong": oracle(NUM_TOKENS, always_wrong())}
-    with pair(factories) as (engine, _):
-        for mode in [*SPECULATIVE, Mode.AUTOREGRESSIVE, *SPECULATIVE]:
-            for drafter in factories:
-                answer = engine.generate(PROMPT, params(30), decoding=decoding(mode, 4), drafter=drafter)
-                assert answer.token_ids == reference(30)[len(PROMPT) :]
-                if mode is not Mode.AUTOREGRESSIVE:
-                    assert answer.metrics.as_dict()["acceptance_rate"] == (1.0 if drafter == "right" else 0.0)
-
-
 def test_a_drafter_that_the_draft_has_not_named_is_one_line_and_the_engine_goes_on() -> None:
     with pair({"oracle": oracle(20, always_right())}) as (engine, draft):
         engine._drafters = ["oracle", "ngram"]  # as configured for this side alone
@@ -159,3 +151,46 @@ def test_every_token_is_handed_out_with_the_pass_that_committed_it() -> None:
             next(stream)
             passes = [event for event in engine.worker.recorder.events if event.name == "target_pass"]
             assert len(passes) == num_read
+
+
+class CountingLink:
+    """Passes everything on, and keeps the size of every frame that leaves."""
+
+    def __init__(self, inner: MemoryTransport) -> None:
+        self.inner = inner
+        self.sizes: list[int] = []
+
+    def send(self, message: Message) -> None:
+        self.sizes.append(len(encode(message, 0)))
+        self.inner.send(message)
+
+    def receive(self, timeout: float) -> Message | None:
+        return self.inner.receive(timeout)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def test_messages_do_not_grow_with_the_text() -> None:
+    """A round's message carries what is new, not the history."""
+    links: list[CountingLink] = []
+
+    def wrap(link: MemoryTransport) -> CountingLink:
+        links.append(CountingLink(link))
+        return links[-1]
+
+    with pair({"oracle": oracle(300, always_right())}, wrap_target_link=wrap) as (engine, _):
+        engine.generate(PROMPT, params(300), decoding=decoding(Mode.SYNCHRONOUS, 4))
+    verdicts = links[0].sizes[2:-2]
+    assert len(verdicts) > 40
+    assert max(verdicts[-10:]) <= max(verdicts[:10])
+
+
+@pytest.mark.parametrize("mode", SPECULATIVE)
+def test_a_pass_is_never_wider_than_the_cap(mode: Mode) -> None:
+    with pair({"oracle": oracle(NUM_TOKENS, always_right())}, pass_seconds=0.005) as (engine, _):
+        engine.generate(PROMPT, params(NUM_TOKENS), decoding=decoding(mode, 20))
+        widths = [
+            1 + event.fields["num_candidates"] for event in engine.worker.recorder.events if event.name == "target_pass"
+        ]
+    assert max(widths) == WIDTH

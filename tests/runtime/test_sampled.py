@@ -108,16 +108,6 @@ def test_an_oracle_in_uneven_timing_changes_nothing(mode: Mode) -> None:
     assert 0 < answer.metrics.num_accepted < answer.metrics.num_verified
 
 
-def test_seeds_give_different_answers_and_each_the_same_again() -> None:
-    with pair({"stranger": DRAFTERS["stranger"]}) as (engine, _):
-        answers = [
-            engine.generate(PROMPT, params(1.0, seed=seed), decoding=decoding(Mode.ASYNCHRONOUS, 4)).token_ids
-            for seed in (1, 2, 3, 1, 2, 3)
-        ]
-    assert answers[:3] == answers[3:]
-    assert len(set(answers)) == 3
-
-
 @pytest.mark.parametrize("mode", list(Mode))
 @pytest.mark.parametrize("changes", [{}, {"acceptance": "rejection"}, {"stop": ("f",)}], ids=str)
 def test_each_token_says_where_it_comes_from(mode: Mode, changes: dict[str, Any]) -> None:
