@@ -137,17 +137,15 @@ class Experiment:
         _seeded(d, seed), VOCAB_SIZE, prompt=PROMPT
     )
     make_drafter: Callable[[PrefixModel], AutoregressiveDrafter] = AutoregressiveDrafter  # type: ignore[assignment]
-    prepare_drafter: Callable[[AutoregressiveDrafter], None] = lambda drafter: None
     filter_offer: Callable[[Candidate], Candidate] = lambda candidate: candidate
     """What happens to a candidate message on its way (a mutant's place)."""
     num_accepted: int = 0
     num_rejected: int = 0
 
-    def run(self, number: int) -> Counter[tuple[int, ...]]:
+    def run(self, number: int, first_seed: int = 0) -> Counter[tuple[int, ...]]:
         """The first tokens of `number` answers."""
         drafter = self.make_drafter(self.draft or PrefixModel(2, of=self.target))
-        self.prepare_drafter(drafter)
-        return Counter(self._answer(seed, drafter) for seed in range(number))
+        return Counter(self._answer(first_seed + index, drafter) for index in range(number))
 
     def law(self) -> dict[tuple[int, ...], float]:
         """The exact probability of every possible beginning."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from amusd.config import GREEDY, Distribution
 from amusd.protocol.verification import Block
 from amusd.sampling.digest import Digest, Digests
 from amusd.sampling.noise import Domain, codes_of, counters, gumbel, halves_of, key_of
-from amusd.sampling.noisy_scores import compose_noisy_scores, device_counters, noisy_scores
+from amusd.sampling.noisy_scores import device_counters, noisy_scores
 from amusd.sampling.ranking import Ranking
 from amusd.sampling.sampler import TargetSampler, TokenSampler
 
@@ -82,14 +81,6 @@ def test_the_noise_of_a_device_is_that_of_the_host() -> None:
     assert torch.equal(scores[0], logits[0]), "greedy: no noise at all"
 
 
-def test_the_smallest_and_the_largest_counters_give_finite_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    extremes = np.array([2**32 - 1, 2**32 - 2, 0, 1, 2**31 - 1, 2**31], dtype=np.uint32)
-    bits = torch.from_numpy(extremes.view(np.int32).copy()).unsqueeze(0)
-    monkeypatch.setattr("amusd.sampling.noisy_scores.device_counters", lambda *_: bits)
-    found = compose_noisy_scores(torch.zeros((1, 6)), bits[0], bits[:, :2], torch.ones(1))
-    np.testing.assert_allclose(found[0].numpy(), gumbel(extremes), rtol=1e-6, atol=1e-6)
-
-
 IN_THE_INTERPRETER = """
 import numpy as np, torch
 from amusd.sampling.noisy_scores import compose_noisy_scores
@@ -134,7 +125,7 @@ kinds = st.sampled_from(["normal", "heavy", "large", "tied", "equal", "barred"])
 
 
 @pytest.mark.parametrize("make_digests", [Digests, SmallDigests])
-@settings(max_examples=250)
+@settings(max_examples=80)
 @given(
     temperature=st.sampled_from([0.0, 0.05, 0.7, 1.0, 3.0]),
     parameters=filters,
@@ -181,11 +172,8 @@ def texts(rows: int, columns: int = 30_000) -> Tensor:
     [
         {},
         {"top_k": 40},
-        {"top_p": 0.9},
-        {"min_p": 0.05},
-        {"presence_penalty": 1.0},
-        {"frequency_penalty": 1.0},
-        {"logit_bias": ((3, 9.0),)},
+        {"top_p": 0.9, "presence_penalty": 1.0},
+        {"min_p": 0.05, "logit_bias": ((3, 9.0),)},
     ],
     ids=str,
 )
@@ -197,61 +185,6 @@ def test_a_digest_of_real_size_settles_likely_choices(temperature: float, parame
     chosen = sampler.choose(logits, 0, [7] * 32)
     assert chosen == TokenSampler(distribution, 30_000).choose(logits, 0, [7] * 32)
     assert (sampler.num_rows, sampler.num_whole_rows) == (32, 0)
-
-
-@pytest.mark.parametrize(
-    ("parameters", "logits"),
-    [
-        ({"temperature": 1.0}, torch.zeros((1, 9000)) + 1e7),  # so large that the noise is rounded away
-        ({"temperature": 1.0, "top_k": 5000}, torch.zeros((1, 9000))),
-        ({"temperature": 1.0, "top_p": 0.9999}, torch.zeros((1, 9000))),
-        ({"temperature": 1.0, "min_p": 0.5}, torch.zeros((1, 9000))),
-        ({"logit_bias": tuple((column, 1.0) for column in range(100))}, torch.arange(9000.0).unsqueeze(0)),
-        ({"repetition_penalty": 0.5}, torch.arange(9000.0).unsqueeze(0)),
-        ({"repetition_penalty": 1e9}, torch.cat((torch.ones(1000), -torch.ones(8000))).unsqueeze(0)),
-    ],
-    ids=["ties by rounding", "top_k", "top_p", "min_p", "many biases", "many raised", "the best ones lowered"],
-)
-def test_what_a_digest_does_not_settle_is_decided_from_the_whole_row(
-    parameters: dict[str, Any], logits: Tensor
-) -> None:
-    distribution, prompt = Distribution(**parameters), list(range(1000))
-    away = TokenSampler(distribution, 9000, prompt=prompt, digests=Digests(9000, None, CPU))
-    near = TokenSampler(distribution, 9000, prompt=prompt)
-    for row in range(20):  # as the noise may settle some
-        assert away.choose(logits, 1000 + row, [8000 + row]) == near.choose(logits, 1000 + row, [8000 + row])
-    assert away.num_rows == 20
-    assert away.num_whole_rows > 0
-
-
-def test_the_filter_may_reach_beyond_a_digest_that_holds_the_winner() -> None:
-    logits = random_logits(1, 64, 20_000, "normal")  # some 15,000 columns are kept, and 896 are known
-    distribution = Distribution(temperature=1.0, top_p=0.95)
-    away = TokenSampler(distribution, 20_000, digests=Digests(20_000, None, CPU))
-    assert away.choose(logits, 0, [0] * 64) == TokenSampler(distribution, 20_000).choose(logits, 0, [0] * 64)
-    assert away.num_whole_rows < 0.25 * away.num_rows
-
-
-@pytest.mark.parametrize("make_digests", [None, Digests, SmallDigests])
-@pytest.mark.parametrize("parameters", [{}, {"top_k": 3}, {"top_p": 0.9}, {"presence_penalty": 1.0}], ids=str)
-def test_of_equal_scores_the_lowest_column_wins(parameters: dict[str, Any], make_digests: type[Digests] | None) -> None:
-    """The columns score one token, so that all have the same noise."""
-    ids = torch.full((30,), 3)
-    logits = torch.zeros(1, 30)
-    logits[0, [11, 4, 25]] = 9.0
-    digests = None if make_digests is None else make_digests(30, ids, CPU)
-    sampler = TokenSampler(Distribution(temperature=1.0, **parameters), 30, ids, digests=digests)
-    assert sampler.choose(logits, 7, [2]) == [4]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_of_equal_logits_the_first_wins_on_the_device_too(dtype: torch.dtype) -> None:
-    logits = torch.round(torch.randn((64, 3000), generator=torch.Generator().manual_seed(0))).to(dtype)
-    digest = Digests(3000, None, CPU).few
-    winners, outputs = digest.compute(logits, torch.from_numpy(digest.inputs([0] * 64)))
-    expected = logits.float().numpy().argmax(1)
-    assert winners.tolist() == expected.tolist()
-    assert [digest.read(row).winner for row in outputs.numpy()] == expected.tolist()
 
 
 def test_candidates_and_paths_are_judged_as_from_whole_rows() -> None:
@@ -289,21 +222,6 @@ def test_a_pass_may_compute_the_digest_itself() -> None:
     assert outputs.nbytes / 5 * 8 <= 65_536, "8 rows"
 
 
-def test_log_probabilities_come_with_the_digest() -> None:
-    for distribution in (GREEDY, Distribution(temperature=0.7), Distribution(temperature=1.0, top_p=0.9)):
-        logits = texts(4)
-        near, away = (
-            TargetSampler(distribution, 30_000, logprobs=True, digests=digests)
-            for digests in (None, Digests(30_000, None, CPU))
-        )
-        candidates = TokenSampler(distribution, 30_000).choose(logits, 0, [0] * 4)[:3]
-        for sampler in (near, away):
-            sampler.accept(logits, 0, [0, *candidates], candidates)
-        assert away.num_whole_rows == 0
-        assert len(away.logprobs) == 4
-        assert away.logprobs == pytest.approx(near.logprobs, abs=1e-5)
-
-
 @pytest.mark.parametrize(
     "distribution", [GREEDY, Distribution(temperature=0.7), Distribution(temperature=1, top_p=0.9)]
 )
@@ -320,16 +238,11 @@ def test_the_most_likely_columns_come_with_the_digest(distribution: Distribution
     for sampler in (near, away):
         sampler.accept(logits, 0, [0, *candidates], candidates)
     assert away.num_whole_rows <= 1  # the last one: of three columns
+    assert away.logprobs == pytest.approx(near.logprobs, abs=1e-5)
     assert [len(top) for top in away.top_logprobs] == [20, 20, 20, 3]
     for ours, theirs in zip(away.top_logprobs, near.top_logprobs, strict=True):
         assert [column for column, _ in ours] == [column for column, _ in theirs]
         assert [logprob for _, logprob in ours] == pytest.approx([logprob for _, logprob in theirs], abs=1e-5)
-
-
-def test_the_ratio_test_and_a_sampler_without_digests_see_whole_rows() -> None:
-    distribution = Distribution(temperature=1.0, acceptance="rejection")
-    assert TargetSampler(distribution, 50, digests=Digests(50, None, CPU)).digest is None
-    assert TargetSampler(Distribution(temperature=1.0), 50).digest is None
 
 
 # What is done on the device
@@ -350,13 +263,12 @@ class Recorder(TorchDispatchMode):
 VIEWS = ("view", "slice", "select", "unsqueeze", "squeeze", "split", "unbind", "alias", "detach", "expand")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("size", "most"), [("few", 19), ("many", 31)])
-def test_a_device_is_asked_for_nothing(size: str, most: int, dtype: torch.dtype) -> None:
+def test_a_device_is_asked_for_nothing(size: str, most: int) -> None:
     """Tensors on `meta` have no values: whatever would read one, or has a shape that depends on one, raises."""
     device = torch.device("meta")
     digest = getattr(Digests(128_256, None, device), size)
-    logits = torch.empty((8, 128_256), dtype=dtype, device=device)
+    logits = torch.empty((8, 128_256), dtype=torch.bfloat16, device=device)
     inputs = torch.empty((8, digest.num_inputs), dtype=torch.int64, device=device)
     with Recorder() as recorder:
         winners, outputs = digest.compute(logits, inputs)
@@ -383,16 +295,6 @@ def test_guesses_of_a_digest_are_those_of_whole_rows(parameters: dict[str, Any])
     ):
         assert [token_id for token_id, _ in expected] == [token_id for token_id, _ in found]
         assert [one for _, one in expected] == pytest.approx([one for _, one in found], rel=2e-3)
-
-
-def test_a_guess_that_was_lifted_takes_nothing_from_what_a_digest_leaves_out() -> None:
-    probabilities = torch.full((1, 30_000), 0.6 / 29_996)
-    probabilities[0, :4], probabilities[0, 7777] = 0.1, 1e-5
-    distribution, mixture = Distribution(temperature=1.0, top_p=0.5, seed=2), [(7777, math.log(0.3 / 1e-5**0.5), 0.5)]
-    for digests in (None, Digests(30_000, None, CPU)):
-        ranking = Ranking(distribution, 30_000, number=9, digests=digests)
-        (guesses,) = ranking.rank(probabilities.log(), [3], (), [mixture])
-        assert {token_id for token_id, _ in guesses} == {0, 1, 2, 3, 7777}  # 0.7 of 1.3, of which 0.65 are wanted
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.5])

@@ -38,22 +38,15 @@ def test_a_subset_of_ids_gets_the_numbers_of_the_whole(seed: int, position: int,
     assert np.array_equal(codes_of(1000), codes_of(1200)[:1000])  # a padded vocabulary changes nothing
 
 
-def test_buffers_change_nothing() -> None:
-    codes = codes_of(100)
-    out, scratch = np.empty_like(codes), np.empty_like(codes)
-    key = key_of(3, 4, Domain.DRAFT)
-    assert np.array_equal(counters(key, codes, out, scratch), counters(key, codes))
-
-
 def test_ids_have_different_codes() -> None:
     assert len(np.unique(codes_of(200_000))) == 200_000
 
 
-@pytest.mark.parametrize("shift", [0, 8, 16, 24])
+@pytest.mark.parametrize("shift", [0, 24])
 def test_every_byte_is_uniform_over_ids_and_over_positions(shift: int) -> None:
     over_ids = (row(1, 5) >> np.uint32(shift)) & np.uint32(255)
-    over_positions = np.array([row(1, p, num_ids=4)[2] for p in range(20_000)]) >> np.uint32(shift) & np.uint32(255)
-    over_seeds = np.array([row(s, 9, num_ids=4)[1] for s in range(20_000)]) >> np.uint32(shift) & np.uint32(255)
+    over_positions = np.array([row(1, p, num_ids=4)[2] for p in range(6_000)]) >> np.uint32(shift) & np.uint32(255)
+    over_seeds = np.array([row(s, 9, num_ids=4)[1] for s in range(6_000)]) >> np.uint32(shift) & np.uint32(255)
     for numbers in (over_ids, over_positions, over_seeds):
         assert passes(chi_square(np.bincount(numbers, minlength=256), len(numbers) / 256), 255)
 
@@ -94,19 +87,13 @@ def test_a_changed_bit_of_key_or_code_changes_half_of_the_bits() -> None:
 
 
 def test_gumbel_noise_has_its_mean_and_variance_and_its_tail() -> None:
-    noise = np.concatenate([gumbel(row(1, position)) for position in range(40)])  # 2.6 million
+    noise = np.concatenate([gumbel(row(1, position)) for position in range(20)])  # 1.3 million
     assert np.isfinite(noise).all()
     assert abs(noise.mean() - EULER_GAMMA) < 10 * np.pi / 6**0.5 / len(noise) ** 0.5
     assert abs(noise.var() - np.pi**2 / 6) < 0.05
     for level in (2.0, 5.0, 8.0):
         expected = -np.expm1(-np.exp(-level)) * len(noise)
         assert abs((noise > level).sum() - expected) < 10 * expected**0.5
-
-
-def test_gumbel_noise_of_extreme_counters_is_finite() -> None:
-    low, high = gumbel(np.array([0, 2**32 - 1], dtype=np.uint32))
-    assert low == pytest.approx(-np.log(2.0**-33), rel=1e-9)
-    assert high == pytest.approx(-np.log(33 * np.log(2)), rel=1e-9)
 
 
 def test_single_numbers_are_uniform() -> None:

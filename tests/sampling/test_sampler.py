@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from amusd.config import GREEDY, Distribution
+from amusd.config import Distribution
 from amusd.protocol.verification import Block
 from amusd.sampling.acceptance import Acceptance, certain, unpack_row
 from amusd.sampling.logits import LogitsProcessor
@@ -19,12 +19,6 @@ from amusd.sampling.sampler import TargetSampler, TokenSampler
 
 LOGITS = np.array([2.0, -1.0, 0.5, 1.0, -3.0, 0.5], dtype=np.float32)
 SIZES = (2, 17, 5000)
-
-
-def processed(distribution: Distribution, prompt: tuple[int, ...] = (), answer: tuple[int, ...] = ()) -> list[float]:
-    row, columns = LogitsProcessor(distribution, len(LOGITS)).process(LOGITS, prompt, answer)
-    assert columns is None
-    return [float(logit) for logit in row]
 
 
 def kept(**parameters: Any) -> set[int]:
@@ -51,13 +45,6 @@ def random_row(seed: int, size: int, scale: float) -> np.ndarray:
 
 
 # What the logits become
-
-
-def test_nothing_asked_changes_nothing_and_the_input_stays() -> None:
-    before = LOGITS.copy()
-    assert processed(Distribution(temperature=1.0)) == LOGITS.tolist()
-    assert processed(Distribution(temperature=0.5)) == (LOGITS * 2).tolist()
-    assert np.array_equal(before, LOGITS)
 
 
 @pytest.mark.parametrize(
@@ -101,16 +88,7 @@ def test_filters_agree_with_sorting_everything(seed: int, size: int, scale: floa
     assert np.array_equal(by_p[order][~doubtful], expected[~doubtful])
 
 
-def test_penalties_and_bias_are_those_of_the_definition() -> None:
-    row = processed(Distribution(temperature=1, repetition_penalty=2.0), prompt=(0, 1), answer=(3, 3))
-    assert row == [1.0, -2.0, 0.5, 0.5, -3.0, 0.5]
-    row = processed(Distribution(temperature=1, presence_penalty=0.25), prompt=(0, 1), answer=(3, 3))
-    assert row == [2.0, -1.0, 0.5, 0.75, -3.0, 0.5]
-    row = processed(Distribution(temperature=2, logit_bias=((4, 10.0), (1, -1.0), (999, 5.0))))
-    assert row == [1.0, -1.0, 0.25, 0.5, 3.5, 0.25]
-
-
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(
     prompt=st.lists(st.integers(0, 11), max_size=12),
     answer=st.lists(st.integers(0, 11), max_size=12),
@@ -142,17 +120,10 @@ def test_penalties_are_those_of_counting_token_by_token(
     assert row.tolist() == expected  # all of them are numbers of few bits
 
 
-def test_a_model_of_fewer_ids_applies_them_to_the_right_columns() -> None:
-    distribution = Distribution(temperature=1, logit_bias=((40, 1.0), (7, 9.0)), presence_penalty=1.0)
-    processor = LogitsProcessor(distribution, 3, np.array([5, 40, 60]))
-    row, _ = processor.process(np.zeros(3, dtype=np.float32), prompt=(), answer=(60, 7))
-    assert row.tolist() == [0.0, 1.0, -1.0]
-
-
 # What is drawn
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32 - 1),
     size=st.sampled_from(SIZES),
@@ -169,43 +140,8 @@ def test_the_short_cut_finds_the_noisy_argmax_of_all_columns(seed: int, size: in
     assert draw(row, key, columns) == int(scores.argmax())
 
 
-@pytest.mark.parametrize(("first", "chosen"), [(0.0, 1), (20.0, 1), (25.9, 1), (26.1, 0), (30.0, 0)])
-def test_the_most_extreme_noise_is_no_exception(first: float, chosen: int) -> None:
-    """-3.13 against 22.87, the ends of the noise's range: the bound is far above the one, and near the others."""
-    row = np.array([first, 0.0, 0.0], dtype=np.float32)
-    noise = np.array([2**32 - 1, 0, 0], dtype=np.uint32)
-    bound = np.array([first, 22.9, 22.9], dtype=np.float32) - np.float32(159 * np.log(2))
-    assert NoisyArgmax(codes_of(3))._best(row, noise, bound) == chosen
-
-
-def test_many_columns_that_can_win_are_looked_at_together() -> None:
-    row, noise = np.zeros(40, dtype=np.float32), np.full(40, 7, dtype=np.uint32)
-    noise[30] = 6
-    bound = np.full(40, 50.0, dtype=np.float32)
-    assert NoisyArgmax(codes_of(40))._best(row, noise, bound) == 30
-    noise[30] = 7
-    assert NoisyArgmax(codes_of(40))._best(row, noise, np.full(40, 50.0, dtype=np.float32)) == 0  # all equal
-
-
-@pytest.mark.parametrize("columns", [None, np.array([1, 3, 4])], ids=["all", "some"])
-def test_of_equal_scores_the_lowest_column_wins(columns: np.ndarray | None) -> None:
-    row, same_noise = np.array([0.0, 1.0, 0.0, 1.0, 1.0], dtype=np.float32), np.full(5, 3, dtype=np.uint32)
-    assert NoisyArgmax(same_noise)(row, columns, key_of(1, 2, Domain.MATCHING)) == 1
-
-
-def test_of_equal_scores_the_lowest_column_wins_though_another_was_looked_at_first() -> None:
-    row, noise = np.zeros(4, dtype=np.float32), np.array([9, 7, 7, 9], dtype=np.uint32)
-    assert NoisyArgmax(codes_of(4))._best(row, noise, np.array([48, 49, 50, 48], dtype=np.float32)) == 1
-
-
-def test_a_row_that_is_no_number_still_gives_a_column() -> None:
-    for row in ([0.0, np.nan, 1.0], [np.nan] * 3, [-np.inf] * 3):
-        assert draw(np.array(row, dtype=np.float32), 5) in range(3)
-
-
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_draws_follow_the_softmax(temperature: float) -> None:
-    num_draws = 50_000
+def test_draws_follow_the_softmax() -> None:
+    temperature, num_draws = 2.0, 10_000
     sampler = TokenSampler(Distribution(temperature=temperature, seed=5), len(LOGITS))
     rows = torch.from_numpy(LOGITS).expand(500, -1)
     counts: Counter[int] = Counter()
@@ -239,7 +175,7 @@ def test_draft_and_target_agree_as_often_as_the_coupling_promises() -> None:
     p, q = target.double().softmax(0), torch.zeros(50, dtype=torch.float64)
     q[output_ids] = draft[output_ids].double().softmax(0)
     distance = float((p - q).abs().sum() / 2)
-    number = 20_000
+    number = 4_000
     distribution = Distribution(temperature=1.0, seed=9)
     ours = TokenSampler(distribution, 50).choose(target.expand(number, -1), 0, [0] * number)
     columns = TokenSampler(distribution, 25, output_ids).choose(draft[output_ids].expand(number, -1), 0, [0] * number)
@@ -286,7 +222,7 @@ def test_logprobs_are_the_models_own() -> None:
     assert sampler.logprobs == pytest.approx([expected, expected], abs=1e-9)
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 2**32 - 1),
     size=st.sampled_from(SIZES),
@@ -310,7 +246,3 @@ def test_the_most_likely_tokens_are_those_of_sorting_everything(
     assert [column for column, _ in top] == expected
     assert [logprob for _, logprob in top] == pytest.approx(exact[expected].tolist(), abs=1e-9)
     assert dict(top).get(acceptance.token_ids[0], sampler.logprobs[0]) == sampler.logprobs[0]
-
-
-def test_greedy_is_the_argmax() -> None:
-    assert TokenSampler(GREEDY, len(LOGITS)).choose(torch.from_numpy(LOGITS).expand(2, -1), 0, [0, 0]) == [0, 0]
