@@ -91,5 +91,5 @@ def decode_in_paths(
         model.keep(paths.right, cache)
         assert cache.length == at + len(paths.right)
         num_moved += paths.right != list(range(len(paths.right)))
-    assert num_moved > 10
+    assert num_moved > 2
     return logits

@@ -96,6 +96,13 @@ def test_only_a_possible_beginning_of_a_stop_string_is_held_back() -> None:
     assert held_back("", ("abc",)) == 0
 
 
+def test_end_of_sequence_wins_over_stop_and_stop_over_length() -> None:
+    letters = Letters(["x", "stop"])
+    assert StopChecker((1,), ("stop",), 2, letters.push).push((0, 1)).finish_reason is FinishReason.EOS
+    assert StopChecker((), ("stop",), 2, letters.push).push((0, 1)).finish_reason is FinishReason.STOP
+    assert StopChecker((), (), 2, letters.push).push((0, 1)).finish_reason is FinishReason.LENGTH
+
+
 def test_a_stop_string_may_span_tokens_and_the_earliest_one_cuts() -> None:
     checker = StopChecker(eos_token_ids=(), stop=("zzz", "abc"), max_new_tokens=9, push_text="xabcy".__getitem__)
     assert checker.push([0, 1]).finish_reason is None
