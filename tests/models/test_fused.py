@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 from amusd.models.fused import rotate_and_store, silu_and_multiply
+from tests.models.fused_interpreted import compare
+from tests.models.triton_process import TritonProcess
 
 pytest.importorskip("triton", reason="there is no Triton for this platform")
 
 
-def test_the_kernels_of_triton_compute_what_those_of_torch_do() -> None:
-    program = Path(__file__).with_name("fused_interpreted.py")
-    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    for case in json.loads(done.stdout):
+def test_the_kernels_of_triton_compute_what_those_of_torch_do(interpreter: TritonProcess) -> None:
+    for case in interpreter.call(compare):
         assert case["error"] <= (0.04 if "bfloat16" in case["case"] else 1e-5), case
         assert case["same_alone"], f"a row depends on its neighbours: {case}"
         assert case["num_written"] == case["rows"], f"other slots were written: {case}"

@@ -12,7 +12,7 @@ import pickle
 import re
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,8 +32,6 @@ class Kernel:
     """What a kernel takes of a multiprocessor."""
 
     name: str
-    registers: int
-    """Of a thread."""
     spilled_bytes: int
     """Stored to local memory for want of registers, by a thread."""
     shared_bytes: int
@@ -54,13 +52,14 @@ class TritonProcess:
     def __exit__(self, *_error: object) -> None:
         self._executor.shutdown()
 
-    def attend(
-        self, inputs: Inputs, softcap: float = 0.0, sinks: Tensor | None = None, *, num_programs: int = 1024
-    ) -> Tensor:
-        """`attend_rows` of tensors on the CPU, by the interpreter, with so many programs at most."""
-        sent = _packed((*inputs, softcap, sinks))
-        result: Tensor = _unpacked(self._executor.submit(_attend, sent, num_programs).result())
+    def attend(self, inputs: Inputs, softcap: float = 0.0, sinks: Tensor | None = None) -> Tensor:
+        """`attend_rows` of tensors on the CPU, by the interpreter."""
+        result: Tensor = _unpacked(self._executor.submit(_attend, _packed((*inputs, softcap, sinks))).result())
         return result
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Whatever a function of a module returns there."""
+        return self._executor.submit(function).result()
 
     def compile(self, passes: Sequence[tuple[Inputs, bool]]) -> list[Kernel]:
         """All kernels that these passes take.
@@ -120,11 +119,10 @@ def _float32(handle: Any) -> npt.NDArray[np.float32]:
     return handle.data.astype(np.float32)
 
 
-def _attend(sent: bytes, num_programs: int) -> bytes:
-    from amusd.models import row_attention_triton
+def _attend(sent: bytes) -> bytes:
+    from amusd.models.row_attention_triton import attend_rows
 
-    row_attention_triton.NUM_PROGRAMS = num_programs
-    return _packed(row_attention_triton.attend_rows(*_unpacked(sent)))
+    return _packed(attend_rows(*_unpacked(sent)))
 
 
 class _AbsentGpu:
@@ -196,7 +194,6 @@ def _described(kernel: Any, folder: Path) -> Kernel:
     said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     return Kernel(
         name=kernel.name,
-        registers=int(re.findall(r"Used (\d+) registers", said)[0]),
         spilled_bytes=sum(map(int, re.findall(r"(\d+) bytes spill stores", said))),
         shared_bytes=kernel.metadata.shared,
         num_async_copies=len(re.findall(r"cp\.async\.c[ag]", kernel.asm["ptx"])),
