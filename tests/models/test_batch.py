@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from hypothesis import strategies as st
 from models import tiny
 from models.blocks import random_ids
 from models.paths import random_paths, tree_rows
-from table_model import TableModel
 from torch import Tensor
 
 from amusd.models.attention import register_attention
@@ -24,10 +22,10 @@ from amusd.models.cached_model import CachedModel
 from amusd.models.decoder import Decoder
 from amusd.models.eager import EagerPasses, RowCounts
 from amusd.models.graphs import run_each_time
-from amusd.models.huggingface import load_model, wrap_model
+from amusd.models.huggingface import wrap_model
 from amusd.models.kv_cache import PreallocatedCache
 from amusd.models.language_model import ChainRows, Chooser, DigestRequest, SequenceRows
-from amusd.models.linear import fastest_dtype, why_not_int8
+from amusd.models.linear import why_not_int8
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 from amusd.models.self_test import measure_width_invariance
@@ -139,13 +137,13 @@ def check_batches(model: CachedModel, seed: int, number: int, num_passes: int = 
 
 
 @pytest.mark.parametrize("name", MODELS)
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(seed=st.integers(0, 2**32 - 1), number=st.integers(1, 6))
 def test_each_sequence_of_a_batch_has_the_bits_that_it_has_alone(name: str, seed: int, number: int) -> None:
     check_batches(MODELS[name], seed, number)
 
 
-@pytest.mark.parametrize("agreeing", [[8], [1, 8, 16], [2, 8, 24], [8, 64]])
+@pytest.mark.parametrize("agreeing", [[8], [2, 8, 24]])
 def test_more_rows_than_agree_are_computed_in_several_calls(
     agreeing: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,7 +240,7 @@ def test_a_pass_over_some_caches_changes_no_other(replayed: bool) -> None:
 KINDS = {"computed anew": (BUCKETED, False), **{name: (rule, True) for name, rule in REPLAYED.items()}}
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["float32", "replayed"])
 def test_a_prompt_that_is_taken_in_beside_passes_of_others_has_the_bits_of_one_that_is_alone(name: str) -> None:
     """As the target's worker does, whose chunks end at multiples of `prefill_chunk`."""
     model, (token_ids, other) = MODELS[name], (random_ids(CAPACITY, seed=seed) for seed in (1, 2))
@@ -264,7 +262,7 @@ def test_trees_of_several_sequences_have_the_logits_that_each_has_alone(kind: st
     for index, pair in enumerate(zip(caches, alone, strict=True)):
         for cache in pair:
             model.prefill(random_ids(9 + index, seed=index), cache)
-    for _ in range(8):
+    for _ in range(4):
         members = rng.sample(range(5), rng.randint(1, 5))
         trees = []
         for index in members:
@@ -369,64 +367,6 @@ def test_sequences_that_want_other_digests_get_them(rule: str) -> None:
             assert output.choose() == output.logits.topk(2, dim=1).indices[:, 1].tolist()
 
 
-@pytest.mark.parametrize("fixed", [True, False])
-def test_prepared_caches_capture_nothing_more(fixed: bool) -> None:
-    captures: list[Callable[[], None]] = []
-
-    def count(work: Callable[[], None]) -> Callable[[], None]:
-        captures.append(work)
-        work()
-        return work
-
-    options = LoadOptions(
-        numerics=REPLAYED["fixed" if fixed else "bucketed"],
-        max_model_len=60,
-        capture=count,
-        tokens_per_step=STEPS,
-    )
-    model = wrap_model(tiny.tiny_causal_lm(tiny.tiny_config(), register_attention()), options)
-    caches = model.new_caches(5, 60)
-    model.prepare(caches[1], steps=STEPS)
-    number_prepared = STEPS if fixed else (STEPS + 1) * 4  # passes of one row too; of 1, 2, 4 or 5 sequences
-    assert len(captures) == number_prepared
-    for number in range(1, 6):
-        for rows in (1, 2, 8):
-            model.forward_batch([SequenceRows(random_ids(rows), cache) for cache in caches[:number]])
-        model.extend_batch([ChainRows([5], cache, 4) for cache in caches[:number]])
-        for cache in caches:
-            cache.truncate(0)
-    assert len(captures) == number_prepared
-
-
-@pytest.mark.parametrize("replayed", [False, True])
-def test_what_no_batch_can_be_is_refused_before_any_change(replayed: bool) -> None:
-    model = tiny_model(REPLAYED["fixed"] if replayed else FIXED, replayed=replayed)
-    first, second = model.new_caches(2, 20)
-    foreign = model.new_cache(20)
-    good = SequenceRows([1, 2], first)
-    bad = [
-        ([good, SequenceRows([1], foreign)], "share their memory"),
-        ([good, good], "each cache once"),
-        ([good, SequenceRows([1] * 9, second)], "allowed are 1 to 8"),
-        ([good, SequenceRows([tiny.VOCAB], second)], "token ids"),
-        ([good, SequenceRows([], second)], "0 tokens"),
-    ]
-    for batch, words in bad:
-        with pytest.raises(ValueError, match=words):
-            model.forward_batch(batch)
-        assert [first.length, second.length, foreign.length] == [0, 0, 0]
-    assert model.forward_batch([]) == []
-
-
-def test_a_table_decodes_a_batch_as_each_alone() -> None:
-    model = TableModel(tiny.VOCAB)
-    caches, alone = model.new_caches(3, 40), model.new_caches(3, 40)
-    for index, output in enumerate(
-        model.forward_batch([SequenceRows(random_ids(3 + index), cache) for index, cache in enumerate(caches)])
-    ):
-        assert torch.equal(output.logits, model.forward(random_ids(3 + index), alone[index]).logits)
-
-
 @pytest.mark.parametrize("replayed", [False, True])
 def test_the_self_test_looks_at_neighbours(replayed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model(REPLAYED["fixed"] if replayed else FIXED, replayed=replayed)
@@ -453,15 +393,3 @@ def test_the_self_test_compares_passes_of_the_same_number_of_rows(monkeypatch: p
     monkeypatch.setattr(Decoder, "__call__", other_kernels)
     outcome = measure_width_invariance(model, random_ids(20), 30)
     assert (outcome.num_rows, outcome.num_equal) == (3 * 30, 3 * 30)  # in blocks, among paths, beside sequences
-
-
-@pytest.mark.embedded
-def test_the_embedded_target_has_the_bits_of_each_sequence_alone(embedded_folder: Path) -> None:
-    options = LoadOptions(
-        numerics=Numerics.for_device("cpu", width=WIDTH, fixed=True),
-        max_model_len=512,
-        dtype=fastest_dtype(torch.device("cpu")),
-    )
-    model = load_model(embedded_folder, options)
-    for seed in range(2):
-        check_batches(model, seed, 4, num_passes=5)

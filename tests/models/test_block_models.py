@@ -120,9 +120,10 @@ def check(found: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("equal_heads", [False, True])
-@pytest.mark.parametrize("num_blocks", [0, 1, 2])
-@pytest.mark.parametrize("file", ["medusa_lm_head.pt", "medusa_lm_head.safetensors", "model.safetensors"])
+@pytest.mark.parametrize(
+    ("file", "num_blocks", "equal_heads"),
+    [("medusa_lm_head.pt", 1, False), ("medusa_lm_head.safetensors", 0, False), ("model.safetensors", 2, True)],
+)
 def test_medusa_gives_the_scores_of_the_paper(
     file: str, num_blocks: int, equal_heads: bool, target: Path, tmp_path: Path
 ) -> None:
@@ -152,18 +153,6 @@ def test_medusa_s_further_heads_go_on_behind_an_older_state(target: Path, tmp_pa
     check(state.score(9, 5), medusa_scores(weights, features[8]))
     state.clear()
     assert len(state.score(9, 5)) == 0
-
-
-@pytest.mark.parametrize("num_heads_equal", [False, True])
-@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
-def test_medusa_in_narrow_dtypes_stays_close(dtype: str, num_heads_equal: bool, target: Path, tmp_path: Path) -> None:
-    skip_without(dtype)
-    weights = medusa_weights(equal_heads=num_heads_equal)
-    folder, features = save_medusa(tmp_path / "draft", weights), random(1, WIDTH, seed=1)
-    state = load_medusa(folder, target, replace(OPTIONS, dtype=dtype)).new_state()
-    state.take(0, features)
-    found, expected = state.score(1, 5).float(), medusa_scores(weights, features[0])
-    assert torch.nn.functional.cosine_similarity(found, expected).min() > 0.99
 
 
 def load_medusa(folder: Path, target: Path, options: LoadOptions = OPTIONS) -> BlockModel:
@@ -259,13 +248,6 @@ def test_dflash_in_narrow_dtypes_stays_close(dtype: str, target: Path, tmp_path:
         state.take(0, features)
         scores.append(state.score(6, 40).float())
     assert torch.nn.functional.cosine_similarity(*scores).min() > 0.98
-
-
-def test_a_block_at_the_longest_length_fits(target: Path, tmp_path: Path) -> None:
-    model = load_dflash(save_dflash(tmp_path / "draft"), target)
-    state = model.new_state()
-    state.take(0, random(model.max_length - 1, WIDTH, seed=1))
-    assert state.score(model.max_length - 1, 40).isfinite().all()
 
 
 def medusa(**changes: Tensor | None) -> Weights:

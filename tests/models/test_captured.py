@@ -14,7 +14,7 @@ from models import tiny
 from models.paths import tree_rows
 from torch import Tensor
 
-from amusd.config import GREEDY, Distribution
+from amusd.config import Distribution
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.cascade import CascadeDrafter
 from amusd.errors import DeviceError, NotFiniteError
@@ -26,14 +26,12 @@ from amusd.models.graphs import run_each_time
 from amusd.models.huggingface import wrap_model
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
-from amusd.models.self_test import measure_width_invariance
 
 STEPS = 3
 GPU_RULES = [
     pytest.param(Numerics(width=8, fixed=fixed, border=None, prefill_chunk=32), id=name)
     for fixed, name in ((True, "fixed"), (False, "bucketed"))
 ]
-IMPLEMENTATIONS = ["amusd", "transformers"]
 
 
 def models(numerics: Numerics, model_impl: str, output_ids: Tensor | None = None) -> tuple[CachedModel, CachedModel]:
@@ -57,8 +55,13 @@ def random_ids(length: int, seed: int = 0) -> list[int]:
     return [rng.randrange(3, tiny.VOCAB) for _ in range(length)]
 
 
-@pytest.mark.parametrize("model_impl", IMPLEMENTATIONS)
-@pytest.mark.parametrize("numerics", GPU_RULES)
+@pytest.mark.parametrize(
+    ("numerics", "model_impl"),
+    [
+        (Numerics(width=8, fixed=True, border=None, prefill_chunk=32), "amusd"),
+        (Numerics(width=8, fixed=False, border=None, prefill_chunk=32), "transformers"),
+    ],
+)
 def test_captured_blocks_with_rollbacks_give_the_logits_of_plain_ones(numerics: Numerics, model_impl: str) -> None:
     plain, replayed = models(numerics, model_impl)
     caches = [model.new_cache(100) for model in (plain, replayed)]
@@ -96,20 +99,6 @@ def test_several_tokens_in_one_replay_are_those_of_single_steps(numerics: Numeri
         pending = [tokens[-1:] for tokens in chosen]
 
 
-def test_a_replay_may_pass_the_end_of_the_cache() -> None:
-    plain, replayed = models(GPU_RULES[1].values[0], "amusd")  # type: ignore[arg-type]  # pytest's param is untyped
-    prompt = random_ids(20)
-    chosen = []
-    for model in (plain, replayed):
-        cache = model.new_cache(24)
-        model.prefill(prompt[:-1], cache)
-        chosen.append(model.extend(prompt[-1:], cache, 5))
-        assert cache.length == 24
-        with pytest.raises(ValueError, match="fit"):
-            model.extend(chosen[-1][-1:], cache, 1)
-    assert chosen[0] == chosen[1]
-
-
 def test_a_reduced_head_chooses_token_ids_and_not_columns() -> None:
     config = tiny.tiny_config("LlamaConfig", tie_word_embeddings=False)
     chosen = []
@@ -143,7 +132,7 @@ def _head_of(model: Any, kept: Tensor) -> torch.nn.Linear:
     return head
 
 
-@pytest.mark.parametrize(("fixed", "steps", "number"), [(True, 1, 1), (False, 1, 2), (True, 4, 4), (False, 4, 5)])
+@pytest.mark.parametrize(("fixed", "steps", "number"), [(True, 4, 4), (False, 1, 2)])
 def test_a_prepared_cache_captures_nothing_more(fixed: bool, steps: int, number: int) -> None:
     """Chains, paths, trees and several steps are the same few graphs, wherever they stand."""
     captures: list[Callable[[], None]] = []
@@ -167,7 +156,7 @@ def test_a_prepared_cache_captures_nothing_more(fixed: bool, steps: int, number:
         model.prepare(each, steps=steps)
     assert len(captures) == 2 * number
     token_ids = random_ids(60)
-    for length in range(1, 57):
+    for length in range(1, 57, 5):
         cache.truncate(0)
         model.prefill(token_ids[:length], cache)
         for rows in (2, 3, 4):
@@ -178,16 +167,6 @@ def test_a_prepared_cache_captures_nothing_more(fixed: bool, steps: int, number:
     for slot in range(60):
         model.forward_trees([tree_rows([5], np.arange(0), [[slot]], tree_cache)])
     assert len(captures) == 2 * number
-
-
-def test_preparing_leaves_what_a_cache_holds_alone() -> None:
-    _, replayed = models(Numerics(width=8, fixed=True, border=None), "amusd")
-    cache = replayed.new_cache(40)
-    replayed.prefill([5, 6, 7], cache)
-    before = replayed.forward([8], cache).logits.clone()
-    cache.truncate(3)
-    replayed.prepare(cache)
-    assert torch.equal(replayed.forward([8], cache).logits, before)
 
 
 def test_a_pass_that_was_not_prepared_is_an_error_and_not_a_delay() -> None:
@@ -215,37 +194,14 @@ def test_a_prompt_behind_a_path_that_was_kept_is_read_in_the_order_of_its_positi
     assert cache.is_in_order(60)
 
 
-def test_the_rows_of_a_captured_pass_do_not_depend_on_their_block() -> None:
-    _, replayed = models(Numerics(width=8, fixed=True, border=None, prefill_chunk=32), "amusd")
-    assert measure_width_invariance(replayed, random_ids(20), 90).holds
-
-
-def test_a_drafter_proposes_what_single_steps_choose() -> None:
-    plain, replayed = models(Numerics(width=8, fixed=False, border=None, prefill_chunk=32), "amusd")
-    drafters = [AutoregressiveDrafter(model) for model in (plain, replayed)]
-    assert [drafter.tokens_per_replay for drafter in drafters] == [STEPS, STEPS]
-    prompt = random_ids(17)
-    for drafter in drafters:
-        drafter.open(prompt, 90)
-    for step in range(8):
-        first, second = (drafter.propose(1 + step) for drafter in drafters)
-        assert first == second
-        for drafter in drafters:
-            drafter.truncate(drafter.length - step)
-            drafter.commit(random_ids(2, seed=step))
-
-
-@pytest.mark.parametrize("distribution", [GREEDY, Distribution(temperature=0.8, seed=2)], ids=["greedy", "sampled"])
-def test_a_cascade_takes_one_replay_for_what_was_foreseen(
-    distribution: Distribution, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cascade_takes_one_replay_for_what_was_foreseen(monkeypatch: pytest.MonkeyPatch) -> None:
     plain, replayed = models(Numerics(width=8, fixed=False, border=None, prefill_chunk=32), "amusd")
     drafters = [CascadeDrafter(model, AutoregressiveDrafter(plain), 4) for model in (plain, replayed)]
     passes: list[int] = []
     run = CapturedPasses.run
     monkeypatch.setattr(CapturedPasses, "run", lambda self, work: passes.append(work.steps) or run(self, work))
     for drafter in drafters:
-        drafter.set_distribution(distribution)
+        drafter.set_distribution(Distribution(temperature=0.8, seed=2))
         drafter.open(random_ids(17), 90)
     passes.clear()
     for step in range(8):
@@ -258,21 +214,20 @@ def test_a_cascade_takes_one_replay_for_what_was_foreseen(
     assert passes == [1] * 8
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")], ids=str)
-def test_a_logit_that_is_no_finite_number_comes_with_the_tokens(value: float) -> None:
+def test_a_logit_that_is_no_finite_number_comes_with_the_tokens() -> None:
     _, replayed = models(Numerics(width=8, fixed=False, border=None, prefill_chunk=32, num_tracks=3), "transformers")
     cache = replayed.new_cache(40)
     replayed.prefill([5, 6, 7], cache)
     assert len(replayed.forward([8, 9], cache).choose()) == 2
     network: Any = replayed._network
-    network._model.get_output_embeddings().weight.data[3].fill_(value)
+    network._model.get_output_embeddings().weight.data[3].fill_(torch.nan)
     for ask in (
         lambda: replayed.forward([8, 9], cache).choose(),
         lambda: replayed.forward([8, 9, 10], cache, parents=[0, 0]).choose(),
         lambda: replayed.extend([8], cache, STEPS),
     ):
         cache.truncate(3)
-        with pytest.raises(NotFiniteError, match=r"^the largest logit is (nan|inf)$"):
+        with pytest.raises(NotFiniteError, match=r"^the largest logit is nan$"):
             ask()
 
 

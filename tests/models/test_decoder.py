@@ -17,11 +17,9 @@ from amusd.models.cached_model import CachedModel
 from amusd.models.captured import Capture
 from amusd.models.decoder import Norm
 from amusd.models.huggingface import wrap_model
-from amusd.models.kv_cache import KVMemory
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 from amusd.models.sharding import ALONE, Ranks
-from amusd.models.split_attention import SplitAttention
 from amusd.models.vocabulary import reduce_head
 
 RULE = Numerics(width=8, fixed=True, border=32, prefill_chunk=32)
@@ -203,11 +201,9 @@ def test_sequences_end_where_the_frequencies_switch(name: str) -> None:
     assert (before - after).abs().max() > VISIBLE, "the frequencies do not switch here"
 
 
-@pytest.mark.parametrize("numerics", NUMERICS)
-@pytest.mark.parametrize("bias", [False, True], ids=["plain", "with a bias"])
-@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-def test_a_reduced_head_scores_the_tokens_it_names(tied: bool, bias: bool, numerics: Numerics) -> None:
-    stock = stock_model(Case("LlamaConfig", {"tie_word_embeddings": tied}))
+@pytest.mark.parametrize("bias", [False, True], ids=["tied", "untied with a bias"])
+def test_a_reduced_head_scores_the_tokens_it_names(bias: bool) -> None:
+    stock = stock_model(Case("LlamaConfig", {"tie_word_embeddings": not bias}))
     output_ids = torch.tensor([1, 2, 5, 11, 30, 31, 96])
     offsets = torch.randn(tiny.VOCAB, generator=torch.Generator().manual_seed(1)) if bias else torch.zeros(tiny.VOCAB)
 
@@ -216,7 +212,7 @@ def test_a_reduced_head_scores_the_tokens_it_names(tied: bool, bias: bool, numer
             source.lm_head.bias = torch.nn.Parameter(offsets)
         reduce_head(source, output_ids)
 
-    model = lean_model(stock, numerics, change, output_ids=output_ids)
+    model = lean_model(stock, change=change, output_ids=output_ids)
     token_ids = random_ids(LENGTH)
     cache = model.new_cache(LENGTH)
     model.prefill(token_ids[:PROMPT], cache)
@@ -227,7 +223,7 @@ def test_a_reduced_head_scores_the_tokens_it_names(tied: bool, bias: bool, numer
     assert output_ids[chosen].tolist() == output_ids[expected[:4].argmax(dim=-1)].tolist()
 
 
-@pytest.mark.parametrize("length", [1, 31, 32, 33, 64, 65, 100])
+@pytest.mark.parametrize("length", [1, 32, 65])
 def test_a_prompt_in_chunks_leaves_what_one_pass_over_it_would(length: int) -> None:
     stock = stock_model(CASES["qwen3 query norm"])
     model = lean_model(stock)
@@ -238,20 +234,6 @@ def test_a_prompt_in_chunks_leaves_what_one_pass_over_it_would(length: int) -> N
     torch.testing.assert_close(
         model.forward(token_ids[length : length + 1], cache).logits, expected, atol=1e-4, rtol=1e-4
     )
-
-
-@pytest.mark.parametrize("numerics", NUMERICS)
-def test_a_truncated_cache_continues_as_a_fresh_one(numerics: Numerics) -> None:
-    model = lean_model(stock_model(CASES["qwen3 key norm"]), numerics)
-    token_ids, other = random_ids(60), random_ids(60, seed=5)
-    fresh, used = model.new_cache(100), model.new_cache(100)
-    model.prefill(token_ids[:40], fresh)
-    model.prefill([*token_ids[:40], *other], used)
-    used.truncate(40)
-    for start in (40, 44):
-        expected = model.forward(token_ids[start : start + 4], fresh).logits
-        logits = model.forward(token_ids[start : start + 4], used).logits
-        torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_no_key_beyond_those_announced_is_read() -> None:
@@ -267,31 +249,16 @@ def test_no_key_beyond_those_announced_is_read() -> None:
     assert torch.equal(model.forward(token_ids[40:], poisoned).logits, expected)
 
 
-@pytest.mark.parametrize("border", [48, 256])
-def test_a_fixed_width_needs_borders_that_are_those_of_attention(border: int) -> None:
+def test_a_fixed_width_needs_borders_that_are_those_of_attention() -> None:
+    border = 48
     model = lean_model(stock_model(CASES["grouped heads"]))
     with pytest.raises(ValueError, match=f"border={border} must divide 128"):
         model.under(Numerics(width=8, fixed=True, border=border, prefill_chunk=768))
     model.under(Numerics(width=8, fixed=False, border=border, prefill_chunk=768))
 
 
-def test_it_writes_where_slots_say() -> None:
-    model = lean_model(stock_model(CASES["grouped heads"]))
-    network, token_ids = model._network, random_ids(6)
-    plain, slotted = (KVMemory(32, torch.float32) for _ in range(2))
-    plain.slots_of_pass, slotted.slots_of_pass = range(6), torch.arange(6)
-    for memory in (plain, slotted):
-        attention = SplitAttention.of_chain(0, 6, 32, torch.float32)
-        logits = network(torch.tensor(token_ids), torch.arange(6), attention, memory, with_logits=True)
-        torch.testing.assert_close(
-            logits, stock_logits(stock_model(CASES["grouped heads"]), token_ids), rtol=1e-4, atol=1e-4
-        )
-    for layer, tensor in plain._tensors.items():
-        assert torch.equal(tensor, slotted._tensors[layer])
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_it_computes_in_smaller_dtypes(dtype: torch.dtype) -> None:
+def test_it_computes_in_smaller_dtypes() -> None:
+    dtype = torch.bfloat16
     stock, token_ids = stock_model(CASES["qwen3 attention_bias"]), random_ids(8)
     model = lean_model(stock, change=lambda source: source.to(dtype))
     logits = model.forward(token_ids, model.new_cache(8)).logits
@@ -300,23 +267,11 @@ def test_it_computes_in_smaller_dtypes(dtype: torch.dtype) -> None:
     assert error < 16 * torch.finfo(dtype).eps
 
 
-def test_it_knows_its_sizes() -> None:
-    stock = stock_model(CASES["untied head"])
-    total = sum(parameter.nbytes for parameter in stock.parameters())
-    assert lean_model(stock).weight_bytes == total - stock.get_input_embeddings().weight.nbytes
-    tied = stock_model(CASES["tied head"])
-    assert lean_model(tied).weight_bytes == sum(parameter.nbytes for parameter in tied.parameters())
-
-
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 2**-8)])
-@pytest.mark.parametrize("width", [24, 576])
-@pytest.mark.parametrize("outlier", [1.0, 1e4])
-def test_a_norm_is_that_of_the_definition_and_each_row_its_own(
-    width: int, outlier: float, dtype: torch.dtype, tolerance: float
-) -> None:
+def test_a_norm_is_that_of_the_definition_and_each_row_its_own(dtype: torch.dtype, tolerance: float) -> None:
     random = torch.Generator().manual_seed(0)
-    rows, weight = (torch.randn(*shape, generator=random) for shape in ((9, width), (width,)))
-    rows[:, 5] *= outlier
+    rows, weight = (torch.randn(*shape, generator=random) for shape in ((9, 576), (576,)))
+    rows[:, 5] *= 1e4
     rows[3] = 0.0
     rows[4] *= 1e-3  # where epsilon counts
     rows, weight = rows.to(dtype), weight.to(dtype)
@@ -327,8 +282,3 @@ def test_a_norm_is_that_of_the_definition_and_each_row_its_own(
     torch.testing.assert_close(normed.double(), exact, rtol=tolerance, atol=1e-6)
     for index in range(len(rows)):
         assert torch.equal(norm(rows[index : index + 1]), normed[index : index + 1])
-
-
-def test_a_model_without_a_norm_leaves_the_rows() -> None:
-    rows = torch.randn(2, 8)
-    assert Norm(None, 1e-5)(rows) is rows

@@ -13,9 +13,9 @@ from torch import Tensor
 from amusd.models.huggingface import load_model
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
-from amusd.models.tokenizer import load_tokenizer, user_turn
+from amusd.models.tokenizer import load_tokenizer
 
-pytestmark = pytest.mark.embedded
+pytestmark = [pytest.mark.embedded, pytest.mark.long]
 
 RULE = Numerics(width=8, fixed=True)
 
@@ -24,9 +24,7 @@ RULE = Numerics(width=8, fixed=True)
 def prompts(embedded_folder: Path) -> list[list[int]]:
     tokenizer = load_tokenizer(embedded_folder)
     return [
-        tokenizer.encode_chat(user_turn("Why is the sky blue?")),
         tokenizer.encode("def fibonacci(n):\n    if n < 2:\n        return n\n    return fibonacci(n - 1) +"),
-        tokenizer.encode("The three primary colours are red, yellow and blue; from these a painter can mix green,"),
     ]
 
 

@@ -75,8 +75,7 @@ def test_ranks_share_it_with_its_reduced_head(tmp_path: Path) -> None:
     assert on_ranks(2, chosen) == [alone, alone]
 
 
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("name", ["LlamaConfig", "Qwen3Config"])
+@pytest.mark.parametrize(("name", "tied"), [("LlamaConfig", True), ("Qwen3Config", False)])
 def test_it_is_the_stored_layers_between_the_targets_embedding_and_head(name: str, tied: bool, tmp_path: Path) -> None:
     stock, draft_file = save_pair(tmp_path / "target", name, tie_word_embeddings=tied)
     draft = load(tmp_path / "target", draft_file)
@@ -87,29 +86,10 @@ def test_it_is_the_stored_layers_between_the_targets_embedding_and_head(name: st
     torch.testing.assert_close(logits, full[:, draft.output_ids], atol=1e-4, rtol=1e-4)
 
 
-def test_a_smaller_head_keeps_the_most_frequent_tokens(tmp_path: Path) -> None:
-    _, draft_file = save_pair(tmp_path / "target")
-    draft = load(tmp_path / "target", draft_file, vocab_size=3)
-    assert draft.output_ids is not None
-    assert draft.output_ids.tolist() == [7, 42, 256]
-    assert draft.vocab_size == 3
-
-
 def test_a_larger_head_than_there_is_is_refused(tmp_path: Path) -> None:
     _, draft_file = save_pair(tmp_path / "target")
     with pytest.raises(ConfigError, match=r"drafter\.vocab_size=9: the embedded draft can propose 8 tokens"):
         load(tmp_path / "target", draft_file, vocab_size=9)
-
-
-def test_its_cache_rolls_back(tmp_path: Path) -> None:
-    _, draft_file = save_pair(tmp_path / "target")
-    draft = load(tmp_path / "target", draft_file)
-    cache, fresh = draft.new_cache(20), draft.new_cache(20)
-    draft.forward([5, 6, 9, 9], cache)
-    cache.truncate(2)
-    draft.forward([5, 6], fresh)
-    expected = draft.forward([7], fresh).logits
-    torch.testing.assert_close(draft.forward([7], cache).logits, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_an_exported_draft_is_an_ordinary_checkpoint(tmp_path: Path) -> None:
@@ -124,19 +104,10 @@ def test_an_exported_draft_is_an_ordinary_checkpoint(tmp_path: Path) -> None:
     assert load_tokenizer(tmp_path / "out").fingerprint == load_tokenizer(tmp_path / "target").fingerprint
 
 
-def test_an_export_leaves_a_folder_that_holds_something_alone(tmp_path: Path) -> None:
-    _, draft_file = save_pair(tmp_path / "target")
-    before = sorted(tmp_path.iterdir())
-    with pytest.raises(ConfigError, match="not empty; name a new folder"):
-        export_draft(tmp_path / "target", tmp_path / "target", draft_file)
-    assert sorted(tmp_path.iterdir()) == before
-
-
-@pytest.mark.parametrize("place", [100, 5_000_000, -1], ids=["header", "weights", "last byte"])
-def test_a_flipped_bit_in_what_ships_is_one_line(place: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flipped_bit_in_what_ships_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, own = save_pair(tmp_path / "target")
     content = bytearray(DRAFT_FILE.read_bytes())
-    content[place] ^= 1
+    content[5_000_000] ^= 1
     damaged = tmp_path / "damaged.safetensors"
     damaged.write_bytes(content)
     monkeypatch.setattr(embedded_draft, "DRAFT_FILE", damaged)
@@ -162,19 +133,19 @@ def test_what_ships_is_small_and_can_end_an_answer() -> None:
 @pytest.mark.embedded
 def test_the_embedded_draft_agrees_with_its_target_on_the_targets_own_text(embedded_folder: Path) -> None:
     """A floor far below what it was measured to do: it catches a damaged file, swapped rows or a wrong embedding."""
-    options = LoadOptions(numerics=Numerics(width=128, fixed=False), max_model_len=256)
+    options = LoadOptions(numerics=Numerics(width=128, fixed=False), max_model_len=128)
     target = load_model(embedded_folder, options)
     draft = load_embedded_draft(embedded_folder, options, vocab_size=8192)
     prompt = load_tokenizer(embedded_folder).encode_chat(
         user_turn("Name three things to see in a forest, and say why.")
     )
-    cache = target.new_cache(256)
+    cache = target.new_cache(128)
     target.prefill(prompt[:-1], cache)
-    answer = target.extend(prompt[-1:], cache, 60)
-    logits = draft.forward([*prompt, *answer], draft.new_cache(256)).logits
+    answer = target.extend(prompt[-1:], cache, 32)
+    logits = draft.forward([*prompt, *answer], draft.new_cache(128)).logits
     assert draft.output_ids is not None
     chosen = draft.output_ids[logits.argmax(dim=-1)].tolist()[len(prompt) - 1 :]
-    assert sum(a == b for a, b in zip(chosen, answer, strict=False)) >= 15
+    assert sum(a == b for a, b in zip(chosen, answer, strict=False)) >= 8
 
 
 def some_draft() -> DraftWeights:
@@ -199,26 +170,6 @@ def test_rows_come_back_within_half_a_step_whatever_their_size(tmp_path: Path) -
         half_step = tensor.abs().amax(dim=-1, keepdim=True) / 127 / 2 if tensor.ndim == 2 else 0.0
         assert ((read.tensors[name] - tensor).abs() <= half_step * 1.001).all(), name
         assert read.tensors[name].dtype is torch.float32
-
-
-def test_only_the_file_itself_is_left(tmp_path: Path) -> None:
-    write_draft(tmp_path / "draft.safetensors", some_draft())
-    assert [path.name for path in tmp_path.iterdir()] == ["draft.safetensors"]
-
-
-def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"none\.safetensors") as caught:
-        read_draft(tmp_path / "none.safetensors")
-    assert "\n" not in str(caught.value)
-
-
-def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
-    path = tmp_path / "draft.safetensors"
-    write_draft(path, some_draft())
-    path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(ConfigError, match="draft") as caught:
-        read_draft(path)
-    assert "\n" not in str(caught.value)
 
 
 def test_another_format_is_refused(tmp_path: Path) -> None:

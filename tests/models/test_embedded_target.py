@@ -87,21 +87,6 @@ def test_a_missing_model_package_is_answered_with_the_command(monkeypatch: pytes
         embedded_target.embedded_target_path(tmp_path)
 
 
-def test_a_missing_gguf_reader_is_answered_with_the_command(
-    conversion: FakeConversion, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    hide_package(monkeypatch, "gguf")
-    with pytest.raises(MissingDependencyError, match=r"pip install 'amusd\[embedded\]'"):
-        embedded_target.embedded_target_path(tmp_path / "cache")
-    assert conversion.count == 0
-
-
-def test_a_folder_that_cannot_be_written_is_one_line(conversion: FakeConversion, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="cannot be unpacked to"):
-        embedded_target.embedded_target_path(tmp_path / "file" / "cache")
-
-
 def test_a_folder_that_another_process_made_meanwhile_is_used(
     conversion: FakeConversion, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

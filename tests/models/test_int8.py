@@ -32,7 +32,7 @@ def random_tensor(*shape: int, seed: int) -> Tensor:
 
 
 @HAS_INT8
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     st.integers(1, 70),
     st.integers(1, 300),
@@ -66,16 +66,6 @@ def test_a_product_is_the_exact_one_within_the_steps_of_inputs_and_weights(
             assert torch.equal(linear(rows[row : row + 1])[0], result[row])
 
 
-@HAS_INT8
-@pytest.mark.parametrize("by_row", [False, True])
-def test_the_largest_sums_do_not_overflow(by_row: bool) -> None:
-    """Neighbouring products, all at the edge of both ranges: CPUs without VNNI add two of them in 16 bits."""
-    weight, rows = torch.full((16, 64), 3.0), torch.full((2, 64), 5.0)
-    weight[1], rows[:, 0] = -3.0, 0.0  # the range of inputs begins at 0
-    result = Int8Linear(weight, None, InputScales(by_row))(rows)
-    torch.testing.assert_close(result, rows @ weight.t(), rtol=1e-5, atol=0)
-
-
 @pytest.mark.parametrize(("has_vnni", "expected"), [(True, 127), (False, 64)])
 def test_weights_have_seven_bits_on_cpus_without_vnni(
     has_vnni: bool, expected: int, monkeypatch: pytest.MonkeyPatch
@@ -84,11 +74,6 @@ def test_weights_have_seven_bits_on_cpus_without_vnni(
     assert largest_int8_weight() == expected
     assert to_int8(random_tensor(20, 50, seed=1), expected)[0].abs().amax(dim=1).eq(expected).all()
     assert has_vnni or 2 * 255 * largest_int8_weight() < 2**15
-
-
-@HAS_INT8
-def test_a_weight_takes_a_byte() -> None:
-    assert Int8Linear(torch.ones(40, 100), torch.ones(40), InputScales()).nbytes == 40 * 100 + 40 * 4 + 40 * 4
 
 
 def test_what_was_quantized_once_stays_as_it_is() -> None:
@@ -112,7 +97,7 @@ def test_there_is_a_reason_where_there_are_no_products(monkeypatch: pytest.Monke
 
 
 @HAS_INT8
-@pytest.mark.parametrize("name", ["LlamaConfig", "Qwen2Config", "Qwen3Config"])
+@pytest.mark.parametrize("name", ["LlamaConfig", "Qwen3Config"])
 def test_a_model_in_int8_is_nearly_the_model(name: str, tmp_path: Path) -> None:
     tiny.save_checkpoint(tmp_path, tiny.tiny_config(name))
     options = LoadOptions(numerics=Numerics(width=8, fixed=False), max_model_len=64)

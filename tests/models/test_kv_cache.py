@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -70,43 +70,6 @@ def test_wiping_leaves_what_is_held_and_zeros_beyond(joint: bool) -> None:
         assert not part[..., 4:, :].any()
 
 
-def test_slots_are_where_rows_go_and_nothing_else_changes() -> None:
-    cache = new_cache()
-    memory = cache.memory
-    begin(cache, 20)
-    memory.update_joint(key_values(20), 0)
-    cache.advance(20)
-    cache.truncate(7)
-    keys, values = (view.clone() for view in memory.views(0))
-    states, slots = key_values(3, seed=1), torch.tensor([2, 19, 11])
-    begin(cache, 3, slots)
-    new_keys, new_values = memory.update_joint(states, 0)
-    keys[:, slots], values[:, slots] = (part[0] for part in split(states))
-    assert torch.equal(new_keys, keys)
-    assert torch.equal(new_values, values)
-    assert cache.length == 7
-
-
-def test_after_a_pass_with_slots_rows_go_to_the_end_again() -> None:
-    cache = new_cache()
-    begin(cache, 2, torch.tensor([5, 6]))
-    cache.memory.update_joint(key_values(2), 0)
-    begin(cache, 2)
-    states = key_values(2, seed=1)
-    keys, _ = cache.memory.update_joint(states, 0)
-    assert torch.equal(keys[:, :2], split(states)[0][0])
-
-
-def test_views_stay() -> None:
-    cache = new_cache()
-    begin(cache, 4)
-    first, _ = cache.memory.update_joint(key_values(4), 0)  # [heads, slots, dim]
-    cache.advance(4)
-    begin(cache, 4)
-    again, _ = cache.memory.update_joint(key_values(4, seed=1), 0)
-    assert again is first  # a captured pass reads from the same address
-
-
 @pytest.mark.parametrize("kind", ["joint", "separate"])
 @pytest.mark.parametrize("slots", [None, torch.tensor([3, 1])], ids=["in order", "slots"])
 def test_rows_of_padding_are_not_written(kind: str, slots: Tensor | None) -> None:
@@ -147,35 +110,6 @@ def test_a_region_is_all_that_a_cache_writes_moves_and_wipes() -> None:
         PreallocatedCache(memory, capacity=20, allocated=ALLOCATED, number=3)
 
 
-def test_memory_that_was_never_written_is_finite() -> None:
-    cache = new_cache()
-    begin(cache, 1)
-    for view in cache.memory.update_joint(key_values(1), 0):
-        assert torch.equal(view[:, 1:], torch.zeros((HEADS, ALLOCATED - 1, DIM)))
-
-
-def test_a_pass_may_read_and_write_beyond_the_capacity_but_not_beyond_memory() -> None:
-    cache = new_cache(capacity=20)
-    cache.advance(18)
-    assert cache.memory_slots(6) == range(18, ALLOCATED)
-    cache.check_allocated(ALLOCATED)
-    cache.advance(2)
-    assert cache.length == cache.capacity == 20
-    with pytest.raises(ValueError, match="exceed 24 positions"):
-        cache.memory_slots(5)
-    with pytest.raises(ValueError, match="exceed 24 positions"):
-        cache.check_allocated(25)
-    with pytest.raises(ValueError, match="exceed the capacity of 20"):
-        cache.advance(1)
-    assert cache.length == 20
-
-
-@pytest.mark.parametrize(("capacity", "allocated"), [(0, 8), (9, 8)])
-def test_an_impossible_size_is_refused(capacity: int, allocated: int) -> None:
-    with pytest.raises(ValueError, match="must be at least 1"):
-        PreallocatedCache(KVMemory(allocated, torch.float32), capacity=capacity, allocated=allocated)
-
-
 @pytest.mark.parametrize("kind", ["joint", "separate"])
 def test_rows_that_are_kept_move_to_their_places(kind: str) -> None:
     cache, straight = new_cache(), new_cache()
@@ -199,29 +133,6 @@ def test_rows_that_are_kept_move_to_their_places(kind: str) -> None:
         assert torch.equal(moved[..., :7, :], expected[..., :7, :])
     with pytest.raises(ValueError, match="not one over paths"):
         cache.keep([0])
-
-
-def _advance(cache: PreallocatedCache) -> None:
-    begin(cache, 1)
-    _write(cache, key_values(1), "joint")
-    cache.advance(1)
-
-
-@pytest.mark.parametrize("forget", [_advance, lambda cache: cache.truncate(3)], ids=["another pass", "a rollback"])
-def test_the_rows_of_a_pass_over_paths_cannot_be_kept_later(forget: Callable[[PreallocatedCache], None]) -> None:
-    cache = new_cache()
-    begin(cache, 4)
-    _write(cache, key_values(4), "joint")
-    cache.advance(4)
-    slots = [4, 5, 20]
-    begin(cache, 3, torch.tensor(slots))
-    _write(cache, key_values(3), "joint")
-    cache.path_slots = slots
-    forget(cache)
-    length = cache.length
-    with pytest.raises(ValueError, match="not one over paths"):
-        cache.keep([0, 2])
-    assert cache.length == length
 
 
 def _write(cache: PreallocatedCache, states: Tensor, kind: str) -> tuple[Tensor, Tensor]:

@@ -22,9 +22,9 @@ from amusd.models.linear import (
     multiplies_fp16,
 )
 
-SHAPES = [(1, 1), (3, 5), (16, 16), (31, 200), (97, 33), (128, 64), (577, 576), (64, 1537)]
+SHAPES = [(1, 1), (31, 200), (97, 33), (577, 576)]
 """[out, in]"""
-ROWS = [1, 2, 7, 8, 9, 16, 33, 300]
+ROWS = [1, 8, 9, 33]
 EPSILON = {torch.float32: 2.0**-23, torch.bfloat16: 2.0**-8}
 CPU = torch.device("cpu")
 DTYPES = [
@@ -119,7 +119,7 @@ def test_a_plain_sum_is_the_residual_plus_the_product(dtype: torch.dtype, has_bi
 
 
 @pytest.mark.parametrize(("kind", "dtype"), KINDS)
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_at_a_fixed_number_of_rows_a_result_depends_neither_on_its_place_nor_on_its_neighbours(
     kind: type[PackedLinear | Fp16Linear], dtype: torch.dtype, data: st.DataObject

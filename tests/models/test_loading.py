@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import transformers
 from models import tiny
 
@@ -71,43 +70,6 @@ def test_a_window_as_long_as_the_longest_sequence_is_accepted(tmp_path: Path) ->
     assert load(tmp_path, max_model_len=256).max_length == 256
     with pytest.raises(UnsupportedModelError, match="window of 256"):
         load(tmp_path, max_model_len=257)
-
-
-def test_a_checkpoint_is_loaded_with_its_weights(tmp_path: Path) -> None:
-    stock = tiny.save_checkpoint(tmp_path, tiny.tiny_config())
-    model = load(tmp_path)
-    with torch.inference_mode():
-        expected = stock(torch.tensor([[5, 6, 7]])).logits[0]
-    torch.testing.assert_close(model.forward([5, 6, 7], model.new_cache(8)).logits, expected, atol=1e-4, rtol=1e-4)
-
-
-def test_a_missing_folder_is_one_line() -> None:
-    with pytest.raises(ConfigError, match=r"model ./no/such/folder: no such folder"):
-        load("./no/such/folder")
-
-
-def test_a_folder_without_weights_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"model .*safetensors") as caught:
-        load(config_folder(tmp_path, tiny.tiny_config()))
-    assert "\n" not in str(caught.value)
-
-
-def test_a_folder_that_is_no_checkpoint_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="model ") as caught:
-        load(tmp_path)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_checkpoint_that_lacks_weights_is_not_filled_with_random_ones(tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
-    tiny.save_checkpoint(tmp_path, tiny.tiny_config())
-    file = tmp_path / "model.safetensors"
-    weights = load_file(file)
-    del weights["model.layers.1.mlp.up_proj.weight"]
-    save_file(weights, file, metadata={"format": "pt"})
-    with pytest.raises(ConfigError, match=r"lacks weights, model.layers.1.mlp.up_proj.weight"):
-        load(tmp_path)
 
 
 def test_code_in_a_checkpoint_is_never_run(tmp_path: Path) -> None:

@@ -37,30 +37,6 @@ def test_a_fixed_block_never_crosses_a_border_and_is_never_empty(rule: Numerics,
     assert rule.num_keys(start, 1) == rule.num_keys(start + rows - 1, 1) or rule.border is None
 
 
-@given(rule=rules(), start=starts, rows=st.integers(1, 20))
-def test_every_row_of_a_block_sees_its_own_key(rule: Numerics, start: int, rows: int) -> None:
-    rows = min(rows, rule.max_rows(start))
-    assert rule.num_keys(start, rows) >= start + rows
-
-
-@given(width=widths, start=starts, fixed=st.booleans())
-def test_nothing_on_a_gpu_depends_on_the_position(width: int, start: int, fixed: bool) -> None:
-    rule = Numerics.for_device("cuda:0", width=width, fixed=fixed)
-    assert (rule.max_rows(start), rule.tracks_at(start)) == (width, 3)
-
-
-@given(width=widths, rows=st.integers(1, 20))
-def test_a_fixed_pass_always_has_the_same_number_of_rows(width: int, rows: int) -> None:
-    assert Numerics(width=width, fixed=True).padded_rows(min(rows, width)) == width
-
-
-@pytest.mark.parametrize(("rows", "padded"), [(1, 1), (2, 12), (12, 12)])
-def test_a_bucketed_pass_is_padded_to_the_width_unless_it_is_one_row(rows: int, padded: int) -> None:
-    rule = Numerics(width=12, fixed=False)
-    assert rule.padded_rows(rows) == padded
-    assert rule.row_counts == [1, 12]
-
-
 @given(rule=rules(), start=starts, length=st.integers(1, 900))
 def test_prompt_chunks_end_at_multiples_of_the_chunk_or_at_the_end(rule: Numerics, start: int, length: int) -> None:
     end = rule.prefill_end(start, start + length)
@@ -76,11 +52,6 @@ def test_padding_beyond_a_full_cache_fits_the_allocation(rule: Numerics, capacit
     assert start + rule.padded_rows(1) <= allocated
     assert rule.num_keys(start, rule.padded_rows(1)) <= allocated
     assert rule.prefill_keys(capacity) <= allocated
-
-
-def test_a_chunk_that_is_no_multiple_of_the_border_is_refused() -> None:
-    with pytest.raises(ValueError, match="multiple of border"):
-        Numerics(width=8, fixed=True, border=64, prefill_chunk=100)
 
 
 @given(width=widths, start=starts)

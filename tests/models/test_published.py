@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from models import tiny
 from models.blocks import random_ids, stock_logits
 from models.published import CONFIGS, ORIGINAL, change_weights, write, write_config
-from models.test_decoder import VISIBLE
 
 from amusd.errors import ConfigError, UnsupportedModelError
 from amusd.models import decoder
@@ -39,8 +37,9 @@ def last_logits(model: CachedModel, token_ids: list[int], rows: int = 8) -> torc
     return torch.cat([model.forward([token_id], cache).logits for token_id in token_ids[-rows:]])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    ("name", "dtype"), [(name, torch.bfloat16 if "Llama" in name else torch.float32) for name in CONFIGS], ids=str
+)
 def test_it_agrees_with_transformers_beyond_the_original_positions(
     name: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:
@@ -54,27 +53,12 @@ def test_it_agrees_with_transformers_beyond_the_original_positions(
     torch.testing.assert_close(last_logits(model, token_ids), expected, atol=2e-4, rtol=2e-4)
 
 
-@pytest.mark.parametrize("name", [name for name, config in CONFIGS.items() if "rope_scaling" in config])
-def test_the_scaling_shows_at_these_positions(name: str, tmp_path: Path) -> None:
-    stretched = write(tmp_path, CONFIGS[name])
-    plain = tiny.tiny_causal_lm(transformers.AutoConfig.for_model(**{**CONFIGS[name], "rope_scaling": None}))
-    plain.load_state_dict(stretched.state_dict())
-    token_ids = random_ids(LENGTH)
-    difference = stock_logits(stretched, token_ids)[-8:] - stock_logits(plain, token_ids)[-8:]
-    assert difference.abs().median() > VISIBLE
-
-
 @pytest.mark.parametrize(
     ("name", "limit"),
     [("Llama 3.1", 8), ("Qwen2.5 with yarn", 4), ("Qwen3 with yarn", 4), ("Vicuna 16k", 4), ("Mistral", 512)],
 )
 def test_sequences_may_be_as_long_as_the_scaling_is_meant_for(name: str, limit: int) -> None:
     assert position_limit(transformers.AutoConfig.for_model(**CONFIGS[name])) == limit * ORIGINAL
-
-
-def test_a_configuration_that_gives_the_stretched_length_is_not_stretched_again() -> None:
-    config = {**CONFIGS["Qwen2.5 with yarn"], "max_position_embeddings": 4 * ORIGINAL}
-    assert position_limit(transformers.AutoConfig.for_model(**config)) == 4 * ORIGINAL
 
 
 HEAD, EMBEDDING = "lm_head__weight", "model__embed_tokens__weight"
@@ -151,52 +135,25 @@ def cut(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-100])
 
 
-def point(file: Path) -> None:
-    file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
-
-
 SHARD, INDEX = "model-00002-of-*.safetensors", "model.safetensors.index.json"
 DAMAGES = {
     "a file that is cut short": (SHARD, cut, r"model-00002-of-\d+.safetensors is damaged or cut short: "),
-    "an empty file": (SHARD, lambda file: file.write_bytes(b""), "is damaged or cut short: "),
-    "a pointer": (SHARD, point, "is a pointer of Git LFS; fetch the file with: git lfs pull"),
-    "a pointer for an index": (INDEX, point, "index.json is a pointer of Git LFS"),
     "a damaged index": (INDEX, cut, "index.json is damaged: "),
-    "an index of something else": (INDEX, lambda file: file.write_text("[]"), "index.json is damaged: "),
     "a missing file": (SHARD, Path.unlink, r"no model-00002-of-\d+.safetensors, which its index names"),
     "no index": (INDEX, Path.unlink, "no model.safetensors and no model.safetensors.index.json in it$"),
 }
 
 
-@pytest.mark.parametrize("model_impl", ["amusd", "transformers"])
 @pytest.mark.parametrize(("pattern", "damage", "message"), DAMAGES.values(), ids=DAMAGES)
-def test_what_is_wrong_with_a_file_is_one_line(
-    pattern: str, damage: Any, message: str, model_impl: str, tmp_path: Path
-) -> None:
+def test_what_is_wrong_with_a_file_is_one_line(pattern: str, damage: Any, message: str, tmp_path: Path) -> None:
     write(tmp_path, CONFIGS["Llama 3.1"])
     damage(next(tmp_path.glob(pattern)))
     with pytest.raises(ConfigError, match=rf"^model {tmp_path}: .*{message}") as caught:
-        load(tmp_path, model_impl=model_impl)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_checkpoint_in_pickled_files_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    write(tmp_path, CONFIGS["Llama 3.1"], shard="1GB")
-    shutil.move(tmp_path / "model.safetensors", tmp_path / "pytorch_model.bin")
-    with pytest.raises(ConfigError, match=r"in it; convert pytorch_model\.bin: python -c .*\.save_pretrained\("):
-        load(tmp_path)
-
-
-def test_weights_of_another_shape_are_one_line(tmp_path: Path) -> None:
-    write(tmp_path, CONFIGS["Llama 3.1"], shard="1GB")
-    write_config(tmp_path, {**CONFIGS["Llama 3.1"], "intermediate_size": 64})
-    with pytest.raises(ConfigError, match=r"has shape \[(48, 32|32, 48)\], and config.json asks for") as caught:
         load(tmp_path)
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("model_impl", ["amusd", "transformers"])
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8, torch.uint8], ids=str)
+@pytest.mark.parametrize(("model_impl", "dtype"), [("amusd", torch.float8_e4m3fn), ("transformers", torch.int8)])
 def test_quantized_weights_that_no_setting_explains_are_refused(
     dtype: torch.dtype, model_impl: str, tmp_path: Path
 ) -> None:

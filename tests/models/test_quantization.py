@@ -177,15 +177,3 @@ def test_kernels_from_a_hub_are_out_of_reach_even_if_their_library_is_installed(
     assert not is_kernels_available()
     with pytest.raises(ImportError):
         __import__("kernels")
-
-
-@pytest.mark.parametrize("settings", [{"load_in_8bit": True}, {"load_in_4bit": True}], ids=str)
-def test_bitsandbytes_loads_on_a_cpu(settings: dict[str, Any], plain: Path, tmp_path: Path) -> None:
-    pytest.importorskip("bitsandbytes")
-    made = transformers.AutoModelForCausalLM.from_pretrained(
-        plain, quantization_config=transformers.BitsAndBytesConfig(**settings), device_map="cpu"
-    )
-    made.save_pretrained(tmp_path)
-    model, _ = load(tmp_path, dtype="float16")
-    assert model.implementation == "transformers"
-    assert model.forward(random_ids(5), model.new_cache(5)).logits.isfinite().all()

@@ -24,7 +24,7 @@ from amusd.models.kv_cache import KVMemory, PreallocatedCache
 from amusd.models.passes import Part, Pass
 from amusd.models.process_group import EXCHANGE_SECONDS, Watch
 from amusd.models.ranks import Follower, Leader
-from amusd.models.sharding import ALONE, Ranks
+from amusd.models.sharding import Ranks
 from tests.warm import Popen
 
 DEADLINE_SECONDS = 30.0
@@ -82,29 +82,6 @@ def test_the_end_of_a_socket_aborts_the_group_which_is_known_to_be_lost_before()
         watch.end()
         watch.end()
     assert lost_at_abort == [True]
-
-
-def test_words_that_nobody_has_read_yet_do_not_hide_the_end_of_a_socket() -> None:
-    own, other = socket.socketpair()
-    aborted = threading.Event()
-    with own:
-        watch = Watch([own.fileno()], aborted.set)
-        other.sendall(b"its last words")
-        other.close()
-        assert aborted.wait(DEADLINE_SECONDS)
-        assert own.recv(100) == b"its last words"
-        assert watch.is_lost
-        watch.end()
-
-
-def test_a_group_that_is_ended_on_request_is_not_lost() -> None:
-    own, other = socket.socketpair()
-    aborted = threading.Event()
-    with own, other:
-        watch = Watch([own.fileno()], aborted.set)
-        watch.end()
-        assert aborted.is_set()
-        assert not watch.is_lost
 
 
 def test_an_abort_that_waits_for_graphs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,11 +184,6 @@ def test_a_pass_that_takes_too_long_is_aborted_on_request(monkeypatch: pytest.Mo
         leader.check()  # nobody is gone
         assert any(group.kernels_ended.is_set() for group in groups)
         assert leader.captures
-
-
-def test_a_model_in_one_process_has_nobody_to_lose() -> None:
-    await_pass(ALONE, lambda: True)
-    ALONE.abort()
 
 
 def rank_process(*arguments: str) -> subprocess.Popen[str]:

@@ -150,17 +150,6 @@ def test_scores_of_hundreds_keep_their_differences_in_bfloat16(few: int) -> None
     assert (found - expected).abs().mean() < 0.003
 
 
-def test_a_far_key_may_outweigh_the_whole_tail() -> None:
-    cache, start = layer(torch.bfloat16), LONG - 8
-    query = cache.queries(8, seed=4)
-    query[:, :, 0] = 50.0
-    cache.keys[:, :, 0] = -30.0
-    cache.keys[:, 3, 0] = 60.0  # its score is about 800 above those of the others
-    found = cache.attend(SplitAttention.of_chain(start, 8, LONG, torch.bfloat16), query, LONG)
-    expected = cache.values[:, 3].repeat_interleave(cache.groups, 0).expand(8, -1, -1)
-    assert torch.equal(found, expected)
-
-
 @pytest.mark.parametrize("rows", [5, 200])
 @pytest.mark.parametrize("with_sinks", [False, True])
 def test_bounded_scores_and_sinks_go_through_a_mask(rows: int, with_sinks: bool) -> None:

@@ -11,12 +11,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from amusd.config import DrafterConfig, EngineConfig, HardwareConfig, ModelShape
-from amusd.errors import ConfigError
 from amusd.models.huggingface import wrap_model
 from amusd.models.load_options import LoadOptions
-from amusd.models.loading import draft_shape, load_draft_model, load_target
+from amusd.models.loading import load_draft_model, load_target
 from amusd.models.numerics import Numerics
-from amusd.models.synthetic import SHAPES, SMALLER, SyntheticTokenizer, load_synthetic, random_model, shape_config
+from amusd.models.synthetic import SHAPES, SMALLER, SyntheticTokenizer, random_model, shape_config
 
 PUBLISHED = {
     "smollm2-135m": 134_515_008,
@@ -36,7 +35,7 @@ SMALL = {
     "num_key_value_heads": 2,
     "head_dim": 16,
 }
-FAMILIES: tuple[ModelShape, ...] = ("smollm2-135m", "llama-1b", "llama-8b", "qwen3-0.6b", "qwen3-8b")
+FAMILIES: tuple[ModelShape, ...] = ("llama-1b", "qwen3-8b")
 
 
 def num_parameters(model: Any) -> int:
@@ -64,20 +63,6 @@ def test_a_shape_has_the_published_number_of_parameters(shape: ModelShape) -> No
     assert num_parameters(model) == pytest.approx(PUBLISHED[shape], rel=0.01)
 
 
-@pytest.mark.parametrize("whole", ["smollm2-135m", "llama-70b"])
-def test_a_slice_has_a_tenth_of_the_layers_and_is_otherwise_the_same(whole: str) -> None:
-    full, part = SHAPES[whole], SHAPES[f"{whole}-slice"]  # type: ignore[index]  # names of the Literal, put together
-    assert part["num_hidden_layers"] * 10 == full["num_hidden_layers"]
-    assert {**part, "num_hidden_layers": 0} == {**full, "num_hidden_layers": 0}
-
-
-def test_the_draft_of_a_shape_is_smaller_where_there_is_a_smaller_one() -> None:
-    for target, draft in SMALLER.items():
-        assert num_parameters(on_meta(draft)) < num_parameters(on_meta(target)) or draft == target == min(
-            SHAPES, key=lambda shape: num_parameters(on_meta(shape))
-        )
-
-
 @pytest.mark.parametrize("shape", FAMILIES)
 def test_the_same_seed_gives_the_same_weights_and_another_seed_others(shape: ModelShape) -> None:
     first, again, other = (small_model(shape, seed=seed).state_dict() for seed in (5, 5, 6))
@@ -99,9 +84,9 @@ def test_tied_weights_stay_one_and_rotary_frequencies_are_those_of_the_configura
     assert not any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
 
 
-@pytest.mark.parametrize("model_impl", ["amusd", "transformers"])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("shape", ["llama-8b", "qwen3-8b"])
+@pytest.mark.parametrize(
+    ("shape", "dtype", "model_impl"), [("llama-8b", "bfloat16", "amusd"), ("qwen3-8b", "float16", "transformers")]
+)
 def test_eighty_layers_have_finite_logits_around_one(shape: ModelShape, dtype: str, model_impl: str) -> None:
     model = wrap_model(
         small_model(shape, layers=80, dtype=getattr(torch, dtype)),
@@ -123,17 +108,9 @@ def test_a_named_shape_loads_as_the_target_and_does_not_repeat_one_token() -> No
     answer = tokenizer.encode("hello")
     cache = model.new_cache(64)
     model.prefill(answer[:-1], cache)
-    for _ in range(24):
+    for _ in range(12):
         answer += model.forward(answer[-1:], cache).choose()
-    assert len(set(answer[5:])) > 4
-
-
-def test_a_synthetic_drafter_takes_the_shape_it_names_then_one_that_suits_the_target() -> None:
-    named, unnamed = DrafterConfig(kind="synthetic", shape="qwen3-0.6b"), DrafterConfig(kind="synthetic")
-    assert draft_shape(named, "llama-8b") == "qwen3-0.6b"
-    assert draft_shape(unnamed, "llama-8b") == "llama-1b"
-    assert draft_shape(unnamed, None) is None
-    assert draft_shape(DrafterConfig(), None) is None
+    assert len(set(answer[5:])) > 3
 
 
 def test_a_synthetic_draft_is_tied_to_no_tokenizer() -> None:
@@ -141,14 +118,6 @@ def test_a_synthetic_draft_is_tied_to_no_tokenizer() -> None:
     model, tokenizer = load_draft_model(drafter, EngineConfig(drafters=(drafter,), max_model_len=16), "cpu")
     assert model.vocab_size == 49152
     assert tokenizer is None
-
-
-def test_a_device_that_is_not_there_is_one_line() -> None:
-    with pytest.raises(ConfigError, match=r"^device cuda:99: .+$"):
-        load_synthetic(
-            "smollm2-135m-slice",
-            LoadOptions(numerics=Numerics(width=8, fixed=True), max_model_len=16, device="cuda:99"),
-        )
 
 
 class LiveBytes(TorchDispatchMode):
@@ -173,7 +142,7 @@ class LiveBytes(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("shape", ["llama-1b", "llama-8b", "qwen3-8b"])
+@pytest.mark.parametrize("shape", ["llama-1b", "qwen3-8b"])
 def test_loading_holds_the_weights_once_and_at_most_a_layer_and_the_embeddings_twice(shape: ModelShape) -> None:
     """In float16, for which no weight is packed on a CPU: what is alive is what a GPU would hold."""
     with LiveBytes() as live:

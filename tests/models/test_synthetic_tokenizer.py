@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import re
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from amusd.models.synthetic import SyntheticTokenizer
 from amusd.models.tokenizer import IncrementalDecoder, Tokenizer, user_turn
-from amusd.sampling.stopping import StopChecker
-from amusd.types import FinishReason
 
 vocabularies = st.integers(2, 200_000)
 
@@ -50,33 +47,8 @@ def test_any_text_has_the_same_ids_every_time_and_all_are_in_the_vocabulary(voca
     assert tokenizer.encode_chat(user_turn(text)) == token_ids
 
 
-def test_no_two_ids_share_a_word_and_no_word_holds_another() -> None:
-    tokenizer = SyntheticTokenizer(20_000)
-    assert len({tokenizer.decode([token_id]) for token_id in range(20_000)}) == 20_000
-
-
-def test_text_that_is_no_word_is_spelt_in_bytes() -> None:
-    assert SyntheticTokenizer(1000).encode("hé ba bad") == [*"hé".encode(), 0, *b" bad"]
-
-
-def test_a_stop_string_of_words_ends_an_answer() -> None:
-    tokenizer = SyntheticTokenizer(500)
-    checker = StopChecker((), (tokenizer.decode([7, 8]),), 10, IncrementalDecoder(tokenizer).push)
-    emission = checker.push([3, 7, 7, 8, 9])
-    assert emission.token_ids == (3, 7, 7, 8)
-    assert emission.finish_reason is FinishReason.STOP
-
-
 def test_a_pair_fits_if_the_vocabularies_are_of_one_size() -> None:
     tokenizer = SyntheticTokenizer(1000)
     assert isinstance(tokenizer, Tokenizer)
     assert tokenizer.eos_token_ids == frozenset()
     assert tokenizer.fingerprint == SyntheticTokenizer(1000).fingerprint != SyntheticTokenizer(1001).fingerprint
-
-
-@pytest.mark.parametrize("token_id", [-1, 10])
-def test_an_id_out_of_range_is_refused(token_id: int) -> None:
-    with pytest.raises(ValueError, match="out of range"):
-        SyntheticTokenizer(10).decode([token_id])
-    with pytest.raises(ValueError, match="at least 2"):
-        SyntheticTokenizer(1)

@@ -75,15 +75,6 @@ def test_an_incomplete_character_appears_only_when_flushed() -> None:
     assert decoder.flush() == ""
 
 
-def test_bytes_that_are_no_text_do_not_hold_the_rest_back() -> None:
-    tokenizer = TOKENIZERS["byte level"]
-    continuation = tokenizer.encode("é")[1]
-    decoder = IncrementalDecoder(tokenizer)
-    token_ids = [continuation] * 600 + tokenizer.encode("end")
-    text = "".join(decoder.push(token_id) for token_id in token_ids) + decoder.flush()
-    assert text == tokenizer.decode(token_ids)
-
-
 def test_the_cost_of_a_token_does_not_grow_with_the_text() -> None:
     class Counting:
         longest = 0
@@ -141,17 +132,6 @@ def test_a_chat_template_that_fails_is_one_line(template: str, reason: str) -> N
     assert "\n" not in str(caught.value)
 
 
-def test_a_chat_template_may_have_stars_in_its_text() -> None:
-    template = "{% for turn in messages %}**{{ turn.role }}** {{ turn.content }}{% endfor %}"
-    tokenizer = HuggingFaceTokenizer(tiny.byte_tokenizer(chat_template=template), frozenset())
-    assert tokenizer.decode(tokenizer.encode_chat(user_turn("hi"))) == "**user** hi"
-
-
-def test_without_a_template_a_chat_is_raw_text() -> None:
-    tokenizer = TOKENIZERS["byte level"]
-    assert tokenizer.encode_chat(user_turn("hi")) == tokenizer.encode("hi")
-
-
 def test_transformers_says_nothing_of_a_long_prompt(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,23 +143,12 @@ def test_transformers_says_nothing_of_a_long_prompt(
     assert not caplog.records
 
 
-def test_an_id_out_of_range_is_refused() -> None:
-    with pytest.raises(ValueError, match="out of range"):
-        TOKENIZERS["byte level"].decode([-1])
-
-
 def test_end_tokens_come_from_every_place_that_names_one(tmp_path: Path) -> None:
     tokenizer = tiny.byte_tokenizer()
     tiny.tiny_config(eos_token_id=5, vocab_size=257).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 8]}))
     assert load_tokenizer(tmp_path).eos_token_ids == {5, 7, 8, tokenizer.eos_token_id}
-
-
-def test_a_checkpoint_without_a_tokenizer_is_one_line(tmp_path: Path) -> None:
-    tiny.tiny_config().save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="no tokenizer"):
-        load_tokenizer(tmp_path)
 
 
 def save_sentencepiece_model(folder: Path, architecture: str, tokenizer_class: str | None) -> Path:

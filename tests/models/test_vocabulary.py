@@ -29,7 +29,6 @@ from amusd.models.vocabulary import adopt_vocabulary, share_vocabulary
 from amusd.types import Mode
 
 VOCAB_SIZE, PADDING = 340, 60
-FIRST_MERGE = 257  # behind <eos> and the bytes
 
 
 @pytest.fixture(scope="module")
@@ -79,13 +78,6 @@ def test_tokens_are_compared_by_their_text_and_special_ones_by_their_name() -> N
     assert shared.readings.tolist() == [2, 4, 0, 3, 6, 3, -1, 1, -1]
 
 
-def test_a_text_that_has_two_ids_is_proposed_once() -> None:
-    """SentencePiece has a byte `<0x61>` beside the character."""
-    shared = share_vocabulary({3: b"a", 9: b"a"}, {4: b"a", 8: b"a"}, num_ids=10)
-    assert (shared.output_ids.tolist(), shared.draft_ids.tolist()) == ([9], [8])
-    assert shared.readings[[3, 9]].tolist() == [8, 8]
-
-
 def test_a_space_and_a_byte_are_the_same_in_both_spellings() -> None:
     byte_level = HuggingFaceTokenizer(tiny.byte_tokenizer(), frozenset()).token_texts()
     metaspace = HuggingFaceTokenizer(byte_fallback_tokenizer(), frozenset()).token_texts()
@@ -105,10 +97,7 @@ def test_added_words_are_texts_and_ids_beyond_the_model_are_left_out() -> None:
 # What the model computes
 
 
-@pytest.mark.parametrize(
-    "name", ["LlamaConfig", "Qwen3Config", "GemmaConfig", "Gemma3TextConfig", "GPT2Config", "OPTConfig", "CohereConfig"]
-)
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(("name", "tied"), [("LlamaConfig", False), ("Gemma3TextConfig", True), ("GPT2Config", True)])
 def test_its_logits_are_those_of_its_own_tokens(name: str, tied: bool) -> None:
     config = tiny.tiny_config(name, tie_word_embeddings=tied)
     stock, changed = tiny.tiny_causal_lm(config), tiny.tiny_causal_lm(config, register_attention())
@@ -152,12 +141,6 @@ def test_a_draft_with_another_number_of_rows_reads_and_scores_the_ids_of_the_tar
     assert load_drafters(config, "cpu").notes == []
 
 
-def test_without_the_targets_files_it_says_its_own_tokenizer(pair: Path, tmp_path: Path) -> None:
-    shutil.copytree(pair / "cut", tmp_path / "cut")
-    drafters = load_drafters(engine_config(tmp_path, "cut"), "cpu")
-    assert drafters.tokenizer_hash == load_tokenizer(pair / "cut").fingerprint
-
-
 def test_too_few_tokens_in_common_are_refused_with_the_number(pair: Path, tmp_path: Path) -> None:
     shutil.copytree(pair / "target", tmp_path / "target")
     save_reindexed(pair / "target", tmp_path / "few", keep=lambda token_id: token_id % 8 == 0)
@@ -180,16 +163,15 @@ RULES: dict[str, dict[str, Any]] = {
     ("target", "draft", "least"),
     [
         ("target", "shuffled", 0.98),
-        ("target", "cut", 0.05),
-        ("target", "likely padding", 0.98),
-        ("unlikely padding", "target", 0.4),
+        pytest.param("target", "cut", 0.05, marks=pytest.mark.long),
+        pytest.param("unlikely padding", "target", 0.4, marks=pytest.mark.long),
     ],
 )
 def test_answers_are_those_of_plain_decoding(pair: Path, target: str, draft: str, least: float) -> None:
     """The same weights under other ids are nearly always right; without some tokens, sometimes."""
     with Engine.start(engine_config(pair, draft, target)) as engine:
         for rule, settings in RULES.items():
-            params = SamplingParams(max_new_tokens=32, ignore_eos=True, seed=5, **settings)
+            params = SamplingParams(max_new_tokens=20, ignore_eos=True, seed=5, **settings)
             plain = engine.generate(PROMPT, params, decoding=DecodingConfig(mode=Mode.AUTOREGRESSIVE))
             for decoding in (
                 DecodingConfig(mode=Mode.SYNCHRONOUS),
