@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from fake_cuda import builders
 from fake_cuda.device import fake_cuda
 from fake_cuda.workers import Target, TreeDraft
 
-from amusd.config import Distribution
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 
 PROMPT = [5, 17, 4, 90, 33, 8, 61, 2, 9, 44]
-TEMPERATURE = Distribution(temperature=0.7, seed=3)
-FILTERED = Distribution(temperature=0.3, top_k=40, seed=3)
 
 
 def draft_a_chain(device: str) -> None:
@@ -29,14 +24,10 @@ def draft_a_tree(device: str) -> None:
     draft.step(2)
 
 
-def verify(device: str, model_impl: str = "amusd") -> None:
-    target = Target(builders.target(device, model_impl=model_impl))
+def verify(device: str) -> None:
+    target = Target(builders.target(device))
     target.open(PROMPT)
     target.verify([1, 2, 3])
-
-
-def verify_with_transformers(device: str) -> None:
-    verify(device, "transformers")
 
 
 def verify_paths(device: str) -> None:
@@ -45,13 +36,12 @@ def verify_paths(device: str) -> None:
     target.verify([1, 2, 3], [4, 5])
 
 
-@pytest.mark.parametrize("work", [draft_a_chain, draft_a_tree, verify, verify_with_transformers, verify_paths])
-@pytest.mark.parametrize("device", [0, 1])
-def test_a_worker_does_everything_on_its_own_device(work: object, device: int) -> None:
+@pytest.mark.parametrize("work", [draft_a_chain, draft_a_tree, verify, verify_paths])
+def test_a_worker_does_everything_on_its_own_device(work: object) -> None:
     with fake_cuda() as gpus:
-        work(f"cuda:{device}")  # type: ignore[operator]  # one of the functions above
+        work("cuda:1")  # type: ignore[operator]  # one of the functions above
     assert gpus.graphs
-    assert gpus.record.devices == {device}
+    assert gpus.record.devices == {1}
     assert not any(graph.is_empty for graph in gpus.graphs)
     assert gpus.record.replays
     assert gpus.record.waits
@@ -65,23 +55,6 @@ def test_workers_of_one_process_keep_to_their_own_devices() -> None:
             draft_a_chain("cuda:1")
     assert first.devices == {0}
     assert second.devices == {1}
-
-
-@pytest.mark.parametrize("distribution", [TEMPERATURE, FILTERED], ids=["temperature", "filters"])
-def test_choosing_stays_on_the_device_of_the_worker(distribution: Distribution) -> None:
-    with fake_cuda(values=True) as gpus:
-        target = Target(builders.small("cuda:1"))
-        target.open(PROMPT, distribution)
-        target.verify([1, 2, 3])
-        model = builders.small("cuda:1", **builders.as_draft("cuda:1"))
-        chain = AutoregressiveDrafter(model)
-        chain.set_distribution(distribution)
-        chain.open(PROMPT, 64)
-        chain.propose(4)
-        tree = TreeDraft(model)
-        tree.open(PROMPT, 64, distribution)
-        tree.step(8)
-    assert gpus.record.devices == {1}
 
 
 def tokens_of(device: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -99,21 +72,17 @@ def tokens_of(device: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return drafted, target.tokens
 
 
-@pytest.mark.parametrize("device", ["cuda:0", "cuda:1"])
-def test_replays_on_either_device_choose_what_the_cpu_chooses(device: str) -> None:
+def test_replays_on_the_second_device_choose_what_the_cpu_chooses() -> None:
     expected = tokens_of("cpu")
-    with fake_cuda(values=True):
-        assert tokens_of(device) == expected
+    with fake_cuda(values=True) as gpus:
+        assert tokens_of("cuda:1") == expected
+    assert gpus.record.devices == {1}
     assert len({*expected[0]}) > 3
 
 
-@pytest.mark.parametrize("rope_type", ["dynamic", "longrope"])
-def test_frequencies_that_would_switch_later_do_not_keep_a_pass_from_its_capture(rope_type: str) -> None:
+def test_frequencies_that_would_switch_later_do_not_keep_a_pass_from_its_capture() -> None:
     """transformers looks on the host for the longest position of each pass."""
-    rope: dict[str, Any] = {"rope_type": rope_type, "rope_theta": 10_000.0, "factor": 2.0}
-    if rope_type == "longrope":
-        rope |= {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_max_position_embeddings": 2048}
-    arguments = {"rope_parameters": rope}
+    arguments = {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}}
     tokens = []
     for device in ("cpu", "cuda:0"):
         with fake_cuda(values=True):

@@ -12,13 +12,8 @@ from amusd.drafters.autoregressive import AutoregressiveDrafter
 
 DISTRIBUTIONS = {
     "greedy": GREEDY,
-    "temperature": Distribution(temperature=0.7, seed=3),
-    "top-k": Distribution(temperature=0.7, top_k=40, seed=3),
-    "top-p": Distribution(temperature=0.2, top_p=0.9, seed=3),
     "wide top-p": Distribution(temperature=2.0, top_p=0.99, seed=3),
-    "penalty": Distribution(repetition_penalty=1.5, presence_penalty=0.2),
-    "counts": Distribution(temperature=0.7, frequency_penalty=0.4, presence_penalty=-0.3, seed=3),
-    "bias": Distribution(temperature=0.7, logit_bias=((9, 4.0), (3000, -100.0)), seed=3),
+    "counts": Distribution(temperature=0.7, frequency_penalty=0.4, logit_bias=((9, 4.0), (3000, -100.0)), seed=3),
     "ratio test": Distribution(temperature=0.7, acceptance="rejection", seed=3),
 }
 PROMPT = [(7 * place * place + 3) % 4000 for place in range(20)]
