@@ -89,5 +89,9 @@ class InvariantError(AmusdError):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or its type."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    """One line of an error's message, after the error's type where the message alone would be a riddle."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    line = " ".join(lines[: 2 if lines[0].endswith(":") else 1])
+    if isinstance(error, (AmusdError, OSError, RuntimeError, ValueError)) and line:
+        return line
+    return f"{type(error).__name__}: {line}".removesuffix(": ")

@@ -86,9 +86,8 @@ BUGS = (
         "a cache keeps tokens that were never verified, or those of another request",
         "vLLM 12193, 18668, 56734, mlx-vlm 1715",
         (
-            "models/test_exactness.py::test_a_used_cache_gives_the_bits_of_a_fresh_one",
+            "models/test_exactness.py::test_ragged_blocks_and_paths_give_the_bits_of_plain_decoding",
             "models/test_decoder.py::test_no_key_beyond_those_announced_is_read",
-            "models/test_decoder.py::test_a_truncated_cache_continues_as_a_fresh_one",
             "models/test_loading.py::test_a_window_as_long_as_the_longest_sequence_is_accepted",
         ),
     ),
@@ -116,7 +115,7 @@ BUGS = (
         "vLLM 8320",
         (
             "runtime/test_modes.py::test_partly_right_drafts_are_partly_accepted_round_after_round",
-            "sampling/test_rejection.py::test_a_target_that_draws_from_the_wrong_row_or_without_the_filter_is_exposed",
+            "sampling/test_rejection.py::test_a_target_with_the_wrong_row_filter_or_noise_is_exposed",
         ),
     ),
     Bug(
@@ -125,7 +124,7 @@ BUGS = (
         "vLLM 10198, transformers 47932, DeepSpec 31",
         (
             "sampling/test_rejection.py::test_a_row_that_is_not_what_was_drawn_from_is_exposed",
-            "sampling/test_rejection.py::test_a_target_that_draws_from_the_wrong_row_or_without_the_filter_is_exposed",
+            "sampling/test_rejection.py::test_a_target_with_the_wrong_row_filter_or_noise_is_exposed",
         ),
     ),
     Bug(
@@ -138,25 +137,22 @@ BUGS = (
         13,
         "the draft's probabilities are not used in the residual",
         "EAGLE 329, 50",
-        (
-            "sampling/test_rejection.py::test_resampling_from_p_is_exposed",
-            "sampling/test_rejection.py::test_zeroing_one_token_of_p_is_exposed",
-        ),
+        ("sampling/test_rejection.py::test_a_wrong_residual_is_exposed",),
     ),
     Bug(
         14,
         "one random number for two decisions",
         "vLLM 47386, 54282",
-        ("sampling/test_rejection.py::test_noise_that_is_used_twice_is_exposed",),
+        ("sampling/test_rejection.py::test_a_target_with_the_wrong_row_filter_or_noise_is_exposed",),
     ),
     Bug(
         15,
         "ids beyond the vocabulary, rows that are no numbers, nothing left to draw from",
         "GHSA-8wr5-jm2h-8r4f",
         (
-            "sampling/test_sampler.py::test_a_row_that_is_no_number_still_gives_a_column",
+            "sampling/test_ranking.py::test_a_row_without_a_largest_number_is_an_error",
             "sampling/test_rejection.py::test_equal_distributions_leave_p_itself",
-            "sampling/test_rejection.py::test_what_the_target_cannot_draw_is_never_accepted",
+            "sampling/test_rejection.py::test_a_candidate_stays_with_the_probability_of_the_ratio",
             "sampling/test_rejection.py::test_what_cannot_be_a_row_is_refused",
             "sampling/test_rejection.py::test_the_law_holds_under_every_parameter",
         ),

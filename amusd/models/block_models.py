@@ -284,8 +284,6 @@ def _block_settings(draft: PublishedDraft) -> tuple[int, int]:
             raise UnsupportedModelError(
                 f"drafter {draft.path}: {name}={settings[name]} is not supported; allowed: {value}"
             )
-    if "sliding_attention" in (getattr(draft.config, "layer_types", None) or ()):
-        raise UnsupportedModelError(f"drafter {draft.path}: sliding windows are not supported; allowed: full attention")
     return block_size, mask
 
 

@@ -34,7 +34,6 @@ from amusd.models.passes import (
     PartOutput,
     Pass,
     PathRows,
-    check_paths,
     lay_out_paths,
     lay_out_rows,
 )
@@ -78,8 +77,6 @@ class CachedModel:
         on a CPU. `ranks`: those that share `network`; they are told of each pass and of each capture. What they
         exchange must be fit for `capture`.
         """
-        if tokens_per_step < 1:
-            raise ValueError(f"tokens_per_step={tokens_per_step} must be at least 1")
         self._network = network
         self._numerics = numerics
         self._capture = capture
@@ -114,8 +111,6 @@ class CachedModel:
         self.feature_width = network.feature_width
         """Numbers of the feature that each of its rows starts from; 0: it reads none."""
         self._completion = Completion(network.device)
-        if capture is None and network.device.type == "cuda":
-            raise ValueError(f"passes on {network.device} need a capture: run_each_time where graphs are off")
         self._eager = None
         if capture is None:
             # How the sums of ranks are rounded may depend on the place of a row.
@@ -299,7 +294,7 @@ class CachedModel:
         change, for what no path can be.
         """
         for tree in batch:
-            self._checked((), tree.cache)
+            self._check_ids(tree.token_ids)
             if not 1 <= len(tree.token_ids) <= self._numerics.width:
                 raise ValueError(f"{len(tree.token_ids)} rows: allowed are 1 to {self._numerics.width}")
         return self._outputs(batch)
@@ -307,18 +302,9 @@ class CachedModel:
     def run(self, work: Pass) -> list[PartOutput]:
         """Compute a pass on every rank; returns what it gives for each part, or nothing for a prompt.
 
-        Checks the paths of `work` and that its caches suit each other, unlike the calls above. Other ranks call it with
-        what the first one announces.
+        Other ranks call it with what the first one announces. The caches share their memory, and each comes once.
         """
         first = work.parts[0].cache
-        if any(part.cache.memory is not first.memory for part in work.parts):
-            raise ValueError("the caches of one pass must share their memory: see new_caches()")
-        if len({part.cache.number for part in work.parts}) < len(work.parts):
-            raise ValueError("a pass may have each cache once")
-        for part in work.parts:
-            if part.rows is not None:
-                num_slots = part.cache.allocated
-                check_paths(self._network, part.token_ids, part.rows, max_length=self.max_length, num_slots=num_slots)
         self._ranks.announce(work.parts, work)
         for part in work.parts:
             part.cache.path_slots = ()
@@ -348,6 +334,7 @@ class CachedModel:
 
     def _lay_out(self, token_ids: Sequence[int], parents: Sequence[int], cache: PreallocatedCache) -> PathRows:
         """The places of rows on several paths. Raises `ValueError` where there is no room."""
+        self._check_ids(token_ids)
         start, num_tracks = cache.length, self.num_tracks(cache.length)
         if not len(parents) + 1 == len(token_ids) <= self.width:
             raise ValueError(f"{len(token_ids)} rows with {len(parents)} parents: allowed are 1 to {self.width} rows")
@@ -434,10 +421,13 @@ class CachedModel:
             raise TypeError(f"a cache of new_cache() is needed, not a {type(cache).__name__}")
         if cache.length + len(token_ids) > cache.capacity:
             raise ValueError(f"{len(token_ids)} tokens do not fit: {cache.length} of {cache.capacity} are used")
+        self._check_ids(token_ids)
+        return cache
+
+    def _check_ids(self, token_ids: Sequence[int]) -> None:
         num_ids = self._network.num_ids
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < num_ids:
             raise ValueError(f"token ids must be in [0, {num_ids}), not {min(token_ids)} to {max(token_ids)}")
-        return cache
 
 
 def _rest(chain: ChainRows, chosen: list[int]) -> ChainRows:

@@ -210,7 +210,6 @@ class CapturedPasses:
         start = cache.length
         on_host = torch.tensor(part.token_ids, pin_memory=self._is_pinned)
         positions = torch.arange(start, start + rows, device=self._network.device)
-        cache.check_allocated(start + rows)
         self._memory.slots_of_pass = positions + cache.first if cache.first else positions
         with torch.inference_mode():
             self._network(

@@ -37,7 +37,6 @@ from amusd.models.load_options import LoadOptions
 from amusd.models.tokenizer import load_tokenizer, read_fingerprint
 
 EAGLE, EAGLE3, MEDUSA, DFLASH = "eagle", "eagle3", "medusa", "dflash"
-TITLES = {EAGLE: "EAGLE-1 or EAGLE-2", EAGLE3: "EAGLE-3", MEDUSA: "Medusa", DFLASH: "DFlash"}
 KINDS = {EAGLE: "eagle", EAGLE3: "eagle", MEDUSA: "medusa", DFLASH: "dflash"}
 """Which `drafter=` each is."""
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -72,19 +71,22 @@ class PublishedDraft:
 
     @property
     def output_ids(self) -> Tensor | None:
-        """[columns] int64, ascending: the token that each column of the head scores; None: column `j` scores `j`."""
-        stored = self._stored_output_ids()
-        return None if stored is None else stored.sort().values
+        """[columns] int64, ascending: the token that each column of the head scores; None: column `j` scores `j`.
+
+        `d2t` holds the distance of each token from its column.
+        """
+        offsets = self.weights.get("d2t")
+        if offsets is None or (len(offsets) == self.target.vocab_size and not bool(offsets.any())):
+            return None
+        return offsets.long() + torch.arange(len(offsets))
 
     def head(self) -> Tensor:
-        """[columns, width]: the rows of the drafter's own head, or of the target's, in the order of `output_ids`."""
-        own, stored = self.weights.get(HEAD), self._stored_output_ids()
-        if own is None:
-            whole = target_weight(self.target_path, HEAD)
-            return whole if stored is None else whole[stored.sort().values]
-        if stored is None or bool((stored.diff() > 0).all()):
+        """[columns, width]: the drafter's own head, or the rows of the target's that `output_ids` name."""
+        own, ids = self.weights.get(HEAD), self.output_ids
+        if own is not None:
             return own
-        return own[stored.argsort()]
+        whole = target_weight(self.target_path, HEAD)
+        return whole if ids is None else whole[ids]
 
     def embedding(self) -> Tensor:
         """[ids, width]: the drafter's own embedding, or the target's."""
@@ -125,13 +127,6 @@ class PublishedDraft:
         model.load_state_dict(parameters, strict=False, assign=True)
         compute_frequencies(model, "cpu")
         return model
-
-    def _stored_output_ids(self) -> Tensor | None:
-        """The tokens of the columns in the order of the file: `d2t` holds the distance of each from its column."""
-        offsets = self.weights.get("d2t")
-        if offsets is None or (len(offsets) == self.target.vocab_size and not bool(offsets.any())):
-            return None
-        return offsets.long() + torch.arange(len(offsets))
 
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
@@ -199,9 +194,7 @@ def read_published(path: str | Path, target_path: str | Path, kind: str) -> Publ
     with one_line_errors(path):
         draft = _read(path, settings, target_path, target)
         if (found := KINDS[draft.family]) != kind:
-            raise UnsupportedModelError(
-                f"drafter={kind}: {path} holds a drafter of the kind {TITLES[draft.family]}; use drafter={found}"
-            )
+            raise UnsupportedModelError(f"drafter={kind}: {path} holds one for drafter={found}")
         for difference in _differences(draft, folder):
             raise UnsupportedModelError(f"drafter {path}: made for another target: {difference}")
         _check_vocabulary(draft)
@@ -257,9 +250,7 @@ def _family(path: str | Path, settings: Mapping[str, Any], stored: Mapping[str, 
         if any(name.startswith("midlayer.") or name.endswith("hidden_norm.weight") for name in bare):
             return EAGLE3
         return EAGLE
-    raise UnsupportedModelError(
-        f"drafter {path}: its weights are in no layout of a drafter; allowed: {', '.join(TITLES.values())}"
-    )
+    raise UnsupportedModelError(f"drafter {path}: its weights are in no layout of EAGLE, Medusa or DFlash")
 
 
 def _is_copy(name: str) -> bool:
@@ -338,13 +329,9 @@ def _differences(draft: PublishedDraft, folder: Path) -> Iterator[str]:
             yield f"its heads have shape {shape}, and the target's has {[vocab_size, width]}"
         return
     taken = int(weights["fc.weight"].shape[1])
-    if draft.family == EAGLE:
-        if taken != 2 * width:
-            yield f"its fc takes embedding and state of {taken // 2} numbers, and the target's have {width}"
-    elif taken != len(draft.feature_layers) * width:
-        yield f"its fc takes {taken} numbers, and {len(draft.feature_layers)} states of the target have {width} each"
-    if EMBEDDING not in weights and draft.config.hidden_size != width:
-        yield f"it is {draft.config.hidden_size} wide and has no embedding of its own; the target is {width} wide"
+    given = width * (2 if draft.family == EAGLE else len(draft.feature_layers))
+    if taken != given:
+        yield f"its fc takes {taken} numbers, and this one gives {given}"
     sizes = {len(weights[name]) for name in (EMBEDDING, "t2d") if name in weights}
     layers = settings.get("transformer_layer_config", settings) if _SPECULATORS_TYPE in settings else settings
     own = len(weights["d2t"]) if "d2t" in weights else None  # which some files give as vocab_size
@@ -359,21 +346,13 @@ def _differences(draft: PublishedDraft, folder: Path) -> Iterator[str]:
 
 def _check_vocabulary(draft: PublishedDraft) -> None:
     """Raise `ConfigError` unless each column of the head scores a token of its own."""
-    weights, vocab_size = draft.weights, int(draft.target.vocab_size)
-    own = weights.get(HEAD)
-    if (ids := draft.output_ids) is None:
-        if own is not None and len(own) != vocab_size:
-            raise ConfigError(
-                f"drafter {draft.path}: its head scores {len(own)} of {vocab_size} tokens, and no d2t says which"
-            )
-        return
-    if own is not None and len(own) != len(ids):
-        raise ConfigError(f"drafter {draft.path}: its head scores {len(own)} tokens, and d2t names {len(ids)}")
-    if int(ids[0]) < 0 or int(ids[-1]) >= vocab_size or bool((ids.diff() == 0).any()):
-        raise ConfigError(f"drafter {draft.path}: d2t does not name different tokens of [0, {vocab_size})")
-    t2d = weights.get("t2d")
-    if t2d is not None and not torch.equal(t2d.bool().nonzero().flatten(), ids):
-        raise ConfigError(f"drafter {draft.path}: d2t and t2d name different tokens")
+    vocab_size, own = int(draft.target.vocab_size), draft.weights.get(HEAD)
+    ids = torch.arange(vocab_size) if draft.output_ids is None else draft.output_ids
+    in_range = int(ids[0]) >= 0 and int(ids[-1]) < vocab_size and bool((ids.diff() > 0).all())
+    if not in_range or (own is not None and len(own) != len(ids)):
+        raise ConfigError(
+            f"drafter {draft.path}: its head and d2t do not score ascending tokens of the target's {vocab_size}"
+        )
 
 
 def check_options(draft: PublishedDraft, options: LoadOptions) -> None:

@@ -17,7 +17,6 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
-from amusd.errors import ConfigError
 from amusd.models.attention import Attention
 from amusd.models.cached_model import CachedModel
 from amusd.models.decoder import Decoder, Norm, own_norm
@@ -108,7 +107,7 @@ def load_eagle(path: str | Path, target_path: str | Path, options: LoadOptions) 
     """
     draft = read_published(path, target_path, "eagle")
     check_options(draft, options)
-    settings = {name: _flag(draft, name) for name in ("norm_before_residual", "norm_output")}
+    settings = {name: bool(draft.settings.get(name, False)) for name in ("norm_before_residual", "norm_output")}
     model = draft.fill(_empty_eagle(draft, options.max_model_len))
 
     def make(max_length: int) -> EagleDecoder:
@@ -124,13 +123,6 @@ def load_eagle(path: str | Path, target_path: str | Path, options: LoadOptions) 
 
     ids = draft.output_ids
     return wrap_network(make, draft.config, options, None if ids is None else ids.to(options.device))
-
-
-def _flag(draft: PublishedDraft, name: str) -> bool:
-    """A setting of the `speculators` form; False in the original layouts, which do not know it."""
-    if name == "norm_before_residual" and "speculators_model_type" in draft.settings and name not in draft.settings:
-        raise ConfigError(f"drafter {draft.path}: config.json lacks {name}, which cannot be guessed")
-    return bool(draft.settings.get(name, False))
 
 
 def _empty_eagle(draft: PublishedDraft, max_model_len: int) -> Any:

@@ -16,14 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amusd.errors import ConfigError, DeviceError, UnsupportedModelError
+from amusd.errors import ConfigError, DeviceError, UnsupportedModelError, first_line
 from amusd.models.attention import Attention, register_attention
 from amusd.models.cached_model import CachedModel
 from amusd.models.checkpoint import (
     CONFIG,
     Checkpoint,
     find_checkpoint,
-    first_line,
     one_line_errors,
     open_checkpoint,
 )
@@ -183,7 +182,8 @@ def mapped_model(checkpoint: Checkpoint, config: Any) -> Any:
     for parameter, names in places.items():
         found = {name: stored for name in names if (stored := _find(model, checkpoint, name)) is not None}
         for name, tensor in found.items():
-            _check_shape(checkpoint, name, tensor, parameter.shape)
+            if tensor.shape != parameter.shape:
+                raise ConfigError(_wrong_shape(checkpoint.path, name, tensor.shape, parameter.shape))
         if found:
             weights.update(_tie(names, found))
         else:
@@ -230,11 +230,6 @@ def _find(model: Any, checkpoint: Checkpoint, name: str) -> Tensor | None:
         if stored in checkpoint:
             return checkpoint.tensor(stored)
     return None
-
-
-def _check_shape(checkpoint: Checkpoint, name: str, tensor: Tensor, expected: torch.Size) -> None:
-    if tensor.shape != expected:
-        raise ConfigError(_wrong_shape(checkpoint.path, name, tensor.shape, expected))
 
 
 def _wrong_shape(path: object, name: str, stored: Iterable[int], expected: Iterable[int]) -> str:

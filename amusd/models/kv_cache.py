@@ -141,10 +141,6 @@ class PreallocatedCache:
 
         `spare`: how many of these slots are for nodes of a tree. `number`: of the region, where all have one size.
         """
-        if not 0 < capacity <= allocated:
-            raise ValueError(f"capacity={capacity} must be at least 1 and at most allocated={allocated}")
-        if (number + 1) * allocated > memory.num_slots:
-            raise ValueError(f"region {number} of {allocated} slots is not in a memory of {memory.num_slots}")
         self.memory = memory
         self.number = number
         self.first = number * allocated
@@ -180,15 +176,9 @@ class PreallocatedCache:
         self.memory.wipe(self.first + torch.from_numpy(self.slots[self.length :]))
 
     def memory_slots(self, rows: int) -> range:
-        """Slots in the memory of the next `rows` rows of a cache in order. Raises `ValueError` beyond the region."""
-        self.check_allocated(self.length + rows)
+        """Slots in the memory of the next `rows` rows of a cache in order."""
         start = self.first + self.length
         return range(start, start + rows)
-
-    def check_allocated(self, num_slots: int) -> None:
-        """Raise `ValueError` for a pass that writes or reads more slots than there are."""
-        if num_slots > self.allocated:
-            raise ValueError(f"{num_slots} slots of a pass at {self.length} exceed {self.allocated} positions")
 
     def advance(self, rows: int) -> None:
         """A pass over `rows` rows in order is done."""

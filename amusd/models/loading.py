@@ -148,10 +148,7 @@ def load_draft_model(
         except ConfigError as error:
             if (kind := published_kind(path)) is None:
                 raise
-            raise ConfigError(
-                f"drafter {path}: no model by itself, but one that reads its target: use drafter={kind} "
-                f"drafter.model={path}"
-            ) from error
+            raise ConfigError(f"drafter {path}: use drafter={kind} drafter.model={path}") from error
     if config.kind == "eagle":
         target_path = model_path(engine.target)
         return load_eagle(path, target_path, options), load_tokenizer(target_path)

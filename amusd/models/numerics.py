@@ -52,14 +52,6 @@ class Numerics:
             return cls(width=width, fixed=fixed, prefill_chunk=prefill_chunk or PROMPT_STEP, num_tracks=num_tracks)
         return cls(width=width, fixed=fixed, border=None, prefill_chunk=prefill_chunk or 1024, num_tracks=NUM_TRACKS)
 
-    def __post_init__(self) -> None:
-        if min(self.width, self.border or 1, self.prefill_chunk, self.num_tracks) < 1:
-            raise ValueError(f"width, border, prefill_chunk and num_tracks must be at least 1: {self}")
-        if self.num_tracks > 1 and self.border is not None and not self.fixed:
-            raise ValueError(f"num_tracks={self.num_tracks} needs a fixed width, or no border")
-        if self.border is not None and self.prefill_chunk % self.border:
-            raise ValueError(f"prefill_chunk={self.prefill_chunk} must be a multiple of border={self.border}")
-
     def max_rows(self, start: int) -> int:
         """Most tokens of one pass whose first is at position `start`."""
         border = self._border_after(start)

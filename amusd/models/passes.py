@@ -191,27 +191,3 @@ def _paths(parents: Sequence[int], slots: Sequence[int]) -> list[list[int]]:
     for row, parent in enumerate(parents, start=1):
         paths.append([*paths[parent], slots[row]])
     return paths
-
-
-def check_paths(network: Network, token_ids: Sequence[int], rows: PathRows, *, max_length: int, num_slots: int) -> None:
-    """Raise `ValueError` for what no pass of `network` over paths can be.
-
-    `max_length`: positions that it knows; `num_slots`: of the cache.
-    """
-    if len(token_ids) != len(rows.paths) or not all(rows.paths):
-        raise ValueError(f"{len(token_ids)} token ids need as many paths, none of them empty, not {rows.paths}")
-    behind = [slot for path in rows.paths for slot in path]
-    _check_range("token ids", token_ids, network.num_ids)
-    _check_range("positions", rows.positions, max_length)
-    _check_range("slots", (*behind, int(rows.prefix.min(initial=0)), int(rows.prefix.max(initial=0))), num_slots)
-    if len(set(rows.slots)) < len(token_ids):
-        raise ValueError(f"slots {rows.slots}: each row needs its own")
-    in_prefix = np.zeros(num_slots, dtype=np.bool_)
-    in_prefix[rows.prefix] = True
-    if in_prefix[behind].any() or any(len(set(path)) < len(path) for path in rows.paths):
-        raise ValueError("a path may hold no slot twice, nor one of the prefix")
-
-
-def _check_range(name: str, values: Sequence[int], limit: int) -> None:
-    if min(values) < 0 or max(values) >= limit:
-        raise ValueError(f"{name} must be in [0, {limit}), not {min(values)} to {max(values)}")

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from amusd.models.row_attention import BLOCK, NUM_NEAR, SPLIT, check_shapes, num_splits
+from amusd.models.row_attention import BLOCK, NUM_NEAR, SPLIT, num_splits
 
 COMBINED = 16
 """Splits that are combined at once; sixteen by sixteen in ascending order."""
@@ -58,7 +58,6 @@ def attend_rows(
     sinks: Tensor | None = None,
 ) -> Tensor:
     """See `amusd.models.row_attention.attend_rows`. Raises `ValueError` if the slots of a head are not contiguous."""
-    check_shapes(query, keys, values)
     seqs, rows, heads, dim = query.shape
     key_heads = keys.shape[0]
     for cached in (keys, values):

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from amusd.models.embedded_draft import DRAFT_FILE, DraftWeights, digest_of, read_draft, write_draft
+from amusd.models.embedded_draft import DRAFT_FILE, DraftWeights, read_draft, write_draft
 
 _SETTINGS = ("layers", "vocab_size", "epochs", "cooldown", "rows", "optimizer", "lr", "weight_decay", "seed")
 """Settings of each run that the file keeps."""
@@ -65,7 +65,6 @@ def main() -> None:
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     write_draft(arguments.out, draft)
     print(f"{arguments.out}: {arguments.out.stat().st_size / 1e6:.1f} MB, {draft.num_layers} layers")
-    print(f"DRAFT_DIGEST of amusd/models/embedded_draft.py, if it is to ship: {digest_of(arguments.out)}")
 
 
 if __name__ == "__main__":

@@ -385,7 +385,7 @@ REFUSED: dict[str, tuple[Weights, dict[str, Any], str]] = {
     "its fc is missing": (
         changed(fc__weight=None),
         {},
-        "in no layout of a drafter; allowed: .*EAGLE-3, Medusa, DFlash",
+        "in no layout of EAGLE, Medusa or DFlash",
     ),
     "a weight has no place": (changed(another=torch.ones(1)), {}, "weights without a place, another among them"),
     "a weight has another shape": (
@@ -396,7 +396,7 @@ REFUSED: dict[str, tuple[Weights, dict[str, Any], str]] = {
     "the target is narrower": (
         changed(fc__weight=torch.ones(WIDTH, 3 * 64)),
         {},
-        "made for another target: its fc takes 192 numbers, and 3 states of the target have 32 each",
+        "made for another target: its fc takes 192 numbers, and this one gives 96",
     ),
     "the target has another vocabulary": (
         changed(t2d=torch.ones(500, dtype=torch.bool)),
@@ -408,8 +408,12 @@ REFUSED: dict[str, tuple[Weights, dict[str, Any], str]] = {
         {"eagle_aux_hidden_state_layer_ids": [2, 18, 33]},
         r"another target: it reads states \[2, 18, 33\], and this one has 6 layers",
     ),
-    "no d2t": (changed(d2t=None), {}, "its head scores 12 of 97 tokens, and no d2t says which"),
-    "no layout of a drafter": ({"mtp.fc.weight": torch.ones(3)}, {}, "its weights are in no layout of a drafter"),
+    "no d2t": (changed(d2t=None), {}, "its head and d2t do not score ascending tokens"),
+    "no layout of a drafter": (
+        {"mtp.fc.weight": torch.ones(3)},
+        {},
+        "its weights are in no layout of EAGLE, Medusa or DFlash",
+    ),
 }
 
 

@@ -12,13 +12,10 @@ from models.thread_ranks import on_ranks
 from safetensors.torch import save_file
 
 from amusd.errors import ConfigError
-from amusd.models import embedded_draft
 from amusd.models.cached_model import CachedModel
 from amusd.models.embedded_draft import (
-    DRAFT_DIGEST,
     DRAFT_FILE,
     DraftWeights,
-    digest_of,
     export_draft,
     load_embedded_draft,
     read_draft,
@@ -102,25 +99,6 @@ def test_an_exported_draft_is_an_ordinary_checkpoint(tmp_path: Path) -> None:
     assert logits.shape[-1] == SIZES["vocab_size"]
     torch.testing.assert_close(logits, expected, atol=0.1, rtol=0.05)
     assert load_tokenizer(tmp_path / "out").fingerprint == load_tokenizer(tmp_path / "target").fingerprint
-
-
-def test_a_flipped_bit_in_what_ships_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, own = save_pair(tmp_path / "target")
-    content = bytearray(DRAFT_FILE.read_bytes())
-    content[5_000_000] ^= 1
-    damaged = tmp_path / "damaged.safetensors"
-    damaged.write_bytes(content)
-    monkeypatch.setattr(embedded_draft, "DRAFT_FILE", damaged)
-    message = rf"^draft {damaged}: damaged, .*; install amusd again to replace it$"
-    with pytest.raises(ConfigError, match=message):
-        load(tmp_path / "target", damaged)
-    with pytest.raises(ConfigError, match=message):
-        export_draft(tmp_path / "target", tmp_path / "out", damaged)
-    load(tmp_path / "target", own)  # of another file nobody knows what it is to be
-
-
-def test_the_checksum_is_that_of_what_ships() -> None:
-    assert digest_of(DRAFT_FILE) == DRAFT_DIGEST
 
 
 def test_what_ships_is_small_and_can_end_an_answer() -> None:

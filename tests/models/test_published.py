@@ -137,10 +137,10 @@ def cut(file: Path) -> None:
 
 SHARD, INDEX = "model-00002-of-*.safetensors", "model.safetensors.index.json"
 DAMAGES = {
-    "a file that is cut short": (SHARD, cut, r"model-00002-of-\d+.safetensors is damaged or cut short: "),
-    "a damaged index": (INDEX, cut, "index.json is damaged: "),
-    "a missing file": (SHARD, Path.unlink, r"no model-00002-of-\d+.safetensors, which its index names"),
-    "no index": (INDEX, Path.unlink, "no model.safetensors and no model.safetensors.index.json in it$"),
+    "a file that is cut short": (SHARD, cut, r"model-00002-of-\d+.safetensors: SafetensorError: "),
+    "a damaged index": (INDEX, cut, "index.json: "),
+    "a missing file": (SHARD, Path.unlink, r"model-00002-of-\d+.safetensors: No such file"),
+    "no index": (INDEX, Path.unlink, "no model.safetensors and no model.safetensors.index.json in it; "),
 }
 
 

@@ -979,13 +979,6 @@ RULES = (
         "a block reads the layers below its own", LAYOUTS, "        offset = 1\n", "        offset = 0\n", BLOCKS_TESTS
     ),
     Rule(
-        "a head keeps its order when its tokens are sorted",
-        LAYOUTS,
-        "return own[stored.argsort()]",
-        "return own",
-        NETWORK_TESTS,
-    ),
-    Rule(
         "weights without a place are dropped",
         LAYOUTS,
         "if extra := sorted(given.keys() - expected.keys()):",
