@@ -146,8 +146,6 @@ class CachedModel:
         """Empty caches that share their memory, each as of `new_cache`."""
         if not 1 <= capacity <= self.max_length:
             raise ValueError(f"a cache of {capacity} tokens: must be between 1 and {self.max_length}")
-        if spare < 0:
-            raise ValueError(f"spare={spare} must be at least 0")
         dtype = self._network.cache_dtype
         sizes = {"capacity": capacity, "spare": spare, "allocated": self._numerics.allocation(capacity + spare)}
         if self._capture is None:

@@ -179,9 +179,7 @@ class SyntheticTokenizer:
     """
 
     def __init__(self, vocab_size: int) -> None:
-        """Ids are in `[0, vocab_size)`. Raises `ValueError` below 2."""
-        if vocab_size < 2:
-            raise ValueError(f"vocab_size={vocab_size} must be at least 2")
+        """Ids are in `[0, vocab_size)`."""
         self._vocab_size = vocab_size
         self.eos_token_ids: frozenset[int] = frozenset()  # an answer ends at its length, or at a stop string
         self.fingerprint = hashlib.sha256(f"amusd synthetic {vocab_size}".encode()).hexdigest()

@@ -12,19 +12,13 @@ from fake_cuda import builders
 from fake_cuda.device import fake_cuda
 from torch import Tensor
 
-from amusd.config import DrafterConfig, EngineConfig, HardwareConfig
+from amusd.config import EngineConfig, HardwareConfig
 from amusd.engine import Engine
 from amusd.errors import ConfigError, MissingDependencyError
 from amusd.models import row_attention
 from amusd.models.cached_model import CachedModel
 from amusd.models.loading import load_target
-from amusd.protocol.messages import Failed
-from amusd.runtime import startup
-from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.verifier import prepare_to_verify
-from amusd.tracing.recorder import Recorder
-from amusd.transport.base import Rendezvous
-from amusd.types import Role
 
 ON_GPU = EngineConfig(hardware=HardwareConfig(devices=("cuda:0", "cuda:0"), synthetic="llama-8b"), drafters=())
 
@@ -81,28 +75,6 @@ def test_a_device_that_is_full_once_the_target_has_loaded_is_one_line(monkeypatc
     hardware = HardwareConfig(devices=("cpu", "cpu"), synthetic="smollm2-135m-slice")
     with pytest.raises(ConfigError, match=FULL):
         Engine.start(EngineConfig(hardware=hardware, drafters=()))
-
-
-def test_a_device_that_is_full_once_the_draft_has_loaded_is_one_line_at_the_target(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    sent: list[Failed] = []
-
-    class Link:
-        def send(self, message: Failed) -> None:
-            sent.append(message)
-
-        def close(self) -> None:
-            pass
-
-    monkeypatch.setattr(DraftWorker, "prepare", full)
-    monkeypatch.setattr(startup, "connect", lambda *_: Link())
-    hardware = HardwareConfig(devices=("cpu", "cpu"))
-    config = EngineConfig(hardware=hardware, drafters=(DrafterConfig(kind="ngram"),))
-    with pytest.raises(ConfigError, match=FULL):
-        startup.serve_draft(config, Rendezvous("", 1), Recorder(Role.DRAFT), 1)
-    [failed] = sent
-    assert (failed.kind, failed.text.startswith(FULL)) == ("ConfigError", True)
 
 
 def test_a_target_takes_in_a_chunk_of_a_prompt_before_the_first_request() -> None:

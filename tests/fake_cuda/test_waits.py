@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,8 +23,6 @@ from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.cascade import CascadeDrafter
 from amusd.drafters.ngram import NgramDrafter
 from amusd.models.block_models import BlockState, load_block_model
-from amusd.models.features import FeatureSpec
-from amusd.models.language_model import FeatureRows, SequenceRows
 
 TEMPERATURE = Distribution(temperature=0.7, seed=3)
 FILTERS = {
@@ -158,27 +155,6 @@ def test_the_most_likely_tokens_come_with_the_one_wait() -> None:
     assert stops(part) == (1, 0)
     assert len(part.replays) == 1
     assert part.bytes_out <= MAX_BYTES_OUT
-
-
-def test_features_of_several_sequences_come_in_one_copy() -> None:
-    """The pass that writes them waits and copies as it would without."""
-    passes = []
-    with fake_cuda(values=True) as gpus:
-        for specs in ({}, {"reader": FeatureSpec((0, 1), 64)}):
-            model = builders.small("cuda:0", features=specs)
-            caches = model.new_caches(3, 200)
-            for cache in caches:
-                model.prefill(PROMPT, cache)
-            batch = [SequenceRows([5, 6], cache) for cache in caches]
-            part = measured(gpus, functools.partial(model.forward_batch, batch))
-            passes.append((*stops(part), part.bytes_out))
-        rows = [FeatureRows(cache, 16, 20, model.feature_columns["reader"]) for cache in caches]
-        with gpus.recorded() as reading:
-            found = model.read_features(rows)
-    assert passes[0] == passes[1]
-    assert [tuple(features.shape) for features in found] == [(4, 64)] * 3
-    assert stops(reading) == (1, 0)
-    assert reading.bytes_out == 3 * 4 * 64 * 2
 
 
 @pytest.mark.parametrize("kind", ["medusa", "dflash"])

@@ -72,17 +72,6 @@ def test_the_device_computes_what_the_cpu_does(folder: Path, fixed: bool) -> Non
     assert torch.equal(logits[1].argmax(-1), logits[0].argmax(-1))
 
 
-def test_a_rolled_back_cache_on_the_device_equals_a_fresh_one(folder: Path) -> None:
-    model = load(folder, "cuda:0", fixed=True)
-    cache, fresh = model.new_cache(64), model.new_cache(64)
-    model.prefill(TOKENS[:-5], cache)
-    model.forward([7, 7, 7, 7], cache)
-    cache.truncate(len(TOKENS) - 5)
-    model.prefill(TOKENS[:-5], fresh)
-    rolled_back = model.forward(TOKENS[-5:], cache).logits
-    torch.testing.assert_close(rolled_back, model.forward(TOKENS[-5:], fresh).logits, atol=1e-3, rtol=1e-3)
-
-
 @pytest.mark.parametrize("model_impl", ["amusd", "transformers"])
 @pytest.mark.parametrize("fixed", [True, False])
 def test_graphs_choose_what_passes_computed_anew_choose(folder: Path, fixed: bool, model_impl: str) -> None:

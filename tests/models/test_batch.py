@@ -25,7 +25,6 @@ from amusd.models.graphs import run_each_time
 from amusd.models.huggingface import wrap_model
 from amusd.models.kv_cache import PreallocatedCache
 from amusd.models.language_model import ChainRows, Chooser, DigestRequest, SequenceRows
-from amusd.models.linear import why_not_int8
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 from amusd.models.self_test import measure_width_invariance
@@ -141,39 +140,6 @@ def check_batches(model: CachedModel, seed: int, number: int, num_passes: int = 
 @given(seed=st.integers(0, 2**32 - 1), number=st.integers(1, 6))
 def test_each_sequence_of_a_batch_has_the_bits_that_it_has_alone(name: str, seed: int, number: int) -> None:
     check_batches(MODELS[name], seed, number)
-
-
-@pytest.mark.parametrize("agreeing", [[8], [2, 8, 24]])
-def test_more_rows_than_agree_are_computed_in_several_calls(
-    agreeing: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever the kernels of this machine: each call has a number of rows that agrees."""
-    model, counts = tiny_model(FIXED), []
-    monkeypatch.setattr(RowCounts, "_compare", lambda _self, number: number in agreeing)
-    assert model._eager is not None
-    network = model._eager._network
-
-    def spy(token_ids: Tensor, *args: object, with_logits: bool, several: bool) -> Tensor | None:
-        counts.append(len(token_ids))
-        return network(token_ids, *args, with_logits=with_logits, several=several)  # type: ignore[arg-type]  # its own
-
-    monkeypatch.setattr(spy, "cache_dtype", network.cache_dtype, raising=False)
-    monkeypatch.setattr(model._eager, "_network", spy)
-    caches = model.new_caches(6, 60)
-    for sizes in ([1] * 6, [8, 1, 8, 8], [8] * 6, [5, 1, 2], [1]):
-        counts.clear()
-        outputs = model.forward_batch(
-            [SequenceRows(random_ids(size), cache) for size, cache in zip(sizes, caches, strict=False)]
-        )
-        assert [len(output.logits) for output in outputs] == sizes
-        assert set(counts) <= set(agreeing)
-        assert sum(counts) >= sum(sizes)
-        assert len(counts) <= sum(-(-size // agreeing[-1]) for size in sizes)
-        for cache in caches:
-            cache.truncate(0)
-    if agreeing[-1] >= 16:
-        assert len(model.forward_batch([SequenceRows([1] * 8, cache) for cache in caches[:2]])) == 2
-        assert len(counts) >= 1
 
 
 def test_numbers_of_rows_agree_if_they_give_the_bits_of_the_width(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,22 +260,6 @@ def test_chains_of_several_sequences_go_on_as_each_does_alone(kind: str) -> None
             assert len(found[index]) == number
             assert caches[index].length == alone[index].length
             pending[index] = found[index][-1:]
-
-
-@pytest.mark.skipif(why_not_int8(torch.device("cpu")) is not None, reason="no int8 products here")
-def test_neighbours_do_not_change_an_int8_draft() -> None:
-    """Whose products share a scale where rows are of one sequence."""
-    config = tiny.tiny_config("LlamaConfig")
-    lm = tiny.tiny_causal_lm(config, register_attention())
-    lm.get_input_embeddings().weight.data[90:] *= 50  # tokens whose rows would take up the scale
-    model = wrap_model(lm, LoadOptions(numerics=BUCKETED, max_model_len=tiny.MAX_LENGTH, dtype="int8"))
-    found = []
-    for others in ([5, 6], [95, 96], [91, 7]):
-        caches = model.new_caches(3, 30)
-        rows = [SequenceRows([token_id] * 2, cache) for token_id, cache in zip(others, caches, strict=False)]
-        found.append(model.forward_batch([*rows, SequenceRows([8, 9, 10], caches[2])])[2].logits.clone())
-    for logits in found[1:]:
-        assert (logits - found[0]).abs().max() < 0.01 * found[0].std()
 
 
 class Second:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ from amusd.config import DrafterConfig, EngineConfig, TargetConfig
 from amusd.errors import ConfigError, UnsupportedModelError
 from amusd.models.block_models import BlockModel, load_block_model
 from amusd.models.draft_layouts import read_feature_spec
-from amusd.models.linear import why_not_int8
 from amusd.models.load_options import LoadOptions
 from amusd.models.loading import load_draft_model
 
@@ -163,11 +161,6 @@ def load_dflash(folder: Path, target: Path, options: LoadOptions = OPTIONS) -> B
     return load_block_model(folder, target, options, "dflash")
 
 
-def skip_without(dtype: str) -> None:
-    if dtype == "int8" and (reason := why_not_int8(torch.device("cpu"))) is not None:
-        pytest.skip(reason)
-
-
 def test_dflash_gives_the_scores_of_the_paper(target: Path, tmp_path: Path) -> None:
     weights, shared = dflash_weights(), shared_weights(target)
     folder = save_dflash(tmp_path / "draft", weights)
@@ -238,18 +231,6 @@ def test_dflash_in_speculators_form_may_have_a_head_of_its_own(from_anchor: bool
     check(state.score(6, 40), expected)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
-def test_dflash_in_narrow_dtypes_stays_close(dtype: str, target: Path, tmp_path: Path) -> None:
-    skip_without(dtype)
-    folder, features = save_dflash(tmp_path / "draft"), random(6, WIDTH, seed=1)
-    scores = []
-    for options in (OPTIONS, replace(OPTIONS, dtype=dtype)):
-        state = load_dflash(folder, target, options).new_state()
-        state.take(0, features)
-        scores.append(state.score(6, 40).float())
-    assert torch.nn.functional.cosine_similarity(*scores).min() > 0.98
-
-
 def medusa(**changes: Tensor | None) -> Weights:
     weights: dict[str, Tensor | None] = {**medusa_weights()}
     weights |= {name.removeprefix("w").replace("_", "."): tensor for name, tensor in changes.items()}
@@ -258,10 +239,6 @@ def medusa(**changes: Tensor | None) -> Weights:
 
 MEDUSA_REFUSED: dict[str, tuple[Weights, str]] = {
     "the output layer of a head is missing": (medusa(w1_1_weight=None), r"lacks weights, 1\.1\.weight among them"),
-    "a block has another shape": (
-        medusa(w2_0_linear_weight=torch.ones(4, 4)),
-        r"2\.0\.linear\.weight has shape \[4, 4\], and \[32, 32\] is needed",
-    ),
     "a weight has no place": (medusa(other=torch.ones(1)), "without a place, other among them"),
     "the target is of another width": (
         {name: torch.ones(tiny.VOCAB, 8) for name in ("0.0.weight", "1.0.weight")},
@@ -279,15 +256,8 @@ def test_medusa_heads_that_do_not_fit_are_refused(name: str, target: Path, tmp_p
 
 
 DFLASH_REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "another number of layers": ({"num_target_layers": 36}, "another target: that had 36 layers, and this one has 6"),
-    "no layers named": ({"dflash_config": {"mask_token_id": 3}}, "does not say which layers"),
     "no mask": ({"dflash_config": {"target_layer_ids": [1, 4]}}, "mask_token_id=None: both must be numbers"),
-    "a mask that is no token": (
-        {"dflash_config": {"target_layer_ids": [1, 4], "mask_token_id": 97}},
-        "mask_token_id=97 is none of 97 ids",
-    ),
     "causal": ({"is_causal": True}, "is_causal=True is not supported; allowed: False"),
-    "another vocabulary": ({"vocab_size": 151936}, "another target: that had 151936 token ids, and this one has 97"),
     "sliding windows": (
         {"layer_types": ["sliding_attention"] * 2, "sliding_window": 100, "use_sliding_window": True},
         "its window of 100 tokens",

@@ -6,7 +6,6 @@ Every one is loaded as a target and as a draft, by the functions that the worker
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import socket
@@ -168,15 +167,6 @@ def test_a_path_that_is_no_folder_is_one_line(load: Callable[[str], None], folde
     assert ": a file, no folder; a checkpoint is" in refusal(load, folder / WEIGHTS)
     for name in (tmp_path / "gone", "./gone", "~nobody-of-this-name/model", "m" * 256):
         refusal(load, name)
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-@LOADERS
-def test_what_may_not_be_read_is_one_line(load: Callable[[str], None], folder: Path) -> None:
-    for name in (WEIGHTS, "tokenizer.json", "config.json", "."):
-        (folder / name).chmod(0)
-        assert "denied" in refusal(load, folder)
-    folder.chmod(0o700)
 
 
 def test_a_home_directory_may_be_named_by_a_tilde(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

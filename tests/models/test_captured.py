@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 from collections.abc import Callable
 from typing import Any
@@ -14,11 +13,7 @@ from models import tiny
 from models.paths import tree_rows
 from torch import Tensor
 
-from amusd.config import Distribution
-from amusd.drafters.autoregressive import AutoregressiveDrafter
-from amusd.drafters.cascade import CascadeDrafter
 from amusd.errors import DeviceError, NotFiniteError
-from amusd.models import graphs
 from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
 from amusd.models.captured import CapturedPasses, PassShape
@@ -99,39 +94,6 @@ def test_several_tokens_in_one_replay_are_those_of_single_steps(numerics: Numeri
         pending = [tokens[-1:] for tokens in chosen]
 
 
-def test_a_reduced_head_chooses_token_ids_and_not_columns() -> None:
-    config = tiny.tiny_config("LlamaConfig", tie_word_embeddings=False)
-    chosen = []
-    for capture in (None, run_each_time):
-        model = tiny.tiny_causal_lm(config, register_attention())
-        kept = torch.arange(5, 45)
-        model.set_output_embeddings(_head_of(model, kept))
-        wrapped = wrap_model(
-            model,
-            LoadOptions(
-                numerics=Numerics(width=8, fixed=False, border=None),
-                max_model_len=64,
-                capture=capture,
-                tokens_per_step=STEPS,
-            ),
-            output_ids=kept,
-        )
-        cache = wrapped.new_cache(40)
-        prompt = random_ids(9)
-        wrapped.prefill(prompt[:-1], cache)
-        columns = wrapped.forward(prompt[-1:], cache).logits.argmax(-1)
-        cache.truncate(8)
-        chosen.append(wrapped.extend(prompt[-1:], cache, 6))
-        assert chosen[-1][0] == int(kept[columns[0]])
-    assert chosen[0] == chosen[1]
-
-
-def _head_of(model: Any, kept: Tensor) -> torch.nn.Linear:
-    head = torch.nn.Linear(32, len(kept), bias=False)
-    head.weight = torch.nn.Parameter(model.get_output_embeddings().weight.detach()[kept], requires_grad=False)
-    return head
-
-
 @pytest.mark.parametrize(("fixed", "steps", "number"), [(True, 4, 4), (False, 1, 2)])
 def test_a_prepared_cache_captures_nothing_more(fixed: bool, steps: int, number: int) -> None:
     """Chains, paths, trees and several steps are the same few graphs, wherever they stand."""
@@ -194,26 +156,6 @@ def test_a_prompt_behind_a_path_that_was_kept_is_read_in_the_order_of_its_positi
     assert cache.is_in_order(60)
 
 
-def test_a_cascade_takes_one_replay_for_what_was_foreseen(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, replayed = models(Numerics(width=8, fixed=False, border=None, prefill_chunk=32), "amusd")
-    drafters = [CascadeDrafter(model, AutoregressiveDrafter(plain), 4) for model in (plain, replayed)]
-    passes: list[int] = []
-    run = CapturedPasses.run
-    monkeypatch.setattr(CapturedPasses, "run", lambda self, work: passes.append(work.steps) or run(self, work))
-    for drafter in drafters:
-        drafter.set_distribution(Distribution(temperature=0.8, seed=2))
-        drafter.open(random_ids(17), 90)
-    passes.clear()
-    for step in range(8):
-        first, second = (drafter.propose(5) for drafter in drafters)
-        assert first == second
-        assert len(first) == 5
-        for drafter in drafters:
-            drafter.truncate(drafter.length - step % 5)
-            drafter.commit(random_ids(2, seed=step))
-    assert passes == [1] * 8
-
-
 def test_a_logit_that_is_no_finite_number_comes_with_the_tokens() -> None:
     _, replayed = models(Numerics(width=8, fixed=False, border=None, prefill_chunk=32, num_tracks=3), "transformers")
     cache = replayed.new_cache(40)
@@ -229,21 +171,3 @@ def test_a_logit_that_is_no_finite_number_comes_with_the_tokens() -> None:
         cache.truncate(3)
         with pytest.raises(NotFiniteError, match=r"^the largest logit is nan$"):
             ask()
-
-
-def test_a_device_that_does_not_answer_is_an_error_and_not_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    class DeafEvent:
-        def record(self) -> None:
-            pass
-
-        def query(self) -> bool:
-            return False
-
-    monkeypatch.setattr(graphs, "DEVICE_SECONDS", 0.01)
-    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
-    _, replayed = models(Numerics(width=8, fixed=False, border=None), "amusd")
-    cache = replayed.new_cache(40)
-    passes: CapturedPasses = cache.passes  # type: ignore[attr-defined]  # a captured model's cache has them
-    passes._completion._event = DeafEvent()
-    with pytest.raises(DeviceError, match="did not finish"):
-        replayed.forward([5], cache).choose()

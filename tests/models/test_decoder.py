@@ -223,19 +223,6 @@ def test_a_reduced_head_scores_the_tokens_it_names(bias: bool) -> None:
     assert output_ids[chosen].tolist() == output_ids[expected[:4].argmax(dim=-1)].tolist()
 
 
-@pytest.mark.parametrize("length", [1, 32, 65])
-def test_a_prompt_in_chunks_leaves_what_one_pass_over_it_would(length: int) -> None:
-    stock = stock_model(CASES["qwen3 query norm"])
-    model = lean_model(stock)
-    token_ids = random_ids(length + 4)
-    cache = model.new_cache(length + 8)
-    model.prefill(token_ids[:length], cache)
-    expected = stock_logits(stock, token_ids)[length : length + 1]
-    torch.testing.assert_close(
-        model.forward(token_ids[length : length + 1], cache).logits, expected, atol=1e-4, rtol=1e-4
-    )
-
-
 def test_no_key_beyond_those_announced_is_read() -> None:
     model = lean_model(stock_model(CASES["grouped heads"]))
     token_ids = random_ids(44)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from amusd.models.cached_model import CachedModel
 from amusd.models.draft_layouts import read_feature_spec
 from amusd.models.eagle import load_eagle
 from amusd.models.kv_cache import KVMemory
-from amusd.models.linear import why_not_int8
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 from amusd.models.split_attention import SplitAttention
@@ -330,29 +328,6 @@ def test_siblings_read_their_parent_s_state_and_their_own_path(target: Path, tmp
         torch.testing.assert_close(row, eagle3_logits(weights, embedding, features, path)[-1], atol=1e-4, rtol=1e-4)
 
 
-def test_a_head_of_its_own_is_not_needed(target: Path, tmp_path: Path) -> None:
-    weights = eagle3_weights()
-    whole = shared_weights(target)["lm_head.weight"]
-    expected = weights | {"lm_head.weight": whole[DRAFT_IDS]}
-    del weights["lm_head.weight"]
-    model, features = load_eagle(save_eagle3(tmp_path / "draft", weights), target, OPTIONS), random(6, WIDTH, seed=9)
-    check(
-        model, features, eagle3_logits(expected, shared_weights(target)["model.embed_tokens.weight"], features, TOKENS)
-    )
-
-
-def test_a_narrow_drafter_has_an_embedding_of_its_own(tmp_path: Path) -> None:
-    """`target_hidden_size`: the target is wider."""
-    wide = tmp_path / "wide"
-    tiny.save_checkpoint(wide, tiny.tiny_config(num_hidden_layers=LAYERS, hidden_size=48, num_attention_heads=6))
-    own = random(tiny.VOCAB, WIDTH, seed=5)
-    weights = eagle3_weights() | {"embed_tokens.weight": own, "fc.weight": random(WIDTH, 3 * 48, seed=51)}
-    folder = save_eagle3(tmp_path / "draft", weights, target_hidden_size=48)
-    assert read_feature_spec(folder, wide, "eagle").width == WIDTH
-    features = random(NUM_TRUE, WIDTH, seed=98)
-    check(load_eagle(folder, wide, OPTIONS), features, eagle3_logits(weights, own, features, TOKENS))
-
-
 LAYER_IDS = [
     ({}, (2, 3, 3)),
     ({"eagle_aux_hidden_state_layer_ids": [1, 2, 6]}, (1, 2, 6)),
@@ -463,13 +438,3 @@ def test_a_pickle_that_holds_more_than_tensors_is_never_run(target: Path, tmp_pa
     folder = save(tmp_path / "draft", {"fc.weight": Path("/")}, "pytorch_model.bin", **SIZES)  # type: ignore[dict-item]
     with pytest.raises(ConfigError, match="damaged or holds more than tensors"):
         load_eagle(folder, target, OPTIONS)
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
-def test_narrow_dtypes_stay_close(dtype: str, target: Path, tmp_path: Path) -> None:
-    if dtype == "int8" and (reason := why_not_int8(torch.device("cpu"))) is not None:
-        pytest.skip(reason)
-    folder, features = save_eagle3(tmp_path / "draft"), random(NUM_TRUE, WIDTH, seed=98)
-    exact = chain_logits(load_eagle(folder, target, OPTIONS), features)
-    narrow = chain_logits(load_eagle(folder, target, replace(OPTIONS, dtype=dtype)), features).float()
-    assert torch.nn.functional.cosine_similarity(exact, narrow).min() > 0.99

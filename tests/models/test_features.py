@@ -95,16 +95,3 @@ def test_sequences_of_one_pass_have_their_own(numerics: Numerics) -> None:
     model.forward_batch([SequenceRows(text[20:24], cache) for text, cache in zip(texts, caches, strict=True)])
     for cache, text in zip(caches, texts, strict=True):
         check(model, cache, text[:24])
-
-
-def test_features_change_no_logit() -> None:
-    with_features = model_of(CPU_RULE, "amusd")
-    options = LoadOptions(numerics=CPU_RULE, max_model_len=120, dtype="float32", model_impl="amusd")
-    plain = wrap_model(tiny.tiny_causal_lm(CONFIG, register_attention()), options)
-    assert not plain.feature_columns
-    logits = []
-    for model in (with_features, plain):
-        cache = model.new_cache(100)
-        model.prefill(TEXT[:30], cache)
-        logits.append(model.forward(TEXT[30:32], cache).logits)
-    assert torch.equal(*logits)

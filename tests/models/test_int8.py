@@ -76,16 +76,6 @@ def test_weights_have_seven_bits_on_cpus_without_vnni(
     assert has_vnni or 2 * 255 * largest_int8_weight() < 2**15
 
 
-def test_what_was_quantized_once_stays_as_it_is() -> None:
-    """The embedded draft ships in int8: with VNNI, what is computed with is what was shipped."""
-    values, scales = to_int8(random_tensor(20, 50, seed=1))
-    assert values.abs().amax(dim=1).eq(127).all()
-    again, scales_again = to_int8(values.float() * scales)
-    assert torch.equal(values, again)
-    torch.testing.assert_close(scales, scales_again)
-    assert torch.equal(to_int8(torch.zeros(2, 3))[0], torch.zeros(2, 3, dtype=torch.int8))
-
-
 def test_there_is_a_reason_where_there_are_no_products(monkeypatch: pytest.MonkeyPatch) -> None:
     assert why_not_int8(torch.device("cuda:1")) == "not on cuda:1"
     with monkeypatch.context() as patch:

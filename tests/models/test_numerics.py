@@ -60,11 +60,3 @@ def test_a_track_beside_a_row_ends_before_the_border_and_keeps_its_lane(width: i
     assert rule.num_keys(last, 1) == rule.num_keys(start, 1)
     assert rule.track_stride >= width
     assert rule.track_stride % 16 == 0
-
-
-def test_most_positions_have_room_for_every_track_and_a_bucketed_pass_has_one() -> None:
-    rule = Numerics.for_device("cpu", width=8, fixed=True)
-    found = [rule.tracks_at(start) for start in range(128, 256)]
-    assert (found.count(3), found.count(2), found.count(1)) == (89, 16, 23)
-    bucketed = Numerics.for_device("cpu", width=8, fixed=False)
-    assert {bucketed.tracks_at(start) for start in range(600)} == {1}

@@ -69,14 +69,6 @@ def test_nccl_gathers_few_rows_as_they_are_and_sums_many_itself_in_float32(
     assert exchanges == [exchanges[0]] * SIZE
 
 
-def test_a_sum_by_nccl_leaves_the_parts_as_they_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    ranks = groups(monkeypatch, tmp_path, "nccl")
-    parts = random_parts(MOST_GATHERED_ROWS + 1, torch.float32)
-    before = [part.clone() for part in parts]
-    on_each(ranks, "sum", parts)
-    assert all(torch.equal(part, kept) for part, kept in zip(parts, before, strict=True))
-
-
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
 def test_joined_columns_stand_side_by_side_in_the_order_of_ranks(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, backend: Backend

@@ -13,11 +13,10 @@ from models.blocks import random_ids, stock_logits
 from models.published import CONFIGS, ORIGINAL, change_weights, write, write_config
 
 from amusd.errors import ConfigError, UnsupportedModelError
-from amusd.models import decoder
 from amusd.models.cached_model import CachedModel
 from amusd.models.checkpoint import open_checkpoint
 from amusd.models.compatibility import position_limit
-from amusd.models.huggingface import load_model, mapped_model
+from amusd.models.huggingface import load_model
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 
@@ -88,22 +87,6 @@ def test_a_checkpoint_of_the_model_without_a_head_is_read_if_the_head_is_tied(tm
     torch.testing.assert_close(
         last_logits(load(tmp_path), token_ids), stock_logits(stock, token_ids)[-8:], atol=1e-4, rtol=1e-4
     )
-
-
-def test_layers_are_converted_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path, CONFIGS["Llama 3.1"], dtype=torch.bfloat16)
-    source = mapped_model(open_checkpoint(tmp_path), transformers.AutoConfig.from_pretrained(tmp_path))
-    make_layer, seen = decoder._Layer, []
-
-    def watched(block: Any, *arguments: Any) -> Any:
-        left = {parameter.dtype for parameter in source.parameters()} - {torch.bfloat16}
-        converted = sum(parameter.dtype is torch.float32 for parameter in source.parameters())
-        seen.append((left, converted == len(list(block.parameters()))))
-        return make_layer(block, *arguments)
-
-    monkeypatch.setattr(decoder, "_Layer", watched)
-    decoder.Decoder(source, device=torch.device("cpu"), max_positions=LENGTH, dtype=torch.float32)
-    assert seen == [({torch.float32}, True)] * 2
 
 
 def test_of_a_model_on_the_hub_the_weights_that_its_index_names_are_fetched_last(

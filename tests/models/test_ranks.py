@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,7 +19,6 @@ from models.test_decoder import Case, lean_model, stock_model
 from amusd.errors import ConfigError, PeerFailedError, RankLostError
 from amusd.models.cached_model import CachedModel
 from amusd.models.numerics import Numerics
-from amusd.models.passes import Part, Pass
 from amusd.models.process_group import ProcessGroup, backend_for
 from amusd.models.rank_commands import PartCommand, RankCommand, follow
 from amusd.models.ranks import Follower, Leader
@@ -109,35 +106,6 @@ def test_rows_kept_of_several_paths_are_kept_on_every_rank() -> None:
     assert torch.equal(found, expected)
 
 
-def test_followers_forget_the_caches_that_the_leader_has_no_more() -> None:
-    received: list[RankCommand] = []
-
-    def life(address: str, rank: int, size: int) -> None:
-        follower = Follower(address, rank, size)
-        follower.ready("cpu", DEADLINE_SECONDS)
-        received.extend(follower.commands())
-
-    with meeting(2, life) as (leader, followers):
-        leader.await_followers("cpu", DEADLINE_SECONDS)
-        model = lean_model(STOCK)
-        caches = [model.new_cache(8), model.new_cache(9)]
-        for cache in caches:
-            leader.announce([Part(cache, [1, 2])], Pass([]))
-        del cache, caches[0]
-        gc.collect()
-        for _ in range(2):
-            leader.announce([Part(caches[0], [3])], Pass([], with_logits=False))
-    followers[0].result(DEADLINE_SECONDS)
-    assert [(command.memory, command.capacity, command.dropped) for command in received] == [
-        (1, 8, ()),
-        (2, 9, ()),
-        (2, 9, (1,)),
-        (2, 9, ()),
-    ]
-    assert received[0].parts[0].token_ids == [1, 2]
-    assert [command.with_logits for command in received] == [True, True, False, False]
-
-
 def test_a_follower_that_goes_amid_a_pass_is_named() -> None:
     def go(address: str, rank: int, size: int) -> None:
         follower = Follower(address, rank, size)
@@ -154,20 +122,6 @@ def test_a_follower_that_goes_amid_a_pass_is_named() -> None:
         with pytest.raises(RankLostError, match=r"^rank 2 of the target is gone$"):
             model.forward([1, 2], model.new_cache(8))
         assert isinstance(followers[0].exception(DEADLINE_SECONDS), RankLostError)
-
-
-def test_a_follower_that_fails_amid_a_pass_says_why() -> None:
-    def life(address: str, rank: int, size: int) -> None:
-        follower = Follower(address, rank, size)
-        follower.ready("cpu", DEADLINE_SECONDS)
-        next(follower.commands())
-        follower.close(ValueError("out of paper\nand of ink"))
-
-    with meeting(2, life) as (leader, _):
-        model = lean_model(STOCK, ranks=leader)
-        leader.await_followers("cpu", DEADLINE_SECONDS)
-        with pytest.raises(PeerFailedError, match=r"^rank 1 of the target failed: out of paper$"):
-            model.forward([1, 2], model.new_cache(8))
 
 
 class FailingExchanges:
@@ -262,55 +216,6 @@ def test_a_follower_that_cannot_load_is_heard_at_once(
 
     with meeting(2, life) as (leader, _), pytest.raises(expected, match=message):
         leader.await_followers("cpu", DEADLINE_SECONDS)
-
-
-def test_who_does_not_come_is_named() -> None:
-    leader = Leader(3)
-    try:
-        with pytest.raises(RankLostError, match=r"^rank 1 of the target did not come"):
-            leader.await_followers("cpu", 0.05)
-    finally:
-        leader.close()
-    leader.close()
-    with pytest.raises(RankLostError, match=r"^rank 0 of the target is not on this machine, or gone"):
-        Follower(leader.address, 1, 3)
-
-
-def test_a_follower_ends_when_its_leader_goes_amid_a_pass() -> None:
-    going = threading.Event()
-
-    def life(address: str, rank: int, size: int) -> None:
-        follower = Follower(address, rank, size)
-        follower.ready("cpu", DEADLINE_SECONDS)
-        going.set()
-        follower.sum(torch.zeros(1, 1))  # the leader never comes to this
-
-    with meeting(2, life) as (leader, followers):
-        leader.await_followers("cpu", DEADLINE_SECONDS)
-        assert going.wait(DEADLINE_SECONDS)
-        leader.close()
-        error = followers[0].exception(DEADLINE_SECONDS)
-    assert isinstance(error, RankLostError)
-    assert str(error).startswith("the ranks of the target have lost each other")
-
-
-def test_followers_compute_trees_too() -> None:
-    prompt, tokens = random_ids(9), random_ids(3, seed=5)
-    prefix, paths = np.arange(9), [[14], [14, 10], [14, 12]]  # a node, and two behind it
-
-    def compute(model: CachedModel) -> torch.Tensor:
-        cache = model.new_cache(10, spare=6)
-        model.prefill(prompt, cache)
-        return model.forward_trees([tree_rows(tokens, prefix, paths, cache)])[0].logits.clone()
-
-    expected = compute(lean_model(STOCK))
-    with meeting(2) as (leader, followers):
-        model = lean_model(STOCK, ranks=leader)
-        leader.await_followers("cpu", DEADLINE_SECONDS)
-        torch.testing.assert_close(compute(model), expected, atol=1e-4, rtol=1e-4)
-        with pytest.raises(ValueError, match="each row needs its own"):
-            model.forward_trees([tree_rows([1, 2], prefix, [[13], [13]], model.new_cache(10, spare=6))])
-    assert followers[0].result(DEADLINE_SECONDS) == [0, 9], "a pass that cannot be was commanded"
 
 
 @given(

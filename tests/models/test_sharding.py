@@ -58,19 +58,6 @@ def test_the_ranks_together_compute_what_the_whole_model_does(name: str, size: i
     assert all(torch.equal(other, logits[0]) for other in logits[1:]), "the ranks' bits differ"
 
 
-def test_blocks_do_not_change_the_bits_of_a_shared_model() -> None:
-    stock, token_ids = stock_model(SHARED["grouped heads"]), random_ids(LENGTH)
-
-    def one_by_one(ranks: Ranks) -> Tensor:
-        model = lean_model(stock, ranks=ranks)
-        cache = model.new_cache(LENGTH)
-        model.prefill(token_ids[:PROMPT], cache)
-        return torch.cat([model.forward([token_id], cache).logits for token_id in token_ids[PROMPT:]])
-
-    in_blocks = on_ranks(2, lambda ranks: decoded(stock, ranks, token_ids))[0]
-    assert torch.equal(on_ranks(2, one_by_one)[0], in_blocks)
-
-
 def test_the_ranks_together_compute_a_tree_as_the_whole_model_does() -> None:
     stock, token_ids = stock_model(SHARED["qwen3"]), random_ids(4)
 
@@ -84,26 +71,6 @@ def test_the_ranks_together_compute_a_tree_as_the_whole_model_does() -> None:
     torch.testing.assert_close(together[0], alone, atol=1e-4, rtol=1e-4)
     assert torch.equal(together[0], together[1])
     assert not torch.equal(alone[0], alone[1])
-
-
-def test_a_rank_holds_its_share_only() -> None:
-    stock = stock_model(SHARED["untied head"])
-    embedding = stock.get_input_embeddings().weight.nbytes
-    norms = sum(p.nbytes for name, p in stock.named_parameters() if "norm" in name)
-    whole = lean_model(stock).weight_bytes - norms
-    half = on_ranks(2, lambda ranks: lean_model(stock, ranks=ranks).weight_bytes - norms)
-    padding = stock.config.hidden_size * 4  # the vocabulary is odd
-    assert sum(half) == whole + padding
-    parameters = on_ranks(2, lambda ranks: lean_model(stock, ranks=ranks).parameter_bytes - norms)
-    assert sum(parameters) == whole + padding + 2 * embedding
-
-    def cache_bytes(ranks: Ranks) -> int:
-        model = lean_model(stock, ranks=ranks)
-        cache = model.new_cache(32)
-        model.prefill(random_ids(8), cache)
-        return cache.nbytes
-
-    assert sum(on_ranks(2, cache_bytes)) == cache_bytes(ALONE)
 
 
 @given(count=st.integers(1, 60), size=st.integers(1, 9))

@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from amusd.models import split_attention
-from amusd.models.attention import AttentionInputs, attend_masked
+from amusd.models.attention import AttentionInputs
 from amusd.models.numerics import TRACK_STRIDE
-from amusd.models.split_attention import BLOCK, JoinedAttention, SplitAttention, cache_dtype, prefix_of
+from amusd.models.split_attention import BLOCK, JoinedAttention, SplitAttention, prefix_of
 
 DTYPES = [torch.bfloat16, torch.float32]
 TOLERANCE = {torch.bfloat16: 2e-2, torch.float32: 1e-5}
@@ -148,29 +147,6 @@ def test_scores_of_hundreds_keep_their_differences_in_bfloat16(few: int) -> None
     expected = cache.exact(query, seen_by_chain(start, few, start + few))
     assert (found - expected).abs().max() < 0.05
     assert (found - expected).abs().mean() < 0.003
-
-
-@pytest.mark.parametrize("rows", [5, 200])
-@pytest.mark.parametrize("with_sinks", [False, True])
-def test_bounded_scores_and_sinks_go_through_a_mask(rows: int, with_sinks: bool) -> None:
-    cache, start = layer(torch.bfloat16), LONG - 200
-    query, end = cache.queries(rows, seed=5), start + rows
-    options = {"sinks": torch.linspace(-1, 1, query.shape[1])} if with_sinks else {"softcap": 2.0}
-    keys, values = cache.keys[:, :end], cache.values[:, :end]
-    split = SplitAttention.of_chain(start, rows, end, torch.bfloat16)
-    inputs = AttentionInputs(query, keys, values, 0.2, **options)
-    expected = attend_masked(inputs, seen_by_chain(start, rows, end))
-    assert torch.equal(split.attend(inputs), expected)
-    assert not torch.equal(split.attend(AttentionInputs(query, keys, values, 0.2)), expected)
-
-
-def test_keys_are_kept_in_bfloat16_only_where_a_cpu_multiplies_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(split_attention, "can_multiply_bfloat16", lambda: True)
-    assert cache_dtype(torch.bfloat16, int8=False) is torch.bfloat16
-    assert cache_dtype(torch.float32, int8=True) is torch.bfloat16
-    assert cache_dtype(torch.float32, int8=False) is torch.float32
-    monkeypatch.setattr(split_attention, "can_multiply_bfloat16", lambda: False)
-    assert cache_dtype(torch.bfloat16, int8=False) is torch.float32
 
 
 @settings(max_examples=40)

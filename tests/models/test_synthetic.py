@@ -10,10 +10,10 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from amusd.config import DrafterConfig, EngineConfig, HardwareConfig, ModelShape
+from amusd.config import EngineConfig, HardwareConfig, ModelShape
 from amusd.models.huggingface import wrap_model
 from amusd.models.load_options import LoadOptions
-from amusd.models.loading import load_draft_model, load_target
+from amusd.models.loading import load_target
 from amusd.models.numerics import Numerics
 from amusd.models.synthetic import SHAPES, SMALLER, SyntheticTokenizer, random_model, shape_config
 
@@ -72,18 +72,6 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others(shape: Mod
         assert torch.equal(weight, other[name]) == name.endswith("norm.weight")
 
 
-@pytest.mark.parametrize("shape", FAMILIES)
-def test_tied_weights_stay_one_and_rotary_frequencies_are_those_of_the_configuration(shape: ModelShape) -> None:
-    model = small_model(shape)
-    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
-    assert tied == SHAPES[shape]["tie_word_embeddings"]
-    rotary = model.base_model.rotary_emb
-    fresh = type(rotary)(model.config)
-    assert torch.equal(rotary.inv_freq, fresh.inv_freq)
-    assert torch.equal(rotary.original_inv_freq, fresh.inv_freq)
-    assert not any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
-
-
 @pytest.mark.parametrize(
     ("shape", "dtype", "model_impl"), [("llama-8b", "bfloat16", "amusd"), ("qwen3-8b", "float16", "transformers")]
 )
@@ -111,13 +99,6 @@ def test_a_named_shape_loads_as_the_target_and_does_not_repeat_one_token() -> No
     for _ in range(12):
         answer += model.forward(answer[-1:], cache).choose()
     assert len(set(answer[5:])) > 3
-
-
-def test_a_synthetic_draft_is_tied_to_no_tokenizer() -> None:
-    drafter = DrafterConfig(kind="synthetic", shape="smollm2-135m-slice")
-    model, tokenizer = load_draft_model(drafter, EngineConfig(drafters=(drafter,), max_model_len=16), "cpu")
-    assert model.vocab_size == 49152
-    assert tokenizer is None
 
 
 class LiveBytes(TorchDispatchMode):

@@ -108,22 +108,6 @@ def test_a_token_is_not_the_first_of_a_text(prompt: list[str], answer: list[str]
     assert "".join(read(IncrementalDecoder(wrap(SENTENCEPIECE), prompt_ids), token_ids)[0]) == text
 
 
-@pytest.mark.parametrize(
-    ("piece", "spelling"),
-    [
-        ("▁true", Spelling(" true", b" true", 5)),
-        ("</s>", Spelling("</s>", None, 0)),
-        ("<0xA9>", Spelling("bytes:\\xa9", b"\xa9", 0)),
-        ("<0x61>", Spelling("a", b"a", 1)),
-    ],
-)
-def test_every_token_reads_as_something(piece: str, spelling: Spelling) -> None:
-    decoder = IncrementalDecoder(wrap(SENTENCEPIECE), ids_of(SENTENCEPIECE, ["▁the"]))
-    assert decoder.spell(ids_of(SENTENCEPIECE, [piece])[0]) == spelling
-    padded = len(SENTENCEPIECE) + 1
-    assert decoder.spell(padded) == Spelling(f"token_id:{padded}", None, 0)
-
-
 def test_the_end_of_a_character_reads_as_the_whole_with_its_own_bytes() -> None:
     decoder = IncrementalDecoder(wrap(QWEN), ids_of(QWEN, ["the", "Ã"]))
     assert decoder.spell(ids_of(QWEN, ["©"])[0]) == Spelling("é", b"\xa9", 1)

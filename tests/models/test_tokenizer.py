@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import sys
 from pathlib import Path
 
@@ -67,14 +66,6 @@ def test_any_unicode_text_comes_out_complete(text: str) -> None:
     check_incremental_decoding(tokenizer, tokenizer.encode(text))
 
 
-def test_an_incomplete_character_appears_only_when_flushed() -> None:
-    tokenizer = TOKENIZERS["byte level"]
-    decoder = IncrementalDecoder(tokenizer)
-    assert [decoder.push(token_id) for token_id in tokenizer.encode("a🎉")[:-1]] == ["a", "", "", ""]
-    assert decoder.flush() == "\ufffd"
-    assert decoder.flush() == ""
-
-
 def test_the_cost_of_a_token_does_not_grow_with_the_text() -> None:
     class Counting:
         longest = 0
@@ -130,17 +121,6 @@ def test_a_chat_template_that_fails_is_one_line(template: str, reason: str) -> N
         tokenizer.encode_chat(user_turn("hi"))
     assert str(caught.value).startswith(f"prompt: the target's chat template refuses it: {reason}")
     assert "\n" not in str(caught.value)
-
-
-def test_transformers_says_nothing_of_a_long_prompt(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
-    raw = tiny.byte_tokenizer(chat_template="{% for turn in messages %}{{ turn.content }}{% endfor %}")
-    raw.model_max_length = 4
-    tokenizer = HuggingFaceTokenizer(raw, frozenset())
-    assert len(tokenizer.encode("long text")) == len(tokenizer.encode_chat(user_turn("long text"))) == 9
-    assert not caplog.records
 
 
 def test_end_tokens_come_from_every_place_that_names_one(tmp_path: Path) -> None:

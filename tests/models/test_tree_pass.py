@@ -119,17 +119,6 @@ def test_a_node_in_any_slot_of_any_batch_gets_the_logits_of_its_path(model: Cach
     assert tree.cache.length == PROMPT
 
 
-def test_a_chain_that_is_not_computed_yet_goes_through_in_one_pass() -> None:
-    stock, model = tiny.wrapped_pair("LlamaConfig", NUMERICS, "amusd")
-    tree = Tree(model, random_ids(PROMPT))
-    tree.free.reverse()
-    chain: list[Node] = []
-    for token_id in random_ids(WIDTH, seed=2):
-        chain.append(Node(token_id, chain[-1] if chain else None))
-    check(tree, stock, list(reversed(chain)))
-    check(tree, stock, [Node(5, chain[-1]), Node(6, chain[-1]), Node(7, chain[3])])
-
-
 @pytest.mark.parametrize("name", UNLIKE)
 def test_architectures_of_transformers_compute_trees(name: str) -> None:
     stock, model = tiny.wrapped_pair(name, NUMERICS, model_impl="transformers")

@@ -11,7 +11,6 @@ import pytest
 import torch
 from models import tiny
 from models.other_tokenizer import save_reindexed, word_tokenizer
-from models.test_tokenizer import byte_fallback_tokenizer
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken
 
@@ -76,15 +75,6 @@ def test_tokens_are_compared_by_their_text_and_special_ones_by_their_name() -> N
     assert shared.output_ids.tolist() == [0, 1, 2, 3, 7]
     assert shared.draft_ids.tolist() == [2, 4, 0, 3, 1]
     assert shared.readings.tolist() == [2, 4, 0, 3, 6, 3, -1, 1, -1]
-
-
-def test_a_space_and_a_byte_are_the_same_in_both_spellings() -> None:
-    byte_level = HuggingFaceTokenizer(tiny.byte_tokenizer(), frozenset()).token_texts()
-    metaspace = HuggingFaceTokenizer(byte_fallback_tokenizer(), frozenset()).token_texts()
-    assert metaspace[256] == b" "
-    assert set(metaspace.values()) <= set(byte_level.values())
-    assert b"\xe2" in metaspace.values()
-    assert byte_level[256] == "<eos>"
 
 
 def test_added_words_are_texts_and_ids_beyond_the_model_are_left_out() -> None:

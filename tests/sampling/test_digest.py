@@ -19,11 +19,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from amusd.config import GREEDY, Distribution
-from amusd.protocol.verification import Block
 from amusd.sampling.digest import Digest, Digests
 from amusd.sampling.noise import Domain, codes_of, counters, gumbel, halves_of, key_of
 from amusd.sampling.noisy_scores import device_counters, noisy_scores
-from amusd.sampling.ranking import Ranking
 from amusd.sampling.sampler import TargetSampler, TokenSampler
 
 CPU = torch.device("cpu")
@@ -187,41 +185,6 @@ def test_a_digest_of_real_size_settles_likely_choices(temperature: float, parame
     assert (sampler.num_rows, sampler.num_whole_rows) == (32, 0)
 
 
-def test_candidates_and_paths_are_judged_as_from_whole_rows() -> None:
-    for parameters in ({}, {"top_p": 0.9}, {"presence_penalty": 2.0}):
-        distribution = Distribution(temperature=0.8, seed=5, **parameters)
-        logits, digests = random_logits(1, 6, 300, "heavy"), Digests(300, None, CPU)
-
-        def both() -> tuple[TargetSampler, TargetSampler]:
-            plain = TargetSampler(distribution, 300, prompt=range(31))  # noqa: B023 - used in this turn
-            return plain, TargetSampler(distribution, 300, prompt=range(31), digests=digests)  # noqa: B023
-
-        chosen = both()[0].choose(logits, 30, [1] * 6)
-        for candidates in ([], [7], chosen[:5]):
-            block = [1, *candidates]
-            judged = [one.accept(logits[: len(block)], 30, block, candidates) for one in both()]
-            assert judged[0] == judged[1]
-        right = both()[0].choose(logits[:1], 30, [1])[0]
-        paths = Block(30, 1, (9, 8), alternatives=(right, 4), alternative_parents=(0, 3))
-        found = [one.accept_paths(logits[:5], paths) for one in both()]
-        assert found[0] == found[1]
-        assert found[0][1][1] == 3
-
-
-def test_a_pass_may_compute_the_digest_itself() -> None:
-    distribution, logits = Distribution(temperature=0.9, top_p=0.8, presence_penalty=-0.5), texts(5)
-    sampler = TargetSampler(distribution, 30_000, prompt=[4, 5], digests=Digests(30_000, None, CPU))
-    assert sampler.digest is not None
-    block, paths = [5, 9, 9], Block(1, 5, (9, 8), alternatives=(7, 4), alternative_parents=(0, 3))
-    inputs = sampler.inputs(1, block, num_steps=3)
-    assert inputs.shape == (5, sampler.digest.num_inputs)
-    outputs = sampler.digest.compute(logits, torch.from_numpy(inputs))[1].numpy()
-    assert sampler.choose(logits[:3], 1, block, outputs[:3]) == sampler.choose(logits[:3], 1, block)
-    outputs = sampler.digest.compute(logits, torch.from_numpy(sampler.path_inputs(paths)))[1].numpy()
-    assert sampler.accept_paths(logits, paths, outputs) == sampler.accept_paths(logits, paths)
-    assert outputs.nbytes / 5 * 8 <= 65_536, "8 rows"
-
-
 @pytest.mark.parametrize(
     "distribution", [GREEDY, Distribution(temperature=0.7), Distribution(temperature=1, top_p=0.9)]
 )
@@ -277,24 +240,6 @@ def test_a_device_is_asked_for_nothing(size: str, most: int) -> None:
     assert (outputs.shape, outputs.dtype) == ((8, digest.num_outputs), torch.int32)
     assert recorder.names["amusd.noisy_scores.default"] == 1
     assert kernels <= most, recorder.names
-
-
-@pytest.mark.parametrize("parameters", [{}, {"top_p": 0.9}, {"presence_penalty": 3.0}], ids=str)
-def test_guesses_of_a_digest_are_those_of_whole_rows(parameters: dict[str, Any]) -> None:
-    distribution, logits = Distribution(temperature=0.8, seed=2, **parameters), texts(8)
-    ids = torch.arange(30_000) + 5
-    mixtures = [[(row + 5, 0.5, 0.3), (2, -0.2, 0.6)] if row % 2 else [] for row in range(8)]
-    contexts = [[9, 8, int(row.argmax()) + 5] for row in logits] if "presence_penalty" in parameters else ()
-    near, away = (
-        Ranking(distribution, 30_000, ids, number=4, num_prompt_tokens=2, digests=digests)
-        for digests in (None, Digests(30_000, ids, CPU))
-    )
-    positions = [3, 3, 4, 5, 5, 6, 7, 8]
-    for expected, found in zip(
-        near.rank(logits, positions, contexts, mixtures), away.rank(logits, positions, contexts, mixtures), strict=True
-    ):
-        assert [token_id for token_id, _ in expected] == [token_id for token_id, _ in found]
-        assert [one for _, one in expected] == pytest.approx([one for _, one in found], rel=2e-3)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.5])

@@ -212,16 +212,6 @@ def test_the_first_pass_does_not_penalize_the_presence_of_the_prompts_last_token
         assert TargetSampler(distribution, 4, prompt=prompt).accept_paths(logits, block)[0] == Acceptance((0, 1, 2), 2)
 
 
-def test_logprobs_are_the_models_own() -> None:
-    distribution = Distribution(temperature=0.3, top_k=1, logit_bias=((1, 50.0),))
-    sampler = TargetSampler(distribution, len(LOGITS), logprobs=True)
-    acceptance = sampler.accept(torch.from_numpy(LOGITS).expand(2, -1), 0, [0, 1], [1])
-    assert acceptance.token_ids == (1, 1)
-    assert acceptance.num_accepted == 1
-    expected = torch.from_numpy(LOGITS).double().log_softmax(0)[1].item()
-    assert sampler.logprobs == pytest.approx([expected, expected], abs=1e-9)
-
-
 @settings(max_examples=40)
 @given(
     seed=st.integers(0, 2**32 - 1),
