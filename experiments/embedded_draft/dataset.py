@@ -11,9 +11,7 @@ the whole distribution of the next token, which is more than the top-k of it and
 
 from __future__ import annotations
 
-import fcntl
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,9 +77,7 @@ class Text:
 
 
 def read_text(path: Path) -> Text:
-    """Read a text file, or those of `corpora_in` a folder as one. Raises `OSError` or `KeyError` if it is none."""
-    if path.is_dir():
-        return join([read_text(folder / TEXT) for folder in corpora_in(path)])
+    """Read a text file. Raises `OSError` or `KeyError` if it is none."""
     with np.load(path) as file:
         token_ids = file["token_ids"].astype(np.int64)
         width = token_ids.shape[1]
@@ -138,19 +134,6 @@ def to_bits(states: Tensor) -> np.ndarray:
     """uint16 of the same shape: states as a corpus holds them."""
     bits: np.ndarray = states.to(torch.bfloat16).cpu().view(torch.uint16).numpy()
     return bits
-
-
-@contextmanager
-def claim(folder: Path) -> Iterator[bool]:
-    """Whether the corpus is this process's to write: it is not there, and no other process has claimed it."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder.with_suffix(".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield not folder.exists()
 
 
 def write_corpus(folder: Path, text: Text, states: np.ndarray) -> None:

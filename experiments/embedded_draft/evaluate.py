@@ -23,8 +23,7 @@ from typing import Any
 import torch
 from dataset import known_behind, loops
 from losses import mix
-from teacher import load_teacher
-from writer import continue_rows
+from teacher import load_teacher, stop_ids
 
 from amusd.config import DrafterConfig, WorkloadConfig
 from amusd.drafters.ngram import NgramCache
@@ -40,8 +39,8 @@ from amusd.workload import load_prompts
 
 MAX_NEW_TOKENS = 128
 MAX_LENGTH = 1024
-ROWS = 48
-"""Answers written at once."""
+TOP_K = 50
+"""Sampled answers come from this many tokens at each step."""
 POSITIONS = (0, 16, 48, MAX_NEW_TOKENS)
 DEPTHS, WIDTHS = 6, (1, 2, 4, 8)
 """Of the trees in the table by depth: tokens on a path, and guesses behind each token."""
@@ -90,16 +89,13 @@ def main() -> None:
     parser.add_argument("--answers", type=Path, required=True, help="where the target's answers are kept")
     parser.add_argument("--draft-file", type=Path, default=DRAFT_FILE)
     parser.add_argument("--vocab-size", type=int, default=DrafterConfig.vocab_size)
-    parser.add_argument(
-        "--lookup", type=int, default=DrafterConfig.min_lookup, help="shortest suffix looked up; 0: none"
-    )
     parser.add_argument("--out", type=Path, help="write the tables as JSON")
     arguments = parser.parse_args()
     if not arguments.answers.exists():
         answers = answer_all(arguments.prompts)
         arguments.answers.write_text(json.dumps([asdict(answer) for answer in answers]))
     answers = [Answer(**record) for record in json.loads(arguments.answers.read_text())]
-    judged = judge_all(answers, arguments.draft_file, arguments.vocab_size, arguments.lookup)
+    judged = judge_all(answers, arguments.draft_file, arguments.vocab_size)
     report = tabulate(judged)
     for name, rows in report.items():
         print(
@@ -131,20 +127,27 @@ def answer_all(paths: Iterable[str]) -> list[Answer]:
         for prompt in load_prompts(WorkloadConfig(path=path, num_prompts=_ALL)):
             category = f"{name} {prompt.category}" if path is not None and prompt.category else name
             prompts.append((category, tokenizer.encode_chat(prompt.turns)))
-    prompts = sorted((p for p in prompts if len(p[1]) + MAX_NEW_TOKENS <= MAX_LENGTH), key=lambda p: len(p[1]))
+    prompts = [(category, ids) for category, ids in prompts if len(ids) + MAX_NEW_TOKENS <= MAX_LENGTH]
     answers: list[Answer] = []
-    for temperature in (0.0, 1.0):
-        for start in range(0, len(prompts), ROWS):
-            part = prompts[start : start + ROWS]
-            rows = [ids for _, ids in part]
-            written = continue_rows(teacher, rows, temperature=temperature, max_new_tokens=MAX_NEW_TOKENS, seed=start)
-            answers += [
-                Answer(category, temperature, ids, tokens)
-                for (category, ids), tokens in zip(part, written, strict=True)
-            ]
-            print(f"\rtemperature {temperature:g}: {start + len(part)} of {len(prompts)} answers ", end="", flush=True)
+    for temperature, (number, (category, ids)) in itertools.product((0.0, 1.0), enumerate(prompts)):
+        answers.append(Answer(category, temperature, ids, answer_one(teacher, ids, temperature, number)))
+        print(f"\r{len(answers)} of {2 * len(prompts)} answers ", end="", flush=True)
     print()
     return answers
+
+
+def answer_one(teacher: Any, prompt: list[int], temperature: float, seed: int) -> list[int]:
+    """What the target writes behind a prompt, the token that ends it included. Temperature 0: greedy."""
+    torch.manual_seed(seed)
+    how: dict[str, Any] = {"do_sample": True, "temperature": temperature, "top_k": TOP_K, "top_p": 1.0}
+    if temperature == 0:
+        how = {"do_sample": False}
+    token_ids = torch.tensor([prompt])
+    mask = torch.ones_like(token_ids)
+    pad = min(stop_ids(teacher))
+    written = teacher.generate(token_ids, attention_mask=mask, max_new_tokens=MAX_NEW_TOKENS, pad_token_id=pad, **how)
+    tokens: list[int] = written[0, len(prompt) :].tolist()
+    return tokens
 
 
 def whole_sequences() -> LoadOptions:
@@ -153,7 +156,7 @@ def whole_sequences() -> LoadOptions:
     return LoadOptions(numerics=numerics, max_model_len=MAX_LENGTH, dtype=fastest_dtype(torch.device("cpu")))
 
 
-def judge_all(answers: Sequence[Answer], draft_file: Path, vocab_size: int, lookup: int) -> list[Judged]:
+def judge_all(answers: Sequence[Answer], draft_file: Path, vocab_size: int) -> list[Judged]:
     """Every token of every answer."""
     options = whole_sequences()
     path = str(embedded_target_path())
@@ -161,13 +164,13 @@ def judge_all(answers: Sequence[Answer], draft_file: Path, vocab_size: int, look
     draft = load_embedded_draft(path, options, vocab_size=vocab_size, draft_file=draft_file)
     judged: list[Judged] = []
     for number, answer in enumerate(answers, start=1):
-        judged += judge(answer, target, draft, lookup)
+        judged += judge(answer, target, draft)
         print(f"\r{number} of {len(answers)} answers judged ", end="", flush=True)
     print()
     return judged
 
 
-def judge(answer: Answer, target: CachedModel, draft: CachedModel, lookup: int) -> list[Judged]:
+def judge(answer: Answer, target: CachedModel, draft: CachedModel) -> list[Judged]:
     """The tokens of one answer."""
     sequence = answer.prompt + answer.tokens
     start = len(answer.prompt)
@@ -183,7 +186,7 @@ def judge(answer: Answer, target: CachedModel, draft: CachedModel, lookup: int) 
     mixed = mix(q, draft.output_ids, *known.at(behind), p.shape[1])
     ranks = (mixed > mixed.gather(1, tokens[:, None])).sum(dim=-1).tolist()
     acceptance = torch.minimum(p, mixed).sum(dim=-1)
-    found = _look_up(sequence, start, lookup)
+    found = _look_up(sequence, start)
     judged = []
     for position, looked_up in enumerate(found):
         probability = float(model[position])
@@ -274,11 +277,9 @@ def logits_of(model: CachedModel, sequence: Sequence[int]) -> Any:
     return model.forward(sequence, model.new_cache(len(sequence))).logits
 
 
-def _look_up(sequence: Sequence[int], start: int, min_lookup: int) -> list[int | None]:
+def _look_up(sequence: Sequence[int], start: int) -> list[int | None]:
     """What prompt lookup would propose at each position from `start` on; None where no long suffix has occurred."""
-    if min_lookup == 0:
-        return [None] * (len(sequence) - start)
-    ngrams = NgramCache(min_lookup, max(min_lookup, DrafterConfig.max_lookup))
+    ngrams = NgramCache(DrafterConfig.min_lookup, DrafterConfig.max_lookup)
     ngrams.open(sequence[:start])
     found: list[int | None] = []
     for position in range(start, len(sequence)):

@@ -2,9 +2,8 @@
 
     python experiments/embedded_draft/label.py --text TEXT.npz ... --out CORPORA/
 
-Each corpus is named like its text. Those that exist, or that another process is making, are passed over, as by
-`generate.py`, whose own parts have their states already. Two cores with AVX-512 BF16 read 2.8 million tokens (3.2 GB of
-states) in 20 minutes, a process on each; a GPU in a minute or two.
+Each corpus is named like its text; one that exists is passed over. Two cores with AVX-512 BF16 read 2.8 million tokens
+(3.2 GB of states) in 20 minutes, a process on each; a GPU in a minute or two.
 """
 
 from __future__ import annotations
@@ -16,8 +15,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from dataset import Text, batches_by_length, claim, offsets, read_text, to_bits, write_corpus
+from dataset import Text, batches_by_length, offsets, read_text, to_bits, write_corpus
 from teacher import load_teacher
+
+TOKENS_PER_BATCH = 4096
 
 
 def main() -> None:
@@ -26,24 +27,22 @@ def main() -> None:
     parser.add_argument("--text", type=Path, required=True, nargs="+")
     parser.add_argument("--out", type=Path, required=True, help="folder of the corpora")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--tokens-per-batch", type=int, default=4096)
     arguments = parser.parse_args()
     teacher = load_teacher(arguments.device)
     for path in arguments.text:
         folder = arguments.out / path.stem
-        with claim(folder) as to_be_written:
-            if to_be_written:
-                text = read_text(path)
-                write_corpus(folder, text, states_of(text, teacher, arguments.tokens_per_batch))
+        if not folder.exists():
+            text = read_text(path)
+            write_corpus(folder, text, states_of(text, teacher))
 
 
-def states_of(text: Text, teacher: Any, tokens_per_batch: int) -> np.ndarray:
+def states_of(text: Text, teacher: Any) -> np.ndarray:
     """uint16 [tokens, hidden]: bits of the states, the rows one behind the other."""
     states = np.empty((text.num_tokens, teacher.config.hidden_size), dtype=np.uint16)
     starts = offsets(text)
     began, done = time.monotonic(), 0
     with torch.inference_mode():
-        for rows in batches_by_length(text, tokens_per_batch):
+        for rows in batches_by_length(text, TOKENS_PER_BATCH):
             width = int(text.length[rows].max())
             token_ids = torch.from_numpy(text.token_ids[rows, :width]).to(teacher.device)
             hidden = teacher.base_model(input_ids=token_ids).last_hidden_state  # causal: padding behind changes nothing
@@ -51,8 +50,7 @@ def states_of(text: Text, teacher: Any, tokens_per_batch: int) -> np.ndarray:
                 states[starts[row] : starts[row + 1]] = row_bits[: text.length[row]]
             done += int(text.length[rows].sum())
             rate = done / (time.monotonic() - began)
-            left = (text.num_tokens - done) / rate / 60
-            print(f"\r{done:,} of {text.num_tokens:,} tokens, {rate:,.0f}/s, {left:.0f} min left ", end="", flush=True)
+            print(f"\r{done:,} of {text.num_tokens:,} tokens, {rate:,.0f}/s ", end="", flush=True)
     print()
     return states
 

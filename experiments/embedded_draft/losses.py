@@ -55,12 +55,12 @@ def loss_of_block(
     return -alpha.log().sum(), gradient.to(student_logits.dtype)
 
 
-def mixed_log_weights(log_q: Tensor, biases: Tensor, slopes: Tensor, unproposed: float | Tensor = UNPROPOSED) -> Tensor:
+def mixed_log_weights(log_q: Tensor, biases: Tensor, slopes: Tensor) -> Tensor:
     """What known tokens weigh in a mixture, as `amusd/sampling/ranking.py` has it; all three are [tokens, known].
 
     `log_q`: minus infinity for tokens that the draft cannot propose. `biases`: minus infinity where nothing is known.
     """
-    return torch.maximum(log_q, biases + slopes * torch.where(log_q.isneginf(), unproposed, log_q))
+    return torch.maximum(log_q, biases + slopes * torch.where(log_q.isneginf(), UNPROPOSED, log_q))
 
 
 class _NegativeLogAcceptance(torch.autograd.Function):

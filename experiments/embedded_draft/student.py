@@ -42,14 +42,10 @@ class Student(nn.Module):
         return states
 
     def load_trained_weights(self, tensors: Mapping[str, Tensor]) -> None:
-        """Start from a draft, the `trained_weights` of as many layers or fewer; others change nothing at first."""
-        own = self.trained_weights()
+        """Start from the `trained_weights` of a draft with as many layers."""
         with torch.no_grad():
-            for name, tensor in own.items():
-                if name in tensors:
-                    tensor.copy_(tensors[name])
-                elif name.endswith(("o_proj.weight", "down_proj.weight")):
-                    tensor.zero_()
+            for name, tensor in self.trained_weights().items():
+                tensor.copy_(tensors[name])
 
     def trained_weights(self) -> dict[str, Tensor]:
         """What the draft does not share with the target, under the names that `LlamaForCausalLM` gives them."""

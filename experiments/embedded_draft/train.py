@@ -4,14 +4,12 @@
 
 Writes `weights.safetensors` (float32, the layers and the final norm), `output_ids.npy` (the draft's vocabulary, most
 frequent first) and `training.json` (settings, curve, cost) into DRAFT. An interrupted run goes on from `checkpoint.pt`
-there, on another machine too. `plateau.pt` is of the step after which the learning rate falls: run again with more
-`--epochs`, it goes on from there.
+there, on another machine too.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import math
 import time
@@ -34,18 +32,20 @@ HELD_OUT_SHARE = 1 / 86
 """Of the rows of each corpus: no run learns from them, whatever its share of the data."""
 CURVE_POINTS = 6
 CHECKPOINT_SECONDS = 300.0
-CHECKPOINT, PLATEAU = "checkpoint.pt", "plateau.pt"
+WEIGHT_DECAY = 0.1
 _SAVED = ("seconds", "num_tokens", "losses", "curve")
-"""What a checkpoint holds of a `Run`, beside weights, optimizers and step."""
+"""What a checkpoint holds of a `Run`, beside weights, optimizer and step."""
 
 
 def main() -> None:
     """Read the command line and train."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--corpus", type=Path, required=True, help="folder of generate.py or label.py, or of several")
+    parser.add_argument("--corpus", type=Path, required=True, help="folder of corpora that label.py wrote")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--draft-file", type=Path, help="go on with this draft: its layers")
-    parser.add_argument("--layers", default="0,1,2", help="layer of the target that each layer starts from; r: random")
+    parser.add_argument("--draft-file", type=Path, help="go on with the layers of this draft")
+    parser.add_argument(
+        "--layers", default="0,1,2", help="layer of the target that each layer starts from, without --draft-file"
+    )
     parser.add_argument(
         "--vocab-size", type=int, default=8192, help="output tokens to learn; the list has as many as --draft-file"
     )
@@ -53,11 +53,8 @@ def main() -> None:
     parser.add_argument(
         "--cooldown", type=float, default=0.6, help="share of the steps in which the rate falls to zero"
     )
-    parser.add_argument("--share", type=float, default=1.0, help="share of the rows to learn from")
     parser.add_argument("--rows", type=int, default=8, help="rows of a batch")
-    parser.add_argument("--optimizer", choices=("adamw", "muon"), default="adamw")
     parser.add_argument("--lr", type=float, default=0.002, help="of the matrices; norms: a tenth, 0.001 at most")
-    parser.add_argument("--weight-decay", type=float, default=0.1)
     parser.add_argument("--compile", action="store_true", help="torch.compile: needs a C++ compiler, for long runs")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
@@ -76,10 +73,8 @@ def train(arguments: argparse.Namespace) -> None:
         run.learn(rows)
         if run.step % max(1, run.num_steps // CURVE_POINTS) == 0 or run.step == run.num_steps:
             run.evaluate()
-        if run.step == run.plateau_end:
-            run.save(PLATEAU)
         if time.monotonic() - saved_at > CHECKPOINT_SECONDS:
-            run.save(CHECKPOINT)
+            run.save()
             saved_at = time.monotonic()
     run.finish()
 
@@ -92,24 +87,22 @@ class Run:
         texts, self._states = read_corpora(arguments.corpus)
         self._text = join(texts)
         self._starts = offsets(self._text)
-        self._held_out, others = split([text.num_rows for text in texts])
-        self.pool = others[: round(arguments.share * len(others))]
+        self._held_out, self.pool = split([text.num_rows for text in texts])
         self.num_steps = math.ceil(arguments.epochs * math.ceil(len(self.pool) / arguments.rows))
-        self.plateau_end = self.num_steps - math.ceil(arguments.cooldown * self.num_steps)
         self.step = 0
 
         teacher = load_teacher(arguments.device)
         self._head = teacher.get_output_embeddings().weight.detach()
         learned_from = self._text.select(self.pool)
-        layers = [None if layer == "r" else int(layer) for layer in arguments.layers.split(",")]
-        self._student = Student(teacher, layers).float()
+        layers = [int(layer) for layer in arguments.layers.split(",")]
+        before = None if arguments.draft_file is None else read_draft(arguments.draft_file)
+        self._student = Student(teacher, layers if before is None else range(before.num_layers)).float()
         self._before: dict[str, Any] | None = None
         num_ids = arguments.vocab_size
-        if arguments.draft_file is not None:
-            draft = read_draft(arguments.draft_file)
-            self._before = dict(draft.facts)
-            self._student.load_trained_weights(draft.tensors)
-            num_ids = max(num_ids, len(draft.output_ids))
+        if before is not None:
+            self._before = dict(before.facts)
+            self._student.load_trained_weights(before.tensors)
+            num_ids = max(num_ids, len(before.output_ids))
         self._output_ids = most_frequent(learned_from, num_ids, self._head.shape[0], sorted(stop_ids(teacher)))
         learned_ids = self._output_ids[: arguments.vocab_size]
         self._ids = torch.from_numpy(learned_ids).to(arguments.device)
@@ -117,7 +110,7 @@ class Run:
         self._known = known_tokens(self._text)
         self._column_of = torch.full((self._head.shape[0],), -1, device=arguments.device)
         self._column_of[self._ids] = torch.arange(len(learned_ids), device=arguments.device)
-        self._optimizers = make_optimizers(self._student, arguments)
+        self._optimizer = make_optimizer(self._student, arguments.lr)
         self._block_loss: BlockLoss = loss_of_block
         if arguments.compile:
             self._student.compile()
@@ -127,6 +120,7 @@ class Run:
         self._losses: list[float] = []
         self._curve: list[dict[str, Any]] = []
         arguments.out.mkdir(parents=True, exist_ok=True)
+        self._checkpoint = arguments.out / "checkpoint.pt"
 
     def batches(self) -> Iterator[np.ndarray]:
         """Row numbers of the steps that are left."""
@@ -136,9 +130,8 @@ class Run:
     def learn(self, rows: np.ndarray) -> None:
         """One step."""
         began = time.monotonic()
-        for optimizer in self._optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = group["peak"] * schedule(self.step, self.num_steps, self._arguments.cooldown)
+        for group in self._optimizer.param_groups:
+            group["lr"] = group["peak"] * schedule(self.step, self.num_steps, self._arguments.cooldown)
         token_ids, target_states, counted, (known_ids, biases, slopes) = self._load(rows)
         hidden = self._states_of_student(token_ids)[counted]
         columns = self._column_of[known_ids]
@@ -148,9 +141,8 @@ class Run:
         loss = total / len(hidden)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self._student.parameters(), 1.0)
-        for optimizer in self._optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
         self._losses.append(float(loss.detach()))
         self.step += 1
         self._num_tokens += len(hidden)
@@ -187,32 +179,21 @@ class Run:
         self._curve.append(point)
         print(f"\n{point}", flush=True)
 
-    def save(self, name: str) -> None:
+    def save(self) -> None:
         """Write a checkpoint, whole or not at all."""
-        partial = self._arguments.out / f"{name}.partial"
+        partial = self._checkpoint.with_suffix(".partial")
         state = {name: getattr(self, f"_{name}") for name in _SAVED}
-        optimizers = [optimizer.state_dict() for optimizer in self._optimizers]
-        steps = {"step": self.step, "plan": (self.plateau_end, self.num_steps)}
-        torch.save({"student": self._student.state_dict(), "optimizers": optimizers, **steps, **state}, partial)
-        partial.rename(partial.with_suffix(""))
+        models = {"student": self._student.state_dict(), "optimizer": self._optimizer.state_dict()}
+        torch.save({**models, "step": self.step, **state}, partial)
+        partial.rename(self._checkpoint)
 
     def resume(self) -> None:
-        """Go on from the last checkpoint whose learning rates were this run's."""
-        for name in (CHECKPOINT, PLATEAU):
-            path = self._arguments.out / name
-            if not path.exists():
-                continue
-            saved = torch.load(path, weights_only=True, map_location="cpu")
-            if saved["step"] <= self.plateau_end or saved["plan"] == (self.plateau_end, self.num_steps):
-                break
-        else:
+        """Go on from the checkpoint, if there is one."""
+        if not self._checkpoint.exists():
             return
+        saved = torch.load(self._checkpoint, weights_only=True, map_location="cpu")
         self._student.load_state_dict(saved["student"])
-        for optimizer, state in zip(self._optimizers, saved["optimizers"], strict=True):
-            peaks = [group["peak"] for group in optimizer.param_groups]
-            optimizer.load_state_dict(state)
-            for group, peak in zip(optimizer.param_groups, peaks, strict=True):
-                group["peak"] = peak
+        self._optimizer.load_state_dict(saved["optimizer"])
         self.step = saved["step"]
         for name in _SAVED:
             setattr(self, f"_{name}", saved[name])
@@ -236,7 +217,7 @@ class Run:
             "before": self._before,
         }
         (folder / "training.json").write_text(json.dumps(report, indent=1) + "\n")
-        (folder / CHECKPOINT).unlink(missing_ok=True)
+        self._checkpoint.unlink(missing_ok=True)
         print()
 
     def _load(self, rows: np.ndarray) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
@@ -283,22 +264,14 @@ def split(corpora: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(held_out), np.random.default_rng(0).permutation(np.concatenate(others))
 
 
-def make_optimizers(student: Student, arguments: argparse.Namespace) -> list[torch.optim.Optimizer]:
-    """Matrices by Muon or AdamW, norms by AdamW; each group remembers its highest learning rate as `peak`."""
+def make_optimizer(student: Student, lr: float) -> torch.optim.Optimizer:
+    """AdamW for matrices and norms; each group remembers its highest learning rate as `peak`."""
     trained = [parameter for parameter in student.parameters() if parameter.requires_grad]
-    matrices = [parameter for parameter in trained if parameter.ndim == 2]
-    vectors = [parameter for parameter in trained if parameter.ndim != 2]
-    decay = arguments.weight_decay
-    adamw = functools.partial(torch.optim.AdamW, betas=(0.9, 0.95), fused=True)
-    optimizers: list[torch.optim.Optimizer] = [adamw(vectors, lr=min(1e-3, arguments.lr / 10), weight_decay=0.0)]
-    if arguments.optimizer == "muon":
-        optimizers.append(torch.optim.Muon(matrices, lr=arguments.lr, weight_decay=decay, adjust_lr_fn="original"))
-    else:
-        optimizers.append(adamw(matrices, lr=arguments.lr, weight_decay=decay))
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["peak"] = group["lr"]
-    return optimizers
+    groups = [
+        {"params": [each for each in trained if each.ndim == 2], "weight_decay": WEIGHT_DECAY, "peak": lr},
+        {"params": [each for each in trained if each.ndim != 2], "weight_decay": 0.0, "peak": min(1e-3, lr / 10)},
+    ]
+    return torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)
 
 
 def schedule(step: int, num_steps: int, cooldown: float) -> float:
