@@ -44,7 +44,7 @@ WEIGHTS = (
     (3.5, 0.2),
 )
 """Bias and slope of what followed a suffix of one, two ... tokens; the last ones: of more. Fitted to the embedded pair
-by `experiments/embedded_draft/mixture.py`, and rounded; the last ones are for loops, which that text has not."""
+and rounded (`experiments/embedded_draft/README.md`); the last ones are for loops, which that text has not."""
 CHANCES = (0.0, 0.21, 0.51, 0.62, 0.71, 0.77, 0.79, 0.82, 0.82, 0.95)
 """How often what followed a suffix of so many tokens follows again, without a model; the last one: of more. Counted in
 greedy answers of the embedded target."""

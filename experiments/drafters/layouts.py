@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from features import layer_ids
-from networks import BLOCK_SIZE, NUM_MEDUSA_HEADS
+from networks import BLOCK_SIZE, NUM_MEDUSA_HEADS, layer_ids
 from safetensors.torch import save_file
 from torch import Tensor, nn
 

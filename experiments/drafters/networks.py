@@ -22,6 +22,14 @@ ANCHORS = 16
 """DFlash blocks drawn from each row of a batch."""
 
 
+def layer_ids(num_layers: int) -> list[int]:
+    """Layers of the target that are read: the residual stream before three of them, and behind the final norm.
+
+    EAGLE-3 and DFlash fuse the three; EAGLE-1 and Medusa read the last. Indices into transformers' `hidden_states`.
+    """
+    return [2, num_layers // 2, num_layers - 3, num_layers]
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Rows of text, with what the target thought of them."""
@@ -31,7 +39,7 @@ class Batch:
     embedded: Tensor
     """float32 [rows, width, hidden]: the target's embedding of the tokens."""
     features: Tensor
-    """bfloat16 [rows, width, layers, hidden], as in `features.layer_ids`."""
+    """bfloat16 [rows, width, layers, hidden], as in `layer_ids`."""
     counted: Tensor
     """bool [rows, width]: positions whose next token belongs to an answer."""
 

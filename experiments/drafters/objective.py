@@ -46,32 +46,3 @@ def distributions(states: Tensor, head: Tensor) -> Tensor:
     """float32 [tokens, ids]: the target's distribution over the rows of `head`."""
     parts = [(block @ head.t()).float().softmax(dim=-1) for block in states.split(_BLOCK)]
     return torch.cat(parts)
-
-
-@torch.no_grad()
-def verdicts(states: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
-    """The target's best token and the logarithm of its normaliser at every state, over its whole vocabulary."""
-    best, normaliser = [], []
-    for block in states.split(_BLOCK):
-        logits = (block @ head.t()).float()
-        best.append(logits.argmax(dim=-1))
-        normaliser.append(logits.logsumexp(dim=-1))
-    return torch.cat(best), torch.cat(normaliser)
-
-
-@torch.no_grad()
-def agreement(
-    states: Tensor, teacher_states: Tensor, head: Tensor, output_ids: Tensor, verdict: tuple[Tensor, Tensor]
-) -> tuple[Tensor, Tensor]:
-    """Per token: whether the drafter's best token is the target's, and the sampled acceptance, 1 - total variation.
-
-    `head` has the rows `output_ids` of the target's head; `verdict` is what `verdicts` says of `teacher_states`.
-    """
-    greedy, sampled = [], []
-    for start in range(0, len(states), _BLOCK):
-        block = slice(start, start + _BLOCK)
-        q = (states[block].to(head.dtype) @ head.t()).float().softmax(dim=-1)
-        p = ((teacher_states[block] @ head.t()).float() - verdict[1][block].unsqueeze(-1)).exp()
-        greedy.append(output_ids[q.argmax(dim=-1)] == verdict[0][block])
-        sampled.append(torch.minimum(p, q).sum(dim=-1))
-    return torch.cat(greedy), torch.cat(sampled)

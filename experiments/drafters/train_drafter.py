@@ -1,10 +1,9 @@
 """Train a drafter that reads the target's hidden states, and write it in a published layout.
 
-    python experiments/drafters/train_drafter.py eagle3 --text TEXT.npz --features FEATURES/ --out OUT/ --minutes 40
+    python experiments/drafters/train_drafter.py eagle3 --text TEXT.npz ... --out OUT/ --minutes 40
 
 OUT gets `config.json` and `model.safetensors` (bfloat16), written anew every few minutes, `training.json` (settings,
-curve, cost) and `checkpoint.pt`, from which an interrupted training goes on. Started by `torchrun --nproc-per-node`,
-several processes share the work: each takes batches of its own, and the gradients are averaged.
+curve, cost) and `checkpoint.pt`, from which an interrupted training goes on.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -21,17 +19,16 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-sys.path.append(str(Path(__file__).parents[1] / "embedded_draft"))  # its text files, teacher and optimizers
+sys.path.append(str(Path(__file__).parents[1] / "embedded_draft"))  # its text files, teacher and measures
 
-from dataset import read_text
-from features import Features
+from dataset import join, read_text
 from layouts import drafter_config, write_drafter
-from networks import Batch, DFlash, Eagle1, Eagle3, Medusa
-from objective import agreement, cross_entropy, distributions, verdicts
+from losses import agreement
+from networks import Batch, DFlash, Eagle1, Eagle3, Medusa, layer_ids
+from objective import cross_entropy, distributions
 from teacher import load_teacher, stop_ids
 from train import most_frequent, schedule
 
@@ -39,8 +36,18 @@ NETWORKS = {"eagle3": Eagle3, "eagle1": Eagle1, "medusa": Medusa, "dflash": DFla
 STEPS = {"eagle3": 4, "eagle1": 2, "medusa": 4, "dflash": 7}
 """Distances from the last true feature that a training covers."""
 MEASURED_STEPS = {"eagle3": 6, "eagle1": 6, "medusa": 4, "dflash": 7}
+SHORT_SHARE = 0.5
+"""Share of the time in which EAGLE learns two distances at most."""
+DECAY = 0.8
+"""Weight of each distance against the one before."""
 COOLDOWN = 0.6
 """Share of the time in which the learning rate falls to zero."""
+WEIGHT_DECAY = 0.05
+HELD_OUT_ROWS = 64
+"""Rows that no training learns from."""
+MEASURED_ROWS = 32
+"""Those of them that a measurement reads."""
+MEASURE_SECONDS, SAVE_SECONDS = 480.0, 180.0
 _SAVED = ("step", "seconds", "num_tokens", "losses", "curve")
 """What a checkpoint holds of a `Run`, beside weights and optimizers."""
 
@@ -49,28 +56,17 @@ def main() -> None:
     """Read the command line and train."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("method", choices=NETWORKS)
-    parser.add_argument("--text", type=Path, required=True)
-    parser.add_argument("--features", type=Path, required=True, help="folder written by label_features.py")
+    parser.add_argument("--text", type=Path, required=True, nargs="+")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=40, help="time to learn for; the learning rate follows it")
-    parser.add_argument("--steps", type=int, help="distances to learn, as many as the method's paper takes by default")
-    parser.add_argument("--short-share", type=float, default=0.5, help="share of the time with two distances at most")
-    parser.add_argument("--decay", type=float, default=0.8, help="weight of each distance against the one before")
     parser.add_argument("--layers", type=int, default=2, help="of dflash")
     parser.add_argument("--vocab-size", type=int, default=7680, help="tokens that the loss, and EAGLE-3, know")
     parser.add_argument("--mask-token", type=int, default=16, help="of dflash: a token that no text holds")
     parser.add_argument("--rows", type=int, default=8, help="rows of a batch")
-    parser.add_argument("--measured-rows", type=int, default=32, help="held-out rows of a measurement")
-    parser.add_argument("--measure-minutes", type=float, default=8, help="minutes of learning between measurements")
-    parser.add_argument("--save-minutes", type=float, default=3)
     parser.add_argument("--lr", type=float, default=0.001, help="highest learning rate")
-    parser.add_argument("--weight-decay", type=float, default=0.05)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
-    arguments = parser.parse_args()
-    if "WORLD_SIZE" in os.environ:
-        dist.init_process_group("gloo" if arguments.device == "cpu" else "nccl")
-    train(arguments)
+    train(parser.parse_args())
 
 
 def train(arguments: argparse.Namespace) -> None:
@@ -81,17 +77,14 @@ def train(arguments: argparse.Namespace) -> None:
     measured, saved = run.seconds, time.monotonic()
     for rows in run.batches():
         run.learn(rows)
-        if run.rank > 0:
-            continue
-        if run.seconds - measured > arguments.measure_minutes * 60 and not run.is_over:
+        if run.seconds - measured > MEASURE_SECONDS and not run.is_over:
             run.evaluate()
             measured = run.seconds
-        if time.monotonic() - saved > arguments.save_minutes * 60:
+        if time.monotonic() - saved > SAVE_SECONDS:
             run.save()
             saved = time.monotonic()
-    if run.rank == 0:
-        run.evaluate()
-        run.save()
+    run.evaluate()
+    run.save()
 
 
 class Run:
@@ -99,13 +92,13 @@ class Run:
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._arguments = arguments
-        self.rank, self._world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-        self._text = read_text(arguments.text)
-        self._features = Features(arguments.features, self._text)
-        teacher = load_teacher(arguments.device)
+        self._text = join([read_text(path) for path in arguments.text])
+        order = np.random.default_rng(0).permutation(self._text.num_rows)
+        self._held_out, self._learned_from = order[:HELD_OUT_ROWS], order[HELD_OUT_ROWS:]
+        self._teacher = teacher = load_teacher(arguments.device)
         self._embedding = teacher.get_input_embeddings().weight.detach()
         self._head = teacher.get_output_embeddings().weight.detach()
-        answers = self._text.select(self._features.learned_from)
+        answers = self._text.select(self._learned_from)
         output_ids = np.sort(most_frequent(answers, arguments.vocab_size, len(self._head), sorted(stop_ids(teacher))))
         self._output_ids = torch.from_numpy(output_ids).to(arguments.device)
         self._output_head = self._head[self._output_ids].contiguous()
@@ -113,16 +106,16 @@ class Run:
         self._network = NETWORKS[arguments.method](self._config).to(arguments.device)
         if isinstance(self._network, DFlash):
             self._network.mask_embedding = self._embedding[arguments.mask_token].float()
-        self._network.start_from(teacher, self._features.sizes())
+        states = self._load(self._learned_from[:8]).features.float()
+        self._network.start_from(teacher, states.square().mean(dim=-1).sqrt().flatten(0, 1).median(dim=0).values)
         matrices = [parameter for parameter in self._network.parameters() if parameter.ndim == 2]
         vectors = [parameter for parameter in self._network.parameters() if parameter.ndim != 2]
         groups = [
-            {"params": matrices, "weight_decay": arguments.weight_decay},
+            {"params": matrices, "weight_decay": WEIGHT_DECAY},
             {"params": vectors, "weight_decay": 0.0},
         ]
         self._optimizer = torch.optim.AdamW(groups, lr=arguments.lr, betas=(0.9, 0.95))
-        self._num_steps = arguments.steps or STEPS[arguments.method]
-        self._verdicts: dict[int, tuple[Tensor, Tensor]] = {}
+        self._num_steps = STEPS[arguments.method]
 
         self.seconds, self._step, self._num_tokens = 0.0, 0, 0
         self._losses: list[float] = []
@@ -138,10 +131,9 @@ class Run:
     def batches(self) -> Iterator[np.ndarray]:
         """Row numbers of batches until the time is over: every labelled row once each time round."""
         length, size = self._text.length, self._arguments.rows
-        random = np.random.default_rng((self._arguments.seed, self._step, self.rank))
+        random = np.random.default_rng((self._arguments.seed, self._step))
         while True:
-            self._features.refresh()
-            rows = random.permutation(self._features.learned_from)
+            rows = random.permutation(self._learned_from)
             rows = rows[np.argsort(length[rows], kind="stable")]
             parts = [rows[start : start + size] for start in range(0, len(rows), size)]
             for part in random.permutation(len(parts)):
@@ -157,38 +149,18 @@ class Run:
         batch = self._load(rows)
         loss = self._loss(batch)
         loss.backward()
-        if self._world_size > 1:
-            self._average_gradients()
         torch.nn.utils.clip_grad_norm_(self._network.parameters(), 1.0)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         self._losses.append(float(loss.detach()))
         self._step += 1
-        self._num_tokens += self._world_size * int(self._text.length[rows].sum())
-        self.seconds += self._agree(time.monotonic() - began)
-        if self.rank > 0:
-            return
+        self._num_tokens += int(self._text.length[rows].sum())
+        self.seconds += time.monotonic() - began
         print(
             f"step {self._step}, {self.seconds / 60:.1f} min, loss {self._recent_loss():.4f}, "
             f"{self._num_tokens / self.seconds:,.0f} tokens/s",
             flush=True,
         )
-
-    def _average_gradients(self) -> None:
-        """Give every process the mean of the gradients."""
-        gradients = [parameter.grad for parameter in self._network.parameters()]
-        flat = torch.cat([gradient.flatten() for gradient in gradients])
-        dist.all_reduce(flat)
-        for gradient, part in zip(gradients, flat.split([each.numel() for each in gradients]), strict=True):
-            gradient.copy_(part.view_as(gradient) / self._world_size)
-
-    def _agree(self, seconds: float) -> float:
-        """The mean over the processes, so that all of them end with the same step."""
-        if self._world_size == 1:
-            return seconds
-        total = torch.tensor(seconds, dtype=torch.float64, device=self._arguments.device)
-        dist.all_reduce(total)
-        return float(total) / self._world_size
 
     def _loss(self, batch: Batch) -> Tensor:
         """Mean over tokens of the cross entropy less its lower bound, weighted over the distances."""
@@ -202,7 +174,7 @@ class Run:
         total, weights = torch.zeros((), device=states.device), 0.0
         for ahead, prediction in enumerate(predictions):
             index = place[prediction.positions]
-            weight = self._arguments.decay**ahead
+            weight = DECAY**ahead
             loss = cross_entropy(prediction.states, targets[index], self._output_head) - entropy[index].sum()
             loss = loss / max(1, len(index))
             if isinstance(self._network, Eagle1):
@@ -212,7 +184,7 @@ class Run:
 
     def _distances(self) -> int:
         """Distances of this step: few at first, when the states fed back are poor and more of them cost more."""
-        is_early = self.seconds < self._arguments.short_share * self._arguments.minutes * 60
+        is_early = self.seconds < SHORT_SHARE * self._arguments.minutes * 60
         return min(2, self._num_steps) if is_early and self._arguments.method.startswith("eagle") else self._num_steps
 
     @torch.no_grad()
@@ -221,27 +193,19 @@ class Run:
         steps = MEASURED_STEPS[self._arguments.method]
         greedy: list[list[Tensor]] = [[] for _ in range(steps)]
         sampled: list[list[Tensor]] = [[] for _ in range(steps)]
-        held_out = self._features.held_out[: self._arguments.measured_rows]
+        held_out = self._held_out[:MEASURED_ROWS]
         generator_state = torch.get_rng_state()
         torch.manual_seed(0)  # blocks are drawn at the same places every time
-        for number, rows in enumerate(np.array_split(held_out, math.ceil(len(held_out) / 8))):
+        for rows in np.array_split(held_out, math.ceil(len(held_out) / 8)):
             batch = self._load(rows)
-            states, counted = batch.features[:, :, -1].flatten(0, 1), batch.counted.flatten()
-            if number not in self._verdicts:
-                self._verdicts[number] = verdicts(states[counted], self._head)
-            place = counted.cumsum(0) - 1
+            states = batch.features[:, :, -1].flatten(0, 1)
             with torch.autocast(states.device.type, dtype=torch.bfloat16):
                 predictions = self._network.predict(batch, steps)
             for ahead, prediction in enumerate(predictions):
-                index = place[prediction.positions]
-                best, normaliser = self._verdicts[number]
-                parts = agreement(
-                    prediction.states,
-                    states[prediction.positions],
-                    self._output_head,
-                    self._output_ids,
-                    (best[index], normaliser[index]),
-                )
+                nothing = prediction.positions.new_zeros(len(prediction.positions), 1)  # no n-gram cache beside it
+                known = (nothing, torch.full_like(nothing, -torch.inf, dtype=torch.float32), nothing.float())
+                wanted = states[prediction.positions]
+                parts = agreement(prediction.states, wanted, self._head, self._output_ids, *known)
                 greedy[ahead].append(parts[0].float())
                 sampled[ahead].append(parts[1])
         torch.set_rng_state(generator_state)
@@ -260,8 +224,8 @@ class Run:
         """Write the drafter, the report and the checkpoint, each whole or not at all."""
         arguments = self._arguments
         write_drafter(arguments.out, arguments.method, self._config, self._network, self._head, self._output_ids)
-        settings = {name: value for name, value in vars(arguments).items() if not isinstance(value, Path)}
-        report = {"settings": settings, "rows": len(self._features.learned_from), "curve": self._curve}
+        settings = {name: value for name, value in vars(arguments).items() if name not in ("text", "out")}
+        report = {"settings": settings, "rows": len(self._learned_from), "curve": self._curve}
         (arguments.out / "training.json").write_text(json.dumps(report, indent=1) + "\n")
         state = {name: getattr(self, "seconds" if name == "seconds" else f"_{name}") for name in _SAVED}
         partial = self._checkpoint.with_suffix(".partial")
@@ -272,8 +236,7 @@ class Run:
     def resume(self) -> None:
         """Go on from the checkpoint, if there is one."""
         if not self._checkpoint.exists():
-            if self.rank == 0:
-                self.evaluate()
+            self.evaluate()
             return
         saved = torch.load(self._checkpoint, weights_only=True)
         self._network.load_state_dict(saved["network"])
@@ -292,7 +255,10 @@ class Run:
         counted[:, :-1] = text.answer[rows, 1:width]
         token_ids = token_ids.to(device)
         embedded = F.embedding(token_ids, self._embedding).float()
-        features = self._features.read(rows).to(device)
+        with torch.no_grad():
+            states = self._teacher.base_model(input_ids=token_ids, output_hidden_states=True).hidden_states
+        layers = layer_ids(len(states) - 1)
+        features = torch.stack([states[layer] for layer in layers], dim=2)  # causal: padding behind changes nothing
         return Batch(token_ids, embedded, features, torch.from_numpy(counted).to(device))
 
     def _recent_loss(self) -> float:
