@@ -17,7 +17,6 @@ from typing import Any
 from amusd.commands.categories import by_category
 from amusd.commands.tables import row_kind
 from amusd.console import table
-from experiments import account
 from experiments.common import Document, compare, run, write_jobs
 from experiments.request import parser_of, request_of
 
@@ -51,11 +50,9 @@ def main() -> None:
     )
     categories = [row for job in jobs for row in categories_of(job)]
     devices = accounting(jobs, shared)
-    accounts = {job["settings"][TEMPERATURE]: account.account(job["rows"]) for job in jobs}
-    account_text = [f"temperature {name}\n\n{account.text(found)}" for name, found in accounts.items()]
-    print(category_text(categories), device_text(devices), *account_text, sep="\n\n", end="\n\n")
+    print(category_text(categories), device_text(devices), sep="\n\n", end="\n\n")
     both = [{name: value for name, value in job.items() if name != "machine"} for job in shared]
-    write_jobs(request, jobs, both_cores_in_turns=both, categories=categories, devices=devices, accounts=accounts)
+    write_jobs(request, jobs, both_cores_in_turns=both, categories=categories, devices=devices)
 
 
 def categories_of(job: Document) -> list[Document]:

@@ -3,7 +3,6 @@
 roles                 `load_target`, `load_draft_model`: a model exactly as a worker of that role has it
 drafters              `load_drafters`, and one step of a tree (`Drafter.expand` over nodes)
 graphs                live `torch.cuda.CUDAGraph` objects, whoever holds them
-rows of sequences     `amusd.models.row_attention.attend_rows`, where there is one
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from amusd.config import Distribution, DrafterConfig, EngineConfig, HardwareConfig
 from amusd.config.engine import ModelShape
@@ -146,12 +144,3 @@ def num_graphs() -> int:
     """CUDA graphs that are alive in this process."""
     gc.collect()
     return sum(isinstance(found, torch.cuda.CUDAGraph) for found in gc.get_objects())
-
-
-def sequence_rows() -> Callable[..., Tensor] | None:
-    """`attend_rows(query, keys, values, table, lengths, branches, row_paths, positions, scaling)`; None without it."""
-    try:
-        from amusd.models import row_attention
-    except ImportError:
-        return None
-    return row_attention.attend_rows

@@ -15,6 +15,7 @@ from amusd.models.load_options import LoadOptions
 from amusd.models.loading import capture_for
 from amusd.models.numerics import Numerics
 from amusd.models.passes import Part, PathRows
+from amusd.models.row_attention import attend_rows
 from amusd.models.self_test import measure_width_invariance
 from experiments.gpu_proof import adapter
 from experiments.gpu_proof.checkpoint import VOCAB_SIZE, save_small_pair
@@ -100,20 +101,16 @@ def _width(job: Job, lengths: Sequence[int]) -> None:
 
 def neighbours(job: Job) -> None:
     """Attention of a sequence alone, and the same among others of other lengths: the bits have to be the same."""
-    attend = adapter.sequence_rows()
-    if attend is None:
-        job.write("neighbours", absent="this version attends to one sequence at a time")
-        return
     heads, key_heads, dim, rows = 32, 8, 128, 8
     lengths = [length + place for place, length in enumerate((*job.scale.lengths, 64, 1))]
     operands = sequences(lengths, heads, key_heads, dim, rows, job.scale.device)
-    together = attend(*operands, dim**-0.5)
+    together = attend_rows(*operands, dim**-0.5)
     query, keys, values, table, known, branches, row_paths, positions = operands
     num_equal = 0
     for number in range(len(lengths)):
         own = slice(number, number + 1)
         one = (query[own], keys, values, table[own], known[own], branches[own], row_paths[own], positions[own])
-        num_equal += torch.equal(attend(*one, dim**-0.5)[0], together[number])
+        num_equal += torch.equal(attend_rows(*one, dim**-0.5)[0], together[number])
     job.write("neighbours", num_sequences=len(lengths), num_equal=num_equal, longest=max(lengths))
 
 

@@ -8,6 +8,7 @@ import random
 import shutil
 import subprocess
 import time
+from functools import partial
 
 import torch
 
@@ -129,7 +130,8 @@ def first_token(job: Job) -> None:
     for role, shape in (("target", scale.target), ("draft", scale.draft)):
         prepared = adapter.prepared_target(config) if role == "target" else adapter.prepared_draft(config)
         for length in scale.lengths:
-            answer = _Answer(prepared.model, prepared.cache, token_ids(prepared.model.num_ids, length, length))
+            prompt = token_ids(prepared.model.num_ids, length, length)
+            answer = partial(_first_token, prepared.model, prepared.cache, prompt)
             started = time.perf_counter()
             answer()
             wait_for(scale.device)
@@ -138,16 +140,11 @@ def first_token(job: Job) -> None:
             job.write("first_token", role=role, shape=shape, length=length, first_ms=first_ms, **figures(times))
 
 
-class _Answer:
+def _first_token(model: CachedModel, cache: KVCache, prompt: list[int]) -> None:
     """A prompt from an empty cache, and the token behind it."""
-
-    def __init__(self, model: CachedModel, cache: KVCache, prompt: list[int]) -> None:
-        self._model, self._cache, self._prompt = model, cache, prompt
-
-    def __call__(self) -> None:
-        self._cache.truncate(0)
-        self._model.prefill(self._prompt[:-1], self._cache)
-        self._model.forward(self._prompt[-1:], self._cache).choose()
+    cache.truncate(0)
+    model.prefill(prompt[:-1], cache)
+    model.forward(prompt[-1:], cache).choose()
 
 
 def token_ids(num_ids: int, number: int, seed: int) -> list[int]:

@@ -28,6 +28,9 @@ from experiments.gpu_proof.records import Job, read_records
 from experiments.gpu_proof.timing import timed
 
 TREE_NODES = (1, 2, 4, 8)
+SIMULATED = SimulateConfig(
+    num_answers=4, num_tokens=256, synchronous_lengths=(1, 2, 3, 4, 5, 7), min_candidates=(0, 1, 2, 4)
+)
 _PROMPT_TOKENS = 200
 _ALONE = ("autoregressive", "synchronous")
 
@@ -107,13 +110,7 @@ SHOWN = ("mode", "policy", "choice", "num_speculative_tokens", "min_candidates",
 
 def projected(scale: Scale, accept: float, calibration: Calibration, folder: Path) -> list[dict[str, Any]]:
     """The rows of `amusd simulate` on such a calibration."""
-    settings = SimulateConfig(
-        num_answers=4,
-        num_tokens=256,
-        synchronous_lengths=(1, 2, 3, 4, 5, 7),
-        min_candidates=(0, 1, 2, 4),
-    )
-    config = dataclasses.replace(run_config(scale, accept, "greedy"), simulate=settings)
+    config = dataclasses.replace(run_config(scale, accept, "greedy"), simulate=SIMULATED)
     folder.mkdir(parents=True, exist_ok=True)
     found = simulate(config, inputs_of(config, calibration), Console(json_only=True), folder)
     rows: list[dict[str, Any]] = found["rows"]

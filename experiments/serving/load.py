@@ -21,6 +21,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
 from amusd.config import WorkloadConfig
 from amusd.console import table
 from amusd.errors import ConfigError
@@ -86,7 +88,6 @@ def parser() -> argparse.ArgumentParser:
     add("--name", help="of the rows in table and figure (default: the model)")
     add("--api-key", default=os.environ.get("OPENAI_API_KEY"), help="default: $OPENAI_API_KEY")
     add("--completions", action="store_true", help="ask /v1/completions instead of /v1/chat/completions")
-    add("--timeout", type=float, default=600.0, help="longest silence of the server, seconds (default: %(default)s)")
     add_loads(found)
     add("--num-requests", type=int, help=f"of each load (default: {REQUESTS_PER_USER} a user)")
     add("--prompts", type=Path, metavar="FILE", help="JSON lines (default: the package's own)")
@@ -165,7 +166,6 @@ def endpoint_of(arguments: argparse.Namespace) -> Endpoint:
         model=model,
         api_key=arguments.api_key,
         is_chat=not arguments.completions,
-        timeout_seconds=arguments.timeout,
     )
 
 
@@ -241,19 +241,11 @@ def row_of(name: str, load: Load, samples: Sequence[Sample], seconds: float, lim
 
 def spread(seconds: Sequence[float | None]) -> Mapping[str, float] | None:
     """Mean and percentiles in milliseconds of what is there; None where nothing is."""
-    found = sorted(1000 * value for value in seconds if value is not None)
+    found = [1000 * value for value in seconds if value is not None]
     if not found:
         return None
-    shares = {f"p{percent}": percentile(found, percent) for percent in PERCENTILES}
+    shares = {f"p{percent}": float(np.percentile(found, percent)) for percent in PERCENTILES}
     return {"mean": sum(found) / len(found), **shares}
-
-
-def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Linear between the nearest ranks, as numpy's default."""
-    place = (len(ordered) - 1) * percent / 100
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
 COLUMNS = ("name", "load", "complete", "tokens/s", "requests/s", "goodput", "TTFT p50", "p99", "TPOT p50", "p99")

@@ -1,7 +1,7 @@
 """How long users wait: plain, synchronous and asynchronous decoding in turns on one `amusd serve`, under the same load.
 
 The server is started here, with as many rows as there are users at most. Every block of requests is sent once for each
-mode before the next one. An interrupted run goes on where it was, with the same arguments and --runs=FOLDER.
+mode before the next one.
 Overrides of `amusd serve` come last: python experiments/serving/run.py --users 1 4 -- drafter=ngram policy=chain
 """
 
@@ -14,7 +14,6 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # so that `experiments` can 
 
 import asyncio
 import itertools
-import json
 import os
 import signal
 import socket
@@ -49,6 +48,8 @@ MODES: dict[str, dict[str, Any]] = {
     "asynchronous": {"mode": "asynchronous"},
 }
 """Fields of `amusd serve` that choose how a request is decoded."""
+Blocks = dict[tuple[Load, str], tuple[list[Sample], float]]
+"""For each load and mode, the samples of all rounds, and the seconds that these took together."""
 START_SECONDS, END_SECONDS, LOOK_SECONDS = 300.0, 60.0, 0.2
 """How long the server may take to be ready and to end, and how often that is looked at."""
 
@@ -67,7 +68,7 @@ def main() -> None:
     loads = loads_of(arguments)
     limits = Limits(ttft=arguments.ttft_limit, tpot=arguments.tpot_limit)
     request.runs.mkdir(parents=True, exist_ok=True)
-    blocks = Blocks(request.runs / "blocks.jsonl", {**request.described(), "overrides": arguments.overrides})
+    blocks: Blocks = {}
     with serving([f"max_num_seqs={most_users(loads)}", *arguments.overrides], request.runs) as endpoint:
         bodies = bodies_of(request, endpoint, arguments)
         for mode, fields in MODES.items():
@@ -89,76 +90,29 @@ def most_users(loads: Sequence[Load]) -> int:
     return max(load.users or 8 for load in loads)
 
 
-class Blocks:
-    """What was measured so far, in a file that a later run reads: a line for each load, mode and round."""
-
-    def __init__(self, path: Path, settings: Document) -> None:
-        """Raises `ConfigError` if the file was begun with other settings."""
-        self._path = path
-        self._done: dict[str, Document] = {}
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        if not lines:
-            self._append(settings)
-        elif json.loads(lines[0]) != settings:
-            raise ConfigError(f"{path}: was begun with other prompts, tokens or overrides; take another --runs")
-        for line in lines[1:]:
-            block = json.loads(line)
-            self._done[block["key"]] = block
-
-    @staticmethod
-    def key(load: Load, mode: str, number: int) -> str:
-        """The name of a block."""
-        return f"{load}, {mode}, {number}"
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._done
-
-    def add(self, key: str, samples: Sequence[Sample], seconds: float) -> None:
-        """Keep a block."""
-        block = {"key": key, "seconds": seconds, "samples": [asdict(sample) for sample in samples]}
-        self._done[key] = block
-        self._append(block)
-
-    def samples(self, load: Load, mode: str) -> tuple[list[Sample], float]:
-        """Those of all rounds, and the seconds these took together."""
-        found, seconds = [], 0.0
-        for number in itertools.count():
-            block = self._done.get(self.key(load, mode, number))
-            if block is None:
-                return found, seconds
-            found += [Sample(**sample) for sample in block["samples"]]
-            seconds += block["seconds"]
-        raise AssertionError
-
-    def _append(self, value: Document) -> None:
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(value) + "\n")
-
-
 def send_block(blocks: Blocks, endpoint: Endpoint, load: Load, number: int, bodies: Sequence[Body]) -> None:
-    """The same requests in every mode that lacks them; which mode begins changes from round to round."""
+    """The same requests in every mode; which mode begins changes from round to round."""
     size = REQUESTS_PER_USER * (load.users or 8)
     chosen = list(itertools.islice(endless(bodies), number * size, (number + 1) * size))
     modes = list(MODES)
     for mode in modes[number % len(modes) :] + modes[: number % len(modes)]:
-        key = blocks.key(load, mode, number)
-        if key not in blocks:
-            asked = [{**body, **MODES[mode]} for body in chosen]
-            samples, seconds = asyncio.run(measure(endpoint, load, asked))
-            blocks.add(key, samples, seconds)
-            failed = sum(sample.error is not None for sample in samples)
-            num_tokens = sum(sample.num_tokens for sample in samples)
-            print(f"{key}: {num_tokens / seconds:.1f} tokens/s, {failed} failed", file=sys.stderr, flush=True)
+        asked = [{**body, **MODES[mode]} for body in chosen]
+        samples, seconds = asyncio.run(measure(endpoint, load, asked))
+        before, seconds_before = blocks.get((load, mode), ([], 0.0))
+        blocks[load, mode] = ([*before, *samples], seconds_before + seconds)
+        failed = sum(sample.error is not None for sample in samples)
+        num_tokens = sum(sample.num_tokens for sample in samples)
+        print(f"{load}, {mode}: {num_tokens / seconds:.1f} tokens/s, {failed} failed", file=sys.stderr, flush=True)
 
 
 def rows_of(blocks: Blocks, loads: Sequence[Load], limits: Limits) -> list[Document]:
     """A row for each load and mode, with its speed-up and how many of its answers are those of plain decoding."""
     rows = []
     for load in loads:
-        plain, plain_seconds = blocks.samples(load, "autoregressive")
+        plain, plain_seconds = blocks[load, "autoregressive"]
         plain_speed = row_of("autoregressive", load, plain, plain_seconds, limits)["tokens_per_second"]
         for mode in MODES:
-            samples, seconds = blocks.samples(load, mode)
+            samples, seconds = blocks[load, mode]
             row = row_of(mode, load, samples, seconds, limits)
             alike = [one.digest == other.digest for one, other in zip(samples, plain, strict=True)]
             more = {"speedup": row["tokens_per_second"] / plain_speed if plain_speed else None, "identical": sum(alike)}

@@ -4,8 +4,6 @@ Each half of the prompts is answered once for each draft, by chain and branching
 calibrates the simulator. It then predicts the speed-up of all schedules at other delays, which are measured on the
 second half. From the first half the prediction knows neither their prompts nor their times, and errs where these
 prompts are easier or harder to draft; from the second it knows the prompts.
-
---other, --same and --measured take the directories of earlier runs of `amusd compare` instead.
 """
 
 from __future__ import annotations
@@ -49,20 +47,15 @@ Setting = tuple[str, float, str, int]
 
 def main() -> None:
     """Measure what was not given, predict, compare."""
-    parser = parser_of("simulator_fidelity", __doc__, num_prompts=16, num_tokens=96)
-    for name, text in (("other", "calibrated on other prompts"), ("same", "calibrated on the measured prompts")):
-        parser.add_argument(f"--{name}", type=Path, nargs="+", metavar="RUN_DIR", help=f"{text}, one for each draft")
-    parser.add_argument("--measured", type=Path, nargs="+", metavar="RUN_DIR", help="what is to be predicted")
-    arguments = parser.parse_args()
-    request = request_of(arguments)
+    request = request_of(parser_of("simulator_fidelity", __doc__, num_prompts=16, num_tokens=96).parse_args())
     lines = request.lines()
-    if len(lines) < 2 and not (arguments.other and arguments.same and arguments.measured):
+    if len(lines) < 2:
         raise ConfigError(f"--num-prompts={request.num_prompts}: at least 2, a half to calibrate and a half to measure")
     calibrations = {
-        "other prompts": arguments.other or measure_calibration(request, lines[::2], "other"),
-        "same prompts": arguments.same or measure_calibration(request, lines[1::2], "same"),
+        "other prompts": measure_calibration(request, lines[::2], "other"),
+        "same prompts": measure_calibration(request, lines[1::2], "same"),
     }
-    measured = arguments.measured or measure_settings(request, lines[1::2])
+    measured = measure_settings(request, lines[1::2])
     rows = [
         row | {"calibration": name}
         for name, run_dirs in calibrations.items()
@@ -71,8 +64,7 @@ def main() -> None:
     summary = summary_of(rows)
     print(rows_text(rows), summary_text(summary), sep="\n\n")
     machine = read_json(measured[0] / "environment.json")
-    given = {"workload": workload_of(measured[0])} if arguments.measured else {}
-    write_results(request, machine, {"rows": rows, "summary": summary, **given})
+    write_results(request, machine, {"rows": rows, "summary": summary})
 
 
 # Measuring
@@ -130,8 +122,6 @@ def predict(calibrations: Sequence[Path], measured: Sequence[Path], folder: Path
     predicted: dict[Setting, float] = {}
     for number, run_dir in enumerate(measured):
         drafter = _config(run_dir).drafter.kind
-        if drafter not in by_drafter:
-            raise ConfigError(f"{run_dir}: no calibration has its drafter ({drafter})")
         for setting, speedup in measured_speedups(run_dir):
             found.setdefault(setting, []).append(speedup)
         predicted |= predicted_speedups(by_drafter[drafter], run_dir, folder / str(number))
@@ -176,6 +166,7 @@ def predicted_speedups(calibration: Path, run_dir: Path, folder: Path) -> dict[S
     lengths = sorted({*config.synchronous_lengths(), config.num_speculative_tokens})
     overrides = [
         f"calibration={calibration.absolute()}",
+        f"drafter={kind}",
         f"min_candidates={config.min_candidates}",
         f"num_speculative_tokens={config.num_speculative_tokens}",
         f"max_lookahead={config.max_lookahead}",
@@ -184,8 +175,6 @@ def predicted_speedups(calibration: Path, run_dir: Path, folder: Path) -> dict[S
         f"simulate.synchronous_lengths=[{','.join(map(str, lengths))}]",
         f"simulate.min_candidates=[{config.min_candidates}]",
     ]
-    if kind != "hf":  # a calibration with a checkpoint has that one draft
-        overrides.append(f"drafter={kind}")
     if delay_ms != calibrated.transport.delay_ms:
         overrides.append(f"delay_ms={delay_ms}")
     found = {}
@@ -196,23 +185,10 @@ def predicted_speedups(calibration: Path, run_dir: Path, folder: Path) -> dict[S
     return found
 
 
-def workload_of(run_dir: Path) -> Document:
-    """What a run that was given had answered."""
-    config, result = _config(run_dir), read_json(run_dir / "result.json")
-    return {
-        "prompts": "amusd/prompts.jsonl" if config.workload.path is None else Path(config.workload.path).name,
-        "num_prompts": len(result["per_prompt"]),
-        "num_tokens": config.sampling.max_new_tokens,
-    }
-
-
 def _config(run_dir: Path) -> RunConfig:
     from launch.run_directory import read_config
 
-    try:
-        return read_config(run_dir)
-    except OSError as error:
-        raise ConfigError(f"{run_dir}: not a run directory ({error})") from error
+    return read_config(run_dir)
 
 
 # What comes out

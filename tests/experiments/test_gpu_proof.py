@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 import time
-import zipfile
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
@@ -24,11 +23,11 @@ from amusd.errors import ConfigError
 from amusd.models.synthetic import SHAPES, random_model, shape_config
 from amusd.simulation.cost import Costs, Duration, Shared
 from amusd.simulation.tokens import drawn_answers
-from experiments.gpu_proof import adapter, correctness, predictions, projection, run, sharing, smoke, timing
+from experiments.gpu_proof import correctness, predictions, projection, sharing, smoke
 from experiments.gpu_proof.expectations import AWAITS, EXPECTATIONS, Expectation, table
-from experiments.gpu_proof.plan import CPU, GPU, GROUPS, PARTS, SCALES, Part, chosen
+from experiments.gpu_proof.plan import CPU, GPU, GROUPS, PARTS, SCALES, chosen
 from experiments.gpu_proof.records import DONE, FAILED, TIMED_OUT, Ending, Job, read_records, write_ending, writer
-from experiments.gpu_proof.report import verdict, write_report
+from experiments.gpu_proof.report import write_report
 from experiments.gpu_proof.runner import run_limited, stream
 
 ROOT = Path(__file__).parents[2]
@@ -50,9 +49,9 @@ def test_a_part_that_hangs_is_killed_with_all_that_it_started(tmp_path: Path) ->
         "print('loading', flush=True)\n"
         "time.sleep(1000)"
     )
-    ending = ended(tmp_path, code, seconds=6.0)
+    ending = ended(tmp_path, code, seconds=3.0)
     assert (ending.status, ending.exit_code) == (TIMED_OUT, None)
-    assert ending.reason == "killed after 6 seconds\nloading"
+    assert ending.reason == "killed after 3 seconds\nloading"
     pid = int((tmp_path / "pid").read_text())
     deadline = time.monotonic() + 30.0  # it was killed, and has to be scheduled once to end
     while is_running(pid):
@@ -104,11 +103,10 @@ def test_a_group_fits_into_a_command_of_ten_minutes() -> None:
         assert sum(part.seconds for part in PARTS if part.group == group) < 600, group
 
 
-@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
-def test_each_part_has_its_function(part: Part) -> None:
-    module, _, function = part.function.partition(":")
-    tree = (FOLDER / f"{module}.py").read_text()
-    assert f"\ndef {function}(job: Job) -> None:\n" in tree
+def test_each_part_has_its_function() -> None:
+    for part in PARTS:
+        module, _, function = part.function.partition(":")
+        assert f"\ndef {function}(job: Job) -> None:\n" in (FOLDER / f"{module}.py").read_text()
 
 
 # The machine that it is for has few packages
@@ -143,12 +141,12 @@ def test_all_of_it_imports_without_the_packages_that_the_machine_lacks(tmp_path:
 
 
 def test_the_quickest_parts_run_there_and_the_report_says_that_it_was_no_gpu(tmp_path: Path) -> None:
-    parts = "smoke,versions,neighbours,tests"
+    parts = "smoke"
     folders = ["--results", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]
     done = bare_machine(tmp_path, str(FOLDER / "run.py"), "--device", "cpu", "--parts", parts, *folders)
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / "out" / "cpu.json").read_text())
-    assert [part["status"] for part in report["parts"]] == [DONE] * 4
+    assert [part["status"] for part in report["parts"]] == [DONE] * 2
     steps = [record for record in report["measured"]["smoke"] if record["kind"] == "smoke"]
     assert [step["holds"] for step in steps] == [True] * 5
     assert report["expectations"] == []
@@ -159,6 +157,7 @@ def test_the_quickest_parts_run_there_and_the_report_says_that_it_was_no_gpu(tmp
     assert "| graphs | captured graphs of both roles: number, time, memory | not tried | |" in text
 
 
+@pytest.mark.long
 def test_the_suites_tests_for_a_gpu_are_found_there(tmp_path: Path) -> None:
     done = bare_machine(tmp_path, *correctness.PYTEST[1:], "--collect-only", "-q")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -170,14 +169,6 @@ def test_help_needs_no_torch() -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert all(part.does in done.stdout for part in PARTS)
-
-
-def test_wheels_are_unpacked_and_a_folder_without_any_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no wheels there"):
-        run.unpack(tmp_path, tmp_path / "unpacked")
-    with zipfile.ZipFile(tmp_path / "extra-1.0-py3-none-any.whl", "w") as wheel:
-        wheel.writestr("extra/__init__.py", "")
-    assert (run.unpack(tmp_path, tmp_path / "unpacked") / "extra" / "__init__.py").is_file()
 
 
 def test_output_is_kept_line_by_line_while_a_command_runs(tmp_path: Path) -> None:
@@ -290,19 +281,6 @@ def test_a_report_is_made_from_whatever_there_is(tmp_path: Path) -> None:
     assert "| gloo | 80 |" in text
 
 
-@pytest.mark.parametrize(
-    ("bound", "value", "holds"),
-    [
-        ("about", 1.2, True), ("about", 1.3, False), ("about", 0.7, False), ("at most", 1.0, True),
-        ("at most", 1.1, False), ("at least", 1.0, True), ("at least", 0.9, False), ("exactly", 1.0, True),
-        ("exactly", 0.999, False),
-    ],
-)  # fmt: skip
-def test_a_verdict_depends_on_the_bound(bound: str, value: float, holds: bool) -> None:
-    one = Expectation("links", "", "", bound, lambda _: 1.0, "", lambda _: None)
-    assert (verdict(one, predictions.H200, value) == "as expected") is holds
-
-
 def test_the_readme_has_the_table_of_expected_figures() -> None:
     assert table(predictions.H200, lambda _: AWAITS) in (FOLDER / "README.md").read_text()
 
@@ -342,12 +320,6 @@ def test_predictions_follow_bandwidth_context_and_acceptance() -> None:
     )
 
 
-def test_a_device_is_known_by_its_name_else_by_its_bandwidth() -> None:
-    assert predictions.device_of("NVIDIA H200", 4000.0) is predictions.H200
-    assert predictions.device_of("NVIDIA H100 80GB HBM3", 3000.0) is predictions.H100
-    assert predictions.device_of("NVIDIA B200", 7000.0).terabytes_per_second == 7.0
-
-
 @pytest.mark.parametrize("one", EXPECTATIONS, ids=lambda one: one.what)
 def test_every_expectation_is_a_figure_with_a_reason(one: Expectation) -> None:
     assert one.part in {part.name for part in PARTS}
@@ -361,12 +333,6 @@ def test_every_expectation_is_a_figure_with_a_reason(one: Expectation) -> None:
 
 def job_of(folder: Path, part: str) -> Job:
     return Job(SCALES[CPU], writer(folder / f"{part}.jsonl"), folder, part)
-
-
-def test_operators_are_counted_and_rounds_timed() -> None:
-    values = torch.ones(3)
-    assert timing.kernels_of(lambda: (values + 1) * 2, CPU) == timing.Kernels(2, None)
-    assert len(timing.timed(lambda: None, 4, CPU)) == 4
 
 
 def one_by_one(
@@ -399,7 +365,7 @@ def test_a_row_that_depends_on_its_neighbours_is_found(
     def attend(query: Tensor, *operands: Any) -> Tensor:
         return one_by_one(query, *operands) + spoilt * 1e-6 * query.shape[0]
 
-    monkeypatch.setattr(adapter, "sequence_rows", lambda: attend)
+    monkeypatch.setattr(correctness, "attend_rows", attend)
     correctness.neighbours(job_of(tmp_path, "neighbours"))
     (record,) = read_records(tmp_path / "neighbours.jsonl")
     assert record["num_sequences"] == 4
@@ -491,15 +457,12 @@ def test_the_projection_takes_times_of_workers_that_do_not_disturb_each_other(tm
     assert found.acceptance == pytest.approx(0.7, abs=0.1)
 
 
-def test_two_devices_are_simulated_on_the_times_of_one(tmp_path: Path) -> None:
+def test_two_devices_are_simulated_on_the_times_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = replace(projection.SIMULATED, num_answers=2, num_tokens=100, synchronous_lengths=(2, 4), min_candidates=(1,))
+    monkeypatch.setattr(projection, "SIMULATED", few)
     compared(tmp_path, 0.8)
     found = projection.measured(tmp_path, tmp_path / "projection", {1: Shared.same(ms(1))})
     rows = projection.projected(replace(SCALES[CPU], num_prompts=1), 0.8, found, tmp_path / "events")
     speedups = {row["policy"] or row["mode"]: row["speedup"] for row in rows if row["choice"] != "tried"}
     assert 1 < speedups["synchronous"] < speedups["auto"]
     assert speedups["chain"] == pytest.approx(2.2, rel=0.15)
-
-
-def test_without_a_comparison_there_is_no_projection(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="needs the events of compare_high"):
-        projection.measured(tmp_path, tmp_path / "projection", {})
