@@ -14,8 +14,7 @@ from amusd.commands.simulate import upper_bound
 from amusd.config import DecodingConfig
 from amusd.simulation.simulator import Outcome, Simulator
 from amusd.simulation.tokens import guess_places
-from amusd.tracing.events import Event
-from amusd.tracing.messages import RECEIVE, SEND
+from amusd.tracing.messages import SEND
 from experiments import closed_forms
 
 NARROW = {"fan_out": 2, "rows_per_step": 1, "max_lookahead": 64}
@@ -29,24 +28,22 @@ def guessing(accept_next: float, machine: Simulator) -> Simulator:
 # Where it is a chain
 
 
-@pytest.mark.parametrize("a", [0.6, 0.9])
-@pytest.mark.parametrize("c", [5, 7.5, 10, 16])
+@pytest.mark.parametrize(("a", "c"), [(0.6, 7.5), (0.9, 10)])
 def test_a_tree_of_one_path_that_nobody_waits_for_is_a_chain(a: float, c: float) -> None:
-    machine = simulator(a, costs(c), num_tokens=2000)
+    machine = simulator(a, costs(c), num_tokens=800)
     assert speedup(machine, branching(0, **NARROW)) == pytest.approx(speedup(machine, chain(0)), rel=0.03)
 
 
-@pytest.mark.parametrize("a", [0.6, 0.8, 0.9])
-@pytest.mark.parametrize("c", [5, 10, 16])
+@pytest.mark.parametrize(("a", "c"), [(0.6, 16), (0.8, 5), (0.9, 10)])
 def test_with_a_wait_it_is_the_chain_that_loses_no_step_to_a_restart(a: float, c: int) -> None:
     """The draft waits for a verdict that is due instead of starting a step that the verdict would find just begun."""
-    machine = simulator(a, costs(c), num_tokens=4000)
+    machine = simulator(a, costs(c), num_tokens=1000)
     assert speedup(machine, branching(1, **NARROW)) == pytest.approx(closed_forms.chain(a, c, 1), rel=0.02)
 
 
 @pytest.mark.parametrize(("decoding", "fewest", "most"), [(branching(1, **NARROW), 0.0, 0.05), (chain(1), 0.9, 1.0)])
 def test_a_verdict_that_is_due_finds_no_step_under_way(decoding: DecodingConfig, fewest: float, most: float) -> None:
-    outcome = simulator(0.8, costs(7.3), num_tokens=500).run(decoding, keep_events=True)
+    outcome = simulator(0.8, costs(7.3), num_tokens=400).run(decoding, keep_events=True)
     steps = [event for event in outcome.draft_events if event.name == "draft_step"]
     verdicts = [event for event in outcome.target_events if event.fields.get("message") == "verdict"]
     sent = [event.start_ns for event in verdicts if event.name == SEND]
@@ -61,15 +58,11 @@ def test_a_draft_that_is_never_right_costs_nothing_where_nobody_waits_for_it() -
     assert speedup(guessing(0.0, simulator(0.0, costs(4), num_tokens=300)), branching(0)) == 1
 
 
-def test_a_flawless_draft_is_bound_by_its_own_speed() -> None:
-    assert speedup(simulator(1.0, costs(6), num_tokens=2000), branching(0, **NARROW)) == pytest.approx(6, rel=0.02)
-
-
 @given(
     st.floats(0.4, 1), st.floats(0, 0.6), st.floats(1.5, 12), st.floats(0, 0.2), st.integers(1, 5), st.integers(1, 8),
     st.integers(0, 3),
 )  # fmt: skip
-@settings(max_examples=30)
+@settings(max_examples=20)
 def test_no_tree_exceeds_the_bound_of_one_path(
     a: float, accept_next: float, c: float, delay: float, fan_out: int, rows: int, wait: int
 ) -> None:
@@ -80,7 +73,7 @@ def test_no_tree_exceeds_the_bound_of_one_path(
     since what follows a node is known only when it has been computed; so a step brings the text on by one token at
     most, however many rows it has, and c is counted in steps of one row, the cheapest.
     """
-    machine = guessing(accept_next, simulator(a, costs(c, delay=delay), num_tokens=300))
+    machine = guessing(accept_next, simulator(a, costs(c, delay=delay), num_tokens=150))
     gained = speedup(machine, branching(wait, fan_out=fan_out, rows_per_step=rows))
     assert gained <= upper_bound(machine.accept, c) * 1.02
 
@@ -89,12 +82,12 @@ def test_no_tree_exceeds_the_bound_of_one_path(
 
 
 @given(st.floats(0.4, 0.8), st.floats(0.3, 0.6), st.floats(4, 12), st.integers(2, 4))
-@settings(max_examples=15)
+@settings(max_examples=8)
 def test_several_paths_lift_the_bound_of_one_to_that_of_all_their_guesses(
     a: float, accept_next: float, c: float, breadth: int
 ) -> None:
     """A pass ends where none of `breadth` guesses is right, which a share (1 - a)(1 - accept_next)^(breadth-1) are."""
-    machine = guessing(accept_next, simulator(a, costs(c), num_tokens=300))
+    machine = guessing(accept_next, simulator(a, costs(c), num_tokens=150))
     outcome = machine.run(branching(1, fan_out=4, verify_breadth=breadth))
     places = guess_places(machine.answers[0], accept_next, 4, f"1 {machine.seed}")
     metrics = outcome.metrics
@@ -105,7 +98,7 @@ def test_several_paths_lift_the_bound_of_one_to_that_of_all_their_guesses(
 
 
 def test_several_paths_take_fewer_passes() -> None:
-    machine = guessing(0.4, simulator(0.6, costs(8), num_tokens=1000))
+    machine = guessing(0.4, simulator(0.6, costs(8), num_tokens=300))
     one, two, three = (machine.run(branching(1, fan_out=4, verify_breadth=n)).metrics for n in (1, 2, 3))
     assert one.num_accepted_alternatives == one.num_alternatives == 0
     assert three.num_passes < two.num_passes < 0.95 * one.num_passes
@@ -125,7 +118,7 @@ def test_a_step_costs_what_its_nodes_cost() -> None:
 
 
 def test_more_guesses_foresee_more_verdicts() -> None:
-    machine = guessing(0.5, simulator(0.7, costs(8), num_tokens=800))
+    machine = guessing(0.5, simulator(0.7, costs(8), num_tokens=300))
     one = guessing(0.0, machine).run(branching(1, fan_out=2), keep_events=True)
     outcomes = [one, *(machine.run(branching(1, fan_out=fan_out), keep_events=True) for fan_out in (2, 4))]
     shares = [foreseen_share(outcome) for outcome in outcomes]
@@ -143,7 +136,7 @@ def foreseen_share(outcome: Outcome) -> float:
 
 def test_better_guesses_are_foreseen_more_often_and_rows_that_cost_more_gain_less() -> None:
     def gained(accept_next: float, row_ns: int) -> float:
-        machine = guessing(accept_next, simulator(0.7, costs(8, tree_row_ns=row_ns), num_tokens=600))
+        machine = guessing(accept_next, simulator(0.7, costs(8, tree_row_ns=row_ns), num_tokens=200))
         return speedup(machine, branching(1, fan_out=3))
 
     assert gained(0.8, 0) > 1.05 * gained(0.2, 0)
@@ -166,20 +159,3 @@ def test_auto_is_well_ahead_of_the_best_block_where_the_draft_is_right_four_time
     """With eight nodes a step at most, it is 1.19 and 1.46 times as fast here."""
     machine = pair(c, row_share)
     assert speedup(machine, DecodingConfig()) > least * speedup(machine, synchronous(block))
-
-
-def test_nothing_is_lost_between_draft_and_target() -> None:
-    """Every node that was sent is known to the target, in the order of sending."""
-    machine = guessing(0.5, simulator(0.7, costs(5, delay=0.1), num_tokens=200))
-    outcome = machine.run(branching(2), keep_events=True)
-
-    def prepared(events: tuple[Event, ...], name: str) -> list[tuple[int, int, int]]:
-        return [
-            (event.fields["base"], event.fields["first"], event.fields["num_tokens"])
-            for event in events
-            if event.name == name and event.fields["message"] == "candidate"
-        ]
-
-    sent, received = prepared(outcome.draft_events, SEND), prepared(outcome.target_events, RECEIVE)
-    assert received
-    assert sent[: len(received)] == received

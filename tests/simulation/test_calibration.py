@@ -83,7 +83,7 @@ def test_the_times_that_went_in_come_out(tmp_path: Path) -> None:
         assert set(getattr(found, name).samples) == set(getattr(COSTS, name).samples), name
 
 
-@pytest.mark.parametrize("decoding", [PLAIN, synchronous(4), chain(0), chain(2)], ids=["plain", "block", "0", "2"])
+@pytest.mark.parametrize("decoding", [synchronous(4), chain(2)], ids=["block", "chain"])
 def test_a_calibrated_simulation_repeats_the_run(tmp_path: Path, decoding: DecodingConfig) -> None:
     calibration = measured(tmp_path, machine(), PLAIN, synchronous(4), chain(2))
     replayed = of_answers(replayed_answers(calibration.traces, 0), calibration.costs, max_candidates=7)
@@ -93,7 +93,7 @@ def test_a_calibrated_simulation_repeats_the_run(tmp_path: Path, decoding: Decod
     assert speeds[1] == pytest.approx(speeds[0], rel=0.02)
 
 
-@pytest.mark.parametrize("decoding", [synchronous(4), chain(0), chain(3)], ids=["synchronous", "0", "3"])
+@pytest.mark.parametrize("decoding", [synchronous(4), chain(3)], ids=["block", "chain"])
 def test_outcomes_are_seen_as_they_were(tmp_path: Path, decoding: DecodingConfig) -> None:
     simulator = machine()
     calibration = measured(tmp_path, simulator, PLAIN, decoding)
@@ -135,11 +135,10 @@ def test_the_times_of_a_tree_come_out_by_number_of_nodes(tmp_path: Path) -> None
     assert found.tree_row_ns == pytest.approx(100_000, rel=0.3)
 
 
-@pytest.mark.parametrize("breadth", [1, 3])
-@pytest.mark.parametrize("fan_out", [2, 5])
+@pytest.mark.parametrize(("fan_out", "breadth"), [(2, 1), (5, 3)])
 def test_a_tree_shows_how_good_its_further_guesses_are(tmp_path: Path, fan_out: int, breadth: int) -> None:
     simulator = dataclasses.replace(
-        machine(TREES), accept_next=0.5, answers=drawn_answers(0.7, num_answers=14, num_tokens=150, seed=2)
+        machine(TREES), accept_next=0.5, answers=drawn_answers(0.7, num_answers=6, num_tokens=150, seed=2)
     )
     calibration = measured(tmp_path, simulator, PLAIN, branching(2, fan_out=fan_out, verify_breadth=breadth))
     assert calibration.accept_next == pytest.approx(0.5, abs=0.05)

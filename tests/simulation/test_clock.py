@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from amusd.protocol.messages import Message, Shutdown
-from amusd.simulation.clock import Clock, Direction, NotYet
+from amusd.simulation.clock import Clock, Direction
 from amusd.simulation.cost import Duration
 
 
@@ -104,22 +104,6 @@ def test_a_target_that_tells_what_it_has_computed_does_not_compute_any_more() ->
     draft.tell()
     draft.clock.let_pass(10)
     assert (draft.received, draft.target_worked) == ([(10, True)], [False])
-
-
-def test_what_is_on_its_way_at_the_end_arrives() -> None:
-    draft = Draft(delay=50)
-    draft.tell()
-    draft.clock.finish()
-    assert draft.received == [(50, True)]
-
-
-def test_without_a_draft_time_passes() -> None:
-    clock = Clock(Direction(Duration((1,)), Random(1)), Direction(Duration((1,)), Random(1)))
-    clock.let_pass(5)
-    assert clock.receive_at_target(3e-9) is None
-    assert clock.target_ns == 8
-    with pytest.raises(NotYet):
-        clock.receive_at_draft(1.0)
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=20), st.lists(st.integers(0, 100), min_size=1, max_size=5))

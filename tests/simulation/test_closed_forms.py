@@ -14,7 +14,6 @@ from experiments.closed_forms import (
     best_synchronous,
     chain,
     synchronous,
-    tokens_per_verification,
     windowed,
 )
 
@@ -64,17 +63,9 @@ def test_nothing_exceeds_the_bound(a: float, c: int, number: int, delay: float, 
         assert 0 < value <= upper_bound(a, c) * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("form", [chain, windowed, synchronous])
-@pytest.mark.parametrize("number", [1, 3])
-def test_a_flawless_draft_is_the_limit_of_a_good_one(form: object, number: int) -> None:
-    assert callable(form)
-    assert form(1.0, 8, number) == pytest.approx(form(1 - 1e-9, 8, number), rel=1e-6)
-
-
 def test_a_draft_that_is_never_right_changes_nothing_where_nobody_waits_for_it() -> None:
     assert chain(0.0, 8, 0) == 1
     assert windowed(0.0, 8, 4) == 1
-    assert tokens_per_verification(0.0, 5) == 1
     assert synchronous(0.0, 5, 5) == 0.5
     assert upper_bound(0.0, 5) == 1
     assert upper_bound(1.0, 5) == 5

@@ -14,15 +14,15 @@ from experiments import closed_forms
 AUTO = DecodingConfig(policy="auto")
 
 
-@pytest.mark.parametrize("a", [0.3, 0.6, 0.9])
+@pytest.mark.parametrize("a", [0.3, 0.9])
 def test_windows_gain_what_can_be_written_down(a: float) -> None:
     """Of a draft that has each window ready before the pass ends; else the target waits, which the form leaves out."""
-    machine = simulator(a, costs(17.3), num_tokens=3000)
+    machine = simulator(a, costs(17.3), num_tokens=1000)
     assert speedup(machine, windowed(8)) == pytest.approx(closed_forms.windowed(a, 17.3, 8), rel=0.05)
 
 
 def test_a_window_that_takes_longer_than_a_pass_is_waited_for() -> None:
-    machine = simulator(1.0, costs(3), num_tokens=2000)
+    machine = simulator(1.0, costs(3), num_tokens=500)
     assert speedup(machine, windowed(6)) == pytest.approx(3, rel=0.02)  # as fast as the draft
 
 
@@ -30,33 +30,27 @@ def test_a_window_that_takes_longer_than_a_pass_is_waited_for() -> None:
     ("a", "c", "delay", "can_branch"),
     [
         (0.3, 10, 0.1, True),
-        (0.6, 3, 0.0, True),
         (0.9, 3, 0.1, True),
-        (0.9, 10, 0.0, True),
-        (0.3, 10, 0.1, False),
         (0.6, 3, 0.1, False),
-        (0.9, 10, 0.0, False),
     ],
 )
 def test_auto_finds_nearly_the_best_of_all_settings(a: float, c: float, delay: float, can_branch: bool) -> None:
     machine = simulator(a, costs(c, delay=delay, spread=0.05), num_answers=3, num_tokens=150)
     machine = replace(machine, accept_next=0.4, can_branch=can_branch, max_candidates=7)
-    settings = [synchronous(length) for length in (1, 2, 4)] + [chain(wait, max_lookahead=16) for wait in (0, 1, 3)]
+    settings = [synchronous(length) for length in (1, 4)] + [chain(wait, max_lookahead=16) for wait in (0, 3)]
     if can_branch:
-        settings += [branching(wait, max_lookahead=16) for wait in (0, 1, 3)]
+        settings += [branching(wait, max_lookahead=16) for wait in (0, 1)]
     best = max(speedup(machine, setting) for setting in settings)
     assert speedup(machine, AUTO) >= 0.92 * best
 
 
-@pytest.mark.parametrize("delay", [0.0, 0.2])
-@pytest.mark.parametrize("can_branch", [True, False])
+@pytest.mark.parametrize(("delay", "can_branch"), [(0.2, True), (0.0, False)])
 def test_auto_beside_a_draft_that_is_never_right_is_plain_decoding(delay: float, can_branch: bool) -> None:
     machine = simulator(0.0, costs(5, delay=delay), num_answers=8, num_tokens=100)
     assert speedup(replace(machine, can_branch=can_branch), AUTO) >= 0.97
 
 
-@pytest.mark.parametrize("a", [0.0, 0.05, 0.2])
-@pytest.mark.parametrize("together", [1.1, 1.3])
+@pytest.mark.parametrize(("a", "together"), [(0.0, 1.3), (0.2, 1.1)])
 def test_auto_has_a_draft_rest_that_costs_more_than_it_brings(a: float, together: float) -> None:
     slowed = {0: Shared(Duration.of_ms(6.0, 0.05), Duration.of_ms(6.0 * together, 0.05))}
     machine = simulator(a, costs(6, delay=0.05, spread=0.05, passes=slowed), num_answers=8, num_tokens=256)
@@ -68,10 +62,9 @@ def test_auto_has_a_draft_rest_that_costs_more_than_it_brings(a: float, together
         assert speedup(chains, chain(0, max_lookahead=16)) < 1.03 / together
 
 
-@pytest.mark.parametrize("a", [0.05, *(pytest.param(between, marks=pytest.mark.long) for between in (0.3, 0.6)), 0.8])
-@pytest.mark.parametrize("row_share", [0.1, 0.3, 1.0])
+@pytest.mark.parametrize(("a", "row_share"), [(0.05, 1.0), (0.3, 0.3), (0.8, 0.1), (0.8, 1.0)])
 def test_auto_verifies_no_more_than_is_worth_its_row(a: float, row_share: float) -> None:
-    machine = simulator(a, costs(6, spread=0.05, row_ns=round(6e6 * row_share)), num_answers=8, num_tokens=128)
+    machine = simulator(a, costs(6, spread=0.05, row_ns=round(6e6 * row_share)), num_answers=3, num_tokens=128)
     machine = replace(machine, accept_next=0.3, max_candidates=7)
-    settings = [branching(wait, max_lookahead=16) for wait in (0, 1, 2)] + [synchronous(length) for length in (1, 2)]
+    settings = [branching(wait, max_lookahead=16) for wait in (0, 2)] + [synchronous(1)]
     assert speedup(machine, AUTO) >= 0.96 * max(1.0, *(speedup(machine, setting) for setting in settings))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -36,25 +38,23 @@ def test_a_draft_that_is_never_right_costs_nothing_where_nobody_waits_for_it(c: 
 
 
 def test_a_flawless_draft_is_bound_by_its_own_speed_or_by_the_width_of_a_pass() -> None:
-    flawless = simulator(1.0, costs(6), num_tokens=3000)
+    flawless = simulator(1.0, costs(6), num_tokens=1000)
     assert speedup(flawless, chain(0)) == pytest.approx(6, rel=0.01)
     narrow = of_answers(flawless.answers, costs(20), max_candidates=7)
     assert speedup(narrow, chain(0)) == pytest.approx(8, rel=0.01)  # 7 candidates, and the late one behind them
 
 
-@pytest.mark.parametrize(
-    ("a", "c", "length"), [(0.5, 2.2, 1), (0.5, 10, 4), (0.8, 5, 4), (0.8, 10, 7), (0.95, 2.2, 4), (0.95, 10, 12)]
-)
+@pytest.mark.parametrize(("a", "c", "length"), [(0.5, 2.2, 1), (0.8, 10, 7)])
 def test_synchronous_decoding_is_as_the_formula_has_it(a: float, c: float, length: int) -> None:
     expected = closed_forms.synchronous(a, c, length, overhead=0.1)
-    simulated = speedup(simulator(a, costs(c, delay=0.05), num_tokens=12_000), synchronous(length))
+    simulated = speedup(simulator(a, costs(c, delay=0.05), num_tokens=3000), synchronous(length))
     assert simulated == pytest.approx(expected, rel=0.01)
 
 
-@pytest.mark.parametrize("a", [0.0, 0.5, 0.8, 1.0])
-@pytest.mark.parametrize("c", [2.2, 10])
-@pytest.mark.parametrize("length", [1, 4, 7])
-@pytest.mark.parametrize("delay", [0.0, 0.05])
+@pytest.mark.parametrize(
+    ("a", "c", "length", "delay"),
+    [(0.0, 2.2, 4, 0.05), (0.5, 10, 1, 0.0), (0.8, 2.2, 7, 0.0), (0.8, 10, 4, 0.05), (1.0, 10, 7, 0.05)],
+)
 def test_synchronous_rounds_take_block_delays_and_pass_to_the_nanosecond(
     a: float, c: float, length: int, delay: float
 ) -> None:
@@ -79,26 +79,22 @@ def num_rounds(answer: Answer, length: int) -> int:
 
 def test_overhead_on_the_host_is_hidden_behind_neither_model() -> None:
     host = Shared.same(Duration.of_ms(0.5))
-    machine, with_host = (simulator(0.8, costs(5, **more), num_tokens=4000) for more in ({}, {"host": host}))
+    machine, with_host = (simulator(0.8, costs(5, **more), num_tokens=300) for more in ({}, {"host": host}))
     num_passes = with_host.run(synchronous(3)).metrics.num_passes
     added_ns = with_host.run(synchronous(3)).metrics.total_ns - machine.run(synchronous(3)).metrics.total_ns
     assert added_ns == num_passes * 500_000
 
 
-@pytest.mark.parametrize("a", [0.6, 0.95])
-@pytest.mark.parametrize("c", [4, 8])
-@pytest.mark.parametrize("wait", [0, 1, 3])
+@pytest.mark.parametrize(("a", "c", "wait"), [(0.6, 4, 1), (0.6, 8, 3), (0.95, 8, 0)])
 def test_the_chain_is_as_the_formula_has_it_with_a_whole_step_lost_for_each_restart(
     a: float, c: int, wait: int
 ) -> None:
     """Without delay, and with c whole, every pass ends where a step begins: the rollback finds a step just begun."""
-    simulated = speedup(simulator(a, costs(c)), chain(wait))
+    simulated = speedup(simulator(a, costs(c), num_tokens=1200), chain(wait))
     assert simulated == pytest.approx(closed_forms.chain(a, c, wait, restart_loss=1), rel=0.02)
 
 
-@pytest.mark.parametrize("a", [0.6, 0.9])
-@pytest.mark.parametrize("delay", [0.05, 0.2])
-@pytest.mark.parametrize("wait", [0, 3])
+@pytest.mark.parametrize(("a", "delay", "wait"), [(0.6, 0.05, 3), (0.6, 0.2, 0), (0.9, 0.2, 3)])
 def test_the_chain_is_as_the_formula_has_it_with_delay(a: float, delay: float, wait: int) -> None:
     """The loss follows from the phase: the pass began one delay behind the draft, the rollback comes another later.
 
@@ -106,20 +102,20 @@ def test_the_chain_is_as_the_formula_has_it_with_delay(a: float, delay: float, w
     """
     c = 8
     loss = math.ceil(2 * delay * c) - 2 * delay * c if wait else 0.0
-    simulated = speedup(simulator(a, costs(c, delay=delay)), chain(wait))
+    simulated = speedup(simulator(a, costs(c, delay=delay), num_tokens=1200), chain(wait))
     assert simulated == pytest.approx(closed_forms.chain(a, c, wait, delay=delay, restart_loss=loss), rel=0.02)
 
 
-@pytest.mark.parametrize(("c", "wait"), [(2.2, 0), (4.5, 0), (4.5, 1), (4.5, 3)])
+@pytest.mark.parametrize(("c", "wait"), [(2.2, 0), (4.5, 1)])
 def test_part_of_a_step_is_carried_over_where_the_formula_forgets_it(c: float, wait: int) -> None:
     """The formula lets every follow-up pass find floor(c) candidates, but a step amid the pass's end is not lost."""
-    simulated = speedup(simulator(0.9, costs(c)), chain(wait))
+    simulated = speedup(simulator(0.9, costs(c), num_tokens=1200), chain(wait))
     assert simulated > 1.02 * closed_forms.chain(0.9, c, wait, restart_loss=math.ceil(c) - c)
     assert simulated < closed_forms.chain(0.9, math.ceil(c), wait)
 
 
 def test_a_wait_is_never_longer_than_it_may_be() -> None:
-    machine = simulator(0.6, costs(4), num_tokens=2000)
+    machine = simulator(0.6, costs(4), num_tokens=300)
     assert speedup(machine, chain(12, max_wait_passes=1.0)) > 1.2 * speedup(machine, chain(12))
 
 
@@ -166,28 +162,60 @@ any_schedule = st.one_of(
 )
 
 
-@given(any_costs, any_answers, any_schedule, st.integers(1, 9), st.integers(1, 4))
-@settings(max_examples=70)
+@given(
+    any_costs, any_answers, any_schedule, st.integers(1, 6), st.integers(1, 9), st.integers(1, 4), st.integers(0, 3)
+)  # fmt: skip
+@settings(max_examples=100)
 def test_every_token_and_every_nanosecond_is_accounted_for(
-    costs: Costs, answers: tuple[Answer, ...], decoding: DecodingConfig, max_candidates: int, per_step: int
+    costs: Costs,
+    answers: tuple[Answer, ...],
+    decoding: DecodingConfig,
+    batch_size: int,
+    max_candidates: int,
+    per_step: int,
+    more_ns: int,
 ) -> None:
-    machine = of_answers(answers, costs, max_candidates=max_candidates, tokens_per_step=per_step, accept_next=0.4)
+    costs = replace(costs, sequence_ns=more_ns, draft_sequence_ns=more_ns, knee_rows=more_ns + 1)
+    machine = of_answers(
+        answers, costs, max_candidates=max_candidates, tokens_per_step=per_step, accept_next=0.4, batch_size=batch_size
+    )
     outcome = machine.run(decoding, keep_events=True)
     metrics = outcome.metrics
     assert [answer.num_tokens for answer in outcome.answers] == [len(answer) for answer in answers]
     assert metrics.num_tokens == metrics.num_accepted + own_tokens(outcome)
-    assert own_tokens(outcome) <= metrics.num_passes
-    for answer, host_ns in zip(outcome.answers, outcome.host_ns, strict=True):
-        assert answer.total_ns == answer.prefill_ns + answer.pass_ns + answer.wait_ns + host_ns
-        if answer.draft is not None:
-            rest_ns = answer.draft.open_ns - answer.draft.busy_ns - answer.draft.wait_ns
-            assert rest_ns >= 0 if decoding.policy == "branching" else rest_ns == 0  # waiting for a verdict that is due
+    check_times(outcome)
     check_fates(outcome)
-    check_spans(outcome.target_events, ("target_prefill", "target_pass", "target_wait"))
-    check_spans(outcome.draft_events, ("draft_prefill", "draft_step", "advance", "rollback", "draft_wait"))
+    together = [sum(e.start_ns <= s.start_ns < e.end_ns for e in spans(outcome)) for s in spans(outcome)]
+    assert max(together) <= batch_size
     # Every wrong token takes a pass to be found wrong, or to be overtaken, where the draft tries its own token first.
-    if decoding.policy == "chain" or machine.accept >= 0.5:
+    if machine.num_slots == 1 and (decoding.policy == "chain" or machine.accept >= 0.5):
         assert metrics.num_passes >= sum(not right for answer in answers for right in answer)
+    assert outcome == machine.run(decoding, keep_events=True)
+
+
+def check_times(outcome: Outcome) -> None:
+    """Each worker does one thing at a time, and what an answer took is the work in it and the host's time."""
+    work = spans_of(outcome.target_events, "target_prefill", "target_pass", "target_wait")
+    drafting = spans_of(outcome.draft_events, "draft_prefill", "draft_step", "advance", "rollback", "draft_wait")
+    for times in (work, drafting):
+        assert all(before[1] <= after[0] for before, after in pairwise(times))
+    for answer, span, host_ns in zip(outcome.answers, spans(outcome), outcome.host_ns, strict=True):
+        inside = [end - start for start, end in work if span.start_ns <= start and end <= span.end_ns]
+        assert answer.total_ns == sum(inside) + host_ns
+        assert answer.prefill_ns + answer.pass_ns + answer.wait_ns <= sum(inside)
+        if answer.draft is not None:
+            assert answer.draft.open_ns >= answer.draft.busy_ns + answer.draft.wait_ns
+
+
+def spans(outcome: Outcome) -> list[Event]:
+    """From the opening of each answer to its last token, in the order of the answers."""
+    found = [event for event in outcome.target_events if event.name == "sequence"]
+    return sorted(found, key=lambda event: event.sequence_id)
+
+
+def spans_of(events: Sequence[Event], *names: str) -> list[tuple[int, int]]:
+    """When a worker did these things; what it did for several sequences at once counts as one."""
+    return sorted({(event.start_ns, event.end_ns) for event in events if event.name in names})
 
 
 def check_fates(outcome: Outcome) -> None:
@@ -227,30 +255,12 @@ def check_kept(answer: GenerationMetrics, draft: list[Event], target: list[Event
     assert all(0 < number <= len(rows) and num_kept[number] <= 1 for number in num_kept)
 
 
-def check_spans(events: tuple[Event, ...], names: tuple[str, ...]) -> None:
-    """A worker does one thing at a time."""
-    spans = [event for event in events if event.name in names]
-    assert all(before.end_ns <= after.start_ns for before, after in pairwise(spans))
-
-
 @given(st.floats(0.05, 1), st.floats(1.5, 12), st.floats(0, 0.3), st.sampled_from([chain(0), chain(2), synchronous(4)]))
-@settings(max_examples=25)
+@settings(max_examples=12)
 def test_no_schedule_exceeds_the_bound(a: float, c: float, delay: float, decoding: DecodingConfig) -> None:
-    machine = simulator(a, costs(c, delay=delay), num_tokens=300)
-    actual = sum(machine.answers[0]) / 300
+    machine = simulator(a, costs(c, delay=delay), num_tokens=150)
+    actual = sum(machine.answers[0]) / 150
     assert speedup(machine, decoding) <= upper_bound(actual, c) * 1.01
-
-
-@pytest.mark.parametrize(
-    "decoding", [PLAIN, synchronous(3), chain(2), branching(2)], ids=["plain", "synchronous", "chain", "branching"]
-)
-def test_the_same_inputs_give_the_same_run(decoding: DecodingConfig) -> None:
-    def run(seed: int) -> Outcome:
-        machine = simulator(0.7, costs(6.5, delay=0.03, spread=0.1), num_answers=2, num_tokens=100, seed=seed)
-        return machine.run(decoding, keep_events=True)
-
-    assert run(1) == run(1)
-    assert run(1) != run(2)
 
 
 def test_events_are_recorded_only_where_they_are_wanted() -> None:
