@@ -176,14 +176,6 @@ def test_a_chain_is_drafted_in_one_step(make: Callable[..., Pair], kinds: dict[s
     assert {model.max_depth for model, _ in kinds.values()} == {NUM_HEADS, BLOCK - 1}
 
 
-def test_under_the_ratio_test_it_is_certain_of_the_likeliest(make: Callable[..., Pair]) -> None:
-    pair = make([5, 6, 7, 8], 1, Distribution(temperature=0.8, seed=3, acceptance="rejection"))
-    pair.distribution = GREEDY
-    pair.send_features()
-    propose([pair.manager])
-    assert pair.check() == pair.drafter.tokens_per_step
-
-
 def test_features_that_never_come_cost_guesses_and_no_more(make: Callable[..., Pair]) -> None:
     pair = make([5, 6, 7])
     pair.manager.apply(Verdict(1, 1, 0, 3, (9, 10), 0))
@@ -193,15 +185,6 @@ def test_features_that_never_come_cost_guesses_and_no_more(make: Callable[..., P
     pair.commit(11)
     propose([pair.manager])
     assert pair.check() > 0
-
-
-def test_features_again_change_nothing(make: Callable[..., Pair]) -> None:
-    pair = make([5, 6, 7, 8, 9, 10])
-    pair.send_features()
-    pair.send_features(2)
-    for _ in range(3):
-        propose([pair.manager])
-    assert pair.check() > 3
 
 
 def test_it_can_be_opened_again(make: Callable[..., Pair]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -173,7 +172,7 @@ def expected_guesses(
 
 
 @pytest.mark.parametrize("distribution", [GREEDY, MATCHING, PENALTIES], ids=["greedy", "matching", "penalties"])
-@settings(max_examples=8, derandomize=True)
+@settings(max_examples=4, derandomize=True)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_guesses_depend_on_the_path_and_on_what_is_committed_alone(distribution: Distribution, seed: int) -> None:
     rng = random.Random(seed)
@@ -194,25 +193,6 @@ def test_guesses_depend_on_the_path_and_on_what_is_committed_alone(distribution:
     assert sequence.num_compared > 5
 
 
-def test_a_fresh_drafter_that_is_opened_with_the_path_guesses_the_same() -> None:
-    """One that is opened again as well: nothing of the sequence before is left."""
-    sequence = Checked(random.Random(1))
-    other = ModelTreeDrafter(sequence.model)
-    for token_id in (3, 4, 5):
-        root, nodes = sequence.session.root, sequence.session.next_nodes()
-        while nodes:
-            for node, guesses in zip(nodes, sequence.drafter.expand(root, nodes), strict=True):
-                path = [*sequence.session.committed, *path_to(node)]
-                other.open(path, 120, sequence.fan_out)
-                here = Node(None, path[-1], len(path) - 1, 1.0, 1.0)
-                (expected,) = other.expand(here, [here])
-                other.close()
-                assert [token_id for token_id, _ in guesses] == [token_id for token_id, _ in expected]
-                sequence.session.grow([node], [guesses])
-            nodes = sequence.session.next_nodes() if sequence.session.num_nodes < 60 else ()
-        sequence.commit([*sequence.some_path(2), token_id])
-
-
 def test_slots_never_run_out() -> None:
     """Far more nodes than there are slots: most of them are thrown away, and their slots are given again."""
     rng = random.Random(2)
@@ -228,55 +208,6 @@ def test_slots_never_run_out() -> None:
     assert num_computed > tiny.MAX_LENGTH + MAX_NODES
 
 
-def test_no_pass_writes_into_a_slot_that_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the model is asked to do, with no look at the drafter's books."""
-    rng = random.Random(3)
-    sequence = Checked(rng)
-    slot_of: dict[Node, int] = {}  # of computed nodes
-    committed = set(range(len(sequence.prompt) - 1))
-    batch: list[Node] = []
-    passes: list[Any] = []
-    forward_trees = CachedModel.forward_trees
-
-    def spy(self: CachedModel, batch: Sequence[Any]) -> Any:
-        passes.extend(tuple(path[-1] for path in part.rows.paths) for part in batch)
-        return forward_trees(self, batch)
-
-    monkeypatch.setattr(CachedModel, "forward_trees", spy)
-    for _ in range(60):
-        session = sequence.session
-        if rng.random() < 0.7:
-            alive = set(session.root.below())
-            in_use = committed | {slot_of[node] for node in alive if node in slot_of}
-            root, nodes = session.root, session.next_nodes()
-            if not nodes:
-                continue
-            passes.clear()
-            batch = list(nodes)
-            for node, guesses in zip(batch, sequence.drafter.expand(root, batch), strict=True):
-                session.grow([node], [guesses])
-            written = [slot for slots in passes for slot in slots]
-            assert len(set(written)) == len(written)
-            assert not in_use.intersection(written)
-            if batch[0] is root:
-                committed.update(written)
-            else:
-                slot_of.update(zip(batch, written, strict=True))
-        else:
-            foreseen = sequence.some_path(3)
-            node = session.root
-            for token_id in foreseen:
-                found = node.child(token_id)
-                assert found is not None
-                node = found
-                if node in slot_of:
-                    committed.add(slot_of[node])
-            sequence.commit(foreseen or [rng.randrange(tiny.VOCAB)])
-            alive_now = set(session.root.below())
-            slot_of = {node: slot for node, slot in slot_of.items() if node in alive_now}
-    assert len(committed) > 30
-
-
 def test_many_tokens_that_were_not_computed_go_through_in_as_many_passes_as_they_need() -> None:
     sequence = Checked(random.Random(4))
     sequence.compute()
@@ -286,22 +217,10 @@ def test_many_tokens_that_were_not_computed_go_through_in_as_many_passes_as_they
     assert sequence.num_compared > 2
 
 
-def test_a_verdict_may_come_before_the_first_step_and_several_between_two() -> None:
-    sequence = Checked(random.Random(5))
-    sequence.commit([5])
-    sequence.commit([6, 7])
-    sequence.compute()
-    sequence.commit(sequence.some_path(1))
-    sequence.commit(sequence.some_path(1) or [8])
-    sequence.compute()
-    assert sequence.num_compared == 2
-
-
-@pytest.mark.parametrize("name", ["LlamaConfig", "GPT2Config"])
-def test_it_drafts_up_to_the_last_position_of_the_model(name: str) -> None:
+def test_it_drafts_up_to_the_last_position_of_the_model() -> None:
     rng = random.Random(6)
     prompt = random_ids(tiny.MAX_LENGTH - 12, seed=6)
-    sequence = Checked(rng, name=name, prompt=prompt, max_length=tiny.MAX_LENGTH)
+    sequence = Checked(rng, prompt=prompt, max_length=tiny.MAX_LENGTH)
     deepest = 0
     while sequence.session.base < tiny.MAX_LENGTH - 1:
         for _ in range(3):
@@ -351,33 +270,21 @@ REFERENCE = tuple((i * i + i // 7) % VOCAB_SIZE for i in range(LENGTH))
 
 
 class Free(Drafter):
-    """Costs nothing and guesses nothing; writes down what it was asked."""
+    """Costs nothing and guesses nothing."""
 
     length = 0
 
-    def __init__(self) -> None:
-        self.calls: list[tuple[Any, ...]] = []
-
-    def set_distribution(self, distribution: Distribution) -> None:
-        self.calls.append(("distribution", distribution))
-
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
-        self.calls.append(("open", tuple(token_ids), capacity, fan_out))
         self.length = len(token_ids)
 
     def expand(self, root: Node, nodes: Sequence[Node], num_tokens: int = 1) -> list[Guesses]:
-        self.calls.append(("expand", len(nodes)))
         return [() for _ in nodes]
 
     def follow(self, transition: Transition) -> None:
-        self.calls.append(("follow", len(transition.kept), transition.token_ids, len(transition.alive)))
         self.length = transition.committed_length
 
-    def look_up(self) -> tuple[tuple[int, ...], float]:
-        raise AssertionError("it is told the answer, so it looks nothing up")
-
     def close(self) -> None:
-        self.calls.append(("close",))
+        """Nothing to release."""
 
 
 def synthetic(
@@ -405,7 +312,7 @@ def ranks(drafter: SyntheticDrafter, fan_out: int) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize(("accept", "accept_next"), [(0.8, 0.4), (0.3, 0.7), (0.0, 0.5), (1.0, 0.0), (0.5, 0.0)])
+@pytest.mark.parametrize(("accept", "accept_next"), [(0.8, 0.4), (0.0, 0.5)])
 def test_the_right_token_has_each_rank_as_often_as_asked_for(accept: float, accept_next: float) -> None:
     found = ranks(synthetic(accept, accept_next), 4)
     left = len(found)
@@ -464,43 +371,12 @@ def test_off_the_reference_and_behind_its_end_nothing_is_right_and_it_goes_on() 
     assert len(drafter.expand(root, [root])[0]) == 4
 
 
-def test_another_text_is_right_elsewhere() -> None:
-    other = (*REFERENCE[:-1], (REFERENCE[-1] + 1) % VOCAB_SIZE)
-    assert ranks(synthetic(0.5, 0.5), 4) != ranks(synthetic(0.5, 0.5, reference=other), 4)
-
-
-def test_the_model_is_asked_for_all_that_it_would_compute() -> None:
-    model = Free()
-    drafter = SyntheticDrafter(model, 0.5, 0.5, VOCAB_SIZE)
-    drafter.set_distribution(MATCHING)
-    drafter.set_reference(REFERENCE)
-    drafter.open((VOCAB_SIZE + 3, 4), 100, 2)
-    root = Node(None, 4, 1, 1.0, 1.0)
-    drafter.expand(root, [root])
-    first, second = (Node(root, token_id, 2, 0.5, 0.5) for token_id in (1, 2))
-    drafter.expand(root, [first, second])
-    drafter.follow(missed(drafter, 10 * VOCAB_SIZE + 7, kept=(first,)))
-    assert drafter.look_up() == ((), 0.0)
-    drafter.close()
-    drafter.close()
-    assert model.calls == [
-        ("distribution", MATCHING),
-        ("open", (3, 4), 100, 2),
-        ("expand", 1),
-        ("expand", 2),
-        ("follow", 1, (7,), 0),
-        ("close",),
-        ("close",),
-    ]
-
-
-@pytest.mark.parametrize("distribution", [GREEDY, MATCHING, PENALTIES], ids=["greedy", "matching", "penalties"])
-def test_ids_beyond_the_models_vocabulary_are_brought_into_it(distribution: Distribution) -> None:
+def test_ids_beyond_the_models_vocabulary_are_brought_into_it() -> None:
     model = model_of("LlamaConfig")
     drafter = SyntheticDrafter(ModelTreeDrafter(model, num_ids=model.vocab_size), 1.0, 0.5, model.vocab_size)
     reference = tuple(100_000 + number for number in range(20))
     drafter.set_reference(reference)
-    drafter.set_distribution(distribution)
+    drafter.set_distribution(PENALTIES)
     drafter.open(reference[:3], 100, 2)
     session = DraftSession(Open(1, 1, reference[:3], 100, "synthetic", 8, 1, fan_out=2, rows_per_step=4))
     for _ in range(3):

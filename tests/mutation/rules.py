@@ -11,7 +11,7 @@ TARGET, DRAFT = "amusd/protocol/target_session.py", "amusd/protocol/draft_sessio
 OBSERVER, SEEN = "amusd/policies/observer.py", "tests/policies/test_observer.py"
 ESTIMATES, POLICIES = "amusd/policies/estimates.py", "tests/policies/test_policies.py"
 SWITCH, PAYS = "amusd/policies/drafting_switch.py", "tests/policies/test_drafting_switch.py"
-NGRAM, CONTRACT = "amusd/drafters/ngram.py", "tests/drafters/test_contract.py"
+NGRAM, NGRAM_TESTS = "amusd/drafters/ngram.py", "tests/drafters/test_ngram_cache.py"
 CLOCK, CLOCKS = "amusd/policies/verdict_clock.py", "tests/policies/test_verdict_clock.py"
 LOGITS, SAMPLER = "amusd/sampling/logits.py", "tests/sampling/test_sampler.py"
 STOPPING, TEXT = "amusd/sampling/stopping.py", "tests/sampling/test_text.py"
@@ -276,22 +276,22 @@ RULES = (
         NGRAM,
         "agreement, text, end = matches[0]",
         "agreement, text, end = matches[-1]",
-        CONTRACT,
+        NGRAM_TESTS,
     ),
     Rule(
         "a loop ends at the end of the context",
         NGRAM,
         "token_ids[end + offset % period]",
         "token_ids[end + min(offset, period - 1)]",
-        CONTRACT,
+        NGRAM_TESTS,
     ),
-    Rule("what was cut off stays in the index", NGRAM, "                self._ends[suffix].pop()\n", "", CONTRACT),
+    Rule("what was cut off stays in the index", NGRAM, "                self._ends[suffix].pop()\n", "", NGRAM_TESTS),
     Rule(
         "the oldest places are looked at first",
         NGRAM,
         "return sorted(found, reverse=True)",
         "return sorted(found)",
-        "tests/drafters/test_ngram_cache.py",
+        NGRAM_TESTS,
     ),
     Rule(
         "a known token may lose what the model gives it",
@@ -312,7 +312,7 @@ RULES = (
         NGRAM,
         "self._index.token_ids[start:committed_length]",
         "self._index.token_ids[start:]",
-        "tests/drafters/test_ngram_cache.py",
+        NGRAM_TESTS,
     ),
     Rule(
         "slots of nodes that are gone are not freed",
