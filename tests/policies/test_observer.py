@@ -17,18 +17,25 @@ def session() -> TargetSession:
     return TargetSession(sequence_id=1, prompt=(1,), max_length=9, vocab_size=4)
 
 
-def passed(
-    observer: Observer, start_ns: int, end_ns: int, num_accepted: int = 0, num_accepted_alternatives: int = 0
-) -> None:
-    outcome = PassOutcome(
-        num_candidates=2,
-        num_judged=2,
+def outcome(
+    num_candidates: int = 2, num_accepted: int = 0, num_alternatives: int = 0, num_judged: int | None = None
+) -> PassOutcome:
+    return PassOutcome(
+        num_candidates=num_candidates,
+        num_judged=num_candidates if num_judged is None else num_judged,
         num_accepted=num_accepted,
-        num_alternatives=num_accepted_alternatives,
-        num_accepted_alternatives=num_accepted_alternatives,
+        num_alternatives=num_alternatives,
+        num_accepted_alternatives=num_alternatives,
         num_tokens=num_accepted + 1,
     )
-    observer.passed(start_ns, end_ns, outcome)
+
+
+def passed(observer: Observer, start_ns: int, end_ns: int, *numbers: int) -> None:
+    observer.passed(start_ns, end_ns, outcome(2, *numbers))
+
+
+def seen_by(observer: Observer, decoding: TargetSession | None = None) -> TargetView:
+    return observer.view(decoding or session(), max_candidates=3, waited_ns=0)
 
 
 def test_a_view_before_anything_is_known() -> None:
@@ -43,7 +50,7 @@ def test_passes_and_what_lies_between_them_are_told_apart() -> None:
     observer.open("a", has_tree=False)
     passed(observer, 0, 10_000_000)
     passed(observer, 30_000_000, 40_000_000)
-    view = observer.view(session(), max_candidates=3, waited_ns=0)
+    view = seen_by(observer)
     assert view.pass_seconds == 0.01
     assert round(view.tokens_per_second, 9) == round(1.9 / (0.9 * 0.01 + 0.03), 9)  # the first pass weighs less
 
@@ -55,7 +62,7 @@ def test_a_draft_is_mute_from_a_wait_in_vain_to_its_next_candidate() -> None:
     tree.attach(1)
 
     def view() -> TargetView:
-        return observer.view(tree, max_candidates=3, waited_ns=0)
+        return seen_by(observer, tree)
 
     observer.open("a", has_tree=True)
     for _ in range(20):
@@ -98,7 +105,7 @@ def test_a_draft_that_was_mute_is_waited_for_in_the_next_answer(has_joined: bool
     def is_mute() -> bool:
         decoding = session()
         decoding.attach(1)
-        return observer.view(decoding, max_candidates=3, waited_ns=0).draft_is_mute
+        return seen_by(observer, decoding).draft_is_mute
 
     observer.open("a", has_tree=False)
     passed(observer, 0, 10_000_000)
@@ -116,22 +123,19 @@ def test_a_draft_that_was_mute_is_waited_for_in_the_next_answer(has_joined: bool
 
 def test_nothing_can_come_from_a_draft_that_was_told_nothing() -> None:
     observer = Observer()
-    outcome = PassOutcome(
-        num_candidates=0, num_judged=0, num_accepted=0, num_alternatives=0, num_accepted_alternatives=0, num_tokens=1
-    )
 
     def can_grow() -> bool:
         decoding = session()
         decoding.attach(1)
-        return observer.view(decoding, max_candidates=3, waited_ns=0).can_grow
+        return seen_by(observer, decoding).can_grow
 
     observer.open("a", has_tree=False)
     assert can_grow()
-    observer.passed(0, 10, outcome, rests=True)
+    observer.passed(0, 10, outcome(0), rests=True)
     assert not can_grow()
-    observer.passed(10, 20, outcome)
+    observer.passed(10, 20, outcome(0))
     assert can_grow()
-    observer.passed(20, 30, outcome, rests=True)
+    observer.passed(20, 30, outcome(0), rests=True)
     observer.open("a", has_tree=False)  # an Open tells it all
     assert can_grow()
 
@@ -139,17 +143,9 @@ def test_nothing_can_come_from_a_draft_that_was_told_nothing() -> None:
 def test_a_row_of_a_pass_over_several_sequences_costs_each_of_them_its_time() -> None:
     observer = Observer()
     for num_rows in (6, 12, 18) * 20:
-        outcome = PassOutcome(
-            num_candidates=2,
-            num_judged=2,
-            num_accepted=2,
-            num_alternatives=0,
-            num_accepted_alternatives=0,
-            num_tokens=3,
-        )
         end_ns = 10_000_000 + 1_000 * num_rows
-        observer.passed(0, end_ns, outcome, num_rows=num_rows, num_sequences=3)
-    view = observer.view(session(), max_candidates=3, waited_ns=0)
+        observer.passed(0, end_ns, outcome(2, 2), num_rows=num_rows, num_sequences=3)
+    view = seen_by(observer)
     assert view.row_seconds == pytest.approx(3 * 1e-6)
 
 
@@ -158,20 +154,20 @@ def test_time_between_two_answers_is_nobodys() -> None:
     for start_ns in (0, 10**12):
         observer.open("a", has_tree=False)
         passed(observer, start_ns, start_ns + 10_000_000)
-    assert observer.view(session(), max_candidates=3, waited_ns=0).tokens_per_second > 99
+    assert seen_by(observer).tokens_per_second > 99
 
 
 def test_each_drafter_with_and_without_trees_is_known_for_itself() -> None:
     observer = Observer()
     observer.open("a", has_tree=True)
     for _ in range(50):
-        passed(observer, 0, 1000, num_accepted=2)
-    good = observer.view(session(), max_candidates=3, waited_ns=0).acceptance
+        passed(observer, 0, 1000, 2)
+    good = seen_by(observer).acceptance
     for drafter, has_tree in (("a", False), ("b", True)):
         observer.open(drafter, has_tree=has_tree)
-        assert observer.view(session(), max_candidates=3, waited_ns=0).acceptance == 0.5
+        assert seen_by(observer).acceptance == 0.5
     observer.open("a", has_tree=True)
-    assert observer.view(session(), max_candidates=3, waited_ns=0).acceptance == good > 0.9
+    assert seen_by(observer).acceptance == good > 0.9
 
 
 def test_whether_drafting_pays_is_found_for_each_drafter_by_itself() -> None:
@@ -179,10 +175,10 @@ def test_whether_drafting_pays_is_found_for_each_drafter_by_itself() -> None:
 
     def drafting_pays(drafter: str) -> bool:
         observer.open(drafter, has_tree=False)
-        return observer.view(session(), max_candidates=3, waited_ns=0).drafting_pays
+        return seen_by(observer).drafting_pays
 
     while drafting_pays("a"):
-        observer.passed(0, 1_000_000, outcome_of(2))
+        observer.passed(0, 1_000_000, outcome(2, num_judged=0))
     assert drafting_pays("b")
     assert not drafting_pays("a")
 
@@ -192,9 +188,9 @@ def test_a_wait_that_brought_nothing_counts() -> None:
     observer.open("a", has_tree=False)
     passed(observer, 0, 1000)
     observer.waited(5_000_000, num_before=0, num_after=0)
-    assert observer.view(session(), max_candidates=3, waited_ns=0).candidate_seconds == 0.005
+    assert seen_by(observer).candidate_seconds == 0.005
     observer.waited(3_000_000, num_before=0, num_after=1)
-    assert 0.005 < observer.view(session(), max_candidates=3, waited_ns=0).candidate_seconds < 0.0075
+    assert 0.005 < seen_by(observer).candidate_seconds < 0.0075
 
 
 def test_a_lead_is_worth_nothing_to_a_pass_that_is_full_or_that_no_candidate_can_come_for() -> None:
@@ -222,9 +218,9 @@ def test_an_alternative_in_the_place_of_the_first_candidate_says_that_the_draft_
         observer = Observer()
         observer.open("a", has_tree=True)
         for _ in range(200):
-            observer.view(tree, max_candidates=3, waited_ns=0)
-            passed(observer, 0, 1000, num_accepted=2, num_accepted_alternatives=num_accepted_alternatives)
-        view = observer.view(tree, max_candidates=3, waited_ns=0)
+            seen_by(observer, tree)
+            passed(observer, 0, 1000, 2, num_accepted_alternatives)
+        view = seen_by(observer, tree)
         return view.path_chance, view.acceptance
 
     assert seen(0)[0] == pytest.approx(0.5, abs=0.001)
@@ -233,25 +229,14 @@ def test_an_alternative_in_the_place_of_the_first_candidate_says_that_the_draft_
     assert seen(0)[1] == seen(2)[1] > 0.9
 
 
-def outcome_of(num_candidates: int) -> PassOutcome:
-    return PassOutcome(
-        num_candidates=num_candidates,
-        num_judged=0,
-        num_accepted=0,
-        num_alternatives=0,
-        num_accepted_alternatives=0,
-        num_tokens=1,
-    )
-
-
 def test_a_pass_that_was_held_up_does_not_make_rows_dear() -> None:
     def row_seconds(slow_ns: int) -> float:
         observer = Observer()
         observer.open("a", has_tree=False)
         for _ in range(5):
-            observer.passed(0, 1_000_000, outcome_of(0))
-        observer.passed(0, slow_ns, outcome_of(7))
-        return observer.view(session(), max_candidates=3, waited_ns=0).row_seconds
+            observer.passed(0, 1_000_000, outcome(0, num_judged=0))
+        observer.passed(0, slow_ns, outcome(7, num_judged=0))
+        return seen_by(observer).row_seconds
 
     assert row_seconds(8_000_000) == pytest.approx(0.001, rel=0.01)
     assert row_seconds(800_000_000) == 0
@@ -263,10 +248,10 @@ def test_passes_without_a_draft_to_be_heard_say_nothing_of_what_drafting_brings(
     observer.open("a", has_tree=False)
     for number in range(50):
         start_ns = number * 1_000_000
-        observer.passed(start_ns, start_ns + 900_000, outcome_of(0), is_alone=is_alone)
-        if not observer.view(session(), max_candidates=3, waited_ns=0).drafting_pays:
+        observer.passed(start_ns, start_ns + 900_000, outcome(0, num_judged=0), is_alone=is_alone)
+        if not seen_by(observer).drafting_pays:
             break
-    assert observer.view(session(), max_candidates=3, waited_ns=0).drafting_pays == is_alone
+    assert seen_by(observer).drafting_pays == is_alone
 
 
 def test_whether_drafting_pays_is_found_by_all_sequences_of_a_pass_together() -> None:
@@ -277,12 +262,12 @@ def test_whether_drafting_pays_is_found_by_all_sequences_of_a_pass_together() ->
         observer.open("a", has_tree=True)
     for number in range(FIRST_LOOK):
         for observer in observers:
-            assert observer.view(session(), max_candidates=3, waited_ns=0).drafting_pays
-            observer.passed(number * 10**7, (number + 1) * 10**7, outcome_of(1), num_sequences=4)
-    assert not any(observer.view(session(), max_candidates=3, waited_ns=0).drafting_pays for observer in observers)
+            assert seen_by(observer).drafting_pays
+            observer.passed(number * 10**7, (number + 1) * 10**7, outcome(1, num_judged=0), num_sequences=4)
+    assert not any(seen_by(observer).drafting_pays for observer in observers)
     alone = Observer(switches)
     alone.open("a", has_tree=True)
-    assert alone.view(session(), max_candidates=3, waited_ns=0).drafting_pays, "another question where it is alone"
+    assert seen_by(alone).drafting_pays, "another question where it is alone"
 
 
 def test_the_time_of_another_prompt_is_not_that_of_the_next_pass() -> None:
@@ -290,4 +275,4 @@ def test_the_time_of_another_prompt_is_not_that_of_the_next_pass() -> None:
     passed(observer, 0, 10_000_000)
     observer.held_up(100_000_000)
     passed(observer, 110_000_000, 120_000_000)
-    assert observer.view(session(), max_candidates=3, waited_ns=0).tokens_per_second == pytest.approx(100)
+    assert seen_by(observer).tokens_per_second == pytest.approx(100)

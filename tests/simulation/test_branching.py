@@ -54,10 +54,6 @@ def test_a_verdict_that_is_due_finds_no_step_under_way(decoding: DecodingConfig,
 # Limits
 
 
-def test_a_draft_that_is_never_right_costs_nothing_where_nobody_waits_for_it() -> None:
-    assert speedup(guessing(0.0, simulator(0.0, costs(4), num_tokens=300)), branching(0)) == 1
-
-
 @given(
     st.floats(0.4, 1), st.floats(0, 0.6), st.floats(1.5, 12), st.floats(0, 0.2), st.integers(1, 5), st.integers(1, 8),
     st.integers(0, 3),
@@ -132,15 +128,6 @@ def foreseen_share(outcome: Outcome) -> float:
     """Of the verdicts that the draft took in, those whose every token the tree had."""
     taken = [event for event in outcome.draft_events if "kept_steps" in event.fields]
     return sum(event.fields["num_adopted"] == 0 for event in taken) / len(taken)
-
-
-def test_better_guesses_are_foreseen_more_often_and_rows_that_cost_more_gain_less() -> None:
-    def gained(accept_next: float, row_ns: int) -> float:
-        machine = guessing(accept_next, simulator(0.7, costs(8, tree_row_ns=row_ns), num_tokens=200))
-        return speedup(machine, branching(1, fan_out=3))
-
-    assert gained(0.8, 0) > 1.05 * gained(0.2, 0)
-    assert gained(0.5, 0) > 1.05 * gained(0.5, 200_000)
 
 
 # What auto makes of a tree

@@ -147,12 +147,6 @@ def test_a_tree_shows_how_good_its_further_guesses_are(tmp_path: Path, fan_out: 
     assert calibration.costs.draft_token == smallest  # without a chain
 
 
-@pytest.mark.parametrize("decoding", [chain(2), branching(2, fan_out=1)], ids=["a chain", "one path"])
-def test_without_further_guesses_nothing_is_known_of_them(tmp_path: Path, decoding: DecodingConfig) -> None:
-    calibration = measured(tmp_path, machine(TREES), PLAIN, decoding)
-    assert calibration.accept_next is None
-
-
 def test_a_calibrated_tree_repeats_the_run(tmp_path: Path) -> None:
     simulator = dataclasses.replace(machine(TREES), accept_next=0.5)
     calibration = measured(tmp_path, simulator, PLAIN, branching(2, fan_out=3))

@@ -31,10 +31,9 @@ def test_plain_decoding_takes_a_pass_a_token() -> None:
     assert speedup(simulator(0.5, costs(3), num_tokens=50), PLAIN) == 1
 
 
-@pytest.mark.parametrize("c", [1, 3, 8.9])
-@pytest.mark.parametrize("delay", [0.0, 0.1])
-def test_a_draft_that_is_never_right_costs_nothing_where_nobody_waits_for_it(c: float, delay: float) -> None:
-    assert speedup(simulator(0.0, costs(c, delay=delay), num_tokens=300), chain(0)) == 1
+@pytest.mark.parametrize("decoding", [chain(0), branching(0)], ids=["chain", "branching"])
+def test_a_draft_that_is_never_right_costs_nothing_where_nobody_waits_for_it(decoding: DecodingConfig) -> None:
+    assert speedup(simulator(0.0, costs(8.9, delay=0.1), num_tokens=100), decoding) == 1
 
 
 def test_a_flawless_draft_is_bound_by_its_own_speed_or_by_the_width_of_a_pass() -> None:
@@ -85,7 +84,7 @@ def test_overhead_on_the_host_is_hidden_behind_neither_model() -> None:
     assert added_ns == num_passes * 500_000
 
 
-@pytest.mark.parametrize(("a", "c", "wait"), [(0.6, 4, 1), (0.6, 8, 3), (0.95, 8, 0)])
+@pytest.mark.parametrize(("a", "c", "wait"), [(0.6, 4, 1), (0.95, 8, 0)])
 def test_the_chain_is_as_the_formula_has_it_with_a_whole_step_lost_for_each_restart(
     a: float, c: int, wait: int
 ) -> None:
@@ -94,7 +93,7 @@ def test_the_chain_is_as_the_formula_has_it_with_a_whole_step_lost_for_each_rest
     assert simulated == pytest.approx(closed_forms.chain(a, c, wait, restart_loss=1), rel=0.02)
 
 
-@pytest.mark.parametrize(("a", "delay", "wait"), [(0.6, 0.05, 3), (0.6, 0.2, 0), (0.9, 0.2, 3)])
+@pytest.mark.parametrize(("a", "delay", "wait"), [(0.6, 0.2, 0), (0.9, 0.2, 3)])
 def test_the_chain_is_as_the_formula_has_it_with_delay(a: float, delay: float, wait: int) -> None:
     """The loss follows from the phase: the pass began one delay behind the draft, the rollback comes another later.
 
