@@ -14,11 +14,12 @@ import itertools
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from amusd.answer import Generation
 from amusd.config import (
     DecodingConfig,
     DrafterConfig,
@@ -109,19 +110,7 @@ def all_runs(prompts: list[WorkloadPrompt], num_tokens: int) -> Iterator[Run]:
                 expected = engine.generate(prompt, params, decoding=PLAIN).token_ids
                 for decoding, drafter in COMBINATIONS:
                     answer = engine.generate(prompt, params, decoding=DECODINGS[decoding], drafter=drafter)
-                    metrics = answer.metrics
-                    yield Run(
-                        link=name,
-                        temperature=temperature,
-                        filters=filters,
-                        decoding=decoding,
-                        drafter=drafter,
-                        killed=False,
-                        identical=answer.token_ids == expected,
-                        num_tokens=metrics.num_tokens,
-                        num_accepted=metrics.num_accepted,
-                        num_rejected=metrics.num_verified - metrics.num_accepted,
-                    )
+                    yield run_of(answer, expected, (name, temperature, filters, decoding, drafter), killed=False)
     for temperature, decoding in itertools.product(TEMPERATURES, KILLED):
         yield killed_run(next(supply), temperature, decoding, num_tokens)
 
@@ -138,19 +127,15 @@ def killed_run(prompt: WorkloadPrompt, temperature: float, decoding: str, num_to
                 assert engine.draft_pid is not None
                 os.kill(engine.draft_pid, signal.SIGKILL)
         assert engine.draft_losses, "the draft lived on"
-        metrics = answer.generation.metrics
-        return Run(
-            link=link,
-            temperature=temperature,
-            filters=filters,
-            decoding=decoding,
-            drafter="embedded",
-            killed=True,
-            identical=answer.generation.token_ids == expected,
-            num_tokens=metrics.num_tokens,
-            num_accepted=metrics.num_accepted,
-            num_rejected=metrics.num_verified - metrics.num_accepted,
-        )
+        how = link, temperature, filters, decoding, "embedded"
+        return run_of(answer.generation, expected, how, killed=True)
+
+
+def run_of(answer: Generation, expected: Sequence[int], how: tuple[str, float, str, str, str], *, killed: bool) -> Run:
+    """`how`: link, temperature, filters, schedule and drafter."""
+    metrics = answer.metrics
+    num_rejected = metrics.num_verified - metrics.num_accepted
+    return Run(*how, killed, answer.token_ids == expected, metrics.num_tokens, metrics.num_accepted, num_rejected)
 
 
 def start(link: TransportConfig) -> Engine:

@@ -116,7 +116,7 @@ class _Worker:
 
     def __init__(self, role: str, device: str, environment: Mapping[str, str]) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("load.py")), role, device],
+            [sys.executable, "-m", "experiments.gpu_proof.sharing", role, device],
             env={**os.environ, **environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -188,3 +188,7 @@ def main(role: str, device: str) -> None:
 def _say(value: object) -> None:
     sys.stdout.write(json.dumps(value) + "\n")
     sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

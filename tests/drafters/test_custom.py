@@ -25,7 +25,6 @@ from amusd.types import Mode
 from launch.compose import compose_config
 from launch.draft import own_code
 from launch.job import Options
-from launch.overrides import expand_sweep
 from tests.launch.processes import ROOT, amusd_command, run
 from tests.launch.small_pair import PROMPT, save_pair
 
@@ -266,11 +265,6 @@ def test_what_the_factory_is_told(files: Path, monkeypatch: pytest.MonkeyPatch, 
     assert (context.device, context.options, context.target_path) == ("cpu", {"a": (1, {"b": None})}, f"{own}/target")
     assert context.vocab_size > 0
     assert context.load_tokenizer().decode(context.load_tokenizer().encode(PROMPT)) == PROMPT
-    random = dataclasses.replace(context.engine, target=EngineConfig().target)
-    random = dataclasses.replace(random, hardware=HardwareConfig(devices=("cpu", "cpu"), synthetic="llama-1b"))
-    context = dataclasses.replace(context, engine=random)
-    assert (context.target_path, context.vocab_size) == (None, 128_256)
-    assert context.load_tokenizer().encode("a")
 
 
 @pytest.mark.parametrize(
@@ -325,14 +319,6 @@ def test_a_mistake_on_the_command_line_is_one_line(overrides: list[str], message
         compose_config(overrides)
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
-
-
-def test_options_can_be_swept_and_come_from_a_file(tmp_path: Path) -> None:
-    jobs = expand_sweep(["drafter=a:b", "drafter.options.x=1,2"])
-    assert [compose_config(job).drafter.options for job in jobs] == [{"x": 1}, {"x": 2}]
-    file = tmp_path / "mine.yaml"
-    file.write_text("drafter: {kind: custom, factory: 'a:b', options: {y: [1, 2]}}\n")
-    assert compose_config([f"experiment={file}", "drafter.options.x=1"]).drafter.options == {"y": (1, 2), "x": 1}
 
 
 def test_on_another_machine_the_target_cannot_choose_the_code_that_runs() -> None:

@@ -23,12 +23,6 @@ from launch.compose import compose_config
 
 ROOT = Path(__file__).parents[2]
 NAMES = sorted(path.parent.name for path in (ROOT / "experiments").glob("*/plot.py"))
-SWEPT = {
-    "temperature": "sampling.temperature",
-    "link_delay": "transport.delay_ms",
-    "acceptance_grid": "accept",
-    "async_vs_sync": "sampling.temperature",
-}
 MACHINE = {"cpu": {"model": "a processor", "allowed_cores": 2}, "packages": {}}
 
 
@@ -69,43 +63,9 @@ def job(**settings: str) -> dict[str, Any]:
     return {"command": "amusd compare", "settings": settings, "rows": rows, "per_prompt": prompts}
 
 
-def measured(name: str) -> dict[str, Any]:
-    """What an experiment adds to its file of results, small and made up."""
-    if name == "simulator_fidelity":
-        rows = [
-            {"drafter": drafter, "delay_ms": 0.0, "policy": policy, "knob": 2, "measured": 1.4, "predicted": 1.5,
-             "error": 0.07, "calibrated": False, "calibration": "same prompts"}
-            for drafter in ("embedded", "ngram") for policy in ("synchronous", "chain", "windowed", "auto")
-        ]  # fmt: skip
-        return {"rows": rows, "summary": simulator_fidelity.summary_of(rows)}
-    if name == "peers":
-        names = ["transformers, 1 core: plain", "amusd, 1 core: plain", "amusd, 2 cores: chain"]
-        prompts = [
-            {"ms_per_token": dict(zip(names, (60.0, 40.0, 30.0), strict=True)), "as_plain": dict.fromkeys(names, True)}
-        ] * 2
-        return {"rows": peers.rows_of(prompts), "per_prompt": prompts}
-    if name == "serving":
-        spread = {"mean": 30.0, "p50": 30.0, "p90": 35.0, "p99": 40.0}
-        rows = [
-            {"name": mode, "users": users, "rate": None, "num_complete": 4, "tokens_per_second": 20.0 * users,
-             "goodput": 0.5, "ttft_ms": spread, "tpot_ms": spread if users > 1 else None}
-            for users in (1, 2) for mode in ("autoregressive", "asynchronous", "a peer")
-        ]  # fmt: skip
-        return {"rows": rows, "limits": {"ttft": 2.0, "tpot": 0.1}}
-    jobs = [job(**{SWEPT[name]: value}) for value in ("0", "0.7")]
-    if name == "async_vs_sync":
-        categories = [one for each in jobs for one in async_vs_sync.categories_of(each)]
-        return {"jobs": jobs, "categories": categories, "devices": async_vs_sync.accounting(jobs, jobs)}
-    return {"jobs": jobs}
-
-
 def asked(tmp_path: Path, *arguments: str, experiment: str = "link_delay") -> request.Request:
     parser = request.parser_of(experiment, None, num_prompts=4, num_tokens=8)
     return request.request_of(parser.parse_args([*arguments, "--runs", str(tmp_path / "runs")]))
-
-
-def test_all_experiments_are_here() -> None:
-    assert set(NAMES) == {*SWEPT, "peers", "serving", "simulator_fidelity"}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -142,7 +102,6 @@ def test_results_say_where_they_come_from(name: str) -> None:
         assert re.fullmatch(r"[0-9a-f]{40}(\+changes)?", results["commit"])
         assert results["machine"]["cpu"]["model"]
         assert results["workload"]["num_prompts"] > 0
-        assert set(measured(name)) <= set(results)
         assert len(results.get("jobs") or results["rows"]) > 0
 
 
@@ -154,29 +113,25 @@ def test_results_are_drawn(
     if importlib.util.find_spec("matplotlib") is None:
         pytest.skip("matplotlib is not installed: pip install matplotlib")
     plot = importlib.import_module(f"experiments.{name}.plot")
-    monkeypatch.setattr(sys, "argv", ["run.py"])
-    asking = asked(tmp_path, "--out", str(tmp_path / "made_up.json"), experiment=name)
-    common.write_results(asking, {**MACHINE, "commit": "0" * 40}, measured(name))
-    monkeypatch.setattr(sys, "argv", ["plot.py", str(asking.out), "--out", str(tmp_path / "figures")])
+    results = max((ROOT / "experiments" / name / "results").glob("*.json"))
+    monkeypatch.setattr(sys, "argv", ["plot.py", str(results), "--out", str(tmp_path)])
     plotting.plotter(name, plot.draw)
-    assert (tmp_path / "figures" / "made_up.png").read_bytes().startswith(b"\x89PNG")
-    assert "<svg" in (tmp_path / "figures" / "made_up.svg").read_text()
+    assert (tmp_path / f"{results.stem}.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (tmp_path / f"{results.stem}.svg").read_text()
     capsys.readouterr()
-
-
-def test_without_matplotlib_one_line_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setattr(sys, "argv", ["run.py"])
-    asking = asked(tmp_path, "--out", str(tmp_path / "results.json"))
-    common.write_results(asking, {**MACHINE, "commit": None}, measured("link_delay"))
-    capsys.readouterr()
-    monkeypatch.setattr(sys, "argv", ["plot.py", str(asking.out)])
-    with pytest.raises(SystemExit) as ended:
-        plotting.plotter("link_delay", importlib.import_module("experiments.link_delay.plot").draw)
-    assert ended.value.code == 2
+    with pytest.raises(SystemExit):
+        plotting.plotter(name, plot.draw)
     assert capsys.readouterr().err == "figures need matplotlib: pip install matplotlib\n"
+
+
+def test_results_say_what_was_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["run.py", "--prompts=/home/me/mt_bench.jsonl"])
+    asking = asked(tmp_path, "--out", str(tmp_path / "results.json"))
+    common.write_results(asking, {**MACHINE, "commit": "0" * 40}, {"rows": [1]})
+    results = common.read_results(asking.out)
+    assert results["command"] == "python experiments/link_delay/run.py --prompts=mt_bench.jsonl"
+    assert (results["commit"], results["machine"], results["rows"]) == ("0" * 40, MACHINE, [1])
 
 
 def test_a_command_is_run_and_its_document_comes_back(tmp_path: Path) -> None:
@@ -218,15 +173,8 @@ def test_quick_results_do_not_replace_the_measured_ones(tmp_path: Path) -> None:
     assert asked(tmp_path, "--quick").out == tmp_path / "runs" / "quick.json"
 
 
-def test_no_folder_of_this_machine_reaches_a_file_of_results() -> None:
-    arguments = ["--prompts=/home/me/mt_bench.jsonl", "/home/me/x.json", "workload.path=/a/b.jsonl", "compare.x=[1,2]"]
-    assert common.without_folders(arguments) == [
-        "--prompts=mt_bench.jsonl", "x.json", "workload.path=b.jsonl", "compare.x=[1,2]",
-    ]  # fmt: skip
-
-
 def test_each_job_of_a_sweep_has_its_rows_in_the_table() -> None:
-    lines = common.rows_text(measured("link_delay")["jobs"]).splitlines()
+    lines = common.rows_text([job(**{"transport.delay_ms": value}) for value in ("0", "0.7")]).splitlines()
     assert len(lines) == 2 + 2 * 4
     assert lines[0].split()[:2] == ["transport.delay_ms", "mode"]
     assert lines[2].split()[:2] == ["0", "autoregressive"]

@@ -119,7 +119,7 @@ class Blocked(importlib.abc.MetaPathFinder):
             raise ModuleNotFoundError(f"{name} is not on that machine", name=name)
 sys.meta_path.insert(0, Blocked())
 """
-MODULES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in ("part", "load"))
+MODULES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "part")
 
 
 def bare_machine(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:

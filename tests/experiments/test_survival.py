@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tracing.runs import made
@@ -52,21 +51,6 @@ def test_a_cycle_is_read_off_the_events() -> None:
 @pytest.mark.parametrize("num_events", range(len(STORY)))
 def test_a_cycle_ends_with_the_first_accepted_candidate(num_events: int) -> None:
     assert survival.cycle_of(STORY[:num_events], 60 * MS) is None
-
-
-def cycles(**values: list[float | None]) -> list[dict[str, Any]]:
-    plain = {"pause_ms": 1.0, "notice_ms": 1.0, "away_ms": 1.0, "attach_ms": 1.0, "alone_of_plain": 1.0}
-    number = len(next(iter(values.values())))
-    return [plain | {name: row[index] for name, row in values.items()} for index in range(number)]
-
-
-def test_the_worst_is_the_longest_pause_and_the_slowest_time_alone() -> None:
-    summary = survival.summary_of(cycles(pause_ms=[301.0, 2.0, 300.0, 1.0], alone_of_plain=[0.9, 1.0, None, 0.95]))
-    assert summary["pause_ms"] == {
-        "num_cycles": 4, "median": 151.0, "p90": 301.0, "worst": 301.0, "goal": 300.0, "num_reached": 3,
-    }  # fmt: skip
-    assert (summary["alone_of_plain"]["worst"], summary["alone_of_plain"]["num_reached"]) == (0.9, 2)
-    assert "3/4" in survival.summary_text(summary)
 
 
 def test_a_wrong_token_and_anything_left_is_a_problem() -> None:
