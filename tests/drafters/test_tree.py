@@ -330,35 +330,6 @@ def test_weights_say_how_often_each_rank_is_right(fan_out: int) -> None:
     assert [weight for _, weight in guesses] == pytest.approx([0.8, 0.1, 0.05, 0.025][:fan_out])
 
 
-def test_only_nodes_on_the_references_path_lead_to_right_guesses() -> None:
-    """Through a session: the right token may stand behind a node if and only if its path is the reference's."""
-    rng = random.Random(7)
-    fan_out = 3
-    drafter = synthetic(0.6, 0.6, fan_out=fan_out)
-    session = DraftSession(Open(1, 1, REFERENCE[:5], LENGTH, "synthetic", 6, 1, fan_out=fan_out, rows_per_step=ROWS))
-    on_path: list[bool] = []
-    while session.base < 300:
-        for _ in range(4):
-            root, nodes = session.root, session.next_nodes()
-            for node, guesses in zip(nodes, drafter.expand(root, nodes) if nodes else (), strict=True):
-                path = (*session.committed, *path_to(node))
-                tokens = [token_id for token_id, _ in guesses]
-                assert len(set(tokens)) == fan_out
-                follows = REFERENCE[: len(path)] == path
-                if follows:
-                    on_path.append(REFERENCE[len(path)] in tokens)
-                else:
-                    assert tokens == list(range(fan_out))
-                session.grow([node], [guesses])
-        new = REFERENCE[session.base : session.base + rng.randint(1, 4)]
-        transition = session.preview(Verdict(1, 1, 0, session.base, new, 0))
-        assert transition is not None
-        drafter.follow(transition)
-        session.apply(transition)
-    assert len(on_path) > 250
-    assert sum(on_path) / len(on_path) == pytest.approx(1 - 0.4**3, abs=0.06)
-
-
 def test_off_the_reference_and_behind_its_end_nothing_is_right_and_it_goes_on() -> None:
     drafter = synthetic(1.0, 1.0, reference=REFERENCE[:7])
     root = Node(None, REFERENCE[4], 4, 1.0, 1.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 from amusd.config import DecodingConfig
@@ -63,3 +65,24 @@ def own_tokens(outcome: Outcome) -> int:
     """Tokens that the target made itself, counted pass by pass."""
     passes = [event.fields for event in outcome.target_events if event.name == "target_pass"]
     return sum(fields["num_tokens"] - fields["num_accepted"] for fields in passes)
+
+
+def write_run(folder: Path, simulator: Simulator, *schedules: DecodingConfig) -> list[list[int]]:
+    """Write the events of all schedules as those of one run; returns the numbers of each schedule's sequences."""
+    events = folder / "events"
+    events.mkdir(parents=True)
+    found: list[list[int]] = []
+    for index, decoding in enumerate(schedules):
+        part = folder / f"part{index}"
+        part.mkdir()
+        simulator.run(decoding, events_folder=part)
+        found.append([1000 * index + number for number in range(1, len(simulator.answers) + 1)])
+        for role in ("target", "draft"):
+            with (events / f"{role}.jsonl").open("a", encoding="utf-8") as file:
+                for line in map(json.loads, (part / f"{role}.jsonl").read_text(encoding="utf-8").splitlines()):
+                    if line["sequence_id"] >= 0:
+                        line["sequence_id"] += 1000 * index
+                        line["start_ns"] += index << 50
+                        line["end_ns"] += index << 50
+                    file.write(json.dumps(line) + "\n")
+    return found

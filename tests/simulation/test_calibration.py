@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from runtime.pair import PROMPT
-from simulation.builders import PLAIN, branching, chain, of_answers, synchronous
+from simulation.builders import PLAIN, branching, chain, of_answers, synchronous, write_run
 from tracing.runs import Run
 
 from amusd.config import DecodingConfig
@@ -49,22 +49,7 @@ def machine(costs: Costs = COSTS) -> Simulator:
 
 
 def measured(folder: Path, simulator: Simulator, *schedules: DecodingConfig) -> Calibration:
-    """Simulate, write the events of all schedules as those of one run, read them back."""
-    events = folder / "events"
-    events.mkdir()
-    for index, decoding in enumerate(schedules):
-        part = folder / f"part{index}"
-        part.mkdir()
-        simulator.run(decoding, events_folder=part)
-        for role in ("target", "draft"):
-            lines = [json.loads(line) for line in (part / f"{role}.jsonl").read_text(encoding="utf-8").splitlines()]
-            with (events / f"{role}.jsonl").open("a", encoding="utf-8") as file:
-                for line in lines:
-                    if line["sequence_id"] >= 0:
-                        line["sequence_id"] += 1000 * index
-                        line["start_ns"] += index << 50
-                        line["end_ns"] += index << 50
-                    file.write(json.dumps(line) + "\n")
+    write_run(folder, simulator, *schedules)
     return calibrate(folder, "embedded")
 
 

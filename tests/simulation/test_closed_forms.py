@@ -42,17 +42,6 @@ def test_known_figures(
     assert upper_bound(a, c) == pytest.approx(bound, abs=0.05)
 
 
-@given(rates, speeds)
-def test_a_chain_that_never_waits_is_windowed(a: float, c: int) -> None:
-    assert chain(a, c, 0) == pytest.approx(windowed(a, c, c))
-
-
-@given(rates, speeds, st.integers(1, 19))
-def test_without_delay_a_chain_is_at_least_synchronous(a: float, c: int, length: int) -> None:
-    if length < c:
-        assert chain(a, c, length) >= synchronous(a, c, length) * (1 - 1e-9)
-
-
 @given(rates, speeds, st.integers(0, 19), st.floats(0, 0.4), st.floats(0, 1))
 def test_nothing_exceeds_the_bound(a: float, c: int, number: int, delay: float, loss: float) -> None:
     for value in (
@@ -61,11 +50,3 @@ def test_nothing_exceeds_the_bound(a: float, c: int, number: int, delay: float, 
         synchronous(a, c, number + 1, overhead=2 * delay),
     ):
         assert 0 < value <= upper_bound(a, c) * (1 + 1e-9)
-
-
-def test_a_draft_that_is_never_right_changes_nothing_where_nobody_waits_for_it() -> None:
-    assert chain(0.0, 8, 0) == 1
-    assert windowed(0.0, 8, 4) == 1
-    assert synchronous(0.0, 5, 5) == 0.5
-    assert upper_bound(0.0, 5) == 1
-    assert upper_bound(1.0, 5) == 5
