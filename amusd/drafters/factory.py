@@ -203,26 +203,21 @@ def _model_makers(config: DrafterConfig, model: CachedModel) -> tuple[DrafterFac
         looks_up = config.kind in ("embedded", "eagle") and config.min_lookup > 0
         return NgramCache(config.min_lookup, config.max_lookup) if looks_up else None
 
-    def chain(cache: PreallocatedCache) -> Drafter:
-        return AutoregressiveDrafter(model, lookup(), cache=cache)
-
-    def tree(cache: PreallocatedCache) -> Drafter:
-        return ModelTreeDrafter(model, lookup(), cache=cache)
-
-    def eagle(cache: PreallocatedCache) -> Drafter:
-        return EagleDrafter(model, lookup(), cache=cache)
+    def maker(make: Callable[[PreallocatedCache], Drafter]) -> DrafterFactory:
+        return lambda number: [make(cache) for cache in caches(number)]
 
     def synthetic(drafter: Drafter) -> Drafter:
         return SyntheticDrafter(drafter, config.accept, config.accept_next, model.vocab_size)
 
-    def maker(make: Callable[[PreallocatedCache], Drafter]) -> DrafterFactory:
-        return lambda number: [make(cache) for cache in caches(number)]
-
     if config.kind == "eagle":
-        return maker(eagle), maker(eagle)
+        eagle = maker(lambda cache: EagleDrafter(model, lookup(), cache=cache))
+        return eagle, eagle
     if config.kind == "synthetic":
         return (
-            maker(lambda cache: synthetic(chain(cache))),
+            maker(lambda cache: synthetic(AutoregressiveDrafter(model, cache=cache))),
             maker(lambda cache: synthetic(ModelTreeDrafter(model, num_ids=model.vocab_size, cache=cache))),
         )
-    return maker(chain), maker(tree)
+    return (
+        maker(lambda cache: AutoregressiveDrafter(model, lookup(), cache=cache)),
+        maker(lambda cache: ModelTreeDrafter(model, lookup(), cache=cache)),
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from torch import Tensor
 from typing_extensions import Self
@@ -19,7 +19,10 @@ from amusd.models.language_model import FeatureRows, KVCache, LogitsDigest, Sequ
 from amusd.protocol.draft_session import Guesses, Node, Transition
 from amusd.simulation.clock import Clock
 from amusd.simulation.cost import Costs
-from amusd.simulation.tokens import Answer, all_guesses, target_token
+from amusd.simulation.tokens import all_guesses, target_token
+
+if TYPE_CHECKING:
+    from amusd.simulation.simulator import Simulator
 
 MANY = 1 << 20
 """More tracks, and longer sequences, than there are."""
@@ -62,8 +65,6 @@ class ScriptedModel:
     ) -> None:
         self.vocab_size = vocab_size
         self.width = width
-        self.host_ns = 0
-        """Time of the target's host so far."""
         self._clock, self._costs, self._random = clock, costs, random
         self._prompt_length = prompt_length
         self._host = costs.host.when(has_draft)
@@ -110,13 +111,13 @@ class ScriptedModel:
 
     def spend_before_verdict(self) -> None:
         """Have the host do, once after a pass, what it does before the verdicts."""
-        ns, self._host_before_ns = self._host_before_ns, 0
-        self._spend(ns)
+        self._clock.let_pass(self._host_before_ns)
+        self._host_before_ns = 0
 
     def spend_behind_verdict(self) -> None:
         """Have the host do, once after a pass, what is left to do."""
-        ns, self._host_behind_ns = self._host_behind_ns, 0
-        self._spend(ns)
+        self._clock.let_pass(self._host_behind_ns)
+        self._host_behind_ns = 0
 
     def _choices(self, rows: SequenceRows) -> list[int]:
         parents = range(len(rows.token_ids) - 1) if rows.parents is None else rows.parents
@@ -127,10 +128,6 @@ class ScriptedModel:
         if rows.parents is None:
             self.keep(range(len(depths)), rows.cache)
         return [target_token(first + depth) for depth in depths]
-
-    def _spend(self, ns: int) -> None:
-        self.host_ns += ns
-        self._clock.let_pass(ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,25 +144,13 @@ class Choices:
 
 
 @dataclass
-class Script:
-    """The script that all drafters of a simulation share."""
-
-    clock: Clock
-    costs: Costs
-    answers: Sequence[Answer]
-    accept: float
-    accept_next: float
-    tokens_per_step: int
-    seed: int
-    random: Random
-    """The random numbers behind the times of what a drafter does for one sequence."""
-
-
-@dataclass
 class ScriptedDrafter(Drafter):
     """Drafts chains and trees: right at the positions that the answer says, wrong elsewhere."""
 
-    script: Script
+    clock: Clock
+    simulator: Simulator
+    random: Random
+    """The random numbers behind the times of what the drafters do for one sequence."""
     _length: int = 0
     _prompt_length: int = 0
     _is_chain: bool = True
@@ -181,18 +166,18 @@ class ScriptedDrafter(Drafter):
     @property
     def tokens_per_replay(self) -> int:
         """As the simulation has it."""
-        return self.script.tokens_per_step
+        return self.simulator.tokens_per_step
 
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:  # noqa: ARG002
         """Take in a prompt, whose first token is the number of the answer."""
-        script, number = self.script, token_ids[0]
+        simulator, number = self.simulator, token_ids[0]
         self._length = self._prompt_length = len(token_ids)
         self._is_chain = fan_out == 1
-        seed = f"{number} {script.seed}"
-        answer = script.answers[number - 1]
-        self._guesses = all_guesses(answer, script.accept, script.accept_next, fan_out, seed)
+        seed = f"{number} {simulator.seed}"
+        answer = simulator.answers[number - 1]
+        self._guesses = all_guesses(answer, simulator.accept, simulator.accept_next, fan_out, seed)
         self.step_random = Random(f"drafting {seed}")  # noqa: S311 - nothing here is secret
-        script.clock.draft_ns += script.costs.draft_prefill.draw(script.random)
+        self.clock.draft_ns += simulator.costs.draft_prefill.draw(self.random)
 
     def expand(self, root: Node, nodes: Sequence[Node], num_tokens: int = 1) -> Sequence[Guesses]:
         """A step for this sequence alone."""
@@ -218,7 +203,7 @@ class ScriptedDrafter(Drafter):
 
         Chains: as many tokens one behind the other as the longest part has, each for the sequences that go on.
         """
-        costs, random, clock = self.script.costs, self.step_random, self.script.clock
+        costs, random, clock = self.simulator.costs, self.step_random, self.clock
         if self._is_chain:
             going_on = (sum(num > index for num in nums) for index in range(max(nums)))
             ns = sum(costs.step_ns(1, clock.target_works, random, num_sequences=num) for num in going_on)
@@ -229,9 +214,9 @@ class ScriptedDrafter(Drafter):
     def follow(self, transition: Transition) -> None:
         """Take a verdict in."""
         self._length = transition.committed_length + (len(transition.alive) if self._is_chain else 0)
-        costs = self.script.costs
+        costs = self.simulator.costs
         duration = costs.rollback if transition.num_discarded else costs.advance
-        self.script.clock.draft_ns += duration.draw(self.script.random)
+        self.clock.draft_ns += duration.draw(self.random)
 
     def close(self) -> None:
         """Nothing to release."""

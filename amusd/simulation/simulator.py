@@ -22,7 +22,7 @@ from amusd.runtime.target_worker import TargetWorker
 from amusd.sampling.stopping import StopChecker
 from amusd.simulation.clock import Clock, Direction, End, Journal
 from amusd.simulation.cost import NOTHING, Costs
-from amusd.simulation.models import Script, ScriptedDrafter, ScriptedModel
+from amusd.simulation.models import ScriptedDrafter, ScriptedModel
 from amusd.simulation.tokens import Answer, vocab_size
 from amusd.tracing.events import Event
 from amusd.tracing.metrics import GenerationMetrics, total
@@ -62,8 +62,6 @@ class Outcome:
     """The answers, events and throughput of a simulated run."""
 
     answers: tuple[GenerationMetrics, ...]
-    host_ns: tuple[int, ...]
-    """Time of the target's host up to the last token, for each answer."""
     target_events: tuple[Event, ...]
     draft_events: tuple[Event, ...]
     throughput: Throughput
@@ -159,22 +157,14 @@ class _Run:
         """Decode all answers."""
         worker, model, answers = self._worker, self._model, self._simulator.answers
         sequences: list[TargetSequence] = []
-        host_ns: list[int] = []
-        """The host's time of each answer: before it began, and once it is complete, up to its last token."""
-        at_work: set[int] = set()
         throughput: Throughput | None = None
         while len(sequences) < len(answers) or not all(sequence.is_over for sequence in sequences):
             while worker.has_room and len(sequences) < len(answers):
-                at_work.add(len(sequences))
                 sequences.append(self._admit(len(sequences) + 1))
-                host_ns.append(model.host_ns)
             if worker.has_room and throughput is None:
                 throughput = _throughput(self._simulator.num_slots, sequences)
             worker.step()
-            for index in [index for index in at_work if sequences[index].finish_reason is not None]:
-                at_work.remove(index)
-                host_ns[index] = model.host_ns - host_ns[index]
-            if at_work:
+            if any(sequence.finish_reason is None for sequence in sequences):
                 model.spend_behind_verdict()
         worker.shut_down()
         self._clock.finish()
@@ -183,7 +173,6 @@ class _Run:
             journal.flush()
         return Outcome(
             answers=tuple(sequence.outcome().metrics for sequence in sequences),
-            host_ns=tuple(host_ns),
             target_events=events[0],
             draft_events=events[1],
             throughput=throughput or _throughput(self._simulator.num_slots, sequences),
@@ -203,19 +192,10 @@ class _Run:
     def _start_draft(self) -> tuple[Transport, Hello]:
         """The target's end of the link, and what the draft is."""
         simulator, clock, journal = self._simulator, self._clock, self._journals[1]
-        script = Script(
-            clock,
-            simulator.costs,
-            simulator.answers,
-            simulator.accept,
-            simulator.accept_next,
-            simulator.tokens_per_step,
-            simulator.seed,
-            _random("draft", simulator.seed),
-        )
+        random = _random("draft", simulator.seed)
 
         def make(number: int) -> list[ScriptedDrafter]:
-            return [ScriptedDrafter(script) for _ in range(number)]
+            return [ScriptedDrafter(clock, simulator, random) for _ in range(number)]
 
         def send_to_draft(message: Message) -> None:
             clock.to_draft.send(clock.target_ns, message)

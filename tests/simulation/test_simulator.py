@@ -182,7 +182,7 @@ def test_every_token_and_every_nanosecond_is_accounted_for(
     metrics = outcome.metrics
     assert [answer.num_tokens for answer in outcome.answers] == [len(answer) for answer in answers]
     assert metrics.num_tokens == metrics.num_accepted + own_tokens(outcome)
-    check_times(outcome)
+    check_times(outcome, max(*costs.host.alone.samples, *costs.host.together.samples))
     check_fates(outcome)
     together = [sum(e.start_ns <= s.start_ns < e.end_ns for e in spans(outcome)) for s in spans(outcome)]
     assert max(together) <= batch_size
@@ -192,15 +192,15 @@ def test_every_token_and_every_nanosecond_is_accounted_for(
     assert outcome == machine.run(decoding, keep_events=True)
 
 
-def check_times(outcome: Outcome) -> None:
+def check_times(outcome: Outcome, longest_host_ns: int) -> None:
     """Each worker does one thing at a time, and what an answer took is the work in it and the host's time."""
     work = spans_of(outcome.target_events, "target_prefill", "target_pass", "target_wait")
     drafting = spans_of(outcome.draft_events, "draft_prefill", "draft_step", "advance", "rollback", "draft_wait")
     for times in (work, drafting):
         assert all(before[1] <= after[0] for before, after in pairwise(times))
-    for answer, span, host_ns in zip(outcome.answers, spans(outcome), outcome.host_ns, strict=True):
+    for answer, span in zip(outcome.answers, spans(outcome), strict=True):
         inside = [end - start for start, end in work if span.start_ns <= start and end <= span.end_ns]
-        assert answer.total_ns == sum(inside) + host_ns
+        assert 0 <= answer.total_ns - sum(inside) <= longest_host_ns * len(inside)
         assert answer.prefill_ns + answer.pass_ns + answer.wait_ns <= sum(inside)
         if answer.draft is not None:
             assert answer.draft.open_ns >= answer.draft.busy_ns + answer.draft.wait_ns
