@@ -87,16 +87,12 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def compare(overrides: Sequence[str], run_dir: Path) -> list[Document]:
-    """`amusd compare` as a sweep, which may have one job: what `jobs_of` says."""
-    run_amusd("compare", overrides, run_dir, sweep=True)
-    return jobs_of(run_dir)
+    """`amusd compare` as a sweep, which may have one job.
 
-
-def jobs_of(run_dir: Path) -> list[Document]:
-    """The jobs of a sweep: of each its `command`, `settings` (swept keys and values), `rows`, `per_prompt`, `machine`.
-
-    Raises `ConfigError` when a job has no result.
+    Of each job its `command`, `settings` (swept keys and values), `rows`, `per_prompt`, `machine`. Raises `ConfigError`
+    when a job has no result.
     """
+    run_amusd("compare", overrides, run_dir, sweep=True)
     jobs = []
     for job in read_json(run_dir / "sweep.json")["jobs"]:
         result = read_json(run_dir / str(job["job"]) / "result.json")

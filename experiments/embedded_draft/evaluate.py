@@ -150,15 +150,10 @@ def answer_one(teacher: Any, prompt: list[int], temperature: float, seed: int) -
     return tokens
 
 
-def whole_sequences() -> LoadOptions:
-    """How both models are loaded to read a whole answer in one pass."""
-    numerics = Numerics(width=MAX_LENGTH, fixed=False)
-    return LoadOptions(numerics=numerics, max_model_len=MAX_LENGTH, dtype=fastest_dtype(torch.device("cpu")))
-
-
 def judge_all(answers: Sequence[Answer], draft_file: Path, vocab_size: int) -> list[Judged]:
     """Every token of every answer."""
-    options = whole_sequences()
+    numerics = Numerics(width=MAX_LENGTH, fixed=False)  # a whole answer in one pass
+    options = LoadOptions(numerics=numerics, max_model_len=MAX_LENGTH, dtype=fastest_dtype(torch.device("cpu")))
     path = str(embedded_target_path())
     target = load_model(path, options)
     draft = load_embedded_draft(path, options, vocab_size=vocab_size, draft_file=draft_file)

@@ -32,15 +32,15 @@ def main() -> None:
     for path in arguments.text:
         folder = arguments.out / path.stem
         if not folder.exists():
-            text = read_text(path)
+            text, began = read_text(path), time.monotonic()
             write_corpus(folder, text, states_of(text, teacher))
+            print(f"{folder}: {text.num_tokens:,} tokens in {time.monotonic() - began:.0f} s", flush=True)
 
 
 def states_of(text: Text, teacher: Any) -> np.ndarray:
     """uint16 [tokens, hidden]: bits of the states, the rows one behind the other."""
     states = np.empty((text.num_tokens, teacher.config.hidden_size), dtype=np.uint16)
     starts = offsets(text)
-    began, done = time.monotonic(), 0
     with torch.inference_mode():
         for rows in batches_by_length(text, TOKENS_PER_BATCH):
             width = int(text.length[rows].max())
@@ -48,10 +48,6 @@ def states_of(text: Text, teacher: Any) -> np.ndarray:
             hidden = teacher.base_model(input_ids=token_ids).last_hidden_state  # causal: padding behind changes nothing
             for row, row_bits in zip(rows, to_bits(hidden), strict=True):
                 states[starts[row] : starts[row + 1]] = row_bits[: text.length[row]]
-            done += int(text.length[rows].sum())
-            rate = done / (time.monotonic() - began)
-            print(f"\r{done:,} of {text.num_tokens:,} tokens, {rate:,.0f}/s ", end="", flush=True)
-    print()
     return states
 
 

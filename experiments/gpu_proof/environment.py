@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import importlib.metadata
+import importlib.util
 import os
 import random
 import shutil
@@ -32,7 +34,12 @@ _SHORT = 2048
 def versions(job: Job) -> None:
     """Machine, versions, device, bandwidth, and what `nvidia-smi` says where it is there."""
     job.write("machine", load_average=os.getloadavg()[0], **describe_environment())
-    job.write("torch", version=torch.__version__, cuda=torch.version.cuda, triton=_triton_version())
+    job.write(
+        "torch",
+        version=torch.__version__,
+        cuda=torch.version.cuda,
+        triton=importlib.metadata.version("triton") if importlib.util.find_spec("triton") else None,
+    )
     if job.scale.device == GPU:
         properties = torch.cuda.get_device_properties(0)
         job.write(
@@ -47,14 +54,6 @@ def versions(job: Job) -> None:
     for query in _QUERIES if shutil.which("nvidia-smi") else ():
         done = subprocess.run(query, capture_output=True, text=True, timeout=_PROBE_SECONDS, check=False)
         job.write("nvidia_smi", query=" ".join(query), lines=done.stdout.splitlines()[:_EXCERPT_LINES])
-
-
-def _triton_version() -> str | None:
-    try:
-        import triton
-    except ImportError:
-        return None
-    return str(triton.__version__)
 
 
 def graphs(job: Job) -> None:

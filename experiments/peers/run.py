@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # so that `experiments` can 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 from amusd.console import table
 from amusd.errors import PeerFailedError
@@ -22,6 +23,9 @@ from amusd.types import Mode
 from experiments.common import Document, run, write_results
 from experiments.peers.stock import WAYS, StockTransformers
 from experiments.request import Request, parser_of, request_of
+
+if TYPE_CHECKING:
+    from amusd.engine import Engine
 
 DTYPE = "bfloat16"
 WARM_UP_TOKENS = 8
@@ -106,12 +110,9 @@ def _of_stock(stock: StockTransformers, way: str) -> Answer:
     return lambda prompt, num_tokens: stock.generate(way, prompt, num_tokens)
 
 
-def _of_engine(engine: object) -> Iterator[tuple[str, Answer]]:
+def _of_engine(engine: Engine) -> Iterator[tuple[str, Answer]]:
     """Our own ways, by name."""
     from amusd.config import DecodingConfig, SamplingParams
-    from amusd.engine import Engine
-
-    assert isinstance(engine, Engine)
 
     def of(decoding: DecodingConfig, drafter: str | None) -> Answer:
         def answer(prompt: Sequence[int], num_tokens: int) -> tuple[list[int], int]:

@@ -69,7 +69,6 @@ class Sample:
     num_tokens: int
     """By the server's `usage`; where it sends none, the number of chunks."""
     usage: Mapping[str, Any] | None
-    finish_reason: str | None
     digest: str
     """Hash of the text: equal answers have equal ones."""
     error: str | None = None
@@ -198,7 +197,6 @@ async def _ask(
         end=now(),
         num_tokens=len(answer.chunks) if answer.num_tokens is None else answer.num_tokens,
         usage=answer.usage,
-        finish_reason=answer.finish_reason,
         digest=hashlib.sha256("".join(answer.texts).encode()).hexdigest()[:16],
         error=error,
     )
@@ -212,7 +210,6 @@ class _Answer:
         self.texts: list[str] = []
         self.usage: Mapping[str, Any] | None = None
         self.num_tokens: int | None = None
-        self.finish_reason: str | None = None
         self.error: str | None = None
         self.is_done = False
 
@@ -231,7 +228,6 @@ class _Answer:
         for choice in chunk.get("choices") or ():
             delta = choice.get("delta") or {}
             text += choice.get("text") or delta.get("content") or delta.get("reasoning_content") or ""
-            self.finish_reason = choice.get("finish_reason") or self.finish_reason
         if text:
             self.chunks.append(seconds)
             self.texts.append(text)
