@@ -93,8 +93,8 @@ class Run:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._arguments = arguments
         self._text = join([read_text(path) for path in arguments.text])
-        order = np.random.default_rng(0).permutation(self._text.num_rows)
-        self._held_out, self._learned_from = order[:HELD_OUT_ROWS], order[HELD_OUT_ROWS:]
+        order = np.random.default_rng(0).permutation(len(self._text.length))
+        self._held_out, self._learned_from = np.split(order, [min(HELD_OUT_ROWS, len(order) // 2)])
         self._teacher = teacher = load_teacher(arguments.device)
         self._embedding = teacher.get_input_embeddings().weight.detach()
         self._head = teacher.get_output_embeddings().weight.detach()

@@ -60,11 +60,6 @@ class Text:
     prefix_length: int
 
     @property
-    def num_rows(self) -> int:
-        """Rows."""
-        return len(self.length)
-
-    @property
     def num_tokens(self) -> int:
         """Tokens without padding."""
         return int(self.length.sum())

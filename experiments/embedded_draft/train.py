@@ -87,7 +87,7 @@ class Run:
         texts, self._states = read_corpora(arguments.corpus)
         self._text = join(texts)
         self._starts = offsets(self._text)
-        self._held_out, self.pool = split([text.num_rows for text in texts])
+        self._held_out, self.pool = split([len(text.length) for text in texts])
         self.num_steps = math.ceil(arguments.epochs * math.ceil(len(self.pool) / arguments.rows))
         self.step = 0
 

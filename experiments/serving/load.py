@@ -94,7 +94,7 @@ def parser() -> argparse.ArgumentParser:
     add("--num-prompts", type=int, default=16, help="spread over the file, repeated as needed (default: %(default)s)")
     add("--max-tokens", type=int, default=64, help="of each answer at most (default: %(default)s)")
     add_sampling(found)
-    add("--extra", type=json_object, default={}, metavar="JSON", help="""more fields: '{"mode": "synchronous"}'""")
+    add("--extra", type=json.loads, default={}, metavar="JSON", help="""more fields: '{"mode": "synchronous"}'""")
     add("--beside", type=Path, nargs="+", default=[], metavar="FILE", help="earlier results, for table and figure")
     add("--out", type=Path, metavar="FILE", help="of the results (default: load.json in a new folder of runs/)")
     return found
@@ -113,14 +113,6 @@ def add_sampling(found: argparse.ArgumentParser) -> None:
     """The options for what each request asks."""
     found.add_argument("--temperature", type=float, default=0.0, help="default: %(default)s")
     found.add_argument("--seed", type=int, default=0, help="of arrivals, and of the first request; then upwards")
-
-
-def json_object(text: str) -> dict[str, Any]:
-    """For argparse."""
-    value = json.loads(text)
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError("must be a JSON object")
-    return value
 
 
 def loads_of(arguments: argparse.Namespace) -> list[Load]:
