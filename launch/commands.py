@@ -54,7 +54,7 @@ def run_simulation(config: RunConfig) -> int:
     try:
         write_whole(directory / RESULT_FILE, json.dumps(result, indent=1) + "\n")
         if "grid" in result:
-            plots.write(lambda: plots.draw_map(result["grid"], config.simulate), directory, "map", tell)
+            plots.write(lambda: plots.draw_map(result["grid"]), directory, "map", tell)
     finally:  # what no file can take is shown all the same
         console.text(simulate_text(result))
         console.document(result)

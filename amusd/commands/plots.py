@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from amusd.commands.tables import Row, row_name
-from amusd.config import SimulateConfig
 from amusd.errors import ConfigError
 from amusd.files import cannot_write
 from amusd.tracing.drafted import Fate, judge_steps
@@ -36,10 +35,6 @@ FATES = {
     Fate.ACCEPTED: ("#0072b2", "drafted, accepted"),
     Fate.OVERTAKEN: ("#56b4e9", "drafted right, but too late"),
     Fate.WASTED: ("#d55e00", "drafted in vain"),
-}
-MAP_AXES = {
-    "ratio": "draft steps per target pass",
-    "batch_size": "answers at a time",
 }
 STYLE: dict[Any, Any] = {"font.size": 9.5, "svg.hashsalt": "amusd", "svg.fonttype": "none"}
 """The same data give the same file."""
@@ -101,28 +96,30 @@ def draw_timeline(answers: Sequence[tuple[str, Timeline]]) -> Figure:
     return figure
 
 
-def draw_map(cells: Sequence[Mapping[str, Any]], settings: SimulateConfig) -> Figure:
-    """The winner of each cell of a simulated grid: acceptance to the right, upwards what else the grid goes over.
+def draw_map(cells: Sequence[Mapping[str, Any]]) -> Figure:
+    """The winner of each cell of a simulated grid: acceptance to the right, draft steps per target pass upwards.
 
     A cell shows the winner's speed-up over plain decoding and, below it, its gain over synchronous decoding.
     """
     from matplotlib.patches import Patch
 
-    key = "batch_size" if settings.grid_batch_sizes else "ratio"
-    accepts, heights = (sorted({cell[name] for cell in cells}) for name in ("accept", key))
-    figure, axes = _subplots(1.6 + 0.85 * len(accepts), 1.6 + 0.6 * len(heights))
+    accepts, ratios = (sorted({cell[name] for cell in cells}) for name in ("accept", "ratio"))
+    figure, axes = _subplots(1.6 + 0.85 * len(accepts), 1.6 + 0.6 * len(ratios))
     for cell in cells:
-        x, y, winner = accepts.index(cell["accept"]), heights.index(cell[key]), cell["winner"]
+        x, y, winner = accepts.index(cell["accept"]), ratios.index(cell["ratio"]), cell["winner"]
         axes.add_patch(_box(x - 0.49, y - 0.49, 0.98, 0.98, COLOURS[winner]))
         speedup = cell["speedups"][winner]
         gain = speedup / cell["speedups"]["synchronous"] - 1
         axes.text(x, y + 0.12, f"{speedup:.2f}", ha="center", va="center", weight="bold")
         axes.text(x, y - 0.24, f"{100 * gain:+.0f} %", ha="center", va="center", fontsize=8)
     axes.set(
-        xlim=(-0.5, len(accepts) - 0.5), ylim=(-0.5, len(heights) - 0.5), xlabel="acceptance", ylabel=MAP_AXES[key]
+        xlim=(-0.5, len(accepts) - 0.5),
+        ylim=(-0.5, len(ratios) - 0.5),
+        xlabel="acceptance",
+        ylabel="draft steps per target pass",
     )
     axes.set_xticks(range(len(accepts)), [f"{value:g}" for value in accepts])
-    axes.set_yticks(range(len(heights)), [f"{value:.3g}" for value in heights])
+    axes.set_yticks(range(len(ratios)), [f"{value:.3g}" for value in ratios])
     names = [name for name in COLOURS if any(name in cell["speedups"] for cell in cells)]
     samples = [Patch(color=COLOURS[name], label="plain" if name == "autoregressive" else name) for name in names]
     figure.legend(handles=samples, loc="outside upper center", ncols=len(names), frameon=False, columnspacing=1.2)

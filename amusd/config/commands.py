@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from amusd.config.decoding import PolicyName, check_policy
@@ -156,8 +155,6 @@ class RayConfig:
 class SimulateConfig:
     """What `amusd simulate` assumes beyond `accept`, `verify_ms`, `draft_ms` and `delay_ms`, and what it tries."""
 
-    overhead_ms: float | None = None
-    """Time of the target's host after each pass; None: as calibrated, else 0."""
     row_ms: float = 0.0
     """Added to a target pass for each row beyond the first: each candidate, and in a batch each further sequence's last
     token; 0, as with `verify_width=fixed`."""
@@ -184,8 +181,6 @@ class SimulateConfig:
     """
     devices_apart: bool = False
     """Take the times that were calibrated while the other worker rested, as on devices that share no core or memory."""
-    tokens_per_step: int = 1
-    """Tokens that the draft makes in one step where it runs ahead (several in one replay on GPUs)."""
     num_answers: int = 16
     """Answers that are simulated at most, at least one for each place of the batch: as many, from 4 on, as tell the
     speed of `auto` with a standard error of 1.5 %. A calibrated replay has the run's own."""
@@ -203,26 +198,21 @@ class SimulateConfig:
     num_target_devices: int = 1
     """Devices of the target, on which its pass takes the given time; the draft has one more like them."""
     grid: bool = False
-    """Also map which policy wins over `grid_accepts` and `grid_ratios`: in the result, and as a picture, `map.svg`."""
-    grid_accepts: tuple[float, ...] = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
-    """Acceptance rates of the map."""
-    grid_ratios: tuple[float, ...] = (2, 4, 8, 16)
-    """Draft steps per target pass of the map; the draft's time per token follows from it."""
-    grid_batch_sizes: tuple[int, ...] = ()
-    """Batch sizes of the map, in the place of `grid_ratios`: the draft's time per token is then the given one."""
+    """Also map which policy wins at which acceptance and number of draft steps per pass: in the result, and as a
+    picture, `map.svg`."""
 
     def __post_init__(self) -> None:
-        times = ("overhead_ms", "row_ms", "sequence_ms", "draft_sequence_ms", "draft_row_ms")
-        counts = ("tokens_per_step", "num_answers", "num_tokens", "batch_size", "knee_rows", "num_target_devices")
+        times = ("row_ms", "sequence_ms", "draft_sequence_ms", "draft_row_ms")
+        counts = ("num_answers", "num_tokens", "batch_size", "knee_rows", "num_target_devices")
         check_range(self, "simulate.", *times, least=0)
         check_range(self, "simulate.", "jitter", least=0, most=0.5)
-        check_range(self, "simulate.", *counts, "grid_batch_sizes", least=1)
+        check_range(self, "simulate.", *counts, least=1)
         check_range(self, "simulate.", "rank_speedup", least=0.5, most=2)
         require(
             self.batch_size == 1 or not self.grid,
             "simulate.batch_size",
             self.batch_size,
-            "must be 1 with simulate.grid=true, whose batch sizes are simulate.grid_batch_sizes",
+            "must be 1 with simulate.grid=true",
         )
         for name, least in (("synchronous_lengths", 1), ("min_candidates", 0)):
             values = getattr(self, name)
@@ -232,17 +222,3 @@ class SimulateConfig:
                 list(values),
                 f"name at least one, each at least {least}",
             )
-        require(
-            bool(self.grid_accepts) and all(0 <= accept <= 1 for accept in self.grid_accepts),
-            "simulate.grid_accepts",
-            list(self.grid_accepts),
-            "name at least one, each between 0 and 1",
-        )
-        require(
-            bool(self.grid_ratios) and all(1 <= ratio < math.inf for ratio in self.grid_ratios),
-            "simulate.grid_ratios",
-            list(self.grid_ratios),
-            "name at least one, each at least 1",
-        )
-        sizes = self.grid_batch_sizes
-        require(self.grid or not sizes, "simulate.grid_batch_sizes", list(sizes), "needs simulate.grid=true")

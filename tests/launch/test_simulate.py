@@ -10,7 +10,7 @@ import pytest
 from launch.main import main
 
 GIVEN = ["simulate", "accept=0.8", "verify_ms=25", "draft_ms=2.5", "delay_ms=0.05"]
-SMALL = ["simulate.num_answers=1", "simulate.num_tokens=60", "simulate.synchronous_lengths=[2,4]"]
+SMALL = ["simulate.num_answers=1", "simulate.num_tokens=30", "simulate.synchronous_lengths=[2]"]
 
 
 def test_the_result_is_printed_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -25,9 +25,12 @@ def test_the_result_is_printed_and_kept(tmp_path: Path, capsys: pytest.CaptureFi
     assert "chain, waits for 2" in capsys.readouterr().out
 
 
-def test_the_map_is_a_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    places = ["simulate.grid=true", "simulate.grid_accepts=[0.5,0.9]", "simulate.grid_ratios=[8]"]
-    assert main([*GIVEN, *SMALL, *places, f"run_dir={tmp_path / 'map'}"]) == 0
+def test_the_map_is_a_figure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("amusd.commands.simulate.GRID_ACCEPTS", (0.5, 0.9))
+    monkeypatch.setattr("amusd.commands.simulate.GRID_RATIOS", (8.0,))
+    assert main([*GIVEN, *SMALL, "simulate.grid=true", f"run_dir={tmp_path / 'map'}"]) == 0
     assert f"{tmp_path / 'map' / 'map.svg'} and .png" in capsys.readouterr().err
     assert (tmp_path / "map" / "map.png").is_file()
 

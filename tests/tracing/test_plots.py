@@ -9,7 +9,6 @@ import pytest
 from tracing.runs import Run, named
 
 from amusd.commands import plots
-from amusd.config import SimulateConfig
 from amusd.tracing.drafted import Fate, judge_steps
 
 pytestmark = pytest.mark.filterwarnings("default")  # of matplotlib, whose version is the user's
@@ -48,21 +47,13 @@ def test_a_comparison_has_a_bar_for_each_row_and_its_speed_up() -> None:
     assert "31.0  (1.54x)" in [text.get_text() for text in axes.texts]
 
 
-@pytest.mark.parametrize(
-    ("settings", "key"),
-    [
-        (SimulateConfig(grid=True), "ratio"),
-        (SimulateConfig(grid=True, grid_batch_sizes=(1, 4)), "batch_size"),
-    ],
-)
-def test_a_map_has_a_cell_for_each_winner(settings: SimulateConfig, key: str) -> None:
+def test_a_map_has_a_cell_for_each_winner() -> None:
     cells = [
-        {"accept": accept, key: value, "winner": winner, "speedups": {"synchronous": 1.0, winner: 1.5}}
+        {"accept": accept, "ratio": value, "winner": winner, "speedups": {"synchronous": 1.0, winner: 1.5}}
         for accept, value, winner in ((0.5, 1, "chain"), (0.9, 1, "auto"), (0.5, 4, "auto"), (0.9, 4, "auto"))
     ]
-    (axes,) = plots.draw_map(cells, settings).axes
+    (axes,) = plots.draw_map(cells).axes
     assert [len(boxes(axes, plots.COLOURS[name])) for name in ("chain", "auto")] == [1, 3]
-    assert axes.get_ylabel() == plots.MAP_AXES[key]
     assert [text.get_text() for text in axes.texts].count("+50 %") == 4
 
 

@@ -40,6 +40,10 @@ x plain, x best sync: speed over plain decoding and over the best synchronous le
 tokens/pass: committed by a target pass; idle t/d: share of the time without work, target/draft; wasted: of the drafted
 tokens: of a block or window; waits for: candidates before a pass (min_candidates); chosen: configured, or best tried"""
 """The meaning of the table's names and columns."""
+GRID_ACCEPTS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+"""Acceptance rates of the map."""
+GRID_RATIOS = (2.0, 4.0, 8.0, 16.0)
+"""Draft steps per target pass of the map; the draft's time for a token follows from it."""
 
 
 def simulate(config: RunConfig, inputs: Inputs, console: Console, events_folder: Path) -> dict[str, Any]:
@@ -177,25 +181,20 @@ def _row_name(row: dict[str, Any]) -> str:
 
 
 def grid_of(config: RunConfig, simulator: Simulator, console: Console) -> list[dict[str, Any]]:
-    """Return a cell for each acceptance and each ratio of speeds, or batch size where these are named.
+    """Return a cell for each acceptance and each ratio of speeds.
 
     A cell has the tuned schedules, which of them wins, its lead, and `auto` beside them.
     """
     settings = config.simulate
-    keeps_ratio = bool(settings.grid_batch_sizes)
-    ratios = (simulator.costs.steps_per_pass,) if keeps_ratio else settings.grid_ratios
-    sizes = settings.grid_batch_sizes or (1,)
-    cells = list(product(settings.grid_accepts, ratios, sizes))
+    cells = list(product(GRID_ACCEPTS, GRID_RATIOS))
     report = console.steps(len(cells))
     found = []
-    for accept, ratio, size in cells:
-        report(f"acceptance {accept:g}, {ratio:.4g} draft steps a pass, batches of {size}")
-        machine = simulator if keeps_ratio else _with_ratio(simulator, ratio, settings.jitter)
-        machine = replace(machine, answers=drawn(settings, accept, size), batch_size=size)
-        bench = steady_bench(machine, config.decoding())
-        place = {"accept": accept, "ratio": ratio, "batch_size": size}
-        bound = upper_bound(accept, ratio) if size == 1 else None
-        found.append(place | _grid_cell(config, bench) | {"upper_bound": bound})
+    for accept, ratio in cells:
+        report(f"acceptance {accept:g}, {ratio:.4g} draft steps a pass")
+        machine = _with_ratio(simulator, ratio, settings.jitter)
+        bench = steady_bench(replace(machine, answers=drawn(settings, accept)), config.decoding())
+        found.append({"accept": accept, "ratio": ratio, **_grid_cell(config, bench)})
+        found[-1]["upper_bound"] = upper_bound(accept, ratio)
     return found
 
 
@@ -241,25 +240,12 @@ def _grid_cell(config: RunConfig, bench: Bench) -> dict[str, Any]:
     }
 
 
-GRID_AXES = (
-    ("batch_size", "batch size", "number of answers at a time"),
-    ("ratio", "verify/draft", "draft steps per pass"),
-)
-"""What a map may go over besides acceptance: key of a cell, name in the table, words for the legend."""
-
-
 def grid_text(cells: Sequence[dict[str, Any]]) -> str:
     """Return a table: for each acceptance the winners, their speed-ups and their leads over the next, and a legend."""
-    axis, name, across = next(
-        (names for names in GRID_AXES if len({cell.get(names[0]) for cell in cells}) > 1), GRID_AXES[-1]
-    )
-    by_place = {(cell["accept"], cell[axis]): cell for cell in cells}
-    places = list(dict.fromkeys(cell[axis] for cell in cells))
-    header = (f"accept \\ {name}", *(f"{place:g}" for place in places))
-    lines = []
-    for accept in dict.fromkeys(cell["accept"] for cell in cells):
-        row = [by_place[accept, place] for place in places]
-        shown = [f"{cell['winner']} {max(cell['speedups'].values()):.2f} (+{percent(cell['margin'])})" for cell in row]
-        lines.append((f"{accept:g}", *shown))
-    legend = f"for each acceptance and {across}: the fastest, times plain decoding, its lead over the next"
-    return f"{table(header, lines)}\n\n{legend}"
+    header = ("accept \\ verify/draft", *(f"{ratio:g}" for ratio in dict.fromkeys(cell["ratio"] for cell in cells)))
+    lines: dict[float, list[str]] = {}
+    for cell in cells:
+        shown = f"{cell['winner']} {max(cell['speedups'].values()):.2f} (+{percent(cell['margin'])})"
+        lines.setdefault(cell["accept"], [f"{cell['accept']:g}"]).append(shown)
+    legend = "for each acceptance and draft steps per pass: the fastest, times plain decoding, its lead over the next"
+    return f"{table(header, [*map(tuple, lines.values())])}\n\n{legend}"

@@ -38,7 +38,6 @@ class Inputs:
             "batch_size": simulator.num_slots,
             "costs": simulator.costs.as_dict(),
             "max_candidates_in_a_pass": simulator.max_candidates,
-            "tokens_per_step": simulator.tokens_per_step,
             "accept_next": simulator.accept_next,
             "can_branch": simulator.can_branch,
             "seed": simulator.seed,
@@ -72,7 +71,6 @@ def inputs_of(config: RunConfig, calibration: Calibration | None = None) -> Inpu
         costs=_costs(config, None if calibration is None else calibration.costs),
         answers=answers,
         max_candidates=width - 1,
-        tokens_per_step=settings.tokens_per_step,
         accept_next=_accept_next(config, calibration),
         can_branch=config.drafter.can.tree,
         seed=settings.seed,
@@ -92,7 +90,7 @@ def _answers(config: RunConfig, calibration: Calibration | None) -> tuple[tuple[
             "known_fraction": calibration.known_fraction,
         }
     assert config.accept is not None
-    return drawn(settings, config.accept, settings.batch_size), {"kind": "drawn", "accept": config.accept}
+    return drawn(settings, config.accept), {"kind": "drawn", "accept": config.accept}
 
 
 def _accept_next(config: RunConfig, calibration: Calibration | None) -> float:
@@ -119,8 +117,6 @@ def _costs(config: RunConfig, measured: Costs | None) -> Costs:
         given |= {"draft_token": Shared.of_ms(config.draft_ms, settings.jitter), "tree_steps": {}}
     if config.delay_ms is not None:
         given["to_target"] = given["to_draft"] = Duration.of_ms(config.delay_ms)
-    if settings.overhead_ms is not None:
-        given |= {"host": Shared.of_ms(settings.overhead_ms), "host_before_verdict": 1.0}
     if settings.draft_row_ms is not None:
         given |= {"tree_row_ns": round(settings.draft_row_ms * 1e6), "tree_steps": {}}
     costs = replace(costs, **given)
@@ -141,7 +137,7 @@ def _with_spread(costs: Costs, spread: float) -> Costs:
     )
 
 
-def drawn(settings: SimulateConfig, accept: float, batch_size: int) -> tuple[Answer, ...]:
+def drawn(settings: SimulateConfig, accept: float) -> tuple[Answer, ...]:
     """Make answers in which a share `accept` of the tokens is right, at least one for each place of the batch."""
-    num_answers = max(settings.num_answers, batch_size)
+    num_answers = max(settings.num_answers, settings.batch_size)
     return drawn_answers(accept, num_answers=num_answers, num_tokens=settings.num_tokens, seed=settings.seed)
