@@ -158,7 +158,6 @@ _DECISIVE = frozenset(
         "verify_width",
         "max_verify_width",
         "max_model_len",
-        "max_num_batched_tokens",
         "accept",
         "workload.raw",
         "hardware.synthetic",

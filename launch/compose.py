@@ -14,7 +14,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from amusd.config import DEFAULT_DRAFTERS, RunConfig, SamplingParams
+from amusd.config import DEFAULT_DRAFTERS, RunConfig
 from amusd.console import tell
 from amusd.errors import ConfigError
 from amusd.settings import from_mapping, to_mapping
@@ -55,9 +55,6 @@ def compose_config(overrides: Sequence[str]) -> RunConfig:
         _assign(values, key, value)
     drafter = values.get("drafter")
     nobody_named_one = isinstance(drafter, dict) and drafter.get("kind") == "auto"
-    sampling = values.get("sampling")
-    if isinstance(sampling, dict) and sampling.get("max_new_tokens") == SamplingParams.max_new_tokens:
-        del sampling["max_new_tokens"]  # the default: a file may have given it the other name
     config = from_mapping(RunConfig, values)
     if nobody_named_one and config.mode is not Mode.AUTOREGRESSIVE and not config.compare.drafters:
         _say_once(DEFAULT_DRAFTERS.get(config.drafter.kind))

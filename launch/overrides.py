@@ -56,15 +56,12 @@ def split(argument: str) -> tuple[str, str]:
 
 
 def settle(overrides: Sequence[str]) -> dict[str, str]:
-    """Values by key: the last of a key holds, a model alone means `hf`, an alias its key. Raises `ConfigError`.
+    """Values by key: the last of a key holds, a model alone means `hf`. Raises `ConfigError`.
 
     A choice of target or drafter holds over the kind that a pair or an experiment names, and over its model if there is
     none of this kind.
     """
     values = dict(split(override) for override in overrides)
-    number = values.pop("sampling.max_tokens", None)  # renamed here, since a configuration file may set the other, too
-    if number is not None and (other := values.setdefault("sampling.max_new_tokens", number)) != number:
-        raise ConfigError(f"sampling.max_tokens={number}: is sampling.max_new_tokens, which is {other}; give one")
     chosen = [group for group in MODEL_GROUPS if group in values]
     for group in MODEL_GROUPS:
         key, choice = f"{group}.model", values.get(group)

@@ -36,6 +36,8 @@ from .signals import exit_code_of
 APPLICATION = "amusd"
 _LOOK_SECONDS = 0.5
 _HEALTH_SECONDS = 5.0
+_NUM_CPUS = 2.0
+"""CPU cores that Ray sets aside for each engine: one for the target, one for the draft."""
 
 
 class Replica:
@@ -95,11 +97,10 @@ def options_of(config: RunConfig) -> dict[str, Any]:
     if "cuda" in "".join(config.hardware.devices) and not own.num_gpus:
         raise ConfigError(f"ray.num_gpus=0: hardware.devices={[*config.hardware.devices]} needs GPUs for each engine")
     least, most = own.min_replicas, own.max_replicas or own.min_replicas
-    requests = own.target_requests or config.max_num_seqs
-    scaling = {"min_replicas": least, "max_replicas": most, "target_ongoing_requests": requests}
+    scaling = {"min_replicas": least, "max_replicas": most, "target_ongoing_requests": config.max_num_seqs}
     return {
         "max_ongoing_requests": config.max_num_seqs + config.serve.max_queue,
-        "ray_actor_options": {"num_cpus": own.num_cpus, "num_gpus": own.num_gpus},
+        "ray_actor_options": {"num_cpus": _NUM_CPUS, "num_gpus": own.num_gpus},
         "health_check_period_s": _HEALTH_SECONDS,
         "max_constructor_retry_count": 3,
         "graceful_shutdown_timeout_s": config.serve.shutdown_seconds,

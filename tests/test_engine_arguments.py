@@ -135,15 +135,7 @@ def test_a_bias_for_a_token_that_the_model_lacks_says_which_it_has() -> None:
         (lambda: SamplingParams(logit_bias={"a": 1}), "sampling.logit_bias=a: expected a whole number"),
         (lambda: SamplingParams(stop=5.5j), "sampling.stop=5.5j: expected text"),
         (lambda: SamplingParams(stop="x" * 999 + "\n", top_p="y\n" * 999), "sampling.top_p=y y y"),
-        (
-            lambda: SamplingParams(max_tokens=5, max_new_tokens=6),
-            "sampling.max_tokens=5: is sampling.max_new_tokens, which is 6; give one",
-        ),
-        (
-            lambda: SamplingParams(max_tokens=5, max_new_tokens=128),
-            "sampling.max_tokens=5: is sampling.max_new_tokens, which is 128; give one",
-        ),
-        (lambda: SamplingParams(max_tokens=0), "sampling.max_new_tokens=0: must be at least 1"),
+        (lambda: SamplingParams(max_new_tokens=0), "sampling.max_new_tokens=0: must be at least 1"),
     ],
 )
 def test_a_setting_that_cannot_be_is_one_line(launch: Callable[[], Any], message: str) -> None:
@@ -154,13 +146,12 @@ def test_a_setting_that_cannot_be_is_one_line(launch: Callable[[], Any], message
 
 def test_what_python_has_other_types_for_is_converted() -> None:
     made = SamplingParams(
-        temperature=1, seed=np.int64(3), top_p=np.float32(0.5), stop="end", logit_bias={3: 1, 4: -2.5}, max_tokens=9
+        temperature=1, seed=np.int64(3), top_p=np.float32(0.5), stop="end", logit_bias={3: 1, 4: -2.5}, max_new_tokens=9
     )
     assert made == SamplingParams(
         temperature=1.0, seed=3, top_p=0.5, stop=("end",), logit_bias=((3, 1.0), (4, -2.5)), max_new_tokens=9
     )
     assert type(made.seed) is int
-    assert made.max_tokens is None
     assert DecodingConfig(mode="synchronous").mode is Mode.SYNCHRONOUS  # type: ignore[arg-type]
 
 

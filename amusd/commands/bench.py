@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from amusd.config import BenchConfig, HardwareConfig, RunConfig
+from amusd.config.commands import CONTEXT_LENGTH
 from amusd.console import Console, table
 from amusd.errors import ConfigError, PeerLostError
 from amusd.files import read_json, write_json
@@ -32,6 +33,8 @@ from amusd.types import Role
 WARM_UP_ROUNDS = 2
 DRAFT_STEPS = 8
 """Draft steps in a row, as a chain makes them: only the first finds its weights displaced by the target's."""
+NUM_TOKENS = 24
+"""Tokens of plain decoding."""
 TEXT = "The harbour master keeps a notebook in which he writes down every ship that enters, and the weather. "
 
 Work = Callable[[], object]
@@ -57,8 +60,7 @@ def bench(config: RunConfig, run_directory: Path) -> int:
     if config.bench.peer and config.hardware.synthetic is None:  # random weights have no checkpoint
         path = str(find_checkpoint(model_path(engine.target)))
         generate = load_transformers(path, target_dtype(engine, device), device)
-    context = config.bench.context_length
-    prompt = (tokenizer.encode(TEXT) * context)[:context]
+    prompt = (tokenizer.encode(TEXT) * CONTEXT_LENGTH)[:CONTEXT_LENGTH]
     models = measure_models(target, drafts, generate, prompt, config.bench, console)
     result = {
         **models,
@@ -98,7 +100,7 @@ def measure_models(
     console: Console,
 ) -> dict[str, Any]:
     """The parts `target`, `draft` and `peer` of the report. `generate`: plain decoding by transformers."""
-    context, num_tokens = len(prompt), bench.num_tokens
+    context, num_tokens = len(prompt), NUM_TOKENS
     bandwidth = read_bandwidth(str(target.device))
     bucketed = target.under(Numerics.for_device(str(target.device), width=max(bench.widths), fixed=False))
     cache = _filled(bucketed, prompt, max(bench.widths))

@@ -11,6 +11,8 @@ HIDDEN = "(hidden)"
 """The text that replaces a secret in a file that others may read."""
 DEFAULT_PROMPTS = 4
 """The number of prompts that are taken by default."""
+CONTEXT_LENGTH = 200
+"""Tokens in the cache before each pass that `amusd bench` times."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,12 +72,8 @@ class BenchConfig:
 
     widths: tuple[int, ...] = (1, 4, 8, 16)
     """Rows of the target passes that are timed."""
-    context_length: int = 200
-    """Tokens in the cache before each pass."""
     num_rounds: int = 15
     """How often each pass and each chain of draft steps is timed, and three times as often as plain decoding."""
-    num_tokens: int = 24
-    """Tokens of plain decoding."""
     num_messages: int = 2000
     """Messages over each link."""
     peer: bool = True
@@ -83,15 +81,12 @@ class BenchConfig:
 
     def __post_init__(self) -> None:
         require(
-            bool(self.widths) and min(self.widths) >= 1, "bench.widths", list(self.widths), "name at least one, from 1"
+            bool(self.widths) and 1 <= min(self.widths) <= max(self.widths) <= CONTEXT_LENGTH,
+            "bench.widths",
+            list(self.widths),
+            f"name at least one, from 1 to {CONTEXT_LENGTH}",
         )
-        require(
-            self.context_length >= max(self.widths),
-            "bench.context_length",
-            self.context_length,
-            "at least the widest pass",
-        )
-        check_range(self, "bench.", "num_rounds", "num_tokens", "num_messages", least=1)
+        check_range(self, "bench.", "num_rounds", "num_messages", least=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,8 +108,6 @@ class ServeConfig:
     """Name of the model for clients; None: the target's name."""
     max_queue: int = 64
     """Answers that may wait besides the `max_num_seqs` that are computed; a request beyond is refused with 429."""
-    max_body_bytes: int = 4 << 20
-    """Largest request body; a larger one is refused with 413."""
     shutdown_seconds: float = 30.0
     """How long running answers may take to end after SIGTERM or Ctrl-C. A second signal ends them at once."""
 
@@ -124,7 +117,6 @@ class ServeConfig:
         require(self.api_key != "", "serve.api_key", self.api_key, "must not be empty; null asks for none")
         require(self.model_name != "", "serve.model_name", self.model_name, "must not be empty")
         check_range(self, "serve.", "max_queue", "shutdown_seconds", least=0)
-        check_range(self, "serve.", "max_body_bytes", least=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,10 +127,6 @@ class RayConfig:
     """`launch/ray_serve.py`: engines that run at least."""
     max_replicas: int | None = None
     """`launch/ray_serve.py`: engines that run at most; None: as many as `ray.min_replicas`."""
-    target_requests: float | None = None
-    """Requests for each engine at which Ray keeps their number; None: `max_num_seqs`."""
-    num_cpus: float = 2.0
-    """CPU cores that Ray sets aside for each engine."""
     num_gpus: float = 0.0
     """GPUs that Ray sets aside for each engine: 2 for a target and a draft, or a share of one."""
 
@@ -147,7 +135,6 @@ class RayConfig:
         most = self.max_replicas
         least = self.min_replicas
         require(most is None or most >= least, "ray.max_replicas", most, f"must be at least ray.min_replicas={least}")
-        check_range(self, "ray.", "target_requests", "num_cpus", above=0)
         check_range(self, "ray.", "num_gpus", least=0)
 
 

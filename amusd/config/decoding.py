@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 from amusd.config.plugins import POLICIES, entry_point_names, is_reference
 from amusd.errors import ConfigError
@@ -119,8 +119,6 @@ class SamplingParams(Distribution):
 
     max_new_tokens: int = 128
     """Tokens of the answer at most."""
-    max_tokens: int | None = None
-    """Another name for `max_new_tokens`, which alone keeps the number."""
     stop: tuple[str, ...] = ()
     """The answer ends where one of these strings is completed; the text is cut before it."""
     ignore_eos: bool = False
@@ -130,19 +128,8 @@ class SamplingParams(Distribution):
     top_logprobs: int = 0
     """Report the most likely tokens, this many, with their log-probabilities, beside each token; sets `logprobs`."""
 
-    def __new__(cls, **given: Any) -> SamplingParams:  # noqa: PYI034 - `Self` is not in Python 3.10
-        """Raise `ConfigError` where both names are given with two numbers: `__post_init__` cannot tell a default."""
-        number = given.get("max_tokens")
-        other = given.get("max_new_tokens", number)
-        allowed = f"is sampling.max_new_tokens, which is {shown(other)}; give one"
-        require(number is None or number == other, "sampling.max_tokens", number, allowed)
-        return super().__new__(cls)
-
     def __post_init__(self) -> None:
         convert_fields(self, "sampling.")
-        if self.max_tokens is not None:
-            object.__setattr__(self, "max_new_tokens", self.max_tokens)
-            object.__setattr__(self, "max_tokens", None)
         if self.top_logprobs:
             object.__setattr__(self, "logprobs", True)
         super().__post_init__()
@@ -199,8 +186,6 @@ class DecodingConfig:
     """Chain, branching: candidates the target waits for where the draft starts anew."""
     max_wait_passes: float = 1.0
     """Chain, branching, auto: the longest such wait, in target passes."""
-    tokens_per_message: int = 1
-    """Chain: candidates are sent once this many are ready."""
     fan_out: int = 8
     """Trees: candidates that the draft prepares behind each token at most."""
     rows_per_step: int = 16
@@ -216,9 +201,9 @@ class DecodingConfig:
     def __post_init__(self) -> None:
         convert_fields(self, "")
         check_policy("policy", self.policy)
-        counts = ("num_speculative_tokens", "max_lookahead", "tokens_per_message", "fan_out", "rows_per_step")
-        check_range(self, "", *counts, "verify_breadth", least=1)
-        for name in (*counts, "verify_breadth"):
+        counts = ("num_speculative_tokens", "max_lookahead", "fan_out", "rows_per_step", "verify_breadth")
+        check_range(self, "", *counts, least=1)
+        for name in counts:
             require(getattr(self, name) < 1 << 31, name, getattr(self, name), "must be below 2^31")
         for name in ("fan_out", "rows_per_step"):
             require(getattr(self, name) <= MAX_FAN_OUT, name, getattr(self, name), f"must be at most {MAX_FAN_OUT}")
@@ -228,12 +213,6 @@ class DecodingConfig:
             "min_candidates",
             self.min_candidates,
             f"must be at most max_lookahead ({self.max_lookahead}), or the target waits for what cannot come",
-        )
-        require(
-            self.tokens_per_message <= self.max_lookahead,
-            "tokens_per_message",
-            self.tokens_per_message,
-            f"must be at most max_lookahead ({self.max_lookahead})",
         )
         require(self.max_wait_passes >= 0, "max_wait_passes", self.max_wait_passes, "must be at least 0")
         for name in ("draft_timeout_seconds", "max_silence_seconds"):

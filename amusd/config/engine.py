@@ -38,10 +38,8 @@ MAX_NUM_SEQS = 1 << 12
 """Answers at a time at most."""
 MIN_VERIFY_WIDTH = 8
 """Rows of a padded target pass unless longer blocks are asked for: verifying 8 rows costs a CPU what 1 row does."""
-MAX_INNER_TOKENS = 15
-"""A pass of a draft's model takes in 16 tokens at most, the last committed one among them."""
-PROMPT_STEP = 128
-"""Chunks of a prompt end at its multiples: attention on a CPU has its border there (`models/numerics.py`)."""
+MAX_MATCH = 12
+"""Tokens of the longest suffix that is looked up in a text."""
 _ONLY_WITH = {
     "num_layers": "self",
     "shape": "synthetic",
@@ -61,6 +59,7 @@ DEFAULT_DRAFTERS: Mapping[str, str] = MappingProxyType(
     }
 )
 """What is said where nobody named a drafter and the embedded one does not fit, by the kind that takes its place."""
+CHECKPOINT = "a folder or hub name of a checkpoint"
 _DEVICE = re.compile(r"cpu|cuda:(0|[1-9]\d*)", re.ASCII)
 
 
@@ -104,24 +103,18 @@ class DrafterConfig:
     min_lookup: int = 4
     """`embedded`, `eagle`: shortest repeated suffix whose continuation is proposed; 0: never, and a tree's guesses
     have nothing mixed in either."""
-    max_lookup: int = 12
-    """`embedded`, `eagle`: longest suffix that is looked up for that."""
     shape: ModelShape | None = None
     """`synthetic`: of which model's size a step costs; None: a smaller one than a synthetic target, else `embedded`."""
     accept: float = 0.8
     """`synthetic`: probability that a candidate is right; exact with `verify_width=fixed`."""
     accept_next: float = 0.4
     """`synthetic`, trees: the same of a further guess where those before it are wrong."""
-    max_ngram: int = 12
-    """`ngram`: longest suffix that is looked up."""
     min_ngram: int = 1
     """`ngram`: shortest suffix that is looked up."""
     remember: int = 0
     """`ngram`: tokens of earlier answers, other people's too, that are looked up as well; 0: none."""
     inner: str | None = None
     """`cascade`: what drafts for `model`: `ngram` (or None), `embedded`, a checkpoint."""
-    num_inner_tokens: int = 4
-    """`cascade`: tokens of `inner` that one pass of `model` judges at most."""
     inner_device: str | None = None
     """`cascade`: device of a process of its own for `inner`; None: that of `model`."""
     factory: str | None = None
@@ -139,11 +132,8 @@ class DrafterConfig:
         check_range(self, "drafter.", "vocab_size", least=2)
         check_range(self, "drafter.", "accept", "accept_next", least=0, most=1)
         check_range(self, "drafter.", "remember", least=0, most=MAX_REMEMBERED)
-        check_range(self, "drafter.", "num_inner_tokens", least=1, most=MAX_INNER_TOKENS)
-        for shortest, least, longest in (("min_lookup", 0, "max_lookup"), ("min_ngram", 1, "max_ngram")):
-            value, most = getattr(self, shortest), getattr(self, longest)
-            allowed = f"must be between {least} and drafter.{longest} ({most})"
-            require(least <= value <= most, f"drafter.{shortest}", value, allowed)
+        check_range(self, "drafter.", "min_lookup", least=0, most=MAX_MATCH)
+        check_range(self, "drafter.", "min_ngram", least=1, most=MAX_MATCH)
 
     def for_target(self, target: TargetConfig, hardware: HardwareConfig) -> DrafterConfig:
         """The same with the kind that fits this target where none is named."""
@@ -206,7 +196,7 @@ class DrafterConfig:
 def _check_model(key: str, kind: str, model: str | None, with_checkpoint: Sequence[str]) -> None:
     """Raise `ConfigError` unless a checkpoint is named where one is needed, and only there."""
     if kind in with_checkpoint and not model and kind != "cascade":
-        raise ConfigError(f"{key}.model: required with {key}={kind} (a folder or hub name of a checkpoint)")
+        raise ConfigError(f"{key}.model: required with {key}={kind} ({CHECKPOINT})")
     if kind not in with_checkpoint and model:
         allowed = " or ".join(f"{key}={kind}" for kind in with_checkpoint)
         raise ConfigError(f"{key}.model={model}: only allowed with {allowed}, not with {key}={kind}")
@@ -279,42 +269,38 @@ class HardwareConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineConfig:
-    """What an engine is built from: models, link, devices, numerics."""
+class EngineKeys:
+    """What an engine is built from, as far as a run names it in the same way."""
 
     target: TargetConfig = field(default_factory=TargetConfig)
-    drafters: tuple[DrafterConfig, ...] = (DrafterConfig(),)
-    """The drafters that requests may name, by kind; the first is the default. Empty: plain decoding only."""
     transport: TransportConfig = field(default_factory=TransportConfig)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
     verify_width: Literal["bucketed", "fixed"] = "fixed"
     """`fixed`: every target pass is padded to `max_verify_width` rows, so that no timing can reach the numbers."""
-    max_verify_width: int = MIN_VERIFY_WIDTH
-    """Rows of a target pass at most: the last committed token and its candidates."""
     max_model_len: int = 2048
     """Longest sequence, prompt included; the model's own limit still holds."""
     max_num_seqs: int = 8
     """Answers that are computed at a time; further ones wait. Each has room for `max_model_len` tokens."""
-    max_num_batched_tokens: int | None = None
-    """Prompt tokens that one step takes in at most while other answers wait for it. A multiple of 128; None: 128 on a
-    CPU, 1024 on a GPU."""
     startup_timeout_seconds: float = 300.0
     """How long the workers wait for each other to load."""
     target_tensor_parallel_size: int = 1
     """Processes that share the target, each on a device of its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig(EngineKeys):
+    """What an engine is built from: models, link, devices, numerics."""
+
+    drafters: tuple[DrafterConfig, ...] = (DrafterConfig(),)
+    """The drafters that requests may name, by kind; the first is the default. Empty: plain decoding only."""
+    max_verify_width: int = MIN_VERIFY_WIDTH
+    """Rows of a target pass at most: the last committed token and its candidates."""
 
     def __post_init__(self) -> None:
         convert_fields(self, "")
         check_range(self, "", "max_verify_width", "max_model_len", least=2)
         check_range(self, "", "target_tensor_parallel_size", least=1)
         check_range(self, "", "max_num_seqs", least=1, most=MAX_NUM_SEQS)
-        batched = self.max_num_batched_tokens
-        require(
-            batched is None or (batched >= PROMPT_STEP and batched % PROMPT_STEP == 0),
-            "max_num_batched_tokens",
-            batched,
-            f"must be a multiple of {PROMPT_STEP}, or null",
-        )
         check_seconds("startup_timeout_seconds", self.startup_timeout_seconds)
         devices = self.hardware.devices
         require(
@@ -349,15 +335,7 @@ class EngineConfig:
             drafter.kind,
             f"does not fit hardware.synthetic={shape}; allowed: {kinds_with('any_target')}",
         )
-        require(
-            drafter.kind != "cascade" or self.target.kind != "hf" or drafter.model is not None,
-            "drafter.model",
-            "null",
-            "required with drafter=cascade and target=hf (a folder or hub name of a checkpoint)",
-        )
-        require(
-            drafter.kind != "synthetic" or self.target.kind != "hf" or drafter.shape is not None,
-            "drafter.shape",
-            "null",
-            f"required with target=hf; allowed: {', '.join(get_args(ModelShape))}",
-        )
+        if self.target.kind == "hf" and drafter.kind == "cascade" and drafter.model is None:
+            raise ConfigError(f"drafter.model: required with drafter=cascade and target=hf ({CHECKPOINT})")
+        if self.target.kind == "hf" and drafter.kind == "synthetic" and drafter.shape is None:
+            raise ConfigError(f"drafter.shape: required with target=hf; allowed: {', '.join(get_args(ModelShape))}")

@@ -22,17 +22,15 @@ from amusd.config.engine import (
     DrafterConfig,
     DrafterKind,
     EngineConfig,
-    HardwareConfig,
-    TargetConfig,
-    TransportConfig,
+    EngineKeys,
 )
 from amusd.settings import check_range, require
 from amusd.types import Mode
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig:
-    """Everything that a command line can set. The keys of `DecodingConfig` stand at the top level."""
+class RunConfig(DecodingConfig, EngineKeys):
+    """Everything that a command line can set. The keys of a schedule and of an engine stand at the top level."""
 
     prompt: str | None = None
     """`generate`: the user's message; None takes the first prompt of the workload."""
@@ -52,31 +50,9 @@ class RunConfig:
     """`simulate`: time of a message, one way; None: as calibrated, else 0."""
     calibration: str | None = None
     """`simulate`: a run directory, whose times and outcomes hold where nothing else is given."""
-    mode: Mode = DecodingConfig.mode
-    policy: PolicyName = DecodingConfig.policy
-    num_speculative_tokens: int = DecodingConfig.num_speculative_tokens
-    tree: bool = DecodingConfig.tree
-    max_lookahead: int = DecodingConfig.max_lookahead
-    min_candidates: int = DecodingConfig.min_candidates
-    max_wait_passes: float = DecodingConfig.max_wait_passes
-    tokens_per_message: int = DecodingConfig.tokens_per_message
-    fan_out: int = DecodingConfig.fan_out
-    rows_per_step: int = DecodingConfig.rows_per_step
-    verify_breadth: int = DecodingConfig.verify_breadth
-    draft_timeout_seconds: float = DecodingConfig.draft_timeout_seconds
-    max_silence_seconds: float = DecodingConfig.max_silence_seconds
-    verify_width: Literal["bucketed", "fixed"] = EngineConfig.verify_width
     max_verify_width: int | None = None
     """None: the smallest multiple of 8 that holds the longest synchronous block and the token before it."""
-    max_model_len: int = EngineConfig.max_model_len
-    max_num_seqs: int = EngineConfig.max_num_seqs
-    max_num_batched_tokens: int | None = EngineConfig.max_num_batched_tokens
-    startup_timeout_seconds: float = EngineConfig.startup_timeout_seconds
-    target_tensor_parallel_size: int = EngineConfig.target_tensor_parallel_size
-    target: TargetConfig = field(default_factory=TargetConfig)
     drafter: DrafterConfig = field(default_factory=DrafterConfig)
-    transport: TransportConfig = field(default_factory=TransportConfig)
-    hardware: HardwareConfig = field(default_factory=HardwareConfig)
     sampling: SamplingParams = field(default_factory=SamplingParams)
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)
     compare: CompareConfig = field(default_factory=CompareConfig)
@@ -157,17 +133,10 @@ class RunConfig:
             )
             check_range(self, "", "accept", least=0, most=1)
         return EngineConfig(
-            target=self.target,
+            **{f.name: getattr(self, f.name) for f in dataclasses.fields(EngineKeys)}
+            | ({} if max_num_seqs is None else {"max_num_seqs": max_num_seqs}),
             drafters=tuple(map(self._drafter, names)),
-            transport=self.transport,
-            hardware=self.hardware,
-            verify_width=self.verify_width,
             max_verify_width=width,
-            max_model_len=self.max_model_len,
-            max_num_seqs=self.max_num_seqs if max_num_seqs is None else max_num_seqs,
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            startup_timeout_seconds=self.startup_timeout_seconds,
-            target_tensor_parallel_size=self.target_tensor_parallel_size,
         )
 
     def _drafter(self, name: str) -> DrafterConfig:

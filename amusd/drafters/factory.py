@@ -105,7 +105,7 @@ class _Loader:
             inner, num_inner_ids = self.start_inner(config, model, tokenizer), 0
         else:
             inner, num_inner_ids = self._inner(config, model, tokenizer)
-        return _Loaded.over(Makers(_cascade_maker(config, model, inner, num_inner_ids)), model, tokenizer)
+        return _Loaded.over(Makers(_cascade_maker(model, inner, num_inner_ids)), model, tokenizer)
 
     def _inner(
         self, config: DrafterConfig, middle: CachedModel, tokenizer: Tokenizer | None
@@ -173,23 +173,19 @@ def load_drafters(engine: EngineConfig, device: str, start_inner: StartInner | N
 
 def _ngram_makers(config: DrafterConfig) -> tuple[DrafterFactory, DrafterFactory]:
     earlier = EarlierAnswers(config.remember) if config.remember else None
-    arguments = config.min_ngram, config.max_ngram, earlier
-    chain, tree = functools.partial(NgramDrafter, *arguments), functools.partial(NgramTreeDrafter, *arguments)
-    return one_by_one(chain), one_by_one(tree)
+    made = (functools.partial(cls, config.min_ngram, earlier=earlier) for cls in (NgramDrafter, NgramTreeDrafter))
+    chain, tree = map(one_by_one, made)
+    return chain, tree
 
 
-def _cascade_maker(
-    config: DrafterConfig, middle: CachedModel, make_inner: DrafterFactory, num_inner_ids: int = 0
-) -> DrafterFactory:
+def _cascade_maker(middle: CachedModel, make_inner: DrafterFactory, num_inner_ids: int = 0) -> DrafterFactory:
     """The maker of chains by `middle` and by inner drafters, which are chains, too."""
 
     def make(number: int) -> list[Drafter]:
         made: list[Drafter] = []
         for cache, inner in zip(middle.new_caches(number, middle.max_length), make_inner(number), strict=True):
             assert isinstance(inner, ChainDrafter)
-            made.append(
-                CascadeDrafter(middle, inner, config.num_inner_tokens, cache=cache, num_inner_ids=num_inner_ids)
-            )
+            made.append(CascadeDrafter(middle, inner, cache=cache, num_inner_ids=num_inner_ids))
         return made
 
     return make
@@ -201,7 +197,7 @@ def _model_makers(config: DrafterConfig, model: CachedModel) -> tuple[DrafterFac
 
     def lookup() -> NgramCache | None:
         looks_up = config.kind in ("embedded", "eagle") and config.min_lookup > 0
-        return NgramCache(config.min_lookup, config.max_lookup) if looks_up else None
+        return NgramCache(config.min_lookup) if looks_up else None
 
     def maker(make: Callable[[PreallocatedCache], Drafter]) -> DrafterFactory:
         return lambda number: [make(cache) for cache in caches(number)]

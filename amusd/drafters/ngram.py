@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from amusd.config.engine import MAX_MATCH
 from amusd.drafters.base import ChainDrafter, Drafter, path_to
 from amusd.protocol.draft_session import Guesses, Node, Transition
 
@@ -135,7 +136,7 @@ class EarlierAnswers:
 class NgramCache:
     """Finds what followed the last tokens of a sequence when they occurred before, in it or in earlier answers."""
 
-    def __init__(self, min_match: int = 1, max_match: int = 12, earlier: EarlierAnswers | None = None) -> None:
+    def __init__(self, min_match: int = 1, max_match: int = MAX_MATCH, earlier: EarlierAnswers | None = None) -> None:
         """`min_match`: tokens that have to agree for a `continuation`; beyond `max_match` more make no difference.
 
         Raises `ValueError` unless 1 <= `min_match` <= `max_match`.
@@ -232,7 +233,7 @@ class NgramCache:
 class NgramDrafter(ChainDrafter):
     """Proposes what followed the longest suffix of `min_ngram` to `max_ngram` tokens when it last occurred."""
 
-    def __init__(self, min_ngram: int = 1, max_ngram: int = 12, earlier: EarlierAnswers | None = None) -> None:
+    def __init__(self, min_ngram: int = 1, max_ngram: int = MAX_MATCH, earlier: EarlierAnswers | None = None) -> None:
         super().__init__()
         self._ngrams = NgramCache(min_ngram, max_ngram, earlier)
         self._committed_length = 0
@@ -279,7 +280,7 @@ class NgramDrafter(ChainDrafter):
 class NgramTreeDrafter(Drafter):
     """Guesses the different tokens that followed suffixes of `min_ngram` tokens or more, by `CHANCES`."""
 
-    def __init__(self, min_ngram: int = 1, max_ngram: int = 12, earlier: EarlierAnswers | None = None) -> None:
+    def __init__(self, min_ngram: int = 1, max_ngram: int = MAX_MATCH, earlier: EarlierAnswers | None = None) -> None:
         self._min_ngram = min_ngram
         self._ngrams = NgramCache(min_ngram, max_ngram, earlier)
 

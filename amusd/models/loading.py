@@ -57,7 +57,6 @@ def load_target(
             device,
             width=config.max_verify_width,
             fixed=config.verify_width == "fixed",
-            prefill_chunk=config.max_num_batched_tokens,
         ),
         max_model_len=config.max_model_len,
         dtype=target_dtype(config, device),

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from amusd.config.engine import PROMPT_STEP
-
+PROMPT_STEP = 128
+"""Chunks of a prompt end at its multiples: attention on a CPU has its border there."""
 TRACK_STRIDE = 16
 """A multiple of every number of float32 lanes that CPUs have (4, 8, 16)."""
 NUM_TRACKS = 3
@@ -44,13 +44,13 @@ class Numerics:
     apart, and need a fixed width."""
 
     @classmethod
-    def for_device(cls, device: str, *, width: int, fixed: bool, prefill_chunk: int | None = None) -> Numerics:
-        """The rule for a kind of device (`cpu`, `cuda:0` ...). `prefill_chunk`: None is the device's own."""
+    def for_device(cls, device: str, *, width: int, fixed: bool) -> Numerics:
+        """The rule for a kind of device (`cpu`, `cuda:0` ...)."""
         if device == "cpu":
             # With `bucketed` each row costs time there: none is free for another path.
             num_tracks = NUM_TRACKS if fixed else 1
-            return cls(width=width, fixed=fixed, prefill_chunk=prefill_chunk or PROMPT_STEP, num_tracks=num_tracks)
-        return cls(width=width, fixed=fixed, border=None, prefill_chunk=prefill_chunk or 1024, num_tracks=NUM_TRACKS)
+            return cls(width=width, fixed=fixed, num_tracks=num_tracks)
+        return cls(width=width, fixed=fixed, border=None, prefill_chunk=1024, num_tracks=NUM_TRACKS)
 
     def max_rows(self, start: int) -> int:
         """Most tokens of one pass whose first is at position `start`."""

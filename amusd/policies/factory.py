@@ -71,7 +71,6 @@ def make_policy(decoding: DecodingConfig, *, can_branch: bool = False) -> Policy
         )
     return ChainPolicy(
         max_lookahead=decoding.max_lookahead,
-        tokens_per_message=decoding.tokens_per_message,
         min_candidates=decoding.min_candidates,
         max_wait_passes=decoding.max_wait_passes,
     )

@@ -33,6 +33,8 @@ from amusd.serving.timeline import listen
 
 OPEN = frozenset({"/", "/health", "/version"})
 """Paths that need no key."""
+MAX_BODY_BYTES = 4 << 20
+"""Largest request body; a larger one is refused with 413."""
 _RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {"description": "One object, or with `stream` server-sent events.", "content": {"text/event-stream": {}}},
     "default": {"description": "An error; `error.param` names the field.", "model": ErrorBody},
@@ -207,14 +209,14 @@ class Gate:
 
     def _limited(self, receive: Receive) -> Receive:
         """`receive`, which raises once the body is larger than allowed."""
-        num_bytes, limit = 0, self.service.config.max_body_bytes
+        num_bytes = 0
 
         async def limited() -> Message:
             nonlocal num_bytes
             message = await receive()
             num_bytes += len(message.get("body", b""))
-            if num_bytes > limit:  # FastAPI lets no other exception pass
-                raise HTTPException(413, f"the body is larger than {limit} bytes", {"Connection": "close"})
+            if num_bytes > MAX_BODY_BYTES:  # FastAPI lets no other exception pass
+                raise HTTPException(413, f"the body is larger than {MAX_BODY_BYTES} bytes", {"Connection": "close"})
             return message
 
         return limited

@@ -274,7 +274,7 @@ def logits_of(model: CachedModel, sequence: Sequence[int]) -> Any:
 
 def _look_up(sequence: Sequence[int], start: int) -> list[int | None]:
     """What prompt lookup would propose at each position from `start` on; None where no long suffix has occurred."""
-    ngrams = NgramCache(DrafterConfig.min_lookup, DrafterConfig.max_lookup)
+    ngrams = NgramCache(DrafterConfig.min_lookup)
     ngrams.open(sequence[:start])
     found: list[int | None] = []
     for position in range(start, len(sequence)):

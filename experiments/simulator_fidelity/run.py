@@ -171,7 +171,6 @@ def predicted_speedups(calibration: Path, run_dir: Path, folder: Path) -> dict[S
         f"num_speculative_tokens={config.num_speculative_tokens}",
         f"max_lookahead={config.max_lookahead}",
         f"max_wait_passes={config.max_wait_passes}",
-        f"tokens_per_message={config.tokens_per_message}",
         f"simulate.synchronous_lengths=[{','.join(map(str, lengths))}]",
         f"simulate.min_candidates=[{config.min_candidates}]",
     ]

@@ -15,8 +15,8 @@ from amusd.models.huggingface import load_model
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 
-BENCH = BenchConfig(widths=(1, 4), context_length=20, num_rounds=2, num_tokens=3, num_messages=50)
-PROMPT = [5 + number for number in range(BENCH.context_length)]
+BENCH = BenchConfig(widths=(1, 4), num_rounds=2, num_messages=50)
+PROMPT = [5 + number for number in range(20)]
 
 
 @pytest.fixture(scope="module")

@@ -54,8 +54,8 @@ class Kind:
 
 
 PLAIN = DrafterConfig(kind="hf", model="tiny")
-LOOKUP = DrafterConfig(kind="embedded", min_lookup=2, max_lookup=4)
-CASCADE = DrafterConfig(kind="cascade", model="tiny", inner="embedded", num_inner_tokens=3)
+LOOKUP = DrafterConfig(kind="embedded", min_lookup=2)
+CASCADE = DrafterConfig(kind="cascade", model="tiny", inner="embedded")
 SYNTHETIC = DrafterConfig(kind="synthetic", accept=0.7, accept_next=0.5)
 KINDS = {
     "tree": Kind(PLAIN, True, TRANSFORMED),

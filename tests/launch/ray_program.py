@@ -59,7 +59,7 @@ def ray_actors() -> list[object]:
     return [actor for actor in found if "engines" in (actor.name or "")]
 
 
-ray.init(num_cpus=4, include_dashboard=True, log_to_driver=False)
+ray.init(num_cpus=8, include_dashboard=True, log_to_driver=False)
 try:
     deploy(compose_config([*sys.argv[2:], "ray.min_replicas=2", "serve.port=8123"]))
     first = answers()

@@ -180,7 +180,7 @@ def test_a_row_that_nothing_can_be_drawn_from_is_refused_and_the_answer_goes_on(
         return SpoilingLink(link, lambda told: replace(told, draft_probs=LIES[lie](told)))
 
     with pair({"same": DRAFTERS["same"]}, wrap_target_link=wrap) as (engine, draft):
-        answer = engine.generate(PROMPT, wanted, decoding=decoding(Mode.ASYNCHRONOUS, 5, tokens_per_message=2))
+        answer = engine.generate(PROMPT, wanted, decoding=decoding(Mode.ASYNCHRONOUS, 5))
         assert engine.draft_failure is None
     assert len(answer.token_ids) == NUM_TOKENS
     assert answer.metrics.num_refused > 1

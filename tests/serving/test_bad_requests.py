@@ -25,7 +25,8 @@ CHARACTERS = CONTEXT * CHARACTERS_PER_TOKEN
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
-    with serving(plain_engine(), mode=Mode.AUTOREGRESSIVE, max_body_bytes=80_000) as running:
+    with pytest.MonkeyPatch.context() as patch, serving(plain_engine(), mode=Mode.AUTOREGRESSIVE) as running:
+        patch.setattr("amusd.serving.app.MAX_BODY_BYTES", 80_000)
         yield running
 
 

@@ -142,12 +142,9 @@ any_schedule = st.one_of(
     st.just(PLAIN),
     st.integers(1, 9).map(synchronous),
     st.builds(
-        lambda wait, extra, message: chain(
-            wait, max_lookahead=wait + extra, tokens_per_message=min(message, wait + extra), max_wait_passes=1.0
-        ),
+        lambda wait, extra: chain(wait, max_lookahead=wait + extra, max_wait_passes=1.0),
         st.integers(0, 6),
         st.integers(1, 10),
-        st.integers(1, 3),
     ),
     st.builds(
         lambda wait, extra, fan_out, rows: branching(
