@@ -49,7 +49,7 @@ class Kind:
     def make(self, number: int) -> Sequence[Drafter]:
         if self.drafter.kind == "cascade":
             inner, _ = factory._model_makers(LOOKUP, other_model())
-            return factory._cascade_maker(self.drafter, model(), inner, other_model().num_ids)(number)
+            return factory._cascade_maker(model(), inner, other_model().num_ids)(number)
         return factory._model_makers(self.drafter, model())[self.is_tree](number)
 
 
