@@ -103,11 +103,6 @@ def test_a_command_line_can_be_pasted(
         assert all((ROOT / script).is_file() for script in scripts)
 
 
-def test_there_is_something_to_paste() -> None:
-    shown = {path.name for path, _ in LINES}
-    assert {"README.md", "CONTRIBUTING.md", "commands.md", "your_own_pair.md", "benchmarks.md"} <= shown
-
-
 def test_every_file_that_a_document_names_is_there() -> None:
     for path in DOCUMENTS:
         text = path.read_text(encoding="utf-8")
@@ -214,6 +209,7 @@ def test_a_line_for_ones_own_pair_runs_without_a_gpu(line: str, reader: Path) ->
     assert finish(line, reader)[0].strip()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="127.0.0.2 is up on Linux")
 def test_the_lines_for_two_machines_run_on_two_addresses(reader: Path) -> None:

@@ -69,6 +69,7 @@ def test_the_modes_are_compared_on_prompts_of_ones_own(models: Path, tmp_path: P
     assert done.stdout.splitlines()[0].endswith("2 of 2 answers as plain decoding's")
 
 
+@pytest.mark.long
 def test_a_sweep_takes_further_keys(models: Path, tmp_path: Path) -> None:
     pair = ["target=hf", f"target.model={models / 'target'}", "drafter=hf", f"drafter.model={models / 'draft'}"]
     small = ["hardware=cpu", "max_lookahead=4", "min_candidates=0,1", "sampling.max_new_tokens=4"]

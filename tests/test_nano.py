@@ -158,6 +158,7 @@ def test_the_answer_is_the_engines_and_both_processes_end(pair: list[str], expec
     assert counts["accepted"] > 0
 
 
+@pytest.mark.long
 @pytest.mark.embedded
 @pytest.mark.timeout(300)
 def test_plain_decoding_gives_the_same_answer_without_a_draft(pair: list[str], expected: dict[str, str]) -> None:
@@ -175,6 +176,7 @@ def test_the_target_goes_on_alone_when_its_draft_is_killed(pair: list[str], expe
     assert counts_of(facts)["rollbacks"] > 0
 
 
+@pytest.mark.long
 @pytest.mark.embedded
 @pytest.mark.timeout(300)
 def test_the_draft_ends_when_its_target_is_killed(pair: list[str]) -> None:

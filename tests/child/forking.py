@@ -33,10 +33,6 @@ def live(channel: Channel, _settings: Orders, orders: Orders, prepared: list[int
             os.kill(os.getpid(), signal.SIGKILL)
         case "wait":
             time.sleep(PATIENCE_SECONDS)
-        case "stop the server":
-            os.kill(os.getppid(), signal.SIGSTOP)
-        case "kill the server":
-            os.kill(os.getppid(), signal.SIGKILL)
     return int(orders["code"])
 
 

@@ -129,51 +129,6 @@ def test_a_server_that_is_lost_between_two_lives_is_replaced() -> None:
     assert second.said != first.said
 
 
-def test_a_life_goes_on_when_its_server_is_lost_and_its_end_is_noticed() -> None:
-    with started() as lives:
-        start(lives, {"what": "wait", "code": 0})
-        server = lives.pid
-        assert server is not None
-        life = await_fork(lives)
-        os.kill(server, signal.SIGKILL)
-        assert lives.ended(0.2) is None
-        lives.kill()
-        end = lives.ended(SECONDS)
-        assert end is not None
-        assert (end.pid, end.code) == (life, -signal.SIGKILL)
-        assert end_of(lives, code=4).code == 4
-
-
-@pytest.mark.parametrize("what", ["stop the server", "kill the server"])
-def test_the_end_of_a_life_is_known_though_its_server_is_stopped_or_lost(
-    what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("amusd.child._EXIT_SECONDS", 0.5)  # a stopped server is killed after it
-    with started() as lives:
-        assert end_of(lives, what=what, code=3).code == 3
-
-
-def test_a_life_that_is_killed_while_its_server_is_stopped_is_followed_by_another() -> None:
-    with started() as lives:
-        start(lives, {"what": "wait", "code": 0})
-        server = lives.pid
-        assert server is not None
-        await_fork(lives)
-        os.kill(server, signal.SIGSTOP)
-        lives.kill()
-        end = lives.ended(SECONDS)
-        assert end is not None
-        assert end.code == -signal.SIGKILL
-        assert end_of(lives, code=4).code == 4
-
-
-def test_the_server_reports_the_end_of_a_life_again_and_the_next_one_is_not_taken_for_it() -> None:
-    with started() as lives:
-        ends = [end_of(lives, code=code) for code in range(5)]
-    assert [end.code for end in ends] == list(range(5))
-    assert len({end.pid for end in ends}) == 5
-
-
 def test_one_that_still_prepares_can_be_killed() -> None:
     with started("slow") as lives:
         start(lives, {"what": "wait", "code": 0})
@@ -198,17 +153,6 @@ def test_no_life_outlives_the_end_of_its_parents_line(is_stopped: bool) -> None:
         handle = os.pidfd_open(life)
         if is_stopped:
             os.kill(life, signal.SIGSTOP)
-    assert is_gone(handle)
-
-
-def test_one_whose_server_is_lost_leaves_with_the_parent_where_it_said_so() -> None:
-    with started() as lives:
-        start(lives, {"what": "wait", "code": 0, "leaves": True})
-        server = lives.pid
-        assert server is not None
-        handle = os.pidfd_open(await_fork(lives))
-        os.kill(server, signal.SIGKILL)
-        assert lives.ended(0.2) is None
     assert is_gone(handle)
 
 

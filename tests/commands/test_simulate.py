@@ -49,7 +49,7 @@ def mapped(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(command, "GRID_ACCEPTS", (0.0, 0.8))
         patch.setattr(command, "GRID_RATIOS", (2.0, 10.0))
-        longer = {"grid": True, "num_tokens": 80}
+        longer = {"grid": True, "num_tokens": 50}
         return predicted(configured(longer), tmp_path_factory.mktemp("mapped"))
 
 

@@ -15,12 +15,11 @@ from amusd.config import EngineConfig, RunConfig
 from amusd.errors import ConfigError, PeerLostError
 from amusd.runtime.draft_restart import FIRST_INCARNATION, DraftSource
 from amusd.transport.base import Rendezvous
-from launch.process_tree import state_of
 from launch.run_directory import read_config
 
 DEADLINE_SECONDS = 60.0
-COME_BACK = ("draft comes back", "draft comes late")
-"""Prompts at which the target waits for the second draft."""
+COME_BACK = "draft comes back"
+"""The prompt at which the target waits for the second draft."""
 RENDEZVOUS = Rendezvous(address="ipc:///nowhere", nonce=2**63 + 1, ranks="/nowhere/either")
 
 
@@ -33,18 +32,14 @@ def run_target(
     if runs[0][0].prompt == "target refuses late":
         _await_file(runs[0][1] / "met")
         raise ConfigError("target.model=/damaged: cut short")
-    if runs[0][0].prompt in COME_BACK:
+    if runs[0][0].prompt == COME_BACK:
         _meet_the_next(drafts, runs[0][1])
-    try:
-        for config, run_directory in runs:
-            yield (
-                _run_by_seed(command, config, run_directory)
-                if config.prompt == "by seed"
-                else _run(command, config, run_directory, drafts)
-            )
-    finally:
-        if runs[0][0].prompt == "target is stopped":
-            os.kill(os.getpid(), signal.SIGSTOP)
+    for config, run_directory in runs:
+        yield (
+            _run_by_seed(command, config, run_directory)
+            if config.prompt == "by seed"
+            else _run(command, config, run_directory, drafts)
+        )
 
 
 def _meet_the_next(drafts: DraftSource, run_directory: Path) -> None:
@@ -84,8 +79,6 @@ def _act(
 ) -> int:
     sys.stdout.write(f"{command} {config.prompt}\n")
     sys.stdout.flush()
-    if config.prompt == "target crashes":
-        raise ValueError("a bug in the target")
     if config.prompt in ("wait", "ignore signals") or str(config.prompt).endswith(
         (" refuses", " crashes", " vanishes")
     ):
@@ -93,8 +86,6 @@ def _act(
     if config.prompt == "draft is killed":
         while Path(f"/proc/{workers['draft'][0]}").exists():
             drafts.ending(0.0)  # its parent has to look, or it stays as a zombie
-    if config.prompt == "supervisor is stopped":
-        _await_file(run_directory / "stopped")
     return 0
 
 
@@ -144,23 +135,16 @@ def run_draft(
     assert drafters is None, "none were prepared"
     prompt = _prompt_of(run_directories[0]) if run_directories else None
     _fail_at_once(prompt)
-    if prompt == "draft comes late" and incarnation == 1:
-        os.kill(os.getpid(), 9)
     if incarnation == 1:
         assert rendezvous == RENDEZVOUS
     if prompt == "target refuses late":
         (run_directories[0] / "met").touch()
         raise PeerLostError("the link has ended")
-    if prompt in ("draft is killed", "draft comes back") and incarnation == 1:
+    if prompt in ("draft is killed", COME_BACK) and incarnation == 1:
         os.kill(os.getpid(), 9)
-    if prompt in COME_BACK:
+    if prompt == COME_BACK:
         assert rendezvous == Rendezvous(address="ipc:///elsewhere", nonce=2)
         (run_directories[0] / "second").write_text(str(os.getpid()))
-    if prompt == "supervisor is stopped":
-        os.kill(os.getppid(), signal.SIGSTOP)
-        while state_of(os.getppid()) != "T":
-            time.sleep(0.001)
-        (run_directories[0] / "stopped").touch()
     if prompt in ("wait", "ignore signals"):
         threading.Event().wait(DEADLINE_SECONDS)
     return 0

@@ -41,7 +41,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return save_pair(tmp_path_factory.mktemp("models"))
 
 
-@pytest.mark.parametrize("num_processes", [2, 3])
+@pytest.mark.parametrize("num_processes", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_two_ranks_and_a_draft_by_hand_give_the_tokens_of_one_process(
     tmp_path: Path, pair: list[str], num_processes: int
 ) -> None:

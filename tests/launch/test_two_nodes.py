@@ -20,6 +20,7 @@ from tests.launch.processes import ROOT, SECONDS, environment, node_variables
 from tests.launch.small_pair import PROMPT, plain_answer, save_pair
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.timeout(300),
     pytest.mark.skipif(
         not sys.platform.startswith("linux"), reason="127.0.0.2 is up and namespaces are there on Linux"
@@ -28,7 +29,6 @@ pytestmark = [
 
 NUM_TOKENS = 24
 PATIENCE = "startup_timeout_seconds=6"
-NAMESPACES = pytest.param("namespaces", marks=pytest.mark.long)
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +124,7 @@ def part(keys: Path, folder: Path, *names: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("network", ["loopback", NAMESPACES], indirect=True)
+@pytest.mark.parametrize("network", ["loopback", "namespaces"], indirect=True)
 def test_two_nodes_that_have_their_parts_of_the_keys_give_the_answer_of_one(
     network: Network, tmp_path: Path, pair: list[str], keys: Path
 ) -> None:
@@ -147,7 +147,6 @@ def test_two_nodes_that_have_their_parts_of_the_keys_give_the_answer_of_one(
     assert processes_in(network) == []
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("network", ["loopback"], indirect=True)
 def test_the_targets_node_starts_its_other_ranks(network: Network, tmp_path: Path, pair: list[str], keys: Path) -> None:
     nodes = TwoNodes(network, tmp_path, pair)
@@ -172,15 +171,8 @@ WRONG = {
 """Which of the draft's files are of another folder of keys, and what both nodes say to that."""
 
 
-@pytest.mark.parametrize(
-    ("network", "wrong"),
-    [
-        pytest.param(network, wrong, marks=() if (network, wrong) == ("loopback", "other keys") else pytest.mark.long)
-        for network in ("loopback", "namespaces")
-        for wrong in WRONG
-    ],
-    indirect=["network"],
-)
+@pytest.mark.parametrize("network", ["namespaces"], indirect=True)
+@pytest.mark.parametrize("wrong", WRONG)
 def test_a_wrong_key_ends_both_nodes_in_a_line_and_without_a_token(
     network: Network, tmp_path: Path, pair: list[str], keys: Path, wrong: str
 ) -> None:
@@ -197,7 +189,6 @@ def test_a_wrong_key_ends_both_nodes_in_a_line_and_without_a_token(
     assert processes_in(network) == []
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("network", ["namespaces"], indirect=True)
 @pytest.mark.parametrize(
     ("arguments", "of_draft", "of_target"),
@@ -225,8 +216,7 @@ def test_a_draft_without_a_key_ends_both_nodes_in_a_line_and_without_a_token(
     assert processes_in(network) == []
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("network", ["loopback", "namespaces"], indirect=True)
+@pytest.mark.parametrize("network", ["namespaces"], indirect=True)
 def test_a_plain_peer_is_not_spoken_to_even_if_it_knows_where_and_when(
     network: Network, tmp_path: Path, pair: list[str], keys: Path
 ) -> None:

@@ -98,6 +98,7 @@ def test_the_installed_command_composes_in_another_folder(installed: Path, tmp_p
     )
 
 
+@pytest.mark.long
 @pytest.mark.embedded
 def test_the_installed_command_starts_both_workers(installed: Path, tmp_path: Path) -> None:
     words = ("prompt=Hi", "output=json", "sampling.max_new_tokens=4", "sampling.ignore_eos=true")

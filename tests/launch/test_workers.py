@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import select
 import signal
 import subprocess
@@ -63,12 +62,6 @@ def test_a_bug_in_a_worker_shows_its_traceback_and_no_report_of_torchrun(tmp_pat
     assert "ChildFailedError" not in done.stderr
 
 
-def test_a_bug_in_the_target_is_kept_beside_its_run(tmp_path: Path) -> None:
-    done = run(amusd_command("generate", FAKE, "prompt=target crashes", "run_dir=out"), tmp_path)
-    assert done.returncode == 1
-    assert "ValueError: a bug in the target" in (tmp_path / "out" / "target_error.txt").read_text()
-
-
 def test_a_draft_that_ends_without_a_word_ends_the_run(tmp_path: Path) -> None:
     done = run(amusd_command("generate", FAKE, "prompt=draft vanishes", "run_dir=out"), tmp_path)
     assert done.returncode == 1
@@ -84,11 +77,8 @@ def test_a_killed_draft_does_not_end_the_target(tmp_path: Path) -> None:
     assert f"pid {workers['draft'][0]}) was killed by signal 9" in done.stderr
 
 
-@pytest.mark.parametrize("prompt", ["draft comes back", "draft comes late"])
-def test_a_killed_draft_is_followed_by_another_that_is_told_where_the_target_listens_now(
-    tmp_path: Path, prompt: str
-) -> None:
-    done = run(amusd_command("generate", FAKE, f"prompt={prompt}", "run_dir=out"), tmp_path)
+def test_a_killed_draft_is_followed_by_another_that_is_told_where_the_target_listens_now(tmp_path: Path) -> None:
+    done = run(amusd_command("generate", FAKE, "prompt=draft comes back", "run_dir=out"), tmp_path)
     assert done.returncode == 0, done.stderr
     second = (tmp_path / "out" / "second").read_text()
     assert json.loads((tmp_path / "out" / "workers.json").read_text())["draft"] == [int(second)]
@@ -153,27 +143,10 @@ def test_a_killed_target_ends_every_process_and_the_run_with_an_error(tmp_path: 
     ]
 
 
-def test_a_process_that_is_stopped_does_not_hold_up_the_end(tmp_path: Path) -> None:
-    program = (
-        "from launch import jobs, main, process_tree\njobs.END_SECONDS = process_tree.END_SECONDS = 2.0\n"
-        "raise SystemExit(main.main())"
-    )
-    words = amusd_command("generate", FAKE, "prompt=target is stopped", "run_dir=out")[3:]
-    done = run([sys.executable, "-c", program, *words], tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "generate target is stopped\n"
-    killed = r"amusd: processes that had not ended 2 s after the result were killed \(pid ([\d, ]+)\)\n"
-    found = re.fullmatch(rf"amusd: run directory: .*\n{killed}", done.stderr)
-    assert found, done.stderr
-    for pid in found[1].split(", "):
-        assert not Path(f"/proc/{pid}").exists()
-
-
 @pytest.mark.parametrize(
     ("more", "signum", "code"),
     [
         (("target_tensor_parallel_size=2",), signal.SIGHUP, 129),
-        ((), signal.SIGHUP, 129),
         ((), signal.SIGTERM, 143),
     ],
 )
@@ -226,30 +199,12 @@ def test_a_hang_up_that_is_ignored_ends_nothing(tmp_path: Path) -> None:
     assert done.stdout == "Ended(exit_code=5, signum=None, stuck=())\n", done.stderr
 
 
-def test_workers_end_when_the_launcher_is_killed(tmp_path: Path) -> None:
-    with started(tmp_path, "wait") as process:
-        handles = [os.pidfd_open(pid) for pid in descendants(process.pid)]
-        process.kill()
-        began = time.monotonic()
-        for handle in handles:
-            assert wait_for_end(handle, SECONDS), "a worker outlived the launcher"
-            os.close(handle)
-        assert time.monotonic() - began < STOP_SECONDS
-        assert (tmp_path / "out" / "result.json").exists()
-
-
 def test_torchrun_by_hand_does_the_same_job(tmp_path: Path) -> None:
     done = run(torchrun_command(FAKE, "compare", "prompt=by hand", "run_dir=out"), tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "compare by hand\n"
     assert f"amusd: run directory: {tmp_path / 'out'}\n" in done.stderr
     assert (tmp_path / "out" / "workers.json").exists()
-
-
-def test_a_supervisor_under_torchrun_by_hand_that_is_stopped_goes_on_to_its_end(tmp_path: Path) -> None:
-    done = run(torchrun_command(FAKE, "prompt=supervisor is stopped", "run_dir=out"), tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "generate supervisor is stopped\n"
 
 
 def test_torchrun_by_hand_refuses_a_mistake_once_and_nobody_waits(tmp_path: Path) -> None:
