@@ -12,9 +12,9 @@ from typing import Any
 
 from amusd.answer import Generation
 from amusd.commands.advice import Option, advice
-from amusd.commands.tables import row_name
+from amusd.commands.tables import columns_of, row_name
 from amusd.config import DecodingConfig, RunConfig
-from amusd.console import percent, table
+from amusd.console import table
 from amusd.engine import Engine
 from amusd.policies.factory import policy_name
 from amusd.runtime.devices import devices_of
@@ -28,8 +28,20 @@ x plain: speed over plain decoding, median and quartiles over the prompts; x bes
 accepted: of the judged candidates; tokens/pass: committed by a target pass; per device: tokens/s of each device in use
 {times}; identical: to plain decoding"""
 """The meaning of the table's columns. `times`: `_IDLE`, or `_BETWEEN` for several answers at a time."""
-_IDLE = "idle t/d: share of the time without work, target/draft"
+_IDLE = "idle t, d: share of the time without work, target and draft"
 _BETWEEN = "p50, p99: time between tokens"
+_SHOWN = (
+    "tokens_per_second",
+    "tokens_per_second_per_device",
+    "speedup_vs_autoregressive",
+    "speedup_quartiles",
+    "speedup_vs_best_synchronous",
+    "acceptance_rate",
+    "mean_acceptance_length",
+    "identical_to_autoregressive",
+)
+_SHOWN_ALONE = ("target_idle_fraction", "draft_idle_fraction")
+_SHOWN_IN_BATCHES = ("batch_size", "p50_inter_token_ms", "p99_inter_token_ms")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +67,8 @@ class Contestant:
         parts = [self.decoding.mode.value]
         if self.decoding.mode is Mode.SYNCHRONOUS:
             length = self.decoding.num_speculative_tokens
-            parts.append(f"tree of {length} steps" if self.decoding.tree else f"{length} tokens")
+            number = f"{length} step" if self.decoding.tree else f"{length} token"
+            parts.append(f"{'tree of ' if self.decoding.tree else ''}{number}{'s' if length > 1 else ''}")
         if (policy := policy_name(self.decoding)) is not None:
             parts.append(policy)
         if self.drafter is not None:
@@ -334,38 +347,6 @@ def _option(row: dict[str, Any], *, names_drafter: bool) -> Option:
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:
     has_batches = any("batch_size" in row for row in rows)
-    header = (
-        "mode",
-        *(("at a time",) if has_batches else ()),
-        "tokens/s",
-        "per device",
-        "x plain",
-        "quartiles",
-        "x best sync",
-        "accepted",
-        "tokens/pass",
-        *(("p50 ms", "p99 ms") if has_batches else ("idle t/d",)),
-        "identical",
-    )
-    return table(header, [_cells(row, has_batches=has_batches) for row in rows])
-
-
-def _cells(row: dict[str, Any], *, has_batches: bool) -> tuple[str, ...]:
-    same = row["identical_to_autoregressive"]
-    is_plain = row["mode"] == Mode.AUTOREGRESSIVE.value
-    is_reference = is_plain and row.get("batch_size", 1) == 1
-    idle = percent(row["target_idle_fraction"]) + ("" if is_plain else "/" + percent(row["draft_idle_fraction"]))
-    latencies = (row.get("p50_inter_token_ms"), row.get("p99_inter_token_ms"))
-    return (
-        row_name({**row, "batch_size": None}),
-        *((str(row["batch_size"]),) if has_batches else ()),
-        f"{row['tokens_per_second']:.1f}",
-        f"{row['tokens_per_second_per_device']:.1f}",
-        f"{row['speedup_vs_autoregressive']:.2f}",
-        "-".join(f"{quartile:.2f}" for quartile in row["speedup_quartiles"] or ()),
-        "" if is_plain else f"{row['speedup_vs_best_synchronous']:.2f}",
-        "" if is_plain else percent(row["acceptance_rate"]),
-        f"{row['mean_acceptance_length']:.2f}",
-        *((("" if ms is None else f"{ms:.1f}") for ms in latencies) if has_batches else (idle,)),
-        "" if same is None or is_reference else f"{same['num_identical']}/{same['num_prompts']}",
-    )
+    columns = columns_of(rows, [*_SHOWN, *(_SHOWN_IN_BATCHES if has_batches else _SHOWN_ALONE)])
+    lines = [(row_name({**row, "batch_size": None}), *(column.text(row) for column in columns)) for row in rows]
+    return table(("mode", *(column.heading for column in columns)), lines)

@@ -46,26 +46,25 @@ def _same(value: Row) -> str:
 COLUMNS = (
     Column("batch_size", "at a time", str),
     Column("tokens_per_second", "tokens/s", _one),
-    Column("identical_to_autoregressive", "identical", _same),
+    Column("tokens_per_second_per_device", "per device", _one),
     Column("speedup_vs_autoregressive", "x plain", _two),
     Column("speedup_quartiles", "quartiles", _between),
     Column("speedup_vs_best_synchronous", "x best sync", _two),
     Column("acceptance_rate", "accepted", percent),
     Column("mean_acceptance_length", "tokens/pass", _two),
-    Column("ms_per_token", "ms/token", _one),
-    Column("p50_inter_token_ms", "p50, ms", _one),
-    Column("p99_inter_token_ms", "p99, ms", _one),
-    Column("time_to_first_token_ms", "first token, ms", _one),
-    Column("target_idle_fraction", "target idle", percent),
-    Column("draft_idle_fraction", "draft idle", percent),
-    Column("draft_overlap_fraction", "overlap", percent),
-    Column("num_rollbacks", "rollbacks", str),
+    Column("p50_inter_token_ms", "p50 ms", _one),
+    Column("p99_inter_token_ms", "p99 ms", _one),
+    Column("target_idle_fraction", "idle t", percent),
+    Column("draft_idle_fraction", "idle d", percent),
     Column("wasted_draft_fraction", "wasted", percent),
-    Column("num_devices", "devices", str),
-    Column("tokens_per_second_per_device", "tokens/s/device", _one),
-    Column("num_prompts", "prompts", str),
-    Column("num_tokens", "tokens", str),
+    Column("mean_latency_s", "s/answer", _two),
+    Column("identical_to_autoregressive", "identical", _same),
 )
+
+
+def columns_of(rows: Sequence[Row], names: Sequence[str]) -> list[Column]:
+    """Return the columns of these names in which any of the rows has a figure."""
+    return [column for column in COLUMNS if column.name in names and any(map(column.text, rows))]
 
 
 def row_name(row: Row) -> str:

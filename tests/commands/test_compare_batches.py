@@ -110,7 +110,7 @@ def test_one_answer_at_a_time_has_the_rows_that_it_always_had() -> None:
     assert "batch_size" not in records_of(comparison)[0]
     table = comparison_text(rows)
     assert table.splitlines()[0].split("  ")[0] == "mode"
-    assert "idle t/d" in table
+    assert "idle t" in table
     assert "at a time" not in table
     _, legend, advice = table.split("\n\n")
     assert len(legend.splitlines()) == 3

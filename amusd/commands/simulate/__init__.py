@@ -28,6 +28,7 @@ from amusd.commands.simulate.schedules import (
     steady_bench,
     waiting_policies,
 )  # fmt: skip
+from amusd.commands.tables import columns_of
 from amusd.config import AsynchronousPolicy, RunConfig
 from amusd.console import Console, percent, table
 from amusd.policies.factory import policy_name
@@ -37,9 +38,19 @@ from amusd.types import Mode
 
 LEGEND = """\
 x plain, x best sync: speed over plain decoding and over the best synchronous length; accepted: of the judged candidates
-tokens/pass: committed by a target pass; idle t/d: share of the time without work, target/draft; wasted: of the drafted
+tokens/pass: committed by a target pass; idle t, d: time without work, target and draft; wasted: of the drafted tokens
 tokens: of a block or window; waits for: candidates before a pass (min_candidates); chosen: configured, or best tried"""
 """The meaning of the table's names and columns."""
+_SHOWN = (
+    "tokens_per_second",
+    "speedup_vs_autoregressive",
+    "speedup_vs_best_synchronous",
+    "acceptance_rate",
+    "mean_acceptance_length",
+    "target_idle_fraction",
+    "draft_idle_fraction",
+    "wasted_draft_fraction",
+)
 GRID_ACCEPTS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 """Acceptance rates of the map."""
 GRID_RATIOS = (2.0, 4.0, 8.0, 16.0)
@@ -137,46 +148,27 @@ def _row(trial: Trial, plain: Trial, best_synchronous: Trial, *, can_branch: boo
 
 def _table(rows: Sequence[dict[str, Any]], *, in_batches: bool) -> str:
     """Return a line for each schedule, and what the columns mean."""
-    header: tuple[str, ...] = (
-        "schedule",
-        "tokens/s",
-        "x plain",
-        "x best sync",
-        "accepted",
-        "tokens/pass",
-        "idle t/d",
-        "wasted",
-        *(["s/answer"] if in_batches else []),
-        "chosen",
-    )
+    rows = [
+        {**row, "speedup_vs_autoregressive": row["speedup"], "mean_latency_s": row["mean_latency_ms"] / 1000}
+        for row in rows
+    ]
+    columns = columns_of(rows, [*_SHOWN, *(["mean_latency_s"] if in_batches else [])])
     chosen: dict[str, set[str]] = {}
     for row in rows:
         chosen.setdefault(_row_name(row), set()).add(row["choice"])
-    lines: list[tuple[str, ...]] = []
+    lines = []
     for name, row in {_row_name(row): row for row in rows}.items():
-        plain = row["mode"] == Mode.AUTOREGRESSIVE.value
         has_choice = row["num_speculative_tokens"] is not None or row["min_candidates"] is not None
-        lines.append(
-            (
-                name,
-                f"{row['tokens_per_second']:.1f}",
-                f"{row['speedup']:.2f}",
-                "" if plain else f"{row['speedup_vs_best_synchronous']:.2f}",
-                "" if plain else percent(row["acceptance_rate"]),
-                f"{row['tokens_per_verification']:.2f}",
-                percent(row["target_idle_fraction"]) + ("" if plain else "/" + percent(row["draft_idle_fraction"])),
-                "" if plain else percent(row["wasted_draft_fraction"]),
-                *([f"{row['mean_latency_ms'] / 1000:.2f}"] if in_batches else []),
-                ", ".join(sorted(chosen[name] - {TRIED})) if has_choice else "",
-            )
-        )
-    return f"{table(header, lines)}\n\n{LEGEND}"
+        choice = ", ".join(sorted(chosen[name] - {TRIED})) if has_choice else ""
+        lines.append((name, *(column.text(row) for column in columns), choice))
+    return f"{table(('schedule', *(column.heading for column in columns), 'chosen'), lines)}\n\n{LEGEND}"
 
 
 def _row_name(row: dict[str, Any]) -> str:
     name = str(row["policy"] or row["mode"])
     if row["num_speculative_tokens"] is not None:
-        return f"{name}, {row['num_speculative_tokens']} tokens"
+        number = row["num_speculative_tokens"]
+        return f"{name}, {number} token{'s' if number > 1 else ''}"
     return name if row["min_candidates"] is None else f"{name}, waits for {row['min_candidates']}"
 
 

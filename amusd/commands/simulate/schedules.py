@@ -107,9 +107,7 @@ def _mark_best(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def _name(decoding: DecodingConfig) -> str:
-    if decoding.mode is Mode.SYNCHRONOUS:
-        return f"synchronous, {decoding.num_speculative_tokens} tokens"
-    policy = policy_name(decoding)
-    if policy == "windowed":
-        return f"windowed, {decoding.num_speculative_tokens} tokens"
+    policy, length = policy_name(decoding), decoding.num_speculative_tokens
+    if decoding.mode is Mode.SYNCHRONOUS or policy == "windowed":
+        return f"{policy or decoding.mode.value}, {length} token{'s' if length > 1 else ''}"
     return f"{policy}, waits for {decoding.min_candidates}" if policy in WAITING else policy or decoding.mode.value
