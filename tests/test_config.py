@@ -242,7 +242,11 @@ def test_accept_reaches_the_synthetic_drafter_alone_and_wins_over_its_own() -> N
     assert accepted(compare={"drafters": ["ngram", "synthetic"]}, accept=0.7) == [0.8, 0.7]
 
 
-def test_drafters_to_compare_may_name_their_models() -> None:
+def test_drafters_to_compare_may_name_their_models_or_be_the_one_that_fits() -> None:
+    assert [one.kind for one in RunConfig(compare=CompareConfig(drafters=("auto", "ngram"))).engine().drafters] == [
+        "embedded",
+        "ngram",
+    ]
     config = RunConfig(drafter=DrafterConfig(min_lookup=0), compare=CompareConfig(drafters=("embedded", "eagle:/a:b")))
     embedded, eagle = config.engine().drafters
     assert (embedded.kind, embedded.min_lookup) == ("embedded", 0)

@@ -142,6 +142,7 @@ class RunConfig(DecodingConfig, EngineKeys):
     def _drafter(self, name: str) -> DrafterConfig:
         """The drafter that `compare.drafters` names: as configured, where its kind is that of `drafter`."""
         kind, _, source = name.partition(":")
+        kind = DrafterConfig().for_target(self.target, self.hardware).kind if kind == "auto" else kind
         is_kind = kind in get_args(DrafterKind)
         require(is_kind, "compare.drafters", name, f"allowed: {', '.join(get_args(DrafterKind))}, or KIND:MODEL")
         given: dict[str, Any] = {"factory" if kind == "custom" else "model": source} if source else {}

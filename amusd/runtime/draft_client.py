@@ -386,7 +386,7 @@ class DraftClient:
         prompts = TAKE_IN_SECONDS * sum(sequence.session.committed_length for sequence in waiting)
         if self.draft_restart is not None and seconds > SILENCES * limit + prompts:
             reason = f"it has said nothing for {seconds:.1f} s"
-            logger.warning("the draft is replaced: %s", reason)
+            logger.warning("amusd: the draft is replaced: %s", reason)
             self._lose(reason)
 
     def _judge_sense(self, *, makes_sense: bool) -> None:
