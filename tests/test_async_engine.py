@@ -96,18 +96,6 @@ def test_an_answer_is_streamed_and_kept_whole() -> None:
     run(work())
 
 
-def test_many_tasks_are_answered_at_a_time_and_more_wait() -> None:
-    async def work() -> None:
-        async with launched(max_num_seqs=3) as (engine, own):
-            most: list[int] = []
-            with passes_counted(own, lambda _: most.append(num_at_work(own))):
-                found = await asyncio.gather(*(engine.generate(PROMPT, params(10 + n)) for n in range(8)))
-            assert [list(one.token_ids) for one in found] == [answer_of(10 + n) for n in range(8)]
-            assert max(most) == 3
-
-    run(work())
-
-
 def test_the_status_is_read_while_another_thread_computes() -> None:
     async def work() -> None:
         async with launched(max_num_seqs=2) as (engine, own):
@@ -130,11 +118,6 @@ def test_the_status_is_read_while_another_thread_computes() -> None:
     run(work())
 
 
-def test_the_status_cannot_be_read_before_the_engine_is_launched() -> None:
-    with pytest.raises(StateError, match="not launched"):
-        _ = AsyncEngine(plain_engine).engine
-
-
 @pytest.mark.parametrize("mode", [Mode.SYNCHRONOUS, Mode.ASYNCHRONOUS])
 def test_answers_are_drafted_as_ever(mode: Mode) -> None:
     async def work(own: Engine) -> None:
@@ -147,16 +130,6 @@ def test_answers_are_drafted_as_ever(mode: Mode) -> None:
     with pair({"oracle": oracle(LONG, right_with_probability(0.7, 1))}, max_num_seqs=3) as (engine, draft):
         run(work(engine))
     assert draft.error is None
-
-
-def test_two_event_loops_share_an_engine() -> None:
-    async def work() -> None:
-        async with launched() as (engine, _):
-            other = asyncio.to_thread(lambda: asyncio.run(engine.generate(PROMPT, params(30))))
-            found = await asyncio.gather(other, engine.generate(PROMPT, params(20)))
-            assert [list(one.token_ids) for one in found] == [answer_of(30), answer_of(20)]
-
-    run(work())
 
 
 def test_the_event_loop_runs_while_a_pass_is_computed() -> None:

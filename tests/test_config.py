@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -16,9 +15,7 @@ from amusd.types import Mode
 MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"promt": "x"}, "promt: no such key; did you mean 'prompt'?"),
     ({"sampling": {"max_new_token": 1}}, "sampling.max_new_token: no such key; did you mean 'max_new_tokens'?"),
-    ({"zzz": 1}, "zzz: no such key"),
     ({"mode": "sync"}, "mode=sync: allowed: autoregressive, synchronous, asynchronous; did you mean 'synchronous'?"),
-    ({"output": "xml"}, "output=xml: allowed: text, json"),
     ({"bench": {"widths": [1, 0]}}, "bench.widths=[1, 0]: name at least one, from 1"),
     (
         {"drafter": {"kind": "ngrams"}},
@@ -27,7 +24,6 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
             "custom; did you mean 'ngram'?"
         ),
     ),
-    ({"hardware": {"synthetic": "llama8b"}}, "hardware.synthetic=llama8b: allowed: smollm2-135m, "),
     (
         {"hardware": {"synthetic": "llama-8b"}, "drafter": {"kind": "embedded"}},
         "drafter=embedded: does not fit hardware.synthetic=llama-8b; allowed: ",
@@ -37,30 +33,15 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
         "hardware.synthetic=llama-8b: not with target=hf",
     ),
     ({"drafter": {"kind": "synthetic", "accept": 1.01}}, "drafter.accept=1.01: must be between 0 and 1"),
-    ({"drafter": {"kind": "synthetic"}, "accept": -0.1}, "accept=-0.1: must be between 0 and 1"),
-    (
-        {"drafter": {"kind": "synthetic", "accept_next": 1.5}},
-        "drafter.accept_next=1.5: must be between 0 and 1",
-    ),
-    ({"drafter": {"kind": "synthetic", "accept_next": -0.1}}, "drafter.accept_next=-0.1: must be between 0 and 1"),
     ({"accept": 0.5}, "accept=0.5: only allowed with drafter=synthetic"),
-    ({"drafter": {"shape": "llama-1b"}}, "drafter.shape=llama-1b: only allowed with drafter=synthetic"),
-    ({"drafter": {"kind": "synthetic", "shape": "llama-2b"}}, "drafter.shape=llama-2b: allowed: smollm2-135m, "),
     (
         {"drafter": {"kind": "synthetic"}, "target": {"kind": "hf", "model": "/m"}},
         "drafter.shape: required with target=hf; allowed: smollm2-135m, ",
     ),
     ({"max_lookahead": "many"}, "max_lookahead=many: expected a whole number"),
-    ({"max_lookahead": 1.5}, "max_lookahead=1.5: expected a whole number"),
-    ({"max_lookahead": True}, "max_lookahead=True: expected a whole number"),
-    ({"max_wait_passes": "long"}, "max_wait_passes=long: expected a number"),
-    ({"workload": {"raw": "perhaps"}}, "workload.raw=perhaps: expected true or false"),
-    ({"prompt": {"a": 1}}, "prompt={'a': 1}: expected text"),
     ({"sampling": 3}, "sampling=3: has keys of its own: temperature, top_k, top_p, "),
     ({"sampling": {"temperature": -0.5}}, "sampling.temperature=-0.5: must be at least 0"),
     ({"sampling": {"temperature": float("nan")}}, "sampling.temperature=nan: must be finite"),
-    ({"sampling": {"top_p": 0}}, "sampling.top_p=0.0: must be above 0 and at most 1"),
-    ({"sampling": {"logit_bias": [[1, 2, 3]]}}, "sampling.logit_bias=[1, 2, 3]: expected 2 values"),
     ({"sampling": {"logit_bias": [[-1, 2]]}}, "sampling.logit_bias=[-1, 2.0]: must be a token id"),
     (
         {"sampling": {"temperature": 1, "acceptance": "greedy"}},
@@ -68,23 +49,14 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ),
     ({"sampling": {"max_new_tokens": 0}}, "sampling.max_new_tokens=0: must be at least 1"),
     ({"sampling": {"stop": ["a", ""]}}, "sampling.stop=['a', '']: a stop string must not be empty"),
-    ({"num_speculative_tokens": 0}, "num_speculative_tokens=0: must be at least 1"),
-    ({"max_lookahead": 0}, "max_lookahead=0: must be at least 1"),
-    ({"min_candidates": -1}, "min_candidates=-1: must be at least 0"),
     ({"min_candidates": 17}, "min_candidates=17: must be at most max_lookahead (16)"),
-    ({"fan_out": 0}, "fan_out=0: must be at least 1"),
     ({"fan_out": 4097}, "fan_out=4097: must be at most 4096"),
     ({"max_lookahead": 1 << 70}, "max_lookahead=1180591620717411303424: must be below 2^31"),
-    ({"fan_out": "wide"}, "fan_out=wide: expected a whole number"),
-    ({"rows_per_step": 0}, "rows_per_step=0: must be at least 1"),
-    ({"policy": "tree"}, "policy=tree: allowed: auto, chain, windowed, branching"),
     ({"policy": "branchin"}, "policy=branchin: allowed: auto, chain, windowed, branching; did you mean 'branching'?"),
     ({"compare": {"policies": ["chain", "tree"]}}, "compare.policies=tree: allowed: auto, chain, windowed, branching"),
-    ({"max_wait_passes": -0.1}, "max_wait_passes=-0.1: must be at least 0"),
     ({"draft_timeout_seconds": 0}, "draft_timeout_seconds=0.0: must be above 0"),
     ({"max_silence_seconds": 0}, "max_silence_seconds=0.0: must be above 0"),
     ({"target": {"kind": "hf"}}, "target.model: required with target=hf"),
-    ({"drafter": {"kind": "hf"}}, "drafter.model: required with drafter=hf"),
     (
         {"drafter": {"model": "/m"}},
         (
@@ -93,52 +65,26 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
         ),
     ),
     ({"drafter": {"num_layers": 3}}, "drafter.num_layers=3: only allowed with drafter=self, not with drafter=embedded"),
-    ({"drafter": {"kind": "self", "num_layers": 0}}, "drafter.num_layers=0: must be at least 1"),
     ({"drafter": {"min_lookup": 13}}, "drafter.min_lookup=13: must be between 0 and 12"),
-    ({"drafter": {"vocab_size": 1}}, "drafter.vocab_size=1: must be at least 2"),
-    ({"drafter": {"min_ngram": 13}}, "drafter.min_ngram=13: must be between 1 and 12"),
-    ({"drafter": {"kind": "ngram", "remember": -1}}, "drafter.remember=-1: must be between 0 and 1048576"),
-    ({"drafter": {"remember": 5}}, "drafter.remember=5: only allowed with drafter=ngram, not with drafter=embedded"),
     (
         {"drafter": {"kind": "cascade"}, "target": {"kind": "hf", "model": "/m"}},
         "drafter.model: required with drafter=cascade and target=hf",
     ),
     (
-        {"drafter": {"inner": "ngram"}},
-        "drafter.inner=ngram: only allowed with drafter=cascade, not with drafter=embedded",
-    ),
-    (
-        {"drafter": {"inner_device": "cpu"}},
-        "drafter.inner_device=cpu: only allowed with drafter=cascade, not with drafter=embedded",
-    ),
-    (
-        {"drafter": {"kind": "cascade", "model": "/m", "inner_device": "gpu"}},
-        "drafter.inner_device=gpu: allowed: cpu, or cuda: and the number of a GPU, as in cuda:2",
-    ),
-    (
         {"drafter": {"kind": "cascade", "model": "/m", "inner": "synthetic"}},
         "drafter.inner=synthetic: allowed: ngram, embedded, or a folder or hub name of a transformers checkpoint",
     ),
-    ({"hardware": {"num_threads": 0}}, "hardware.num_threads=0: must be at least 1"),
     ({"hardware": {"devices": ["cpu"]}}, "hardware.devices=['cpu']: name two"),
     (
         {"hardware": {"devices": ["cuda:0", "cuda:1"]}, "target_tensor_parallel_size": 2},
         "hardware.devices=['cuda:0', 'cuda:1']: name 3: the target's 2, the draft's",
     ),
-    ({"hardware": {"devices": ["cpu", "cuda:0", "cpu"]}}, "hardware.devices=['cpu', 'cuda:0', 'cpu']: name two"),
-    ({"target_tensor_parallel_size": 0}, "target_tensor_parallel_size=0: must be at least 1"),
-    ({"workload": {"num_prompts": 0}}, "workload.num_prompts=0: must be at least 1"),
     ({"compare": {"drafters": ["hf:/a", "hf:/b"]}}, "compare.drafters=['hf:/a', 'hf:/b']: names hf twice"),
     ({"compare": {"drafters": ["eagel:/a"]}}, "compare.drafters=eagel:/a: allowed: embedded, hf, eagle, "),
-    ({"compare": {"drafters": ["eagle"]}}, "drafter.model: required with drafter=eagle"),
-    ({"compare": {"synchronous_lengths": []}}, "compare.synchronous_lengths=[]: name at least one length"),
     ({"compare": {"synchronous_lengths": [2, 0]}}, "compare.synchronous_lengths=[2, 0]: name at least one length"),
-    ({"max_verify_width": 1}, "max_verify_width=1: must be at least 2"),
     ({"max_verify_width": 4, "mode": "synchronous"}, "max_verify_width=4: must be at least 5: 4 candidates"),
-    ({"max_model_len": 1}, "max_model_len=1: must be at least 2"),
     ({"max_num_seqs": 4097}, "max_num_seqs=4097: must be between 1 and 4096"),
     ({"startup_timeout_seconds": 0}, "startup_timeout_seconds=0.0: must be above 0"),
-    ({"transport": {"kind": "mpi"}}, "transport.kind=mpi: allowed: auto, shared_memory, zeromq, gloo, nccl"),
     ({"transport": {"kind": "shared_memory", "address": "ipc:///x"}}, "transport.address=ipc:///x: not with"),
     (
         {"transport": {"kind": "gloo", "address": "tcp://10.0.0.1:1", "keys": "/k"}},
@@ -192,27 +138,8 @@ def test_where_no_drafter_is_named_it_is_one_that_fits_the_target(
     ]
 
 
-def test_a_setting_of_the_drafter_that_fits_needs_no_name_either() -> None:
-    values = {"target": {"kind": "hf", "model": "/m"}, "drafter": {"remember": 5}}
-    assert from_mapping(RunConfig, values).drafter == DrafterConfig(kind="ngram", remember=5)
-
-
 def test_a_cascade_without_a_model_has_the_embedded_draft_in_the_middle_and_a_lookup_inside() -> None:
     assert [stage.kind for stage in DrafterConfig(kind="cascade").stages] == ["embedded", "ngram"]
-
-
-def test_a_mapping_holds_plain_values_only() -> None:
-    def check(value: object) -> None:
-        if isinstance(value, dict):
-            for item in value.values():
-                check(item)
-        elif isinstance(value, list):
-            for item in value:
-                check(item)
-        else:
-            assert value is None or type(value) in (str, int, float, bool)
-
-    check(to_mapping(RunConfig(mode=Mode.SYNCHRONOUS)))
 
 
 def test_numbers_become_what_the_key_holds() -> None:
@@ -224,11 +151,6 @@ def test_numbers_become_what_the_key_holds() -> None:
 @pytest.mark.parametrize("name", ["min_tokens", "top_k", "max_length", "presence_penalty"])
 def test_a_name_with_another_meaning_is_not_suggested(name: str) -> None:
     assert nearest(name, ["max_tokens", "top_p", "max_completion_tokens", "frequency_penalty"]) == ""
-
-
-def test_a_misspelt_shape_is_told_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"did you mean 'llama-8b'\?$"):
-        from_mapping(RunConfig, {"hardware": {"synthetic": "llama8b"}})
 
 
 def test_accept_reaches_the_synthetic_drafter_alone_and_wins_over_its_own() -> None:
@@ -264,11 +186,6 @@ def test_the_keys_of_branching_reach_the_schedule_and_the_drafter() -> None:
     assert make_policy(from_mapping(RunConfig, {**keys, "policy": "chain"}).decoding()).fan_out == 1
     compared = from_mapping(RunConfig, {"compare": {"policies": ["chain", "branching"]}})
     assert from_mapping(RunConfig, to_mapping(compared)) == compared
-
-
-def test_a_configuration_cannot_be_changed() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        RunConfig().prompt = "other"  # type: ignore[misc]  # that it is refused is the point
 
 
 def test_the_verify_width_follows_the_longest_block_in_whole_eights() -> None:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
-import socket
-import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -16,7 +13,7 @@ import pytest
 from launch.compose import compose_config
 from launch.main import _parse
 from launch.overrides import expand_sweep
-from tests.launch.processes import ROOT, SECONDS, amusd_command, environment, run
+from tests.launch.processes import ROOT, amusd_command, run
 from tests.launch.small_pair import save_pair
 
 DOCUMENTS = sorted(
@@ -136,7 +133,6 @@ SHORTER = {
 RUNNABLE = [
     line for block in blocks(PAIR) for line in block.splitlines() if line.startswith("amusd") and "two_gpus" not in line
 ]
-ON_TWO_MACHINES = [line for block in blocks(PAIR) for line in block.splitlines() if line.startswith("TARGET_HOST")]
 
 
 @pytest.fixture(scope="module")
@@ -159,26 +155,6 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def at(folder: Path, text: str) -> str:
     """With the reader's checkpoints and an address that this machine has."""
     return text.replace("/models/", f"{folder}/").replace("10.0.0.1", "127.0.0.2")
-
-
-def started(line: str, folder: Path, **ports: str) -> subprocess.Popen[str]:
-    variables = {**environment(), "PYTHON": sys.executable, **ports}
-    variables["PATH"] = f"{folder}:{variables['PATH']}"
-    return subprocess.Popen(
-        ["bash", "-c", at(folder, line)],
-        cwd=folder,
-        env=variables,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def free_ports(address: str, number: int) -> list[str]:
-    """Ports that nothing on this machine uses now."""
-    with ExitStack() as stack:
-        probes = [stack.enter_context(socket.create_server((address, 0))) for _ in range(number)]
-        return [str(probe.getsockname()[1]) for probe in probes]
 
 
 def finish(line: str, folder: Path) -> tuple[str, str]:
@@ -207,20 +183,3 @@ def test_a_line_for_ones_own_pair_runs_without_a_gpu(line: str, reader: Path) ->
     if "calibration=measured" in line:
         make_before("measured", reader)
     assert finish(line, reader)[0].strip()
-
-
-@pytest.mark.long
-@pytest.mark.timeout(600)
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="127.0.0.2 is up on Linux")
-def test_the_lines_for_two_machines_run_on_two_addresses(reader: Path) -> None:
-    assert len(ON_TWO_MACHINES) == 2
-    make_before("keys", reader)
-    store, link = free_ports("127.0.0.2", 2)
-    processes = [started(line, reader, STORE_PORT=store, LINK_PORT=link) for line in ON_TWO_MACHINES]
-    try:
-        ends = [process.communicate(timeout=SECONDS) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0, 0], ends
-    assert ends[0][0].strip()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 import sys
 from dataclasses import replace
@@ -66,11 +65,6 @@ def test_a_prompt_that_leaves_no_room_is_refused_and_the_engine_goes_on() -> Non
         assert engine.generate(PROMPT, params(5)).token_ids == reference(5)[len(PROMPT) :]
 
 
-def test_an_unknown_drafter_is_refused_with_the_nearest() -> None:
-    with pair({"ngram": FACTORY}) as (engine, _), pytest.raises(ConfigError, match="did you mean 'ngram'"):
-        engine.generate(PROMPT, drafter="ngrams")
-
-
 def test_the_status_adds_up_what_answers_count() -> None:
     with pair({"ngram": FACTORY}, pass_seconds=0.005) as (engine, draft):
         found = [engine.generate(PROMPT, params(20), decoding=decoding(mode)).metrics for mode in Mode]
@@ -88,14 +82,6 @@ def test_the_status_adds_up_what_answers_count() -> None:
         assert engine.status.draft_failure is not None
         assert engine.status.counts.num_tokens_alone == status.counts.num_tokens_alone + lost.num_tokens_alone
         assert status.counts.num_tokens == 60  # what was read stays as it was
-
-
-def test_an_engine_can_be_closed_twice() -> None:
-    with pair({"ngram": FACTORY}) as (engine, draft):
-        engine.generate(PROMPT, params(5))
-        engine.close()
-        engine.close()
-    assert draft.error is None
 
 
 def test_the_comparison_has_the_documented_rows() -> None:
@@ -337,15 +323,6 @@ def test_a_run_whose_events_are_not_whole_says_so_by_its_exit_code(commands: Com
         config = run_config(prompt=TEXT, sampling={"max_new_tokens": 8})
         assert commands.ending("generate", engine, config) == 2
     assert commands.result()["complete"] is True
-
-
-def test_progress_is_plain_lines_off_a_terminal() -> None:
-    err = io.StringIO()
-    console = Console(err=err, out=io.StringIO())
-    for done in range(40):
-        console.progress("working", done, 40)
-    assert len(err.getvalue().splitlines()) == 10
-    assert "\r" not in err.getvalue()
 
 
 def test_an_interrupted_answer_keeps_what_was_written(commands: Commands) -> None:

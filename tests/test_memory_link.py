@@ -6,12 +6,10 @@ import time
 
 import pytest
 from memory_link import memory_pair
-from transport.links import DEADLINE, NONCE, expect
+from transport.links import DEADLINE, expect
 
 from amusd.errors import PeerLostError
 from amusd.protocol.messages import Shutdown, Verdict
-from amusd.protocol.wire import MAX_FRAME_BYTES
-from amusd.transport.base import MAX_QUEUED_MESSAGES
 
 
 def verdict(number: int) -> Verdict:
@@ -45,21 +43,3 @@ def test_delays_keep_the_order_and_depend_on_the_seed_alone() -> None:
 
     assert due_times(1) == due_times(1)
     assert len({due_times(seed)[0] for seed in range(10)}) > 1
-
-
-def test_exactly_the_documented_number_of_messages_may_wait() -> None:
-    sender, receiver = memory_pair()
-    for number in range(MAX_QUEUED_MESSAGES):
-        sender.send(verdict(number))
-    with pytest.raises(PeerLostError, match="stopped reading"):
-        sender.send(Shutdown())
-    assert expect(receiver) == verdict(0)
-    sender.send(Shutdown())
-
-
-def test_an_oversized_frame_is_counted_and_dropped() -> None:
-    sender, receiver = memory_pair(nonce=NONCE)
-    sender.inject(bytes(MAX_FRAME_BYTES + 1))
-    sender.send(Shutdown())
-    assert expect(receiver) == Shutdown()
-    assert receiver.frames.num_rejected == 1

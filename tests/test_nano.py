@@ -137,18 +137,6 @@ def kill_draft(target: int) -> None:
 
 
 @pytest.mark.embedded
-def test_a_cache_that_was_rolled_back_gives_what_a_new_one_gives(
-    nano: SimpleNamespace, pair: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("torch.set_num_threads", lambda _number: None)  # the suite has one
-    model, other = (nano.Model(pair[3], "cpu", "float32") for _ in range(2))
-    text = [1, 40, 2, 50, 3, 60, 4, 70]
-    model.choices([*text[:4], 9, 9, 9], 2)
-    assert model.choices(text, 3) == other.choices(text, 3)
-    assert model.choices(text, 1) == other.choices(text, 1)
-
-
-@pytest.mark.embedded
 @pytest.mark.timeout(300)
 def test_the_answer_is_the_engines_and_both_processes_end(pair: list[str], expected: dict[str, str]) -> None:
     code, text, facts = answer([*pair, COUNT])
@@ -156,15 +144,6 @@ def test_the_answer_is_the_engines_and_both_processes_end(pair: list[str], expec
     counts = counts_of(facts)
     assert counts["tokens"] == counts["target passes"] + counts["accepted"] == NUM_TOKENS
     assert counts["accepted"] > 0
-
-
-@pytest.mark.long
-@pytest.mark.embedded
-@pytest.mark.timeout(300)
-def test_plain_decoding_gives_the_same_answer_without_a_draft(pair: list[str], expected: dict[str, str]) -> None:
-    code, text, facts = answer([*pair, "--plain", RAIN])
-    assert (code, text) == (0, expected[RAIN] + "\n"), facts
-    assert facts.endswith(f" {NUM_TOKENS} target passes, 0 accepted, 0 rollbacks\n")
 
 
 @pytest.mark.embedded

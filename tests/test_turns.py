@@ -52,15 +52,6 @@ def test_six_threads_get_their_answers_one_after_another() -> None:
     assert draft.error is None
 
 
-def test_two_streams_that_are_read_in_turn_are_both_whole() -> None:
-    with pair(FACTORIES) as (engine, _):
-        first, second = (engine.stream(PROMPT, params(30), decoding=SCHEDULE) for _ in range(2))
-        pairs = list(zip(first, second, strict=True))
-        assert [(a.token_id, b.token_id) for a, b in pairs] == [(token, token) for token in answer_of(30)]
-        assert list(first) == []
-        assert first.generation.text == second.generation.text == second.text
-
-
 def test_a_thread_does_not_wait_for_a_stream_that_another_one_does_not_read() -> None:
     with pair(FACTORIES) as (engine, _):
         unread = engine.stream(PROMPT, params(40), decoding=SCHEDULE)
@@ -80,28 +71,6 @@ def test_a_stream_that_nobody_can_read_any_more_is_ended() -> None:
         gc.collect()
         assert engine.generate(PROMPT, params(10)).token_ids == answer_of(10)
         assert passes[-1] == 11
-
-
-def test_streams_are_answered_in_the_order_in_which_they_were_first_read() -> None:
-    """The second one is closed before its turn; the third one's reader computes the rest of the first."""
-    with pair({}) as (engine, _):
-        first, second, third = (engine.stream(PROMPT, params(20)) for _ in range(3))
-        for stream in (first, second, third):
-            if stream is not third:
-                stream._turns.enqueue(stream)
-                stream._turns.advance(stream)
-        passes = on_pass(engine, lambda _number: None)
-        second.close()
-        assert next(third).token_id == answer_of(1)[0]
-        assert passes[-1] == 20 + 1 - 2  # the first had two of its twenty
-        assert [token.token_id for token in first] == list(answer_of(20))
-
-
-def test_an_exception_of_the_one_who_reads_leaves_the_engine_free() -> None:
-    with pair(FACTORIES) as (engine, _):
-        with pytest.raises(ZeroDivisionError):
-            _ = [token.token_id / 0 for token in engine.stream(PROMPT, params(40), decoding=SCHEDULE)]
-        assert engine.generate(PROMPT, params(10), decoding=SCHEDULE).token_ids == answer_of(10)
 
 
 def test_an_answer_that_is_closed_gives_nothing_more() -> None:

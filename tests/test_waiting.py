@@ -43,11 +43,3 @@ def test_a_wait_is_told_at_once_again_and_when_it_is_over(
     assert lines[-1].startswith("waited ")
     assert lines[-1].endswith(" s for rain: done")
     assert "waiting" not in [thread.name for thread in threading.enumerate()]
-
-
-def test_a_wait_that_fails_leaves_the_last_word_to_the_error(told: tuple[list[str], Callable[[], bool]]) -> None:
-    lines, _ = told
-    with pytest.raises(ValueError, match="drought"), console.waiting_for("rain", 5.0):
-        raise ValueError("drought")
-    assert not any(line.startswith("waited") for line in lines)
-    assert "waiting" not in [thread.name for thread in threading.enumerate()]

@@ -48,11 +48,6 @@ def test_a_category_is_a_line_whatever_the_file_has(tmp_path: Path, category: ob
     assert load_prompts(WorkloadConfig(path=path))[0].category == label
 
 
-def test_only_the_first_prompts_are_taken(tmp_path: Path) -> None:
-    path = write(tmp_path / "prompts.jsonl", *({"prompt": str(i)} for i in range(9)))
-    assert len(load_prompts(WorkloadConfig(path=path, num_prompts=3))) == 3
-
-
 def test_prompts_ship_with_the_package() -> None:
     prompts = load_prompts(WorkloadConfig(num_prompts=100))
     assert len(prompts) >= 16
@@ -61,21 +56,15 @@ def test_prompts_ship_with_the_package() -> None:
 
 BAD = {
     "": "no prompts in it",
-    "\n\n": "no prompts in it",
     "not json\n": "line 1: expected an object",
-    "[1]\n": "line 1: expected an object .*not an object",
     '{"text": "x"}\n': "line 1: expected an object .*no 'turns'",
-    '{"turns": []}\n': "line 1: expected an object",
     '{"turns": "abc"}\n': "line 1: .*'turns' is no list",
     '{"prompt": ""}\n': "line 1: .* is empty or not a string",
     '\n{"prompt": 3}\n': "line 2: .*'3' is empty or not a string",
     '{"prompt": "\\ud800"}\n': "line 1: .*surrogates not allowed",
-    '{"conversation": [{"role": 1, "content": "x"}]}\n': "line 1: .*'1' is empty or not a string",
-    '{"conversation": [{"role": "\\udc00", "content": "x"}]}\n': "line 1: .*surrogates not allowed",
     '{"conversation": [{"role": "assistant", "content": "x"}]}\n': "line 1: .*no turns to answer",
     '{"conversation": [{"role": "user"}]}\n': "line 1: .*no 'content'",
     "[" * 100_000: "line 1: .*nested too deeply",
-    '{"prompt": "x", "n": ' + "[" * 100_000 + "}": "line 1: .*nested too deeply",
 }
 
 
@@ -130,8 +119,3 @@ def test_an_answer_needs_one_prompt_and_the_typed_one_comes_first(tmp_path: Path
     path = write(tmp_path / "prompts.jsonl", {"prompt": "a"}, {"bad": "line"})
     assert [prompt.text for prompt in prompts_of("generate", asked(path, num_prompts=9))] == ["a"]
     assert [prompt.text for prompt in prompts_of("generate", RunConfig(prompt="typed"))] == ["typed"]
-
-
-def test_a_missing_file_is_one_line() -> None:
-    with pytest.raises(ConfigError, match="No such file"):
-        load_prompts(WorkloadConfig(path="/nowhere/prompts.jsonl"))

@@ -68,13 +68,6 @@ def test_rows_that_share_a_pass_are_not_counted() -> None:
     assert category_table(rows, categories) == ""
 
 
-def test_without_a_synchronous_row_one_comparison_is_left_out() -> None:
-    rows = [ROWS[0], ROWS[2]]
-    categories = by_category(rows, PER_PROMPT)
-    assert [one["speedup_vs_best_synchronous"] for one in categories] == [None] * 3
-    assert category_table(rows, categories).splitlines()[-1].split() == ["qa", "1", "2.00"]
-
-
 @pytest.mark.parametrize("category", ["letters", None])
 def test_a_comparison_shows_and_keeps_them(category: str | None, tmp_path: Path) -> None:
     config = from_mapping(

@@ -10,12 +10,10 @@ import pytest
 from models import tiny
 from models.other_tokenizer import save_reindexed, word_tokenizer
 from models.test_eagle import LAYERS, SIZES, eagle3_weights, save_speculators
-from runtime.gpu_doubles import pretend_gpus
 
 from amusd.commands.doctor import Finding, _guard, _links, _machine, _models
 from amusd.config import DrafterConfig, EngineConfig, HardwareConfig, TargetConfig, TransportConfig
 from amusd.errors import ConfigError
-from amusd.runtime.devices import free_bytes
 from amusd.transport.latency import OneWayTime
 
 pytestmark = pytest.mark.embedded
@@ -68,16 +66,6 @@ def test_caches_that_do_not_fit_beside_the_weights_fail(tmp_path: Path, monkeypa
     assert memory.text.endswith(" of 1 free MB")
 
 
-def test_free_memory_is_known_on_a_cpu_and_not_more_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    free = free_bytes("cpu")
-    monkeypatch.setattr(Path, "read_text", lambda *_arguments, **_more: _raise(FileNotFoundError("no /proc")))
-    assert 0 < free <= free_bytes("cpu")
-
-
-def _raise(error: Exception) -> str:
-    raise error
-
-
 RANKS = "each rank needs a key head, and this model has 3; allowed: 1 to 3"
 
 
@@ -95,12 +83,6 @@ def test_what_cannot_run_is_refused_before_weights_are_read(
         monkeypatch.setattr("amusd.models.load_options.why_not_covered", lambda _config: "a reason")
     monkeypatch.setattr("amusd.commands.doctor.load_target", lambda *_arguments: pytest.fail("weights are read"))
     assert looked_at(EngineConfig(**keys)) == {"models": Finding("models", False, text)}
-
-
-def test_a_target_that_several_ranks_share_is_not_loaded_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("amusd.commands.doctor.load_target", lambda *_arguments: pytest.fail("weights are read"))
-    (finding,) = looked_at(EngineConfig(target_tensor_parallel_size=2)).values()
-    assert finding.ok is None
 
 
 def test_it_says_how_much_of_the_vocabulary_a_draft_with_another_tokenizer_can_propose(tmp_path: Path) -> None:
@@ -142,17 +124,6 @@ def test_a_link_that_does_not_work_is_only_wrong_where_it_is_wanted(
     assert found["transport"].text == "zeromq"
     assert found["link nccl"].text == "a reason"
     assert found["link zeromq"].text.startswith("12 us one way")
-
-
-def test_a_link_that_needs_two_gpus_is_judged_by_where_the_two_ends_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend_gpus(monkeypatch, 2)
-    monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: True)
-    monkeypatch.setattr("amusd.commands.doctor.measure_one_way", lambda *_arguments, **_orders: OneWayTime(1, 2))
-    on_one = HardwareConfig(devices=("cuda:0", "cuda:0"))
-    config = EngineConfig(transport=TransportConfig(kind="nccl"), hardware=on_one)
-    *_, last = _guard("transport", _links(config))
-    assert (last.name, last.ok) == ("transport", False)
-    assert "the target is on cuda:0, the draft on cuda:0" in last.text
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shutil
@@ -96,36 +95,3 @@ def check_pod(name: str, num_gpus: int) -> None:
     assert {mount["name"] for mount in container["volumeMounts"]} == volumes
     assert spec["securityContext"]["runAsUser"] == 10001  # that of the Dockerfile
     assert not container["securityContext"]["allowPrivilegeEscalation"]
-
-
-LEADER_WORKER_SET = {
-    "spec": {"replicas": int, "leaderWorkerTemplate": dict},
-    "leaderWorkerTemplate": {"size": int, "restartPolicy": str, "leaderTemplate": dict, "workerTemplate": dict},
-}
-"""The fields that we use of the LeaderWorkerSet API, version v1."""
-
-
-def test_the_leader_worker_set_has_the_fields_of_its_api() -> None:
-    document = manifest("leaderworkerset.yaml")
-    assert (document["apiVersion"], document["kind"]) == ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet")
-    template = document["spec"]["leaderWorkerTemplate"]
-    for found, fields in ((document["spec"], "spec"), (template, "leaderWorkerTemplate")):
-        assert {key: type(value) for key, value in found.items()} == LEADER_WORKER_SET[fields]
-    assert template["restartPolicy"] in ("RecreateGroupOnPodRestart", "RecreateGroupAfterStart", "None")
-
-
-def test_kubernetes_own_schemas_hold() -> None:
-    if importlib.util.find_spec("kubernetes_validate") is None:
-        pytest.skip("kubernetes-validate is not installed (make test-all brings it)")
-    import kubernetes_validate
-
-    pods = [
-        {"apiVersion": "v1", "kind": "Pod", **template, "metadata": {"name": name, **template["metadata"]}}
-        for name, template in pod_templates().items()
-    ]
-    for document in pods:
-        kubernetes_validate.validate(document, "1.37", strict=True)
-    document = pods[0]
-    document["spec"]["container"] = document["spec"].pop("containers")
-    with pytest.raises(kubernetes_validate.ValidationError):
-        kubernetes_validate.validate(document, "1.37", strict=True)

@@ -10,7 +10,7 @@ import pytest
 
 from amusd.child import Lives
 from amusd.config import RunConfig
-from amusd.errors import ConfigError, PeerFailedError, PeerLostError
+from amusd.errors import ConfigError, PeerFailedError
 from amusd.runtime.supervisor import TARGET_GONE
 from amusd.transport.base import Rendezvous
 from launch import draft, nodes
@@ -109,13 +109,6 @@ def test_the_target_hears_why_a_first_draft_could_not_start(code: int, failure: 
     assert Told.values["failure"] == failure
 
 
-def test_one_that_returns_is_followed_by_none() -> None:
-    Drafts.codes = [0]
-    assert run_draft_rank(Options(), place(is_away=False)) == 0
-    assert Drafts.started == [1]
-    assert "failure" not in Told.values
-
-
 def test_one_that_had_met_the_target_is_followed_until_one_is_wanted_no_more(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -132,14 +125,3 @@ def test_one_whose_link_has_ended_with_the_run_is_followed_by_none(monkeypatch: 
     monkeypatch.setattr(Told, "await_any", lambda _store, names, _timeout: names[0])
     assert run_draft_rank(Options(), place(is_away=False)) == 0
     assert Drafts.started == [1]
-
-
-def test_a_store_that_is_gone_ends_the_draft(monkeypatch: pytest.MonkeyPatch) -> None:
-    def lost(*_: object) -> bool:
-        raise PeerLostError("the store is gone")
-
-    Drafts.codes = [-9]
-    monkeypatch.setattr(Told, "has", lost)
-    assert run_draft_rank(Options(), place(is_away=False)) == 0
-    with pytest.raises(PeerLostError):
-        run_draft_rank(Options(), place(is_away=True))

@@ -8,7 +8,7 @@ import pytest
 
 from amusd.config import RunConfig, SamplingParams
 from amusd.errors import ConfigError
-from launch.job import Group, Job, Options, Standing, duration
+from launch.job import Group, Job, Options, Standing
 from launch.store import place_from_environment
 
 TORCHRUN = {
@@ -38,11 +38,6 @@ def test_a_sweep_under_torchrun_is_refused(flag: str) -> None:
         Options.parse(["max_lookahead=1,2", flag])
 
 
-def test_a_command_that_has_no_workers_is_refused_under_torchrun() -> None:
-    with pytest.raises(ConfigError, match=r"^bench: under torchrun the command is one of generate, compare, serve$"):
-        Options.parse(["bench"])
-
-
 @pytest.mark.parametrize("standing", [None, Standing(num_jobs=3, num_done=1, num_timed=0, began=1.5)])
 def test_a_group_survives_the_way_to_the_ranks(standing: Standing | None) -> None:
     config = RunConfig(prompt="'${x}'\n", sampling=SamplingParams(stop=("a",)))
@@ -59,13 +54,6 @@ def test_the_time_left_is_judged_by_the_jobs_that_this_command_ran() -> None:
     assert first.line("job 3: x=1", 0, 110.0) == "[#######.............] 3/8  job 3: x=1"
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.4, "0 s"), (89.4, "89 s"), (90.0, "2 min"), (3540.0, "59 min"), (7500.0, "2 h 5 min")]
-)
-def test_a_duration_is_as_exact_as_it_is_useful(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
-
-
 def test_a_process_that_torchrun_did_not_start_is_told_how_to(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in TORCHRUN:
         monkeypatch.delenv(name, raising=False)
@@ -78,14 +66,6 @@ def test_a_single_rank_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=r"^WORLD_SIZE=1: at least 2 processes are needed"):
         place_from_environment()
-
-
-def test_the_processes_of_torchrun_know_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = {"WORLD_SIZE": "4", "RANK": "3", "LOCAL_WORLD_SIZE": "4"}
-    for name, value in {**TORCHRUN, **ranks}.items():
-        monkeypatch.setenv(name, value)
-    place = place_from_environment()
-    assert (place.rank, place.size, place.apart, place.is_away) == (3, 4, False, False)
 
 
 @pytest.mark.parametrize(
@@ -106,11 +86,3 @@ def test_rank_0_serves_the_store_only_when_torchrun_does_not(monkeypatch: pytest
     assert not place_from_environment().is_by_itself
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE")
     assert place_from_environment().is_by_itself
-
-
-@pytest.mark.parametrize("port", ["x", "65536", "-1"])
-def test_what_is_no_port_is_refused(monkeypatch: pytest.MonkeyPatch, port: str) -> None:
-    for name, value in {**TORCHRUN, "MASTER_PORT": port}.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError, match=f"^127.0.0.1:{port}: a port is a number up to 65535$"):
-        place_from_environment()

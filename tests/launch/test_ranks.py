@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from launch.process_tree import descendants
-from tests.launch.processes import FAKE, SECONDS, WAITING, amusd_command, environment, run, torchrun_command
+from tests.launch.processes import SECONDS, WAITING, amusd_command, environment, run, torchrun_command
 from tests.launch.small_pair import PROMPT, plain_answer, save_pair
 from tests.warm import Popen
 
@@ -26,14 +26,6 @@ pytestmark = [
 TWO = "target_tensor_parallel_size=2"
 NUM_TOKENS_OF_A_RESTART = 3000
 """So many that the next draft has loaded before they are all there."""
-
-
-@pytest.mark.long
-def test_a_rank_that_fails_ends_the_run_with_its_reason(tmp_path: Path) -> None:
-    done = run(amusd_command("generate", FAKE, TWO, "prompt=follower crashes", "run_dir=out"), tmp_path)
-    assert done.returncode == 1
-    assert "amusd: rank 1 of the target failed: a bug in rank 1\n" in done.stderr
-    assert "ChildFailedError" not in done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -132,15 +124,6 @@ def test_a_killed_draft_is_replaced_and_the_ranks_notice_nothing(tmp_path: Path,
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert result["metrics"]["num_draft_restarts"] == 1
     assert tuple(result["token_ids"]) == plain_answer(long_pair, NUM_TOKENS_OF_A_RESTART)
-
-
-@pytest.mark.long
-def test_a_killed_leader_takes_everybody_along(tmp_path: Path, pair: list[str]) -> None:
-    running = Running(tmp_path, pair)
-    os.kill(running.workers["target"][0], signal.SIGKILL)
-    code, errors = running.end()
-    assert code != 0
-    assert "the workers ended without a result" in errors
 
 
 @pytest.mark.long
