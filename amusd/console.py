@@ -5,12 +5,10 @@ Results go through a `Console`; the launcher tells of processes with `tell` and 
 
 from __future__ import annotations
 
-import errno
 import io
 import itertools
 import json
 import os
-import stat
 import sys
 import threading
 import time
@@ -88,9 +86,8 @@ class Console:
             self._out.write(text)
             self._out.flush()
         except OSError as error:
-            has_left = isinstance(error, BrokenPipeError) or (error.errno == errno.EIO and _is_device(self._out))
             discard(self._out)
-            if not has_left:
+            if not isinstance(error, BrokenPipeError):
                 raise cannot_write("standard output", error) from None
 
     def note(self, line: str) -> None:
@@ -129,14 +126,6 @@ def standard_output() -> TextIO:
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="replace")
     return sys.stdout
-
-
-def _is_device(out: TextIO) -> bool:
-    """Whether it is a terminal, or was: one that is closed is none any more, and writing to it fails with EIO."""
-    try:
-        return stat.S_ISCHR(os.fstat(out.fileno()).st_mode)
-    except (OSError, ValueError):  # no file at all
-        return False
 
 
 def _screen(stream: TextIO, put: Callable[[str], None]) -> Screen | None:

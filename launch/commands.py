@@ -1,4 +1,4 @@
-"""Commands that need no pair of workers: `bench`, `simulate`, `export-draft`, and a run directory as `trace` sees it.
+"""Commands that need no pair of workers: `bench`, `simulate`, `export-draft`.
 
 They load torch when they run; `bench` starts the processes that it needs itself.
 """
@@ -9,8 +9,6 @@ import dataclasses
 import json
 from pathlib import Path
 
-import yaml
-
 from amusd.config import RunConfig
 from amusd.console import Console, tell
 from amusd.errors import ConfigError
@@ -18,10 +16,7 @@ from amusd.files import make_new_folder, write_whole
 from amusd.runtime.devices import settle_devices
 
 from .devices import set_threads
-from .run_directory import EVENTS_FOLDER, RESULT_FILE, SUMMARY_FILE, create_run_directory
-
-_DAMAGED = (OSError, ValueError, LookupError, TypeError, AttributeError, yaml.YAMLError)
-"""Errors of reading a file that is not what a run has written."""
+from .run_directory import EVENTS_FOLDER, RESULT_FILE, create_run_directory
 
 
 def run_bench(config: RunConfig) -> int:
@@ -72,28 +67,3 @@ def export_embedded_draft(folder: Path) -> int:
     export_draft(target, folder)
     console.note(f"the embedded draft is in {folder}; its target: {target}")
     return 0
-
-
-def traces_of_sweep(directory: Path) -> list[str]:
-    """The commands that trace the jobs of a sweep, with what tells these apart; none where it is no sweep.
-
-    Raises `ConfigError` for a damaged summary.
-    """
-    path = directory / SUMMARY_FILE
-    if not path.is_file():
-        return []
-    try:
-        jobs = json.loads(path.read_text(encoding="utf-8"))["jobs"]
-        return [
-            f"amusd trace {directory / str(job['job'])}  # "
-            + " ".join(f"{key}={job['swept'][key]}" for key in job["swept"])
-            for job in jobs
-            if (directory / str(job["job"]) / EVENTS_FOLDER).is_dir()
-        ]
-    except _DAMAGED as error:
-        raise ConfigError(f"{path}: cannot be read ({_said(error)})") from None
-
-
-def _said(error: Exception) -> str:
-    """The error in one line, with its kind: some say no more than a key."""
-    return f"{type(error).__name__}: {error}".partition("\n")[0]

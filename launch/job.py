@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from amusd.config import RunConfig
-from amusd.console import progress_line
 from amusd.errors import ConfigError
 from amusd.settings import from_mapping, to_mapping
 from amusd.transport.curve import read_store_key
@@ -39,27 +38,7 @@ class Job:
     config: RunConfig
     run_directory: Path
     title: str = ""
-    """The keys that tell it from the other jobs of its sweep."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Standing:
-    """How far a sweep was when the group started."""
-
-    num_jobs: int
-    num_done: int
-    """Jobs that have ended, those of an earlier attempt included."""
-    num_timed: int
-    """Jobs among these that ended since `began`: the time left is judged by them."""
-    began: float
-    """`time.monotonic()` of the sweep's first job, one clock for all processes of a machine."""
-
-    def line(self, title: str, num_more: int, now: float) -> str:
-        """The progress line of the job that starts now, `num_more` jobs later."""
-        timed = self.num_timed + num_more
-        left = self.num_jobs - self.num_done - num_more
-        label = f"{title}; about {duration((now - self.began) / timed * left)} left" if timed else title
-        return progress_line(label, self.num_done + num_more, self.num_jobs)
+    """The line that says how far its sweep is when it starts; empty: it is not part of a sweep."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +48,6 @@ class Group:
     command: str
     jobs: tuple[Job, ...]
     """At least one; their engines are alike."""
-    standing: Standing | None = None
-    """None: the job is not part of a sweep."""
 
     @property
     def config(self) -> RunConfig:
@@ -81,7 +58,7 @@ class Group:
     def folder(self) -> Path:
         """The folder of its results: that of its job, or of its sweep."""
         directory = self.jobs[0].run_directory
-        return directory if self.standing is None else directory.parent
+        return directory.parent if self.jobs[0].title else directory
 
     def on(self, settled: RunConfig) -> Group:
         """The same jobs with the devices of a configuration in which they are settled."""
@@ -110,8 +87,7 @@ class Group:
             {"config": to_mapping(job.config), "run_directory": str(job.run_directory), "title": job.title}
             for job in self.jobs
         ]
-        standing = None if self.standing is None else dataclasses.asdict(self.standing)
-        return json.dumps({"command": self.command, "jobs": jobs, "standing": standing})
+        return json.dumps({"command": self.command, "jobs": jobs})
 
     @classmethod
     def from_text(cls, text: str) -> Group:
@@ -125,8 +101,7 @@ class Group:
             )
             for job in values["jobs"]
         )
-        standing = None if values["standing"] is None else Standing(**values["standing"])
-        return cls(command=values["command"], jobs=tuple(jobs), standing=standing)
+        return cls(command=values["command"], jobs=tuple(jobs))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,11 +166,3 @@ def store_secret(options: Options) -> bytes:
     # not composed: a rank whose arguments are wrong still has to tell the other one
     folders = [text.removeprefix(_KEYS) for text in options.overrides if text.startswith(_KEYS)]
     return read_store_key(Path(folders[-1])) if folders else b""
-
-
-def duration(seconds: float) -> str:
-    """`40 s`, `3 min`, `2 h 5 min`."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

@@ -27,17 +27,6 @@ _SHORT = {"-h": "--help", "-m": "--multirun", "-c": "--cfg", "-cd": CONFIG_DIR, 
 _FLAGS = ("--help", "--multirun", "--version")
 _WITH_VALUE = ("--cfg", CONFIG_DIR, CONFIG_NAME)
 _ROLES = "--roles"
-_INSTEAD = {
-    "--config-path": f"the package's own folder stays; {CONFIG_DIR} FOLDER adds yours",
-    "--experimental-rerun": f"a copy of the run's config.yaml serves as {CONFIG_NAME}",
-    "--hydra-help": "`amusd COMMAND --help` is all there is",
-    "--info": "--cfg job prints what is composed",
-    "--package": "--cfg job prints the whole configuration",
-    "--resolve": "--cfg job is resolved anyway",
-    "--run": "a command without -m is one run",
-    "--shell-completion": "there is none",
-}
-"""Options of Hydra that this command line has not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,8 +88,6 @@ def _not_an_option(name: str) -> str:
         return "takes no value"
     if name in _WITH_VALUE:
         return "needs a value"
-    if name in _INSTEAD:
-        return f"not here; {_INSTEAD[name]}"
     known = (*_FLAGS, *_WITH_VALUE, *_SHORT)
     return f"no such option; allowed: {', '.join(known)}{nearest(name, known)}"
 
@@ -121,7 +108,7 @@ def _run(arguments: Arguments, console: Console) -> int:
     if command == KEYS:
         return _keys(arguments)
     if command == TRACE:
-        return _trace(arguments, console)
+        return _trace(arguments)
     if "--multirun" in arguments.flags:
         return _run_many(command, arguments)
     from .compose import compose_config
@@ -204,7 +191,7 @@ def _folder_alone(arguments: Arguments, name: str) -> Path:
     return Path(arguments.overrides[0])
 
 
-def _trace(arguments: Arguments, console: Console) -> int:
+def _trace(arguments: Arguments) -> int:
     folders = [argument for argument in arguments.overrides if "=" not in argument]
     numbers = [argument.removeprefix("sequence=") for argument in arguments.overrides if "=" in argument]
     if (
@@ -220,13 +207,6 @@ def _trace(arguments: Arguments, console: Console) -> int:
     folder = Path(folders[0])
     from amusd.commands.trace import trace
 
-    from .commands import traces_of_sweep
-
-    commands = traces_of_sweep(folder)
-    if commands:
-        console.text(f"{folder}: a sweep; each of its jobs has events of its own:")
-        console.text("\n".join(commands))
-        return 0
     return trace(folder, int(numbers[0]) if numbers else None)
 
 

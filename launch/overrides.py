@@ -29,16 +29,6 @@ MODEL_GROUPS = ("target", "drafter")
 """Groups whose choice may be a model: `target=FOLDER` is short for `target=hf target.model=FOLDER`."""
 OPTIONAL_GROUPS = frozenset({"experiment", "pair"})
 """Groups from which nothing is chosen by default; `null` chooses nothing again."""
-_INSTEAD = {
-    "hydra/launcher": "amusd starts its own workers; to sweep over machines run `amusd COMMAND KEY=VALUE "
-    "run_dir=DIR/0` on one, the next with DIR/1 ..., and at last the sweep with run_dir=DIR, which collects them",
-    "hydra/sweeper": "a sweep is the product of all choices",
-    "hydra.searchpath": f"{CONFIG_DIR} FOLDER adds a folder",
-    "hydra.run.dir": "write run_dir=FOLDER",
-    "hydra.sweep.dir": "write run_dir=FOLDER",
-    "hydra": "Hydra's own settings are not used",
-}
-"""Answers to keys of Hydra's own, by the longest beginning of the key."""
 
 
 def split(argument: str) -> tuple[str, str]:
@@ -200,10 +190,8 @@ def _check_choice(group: str, value: str, options: Sequence[str]) -> None:
 def _no_such_key(key: str, value: str) -> str:
     if key.startswith(("+", "~")) and key.lstrip("+~") in {*keys(), *groups()}:
         return f"{key}={value}: keys are neither added nor deleted here; write {key.lstrip('+~')}={value}"
-    bare = key.lstrip("+~")
-    if re.match(r"hydra\b", bare):
-        instead = next(text for beginning, text in _INSTEAD.items() if bare.startswith(beginning))
-        return f"{key}={value}: no such key; {instead}"
+    if re.match(r"hydra\b", key.lstrip("+~")):
+        return f"{key}={value}: no such key; Hydra's own settings are not used (run_dir, -m and {CONFIG_DIR} are ours)"
     names = [*keys(), *groups()]
     same_end = [name for name in names if name.rpartition(".")[2] == key]
     near = f"; did you mean '{same_end[0]}'?" if same_end else nearest(key, names)

@@ -10,11 +10,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from amusd.console import Console, tell
+from amusd.console import Console, progress_line, tell
 from amusd.errors import ConfigError
 
 from .environment import describe_environment
-from .job import Group, Job, Standing, duration
+from .job import Group, Job
 from .jobs import run_group
 from .run_directory import clear_run, create_run_directory
 from .sweep_plan import Plan, SweepJob, groups_of, is_done, open_folder, plan_sweep
@@ -36,7 +36,7 @@ def run_sweep(command: str, arguments: Sequence[str], *, roles: str | None = Non
     if signum is not None:
         tell(f"interrupted; the same command with run_dir={folder} goes on from here")
         return 128 + signum
-    tell(f"{len(plan.jobs)} jobs in {folder}; done in {duration(time.monotonic() - sweep.began)}")
+    tell(f"{len(plan.jobs)} jobs in {folder}; done in {time.monotonic() - sweep.began:.0f} s")
     console = Console(json_only=plan.jobs[0].config.output == "json")
     console.text(summary.table())
     console.document(summary.document())
@@ -81,11 +81,7 @@ class _Sweep:
         ready = self._prepare(jobs)
         if not ready:
             return [], None
-        num_done = len(self.exit_codes)
-        standing = Standing(
-            num_jobs=len(self.plan.jobs), num_done=num_done, num_timed=num_done - self._num_earlier, began=self.began
-        )
-        group = Group(command=self.plan.command, jobs=tuple(ready.values()), standing=standing)
+        group = Group(command=self.plan.command, jobs=tuple(ready.values()))
         codes, signum = run_group(group, roles=self.roles, json_only=group.config.output == "json")
         self.exit_codes.update(zip(ready, codes, strict=False))
         return [job for job in jobs if job.number not in self.exit_codes], signum
@@ -104,7 +100,8 @@ class _Sweep:
                 self.exit_codes[job.number] = 2
                 continue
             config = dataclasses.replace(job.config, run_dir=str(directory))
-            ready[job.number] = Job(config=config, run_directory=directory, title=job.title)
+            title = progress_line(job.title, len(self.exit_codes) + len(ready), len(self.plan.jobs))
+            ready[job.number] = Job(config=config, run_directory=directory, title=title)
         return ready
 
     def _directory(self, job: SweepJob) -> Path:

@@ -201,11 +201,11 @@ def _do_jobs(options: Options, group: Group, drafts: ChildDrafts | StoreDrafts) 
     runs = [(job.config, job.run_directory) for job in group.jobs]
     first_code = 0
     with closing(_import_work(options)(group.command, runs, drafts)) as endings:
-        for number, job in enumerate(group.jobs):
+        for job in group.jobs:
             tell_begin(options.outcome_file)
             drafts.record(job.run_directory)
-            if group.standing is not None:
-                tell(group.standing.line(job.title, number, time.monotonic()))
+            if job.title:
+                tell(job.title)
             try:
                 ending = next(endings)
             except Exception as error:

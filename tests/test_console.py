@@ -34,17 +34,6 @@ def test_a_reader_that_leaves_is_no_mistake(json_only: bool) -> None:
             console.document({"text": "an answer"})
 
 
-@pytest.mark.skipif(not hasattr(os, "openpty"), reason="a terminal of POSIX")
-def test_a_terminal_that_is_closed_is_a_reader_that_leaves() -> None:
-    ours, theirs = os.openpty()
-    with os.fdopen(theirs, "w", encoding="utf-8") as out:
-        console = Console(out=out)
-        console.text("seen")
-        os.close(ours)
-        console.text("to nobody")
-        console.text("nor this")
-
-
 PIECES = ("one\ntw", "o\nthr", "ee \x1b[2J")
 
 

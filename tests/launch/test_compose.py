@@ -29,7 +29,6 @@ NEEDED = {
 
 MISTAKES = [
     ("temperature=1", "temperature=1: no such key; did you mean 'sampling.temperature'?"),
-    ("hydra.run.dir=x", "hydra.run.dir=x: no such key; write run_dir=FOLDER"),
     ("hydra.verbose=true", "hydra.verbose=true: no such key; Hydra's own settings are not used"),
     (
         "target=/x/mine.yaml",

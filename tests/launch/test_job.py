@@ -8,7 +8,7 @@ import pytest
 
 from amusd.config import RunConfig, SamplingParams
 from amusd.errors import ConfigError
-from launch.job import Group, Job, Options, Standing
+from launch.job import Group, Job, Options
 from launch.store import place_from_environment
 
 TORCHRUN = {
@@ -38,20 +38,11 @@ def test_a_sweep_under_torchrun_is_refused(flag: str) -> None:
         Options.parse(["max_lookahead=1,2", flag])
 
 
-@pytest.mark.parametrize("standing", [None, Standing(num_jobs=3, num_done=1, num_timed=0, began=1.5)])
-def test_a_group_survives_the_way_to_the_ranks(standing: Standing | None) -> None:
+def test_a_group_survives_the_way_to_the_ranks() -> None:
     config = RunConfig(prompt="'${x}'\n", sampling=SamplingParams(stop=("a",)))
     jobs = tuple(Job(config=config, run_directory=Path(f"/runs/{n}"), title=f"job {n}") for n in range(2))
-    group = Group(command="generate", jobs=jobs, standing=standing)
+    group = Group(command="generate", jobs=jobs)
     assert Group.from_text(group.to_text()) == group
-
-
-def test_the_time_left_is_judged_by_the_jobs_that_this_command_ran() -> None:
-    standing = Standing(num_jobs=8, num_done=3, num_timed=1, began=100.0)
-    assert standing.line("job 3: x=1", 0, 110.0) == "[#######.............] 3/8  job 3: x=1; about 50 s left"
-    assert standing.line("job 5: x=2", 1, 130.0) == "[##########..........] 4/8  job 5: x=2; about 60 s left"
-    first = Standing(num_jobs=8, num_done=3, num_timed=0, began=100.0)
-    assert first.line("job 3: x=1", 0, 110.0) == "[#######.............] 3/8  job 3: x=1"
 
 
 def test_a_process_that_torchrun_did_not_start_is_told_how_to(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,6 @@ MISTAKES = [
     ),
     (["generate", "--cfg", "hydra"], "--cfg hydra: allowed: job; Hydra's own settings are not used"),
     (["compare", "-m", "-c", "job"], "--cfg job: prints one configuration; leave -m out"),
-    (["generate", "--config-path=conf"], "--config-path=conf: not here; the package's own folder stays; --config-dir"),
     (["generate", "workload.path=/nowhere"], "workload.path=/nowhere: [Errno 2] No such file or directory"),
     (["compare", "-m", "workload.num_prompts=2,99"], "workload.num_prompts=99: the built-in file has only 16"),
     (["generate", "prompt=Why", "is", "the"], "is: expected key=value"),

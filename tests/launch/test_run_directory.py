@@ -11,7 +11,6 @@ from full_disk import files_of_at_most
 
 from amusd.config import RunConfig, SamplingParams
 from amusd.errors import ConfigError
-from launch.main import main
 from launch.run_directory import (
     choose_folder,
     claim_folder,
@@ -98,28 +97,3 @@ def test_an_interrupted_run_is_cleared_for_another_try_and_notes_stay(tmp_path: 
     clear_run(directory)
     assert [path.name for path in directory.iterdir()] == ["notes.txt"]
     assert create_run_directory(RunConfig(), directory) == directory
-
-
-def test_the_directory_of_a_sweep_names_the_traces_of_its_jobs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    jobs = [{"job": number, "swept": {"seed": str(seed), "mode": "x"}} for number, seed in enumerate((4, 5, 6))]
-    (tmp_path / "sweep.json").write_text(json.dumps({"jobs": jobs}))
-    for number in (0, 2):
-        create_run_directory(RunConfig(), tmp_path / str(number))
-    assert main(["trace", str(tmp_path)]) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        f"{tmp_path}: a sweep; each of its jobs has events of its own:",
-        f"amusd trace {tmp_path / '0'}  # seed=4 mode=x",
-        f"amusd trace {tmp_path / '2'}  # seed=6 mode=x",
-    ]
-
-
-@pytest.mark.parametrize("text", ['{"jobs": [{"job"', '{"jobs": [{}]}'])
-def test_a_damaged_summary_of_a_sweep_is_one_line(
-    tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "sweep.json").write_text(text, encoding="latin-1")
-    assert main(["trace", str(tmp_path)]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert f"{tmp_path / 'sweep.json'}: cannot be read (" in line
