@@ -35,7 +35,7 @@ from amusd.config import (
     runs_ahead,
 )
 from amusd.config.plugins import DRAFTERS, entry_point_names, is_reference
-from amusd.errors import ConfigError, ContextLengthError, StateError
+from amusd.errors import ConfigError, ContextLengthError
 from amusd.models.embedded_target import Report
 from amusd.models.huggingface import device_errors
 from amusd.models.loading import load_target
@@ -132,7 +132,6 @@ class Engine:
     def start(cls, config: EngineConfig) -> Engine:
         """As `launch`, from a whole configuration."""
         _check_type("config", config, EngineConfig)
-        _check_default_device()
         if (size := config.target_tensor_parallel_size) > 1:
             raise ConfigError(
                 f"target_tensor_parallel_size={size}: not from Python, where the target is this process; allowed: 1, "
@@ -316,7 +315,6 @@ class Engine:
         outside all figures.
         """
         self.turns.check()
-        _check_default_device()
         params = _checked_params(params)
         decoding = self._checked_decoding(decoding, drafter)
         prompt_ids = self.encode(prompt, raw=raw)
@@ -566,15 +564,6 @@ def _check_type(key: str, value: T, expected: type) -> T:
 def _checked_params(params: object) -> SamplingParams:
     """The parameters that are asked for, or the default. Raises `ConfigError` for what is none."""
     return SamplingParams() if params is None else _check_type("params", cast("SamplingParams", params), SamplingParams)
-
-
-def _check_default_device() -> None:
-    """Raise `StateError` unless tensors are made in this thread where the engine expects them."""
-    if torch.get_default_device().type != "cpu":
-        raise StateError(
-            f"torch's default device is {torch.get_default_device()}: set it to cpu; hardware.devices says where the "
-            "engine computes"
-        )
 
 
 def _check_text(key: str, text: object) -> None:

@@ -8,7 +8,6 @@ import pytest
 
 from amusd.config import CompareConfig, DrafterConfig, EngineConfig, HardwareConfig, RunConfig, TargetConfig
 from amusd.errors import ConfigError
-from amusd.policies.factory import make_policy
 from amusd.settings import from_mapping, nearest, to_mapping
 from amusd.types import Mode
 
@@ -173,19 +172,6 @@ def test_drafters_to_compare_may_name_their_models_or_be_the_one_that_fits() -> 
     embedded, eagle = config.engine().drafters
     assert (embedded.kind, embedded.min_lookup) == ("embedded", 0)
     assert (eagle.kind, eagle.model) == ("eagle", "/a:b")
-
-
-def test_the_keys_of_branching_reach_the_schedule_and_the_drafter() -> None:
-    keys = {"policy": "branching", "fan_out": 5, "rows_per_step": 6}
-    config = from_mapping(RunConfig, {**keys, "drafter": {"kind": "synthetic", "accept_next": 0.25}})
-    decoding = config.decoding()
-    assert (decoding.policy, decoding.fan_out, decoding.rows_per_step) == ("branching", 5, 6)
-    assert [drafter.accept_next for drafter in config.engine().drafters] == [0.25]
-    policy = make_policy(decoding)
-    assert (policy.fan_out, policy.rows_per_step) == (5, 6)
-    assert make_policy(from_mapping(RunConfig, {**keys, "policy": "chain"}).decoding()).fan_out == 1
-    compared = from_mapping(RunConfig, {"compare": {"policies": ["chain", "branching"]}})
-    assert from_mapping(RunConfig, to_mapping(compared)) == compared
 
 
 def test_the_verify_width_follows_the_longest_block_in_whole_eights() -> None:

@@ -9,11 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 from runtime.pair import PROMPT, decoding, on_pass, oracle, pair, params, reference
 
 from amusd.drafters.synthetic import right_with_probability
-from amusd.engine import Engine
 from amusd.errors import ConfigError, StateError
 from amusd.types import Mode
 
@@ -144,40 +142,6 @@ def test_nobody_can_ask_from_within_a_pass() -> None:
     assert errors == ["the engine computes a pass in this thread: a signal handler cannot use it"]
 
 
-def test_a_closed_engine_says_so() -> None:
-    with pair(FACTORIES) as (engine, _):
-        stream = engine.stream(PROMPT, params(40), decoding=SCHEDULE)
-        next(stream)
-        engine.close()
-        for ask in (lambda: engine.generate("a"), lambda: engine.stream("a"), lambda: engine.logit_gap([1, 2], 1, 2)):
-            with pytest.raises(StateError, match=r"^the engine is closed"):
-                ask()
-        with pytest.raises(StateError, match=r"^the engine is closed"):
-            list(stream)
-        stream.close()
-
-
-def test_a_release_that_fails_in_part_is_carried_out_in_all_others() -> None:
-    class Stopped:
-        is_stopped = False
-
-        def stop(self) -> None:
-            self.is_stopped = True
-
-    def fail() -> None:
-        raise OSError("the link is gone")
-
-    with pair(FACTORIES) as (engine, _):
-        process: Any = Stopped()
-        engine._process = process
-        shut_down = engine.worker.shut_down
-        engine.worker.shut_down = fail  # type: ignore[method-assign]
-        with pytest.raises(OSError, match="the link is gone"):
-            engine.close()
-        engine.worker.shut_down = shut_down  # type: ignore[method-assign]
-    assert process.is_stopped
-
-
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit])
 def test_an_interruption_ends_the_answer_and_not_the_engine(interruption: type[BaseException]) -> None:
     with pair(FACTORIES) as (engine, draft):
@@ -209,15 +173,6 @@ def test_an_error_is_raised_where_its_own_answer_is_read() -> None:
         assert [token.token_id for token in whole] == list(answer_of(20))
         with pytest.raises(ConfigError, match="went wrong"):
             list(failing)
-
-
-def test_another_default_device_of_torch_is_refused_rather_than_computed_on() -> None:
-    with pair(FACTORIES) as (engine, _):
-        with torch.device("meta"), pytest.raises(StateError, match="torch's default device is meta: set it to cpu"):
-            engine.generate(PROMPT, params(5), decoding=SCHEDULE)
-        with torch.device("meta"), pytest.raises(StateError, match="torch's default device is meta: set it to cpu"):
-            Engine.launch()
-        assert engine.generate(PROMPT, params(5), decoding=SCHEDULE).token_ids == answer_of(5)
 
 
 def test_a_fork_leaves_the_engine_to_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:

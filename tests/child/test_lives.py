@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from descriptors import num_descriptors
 
-from amusd.child import Ended, Lives, command_of
+from amusd.child import Ended, Lives
 
 pytestmark = [
     pytest.mark.timeout(120),
@@ -117,27 +117,6 @@ def test_a_killed_life_is_followed_by_another_from_the_same_server() -> None:
     assert second.pid != first
 
 
-def test_a_server_that_is_lost_between_two_lives_is_replaced() -> None:
-    with started() as lives:
-        first = end_of(lives)
-        server = int(first.said.partition("[")[2][:-1])
-        handle = os.pidfd_open(server)
-        os.kill(server, signal.SIGKILL)
-        assert is_gone(handle)
-        second = end_of(lives, code=4)
-    assert second.code == 4
-    assert second.said != first.said
-
-
-def test_one_that_still_prepares_can_be_killed() -> None:
-    with started("slow") as lives:
-        start(lives, {"what": "wait", "code": 0})
-        server = lives.pid
-        lives.kill()
-        end = lives.ended(SECONDS)
-    assert end == Ended(pid=server or 0, code=-signal.SIGKILL, said="")
-
-
 def test_what_has_initialised_cuda_is_not_forked(capfd: pytest.CaptureFixture[str]) -> None:
     with started("on a GPU") as lives:
         end = end_of(lives)
@@ -163,14 +142,6 @@ def test_nothing_stays_open() -> None:
             end_of(lives)
             end_of(lives)
     assert num_descriptors() == before
-
-
-def test_before_the_first_there_is_none() -> None:
-    lives = Lives(command_of("amusd.runtime.supervisor"))
-    assert lives.pid is None
-    assert lives.ended(0.0) is None
-    lives.kill()
-    lives.close()
 
 
 def test_a_fork_of_the_parent_does_not_keep_the_line_open() -> None:

@@ -20,7 +20,6 @@ from amusd.config import RunConfig
 from amusd.console import Console
 from amusd.drafters.ngram import NgramDrafter
 from amusd.engine import Engine
-from amusd.errors import ConfigError
 from amusd.settings import from_mapping
 from amusd.workload import user_prompt
 
@@ -147,26 +146,6 @@ def test_a_run_keeps_a_table_a_figure_and_every_answer(tmp_path: Path) -> None:
         (prompt, size, repeat) for prompt in "135" for size, repeat in (("1", "1"), ("4", "1"), ("4", "2"))
     ]
     assert {row["identical"] for row in rows} == {"True"}
-
-
-def test_an_interrupted_run_shows_the_sizes_that_are_measured(tmp_path: Path) -> None:
-    class Interrupting(Console):
-        def progress(self, label: str, num_done: int, number: int) -> None:
-            if label == "synchronous, 2 tokens, ngram, 5 at a time":
-                raise KeyboardInterrupt
-
-    with pair(NGRAM, max_num_seqs=5, pass_seconds=0.0) as (engine, _), pytest.raises(KeyboardInterrupt):
-        command.compare(run_config(1, 2, 5), engine, Interrupting(json_only=True), PROMPTS, tmp_path)
-    kept = json.loads((tmp_path / "result.json").read_text())
-    assert not kept["complete"]
-    assert {row["batch_size"] for row in kept["rows"]} <= {1, 2}
-    assert len((tmp_path / "answers.jsonl").read_text().splitlines()) >= 6
-
-
-@pytest.mark.parametrize("sizes", [[], [0, 1], [2, 2]])
-def test_sizes_that_cannot_be_are_one_line(sizes: list[int]) -> None:
-    with pytest.raises(ConfigError, match=r"^compare\.batch_sizes=\["):
-        run_config(*sizes)
 
 
 def test_an_engine_with_too_little_room_still_answers_all() -> None:

@@ -17,46 +17,29 @@ from amusd.runtime.cores import allowed_cores, cores_for
 from amusd.runtime.devices import device_of
 from amusd.types import Role
 from launch.devices import NCCL_SETTINGS, claim_hardware
-from launch.main import main
 from tests.launch.processes import FAKE, amusd_command, environment, run
-
-
-@pytest.mark.parametrize(
-    ("allowed", "num_threads", "target", "draft"),
-    [
-        ([0, 1], 1, {0}, {1}),
-        ([2, 5, 7], 1, {2}, {7}),
-        ([0, 1, 2, 3], 2, {0, 1}, {2, 3}),
-        ([0], 1, set(), set()),
-        ([0, 1, 2], 2, set(), set()),
-    ],
-)
-def test_target_and_draft_never_share_a_core(
-    allowed: list[int], num_threads: int, target: set[int], draft: set[int]
-) -> None:
-    hardware = HardwareConfig(num_threads=num_threads)
-    assert cores_for(Role.TARGET, allowed, hardware) == target
-    assert cores_for(Role.DRAFT, allowed, hardware) == draft
-    assert cores_for(Role.TARGET, allowed, HardwareConfig(pin_cores=False)) == set()
 
 
 @pytest.mark.parametrize(
     ("allowed", "num_threads", "targets", "draft"),
     [
-        ([0, 1, 2], 1, [{0}, {1}], {2}),
+        ([2, 5, 7], 1, [{2}], {7}),
+        ([0, 1, 2, 3], 2, [{0, 1}], {2, 3}),
+        ([0], 1, [set()], set()),
+        ([0, 1, 2], 2, [set()], set()),
         ([0, 1, 2, 3, 4, 5, 6], 2, [{0, 1}, {2, 3}], {5, 6}),
         ([0, 1], 1, [{0}, {0}], {1}),  # too few: the ranks share, the draft does not
         ([0, 1, 2, 3, 4], 2, [{0, 1, 2}, {0, 1, 2}], {3, 4}),
-        ([0], 1, [set(), set()], set()),
     ],
 )
-def test_ranks_of_the_target_share_cores_only_with_each_other(
+def test_the_draft_shares_no_core_and_ranks_of_the_target_share_only_with_each_other(
     allowed: list[int], num_threads: int, targets: list[set[int]], draft: set[int]
 ) -> None:
-    hardware = HardwareConfig(num_threads=num_threads)
-    cores = [cores_for(Role.TARGET, allowed, hardware, rank=rank, num_target_ranks=2) for rank in range(2)]
-    assert cores == targets
-    assert cores_for(Role.DRAFT, allowed, hardware, num_target_ranks=2) == draft
+    hardware, number = HardwareConfig(num_threads=num_threads), len(targets)
+    found = [cores_for(Role.TARGET, allowed, hardware, rank=rank, num_target_ranks=number) for rank in range(number)]
+    assert found == targets
+    assert cores_for(Role.DRAFT, allowed, hardware, num_target_ranks=number) == draft
+    assert cores_for(Role.TARGET, allowed, HardwareConfig(pin_cores=False)) == set()
 
 
 @pytest.mark.parametrize(
@@ -168,18 +151,6 @@ def test_a_peer_that_dies_in_a_transfer_does_not_end_this_process(
     assert claim_hardware(config, Role.TARGET).transport.kind == kind
     assert os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING") == ("2" if is_set else None)
     assert os.environ.get("TORCH_NCCL_DUMP_ON_TIMEOUT") == ("0" if is_set else None)
-
-
-@pytest.mark.parametrize("command", ["bench"])
-def test_a_missing_gpu_is_one_line_before_anything_is_measured(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
-) -> None:
-    pretend_gpus(monkeypatch, 0)
-    monkeypatch.setattr("launch.commands.set_threads", lambda _number: None)
-    assert main([command, "hardware=one_gpu", f"run_dir={tmp_path / 'out'}"]) == 2
-    output = capsys.readouterr()
-    assert output.err.startswith("amusd: hardware.devices=['cuda:0', 'cuda:0']: torch finds no GPU")
-    assert (output.out, output.err.count("\n"), list(tmp_path.iterdir())) == ("", 1, [])
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="process trees are read from /proc")

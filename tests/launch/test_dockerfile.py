@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import json
 import re
 import subprocess
@@ -16,8 +15,6 @@ from pathlib import Path
 import pytest
 
 from tests.launch.processes import ROOT
-
-IGNORED = (ROOT / ".dockerignore").read_text().splitlines()
 
 
 def instructions() -> list[tuple[str, str]]:
@@ -110,23 +107,3 @@ def test_the_health_check_needs_python_alone(status: int | None, is_healthy: boo
         there = [one.replace(":8000/", address) for one in arguments]
         done = subprocess.run([sys.executable, *there], capture_output=True, timeout=60)
     assert (done.returncode == 0) is is_healthy
-
-
-def is_sent(path: str) -> bool:
-    """Whether the file is in the build's context: the last line of `.dockerignore` that covers it decides."""
-    sent = True
-    for line in IGNORED:
-        rule = line.removeprefix("!").removeprefix("**/")
-        parts = Path(path).parts
-        if line and not line.startswith("#") and (fnmatch.fnmatch(parts[0], rule) or rule in parts):
-            sent = line.startswith("!")
-    return sent
-
-
-def test_the_context_is_what_the_package_is_made_of() -> None:
-    named = re.findall(r'(?:file = |readme = |license-files = \[)"([^"]+)"', (ROOT / "pyproject.toml").read_text())
-    needed = [*named, "pyproject.toml", "constraints.txt", "amusd/engine.py", "launch/main.py", "conf/config.yaml"]
-    assert {"README.md", "LICENSE"} <= set(named)
-    assert [path for path in needed if not is_sent(path)] == []
-    others = [".git/config", ".venv/bin/python", "runs/x", "tests/x.py", "docs/x", "amusd/__pycache__/x.pyc", "a.pem"]
-    assert [path for path in others if is_sent(path)] == []

@@ -24,8 +24,6 @@ pytestmark = [
 ]
 
 TWO = "target_tensor_parallel_size=2"
-NUM_TOKENS_OF_A_RESTART = 3000
-"""So many that the next draft has loaded before they are all there."""
 
 
 @pytest.fixture(scope="module")
@@ -108,30 +106,3 @@ def test_a_killed_rank_ends_the_run_with_one_clear_error(tmp_path: Path, pair: l
     assert f"rank 1 of the target (pid {running.workers['target'][1]}) was killed by signal 9" in errors
     assert "amusd: rank 1 of the target is gone" in errors
     assert "ChildFailedError" not in errors
-
-
-@pytest.mark.long
-def test_a_killed_draft_is_replaced_and_the_ranks_notice_nothing(tmp_path: Path, pair: list[str]) -> None:
-    long_pair = [*pair, "max_model_len=4096"]
-    running = Running(tmp_path, long_pair, num_tokens=NUM_TOKENS_OF_A_RESTART)
-    os.kill(running.workers["draft"][0], signal.SIGKILL)
-    code, errors = running.end()
-    assert code == 0, errors
-    assert "of the target" not in errors
-    workers = json.loads((tmp_path / "out" / "workers.json").read_text())
-    assert workers["target"] == running.workers["target"]
-    assert workers["draft"] != running.workers["draft"]
-    result = json.loads((tmp_path / "out" / "result.json").read_text())
-    assert result["metrics"]["num_draft_restarts"] == 1
-    assert tuple(result["token_ids"]) == plain_answer(long_pair, NUM_TOKENS_OF_A_RESTART)
-
-
-@pytest.mark.long
-def test_ctrl_c_ends_every_rank(tmp_path: Path, pair: list[str]) -> None:
-    running = Running(tmp_path, pair)
-    assert running.num_processes == 4  # two ranks of the target, the draft, and what that was forked from
-    os.killpg(running.process.pid, signal.SIGINT)
-    code, errors = running.end()
-    assert code == 130
-    assert "Traceback" not in errors
-    assert json.loads((tmp_path / "out" / "result.json").read_text())["complete"] is False

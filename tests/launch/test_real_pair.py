@@ -12,10 +12,8 @@ from typing import Any
 
 import pytest
 
-from amusd.tracing.timeline import read_events
 from launch.process_tree import descendants
-from tests.launch.patient_target import PASSES_ALONE
-from tests.launch.processes import SECONDS, WAITING, amusd_command, environment, run
+from tests.launch.processes import SECONDS, amusd_command, environment, run
 from tests.warm import Popen
 
 pytestmark = [
@@ -110,29 +108,6 @@ def test_a_killed_draft_costs_no_token_and_is_named(tmp_path: Path, plain: dict[
     code, out, err = running.end()
     assert (code, out) == (0, plain["text"] + "\n"), err
     assert len([line for line in err.splitlines() if line.startswith("the draft was lost once (")]) == 1
-
-
-@pytest.mark.long
-def test_a_killed_draft_comes_back_within_the_answer(tmp_path: Path) -> None:
-    """And is of use in it: the target waits for it, and for its candidates, however slow the machine is."""
-    answer = ("sampling.max_new_tokens=40", "sampling.ignore_eos=true")
-    plain = generate(tmp_path, *answer, "mode=autoregressive", "run_dir=plain")
-    running = Running(tmp_path, *answer, *WAITING, "--roles=tests.launch.patient_target")
-    killed = running.draft
-    os.kill(killed, signal.SIGKILL)
-    code, _, err = running.end()
-    assert code == 0, err
-    assert running.draft != killed
-    result = json.loads((running.folder / "result.json").read_text())
-    assert result["token_ids"] == plain["token_ids"]
-    assert result["metrics"]["num_draft_restarts"] == 1
-    assert PASSES_ALONE <= result["metrics"]["num_tokens_alone"] < 40
-    assert "and replaced once" in err
-    events = read_events(running.folder, "target")
-    back = next(event for event in events if event.name == "draft_back")
-    assert back.fields["incarnation"] == 2
-    passes = [event for event in events if event.name == "target_pass" and event.start_ns > back.end_ns]
-    assert sum(event.fields["num_accepted"] for event in passes) > 0
 
 
 def test_a_killed_target_leaves_its_text(tmp_path: Path) -> None:

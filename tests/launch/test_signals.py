@@ -23,7 +23,7 @@ sys.exit(exit_code_of(work))
 """
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("signum", [signal.SIGTERM])
 def test_a_signal_amid_the_import_of_torch_ends_the_process_without_a_word(
     signum: signal.Signals, tmp_path: Path
 ) -> None:
@@ -45,8 +45,3 @@ def test_a_signal_while_the_end_is_told_is_an_interruption(monkeypatch: pytest.M
     monkeypatch.setattr(signals, "ignore_signals", interrupted)
     monkeypatch.setattr(signal, "setitimer", lambda *_: None)
     assert signals.exit_code_of(lambda: 0) == 128 + signal.SIGTERM
-
-
-def test_a_module_counts_as_loading_until_it_is_loaded() -> None:
-    assert not signals._is_loading("os")
-    assert not signals._is_loading("there.is.none")

@@ -21,7 +21,7 @@ from launch.main import main
 from launch.nodes import await_members, left, tell_no_group, told_group
 from launch.ranks import run_further_ranks
 from launch.store import Place, Store
-from tests.launch.processes import FAKE, ROOT, SECONDS, environment, node_variables, run
+from tests.launch.processes import ROOT, SECONDS, environment
 
 NODE = "127.0.0.2"
 
@@ -61,13 +61,6 @@ def test_the_script_refuses_in_one_line_before_anything_listens(tmp_path: Path) 
     assert done.stderr.count("\n") == 1
 
 
-def test_the_script_refuses_a_third_machine() -> None:
-    script = ["sh", str(ROOT / "launch" / "two_nodes.sh"), "prompt=hi"]
-    variables = {**environment(), "TARGET_HOST": NODE, "NODE_RANK": "2"}
-    done = subprocess.run(script, env=variables, capture_output=True, text=True, timeout=SECONDS)
-    assert (done.returncode, done.stderr) == (2, "amusd: NODE_RANK=2: allowed: 0 for the target, 1 for the draft\n")
-
-
 def test_a_machine_says_at_once_whom_it_awaits_and_where(capsys: pytest.CaptureFixture[str]) -> None:
     target = place(NODE, port=free_port())
     with pytest.raises(ConfigError, match=f"^{target.endpoint}: nobody else came within 0.1 seconds"):
@@ -93,29 +86,6 @@ def test_a_store_listens_at_its_own_address_alone() -> None:
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.3", target.port), timeout=SECONDS)
     store.put("finished", value=True)
-
-
-@pytest.mark.long
-def test_two_nodes_with_one_folder_of_keys_start_and_leave_no_prompt_in_the_store(tmp_path: Path) -> None:
-    assert main(["keys", str(tmp_path / "keys")]) == 0
-    program, port = [sys.executable, str(ROOT / "launch" / "run.py"), FAKE], free_port()
-    arguments = [f"transport.keys={tmp_path / 'keys'}", f"transport.address=tcp://{NODE}:{free_port()}"]
-    draft = subprocess.Popen(
-        [*program, *arguments],
-        cwd=tmp_path,
-        env=environment(**node_variables(1, NODE, port)),
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        asked = [*program, *arguments, "prompt=wait for nobody", "run_dir=out"]
-        done = run(asked, tmp_path, **node_variables(0, NODE, port))
-        assert (done.returncode, done.stdout) == (0, "generate wait for nobody\n"), done.stderr
-        assert "the target has finished" in draft.communicate(timeout=SECONDS)[1]
-        assert draft.returncode == 0
-    finally:
-        draft.kill()
-        draft.wait()
 
 
 @pytest.fixture

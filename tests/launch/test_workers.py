@@ -62,14 +62,6 @@ def test_a_bug_in_a_worker_shows_its_traceback_and_no_report_of_torchrun(tmp_pat
     assert "ChildFailedError" not in done.stderr
 
 
-def test_a_draft_that_ends_without_a_word_ends_the_run(tmp_path: Path) -> None:
-    done = run(amusd_command("generate", FAKE, "prompt=draft vanishes", "run_dir=out"), tmp_path)
-    assert done.returncode == 1
-    line = "the draft worker could not start: exit code 1, for the reason above"
-    assert done.stderr == f"amusd: run directory: {tmp_path / 'out'}\namusd: {line}\n"
-    assert "ChildFailedError" not in done.stderr
-
-
 def test_a_killed_draft_does_not_end_the_target(tmp_path: Path) -> None:
     done = run(amusd_command("generate", FAKE, "prompt=draft is killed", "run_dir=out"), tmp_path)
     assert done.returncode == 0, done.stderr
@@ -127,22 +119,6 @@ def test_an_interruption_ends_every_process_within_two_seconds(
         ]
 
 
-def test_a_killed_target_ends_every_process_and_the_run_with_an_error(tmp_path: Path) -> None:
-    with started(tmp_path, "wait") as process:
-        tree = descendants(process.pid)
-        target = json.loads((tmp_path / "out" / "workers.json").read_text())["target"][0]
-        os.kill(target, signal.SIGKILL)
-        assert process.wait(SECONDS) == 1
-        assert [pid for pid in tree if Path(f"/proc/{pid}").exists()] == []
-        assert process.stderr is not None
-        lines = process.stderr.read().splitlines()
-    assert lines == [
-        f"amusd: run directory: {tmp_path / 'out'}",
-        "amusd: the target's process was killed by SIGKILL",
-        "amusd: the workers ended without a result; what they said is above",
-    ]
-
-
 @pytest.mark.parametrize(
     ("more", "signum", "code"),
     [
@@ -189,29 +165,12 @@ def test_what_a_killed_launcher_leaves_holds_no_prompt_and_is_taken_away_by_the_
     assert list(temporary(tmp_path).iterdir()) == []
 
 
-def test_a_hang_up_that_is_ignored_ends_nothing(tmp_path: Path) -> None:
-    """As `nohup` has it."""
-    program = (
-        "import os, signal\nfrom launch.process_tree import run_tree\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
-        "print(run_tree(['sh', '-c', 'kill -HUP $PPID; exit 5'], os.environ, lambda: False))"
-    )
-    done = run([sys.executable, "-c", program], tmp_path)
-    assert done.stdout == "Ended(exit_code=5, signum=None, stuck=())\n", done.stderr
-
-
 def test_torchrun_by_hand_does_the_same_job(tmp_path: Path) -> None:
     done = run(torchrun_command(FAKE, "compare", "prompt=by hand", "run_dir=out"), tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "compare by hand\n"
     assert f"amusd: run directory: {tmp_path / 'out'}\n" in done.stderr
     assert (tmp_path / "out" / "workers.json").exists()
-
-
-def test_torchrun_by_hand_refuses_a_mistake_once_and_nobody_waits(tmp_path: Path) -> None:
-    done = run(torchrun_command(FAKE, "promt=x"), tmp_path)
-    assert done.returncode == 1  # torchrun's own
-    assert done.stderr.count("amusd: ") == 1
-    assert "amusd: promt=x: no such key; did you mean 'prompt'?" in done.stderr
 
 
 class started:  # noqa: N801 - reads as a function where it is used
