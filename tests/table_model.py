@@ -15,13 +15,12 @@ from torch import Tensor
 
 from amusd.models.language_model import (
     ChainRows,
-    DigestRequest,
     FeatureRows,
     KVCache,
-    LogitsDigest,
     ModelOutput,
+    Sampler,
+    SamplerRows,
     SequenceRows,
-    argmax_rows,
 )
 from amusd.models.numerics import Numerics
 from amusd.protocol.verification import place_rows
@@ -96,7 +95,7 @@ class TableModel:
         self.feature_columns = {name: slice(0, 4) for name in reads_features}
         self._columns = torch.arange(vocab_size)
 
-    def prepare(self, cache: KVCache, digests: Sequence[LogitsDigest | None] = (None,), steps: int = 1) -> None:
+    def prepare(self, cache: KVCache, samplers: Sequence[Sampler] = (), steps: int = 1) -> None:
         """Nothing makes its first passes slow."""
 
     def new_cache(self, capacity: int) -> TableCache:
@@ -123,7 +122,7 @@ class TableModel:
         self,
         token_ids: Sequence[int],
         cache: KVCache,
-        wanted: DigestRequest | None = None,
+        wanted: SamplerRows | None = None,
         parents: Sequence[int] | None = None,
     ) -> ModelOutput:
         """Logits [rows, vocab] float64 of `token_ids`; see `LanguageModel.forward`."""
@@ -163,11 +162,12 @@ class TableModel:
         chosen: list[int] = []
         pending = rows.token_ids
         while len(chosen) < rows.num_tokens:
-            logits = self.forward(pending, rows.cache).logits[-1:]
-            if rows.chooser is None:
-                chosen += argmax_rows(logits)
+            words = None if rows.chooser is None else rows.chooser.rows(rows.cache.length, pending)
+            output = self.forward(pending, rows.cache)
+            if rows.chooser is not None and words is not None:
+                chosen.append(rows.chooser.draw(output.logits[-1:], words[-1:]))
             else:
-                chosen += rows.chooser.choose(logits, rows.cache.length - 1, pending[-1:])
+                chosen += output.last_row().choose()
             pending = chosen[-1:]
         return chosen
 

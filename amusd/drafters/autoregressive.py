@@ -20,8 +20,8 @@ from amusd.drafters.base import ChainDrafter, say_not_finite
 from amusd.drafters.ngram import NgramCache
 from amusd.errors import NotFiniteError
 from amusd.models.language_model import ChainRows, KVCache, LanguageModel
-from amusd.sampling.digest import Digests
-from amusd.sampling.sampler import DraftSampler, TokenSampler
+from amusd.sampling.ratio_test import DraftSampler
+from amusd.sampling.sampler import Level, RowSampler, SamplingState, SequenceSampler
 
 
 class AutoregressiveDrafter(ChainDrafter):
@@ -34,12 +34,11 @@ class AutoregressiveDrafter(ChainDrafter):
         self._lookup = lookup
         self._cache = model.new_cache(model.max_length) if cache is None else cache
         self._distribution = GREEDY
-        self._sampler: TokenSampler | None = None
+        self._sampler: SequenceSampler | None = None
         self._held: list[int] = []
         """Tokens of the last sequence, once it is closed; the cache holds the first of them."""
         self._num_opened = 0
         """How many of them it was opened with."""
-        self._digests = Digests.of(model)
         self._prepare()
 
     @property
@@ -80,13 +79,9 @@ class AutoregressiveDrafter(ChainDrafter):
         self._held, self._num_opened = [], len(token_ids)
         self._sampler = None
         if not self._distribution.is_argmax:
-            model, distribution = self.model, self._distribution
-            if distribution.rule == "rejection":
-                self._sampler = DraftSampler(distribution, model.vocab_size, model.output_ids, prompt=token_ids)
-            else:
-                self._sampler = TokenSampler(
-                    distribution, model.vocab_size, model.output_ids, prompt=token_ids, digests=self._digests
-                )
+            make = DraftSampler if self._distribution.rule == "rejection" else SequenceSampler
+            state, number = SamplingState.of(self.model, self._cache)
+            self._sampler = make(self._distribution, state, token_ids, sequence=number)
         self.model.prefill(token_ids[self._cache.length : -1], self._cache)
 
     def propose(self, max_tokens: int) -> tuple[int, ...]:
@@ -152,10 +147,9 @@ class AutoregressiveDrafter(ChainDrafter):
 
     def _prepare(self) -> None:
         """Prepare every pass that is asked for."""
-        self.model.prepare(self._cache, steps=self.model.tokens_per_step)
-        if self._digests is not None:
-            self.model.prepare(self._cache, (self._digests.few,), self.model.tokens_per_step)
-            self.model.prepare(self._cache, (self._digests.many,))
+        state, _ = SamplingState.of(self.model, self._cache)
+        samplers = [RowSampler(state, level) for level in (Level.PLAIN, Level.SHAPED)]
+        self.model.prepare(self._cache, samplers, self.model.tokens_per_step)
 
     @classmethod
     def _extend(cls, drafters: Sequence[Self], max_tokens: Sequence[int]) -> list[tuple[int, ...]]:

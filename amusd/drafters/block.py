@@ -17,6 +17,7 @@ from amusd.errors import NotFiniteError
 from amusd.models.block_models import BlockModel
 from amusd.protocol.draft_session import MIN_PROBABILITY, Guesses, Node, Transition
 from amusd.sampling.ranking import Ranking
+from amusd.sampling.sampler import SamplingState
 
 
 class BlockDrafter(Drafter):
@@ -69,11 +70,10 @@ class BlockDrafter(Drafter):
         self._scores, self._guesses = torch.empty(0), {}
         self._ranking = Ranking(
             self._distribution,
-            self._model.vocab_size,
-            self._model.output_ids,
+            SamplingState(self._model.vocab_size, self._model.output_ids, self._model.device),
+            token_ids,
             number=fan_out,
             min_probability=MIN_PROBABILITY,
-            num_prompt_tokens=len(token_ids),
         )
 
     def take_features(self, start: int, features: Tensor) -> None:
@@ -121,12 +121,12 @@ class BlockDrafter(Drafter):
         place = position - self._first
         if not 0 <= place < len(self._scores):
             return ()
-        needs_path = self._ranking.needs_contexts
-        if not needs_path and position in self._guesses:
+        if not self._ranking.needs_context and position in self._guesses:
             return self._guesses[position]
-        contexts = [[*self._context, *path]] if needs_path else ()
+        self._ranking.see(self._context)
+        words = self._ranking.rows_behind(position - len(path), [path])
         try:
-            (guesses,) = self._ranking.rank(self._scores[place : place + 1], [position], contexts)
+            (guesses,) = self._ranking.rank(self._scores[place : place + 1], words)
         except NotFiniteError as error:
             say_not_finite(error)
             return ()

@@ -2,7 +2,7 @@
 
 The model's own choices are what the cascade proposes to the target: those that the inner drafter foresaw, and the one
 behind them. So it makes several tokens a pass, and each is the token that it would have made in a pass of its own. It
-draws as the target would (`TokenSampler`), and the inner drafter draws with the same noise: the two agree often.
+draws as the target would (`SequenceSampler`), and the inner drafter draws with the same noise: the two agree often.
 
 That holds for the ratio test, too. A token that the cascade proposes was drawn from the model's row, which goes with
 it. The inner drafter decides only how many tokens a pass makes, and that by tokens before them: whether a token is
@@ -29,8 +29,10 @@ from typing_extensions import Self
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import ChainDrafter, say_not_finite
 from amusd.errors import NotFiniteError
-from amusd.models.language_model import DigestRequest, KVCache, LanguageModel, ModelOutput, SequenceRows
+from amusd.models.language_model import KVCache, LanguageModel, ModelOutput, SamplerRows, SequenceRows
 from amusd.sampling.acceptance import accept_along
+from amusd.sampling.ratio_test import DraftSampler
+from amusd.sampling.sampler import Level, RowSampler, SamplingState
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +100,8 @@ class CascadeDrafter(AutoregressiveDrafter):
 
     def _prepare(self) -> None:
         """Prepare every pass that is asked for: each is one step, the last row's token chosen with the others."""
-        self.model.prepare(self._cache)
-        if self._digests is not None:
-            self.model.prepare(self._cache, (self._digests.few, self._digests.many))
+        state, _ = SamplingState.of(self.model, self._cache)
+        self.model.prepare(self._cache, [RowSampler(state, level) for level in (Level.PLAIN, Level.SHAPED)])
 
     @classmethod
     def _extend(cls, drafters: Sequence[Self], max_tokens: Sequence[int]) -> list[tuple[int, ...]]:
@@ -129,8 +130,7 @@ class CascadeDrafter(AutoregressiveDrafter):
         token_ids, start, wanted = [*pending, *candidates], self._cache.length, None
         if self._sampler is not None:
             self._sampler.see(self._context)
-            if (digest := self._sampler.digest) is not None:
-                wanted = DigestRequest(digest, self._sampler.inputs(start, token_ids))
+            wanted = SamplerRows(self._sampler.sampler, self._sampler.rows(start, token_ids))
         return _Block(SequenceRows(token_ids, self._cache, wanted), start, len(pending))
 
     def judge(self, block: _Block, output: ModelOutput) -> tuple[int, ...]:
@@ -142,11 +142,9 @@ class CascadeDrafter(AutoregressiveDrafter):
             return row + 1 if row < len(candidates) and candidates[row] == token_id else None
 
         try:
-            columns = output.choose() if self._sampler is None else ()
 
             def choose(row: int) -> int:
-                row += block.num_pending - 1
-                column = columns[row] if columns else self._draw(block, output, row)
+                column = self._draw(block, output, row + block.num_pending - 1)
                 return column if self._output_ids is None else self._output_ids[column]
 
             acceptance, _ = accept_along(choose, next_row, len(candidates) + 1)
@@ -163,12 +161,12 @@ class CascadeDrafter(AutoregressiveDrafter):
         return chosen
 
     def _draw(self, block: _Block, output: ModelOutput, row: int) -> int:
-        """The column that the sampler chooses behind a row."""
-        assert self._sampler is not None
-        digests = None if output.digests is None else output.digests[row : row + 1]
-        token_ids = block.rows.token_ids[row : row + 1]
-        (column,) = self._sampler.choose(output.logits[row : row + 1], block.start + row, token_ids, digests)
-        return column
+        """The column chosen behind a row."""
+        wanted = block.rows.wanted
+        if isinstance(self._sampler, DraftSampler):
+            assert wanted is not None
+            return self._sampler.draw(output.logits[row : row + 1], wanted.inputs[row : row + 1])
+        return output.sample(row, wanted)[0]
 
     def _commit_inner(self, token_ids: Sequence[int]) -> None:
         self.inner.commit(self._known(token_ids)[: self._inner_capacity - self.inner.length])

@@ -19,11 +19,11 @@ from amusd.drafters.ngram import LOOKUP_TOKENS, NgramCache
 from amusd.errors import NotFiniteError
 from amusd.models.cached_model import CachedModel
 from amusd.models.kv_cache import PreallocatedCache
-from amusd.models.language_model import DigestRequest, ModelOutput
+from amusd.models.language_model import ModelOutput, SamplerRows
 from amusd.models.passes import Part, PathRows
 from amusd.protocol.draft_session import MAX_NODES, MIN_PROBABILITY, Guesses, Node, Transition
-from amusd.sampling.digest import Digests
-from amusd.sampling.ranking import Mixture, Ranking
+from amusd.sampling.ranking import Mixture, Ranking, RowRanker
+from amusd.sampling.sampler import Level, SamplingState
 
 LOOKUP_WEIGHT = 0.85
 """How often each token of a looked-up continuation is right (`experiments/embedded_draft/README.md`)."""
@@ -34,10 +34,8 @@ class TreePart:
     """A tree's rows of a pass, and what its guesses depend on beside the logits of the last rows."""
 
     rows: Part
-    positions: Sequence[int]
-    """The places of the tokens that follow these rows."""
-    contexts: Sequence[Sequence[int]]
-    """The tokens before each; empty where nothing depends on them."""
+    num_ranked: int
+    """The last rows, whose guesses are wanted."""
     mixtures: Sequence[Mixture]
     """What is known of the tokens behind each; empty without a lookup."""
 
@@ -61,9 +59,8 @@ class ModelTreeDrafter(Drafter):
         self._num_ids = num_ids
         self._ngrams = ngrams
         self._cache = model.new_cache(model.max_length, spare=MAX_NODES) if cache is None else cache
-        self._digests = Digests.of(model)
-        if self._digests is not None:
-            model.prepare(self._cache, (None, self._digests.few, self._digests.many))
+        state, _ = SamplingState.of(model, self._cache)
+        model.prepare(self._cache, [RowRanker(state, level) for level in (Level.PLAIN, Level.SHAPED)])
         self._num_slots = model.max_length + MAX_NODES
         self._distribution = GREEDY
         self._context: list[int] = []
@@ -98,14 +95,14 @@ class ModelTreeDrafter(Drafter):
         self._prefix = np.arange(self._num_slots)  # of which the first `_num_computed` count
         num_computed = self._prefill()
         self._pending = list(range(num_computed, len(token_ids)))  # positions
+        state, sequence = SamplingState.of(self.model, self._cache)
         self._ranking = Ranking(
             self._distribution,
-            self.model.vocab_size,
-            self.model.output_ids,
+            state,
+            token_ids,
             number=fan_out,
             min_probability=0.0 if self._is_chain else MIN_PROBABILITY,  # a chain goes on however unlikely it is
-            num_prompt_tokens=len(token_ids),
-            digests=self._digests,
+            sequence=sequence,
         )
         if self._ngrams is not None:
             self._ngrams.open(token_ids)
@@ -193,24 +190,25 @@ class ModelTreeDrafter(Drafter):
         """`behind`: for each of the last rows, whose guesses are wanted, the tokens from the root to it."""
         if self._num_ids is not None:
             tokens = [token_id % self._num_ids for token_id in tokens]
-        ranking, prefix = self._ranking, self._prefix[: self._num_computed]
-        positions = [len(self._context) + len(path) for path in behind]
-        contexts = [[*self._context, *path] for path in behind] if ranking.needs_contexts else ()
-        mixtures = [self._ngrams.guesses(path) for path in behind] if self._ngrams is not None else ()
-        wanted = None
-        if ranking.digest is not None and behind:
-            inputs = ranking.inputs(positions, contexts, mixtures)
-            others = np.repeat(inputs[:1], len(tokens) - len(inputs), axis=0)  # of rows whose guesses are not needed
-            wanted = DigestRequest(ranking.digest, np.concatenate((others, inputs)))
-        rows = Part(self._cache, tokens, PathRows(prefix, paths), wanted)
-        return TreePart(rows, positions, contexts, mixtures)
+        wanted, mixtures = None, [self._ngrams.guesses(path) for path in behind] if self._ngrams is not None else ()
+        if behind:
+            self._ranking.see(self._context)
+            others = len(tokens) - len(behind)
+            words = self._ranking.rows_behind(len(self._context), behind, mixtures, others)
+            wanted = SamplerRows(self._ranking.sampler, words)
+        rows = Part(self._cache, tokens, PathRows(self._prefix[: self._num_computed], paths), wanted)
+        return TreePart(rows, len(behind), mixtures)
 
     def rank(self, part: TreePart, output: ModelOutput) -> Sequence[Guesses]:
         """Rank the tokens behind the last rows by the logits of the pass."""
-        number = len(part.positions)
-        digests = None if output.digests is None else output.digests[-number:]
+        number, wanted = part.num_ranked, part.rows.wanted
+        assert wanted is not None
         try:
-            ranked = self._ranking.rank(output.logits[-number:], part.positions, part.contexts, part.mixtures, digests)
+            outputs = None
+            if output.outputs is not None:
+                output.choose()  # raises for what is no number
+                outputs = output.outputs[-number:]
+            ranked = self._ranking.rank(output.logits[-number:], wanted.inputs[-number:], part.mixtures, outputs)
         except NotFiniteError as error:
             say_not_finite(error)
             self._cache.wipe()  # what was committed behind the prompt is lost, too: it costs guesses

@@ -68,7 +68,8 @@ class MedusaModel:
 
     def __init__(self, draft: PublishedDraft, options: LoadOptions) -> None:
         """Raises `ConfigError` if heads are missing or have no usual shape."""
-        self._device = torch.device(options.device)
+        self.device = torch.device(options.device)
+        """Of its scores."""
         self._dtype = loaded_dtype(options.dtype)
         make: MakeLinear = partial(make_linear, dtype=self._dtype)
         if options.dtype == INT8:
@@ -91,7 +92,7 @@ class MedusaModel:
     def score(self, feature: Tensor, first: int) -> Tensor:
         """[heads from `first` on, columns] of a feature [width], on the host."""
         with torch.inference_mode():
-            state = send(feature.unsqueeze(0), self._device).to(self._dtype)
+            state = send(feature.unsqueeze(0), self.device).to(self._dtype)
             rows = []
             for blocks in self._blocks[first:]:
                 row = state
@@ -104,7 +105,7 @@ class MedusaModel:
             return torch.cat([output(row) for output, row in outputs])
 
     def _make(self, weights: Weights, make: MakeLinear) -> Linear:
-        return make(weights.each(lambda tensor: tensor.to(self._device, self._dtype, copy=True)))
+        return make(weights.each(lambda tensor: tensor.to(self.device, self._dtype, copy=True)))
 
 
 class _MedusaState:
@@ -172,9 +173,10 @@ class DFlashModel:
         self.feature_width = int(draft.weights["fc.weight"].shape[0])
         ids = draft.output_ids
         self.output_ids = None if ids is None else ids.to(options.device)
+        self.device = torch.device(options.device)
         self._network = Decoder(
             draft.fill(empty_layers(draft, options.max_model_len)),
-            device=torch.device(options.device),
+            device=self.device,
             max_positions=self.max_length + self.block_size,
             dtype=loaded_dtype(options.dtype),
             int8=options.dtype == INT8,

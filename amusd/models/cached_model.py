@@ -20,11 +20,11 @@ from amusd.models.kv_cache import KVMemory, PreallocatedCache
 from amusd.models.language_model import (
     ChainRows,
     Chooser,
-    DigestRequest,
     FeatureRows,
     KVCache,
-    LogitsDigest,
     ModelOutput,
+    Sampler,
+    SamplerRows,
     SequenceRows,
 )
 from amusd.models.numerics import Numerics
@@ -169,14 +169,15 @@ class CachedModel:
             cache.passes = passes
         return [*caches]
 
-    def prepare(self, cache: KVCache, digests: Sequence[LogitsDigest | None] = (None,), steps: int = 1) -> None:
+    def prepare(self, cache: KVCache, samplers: Sequence[Sampler] = (), steps: int = 1) -> None:
         """See `LanguageModel`, for the memory of `cache`. Then a captured pass of another shape is a `DeviceError`."""
         cache = self._checked((), cache)
         if self._eager is not None:
             self._eager.prepare(cache.memory.num_slots // cache.allocated, cache)
             return
-        for digest in digests:
-            wanted = None if digest is None else DigestRequest(digest, np.zeros((0, digest.num_inputs), dtype=np.int64))
+        self.run(Pass([Part(cache)], steps=steps))
+        for sampler in samplers:
+            wanted = SamplerRows(sampler, np.zeros((0, sampler.num_inputs), dtype=np.int64))
             self.run(Pass([Part(cache, wanted=wanted)], steps=steps))
 
     def max_rows(self, start: int) -> int:
@@ -203,7 +204,7 @@ class CachedModel:
         self,
         token_ids: Sequence[int],
         cache: KVCache,
-        wanted: DigestRequest | None = None,
+        wanted: SamplerRows | None = None,
         parents: Sequence[int] | None = None,
     ) -> ModelOutput:
         """One pass over a chain, or over several paths; see `LanguageModel.forward`."""
@@ -219,7 +220,7 @@ class CachedModel:
             else:
                 rows = self._lay_out(sequence.token_ids, sequence.parents, cache)
             parts.append(Part(cache, sequence.token_ids, rows, sequence.wanted))
-        outputs = self._outputs(parts)
+        outputs = [rows for rows, *_ in self.run(Pass(parts))] if parts else []
         for part in parts:
             if part.rows is not None:
                 part.cache.path_slots = part.rows.slots
@@ -295,7 +296,7 @@ class CachedModel:
             self._check_ids(tree.token_ids)
             if not 1 <= len(tree.token_ids) <= self._numerics.width:
                 raise ValueError(f"{len(tree.token_ids)} rows: allowed are 1 to {self._numerics.width}")
-        return self._outputs(batch)
+        return [rows for rows, *_ in self.run(Pass(batch))] if batch else []
 
     def run(self, work: Pass) -> list[PartOutput]:
         """Compute a pass on every rank; returns what it gives for each part, or nothing for a prompt.
@@ -310,25 +311,6 @@ class CachedModel:
             return first.passes.run(work)
         assert self._eager is not None
         return self._eager.run(work)
-
-    def _outputs(self, parts: Sequence[Part]) -> list[ModelOutput]:
-        """The outputs of parts in one pass, or in one for each digest that is wanted."""
-        if not parts:
-            return []
-        digests = {part.wanted.digest: None for part in parts if part.wanted is not None}
-        if len(digests) < 2 or self._eager is not None:
-            return [rows for rows, *_ in self.run(Pass(parts))]
-        found: dict[int, ModelOutput] = {}
-        first, *_ = digests
-        for digest in digests:
-            numbers = [
-                number
-                for number, part in enumerate(parts)
-                if (first if part.wanted is None else part.wanted.digest) == digest
-            ]
-            for number, (rows, *_) in zip(numbers, self.run(Pass([parts[number] for number in numbers])), strict=True):
-                found[number] = replace(rows, logits=rows.logits.clone())  # of the last pass
-        return [found[number] for number in range(len(parts))]
 
     def _lay_out(self, token_ids: Sequence[int], parents: Sequence[int], cache: PreallocatedCache) -> PathRows:
         """The places of rows on several paths. Raises `ValueError` where there is no room."""
@@ -353,59 +335,17 @@ class CachedModel:
 
     def _steps(self, chains: Sequence[ChainRows]) -> list[list[int]]:
         """One or, where passes are captured, up to `tokens_per_step` tokens behind each chain."""
-        if self._eager is None:
-            return self._replay_steps(chains)
-        parts = [Part(self._check_chain(chain.token_ids, chain.cache), chain.token_ids) for chain in chains]
-        chosen = []
-        for chain, (rows, *_) in zip(chains, self.run(Pass(parts)), strict=True):
-            last, chooser = ModelOutput(rows.logits[-1:]), chain.chooser
-            before = chain.cache.length - 1
-            columns = last.choose() if chooser is None else chooser.choose(last.logits, before, chain.token_ids[-1:])
-            chosen.append(self._tokens(columns))
-        return chosen
-
-    def _replay_steps(self, chains: Sequence[ChainRows]) -> list[list[int]]:
-        """The same with one wait for each digest. Tokens chosen on the device are valid as far as a chooser agrees."""
-        groups: dict[tuple[LogitsDigest | None, bool], list[int]] = {}
-        for index, chain in enumerate(chains):
-            chooser = chain.chooser
-            # Other ranks do not know the noise, so they cannot tell which token of a digest comes next.
-            follows = chooser is None or (chooser.follows_digest and self._ranks.size == 1)
-            groups.setdefault((None if chooser is None else chooser.digest, follows), []).append(index)
-        chosen: dict[int, list[int]] = {}
-        for (digest, follows), members in groups.items():
-            most = self.tokens_per_step if follows else 1
-            steps = min(most, max(chains[index].num_tokens for index in members))
-            starts = [chains[index].cache.length for index in members]
-            parts = []
-            for index in members:
-                chain, wanted = chains[index], None
-                cache = self._check_chain(chain.token_ids, chain.cache)
-                if chain.chooser is not None and digest is not None:
-                    wanted = DigestRequest(digest, chain.chooser.inputs(cache.length, chain.token_ids, steps))
-                parts.append(Part(cache, chain.token_ids, wanted=wanted))
-            for index, start, output in zip(members, starts, self.run(Pass(parts, steps=steps)), strict=True):
-                chosen[index] = self._choose_steps(chains[index], start, output)
-        return [chosen[index] for index in range(len(chains))]
-
-    def _choose_steps(self, chain: ChainRows, start: int, output: PartOutput) -> list[int]:
-        """The tokens of one chain that began at `start`: each step's, as long as it followed what is chosen."""
-        chooser, end = chain.chooser, start + len(chain.token_ids)
-        rows, *others = output
-        steps = [rows.last_row(), *others]
-        if chooser is None:
-            return self._tokens([column for step in steps for column in step.choose()])
-        chosen: list[int] = []
-        before = chain.token_ids[-1]
-        for number, step in enumerate(steps):
-            columns = chooser.choose(step.logits, end + number - 1, [before], step.digests)
-            [before] = self._tokens(columns)
-            chosen.append(before)
-            assert step.columns is not None
-            if number + 1 < len(steps) and columns != step.columns.tolist():  # what follows is of another sequence
-                chain.cache.truncate(min(chain.cache.length, end + number))
-                break
-        return chosen
+        can_replay = self._eager is None and all(chain.chooser is None or chain.chooser.can_replay for chain in chains)
+        steps = min(self.tokens_per_step, max(chain.num_tokens for chain in chains)) if can_replay else 1
+        parts = []
+        for chain in chains:
+            cache, chooser = self._check_chain(chain.token_ids, chain.cache), chain.chooser
+            wanted = None
+            if chooser is not None:
+                wanted = SamplerRows(chooser.sampler, chooser.rows(cache.length, chain.token_ids, num_steps=steps))
+            parts.append(Part(cache, chain.token_ids, wanted=wanted))
+        together = zip(chains, parts, self.run(Pass(parts, steps=steps)), strict=True)
+        return [self._tokens(_columns(chain, part, output)) for chain, part, output in together]
 
     def _check_chain(self, token_ids: Sequence[int], cache: KVCache) -> PreallocatedCache:
         cache = self._checked(token_ids, cache)
@@ -426,6 +366,15 @@ class CachedModel:
         num_ids = self._network.num_ids
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < num_ids:
             raise ValueError(f"token ids must be in [0, {num_ids}), not {min(token_ids)} to {max(token_ids)}")
+
+
+def _columns(chain: ChainRows, part: Part, output: PartOutput) -> list[int]:
+    """Those chosen behind the last row of a pass, and in each further step."""
+    rows, *others = output
+    if chain.chooser is not None and chain.chooser.draws:
+        assert part.wanted is not None
+        return [chain.chooser.draw(rows.logits[-1:], part.wanted.inputs[-1:])]
+    return [rows.sample(len(chain.token_ids) - 1, part.wanted)[0], *(step.sample(0, None)[0] for step in others)]
 
 
 def _rest(chain: ChainRows, chosen: list[int]) -> ChainRows:

@@ -1,7 +1,7 @@
 """Passes of a few fixed shapes over one memory, captured once and replayed, so that a GPU never waits for the host.
 
-The shape of a pass is its number of sequences, the rows of each, and the digest of the logits that comes to the host
-(none: the most likely tokens). Everything else is data on the device: the tokens, where each row stands and what it
+The shape of a pass is its number of sequences, the rows of each, and the sampler at its end (none: the most likely
+tokens). Everything else is data on the device: the tokens, where each row stands and what it
 sees (`attend_rows`). So a chain, a tree and several paths are one graph, and a rollback changes numbers only. Each
 further draft step is a graph of its own, which reads the token that the step before it chose. The host writes all
 inputs, launches as many graphs as there are steps, and waits for one event (docs/gpu.md).
@@ -24,7 +24,7 @@ from amusd.errors import DeviceError, RankLostError
 from amusd.models.attention import CausalAttention, TableAttention
 from amusd.models.graphs import Capture, Completion, Replay
 from amusd.models.kv_cache import PreallocatedCache
-from amusd.models.language_model import LogitsDigest, ModelOutput
+from amusd.models.language_model import ModelOutput, Sampler
 from amusd.models.numerics import Numerics
 from amusd.models.passes import Network, Part, PartOutput, Pass, Slots
 from amusd.models.sharding import Ranks
@@ -40,20 +40,21 @@ class PassShape:
     """Rows of each sequence, padding included; 1 in a further step."""
     step: int = 0
     """0: takes in the rows of a pass; else the token that the graph of the step before has chosen."""
-    digest: LogitsDigest | None = None
-    """Computed of each row's logits; None: the most likely token alone."""
+    sampler: Sampler | None = None
+    """What chooses from each row's logits; None: the most likely token."""
     sequences: int = 1
     """Sequences of the pass, padding included."""
 
 
-class _DigestBuffers:
-    """Inputs and outputs of one digest, for each row and each step of each sequence."""
+class _SamplerBuffers:
+    """Inputs and outputs of one sampler, for each row and each step of each sequence."""
 
-    def __init__(self, digest: LogitsDigest, count: int, device: torch.device) -> None:
+    def __init__(self, sampler: Sampler, count: int, device: torch.device) -> None:
         is_pinned = device.type == "cuda"
-        self._host_inputs = torch.zeros((count, digest.num_inputs), dtype=torch.int64, pin_memory=is_pinned)
-        self.inputs = torch.zeros_like(self._host_inputs, device=device)
-        self._host_outputs = torch.zeros((count, digest.num_outputs), dtype=torch.int32, pin_memory=is_pinned)
+        self._host_inputs = torch.zeros((count, sampler.num_inputs), dtype=torch.int64, pin_memory=is_pinned)
+        self._host_inputs[:] = torch.from_numpy(sampler.neutral)
+        self.inputs = self._host_inputs.to(device)
+        self._host_outputs = torch.zeros((count, sampler.num_outputs), dtype=torch.int32, pin_memory=is_pinned)
         self.outputs = torch.zeros_like(self._host_outputs, device=device)
         self.host_inputs: npt.NDArray[np.int64] = self._host_inputs.numpy()
         """[count, words], which the host writes before `send`."""
@@ -140,7 +141,7 @@ class CapturedPasses:
         self._capture = capture
         self._ranks = ranks
         self._graphs: dict[PassShape, tuple[Replay, list[Tensor]]] = {}  # with the logits of each, one tensor
-        self._digests: dict[LogitsDigest, _DigestBuffers] = {}
+        self._sampled: dict[Sampler, _SamplerBuffers] = {}
         self._is_sealed = False
         device = network.device
         self._is_pinned = device.type == "cuda"
@@ -167,26 +168,26 @@ class CapturedPasses:
         if not first.token_ids:
             for sequences in self._sequence_counts:
                 for rows in self._numerics.row_counts:
-                    self.prepare(PassShape(rows, 0, work.digest, sequences))
+                    self.prepare(PassShape(rows, 0, work.sampler, sequences))
                 for step in range(1, work.steps):
-                    self.prepare(PassShape(1, step, work.digest, sequences))
+                    self.prepare(PassShape(1, step, work.sampler, sequences))
             return []
         if not work.with_logits and first.cache.is_in_order(first.cache.length + len(first.token_ids)):
             self._prefill(first)
             return []
         rows = self._numerics.padded_rows(max(len(part.token_ids) for part in work.parts))
         sequences = next(number for number in self._sequence_counts if number >= len(work.parts))
-        shapes = [PassShape(rows, 0, work.digest, sequences)]
-        shapes += [PassShape(1, step, work.digest, sequences) for step in range(1, work.steps)]
+        shapes = [PassShape(rows, 0, work.sampler, sequences)]
+        shapes += [PassShape(1, step, work.sampler, sequences) for step in range(1, work.steps)]
         self._inputs.send(self._write_parts(work.parts, shapes[0], work.steps - 1))
-        # Of digests as far as the last real row, and all steps.
+        # Of samplers as far as the last real row, and all steps.
         in_use = [slice((len(work.parts) - 1) * rows + len(work.parts[-1].token_ids))]
         if work.steps > 1:
             in_use.append(slice(self._places(shapes[1]).start, self._places(shapes[-1]).stop))
-        if work.digest is not None:
-            self._write_digest_inputs(work.parts, shapes[0], work.digest, work.steps - 1)
+        if work.sampler is not None:
+            self._write_sampler_inputs(work.parts, shapes[0], work.sampler, work.steps - 1)
             for places in in_use:
-                self._buffers(work.digest).send(places)
+                self._buffers(work.sampler).send(places)
         logits = self._replay(shapes, in_use)
         outputs = []
         for index, part in enumerate(work.parts):
@@ -229,17 +230,12 @@ class CapturedPasses:
             first, number = index * shape.rows, 1 if shape.step else count
             place = self._places(shape).start + first
             rows = slice(place, place + number)
-            outputs.append(self._model_output(scores[first : first + number], rows, shape.digest))
+            outputs.append(self._model_output(scores[first : first + number], rows, shape.sampler))
         return outputs
 
-    def _model_output(self, logits: Tensor, rows: slice, digest: LogitsDigest | None) -> ModelOutput:
-        digests = None if digest is None else self._buffers(digest).host_outputs[rows].copy()
-        largest = self._host_largest[rows].copy() if self._fetches_largest(digest) else None
-        return ModelOutput(logits, digests, self._host_columns[rows].copy(), largest)
-
-    def _fetches_largest(self, digest: LogitsDigest | None) -> bool:
-        """Whether the logits of the columns come to the host: not where nobody can do without the digest."""
-        return digest is None or self._num_caches > 1
+    def _model_output(self, logits: Tensor, rows: slice, sampler: Sampler | None) -> ModelOutput:
+        outputs = None if sampler is None else self._buffers(sampler).host_outputs[rows].copy()
+        return ModelOutput(logits, self._host_columns[rows].copy(), self._host_largest[rows].copy(), outputs)
 
     def _places(self, shape: PassShape) -> slice:
         """The places of the inputs and results of a graph: those of further steps stand behind those of all rows."""
@@ -265,16 +261,16 @@ class CapturedPasses:
     def _replay(self, shapes: Sequence[PassShape], in_use: Sequence[slice]) -> list[Tensor]:
         """Launch these graphs one behind another; returns the logits of each once the last one is done.
 
-        `in_use`: the places whose digests the host gets.
+        `in_use`: the places whose sampler's outputs the host gets.
         """
         captured = [self._captured(shape) for shape in shapes]
         with torch.inference_mode():
             for replay, _ in captured:
                 replay()
             self._host_results.copy_(self._results, non_blocking=True)
-            if (digest := shapes[0].digest) is not None:
+            if (sampler := shapes[0].sampler) is not None:
                 for places in in_use:
-                    self._buffers(digest).fetch(places)
+                    self._buffers(sampler).fetch(places)
         self._wait()
         return [scores for _, [scores] in captured]
 
@@ -371,25 +367,22 @@ class CapturedPasses:
         if first < end:
             self._tables.view(-1)[first:end].copy_(self._host_tables[first:end], non_blocking=True)
 
-    def _write_digest_inputs(
-        self, parts: Sequence[Part], shape: PassShape, digest: LogitsDigest, num_single: int
-    ) -> None:
-        """Write what parts want of the digest; zeros for those that want none. See `_write_parts`."""
-        buffers = self._buffers(digest)
+    def _write_sampler_inputs(self, parts: Sequence[Part], shape: PassShape, sampler: Sampler, num_single: int) -> None:
+        """Write what parts want of the sampler; neutral words otherwise."""
+        buffers, neutral = self._buffers(sampler), sampler.neutral
         for index, part in enumerate(parts):
             first, count = index * shape.rows, len(part.token_ids)
-            singles = self._steps_of(index, num_single)
-            if part.wanted is None:
-                buffers.host_inputs[first : first + count] = 0
-                buffers.host_inputs[singles] = 0
-            else:
-                buffers.host_inputs[first : first + count] = part.wanted.inputs[:count]
-                buffers.host_inputs[singles] = part.wanted.inputs[count:]
+            for rows in (slice(first, first + count), self._steps_of(index, num_single)):
+                buffers.host_inputs[rows] = neutral
+            if part.wanted is not None:
+                inputs = part.wanted.inputs
+                buffers.host_inputs[first : first + count, : inputs.shape[1]] = inputs[:count]
+                buffers.host_inputs[self._steps_of(index, num_single), : inputs.shape[1]] = inputs[count:]
 
-    def _buffers(self, digest: LogitsDigest) -> _DigestBuffers:
-        if digest not in self._digests:
-            self._digests[digest] = _DigestBuffers(digest, self._num_all, self._network.device)
-        return self._digests[digest]
+    def _buffers(self, sampler: Sampler) -> _SamplerBuffers:
+        if sampler not in self._sampled:
+            self._sampled[sampler] = _SamplerBuffers(sampler, self._num_all, self._network.device)
+        return self._sampled[sampler]
 
     # The work of a replay.
 
@@ -399,8 +392,8 @@ class CapturedPasses:
             if self._is_sealed:
                 raise DeviceError(f"a pass was not prepared: {shape}")
             logits: list[Tensor] = []
-            if shape.digest is not None:
-                self._buffers(shape.digest)  # memory on the host cannot be had in a capture
+            if shape.sampler is not None:
+                self._buffers(shape.sampler)  # memory on the host cannot be had in a capture
 
             def work() -> None:
                 logits[:] = [self._compute(shape)]
@@ -416,7 +409,7 @@ class CapturedPasses:
         if self._num_caches > 1:
             table = table.index_select(0, self._inputs.device_caches[:sequences])
         logits = self._run(self._token_ids(shape), rows, table)
-        self._choose(logits, shape.digest, rows)
+        self._choose(logits, shape.sampler, rows)
         return logits
 
     def _token_ids(self, shape: PassShape) -> Tensor:
@@ -439,13 +432,12 @@ class CapturedPasses:
         assert logits is not None
         return logits
 
-    def _choose(self, logits: Tensor, digest: LogitsDigest | None, rows: slice) -> None:
-        """The column behind each row, and what the host wants to know of it."""
-        if digest is None:
+    def _choose(self, logits: Tensor, sampler: Sampler | None, rows: slice) -> None:
+        """The column behind each row, its logit, and what else the sampler tells the host."""
+        if sampler is None:
             self._largest[rows], self._columns[rows] = logits.max(dim=-1)  # a NaN is the largest
             return
-        buffers = self._buffers(digest)
-        columns, buffers.outputs[rows] = digest.compute(logits, buffers.inputs[rows])
+        buffers = self._buffers(sampler)
+        columns, buffers.outputs[rows] = sampler.compute(logits, buffers.inputs[rows])
         self._columns[rows] = columns
-        if self._fetches_largest(digest):
-            self._largest[rows] = logits.gather(1, columns.unsqueeze(1)).squeeze(1)
+        self._largest[rows] = logits.gather(1, columns.unsqueeze(1)).squeeze(1)

@@ -45,6 +45,8 @@ class KVMemory(Cache):  # type: ignore[misc]  # transformers is untyped here
         self.parents_of_pass = torch.zeros(0, dtype=torch.int64)
         """[rows] on the device: the slot of the token before each row, from whose feature a draft's row starts. Set
         for networks that read features."""
+        self.sampling: Any = None
+        """What samplers keep of the sequences of these caches (`amusd/sampling/sampler.py`)."""
         self._tensors: dict[tuple[int, str], Tensor] = {}
         """[heads, slots, dim] of each layer: "keys" and "values", or "joint", the keys' heads first; and features."""
         self._views: dict[int, tuple[Tensor, Tensor]] = {}  # of joint tensors

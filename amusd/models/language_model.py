@@ -17,29 +17,44 @@ from torch import Tensor
 from amusd.errors import NotFiniteError
 
 
-class LogitsDigest(Protocol):
-    """The part of a row's logits that a GPU sends to the host: work of a fixed shape at the end of a captured pass."""
+class Sampler(Protocol):
+    """The end of a pass, which chooses from logits: work of a fixed shape, captured with the pass on a GPU."""
 
-    num_inputs: int
-    """int64 words per row that the host writes before the pass."""
-    num_outputs: int
-    """int32 words per row that the host reads after the pass."""
+    @property
+    def level(self) -> int:
+        """Rows of a sampler of a lower level, with neutral further inputs, may share a pass with this one's."""
+        ...
+
+    @property
+    def num_inputs(self) -> int:
+        """int64 words per row that the host writes before the pass."""
+        ...
+
+    @property
+    def neutral(self) -> npt.NDArray[np.int64]:
+        """[num_inputs]: the inputs of a row that wants the largest logit."""
+        ...
+
+    @property
+    def num_outputs(self) -> int:
+        """int32 words per row that the host reads after the pass."""
+        ...
 
     def compute(self, logits: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """[rows, columns] and [rows, num_inputs] -> the columns chosen [rows], and [rows, num_outputs].
 
-        Never waits for the device: the host reads no value, and no shape depends on one.
+        On a GPU it never waits: the host reads no value, and no shape depends on one.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class DigestRequest:
-    """The digest that one pass is to compute."""
+class SamplerRows:
+    """What a sampler is to do with the rows of one sequence."""
 
-    digest: LogitsDigest
+    sampler: Sampler
     inputs: npt.NDArray[np.int64]
-    """[rows, digest.num_inputs]."""
+    """[rows, sampler.num_inputs]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,33 +63,41 @@ class ModelOutput:
 
     logits: Tensor
     """[rows, vocab] float32 (or the model's own dtype): row i holds the scores of the token after input token i."""
-    digests: npt.NDArray[np.int32] | None = None
-    """[rows, words]: the outputs of the wanted digest; None where logits are on the host."""
     columns: npt.NDArray[np.int64] | None = None
-    """[rows]: those that a captured pass has chosen."""
+    """[rows]: those that a captured pass has chosen; None: nothing was sampled yet."""
     largest: npt.NDArray[np.float64] | None = None
-    """[rows]: the logits of `columns`; None where they did not come with the pass."""
+    """[rows]: the logits of `columns`."""
+    outputs: npt.NDArray[np.int32] | None = None
+    """[rows, words]: further outputs of the sampler."""
 
     def last_row(self) -> ModelOutput:
         """The same of the last row alone."""
-        return ModelOutput(
-            logits=self.logits[-1:],
-            digests=None if self.digests is None else self.digests[-1:],
-            columns=None if self.columns is None else self.columns[-1:],
-            largest=None if self.largest is None else self.largest[-1:],
-        )
+        others = (None if each is None else each[-1:] for each in (self.columns, self.largest, self.outputs))
+        return ModelOutput(self.logits[-1:], *others)  # type: ignore[arg-type]  # of different types
 
     def choose(self) -> list[int]:
         """The column of the highest logit of each row; of equal ones the first.
 
-        Where a captured pass has chosen it, also with a digest, no logit leaves the device. Raises `NotFiniteError`
-        where the highest logit is NaN or infinite.
+        Of a captured pass, those that it has chosen. Raises `NotFiniteError` where the logit is NaN or infinite.
         """
         if self.columns is None or self.largest is None:
             return argmax_rows(self.logits)
         check_finite(self.largest)
         result: list[int] = self.columns.tolist()
         return result
+
+    def sample(self, row: int, wanted: SamplerRows | None) -> tuple[int, npt.NDArray[np.int32]]:
+        """The column that was wanted of one row, and the sampler's further outputs. Raises as `choose`."""
+        nothing = np.empty(0, dtype=np.int32)
+        if self.columns is not None and self.largest is not None:
+            check_finite(self.largest[row : row + 1])
+            return int(self.columns[row]), nothing if self.outputs is None else self.outputs[row]
+        logits = self.logits[row : row + 1]
+        if wanted is None:
+            return argmax_rows(logits)[0], nothing
+        columns, outputs = wanted.sampler.compute(logits, torch.from_numpy(wanted.inputs[row : row + 1]))
+        check_finite(logits.gather(1, columns.unsqueeze(1)).float().numpy())
+        return int(columns[0]), outputs[0].numpy()
 
 
 class KVCache(Protocol):
@@ -104,7 +127,7 @@ class SequenceRows:
 
     token_ids: Sequence[int]
     cache: KVCache
-    wanted: DigestRequest | None = None
+    wanted: SamplerRows | None = None
     parents: Sequence[int] | None = None
 
 
@@ -120,32 +143,32 @@ class FeatureRows:
 
 
 class Chooser(Protocol):
-    """A way to choose tokens from logits other than taking the largest."""
+    """A way to choose the tokens of a chain other than taking the largest logits."""
 
     @property
-    def digest(self) -> LogitsDigest | None:
-        """The digest that it reads of logits on a GPU; None: whole rows."""
+    def sampler(self) -> Sampler:
+        """What chooses at the end of a pass."""
         ...
 
     @property
-    def follows_digest(self) -> bool:
-        """Whether the column that the digest chooses is nearly always the one that `choose` returns."""
+    def can_replay(self) -> bool:
+        """Whether it can choose several tokens without the host."""
         ...
 
-    def inputs(self, start: int, token_ids: Sequence[int], num_steps: int = 1) -> npt.NDArray[np.int64]:
-        """The inputs [rows, words] of `digest`: one row for each of `token_ids`, whose first is at position `start`.
+    draws: bool
+    """Whether `draw` chooses each token behind a pass, not the sampler."""
+
+    def rows(
+        self, start: int, token_ids: Sequence[int], parents: Sequence[int] | None = None, num_steps: int = 1
+    ) -> npt.NDArray[np.int64]:
+        """The inputs [rows, words] of `sampler`: one row for each of `token_ids`, whose first is at position `start`.
 
         `num_steps - 1` more rows follow, for the single tokens that a replay takes in after them.
         """
         ...
 
-    def choose(
-        self, logits: Tensor, start: int, token_ids: Sequence[int], outputs: npt.NDArray[np.int32] | None = None
-    ) -> list[int]:
-        """[rows, columns] -> the column chosen for each row. Row i follows `token_ids[i]`, which is at `start + i`.
-
-        `outputs`: of the digest.
-        """
+    def draw(self, logits: Tensor, words: npt.NDArray[np.int64]) -> int:
+        """[1, columns] and [1, words] -> the column drawn, if it `draws`."""
         ...
 
 
@@ -174,7 +197,7 @@ class LanguageModel(Protocol):
     max_length: int
     """Longest sequence the model supports, in tokens."""
     captured_on: torch.device | None
-    """The device whose passes are captured and end with digests; None: logits are on the host."""
+    """The device whose passes are captured and end with a sampler; None: logits are on the host."""
     feature_columns: Mapping[str, slice]
     """The columns of each drafter's feature, by its name; empty where no drafter reads any."""
     tokens_per_step: int
@@ -192,11 +215,10 @@ class LanguageModel(Protocol):
         """Empty caches that share their memory, so that one pass may take in tokens of several."""
         ...
 
-    def prepare(self, cache: KVCache, digests: Sequence[LogitsDigest | None] = (None,), steps: int = 1) -> None:
+    def prepare(self, cache: KVCache, samplers: Sequence[Sampler] = (), steps: int = 1) -> None:
         """Do now what would make the first passes over `cache` slow.
 
-        `digests`: those that passes will want (None: nothing, or the most likely tokens). `steps`: tokens that such a
-        pass chooses at most.
+        `samplers`: those that passes will want. `steps`: tokens that such a pass chooses at most.
         """
         ...
 
@@ -216,7 +238,7 @@ class LanguageModel(Protocol):
         self,
         token_ids: Sequence[int],
         cache: KVCache,
-        wanted: DigestRequest | None = None,
+        wanted: SamplerRows | None = None,
         parents: Sequence[int] | None = None,
     ) -> ModelOutput:
         """One pass over tokens whose first is at position `cache.length`; returns logits [rows, vocab].
@@ -228,7 +250,7 @@ class LanguageModel(Protocol):
         `max_rows(cache.length)`, and `num_tracks(cache.length)` hold them all. Each row's logits are those of its path
         alone, bit for bit where these do not depend on the block. `cache.length` stays until `keep`.
 
-        On a GPU the digests that are `wanted` come with the logits. Raises `ValueError` on too many rows, an id out of
+        On a GPU the columns that are `wanted` come with the logits. Raises `ValueError` on too many rows, an id out of
         range, or a full cache; the cache is then unchanged.
         """
         ...
@@ -236,9 +258,8 @@ class LanguageModel(Protocol):
     def forward_batch(self, batch: Sequence[SequenceRows]) -> Sequence[ModelOutput]:
         """One pass over the rows of several sequences, whose caches share their memory; each as of `forward`.
 
-        The bits of a row do not depend on the other sequences where they do not depend on the block. A sequence
-        without `wanted` may get the digest of another one, of inputs that are zeros; its tokens must then be the most
-        likely ones (`ModelOutput.choose`). Raises `ValueError` as `forward` does, before any change.
+        The bits of a row do not depend on the other sequences where they do not depend on the block. Raises
+        `ValueError` as `forward` does, before any change.
         """
         ...
 
@@ -256,8 +277,8 @@ class LanguageModel(Protocol):
     def extend_batch(self, batch: Sequence[ChainRows]) -> Sequence[Sequence[int]]:
         """Take in the rows of each sequence, then choose `num_tokens` tokens one after another; returns those of each.
 
-        Each token is the most likely one, or what `chooser` chooses from logits, which leave the device for it. The
-        caches share their memory, so that one pass serves all.
+        Each token is the most likely one, or what `chooser` chooses. The caches share their memory, so that one pass
+        serves all.
 
         The last token stays outside the cache, whose length grows by `len(token_ids) + num_tokens - 1`. Raises
         `ValueError` as `forward` does, and `NotFiniteError` as `ModelOutput.choose` does; the caches are longer then.

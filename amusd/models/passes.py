@@ -19,7 +19,7 @@ from torch import Tensor
 from amusd.models.attention import Attention
 from amusd.models.features import FeatureTaps
 from amusd.models.kv_cache import KVMemory, PreallocatedCache
-from amusd.models.language_model import DigestRequest, LogitsDigest, ModelOutput
+from amusd.models.language_model import ModelOutput, Sampler, SamplerRows
 from amusd.protocol.verification import place_rows
 
 PADDING_ID = 0
@@ -89,8 +89,8 @@ class Part:
     """One per row."""
     rows: PathRows | None = None
     """The places of the rows. None: in order from the cache's length on, which moves by them."""
-    wanted: DigestRequest | None = None
-    """The digest of the logits that comes to the host; None: the most likely tokens, or logits that are there."""
+    wanted: SamplerRows | None = None
+    """What is to be sampled at the end of a captured pass; None: the most likely tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,16 +99,17 @@ class Pass:
 
     parts: Sequence[Part]
     """Each has a cache of its own. If they have no rows, nothing is computed, but passes of up to these `steps` and
-    this digest are captured."""
+    this sampler are captured."""
     with_logits: bool = True
     """False for a chunk of a prompt, which is one part."""
     steps: int = 1
     """Tokens that the pass chooses one after another, the first behind its last row. 1 unless passes are captured."""
 
     @property
-    def digest(self) -> LogitsDigest | None:
-        """The digest that parts want; there is one at most."""
-        return next((part.wanted.digest for part in self.parts if part.wanted is not None), None)
+    def sampler(self) -> Sampler | None:
+        """The one that does what every part wants."""
+        wanted = [part.wanted.sampler for part in self.parts if part.wanted is not None]
+        return max(wanted, key=lambda sampler: sampler.level, default=None)
 
 
 PartOutput: TypeAlias = Sequence[ModelOutput]

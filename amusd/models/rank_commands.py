@@ -17,7 +17,7 @@ from torch import Tensor
 
 from amusd.models.cached_model import CachedModel
 from amusd.models.kv_cache import PreallocatedCache
-from amusd.models.language_model import DigestRequest
+from amusd.models.language_model import SamplerRows
 from amusd.models.passes import Part, Pass, PathRows
 
 
@@ -49,8 +49,8 @@ class RankCommand:
     parts: tuple[PartCommand, ...]
     with_logits: bool = True
     steps: int = 1
-    digest: int = 0
-    """Number of the leader's digest that the pass ends with; 0: none."""
+    sampler: int = 0
+    """Number of the leader's sampler that the pass ends with; 0: none."""
     kept: Sequence[int] | None = None
     """Rows of the last pass over the one cache of `parts`; None: compute a pass."""
 
@@ -75,15 +75,17 @@ class RankCommand:
 
 
 @dataclass(frozen=True, slots=True)
-class OtherRanksDigest:
-    """A `LogitsDigest` that stands for one of the leader, which alone reads it."""
+class OtherRanksSampler:
+    """Stands for a `Sampler` of the leader, which alone reads what is sampled."""
 
     number: int
+    level = 0
     num_inputs = 0
     num_outputs = 0
+    neutral = np.zeros(0, dtype=np.int64)
 
     def compute(self, logits: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG002 - there are none
-        """See `LogitsDigest`."""
+        """See `Sampler`."""
         return logits.argmax(dim=-1), torch.empty((len(logits), 0), dtype=torch.int32, device=logits.device)
 
 
@@ -105,11 +107,11 @@ def follow(model: CachedModel, commands: Iterable[RankCommand]) -> None:
         if command.kept is not None:
             model.keep(command.kept, caches[command.parts[0].cache])
             continue
-        digest = OtherRanksDigest(command.digest) if command.digest else None
+        sampler = OtherRanksSampler(command.sampler) if command.sampler else None
         parts = []
         for part in command.parts:
             inputs = np.zeros((len(part.token_ids), 0), dtype=np.int64)
-            wanted = None if digest is None else DigestRequest(digest, inputs)
+            wanted = None if sampler is None else SamplerRows(sampler, inputs)
             parts.append(Part(caches[part.cache], part.token_ids, part.rows, wanted))
         model.run(Pass(parts, command.with_logits, command.steps))
         for computed in parts:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from amusd.errors import ConfigError, PeerFailedError, RankLostError, first_line
 from amusd.models.kv_cache import KVMemory
-from amusd.models.language_model import LogitsDigest
+from amusd.models.language_model import Sampler
 from amusd.models.passes import Part, Pass
 from amusd.models.process_group import Backend, ProcessGroup, Watch, join_store
 from amusd.models.rank_commands import PartCommand, RankCommand
@@ -106,7 +106,7 @@ class Leader(_ConnectedRanks):
         self._numbers: weakref.WeakKeyDictionary[KVMemory, int] = weakref.WeakKeyDictionary()
         self._num_memories = 0
         self._dropped: list[int] = []
-        self._digests: dict[LogitsDigest, int] = {}
+        self._samplers: dict[Sampler, int] = {}
         try:
             self._door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self._door.bind(str(self._folder / _COMMANDS))
@@ -162,9 +162,9 @@ class Leader(_ConnectedRanks):
             weakref.finalize(cache.memory, self._dropped.append, number).atexit = False
         dropped = tuple(self._dropped)
         del self._dropped[: len(dropped)]
-        digest = 0
-        if work is not None and work.digest is not None:
-            digest = self._digests.setdefault(work.digest, len(self._digests) + 1)
+        sampler = 0
+        if work is not None and work.sampler is not None:
+            sampler = self._samplers.setdefault(work.sampler, len(self._samplers) + 1)
         command = RankCommand(
             memory=number,
             num_caches=cache.memory.num_slots // cache.allocated,
@@ -174,7 +174,7 @@ class Leader(_ConnectedRanks):
             parts=tuple(PartCommand(part.cache.number, part.cache.length, part.token_ids, part.rows) for part in parts),
             with_logits=work is None or work.with_logits,
             steps=1 if work is None else work.steps,
-            digest=digest,
+            sampler=sampler,
             kept=kept if work is None else None,
         )
         self._send(command.to_bytes())

@@ -19,7 +19,6 @@ from amusd.protocol.verification import Block, PassOutcome
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.target_sequence import Request, TargetSequence
 from amusd.runtime.verifier import Verifier, prepare_to_verify
-from amusd.sampling.digest import Digests
 from amusd.sampling.stopping import StopChecker
 from amusd.tracing.metrics import TargetCounts
 from amusd.tracing.recorder import SEQUENCES_PER_RUN, Recorder
@@ -51,13 +50,12 @@ class TargetWorker:
     """The slots of the sequences that are not finished, in the order of their admission."""
     _finished: list[TargetSequence] = field(default_factory=list)
     """Those whose counts the draft still has to say."""
-    _digests: Digests | None = field(init=False)
 
     def __post_init__(self) -> None:
         caches = self.model.new_caches(self.max_num_seqs, self.model.max_length)
         switches: Switches = {}
         self._free_slots = [_Slot(cache, Observer(switches)) for cache in reversed(caches)]
-        self._digests = prepare_to_verify(self.model, caches[0])
+        prepare_to_verify(self.model, caches[0])
 
     @property
     def has_room(self) -> bool:
@@ -79,9 +77,9 @@ class TargetWorker:
             self.model,
             request.distribution,
             request.prompt,
+            slot.cache,
             logprobs=request.logprobs,
             top_logprobs=request.top_logprobs,
-            digests=self._digests,
         )
         self._next_sequence_id += 1
         slot.cache.truncate(0)
@@ -192,16 +190,14 @@ class TargetWorker:
     def _verify(self, sequences: Sequence[TargetSequence], blocks: Sequence[Block]) -> None:
         """One forward over [last committed token, candidates] of each; accept, commit, cut the caches back, tell."""
         start_ns = self.recorder.now_ns()
-        rows = [
-            sequence.verifier.rows(block, sequence.cache) for sequence, block in zip(sequences, blocks, strict=True)
-        ]
+        rows = [sequence.verifier.rows(block) for sequence, block in zip(sequences, blocks, strict=True)]
         outputs = self.model.forward_batch(rows)
         end_ns = self.recorder.now_ns()
         self.client.drain()  # a candidate that came meanwhile is judged in the place of the bonus token
         outcomes: dict[TargetSequence, PassOutcome] = {}
         for sequence, block, output in zip(sequences, blocks, outputs, strict=True):
             try:
-                acceptance = sequence.verifier.judge(sequence.session, block, output, sequence.cache)
+                acceptance = sequence.verifier.judge(sequence.session, block, output)
             except NotFiniteError as error:  # noqa: PERF203 - the others go on
                 sequence.error = error
                 self.end(sequence)
@@ -265,8 +261,6 @@ class TargetWorker:
         self.recorder.span(
             "sequence", start_ns, start_ns + sequence.metrics.total_ns, sequence_id, **sequence.summary()
         )
-        if sequence.verifier.num_whole_rows:
-            self.recorder.instant("whole_rows", sequence_id, number=sequence.verifier.num_whole_rows)
         self.client.close(sequence, sequence.ended_by)
         self.recorder.flush()
 

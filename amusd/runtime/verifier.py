@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from amusd.config import Distribution
 from amusd.errors import NotFiniteError
-from amusd.models.language_model import DigestRequest, KVCache, LanguageModel, ModelOutput, SequenceRows
+from amusd.models.language_model import KVCache, LanguageModel, ModelOutput, SamplerRows, SequenceRows
 from amusd.protocol.target_session import TargetSession
 from amusd.protocol.verification import Block
-from amusd.sampling.acceptance import Acceptance, accept_along, accept_equal
-from amusd.sampling.digest import Digests
-from amusd.sampling.sampler import TargetSampler
+from amusd.sampling.acceptance import Acceptance, accept_along
+from amusd.sampling.ratio_test import RatioTest
+from amusd.sampling.sampler import Level, RowSampler, SamplingState, Scores, SequenceSampler
 from amusd.types import TopLogprobs
 
 T = TypeVar("T")
 
 
-def prepare_to_verify(model: LanguageModel, cache: KVCache) -> Digests | None:
-    """Prepare every pass that a `Verifier` asks for; returns the digests of the model, if its passes end with any."""
-    digests = Digests.of(model)
-    model.prepare(cache)  # greedy decoding, and the ratio test
-    if digests is not None:
-        model.prepare(cache, (digests.few, digests.many))
+def prepare_to_verify(model: LanguageModel, cache: KVCache) -> None:
+    """Prepare every pass that a `Verifier` asks for."""
+    state, _ = SamplingState.of(model, cache)
+    model.prepare(cache, [RowSampler(state, level) for level in Level])  # greedy decoding and the ratio test, too
+    if model.captured_on is not None:
         model.prefill([0] * min(model.prefill_chunk, cache.capacity), cache)  # loads the kernels of prompts
         cache.truncate(0)
-    return digests
 
 
 class Verifier:
@@ -37,70 +39,64 @@ class Verifier:
         model: LanguageModel,
         distribution: Distribution,
         prompt: Sequence[int],
+        cache: KVCache,
         *,
         logprobs: bool = False,
         top_logprobs: int = 0,
-        digests: Digests | None = None,
     ) -> None:
-        """`logprobs`, `top_logprobs`: as of `TargetSampler`; `digests`: of `prepare_to_verify`."""
+        """`logprobs`: keep the log-probabilities of the tokens; `top_logprobs`: and of this many most likely ones."""
         self._model = model
-        # None where each token is that of the largest logit: then logits need not leave the device.
-        self._sampler: TargetSampler | None = None
-        if logprobs or not distribution.is_argmax:
-            self._sampler = TargetSampler(
-                distribution,
-                model.vocab_size,
-                prompt=prompt,
-                logprobs=logprobs,
-                top_logprobs=top_logprobs,
-                digests=digests,
-            )
-
-    @property
-    def logprobs(self) -> tuple[float, ...]:
-        """Log-probabilities of the tokens last judged; empty unless asked for."""
-        return () if self._sampler is None else self._sampler.logprobs
-
-    @property
-    def top_logprobs(self) -> tuple[TopLogprobs, ...]:
+        self._cache = cache
+        self._logprobs = logprobs
+        self._num_top = top_logprobs
+        self._wanted: SamplerRows | None = None
+        """What the last pass was to sample."""
+        self.logprobs: tuple[float, ...] = ()
+        """Log-probabilities of the tokens last judged, under the model alone; empty unless asked for."""
+        self.top_logprobs: tuple[TopLogprobs, ...] = ()
         """The most likely tokens in the place of each of those last judged; empty unless asked for."""
-        return () if self._sampler is None else self._sampler.top_logprobs
-
-    @property
-    def num_whole_rows(self) -> int:
-        """Rows of logits that had to come from the device as a whole, because their digests were not enough."""
-        return 0 if self._sampler is None else self._sampler.num_whole_rows
+        # None where each token is that of the largest logit: then logits need not leave the device.
+        self._sampler: SequenceSampler | None = None
+        if logprobs or not distribution.is_argmax:
+            make = RatioTest if distribution.rule == "rejection" else SequenceSampler
+            state, number = SamplingState.of(model, cache)
+            self._sampler = make(distribution, state, prompt, sequence=number, is_scored=logprobs)
 
     def begin(self, session: TargetSession, num_candidates: int, breadth: int, min_chance: float = 0.0) -> Block:
         """The next block; with alternatives, up to `breadth` candidates of a position, where the pass has room."""
+        if self._sampler is not None and self._sampler.needs_context:
+            self._sampler.see(session.committed)
         if breadth > 1:
             num_tracks = min(breadth, self._model.num_tracks(session.committed_length - 1))
             max_rows = self._model.width
             return session.begin(num_candidates, num_tracks=num_tracks, max_rows=max_rows, min_chance=min_chance)
         return session.begin(num_candidates)
 
-    def rows(self, block: Block, cache: KVCache) -> SequenceRows:
+    def rows(self, block: Block) -> SequenceRows:
         """The rows that a pass computes to judge `block`."""
-        wanted = None
-        if self._sampler is not None and (digest := self._sampler.digest) is not None:
-            wanted = DigestRequest(digest, self._sampler.path_inputs(block))
-        return SequenceRows(block.token_ids, cache, wanted, block.parents if block.alternatives else None)
+        self._wanted = None
+        parents = block.parents if block.alternatives else None
+        if self._sampler is not None:
+            words = self._sampler.rows(block.start, block.token_ids, parents)
+            self._wanted = SamplerRows(self._sampler.sampler, words)
+        return SequenceRows(block.token_ids, self._cache, self._wanted, parents)
 
-    def judge(self, session: TargetSession, block: Block, output: ModelOutput, cache: KVCache) -> Acceptance:
+    def judge(self, session: TargetSession, block: Block, output: ModelOutput) -> Acceptance:
         """The tokens that a pass over `block` commits. On one path a candidate that came during the pass may be judged.
 
         If a logit that counts is NaN or infinite, the pass is made again without candidates, since these must not
         matter; raises `NotFiniteError` if it still is.
         """
+        cache = self._cache
         try:
-            return self._judge(session, block, output, cache)
+            return self._judge(session, block, output)
         except NotFiniteError:
             cache.truncate(block.start)
             cache.wipe()
         block = Block(block.start, block.last_token, ())
-        [output] = self._model.forward_batch([self.rows(block, cache)])
+        [output] = self._model.forward_batch([self.rows(block)])
         try:
-            return self._judge(session, block, output, cache)
+            return self._judge(session, block, output)
         except NotFiniteError as error:
             cache.truncate(0)  # the prompt's keys and values may be no numbers either
             cache.wipe()
@@ -109,25 +105,45 @@ class Verifier:
                 "in target.dtype (float32 holds the largest numbers)"
             ) from None
 
-    def _judge(self, session: TargetSession, block: Block, output: ModelOutput, cache: KVCache) -> Acceptance:
-        if block.alternatives:
-            acceptance, rows = self._along_paths(block, output)
-            self._model.keep(rows, cache)
-            return acceptance
+    def _judge(self, session: TargetSession, block: Block, output: ModelOutput) -> Acceptance:
         judged = _scored(session.candidates_to_judge(), block)
-        if self._sampler is None:
-            return accept_equal(output.choose(), judged)
-        rows_drawn_from = _scored(session.rows_to_judge(), block)
-        return self._sampler.accept(
-            output.logits, block.start, block.token_ids, judged, rows_drawn_from, output.digests
-        )
+        if isinstance(self._sampler, RatioTest):
+            assert self._wanted is not None
+            output.choose()  # raises for what is no number
+            drawn_from = _scored(session.rows_to_judge(), block)
+            acceptance = self._sampler.accept(output.logits, block.start, self._wanted.inputs, judged, drawn_from)
+            if self._logprobs:
+                self._keep([self._score(output, row, token) for row, token in enumerate(acceptance.token_ids)])
+            return acceptance
+        found: dict[int, npt.NDArray[np.int32]] = {}
+        columns = output.choose() if self._wanted is None else ()
 
-    def _along_paths(self, block: Block, output: ModelOutput) -> tuple[Acceptance, tuple[int, ...]]:
-        """The same of several paths, and the rows of the accepted one."""
-        if self._sampler is not None:
-            return self._sampler.accept_paths(output.logits, block, output.digests)
-        choices = output.choose()  # [1 + candidates]
-        return accept_along(choices.__getitem__, block.next_row, len(choices))
+        def choose(row: int) -> int:
+            if columns:
+                return columns[row]
+            column, found[row] = output.sample(row, self._wanted)
+            return column
+
+        def next_row(row: int, token_id: int) -> int | None:
+            if block.alternatives:
+                return block.next_row(row, token_id)
+            return row + 1 if row < len(judged) and judged[row] == token_id else None
+
+        acceptance, rows = accept_along(choose, next_row, len(block.token_ids))
+        if block.alternatives:
+            self._model.keep(rows, self._cache)
+        if self._logprobs:
+            self._keep([Scores.of(found[row], self._num_top) for row in rows])
+        return acceptance
+
+    def _score(self, output: ModelOutput, row: int, token_id: int) -> Scores:
+        """The log-probability of a token that the sampler has not chosen."""
+        chosen = float(output.logits[row].float().log_softmax(0)[token_id])
+        return replace(Scores.of(output.sample(row, self._wanted)[1], self._num_top), chosen=chosen)
+
+    def _keep(self, scores: Sequence[Scores]) -> None:
+        self.logprobs = tuple(each.chosen for each in scores)
+        self.top_logprobs = tuple(each.top for each in scores) if self._num_top else ()
 
 
 def _scored(judged: tuple[T, ...], block: Block) -> tuple[T, ...]:

@@ -1,7 +1,7 @@
 """The acceptance rules: which candidates of a block are kept, and by which token the first other one is replaced.
 
-Equality: a candidate is accepted when it is the target's own choice. Greedy decoding and matching (`matching.py`) share
-this rule; in both, the target's token does not depend on any candidate.
+Equality: a candidate is accepted when it is the target's own choice. Greedy decoding and matching share
+this rule (`noisy_scores.py`); in both, the target's token does not depend on any candidate.
 
 Ratio test: a candidate is kept with probability min(1, p / q), else a token is drawn from what p has more than q. Here
 p is the target's distribution at the candidate's position, q the one that the candidate was drawn from. The token is
@@ -28,7 +28,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Probabilities = npt.NDArray[np.float64]
 _ID, _PROBABILITY = np.dtype("<i4"), np.dtype("<f4")
 _ENTRY_BYTES = _ID.itemsize + _PROBABILITY.itemsize
 _SUM_TOLERANCE = 1e-3
@@ -98,19 +97,6 @@ class ProbabilityRow:
         index = int(np.searchsorted(self.token_ids, token_id))
         found = index < len(self.token_ids) and int(self.token_ids[index]) == token_id
         return float(self.probabilities[index]) if found else 0.0
-
-
-def is_accepted(token_id: int, p: Probabilities, q: ProbabilityRow, uniform: float) -> bool:
-    """Whether a candidate stays; `uniform` in (0, 1) is its own. `p`: [ids]."""
-    return bool(uniform * q.of(token_id) < p[token_id])
-
-
-def residual(p: Probabilities, q: ProbabilityRow) -> Probabilities:
-    """[ids]: what p has more than q, not normalised; p itself where that is nothing (then p and q are equal)."""
-    left = p.copy()
-    left[q.token_ids] -= q.probabilities
-    np.maximum(left, 0.0, out=left)
-    return left if left.any() else p
 
 
 def pack_row(row: ProbabilityRow) -> bytes:

@@ -1,23 +1,72 @@
-"""Logits plus Gumbel noise on a device: the noise of `noise.py`, its integers bit for bit, its logarithms in float32.
+"""Scores, logit + scale * noise, and the column with the largest one: a draw from softmax(logits / scale).
 
-On a GPU one Triton kernel reads the logits once; elsewhere the same arithmetic is a chain of torch's operators. Both
-work on fixed addresses and ask the device for nothing, so that they can be captured.
+With scale 0 it is the largest logit. The noise is fixed by (seed, position, token id), so the target's token at a
+position is a function of its logits and of the request's seed: which candidates arrived, how many, from whom and when
+decides only how many tokens a pass confirms. The draft adds the same noise to its own logits, and guesses right with
+probability (1 - TV) / (1 + TV) at least, TV being the total variation distance of the two distributions.
+
+References:
+    Daliri, Musco, Suresh 2024, Coupling without communication, https://arxiv.org/abs/2408.07978
 """
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from amusd.sampling.noise import FIRST_FACTOR, LAST_SHIFT, ROUNDS, UNIT
+from amusd.sampling.noise import MASK32, Bits, counters, counters_on_host, gumbel, gumbel_on_host
+
+Row = npt.NDArray[np.float32]
+"""[columns]."""
+_CPU = "cpu"
+_BITS_TO_LOG = math.log(2) * 2.0**-23
+_ABOVE_LINE = math.log(2) * (127 + 32) + 1e-3
+"""No noise is above the line of `_choose` by more than this."""
+_SLACK = 1e-6
+"""Covers the rounding of a logit, relative to the best score."""
+
+
+def noisy_argmax(logits: Tensor, codes: Tensor, keys: Tensor, scale: Tensor) -> Tensor:
+    """int64 [rows]: the column with the largest score; of equal ones the first, a NaN before all others.
+
+    Parameters as of `noisy_scores`. A row's column depends on that row alone. Waits for no device.
+    """
+    if logits.device.type != _CPU:
+        scores: Tensor = noisy_scores(logits, codes, keys, scale)
+        return scores.max(1).indices  # the first of equal ones, as documented
+    rows, bits = logits.float().numpy(), codes.numpy().view(np.uint32)
+    each = zip(rows, keys.tolist(), scale.tolist(), strict=True)
+    return torch.tensor([_choose(row, bits, high << 32 | low & MASK32, factor) for row, (low, high), factor in each])
+
+
+def _choose(logits: Row, codes: Bits, key: int, scale: float) -> int:
+    """The same of one row on a CPU, where two logarithms are taken for the few columns only that can win.
+
+    The noise -log(-log(1 - v)) is less than -log(v), and that is less than a straight line through the bits of v.
+    """
+    best = int(logits.argmax())
+    if scale == 0 or not np.isfinite(logits[best]):
+        return best
+    numbers = counters_on_host(codes, key)
+    score = logits[best] + scale * gumbel_on_host(numbers[best])
+    bound = numbers.astype(np.float32)
+    np.copyto(bound, bound.view(np.int32), casting="unsafe")
+    bound *= np.float32(-_BITS_TO_LOG * scale)
+    bound += logits
+    able = np.flatnonzero(bound >= score - scale * _ABOVE_LINE - _SLACK * abs(score))
+    return int(able[(logits[able] + scale * gumbel_on_host(numbers[able])).argmax()])
 
 
 @torch.library.custom_op("amusd::noisy_scores", mutates_args=(), device_types="cpu")
 def noisy_scores(logits: Tensor, codes: Tensor, keys: Tensor, scale: Tensor) -> Tensor:
-    """[rows, columns] float32: `logits` [rows, columns] plus `scale` [rows] float32 times the noise.
+    """float32 [rows, columns]: `logits` [rows, columns] plus `scale` [rows] float32 times the noise.
 
-    `codes` [columns] int32: the bits of `noise.codes_of` for the token that each column scores; `keys` [rows, 2] int32:
-    the bits of the low and the high half of each row's key.
+    `codes` [columns] int32: `noise.codes_of` the tokens that the columns score; `keys` [rows, 2] int32: the halves of
+    each row's key. One Triton kernel on a GPU, a chain of torch's operators elsewhere.
     """
     return compose_noisy_scores(logits, codes, keys, scale)
 
@@ -37,26 +86,4 @@ def _(logits: Tensor, codes: Tensor, keys: Tensor, scale: Tensor) -> Tensor:
 
 def compose_noisy_scores(logits: Tensor, codes: Tensor, keys: Tensor, scale: Tensor) -> Tensor:
     """`noisy_scores` as a chain of torch's operators."""
-    numbers = device_counters(codes, keys)
-    # v < 1/2 is a number >= 0 here: log(1 - v) = log1p(-v). Above, 1 - v itself is small, and has the precision.
-    signed = numbers.float().add_(0.5).mul_(-UNIT)  # -v, or 1 - v
-    inner = torch.where(signed < 0, signed.log1p(), signed.log())
-    return torch.addcmul(logits.float(), inner.neg_().log_(), scale.unsqueeze(1), value=-1)
-
-
-def device_counters(codes: Tensor, keys: Tensor) -> Tensor:
-    """[rows, columns] int32: the bits of `noise.counters`. Parameters as of `noisy_scores`."""
-    numbers = codes.bitwise_xor(keys[:, :1]).mul_(_signed(FIRST_FACTOR)).add_(keys[:, 1:])
-    for shift, factor in ROUNDS:
-        numbers.bitwise_xor_(_shifted(numbers, shift)).mul_(_signed(factor))
-    return numbers.bitwise_xor_(_shifted(numbers, LAST_SHIFT))
-
-
-def _shifted(numbers: Tensor, shift: int) -> Tensor:
-    """Shift to the right, with zeros from the left: torch's own shift of int32 repeats the sign."""
-    return (numbers >> shift).bitwise_and_((1 << (32 - shift)) - 1)
-
-
-def _signed(bits: int) -> int:
-    """32 bits as an int32."""
-    return bits - (1 << 32) if bits >> 31 else bits
+    return torch.addcmul(logits.float(), gumbel(counters(codes, keys)), scale.unsqueeze(1))

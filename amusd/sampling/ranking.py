@@ -1,8 +1,7 @@
 """The likeliest next tokens of the target, as a draft sees them: what becomes the children of a node of its tree.
 
 The target's token is the argmax of its scores: processed logits and, under matching, the noise that the draft knows as
-well. So the draft ranks by its own scores; the first of a row is the token that `TokenSampler` would choose. Scores are
-summed in float32, there in float64: they may differ where two tokens tie to rounding.
+well. So the draft ranks by its own scores; the first of a row is the token that a `RowSampler` would choose.
 
 The probabilities are estimates. They would be exact if standard Gumbel noise e were what the draft's logits l are wrong
 by: with the noise g that both know, the target takes the argmax of (l + e) / T + g at temperature T, which, given l and
@@ -10,317 +9,207 @@ g, is distributed as softmax(l + T g): the softmax of T times the scores. Greedy
 
 Something else may know some tokens of a row (`amusd/drafters/ngram.py`). A known token that has the probability q under
 the softmax of the logits weighs exp(bias) q^slope instead of q, if that is more, and all weights are divided by their
-sum. A token that the draft cannot propose gets a column of its own, behind those of the model.
-
-Where nothing but a temperature shapes the distribution, a few numbers of a row are enough: the best scores and two
-totals. A mixture makes its own tokens likelier and leaves the others in their order, so the best of a mixed row are
-among those of the row and the tokens of the mixture. Filters and penalties see the mixed row itself.
+sum. The host mixes them in: it makes known tokens likelier and leaves the others in their order.
 """
 
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from amusd.config import Distribution
+from amusd.errors import NotFiniteError
 from amusd.protocol.draft_session import Guesses
-from amusd.sampling.digest import Digest, Digests, RowDigest, Words
-from amusd.sampling.known_rows import Kept, KnownRow, check_largest, keep
-from amusd.sampling.logits import Changes, LogitsProcessor, Row
-from amusd.sampling.noise import Counters, Domain, code_of, codes_of_columns, counters, float_gumbel, gumbel_of, key_of
+from amusd.sampling.noise import MASK32, code_of, counters, counters_on_host, gumbel, gumbel_on_host
+from amusd.sampling.noisy_scores import noisy_scores
+from amusd.sampling.sampler import NUM_PLAIN, Level, RowSampler, SamplingState, SequenceSampler, Words, floats
 
-Noise = npt.NDArray[np.float32]
-"""[columns]: Gumbel noise times the temperature."""
+MAX_MIXED = 3
+"""Tokens of a mixture at most."""
 _LEAST_PROBABILITY = 1e-37
 """Below it a float32 loses its digits: such a token counts as one that cannot come."""
 _LARGEST = 700.0
 """An exponent whose exponential is still a number."""
 _POSITIONS_KEPT = 16
-"""Positions whose noise is kept: the nodes of a tree stand at few, and meet each of them often."""
-
+"""Positions whose noise a CPU keeps: the nodes of a tree stand at few, and meet each of them often."""
 
 Mixture = Sequence[tuple[int, float, float]]
 """Different tokens, each with a bias and a slope; slopes are above 0."""
+NUM_RANKED = 16
+"""Columns of a row at most."""
 UNPROPOSED = -2.8
 """The logarithm of q for a token that the draft cannot propose. Fitted with the weights of the n-gram cache."""
-_Known = Sequence[tuple[int, float, float]]
-"""A `Mixture` with columns in the place of tokens."""
 
 
-@dataclass(slots=True)
-class _Best:
-    """The best columns of a row by T times the score, relative to one of its logits."""
+@dataclass(frozen=True)
+class RowRanker(RowSampler):
+    """The likeliest columns of each row of logits; plain or shaped. Reads up to `MAX_MIXED` columns to be told of, too.
 
-    log_total: float
-    """Logarithm of the sum of the weights, the exponentials, of all columns."""
-    scores: list[float]
-    columns: list[int]
-    log_total_of_logits: float = 0.0
-    """`log_total` without noise; of use where something is mixed in."""
-    mixed: dict[int, tuple[float, float]] = field(default_factory=dict)
-    """Logit and noise of the model's columns that something is mixed into, unless the logit is minus infinity."""
+    What it tells of a row, scores being T times those of matching, and all relative to the largest logit:
 
-
-class Ranking:
-    """Ranks the next tokens of one sequence by a draft's logits, on any device.
-
-    Where more columns of a row on a device are equal than are asked for, any of them come first.
+        columns [n]   the best by their scores
+        floats        log of the sum of exp(score), and of exp(logit), over all columns
+                      scores [n] of the best; logits, then scores, of the columns that were asked for
     """
+
+    first_shaped = NUM_PLAIN + MAX_MIXED
+    _noise: OrderedDict[tuple[int, ...], Tensor] = field(default_factory=OrderedDict, compare=False)
+
+    @property
+    def num_ranked(self) -> int:
+        """The n of a row."""
+        return min(NUM_RANKED, self.state.num_columns)
+
+    @property
+    def num_outputs(self) -> int:
+        """See `Sampler`."""
+        return 2 * self.num_ranked + 2 + 2 * MAX_MIXED
+
+    def compute(self, logits: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """[rows, columns] and int64 [rows, num_inputs] -> the largest logits' columns, int32 [rows, num_outputs]."""
+        keys, temperature, asked = (
+            inputs[:, :2].int(),
+            floats(inputs[:, 2:NUM_PLAIN]),
+            inputs[:, NUM_PLAIN : NUM_PLAIN + MAX_MIXED],
+        )
+        exact = logits.float()
+        largest = exact.max(1, keepdim=True)
+        relative = exact - largest.values  # or large logits would round the noise away
+        if self.level is not Level.PLAIN:
+            relative = self.state.shaped(relative, inputs[:, self.first_shaped :])
+        scores = self._scores(relative, keys, temperature)
+        best = scores.topk(self.num_ranked, 1)
+        totals = scores.logsumexp(1, keepdim=True), relative.logsumexp(1, keepdim=True)
+        told = torch.cat((*totals, best.values, relative.gather(1, asked), scores.gather(1, asked)), 1)
+        return largest.indices.squeeze(1), torch.cat((best.indices.int(), told.view(torch.int32)), 1)
+
+    def _scores(self, logits: Tensor, keys: Tensor, temperature: Tensor) -> Tensor:
+        """[rows, columns]: with noise, which a CPU makes once for each key."""
+        if logits.device.type != "cpu":
+            scores: Tensor = noisy_scores(logits, self.state.codes, keys, temperature.squeeze(1))
+            return scores
+        if not temperature.any():
+            return logits
+        noise = [self._kept(key) for key in torch.split(keys, 1)]
+        return torch.addcmul(logits, torch.stack(noise), temperature)
+
+    def _kept(self, key: Tensor) -> Tensor:
+        """The noise [columns] under a key [1, 2]."""
+        name = tuple(key[0].tolist())
+        if name not in self._noise:
+            self._noise[name] = gumbel(counters(self.state.codes, key))[0]
+            if len(self._noise) > _POSITIONS_KEPT:
+                self._noise.popitem(last=False)
+        self._noise.move_to_end(name)
+        return self._noise[name]
+
+
+class Ranking(SequenceSampler):
+    """Ranks the next tokens of one sequence by a draft's logits."""
 
     def __init__(
         self,
         distribution: Distribution,
-        vocab_size: int,
-        output_ids: Tensor | None = None,
+        state: SamplingState,
+        prompt: Sequence[int] = (),
         *,
         number: int,
         min_probability: float = 0.0,
-        num_prompt_tokens: int = 0,
-        digests: Digests | None = None,
+        sequence: int = 0,
     ) -> None:
-        """`vocab_size`, `output_ids`: of the draft's model; see `LanguageModel`. `number`: tokens of each row at most.
+        """`number`: tokens of each row at most; `min_probability`: only those that are likelier.
 
-        `min_probability`: only those that are likelier; `num_prompt_tokens`: where the answer begins in a context;
-        `digests`: of the model, if its logits are on a device; made when they are needed if None.
         Raises `ValueError` under the ratio test, whose target draws with noise of its own: nothing can be ranked.
         """
         if distribution.rule == "rejection":
             raise ValueError("under the ratio test the target's tokens cannot be ranked")
         if number < 1:
             raise ValueError(f"number={number} must be at least 1")
-        self._distribution = distribution
-        self._is_plain = distribution.is_plain
+        super().__init__(distribution, state, prompt, sequence=sequence)
+        self.sampler: RowRanker = RowRanker(state, self.sampler.level)
         self._number = number
         self._least = max(min_probability, _LEAST_PROBABILITY)
-        self._num_prompt_tokens = num_prompt_tokens
-        self._num_columns = vocab_size
-        self._output_ids = output_ids
-        self._digests = digests
-        ids = None if output_ids is None else output_ids.cpu().numpy()
-        self._ids = np.arange(vocab_size) if ids is None else ids
-        self._codes = codes_of_columns(vocab_size, ids)
-        self._processor = LogitsProcessor(distribution, vocab_size, ids)
-        self._keep_noise()
 
-    @property
-    def needs_contexts(self) -> bool:
-        """Whether `rank` looks at the tokens before a row."""
-        return self._processor.needs_context
+    def rows_behind(
+        self, length: int, paths: Sequence[Sequence[int]], mixtures: Sequence[Mixture] = (), num_unranked: int = 0
+    ) -> Words:
+        """The words of rows, each behind the first `length` tokens of the sequence and a path of further ones.
 
-    @property
-    def digest(self) -> Digest | None:
-        """The digest that a pass has to compute; None: whole rows are ranked."""
-        if self._digests is None:
-            return None
-        return self._digests.few if self._is_plain else self._digests.many
-
-    def inputs(
-        self,
-        positions: Sequence[int],
-        contexts: Sequence[Sequence[int]] = (),
-        mixtures: Sequence[Mixture] = (),
-    ) -> npt.NDArray[np.int64]:
-        """The inputs [rows, words] of `digest`; parameters as of `rank`."""
-        assert self.digest is not None
-        asked: list[list[int]] = []
-        for row in range(len(positions) if mixtures or not self._is_plain else 0):
-            columns = [column for column, _, _ in self._known(mixtures[row])] if mixtures else []
-            if not self._is_plain:
-                columns += self._processor.raised(self._changes(contexts[row] if self.needs_contexts else ())).tolist()
-            asked.append([column for column in columns if column < self._num_columns][: self.digest.num_asked])
-        temperature = self._distribution.temperature
-        keys = [self._key(position) for position in positions]
-        return self.digest.inputs(keys, scale=temperature, temperature=temperature or 1.0, asked=asked)
+        `mixtures`: what is known of each row beside its logits; empty: nothing. `num_unranked`: rows before them.
+        """
+        words = self._words(length, [*((),) * num_unranked, *paths])
+        for row, mixture in zip(words[num_unranked:, NUM_PLAIN:], mixtures, strict=bool(mixtures)):
+            for place, (token_id, _, _) in enumerate(mixture):
+                row[place] = max(0, self.state.column_of(token_id))
+        return words
 
     def rank(
         self,
         logits: Tensor,
-        positions: Sequence[int],
-        contexts: Sequence[Sequence[int]] = (),
+        words: Words,
         mixtures: Sequence[Mixture] = (),
-        outputs: Words | None = None,
+        outputs: npt.NDArray[np.int32] | None = None,
     ) -> list[Guesses]:
-        """Return the likeliest tokens of each row of `logits` [rows, columns]; row `i` scores position `positions[i]`.
+        """Return the likeliest tokens of each row of `logits` [rows, columns], the best first.
 
-        The best token comes first; of equal ones, that of the first column. A row has fewer tokens than asked for if
-        filters leave fewer, or if the others are less likely than wanted. Probabilities are above 0 and sum to at most
-        1. With a digest only the columns that it holds are ranked.
-
-        `contexts`: all tokens before each position, if `needs_contexts`. `mixtures`: what is known of each row beside
-        its logits; empty: nothing. `outputs`: those of `digest`, if the pass has computed it. Raises `ValueError`
-        unless there is one of each for every row, and `NotFiniteError` if the largest logit of a row is NaN or
-        infinite.
+        A row has fewer tokens than asked for if filters leave fewer, or if the others are less likely than wanted.
+        Probabilities are above 0 and sum to at most 1. `words`, `mixtures`: see `rows_behind`. `outputs`: those of the
+        sampler, if the pass has computed them; otherwise raises `NotFiniteError` if the largest logit of a row is NaN
+        or infinite.
         """
-        if len(positions) != len(logits) or (self.needs_contexts and len(contexts) != len(logits)):
-            raise ValueError(f"{len(logits)} rows, {len(positions)} positions and {len(contexts)} contexts")
-        if mixtures and len(mixtures) != len(logits):
-            raise ValueError(f"{len(logits)} rows and {len(mixtures)} mixtures")
-        if self._digests is None and logits.device.type != "cpu":
-            self._digests = Digests(self._num_columns, self._output_ids, logits.device, num_best=self._number)
-        rows: Sequence[Row | RowDigest]
-        if self.digest is None:
-            rows = list(logits.float().numpy())
-        else:
-            if outputs is None:
-                outputs = self.digest.outputs(logits, self.inputs(positions, contexts, mixtures))
-            rows = [self.digest.read(row) for row in outputs]
-        ranked = []
-        for index, (row, position) in enumerate(zip(rows, positions, strict=True)):
-            check_largest(row.winner_logit if isinstance(row, RowDigest) else row[row.argmax()])
-            known = self._known(mixtures[index]) if mixtures else []
-            context = contexts[index] if self.needs_contexts else ()
-            if self._is_plain:
-                best = self._best_of_plain(row, known, position)
+        if outputs is None:
+            columns, found = self.sampler.compute(logits, torch.from_numpy(words).to(logits.device))
+            largest = logits.gather(1, columns.unsqueeze(1)).float().cpu().numpy()
+            if not np.isfinite(largest).all():
+                raise NotFiniteError(f"the largest logit is {largest[~np.isfinite(largest)][0]}")
+            outputs = found.cpu().numpy()
+        return [
+            self._ranked(row, key, mixtures[number] if mixtures else ())
+            for number, (row, key) in enumerate(zip(outputs, words[:, :2].tolist(), strict=True))
+        ]
+
+    def _ranked(self, outputs: npt.NDArray[np.int32], key: Sequence[int], mixture: Mixture) -> Guesses:
+        number = self.sampler.num_ranked
+        ids, told = (
+            [self._token(column) for column in outputs[:number].tolist()],
+            outputs[number:].view(np.float32).tolist(),
+        )
+        total, total_of_logits = told[:2]
+        scores = dict(zip(ids, told[2 : 2 + number], strict=True))
+        logits, noisy = told[2 + number :][:MAX_MIXED], told[2 + number + MAX_MIXED :]
+        mass = 1.0  # of `total`
+        for (token_id, bias, slope), own, score in zip(mixture, logits, noisy, strict=False):
+            if self.state.column_of(token_id) >= 0 and own > -math.inf:
+                mass -= math.exp(score - total)
+                log_q, noise = own - total_of_logits, score - own
+                weight = max(log_q, bias + slope * log_q)
             else:
-                best = self._best_of_shaped(row, known, context, position)
-            ranked.append(self._ranked(best))
-        return ranked
-
-    # Where nothing but a temperature shapes the distribution
-
-    def _best_of_plain(self, row: Row | RowDigest, known: _Known, position: int) -> _Best:
-        best = self._best_of_digest(row) if isinstance(row, RowDigest) else self._best_of_row(row, known, position)
-        return self._mixed(best, known, position) if known else best
-
-    def _best_of_row(self, row: Row, known: _Known, position: int) -> _Best:
-        """Relative to the largest logit, or large logits would round the noise away."""
-        relative = row - row[row.argmax()]
-        noise = self._noise_at(position) if self._distribution.temperature > 0 else None
-        best = self._best_of(relative if noise is None else relative + noise)
-        if known:
-            best.log_total_of_logits = best.log_total if noise is None else math.log(float(np.exp(relative).sum()))
-            for column, _, _ in known:
-                if column < len(relative) and relative[column] > -math.inf:
-                    best.mixed[column] = float(relative[column]), 0.0 if noise is None else float(noise[column])
-        return best
-
-    def _best_of_digest(self, digest: RowDigest) -> _Best:
-        """Relative to the winner's logit."""
-        own = float(digest.winner_logit)
-        scores = (digest.best_scores - digest.winner_logit).tolist()
-        log_total = float(digest.best_scores[digest.best_scores.argmax()]) - own - digest.log_share
-        best = _Best(log_total, scores, digest.best.tolist(), log_total_of_logits=-digest.log_probability)
-        asked = zip(digest.asked.tolist(), digest.asked_logits.tolist(), digest.asked_scores.tolist(), strict=True)
-        best.mixed = {column: (logit - own, score - logit) for column, logit, score in asked if logit > -math.inf}
-        return best
-
-    def _mixed(self, best: _Best, known: _Known, position: int) -> _Best:
-        """`best` with what is known mixed in. Nothing is divided by the new sum, which is the same for all columns."""
-        mass = 1.0  # of `best.log_total`
-        scores: dict[int, float] = {}
-        for column, bias, slope in known:
-            log_q = None
-            if column in best.mixed:
-                own, noise = best.mixed[column]
-                mass -= math.exp(own + noise - best.log_total)
-                log_q = own - best.log_total_of_logits
-            else:
-                temperature = self._distribution.temperature
-                noise = temperature * gumbel_of(int(self._ids[column]), self._key(position)) if temperature else 0.0
-            scores[column] = best.log_total_of_logits + _log_weight(log_q, bias, slope) + noise
-            mass += math.exp(min(scores[column] - best.log_total, _LARGEST))
-        for score, column in zip(best.scores, best.columns, strict=True):
-            scores.setdefault(column, score)
-        return _Best(best.log_total + math.log(mass), list(scores.values()), list(scores))
-
-    # Where filters or penalties do
-
-    def _best_of_shaped(self, row: Row | RowDigest, known: _Known, context: Sequence[int], position: int) -> _Best:
-        """The best of a processed row; of a digest only the columns that it holds."""
-        mixed = KnownRow.of(row, self._num_columns) if isinstance(row, RowDigest) else KnownRow(row)
-        mixed = self._mixed_row(mixed, known)
-        changes = self._changes(context)
-        kept = keep(self._distribution, self._processor, mixed, changes)
-        if kept is None:  # ranked all the same, as if there were no other columns
-            kept = Kept(self._processor.shaped(mixed.logits, mixed.known(changes)))
-        places = slice(None) if kept.possible is None else kept.possible
-        processed = kept.row[places]
-        scores = processed - processed[processed.argmax()]  # as in `_best_of_row`
-        if (temperature := self._distribution.temperature) > 0:
-            scores *= np.float32(temperature)
-            if mixed.columns is None:
-                scores += self._noise_at(position)[places]
-            else:
-                scores += _noise_of(self._codes[mixed.columns[places]], self._distribution.seed, temperature, position)
-        best = self._best_of(scores)
-        chosen = best.columns if kept.possible is None else kept.possible[best.columns].tolist()
-        best.columns = [mixed.column_at(place) for place in chosen]
-        return best
-
-    def _mixed_row(self, row: KnownRow, known: _Known) -> KnownRow:
-        """The logits of the mixture, as in `_mixed`; columns behind the model's are known, too."""
-        num_new = len(self._ids) - self._num_columns
-        if not num_new and not known:
-            return row
-        mixed, log_total = row.extended(num_new), row.log_total
-        for column, bias, slope in known:
-            place = mixed.place(column)
-            log_q = float(mixed.logits[place]) - log_total
-            mixed.logits[place] = log_total + _log_weight(log_q if log_q > -math.inf else None, bias, slope)
-        return mixed
-
-    # All
-
-    def _best_of(self, scores: Row) -> _Best:
-        """The best of `scores` [known]: T times the scores, less something that all of them have in common."""
-        first = scores.argmax()
-        top = scores[first]
-        weights = np.exp(scores - top if top else scores)  # greedy: relative already
-        total = float(weights.sum())
-        # To a chain every column is likely enough: too many to sort.
-        likely = np.array([first]) if self._number == 1 else np.flatnonzero(weights > self._least * total)
-        best = likely[np.argsort(-scores[likely], kind="stable")[: self._number]]
-        return _Best(float(top) + math.log(total), scores[best].tolist(), best.tolist())
-
-    def _ranked(self, best: _Best) -> Guesses:
-        order = sorted(zip(best.scores, best.columns, strict=True), key=lambda one: (-one[0], one[1]))[: self._number]
-        weights = [math.exp(score - best.log_total) for score, _ in order]
+                weight, noise = bias + slope * UNPROPOSED, self._noise_of(token_id, key)
+            scores[token_id] = total_of_logits + weight + noise
+            mass += math.exp(min(scores[token_id] - total, _LARGEST))
+        total += math.log(max(mass, _LEAST_PROBABILITY))
+        best = sorted(scores.items(), key=lambda pair: (-pair[1], pair[0]))[: self._number]
+        weights = [math.exp(min(score - total, 0.0)) for _, score in best]
         together = max(1.0, sum(weights))
-        likely = [weight / together for weight in weights if weight > self._least]
-        ids = (int(self._ids[column]) for _, column in order[: len(likely)])
-        return tuple(zip(ids, likely, strict=True))
+        pairs = zip(best, weights, strict=True)
+        return tuple((token_id, weight / together) for (token_id, _), weight in pairs if weight > self._least)
 
-    def _known(self, mixture: Mixture) -> _Known:
-        return [(self._column(token_id), bias, slope) for token_id, bias, slope in mixture]
+    def _noise_of(self, token_id: int, key: Sequence[int]) -> float:
+        """The noise of one token, times the temperature."""
+        if not self.distribution.temperature:
+            return 0.0
+        code = np.array([code_of(token_id)], dtype=np.uint32)
+        low, high = key
+        return self.distribution.temperature * float(
+            gumbel_on_host(counters_on_host(code, high << 32 | low & MASK32))[0]
+        )
 
-    def _column(self, token_id: int) -> int:
-        """The column that scores this token; a token without one gets a new column."""
-        column = self._processor.column(token_id)
-        if column is None:
-            column = len(self._ids)
-            self._ids = np.append(self._ids, token_id)
-            self._processor = LogitsProcessor(self._distribution, len(self._ids), self._ids)
-            if not self._is_plain:
-                self._codes = np.append(self._codes, np.uint32(code_of(token_id)))
-                self._keep_noise()
-        return column
-
-    def _keep_noise(self) -> None:
-        """Keep the noise of all columns for the positions last asked for: do not write to it."""
-        distribution = self._distribution
-        make = partial(_noise_of, self._codes, distribution.seed, distribution.temperature)
-        self._noise_at = lru_cache(maxsize=_POSITIONS_KEPT)(make)
-
-    def _changes(self, context: Sequence[int]) -> Changes:
-        return self._processor.changes(context[: self._num_prompt_tokens], context[self._num_prompt_tokens :])
-
-    def _key(self, position: int) -> int:
-        return key_of(self._distribution.seed, position, Domain.MATCHING)
-
-
-def _noise_of(codes: Counters, seed: int, temperature: float, position: int) -> Noise:
-    """The noise of the columns with these codes, times the temperature."""
-    noise = float_gumbel(counters(key_of(seed, position, Domain.MATCHING), codes))
-    noise *= np.float32(temperature)
-    return noise
-
-
-def _log_weight(log_q: float | None, bias: float, slope: float) -> float:
-    """The logarithm of what a token weighs in a mixture; `log_q` is None for one that the draft cannot propose."""
-    return bias + slope * UNPROPOSED if log_q is None else max(log_q, bias + slope * log_q)
+    def _token(self, column: int) -> int:
+        return column if self.state.ids is None else int(self.state.ids[column])

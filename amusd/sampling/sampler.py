@@ -1,392 +1,339 @@
-"""Chooses the tokens of one request from the logits of one model: the same code for the draft and for the target.
+"""Chooses a token of each row of logits, where the logits are: the same code for draft and target, CPU and GPU.
 
-The host chooses. It reads a digest of logits that are on a device (`digest.py`), and a whole row only where the digest
-leaves the choice open. So the choice is always that of the whole row.
+A `RowSampler` is the end of a pass: operators of fixed shape that read numbers of each row and give its column. On a
+GPU it is captured with the pass. A `SequenceSampler` writes these numbers for the rows of one request.
+
+    words of a row   key of the noise, temperature | filters, penalties, sequence | tokens of the row's path
+
+Each word has a neutral value, so rows of several requests share a pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from amusd.config import Distribution
-from amusd.protocol.verification import Block
-from amusd.sampling.acceptance import (
-    Acceptance,
-    Probabilities,
-    ProbabilityRow,
-    accept_along,
-    is_accepted,
-    pack_row,
-    residual,
-)
-from amusd.sampling.digest import Digest, Digests, RowDigest, Words
-from amusd.sampling.known_rows import KnownRow, PassRows, keep
-from amusd.sampling.logits import Changes, Columns, LogitsProcessor, Row
-from amusd.sampling.matching import NoisyArgmax
-from amusd.sampling.noise import Domain, codes_of_columns, counters, gumbel, key_of, uniform
+from amusd.config import GREEDY, Distribution
+from amusd.sampling.noise import Domain, codes_of, halves_of, key_of
+from amusd.sampling.noisy_scores import noisy_argmax
+from amusd.sampling.processors import least_kept, penalized
 from amusd.types import TopLogprobs
 
-DRAFT_SUPPORT = 1024
-"""Tokens that a draft draws from at most under the ratio test: what its rows carry."""
-_FIRST_LIKELY = 64
-"""Likely columns of a digest that are looked at first: less work than all of them, and nearly always enough."""
-_SLACK, _SLACK_PER_UNIT = 1e-3, 1e-5
-"""How far a score of a device, divided by the temperature, may be off: in all, and for each unit of its size."""
+Words = npt.NDArray[np.int64]
+"""[rows, words]: what a sampler reads of each row."""
+MAX_TOP_LOGPROBS = 20
+NUM_PLAIN = 3
+"""Words of a plain row: both halves of the key, and the temperature as a float64."""
+_NUM_NUMBERS = 7
+"""Further numbers of a shaped row: top_k, then as float64 the other parameters of `least_kept` and `penalized`."""
+NUM_SHAPED = _NUM_NUMBERS + 1
+"""With its sequence, 0 for none, but without its path."""
+_PATH = 64
+"""Tokens of a path that penalties count at least."""
 
 
-class TokenSampler:
-    """Draws tokens of one sequence from a model's logits. A `Chooser` (`amusd/models/language_model.py`)."""
+class Level(enum.IntEnum):
+    """What a sampler does; each level does what those below it do."""
 
-    _domain = Domain.MATCHING
-    """The noise that it draws with."""
+    PLAIN = 0
+    """Greedy decoding and temperature."""
+    SHAPED = 1
+    """Bias, penalties and filters, too."""
+    SCORED = 2
+    """Log-probabilities, too."""
+
+
+class CapturedModel(Protocol):
+    """What `SamplingState.of` looks at of a model; see `LanguageModel`."""
+
+    captured_on: torch.device | None
+    vocab_size: int
+    output_ids: Tensor | None
+    width: int
+
+
+class SamplingState:
+    """What samplers of one model know beside logits: its columns, and the bias and the tokens of each sequence."""
 
     def __init__(
         self,
-        distribution: Distribution,
         vocab_size: int,
         output_ids: Tensor | None = None,
+        device: torch.device | str = "cpu",
         *,
-        prompt: Sequence[int] = (),
-        digests: Digests | None = None,
+        num_sequences: int = 1,
+        max_path: int = 0,
     ) -> None:
-        """`vocab_size`, `output_ids`: of the model; see `LanguageModel`. `prompt`: the tokens before the answer.
+        """`vocab_size`, `output_ids`: see `LanguageModel`; `max_path`: rows of a path at most."""
+        self.num_columns = vocab_size
+        self.device = torch.device(device)
+        self.max_path = max(max_path, _PATH)
+        self.ids = None if output_ids is None else output_ids.cpu()
+        codes = codes_of(vocab_size) if self.ids is None else codes_of(int(self.ids.max()) + 1)[self.ids]
+        self.codes = codes.to(self.device)
+        self._num_sequences = num_sequences
+        self._has_tables = self.device.type != "cpu"
+        """Whether bias and counts are looked at: always on a GPU."""
+        if self._has_tables:
+            _ = self.bias, self.counts  # at fixed addresses, before the first capture
 
-        `digests`: of the model, if its logits are on a device; made when they are needed if None.
+    @classmethod
+    def of(cls, model: CapturedModel, cache: object) -> tuple[SamplingState, int]:
+        """That of the sequence in a cache of a model, and the number of the sequence in it.
+
+        Where passes are captured, sequences whose caches share their memory share it.
         """
-        ids = None if output_ids is None else output_ids.cpu().numpy()
-        self._distribution = distribution
-        self._processor = LogitsProcessor(distribution, vocab_size, ids)
-        self._codes = codes_of_columns(vocab_size, ids)
-        self._ids = ids
-        self._draw = NoisyArgmax(self._codes)
-        self._num_prompt_tokens = len(prompt)
-        self._context = list(prompt)
-        self._digests = digests
-        self.num_rows, self.num_whole_rows = 0, 0
-        """Rows of which a digest was seen, and those of them that were needed as a whole."""
+        if model.captured_on is None:
+            return cls(model.vocab_size, model.output_ids), 0
+        memory, allocated = cache.memory, cache.allocated  # type: ignore[attr-defined]  # a `PreallocatedCache`
+        if memory.sampling is None:
+            number = memory.num_slots // allocated
+            memory.sampling = cls(
+                model.vocab_size, model.output_ids, model.captured_on, num_sequences=number, max_path=model.width
+            )
+        return memory.sampling, cache.number  # type: ignore[attr-defined]
+
+    @cached_property
+    def bias(self) -> Tensor:
+        """[1 + sequences, columns]: added to the logits; at 0 that of rows without any."""
+        return torch.zeros(1 + self._num_sequences, self.num_columns, device=self.device)
+
+    @cached_property
+    def counts(self) -> Tensor:
+        """int32 [2, 1 + sequences, 1 + columns]: tokens of prompts, and of answers; at column 0 those without one."""
+        return torch.zeros(2, 1 + self._num_sequences, 1 + self.num_columns, dtype=torch.int32, device=self.device)
+
+    def column_of(self, token_id: int) -> int:
+        """The column that scores a token; -1: there is none."""
+        if self.ids is None:
+            return token_id if token_id < self.num_columns else -1
+        return int(self._column_of[token_id]) if token_id < len(self._column_of) else -1
+
+    @cached_property
+    def _column_of(self) -> npt.NDArray[np.int64]:
+        """[largest id + 1]."""
+        assert self.ids is not None
+        columns = np.full(int(self.ids.max()) + 1, -1)
+        columns[self.ids.numpy()] = np.arange(len(self.ids))
+        return columns
+
+    def open(self, sequence: int, prompt: Sequence[int], bias: Sequence[tuple[int, float]]) -> None:
+        """Begin a sequence with bias or penalties. Does not wait."""
+        self._has_tables = True
+        known = [(column, number) for token_id, number in bias if (column := self.column_of(token_id)) >= 0]
+        self.bias[1 + sequence] = 0
+        if known:
+            columns, numbers = (self.send(torch.tensor(each)) for each in zip(*known, strict=True))
+            self.bias[1 + sequence].index_add_(0, columns, numbers.float())
+        self.counts[:, 1 + sequence] = 0
+        self.count(0, sequence, prompt, 1)
+
+    def count(self, part: int, sequence: int, token_ids: Sequence[int], by: int) -> None:
+        """Add `by` for each token to the counts of the prompt (0) or the answer (1). Does not wait."""
+        if token_ids:
+            columns = self.send(torch.tensor([1 + self.column_of(each) for each in token_ids]))
+            self.counts[part, 1 + sequence].index_add_(0, columns, torch.full_like(columns, by, dtype=torch.int32))
+
+    def send(self, numbers: Tensor) -> Tensor:
+        """To the device. Does not wait."""
+        return numbers.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else numbers
+
+    def shaped(self, logits: Tensor, words: Tensor) -> Tensor:
+        """float32 [rows, columns]: `logits` with bias and penalties, and minus infinity where filters take away.
+
+        `words` [rows, words]: those of a shaped row.
+        """
+        top_k, sequences, paths = words[:, :1], words[:, _NUM_NUMBERS], words[:, NUM_SHAPED:]
+        top_p, margin, sharpness, *penalties = torch.split(floats(words[:, 1:_NUM_NUMBERS]), 1, 1)
+        if self._has_tables:
+            prompt, answer = self.counts[:, sequences]
+            answer = answer.scatter_add(1, paths, torch.ones_like(paths, dtype=torch.int32))
+            logits = penalized(logits + self.bias[sequences], answer[:, 1:], prompt[:, 1:] > 0, *penalties)
+        filters = top_k, top_p, margin, sharpness
+        if self.device.type == "cpu" and bool((words[:, :3] == self.neutral[:3]).all()):
+            return logits
+        return logits.masked_fill(logits < least_kept(logits, *filters), -torch.inf)
+
+    @cached_property
+    def neutral(self) -> Tensor:
+        """int64 [NUM_SHAPED]: the further words of a row that has no bias, no penalties and no filters."""
+        words = words_of(GREEDY, self.num_columns, sequence=-1)
+        return torch.from_numpy(words)
+
+
+@dataclass(frozen=True)
+class RowSampler:
+    """Chooses the column of each row of logits. A `Sampler` (`amusd/models/language_model.py`)."""
+
+    first_shaped: ClassVar[int] = NUM_PLAIN
+    """The first word of a row that only a shaped one has."""
+    state: SamplingState
+    level: Level
 
     @property
-    def digest(self) -> Digest | None:
-        """The digest that a pass has to compute; None: the host chooses from whole rows."""
-        if self._digests is None or self._distribution.rule == "rejection":
-            return None
-        return self._digests.few if self._distribution.is_plain else self._digests.many
+    def num_inputs(self) -> int:
+        """See `Sampler`."""
+        return self.first_shaped + (NUM_SHAPED + self.state.max_path if self.level else 0)
 
     @property
-    def follows_digest(self) -> bool:
-        """Whether the column that the digest chooses is nearly always the one that `choose` returns."""
-        return self.digest is not None and self._distribution.is_plain
+    def neutral(self) -> Words:
+        """See `Sampler`."""
+        words = np.zeros(self.num_inputs, dtype=np.int64)
+        if self.level:
+            words[self.first_shaped : self.first_shaped + NUM_SHAPED] = self.state.neutral
+        return words
 
-    def inputs(self, start: int, token_ids: Sequence[int], num_steps: int = 1) -> npt.NDArray[np.int64]:
-        """The inputs [rows, words] of `digest`, a row for each of `token_ids`, which stand from `start` on.
+    @property
+    def num_outputs(self) -> int:
+        """See `Sampler`: what `Scores` reads."""
+        return 1 + 2 * self._num_top if self.level is Level.SCORED else 0
 
-        `num_steps - 1` more rows follow for single tokens that a replay takes in behind them.
-        """
-        return self._inputs(range(start + 1, start + len(token_ids) + num_steps), start, token_ids)
+    @property
+    def _num_top(self) -> int:
+        return min(MAX_TOP_LOGPROBS, self.state.num_columns)
 
-    def see(self, token_ids: Sequence[int]) -> None:
-        """Tell which tokens the sequence holds now; only needed where tokens passed the model without a choice."""
-        if self._processor.needs_context:
-            self._context = list(token_ids)
-
-    def choose(self, logits: Tensor, start: int, token_ids: Sequence[int], outputs: Words | None = None) -> list[int]:
-        """[rows, columns] -> the column chosen for each row. Row i stands behind `token_ids[i]`, at `start + i`.
-
-        `outputs`: of `digest`, where the pass has computed it.
-        """
-        positions = range(start + 1, start + 1 + len(token_ids))
-        rows = self._rows_of(logits, positions, token_ids, outputs)
-        del self._context[start:]
-        chosen = []
-        for row, token_id in enumerate(token_ids):
-            self._context.append(token_id)
-            chosen.append(self._choose_behind(rows, row, positions[row]))
-        return chosen
-
-    def _inputs(self, positions: Sequence[int], start: int, token_ids: Iterable[int]) -> npt.NDArray[np.int64]:
-        """`token_ids`: those that may be in the context of a row, from `start` on."""
-        assert self.digest is not None
-        temperature = self._distribution.temperature
-        raised = self._processor.raised(self._changes([*self._context[:start], *token_ids])).tolist()
-        raised = raised[: self.digest.num_asked]  # where that is not all, whole rows are needed
-        return self.digest.inputs(
-            [self._key(position, self._domain) for position in positions],
-            scale=temperature,
-            temperature=temperature or 1.0,
-            asked=[raised] * len(positions) if raised else (),
-        )
-
-    def _rows_of(
-        self, logits: Tensor, positions: Sequence[int], token_ids: Sequence[int], outputs: Words | None
-    ) -> PassRows:
-        """The rows of a pass over `token_ids`; the token that row `i` scores stands at `positions[i]`."""
-        if self._digests is None and logits.device.type != "cpu":
-            ids = None if self._ids is None else torch.from_numpy(self._ids)
-            self._digests = Digests(len(self._codes), ids, logits.device)
-        if outputs is None and self.digest is not None:
-            outputs = self.digest.outputs(logits, self._inputs(positions, positions[0] - 1, token_ids))
-        return PassRows(logits, self.digest, outputs)
-
-    def _choose_behind(self, rows: PassRows, row: int, position: int) -> int:
-        """The column chosen for a row whose token stands at `position`, behind the tokens in the context."""
-        digest = rows.digest(row)
-        if digest is not None:
-            self.num_rows += 1
-            column = self._choose_from_digest(digest, position)
-            if column is not None:
-                return column
-            self.num_whole_rows += 1
-        return self._choose(rows.whole(row), position)
-
-    def _choose_from_digest(self, digest: RowDigest, position: int) -> int | None:
-        """The column that the whole row would give; None where the digest does not settle it."""
-        if self._distribution.is_argmax:
-            return digest.winner
-        changes = self._changes(self._context)
-        if len(digest.likely) > _FIRST_LIKELY:
-            column = self._settled(digest.cut(_FIRST_LIKELY, self._distribution.temperature or 1.0), changes, position)
-            if column is not None:
-                return column
-        return self._settled(digest, changes, position)
-
-    def _settled(self, digest: RowDigest, changes: Changes, position: int) -> int | None:
-        """The column with the largest score, if it surely is the choice.
-
-        That is, if filters surely keep it, and if no unknown column can have a larger score: because filters keep known
-        columns only, or because the device has seen that all other scores are smaller.
-        """
-        known = KnownRow.of(digest, len(self._codes))
-        with np.errstate(invalid="ignore", over="ignore"):  # logits may be no numbers
-            kept = keep(self._distribution, self._processor, known, changes)
-        if kept is None:
-            return None
-        if self._distribution.temperature == 0:
-            place = int(kept.row.argmax())
-            is_largest = kept.is_closed or bool(kept.row[place] > kept.largest_left)
-        else:
-            places = slice(None) if kept.possible is None else kept.possible
-            row = kept.row[places]
-            if not len(row):
-                return None
-            codes = self._codes[places] if known.columns is None else self._codes[known.columns[places]]
-            scores = row + gumbel(counters(self._key(position, self._domain), codes))
-            place = best = int(scores.argmax())
-            if kept.possible is not None:
-                place = int(kept.possible[best])
-            is_largest = kept.is_closed or self._is_largest(float(scores[best]), digest)
-        is_kept = kept.sure is None or bool(kept.sure[place])
-        return known.column_at(place) if is_kept and is_largest else None
-
-    def _is_largest(self, score: float, digest: RowDigest) -> bool:
-        """Whether all unknown columns have a smaller score: none has a larger one than the worst of the best."""
-        least = float(digest.best_scores.min()) / self._distribution.temperature
-        return score > least + _SLACK + _SLACK_PER_UNIT * (abs(score) + abs(least))
-
-    def _choose(self, logits: npt.NDArray[np.float32], position: int) -> int:
-        row, columns = self._process(logits)
-        if self._distribution.temperature == 0:
-            return int(row.argmax())
-        return self._draw(row, columns, self._key(position, self._domain))
-
-    def _process(self, logits: npt.NDArray[np.float32]) -> tuple[Row, Columns | None]:
-        """Process the logits of the token behind those in the context."""
-        return self._processor.process(logits, *self._seen(self._context))
-
-    def _changes(self, context: Sequence[int]) -> Changes:
-        return self._processor.changes(*self._seen(context))
-
-    def _seen(self, context: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
-        """The prompt and the answer, which penalties look at."""
-        if not self._processor.needs_context:
-            return (), ()
-        return context[: self._num_prompt_tokens], context[self._num_prompt_tokens :]
-
-    def _key(self, position: int, domain: Domain) -> int:
-        return key_of(self._distribution.seed, position, domain)
+    def compute(self, logits: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """[rows, columns] and int64 [rows, num_inputs] -> int64 [rows], int32 [rows, num_outputs]. See `Sampler`."""
+        exact, temperature = logits.float(), floats(inputs[:, 2:3])
+        shaped = exact if self.level is Level.PLAIN else self.state.shaped(exact, inputs[:, NUM_PLAIN:])
+        columns = noisy_argmax(shaped, self.state.codes, inputs[:, :2].int(), temperature.squeeze(1))
+        if self.level is not Level.SCORED:
+            return columns, torch.empty((len(logits), 0), dtype=torch.int32, device=logits.device)
+        top = exact.topk(self._num_top, 1)
+        scored = torch.cat((exact.gather(1, columns.unsqueeze(1)), top.values), 1) - exact.logsumexp(1, keepdim=True)
+        return columns, torch.cat((top.indices.int(), scored.view(torch.int32)), 1)
 
 
-class DraftSampler(TokenSampler):
-    """A draft's draws under the ratio test: each leaves the row that it was drawn from."""
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """The log-probabilities of one row, under the softmax of the model's logits alone."""
 
-    _domain = Domain.DRAFT
-    _rows: tuple[bytes, ...] = ()
+    chosen: float
+    top: TopLogprobs
+    """The likeliest columns, the likeliest first."""
 
-    def take_rows(self) -> tuple[bytes, ...]:
-        """The rows of what was drawn since they were taken last."""
-        rows, self._rows = self._rows, ()
-        return rows
-
-    def _choose(self, logits: npt.NDArray[np.float32], position: int) -> int:
-        row, columns = self._process(logits)
-        if columns is None or len(columns) > DRAFT_SUPPORT:
-            columns = _largest(row, columns, DRAFT_SUPPORT)
-        column = self._draw(row, columns, self._key(position, self._domain))
-        ids = columns if self._ids is None else self._ids[columns]
-        order = np.argsort(ids)
-        drawn_from = ProbabilityRow(ids[order], _softmax(row[columns])[order].astype(np.float32))
-        self._rows += (pack_row(drawn_from),)
-        return column
+    @classmethod
+    def of(cls, outputs: npt.NDArray[np.int32], number: int) -> Scores:
+        """`outputs` [num_outputs]: of a sampler of `Level.SCORED`; `number`: likeliest columns."""
+        num_top = len(outputs) // 2
+        chosen, *top = outputs[num_top:].view(np.float32).tolist()
+        pairs = sorted(zip(outputs[:num_top].tolist(), top, strict=True), key=lambda pair: (-pair[1], pair[0]))
+        return cls(chosen, tuple(pair for pair in pairs[:number] if pair[1] > -np.inf))
 
 
-class TargetSampler(TokenSampler):
-    """The target's choices, and what they mean for the candidates."""
+class SequenceSampler:
+    """Writes what a `RowSampler` reads of the rows of one request. A `Chooser` (`amusd/models/language_model.py`)."""
+
+    domain = Domain.MATCHING
+    """The noise that it draws with."""
+    draws = False
+    """Whether the host has the token drawn behind a pass, instead of taking the sampler's."""
 
     def __init__(
         self,
         distribution: Distribution,
-        vocab_size: int,
-        *,
+        state: SamplingState,
         prompt: Sequence[int] = (),
-        logprobs: bool = False,
-        top_logprobs: int = 0,
-        digests: Digests | None = None,
+        *,
+        sequence: int = 0,
+        is_scored: bool = False,
     ) -> None:
-        """See `TokenSampler`.
-
-        `logprobs`: keep the log-probabilities of the tokens; `top_logprobs`: and of this many most likely ones.
-        """
-        super().__init__(distribution, vocab_size, prompt=prompt, digests=digests)
-        self._rejects = distribution.rule == "rejection"
-        if self._rejects:
-            self._domain = Domain.RESAMPLE
-        self._wants_logprobs = logprobs
-        self._num_top = top_logprobs
-        self.logprobs: tuple[float, ...] = ()
-        """Log-probabilities of the tokens last accepted, under the model alone; empty unless asked for."""
-        self.top_logprobs: tuple[TopLogprobs, ...] = ()
-        """One entry for each of these tokens; empty unless asked for."""
+        """`sequence`: its number in `state`; `is_scored`: whether its log-probabilities are asked for."""
+        level = Level.SCORED if is_scored else Level.PLAIN if distribution.is_plain else Level.SHAPED
+        self.distribution, self.state, self._sequence = distribution, state, sequence
+        self.sampler = RowSampler(state, level)
+        self.needs_context = distribution.has_penalties
+        self._numbers = words_of(distribution, state.num_columns, sequence)
+        self._num_prompt_tokens = len(prompt)
+        self._context: list[int] = list(prompt) if self.needs_context else []
+        self._held: list[int] = []
+        """Tokens of the answer that `state` counts."""
+        if self.needs_context or distribution.logit_bias or (level and state.device.type != "cpu"):
+            state.open(sequence, self._context, distribution.logit_bias)
 
     @property
-    def digest(self) -> Digest | None:
-        """As of `TokenSampler`; where the most likely tokens are asked for, the one that holds them."""
-        digest = super().digest
-        return self._digests.many if digest is not None and self._digests is not None and self._num_top else digest
+    def can_replay(self) -> bool:
+        """Whether a device can choose several tokens without the host, which alone knows the context."""
+        return not self.needs_context
 
-    def path_inputs(self, block: Block) -> npt.NDArray[np.int64]:
-        """`inputs` for the rows of a pass over several paths."""
-        return self._inputs(_positions_of(block), block.start, block.token_ids)
+    def see(self, token_ids: Sequence[int]) -> None:
+        """Tell which tokens the sequence holds now."""
+        if self.needs_context:
+            self._context = list(token_ids)
 
-    def accept(
-        self,
-        logits: Tensor,
-        start: int,
-        block: Sequence[int],
-        judged: Sequence[int],
-        rows: Sequence[ProbabilityRow] = (),
-        outputs: Words | None = None,
-    ) -> Acceptance:
-        """The tokens that a pass over `block`, whose first token stands at `start`, commits.
+    def rows(
+        self, start: int, token_ids: Sequence[int], parents: Sequence[int] | None = None, num_steps: int = 1
+    ) -> Words:
+        """The words of rows that take in `token_ids`, the first at position `start`.
 
-        `logits` [len(block), ids]; `judged`: the block's candidates, with or without one behind them; `rows`: what they
-        were drawn from, under the ratio test; `outputs` as of `choose`.
+        `parents`: see `SequenceRows`; None: a chain, behind which `num_steps - 1` more rows follow.
         """
-        seen = self._rows_of(logits, range(start + 1, start + 1 + len(block)), block, outputs)
-        if self._rejects:
-            acceptance = self._test_ratios(seen, start, block, judged, rows)
-            self._keep_logprobs(seen, range(len(acceptance.token_ids)), acceptance)
-            return acceptance
+        paths = [token_ids[:1]]
+        for row, parent in enumerate(range(len(token_ids) - 1) if parents is None else parents, start=1):
+            paths.append((*paths[parent], token_ids[row]))
+        words = self._words(start, paths, num_steps - 1)
+        if self.needs_context and parents is None:
+            self._context += token_ids
+        return words
 
-        def next_row(row: int, token_id: int) -> int | None:
-            return row + 1 if row < len(judged) and judged[row] == token_id else None
+    def draw(self, logits: Tensor, words: Words) -> int:
+        """The column of one row: [1, columns] and [1, words]."""
+        return int(self.sampler.compute(logits, torch.from_numpy(words).to(logits.device))[0][0])
 
-        return self._follow(seen, range(start + 1, start + 1 + len(block)), block, next_row)[0]
+    def _words(self, length: int, paths: Sequence[Sequence[int]], num_further: int = 0) -> Words:
+        """Rows behind the first `length` tokens of the sequence and a path of further ones; then single tokens."""
+        ends = [
+            *(length + len(path) for path in paths),
+            *range(length + len(paths) + 1, length + len(paths) + 1 + num_further),
+        ]
+        words = np.zeros((len(ends), self.sampler.num_inputs), dtype=np.int64)
+        words[:, :2] = [halves_of(key_of(self.distribution.seed, position, self.domain)) for position in ends]
+        words[:, 2:NUM_PLAIN].view(np.float64)[:] = self.distribution.temperature
+        first_shaped = self.sampler.first_shaped
+        if self.sampler.level:
+            words[:, first_shaped : first_shaped + NUM_SHAPED] = self._numbers
+        if self.needs_context:
+            self._count(length)
+            first = max(0, self._num_prompt_tokens - length)  # tokens of the prompt are counted
+            for row, path in zip(words[:, first_shaped + NUM_SHAPED :], paths, strict=False):
+                answer = path[first:][-len(row) :]
+                row[: len(answer)] = [1 + self.state.column_of(token_id) for token_id in answer]
+        return words
 
-    def accept_paths(
-        self, logits: Tensor, block: Block, outputs: Words | None = None
-    ) -> tuple[Acceptance, tuple[int, ...]]:
-        """The tokens that a pass over the rows of `block` [rows, ids] commits, and the rows that it goes on with.
-
-        Not under the ratio test. `outputs`: of `digest` and `path_inputs`, where the pass has computed it.
-        """
-        positions = _positions_of(block)
-        seen = self._rows_of(logits, positions, block.token_ids, outputs)
-        return self._follow(seen, positions, block.token_ids, block.next_row)
-
-    def _follow(
-        self,
-        seen: PassRows,
-        positions: Sequence[int],
-        token_ids: Sequence[int],
-        next_row: Callable[[int, int], int | None],
-    ) -> tuple[Acceptance, tuple[int, ...]]:
-        """Choose behind one row after another, as long as the choice is a candidate.
-
-        `positions`: of the token behind each row.
-        """
-        del self._context[positions[0] - 1 :]
-
-        def choose(row: int) -> int:
-            self._context.append(token_ids[row])
-            return self._choose_behind(seen, row, positions[row])
-
-        acceptance, rows = accept_along(choose, next_row, len(token_ids))
-        self._keep_logprobs(seen, rows, acceptance)
-        return acceptance, rows
-
-    def _keep_logprobs(self, seen: PassRows, rows: Iterable[int], acceptance: Acceptance) -> None:
-        if self._wants_logprobs:
-            scored = list(zip(rows, acceptance.token_ids, strict=True))
-            self.logprobs = tuple(seen.log_probability(row, token_id) for row, token_id in scored)
-            if self._num_top:
-                self.top_logprobs = tuple(seen.top_log_probabilities(row, self._num_top) for row, _ in scored)
-
-    def _test_ratios(
-        self,
-        seen: PassRows,
-        start: int,
-        block: Sequence[int],
-        judged: Sequence[int],
-        rows: Sequence[ProbabilityRow],
-    ) -> Acceptance:
-        del self._context[start:]
-        for number, token_id in enumerate(block):
-            self._context.append(token_id)
-            row_logits, position = seen.whole(number), start + number + 1
-            if number == len(judged):  # all accepted, and the pass has scored one position more
-                return Acceptance((*judged, self._choose(row_logits, position)), number)
-            candidate, q = judged[number], rows[number]
-            p = self._probabilities(row_logits)
-            if not is_accepted(candidate, p, q, uniform(self._key(position, Domain.ACCEPT))):
-                return Acceptance((*judged[:number], self._resample(residual(p, q), position)), number)
-        return Acceptance(tuple(judged), len(judged))
-
-    def _probabilities(self, logits: npt.NDArray[np.float32]) -> Probabilities:
-        """[ids] float64."""
-        row, columns = self._process(logits)
-        if columns is None:
-            return _softmax(row)
-        p = np.zeros(len(row))
-        p[columns] = _softmax(row[columns])
-        return p
-
-    def _resample(self, weights: Probabilities, position: int) -> int:
-        able = np.flatnonzero(weights)
-        noise = gumbel(counters(self._key(position, Domain.RESAMPLE), self._codes[able]))
-        return int(able[(np.log(weights[able]) + noise).argmax()])
+    def _count(self, length: int) -> None:
+        """Have the state count the first `length` tokens of the context."""
+        del self._context[length:]
+        answer, held = self._context[self._num_prompt_tokens :], self._held
+        same = next((place for place, (a, b) in enumerate(zip(answer, held, strict=False)) if a != b), None)
+        same = min(len(answer), len(held)) if same is None else same
+        self.state.count(1, self._sequence, held[same:], -1)
+        self.state.count(1, self._sequence, answer[same:], 1)
+        self._held = answer
 
 
-def _softmax(row: npt.NDArray[np.float32]) -> Probabilities:
-    exact = np.exp(row.astype(np.float64) - float(row.max()))
-    result: Probabilities = exact / exact.sum()
-    return result
+def words_of(distribution: Distribution, num_columns: int, sequence: int) -> Words:
+    """[NUM_SHAPED]: the words of a shaped row that are the same for a whole request."""
+    words = np.zeros(NUM_SHAPED, dtype=np.int64)
+    words[0], temperature = num_columns, distribution.temperature or 1.0
+    numbers = [2.0, -np.inf, 1 / temperature, distribution.repetition_penalty]
+    if distribution.temperature > 0:  # no filter changes an argmax
+        words[0] = min(distribution.top_k or num_columns, num_columns)
+        numbers[0] = distribution.top_p if distribution.top_p < 1 else 2.0
+        numbers[1] = temperature * np.log(distribution.min_p) if distribution.min_p else -np.inf
+    numbers += [distribution.presence_penalty, distribution.frequency_penalty]
+    words[1:_NUM_NUMBERS].view(np.float64)[:] = numbers
+    words[_NUM_NUMBERS] = 1 + sequence
+    return words
 
 
-def _largest(row: Row, columns: Columns | None, number: int) -> Columns:
-    """The `number` columns of the largest logits, ascending: all of them where there are fewer."""
-    columns = np.arange(len(row)) if columns is None else columns
-    if len(columns) <= number:
-        return columns
-    return np.sort(columns[np.argpartition(row[columns], len(columns) - number)[len(columns) - number :]])
-
-
-def _positions_of(block: Block) -> list[int]:
-    """Positions of the tokens behind the rows."""
-    positions = [block.start + 1]
-    for parent in block.parents:
-        positions.append(positions[parent] + 1)
-    return positions
+def floats(words: Tensor) -> Tensor:
+    """float32 of the shape of `words`, which hold the bits of float64 numbers."""
+    return words.view(torch.float64).float()

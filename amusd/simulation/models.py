@@ -15,7 +15,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from amusd.drafters.base import Drafter, Expansion
-from amusd.models.language_model import FeatureRows, KVCache, LogitsDigest, SequenceRows
+from amusd.models.language_model import FeatureRows, KVCache, Sampler, SequenceRows
 from amusd.protocol.draft_session import Guesses, Node, Transition
 from amusd.simulation.clock import Clock
 from amusd.simulation.cost import Costs
@@ -74,7 +74,7 @@ class ScriptedModel:
         """One for each sequence at work."""
         return [ScriptedCache(slot, capacity) for slot in range(number)]
 
-    def prepare(self, cache: ScriptedCache, digests: Sequence[LogitsDigest | None] = (None,), steps: int = 1) -> None:
+    def prepare(self, cache: ScriptedCache, samplers: Sequence[Sampler] = (), steps: int = 1) -> None:
         """Nothing to prepare."""
 
     def max_rows(self, start: int) -> int:  # noqa: ARG002

@@ -119,14 +119,6 @@ class TargetWait(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WholeRows(Event):
-    """Target: how many rows of the sequence had to be read whole to sample from them."""
-
-    name = "whole_rows"
-    number: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DraftLost(Event):
     """Target: the link to the draft ended."""
 
@@ -253,7 +245,7 @@ WAITS = (TargetWait, DraftWait)
 EVENTS: dict[str, type[Event]] = {
     kind.name: kind
     for kind in (
-        Worker, WholeSequence, TargetPrefill, TargetPass, TargetWait, WholeRows, DraftLost, DraftBack, TargetGone,
+        Worker, WholeSequence, TargetPrefill, TargetPass, TargetWait, DraftLost, DraftBack, TargetGone,
         DraftPrefill, DraftStep, Advance, Rollback, DraftWait, Send, Receive,
     )
 }  # fmt: skip

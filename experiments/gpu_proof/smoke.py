@@ -6,6 +6,7 @@ Every step is tried, whatever became of the others, and leaves one record `smoke
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import shutil
 import sysconfig
@@ -21,6 +22,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
+from amusd.config import Distribution
 from amusd.errors import first_line
 from amusd.models.fused import rotate_and_store, silu_and_multiply
 from amusd.models.graphs import Replay, run_each_time
@@ -29,9 +31,10 @@ from amusd.models.loading import capture_for
 from amusd.models.process_group import MOST_GATHERED_ROWS, ProcessGroup, Watch, join_store
 from amusd.models.row_attention import attend_rows
 from amusd.models.synthetic import SHAPES
-from amusd.sampling.digest import Digest, Digests
 from amusd.sampling.noise import Domain, codes_of, halves_of, key_of
 from amusd.sampling.noisy_scores import noisy_scores
+from amusd.sampling.ranking import RowRanker
+from amusd.sampling.sampler import NUM_PLAIN, Level, RowSampler, SamplingState, SequenceSampler
 from experiments.gpu_proof.correctness import sequences
 from experiments.gpu_proof.plan import GPU, Scale
 from experiments.gpu_proof.records import Job
@@ -108,7 +111,7 @@ def kernel_cases(dtype: torch.dtype) -> Iterator[Case]:
     scores = tuple(each.to(dtype) if each.is_floating_point() else each for each in operands)
     yield "attend_rows", lambda *rows: (attend_rows(*rows, dim**-0.5),), scores
     keys = [halves_of(key_of(5, row, Domain.MATCHING)) for row in range(ROWS)]
-    bits = [torch.from_numpy(np.array(words, np.uint32).view(np.int32)) for words in (codes_of(5000), keys)]
+    bits = codes_of(5000), torch.tensor(keys, dtype=torch.int32)
     yield "noisy_scores", lambda *rows: (noisy_scores(*rows),), (normal(ROWS, 5000), *bits, torch.ones(ROWS))
 
 
@@ -131,40 +134,42 @@ def compared(case: Case, dtype: torch.dtype, device: str) -> dict[str, Any]:
 
 
 def sampler(job: Job) -> bool:
-    """Both digests at the end of a captured pass, replayed with other logits, beside the same on the CPU."""
+    """Samplers at the end of a captured pass, replayed with other logits, beside a CPU, and row by row."""
     device, num_columns = torch.device(job.scale.device), int(SHAPES[job.scale.target]["vocab_size"])
-    digests, on_cpu = (Digests(num_columns, None, where) for where in (device, torch.device("cpu")))
+    kinds: tuple[type[RowSampler], ...] = (RowSampler, RowRanker)
     holds = []
-    for name, here, there in (("few", digests.few, on_cpu.few), ("many", digests.many, on_cpu.many)):
+    for kind, level in itertools.product(kinds, (Level.PLAIN, Level.SHAPED)):
+        here, there = (kind(SamplingState(num_columns, device=where), level) for where in (device, "cpu"))
         logits, inputs = _logits(num_columns, 1).to(device), _inputs(here, 1).to(device)
         found: list[Tensor] = []
 
         def work(
-            digest: Digest = here, logits: Tensor = logits, inputs: Tensor = inputs, found: list[Tensor] = found
+            here: RowSampler = here, logits: Tensor = logits, inputs: Tensor = inputs, found: list[Tensor] = found
         ) -> None:
-            found[:] = digest.compute(logits, inputs)
+            found[:] = here.compute(logits, inputs)
 
         with torch.inference_mode():
             replay = _capture(job.scale)(work)
             logits.copy_(_logits(num_columns, 2))
             inputs.copy_(_inputs(here, 2))
             replay()
-            winners, words = (each.cpu() for each in found)
-            expected, expected_words = there.compute(_logits(num_columns, 2), _inputs(there, 2))
-            alone = [here.compute(logits[row : row + 1], inputs[row : row + 1])[1].cpu()[0] for row in range(ROWS)]
-        read = [(here.read(a.numpy()), there.read(b.numpy())) for a, b in zip(words, expected_words, strict=True)]
-        num_equal = int((winners == expected).sum())
-        difference = max(abs(a.log_probability - b.log_probability) for a, b in read)
+            columns, outputs = (each.cpu() for each in found)
+            expected, _ = there.compute(_logits(num_columns, 2), _inputs(there, 2))
+            alone = [here.compute(logits[row : row + 1], inputs[row : row + 1]) for row in range(ROWS)]
+        num_equal = int((columns == expected).sum())
+        num_same = sum(
+            torch.equal(column.cpu(), columns[row : row + 1]) and torch.equal(own.cpu()[0], outputs[row])
+            for row, (column, own) in enumerate(alone)
+        )
         job.write(
             "sampler",
-            digest=name,
+            name=f"{kind.__name__} {level.name.lower()}",
             captured=job.scale.device == GPU,
             num_rows=ROWS,
             num_equal_choices=num_equal,
-            max_difference=difference,
-            num_same_bits_alone=sum(torch.equal(own, row) for own, row in zip(alone, words, strict=True)),
+            num_same_bits_alone=num_same,
         )
-        holds.append(num_equal == ROWS and difference < TOLERANCE[torch.float32])
+        holds.append(num_equal == ROWS and (kind is RowRanker or num_same == ROWS))
     return all(holds)
 
 
@@ -172,9 +177,14 @@ def _logits(num_columns: int, seed: int) -> Tensor:
     return torch.randn((ROWS, num_columns), generator=torch.Generator().manual_seed(seed)).mul_(3)
 
 
-def _inputs(digest: Digest, seed: int) -> Tensor:
-    keys = [key_of(seed, row, Domain.MATCHING) for row in range(ROWS)]
-    return torch.from_numpy(digest.inputs(keys, scale=1.0, temperature=0.7))
+def _inputs(sampler: RowSampler, seed: int) -> Tensor:
+    """Rows at temperature 0.7, and with top-p if they are shaped; nothing is known beside the logits."""
+    words = np.tile(sampler.neutral, (ROWS, 1))
+    distribution = Distribution(temperature=0.7, top_p=0.9 if sampler.level else 1.0, seed=seed)
+    wanted = SequenceSampler(distribution, sampler.state).rows(0, [0] * ROWS)
+    words[:, :NUM_PLAIN] = wanted[:, :NUM_PLAIN]
+    words[:, sampler.first_shaped :] = wanted[:, NUM_PLAIN:]
+    return torch.from_numpy(words)
 
 
 def _capture(scale: Scale) -> Callable[[Callable[[], None]], Replay]:

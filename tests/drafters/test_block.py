@@ -31,6 +31,7 @@ from amusd.protocol.draft_session import MIN_PROBABILITY, Node
 from amusd.protocol.messages import Features, Open, Verdict
 from amusd.runtime.rollback import RollbackManager, propose
 from amusd.sampling.ranking import Ranking
+from amusd.sampling.sampler import SamplingState
 
 CAPACITY, FAN_OUT = 100, 3
 Score = Callable[[dict[int, Tensor], int, int], Tensor]
@@ -75,10 +76,10 @@ class Pair:
         scores = self.score(known, root.position, root.token_id)
         ranking = Ranking(
             self.distribution,
-            scores.shape[1],
+            SamplingState(scores.shape[1]),
+            self.committed[: self.num_prompt],
             number=self.fan_out,
             min_probability=MIN_PROBABILITY,
-            num_prompt_tokens=self.num_prompt,
         )
         checked = 0
         nodes: list[tuple[Node, list[int]]] = [(root, [])]
@@ -86,8 +87,9 @@ class Pair:
             node, path = nodes.pop()
             depth = len(path)
             if node.computed and depth < len(scores):
-                context = [[*self.committed, *path]] if ranking.needs_contexts else ()
-                (row,) = ranking.rank(scores[depth : depth + 1], [node.position + 1], context)
+                ranking.see(self.committed)
+                words = ranking.rows_behind(node.position + 1 - depth, [path])
+                (row,) = ranking.rank(scores[depth : depth + 1], words)
                 found = tuple(token_id for token_id, _ in row)
                 expected = found[:1] if self.fan_out == 1 else found
                 assert {child.token_id for child in node.children} <= set(expected)

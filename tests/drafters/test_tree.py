@@ -22,6 +22,7 @@ from amusd.models.numerics import Numerics
 from amusd.protocol.draft_session import MAX_NODES, MIN_PROBABILITY, DraftSession, Guesses, Node, Transition
 from amusd.protocol.messages import Open, Verdict
 from amusd.sampling.ranking import Mixture, Ranking
+from amusd.sampling.sampler import SamplingState
 
 NUMERICS = Numerics(width=8, fixed=False, border=32, prefill_chunk=32)
 ROWS = NUMERICS.width
@@ -159,15 +160,10 @@ def expected_guesses(
     cache = model.new_cache(len(path))
     model.prefill(path[:-1], cache)
     logits = model.forward(path[-1:], cache).logits
-    ranking = Ranking(
-        distribution,
-        model.vocab_size,
-        model.output_ids,
-        number=fan_out,
-        min_probability=MIN_PROBABILITY,
-        num_prompt_tokens=num_prompt_tokens,
-    )
-    (ranked,) = ranking.rank(logits, [len(path)], [path], [mixture])
+    state = SamplingState(model.vocab_size, model.output_ids)
+    ranking = Ranking(distribution, state, path[:num_prompt_tokens], number=fan_out, min_probability=MIN_PROBABILITY)
+    ranking.see(path)
+    (ranked,) = ranking.rank(logits, ranking.rows_behind(len(path), [()], [mixture]), [mixture])
     return list(ranked)
 
 

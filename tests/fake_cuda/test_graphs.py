@@ -21,7 +21,7 @@ from amusd.models.row_attention import num_splits
 from amusd.runtime.draft_worker import DraftWorker
 from amusd.tracing.recorder import Recorder
 
-MAX_GRAPHS = 16
+MAX_GRAPHS = 20
 """Of one worker."""
 MAX_BYTES = 10**9
 """Of the graphs of one worker."""
@@ -90,7 +90,7 @@ def test_graphs_reserve_little_memory(role: str, monkeypatch: pytest.MonkeyPatch
     heads, dim, rows = (32, 128, 8) if role == "target" else (32, 64, DRAFT_ROWS)
     partial_sums = rows * heads * num_splits(max_model_len) * (dim + 2) * 4  # of `attend_rows`, a layer at a time
     assert most > 0
-    assert kept + most + partial_sums + CUBLAS_WORKSPACE < MAX_BYTES / 5
+    assert kept + most + partial_sums + CUBLAS_WORKSPACE < MAX_BYTES / 4
 
 
 @contextmanager

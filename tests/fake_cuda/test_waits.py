@@ -124,7 +124,9 @@ def test_chains_of_several_sequences_share_graphs_and_replays_at_a_temperature()
     with fake_cuda(values=True) as gpus:
         model = builders.small("cuda:0", **builders.as_draft("cuda:0"))
         drafters = [AutoregressiveDrafter(model, cache=cache) for cache in model.new_caches(2, 200)]
-        assert len(gpus.graphs) == 2 * 12  # of one sequence and of two
+        assert (
+            len(gpus.graphs) == 2 * 15
+        )  # of one sequence and of two: three samplers, one and 16 rows, and three steps
         for drafter in drafters:
             drafter.set_distribution(TEMPERATURE)
             drafter.open(PROMPT, 200)
@@ -141,12 +143,10 @@ def test_filters_are_applied_to_what_comes_with_the_one_wait(step: str, name: st
     assert part.bytes_out <= MAX_BYTES_OUT
 
 
-def test_the_ratio_test_has_whole_rows_copied_once() -> None:
+def test_the_ratio_test_copies_its_verdicts_once() -> None:
     with fake_cuda(values=True) as gpus:
         part = pass_of_the_target(gpus, RATIO_TEST)
-    waits, copies = stops(part)
-    assert waits == 1
-    assert copies <= 1
+    assert stops(part) == (1, 1)
 
 
 def test_the_most_likely_tokens_come_with_the_one_wait() -> None:

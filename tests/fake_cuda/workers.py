@@ -22,7 +22,7 @@ class Target:
     def __init__(self, model: CachedModel) -> None:
         self._model = model
         self._cache = model.new_cache(model.max_length)
-        self._digests = prepare_to_verify(model, self._cache)
+        prepare_to_verify(model, self._cache)
 
     def open(
         self,
@@ -36,7 +36,7 @@ class Target:
         self.tokens = tuple(prompt)
         self._distribution = distribution
         self.verifier = Verifier(
-            self._model, distribution, prompt, logprobs=logprobs, top_logprobs=top_logprobs, digests=self._digests
+            self._model, distribution, prompt, self._cache, logprobs=logprobs, top_logprobs=top_logprobs
         )
         self._cache.truncate(0)
         self._model.prefill(prompt[:-1], self._cache)
@@ -47,8 +47,8 @@ class Target:
         limit = min(session.remaining, self._model.max_rows(len(self.tokens) - 1)) - 1
         breadth = 3 if alternatives else 1
         block = self.verifier.begin(session, min(len(candidates), limit), breadth)
-        [output] = self._model.forward_batch([self.verifier.rows(block, self._cache)])
-        acceptance = self.verifier.judge(session, block, output, self._cache)
+        [output] = self._model.forward_batch([self.verifier.rows(block)])
+        acceptance = self.verifier.judge(session, block, output)
         session.commit(acceptance.token_ids, acceptance.num_accepted)
         self.tokens = session.committed
         self._cache.truncate(min(self._cache.length, len(self.tokens) - 1))

@@ -71,7 +71,6 @@ class HashOutput:
     """A `ModelOutput` of greedy decoding."""
 
     choices: list[int]
-    digests: None = None
 
     def choose(self) -> list[int]:
         return self.choices
@@ -94,7 +93,7 @@ class HashModel:
     def new_caches(self, number: int, capacity: int) -> list[HashCache]:
         return [HashCache(capacity) for _ in range(number)]
 
-    def prepare(self, cache: HashCache) -> None:
+    def prepare(self, cache: HashCache, samplers: object = ()) -> None:
         pass
 
     def prefill(self, token_ids: Sequence[int], cache: HashCache) -> None:

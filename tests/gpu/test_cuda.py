@@ -23,7 +23,7 @@ from amusd.models.passes import Part, PathRows
 from amusd.models.self_test import measure_width_invariance
 from amusd.models.synthetic import SHAPES, random_model, shape_config
 from amusd.sampling.ranking import Ranking
-from amusd.sampling.sampler import TokenSampler
+from amusd.sampling.sampler import SamplingState, SequenceSampler
 
 pytestmark = [
     pytest.mark.gpu,
@@ -148,18 +148,18 @@ def test_a_prepared_model_verifies_paths_without_asking_the_device(folder: Path)
 def test_tokens_are_drawn_from_logits_on_the_device_as_from_their_copies(temperature: float) -> None:
     logits = torch.randn((64, 128_256), generator=torch.Generator().manual_seed(3)).mul_(3).bfloat16()
     distribution = Distribution(temperature=temperature, seed=11)
-    chosen = [
-        TokenSampler(distribution, logits.shape[1]).choose(logits.to(device), 40, [0] * 64)
-        for device in ("cpu", "cuda:0")
-    ]
+    chosen = []
+    for device in ("cpu", "cuda:0"):
+        sampler = SequenceSampler(distribution, SamplingState(logits.shape[1], device=device))
+        words = torch.from_numpy(sampler.rows(40, [0] * 64)).to(device)
+        chosen.append(sampler.sampler.compute(logits.to(device), words)[0].tolist())
     assert chosen[0] == chosen[1]
     mixtures = [[(row, 0.5, 0.3), (logits.shape[1] + row, -0.2, 0.6)] if row % 2 else [] for row in range(8)]
-    ranked = [
-        Ranking(distribution, logits.shape[1], number=8).rank(
-            logits[:8].to(device), [5, 5, 6, 6, 7, 8, 9, 9], (), mixtures
-        )
-        for device in ("cpu", "cuda:0")
-    ]
+    ranked = []
+    for device in ("cpu", "cuda:0"):
+        ranking = Ranking(distribution, SamplingState(logits.shape[1], device=device), number=8)
+        words = ranking.rows_behind(5, [[0] * (row // 2) for row in range(8)], mixtures)
+        ranked.append(ranking.rank(logits[:8].to(device), words, mixtures))
     for here, there in zip(*ranked, strict=True):
         assert [token_id for token_id, _ in here] == [token_id for token_id, _ in there]
         assert [one for _, one in here] == pytest.approx([one for _, one in there], rel=1e-4)

@@ -24,7 +24,7 @@ from amusd.models.eager import EagerPasses, RowCounts
 from amusd.models.graphs import run_each_time
 from amusd.models.huggingface import wrap_model
 from amusd.models.kv_cache import PreallocatedCache
-from amusd.models.language_model import ChainRows, Chooser, DigestRequest, SequenceRows
+from amusd.models.language_model import ChainRows, SamplerRows, SequenceRows
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 from amusd.models.self_test import measure_width_invariance
@@ -263,38 +263,37 @@ def test_chains_of_several_sequences_go_on_as_each_does_alone(kind: str) -> None
 
 
 class Second:
-    """Chooses the second best token. A `LogitsDigest`, and a `Chooser` where it follows it."""
+    """Chooses the second best token where its input asks for that. A `Sampler`, and a `Chooser` that follows it."""
 
-    num_inputs = 1
     num_outputs = 1
-    follows_digest = True
+    can_replay = True
+    draws = False
 
-    def __init__(self, name: int) -> None:
-        self.name = name
+    def __init__(self, level: int) -> None:
+        self.level = level
+        self.num_inputs = 1 + level
+        self.neutral = np.array([0, *[5] * level])
 
     @property
-    def digest(self) -> Second:
+    def sampler(self) -> Second:
         return self
 
-    def inputs(self, start: int, token_ids: Sequence[int], num_steps: int = 1) -> np.ndarray:
-        return np.full((len(token_ids) + num_steps - 1, 1), self.name)
+    def rows(self, start: int, token_ids: Sequence[int], parents: object = None, num_steps: int = 1) -> np.ndarray:
+        return np.tile([1, *[7] * self.level], (len(token_ids) + num_steps - 1, 1))
 
-    def choose(
-        self, logits: Tensor, start: int, token_ids: Sequence[int], outputs: np.ndarray | None = None
-    ) -> list[int]:
-        assert outputs is None or (outputs == self.name).all()
-        return self.compute(logits, torch.full((len(logits), 1), self.name))[0].tolist()
+    def draw(self, logits: Tensor, words: np.ndarray) -> int:
+        raise NotImplementedError
 
     def compute(self, logits: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
         best = logits.topk(2, dim=1).indices
-        return torch.where(inputs[:, 0] > 0, best[:, 1], best[:, 0]), inputs.int()
+        return torch.where(inputs[:, 0] > 0, best[:, 1], best[:, 0]), inputs[:, -1:].int()
 
 
 @pytest.mark.parametrize("rule", REPLAYED)
-def test_sequences_that_want_other_digests_get_them(rule: str) -> None:
+def test_sequences_that_want_other_samplers_share_a_pass(rule: str) -> None:
     model = tiny_model(REPLAYED[rule], replayed=True)
-    caches, first, second = model.new_caches(4, 60), Second(7), Second(8)
-    choosers: list[Chooser | None] = [first, None, second, first]
+    caches, low, high = model.new_caches(4, 60), Second(0), Second(1)
+    choosers = [low, None, high, low]
     expected = []
     for index, (cache, chooser) in enumerate(zip(caches, choosers, strict=True)):
         model.prefill(random_ids(5 + index, seed=index), cache)
@@ -306,15 +305,13 @@ def test_sequences_that_want_other_digests_get_them(rule: str) -> None:
         cache.truncate(5 + index)
     batch = []
     for cache, chooser in zip(caches, choosers, strict=True):
-        wanted = None if chooser is None else DigestRequest(chooser, chooser.inputs(0, [3, 4]))  # type: ignore[arg-type]
+        wanted = None if chooser is None else SamplerRows(chooser, chooser.rows(0, [3, 4]))
         batch.append(SequenceRows([3, 4], cache, wanted))
     outputs = model.forward_batch(batch)
     for output, chooser, tokens in zip(outputs, choosers, expected, strict=True):
         assert output.choose()[0] == tokens[0]
-        if chooser is not None:
-            assert output.digests is not None
-            assert (output.digests == chooser.name).all()  # type: ignore[attr-defined]  # it is a Second
-            assert output.choose() == output.logits.topk(2, dim=1).indices[:, 1].tolist()
+        assert output.outputs is not None
+        assert (output.outputs == (7 if chooser is high else 5)).all(), "neutral where a row wants less"
 
 
 @pytest.mark.parametrize("replayed", [False, True])

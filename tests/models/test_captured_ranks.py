@@ -17,7 +17,7 @@ from torch import Tensor
 from amusd.errors import RankLostError
 from amusd.models.cached_model import CachedModel
 from amusd.models.graphs import Replay
-from amusd.models.language_model import DigestRequest
+from amusd.models.language_model import SamplerRows
 from amusd.models.numerics import Numerics
 from amusd.models.rank_commands import follow
 from amusd.models.ranks import Follower, Leader
@@ -59,10 +59,12 @@ class Captures:
 
 
 class Best:
-    """The second best column of each row. A `LogitsDigest`."""
+    """The second best column of each row, among its outputs. A `Sampler`."""
 
+    level = 0
     num_inputs = 1
     num_outputs = 1
+    neutral = np.zeros(1, dtype=np.int64)
 
     def compute(self, logits: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
         best = logits.topk(2, dim=1).indices
@@ -80,7 +82,7 @@ def decoded(model: CachedModel) -> list[list[int]]:
     """What chains with rollbacks, blocks, paths and trees choose."""
     prompt, block = random_ids(11), random_ids(3, seed=4)
     cache = model.new_cache(60)
-    model.prepare(cache, (None, BEST))
+    model.prepare(cache, (BEST,))
     model.prepare(cache, steps=STEPS)
     model.prefill(prompt[:-1], cache)
     chosen = [model.extend(prompt[-1:], cache, 8)]
@@ -88,9 +90,9 @@ def decoded(model: CachedModel) -> list[list[int]]:
     chosen.append(model.forward(block, cache).choose())
     chosen.append(model.forward(block[:1], cache).logits.argmax(-1).tolist())
     chosen.append(model.extend(block[:2], cache, 4))
-    digests = model.forward(block[:2], cache, DigestRequest(BEST, np.zeros((2, 1), dtype=np.int64))).digests
-    assert digests is not None
-    chosen.append(digests[:, 0].tolist())
+    outputs = model.forward(block[:2], cache, SamplerRows(BEST, np.zeros((2, 1), dtype=np.int64))).outputs
+    assert outputs is not None
+    chosen.append(outputs[:, 0].tolist())
     if model.num_tracks(cache.length) > 1:
         chosen.append(model.forward(block, cache, parents=[0, 0]).choose())
         model.keep([0, 2], cache)

@@ -237,7 +237,7 @@ def test_a_follower_that_cannot_load_is_heard_at_once(
         ).map(tuple),
         with_logits=st.booleans(),
         steps=st.integers(1, 8),
-        digest=st.integers(0, 4),
+        sampler=st.integers(0, 4),
         kept=st.none() | st.lists(st.integers(0, 30), max_size=8),
         dropped=st.lists(st.integers(1, 9), max_size=3).map(tuple),
     )

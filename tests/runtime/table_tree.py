@@ -16,6 +16,7 @@ from amusd.drafters.synthetic import right_with_probability
 from amusd.drafters.tree import LOOKUP_TOKENS, LOOKUP_WEIGHT
 from amusd.protocol.draft_session import Guesses, Node, Transition
 from amusd.sampling.ranking import Ranking
+from amusd.sampling.sampler import SamplingState
 
 WEIGHTS = (0.8, 0.1, 0.05, 0.03)
 
@@ -63,7 +64,7 @@ class TableTreeDrafter(Drafter):
         self._fan_out = fan_out
         self._context = list(token_ids)
         self._computed: set[Node] = set()
-        self._ranking = Ranking(self._distribution, VOCAB_SIZE, number=fan_out + 1, num_prompt_tokens=len(token_ids))
+        self._ranking = Ranking(self._distribution, SamplingState(VOCAB_SIZE), token_ids, number=fan_out + 1)
         if self._ngrams is not None:
             self._ngrams.open(token_ids)
 
@@ -103,7 +104,8 @@ class TableTreeDrafter(Drafter):
             assert here.parent is not None
             here = here.parent
         context = (*self._context, *reversed(path))
-        (ranked,) = self._ranking.rank(self._row(context), [len(context)], [context])
+        self._ranking.see(context)
+        (ranked,) = self._ranking.rank(self._row(context), self._ranking.rows_behind(len(context), [()]))
         best, *others = (token_id for token_id, _ in ranked)
         others.insert(self._places(len(context)), best)
         return list(zip(others[: self._fan_out], WEIGHTS, strict=False))

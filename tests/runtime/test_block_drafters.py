@@ -24,6 +24,7 @@ class KnowingModel:
     """Knows plain decoding's answer, and looks its place up by the feature of the position before the root."""
 
     max_length, max_depth, feature_width, vocab_size, num_ids, output_ids = 400, DEPTH, 4, VOCAB_SIZE, VOCAB_SIZE, None
+    device = torch.device("cpu")
 
     def __init__(self) -> None:
         text = reference(NUM_TOKENS + 20)

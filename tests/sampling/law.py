@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
+from sampling.reference import processed, softmax
 from torch import Tensor
 
 from amusd.config import Distribution
@@ -24,8 +25,8 @@ from amusd.protocol.target_session import TargetSession
 from amusd.protocol.wire import decode, encode
 from amusd.runtime.rollback import RollbackManager, propose
 from amusd.sampling.acceptance import unpack_rows
-from amusd.sampling.logits import LogitsProcessor
-from amusd.sampling.sampler import TargetSampler
+from amusd.sampling.ratio_test import RatioTest
+from amusd.sampling.sampler import SamplingState
 
 VOCAB_SIZE = 5
 PROMPT = (1, 4)
@@ -90,7 +91,7 @@ class PrefixModel:
     def new_cache(self, capacity: int) -> Cache:
         return Cache(capacity)
 
-    def prepare(self, cache: Cache, digests: object = (None,), steps: int = 1) -> None: ...
+    def prepare(self, cache: Cache, samplers: object = (), steps: int = 1) -> None: ...
 
     def prefill(self, token_ids: Sequence[int], cache: Cache) -> None:
         cache.tokens += token_ids
@@ -117,9 +118,10 @@ class PrefixModel:
         chosen: list[int] = []
         pending = rows.token_ids
         while len(chosen) < rows.num_tokens:
+            words = rows.chooser.rows(rows.cache.length, pending)
             logits = self.forward(pending, rows.cache).logits[-1:]  # type: ignore[arg-type]  # one of this model's
-            columns = rows.chooser.choose(logits, rows.cache.length - 1, pending[-1:])
-            chosen += columns if self.output_ids is None else self.output_ids[columns].tolist()
+            column = rows.chooser.draw(logits, words[-1:])
+            chosen.append(column if self.output_ids is None else int(self.output_ids[column]))
             pending = chosen[-1:]
         return [chosen]
 
@@ -133,9 +135,7 @@ class Experiment:
     asynchronous: bool = True
     target: PrefixModel = field(default_factory=lambda: PrefixModel(1))
     draft: PrefixModel | None = None
-    make_sampler: Callable[[Distribution, int], TargetSampler] = lambda d, seed: TargetSampler(
-        _seeded(d, seed), VOCAB_SIZE, prompt=PROMPT
-    )
+    make_sampler: Callable[[Distribution], RatioTest] = lambda d: RatioTest(d, SamplingState(VOCAB_SIZE), PROMPT)
     make_drafter: Callable[[PrefixModel], AutoregressiveDrafter] = AutoregressiveDrafter  # type: ignore[assignment]
     filter_offer: Callable[[Candidate], Candidate] = lambda candidate: candidate
     """What happens to a candidate message on its way (a mutant's place)."""
@@ -149,17 +149,13 @@ class Experiment:
 
     def law(self) -> dict[tuple[int, ...], float]:
         """The exact probability of every possible beginning."""
-        processor = LogitsProcessor(self.distribution, VOCAB_SIZE)
         law: dict[tuple[int, ...], float] = {}
         for tokens in itertools.product(range(VOCAB_SIZE), repeat=NUM_TOKENS):
             probability = 1.0
             for index, token in enumerate(tokens):
-                logits = self.target.row((*PROMPT, *tokens[:index])).numpy()
-                row, columns = processor.process(logits, PROMPT, tokens[:index])
-                kept = torch.full((VOCAB_SIZE,), -torch.inf, dtype=torch.float64)
-                left = torch.arange(VOCAB_SIZE) if columns is None else torch.from_numpy(columns)
-                kept[left] = torch.from_numpy(row.copy()).double()[left]
-                probability *= float(kept.softmax(0)[token])
+                logits = self.target.row((*PROMPT, *tokens[:index])).tolist()
+                row = processed(self.distribution, logits, PROMPT, tokens[:index])
+                probability *= float(softmax(row)[token])
             if probability > 0:
                 law[tokens] = probability
         return law
@@ -175,7 +171,7 @@ class Experiment:
             wants_rows=True,
         )
         session.attach(1)
-        sampler = self.make_sampler(self.distribution, seed)
+        sampler = self.make_sampler(distribution)
         drafter.set_distribution(distribution)
         length = 8 if self.asynchronous else self.num_speculative_tokens
         manager = RollbackManager(Open(1, 1, PROMPT, MAX_LENGTH, "d", length, 1, (), distribution), drafter)
@@ -223,18 +219,20 @@ class Experiment:
     def _verify(
         self,
         session: TargetSession,
-        sampler: TargetSampler,
+        sampler: RatioTest,
         cache: Cache,
         verdicts: deque[bytes],
         candidates: deque[bytes],
         schedule: random.Random,
     ) -> None:
         block = session.begin(min(self.num_speculative_tokens, session.remaining - 1))
+        sampler.see(session.committed)
+        words = sampler.rows(block.start, block.token_ids)
         logits = self.target.forward(block.token_ids, cache).logits
         while self.asynchronous and candidates and schedule.random() < 0.3:
             self._take(session, candidates)  # late ones
         judged, rows = session.candidates_to_judge(), session.rows_to_judge()
-        acceptance = sampler.accept(logits, block.start, block.token_ids, judged, rows)
+        acceptance = sampler.accept(logits, block.start, words, judged, rows)
         self.num_accepted += acceptance.num_accepted
         self.num_rejected += acceptance.num_accepted < len(judged)
         session.commit(acceptance.token_ids, acceptance.num_accepted)

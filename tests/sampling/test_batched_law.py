@@ -10,6 +10,7 @@ from collections import Counter, deque
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from sampling.law import NUM_TOKENS, PROMPT, VOCAB_SIZE, Experiment, fit
 from table_model import TableModel
@@ -25,7 +26,7 @@ from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.target_sequence import Request, TargetSequence
 from amusd.runtime.target_worker import TargetWorker
-from amusd.sampling.sampler import TargetSampler
+from amusd.sampling.ratio_test import RatioTest
 from amusd.sampling.stopping import StopChecker
 from amusd.tracing.recorder import Recorder
 from amusd.types import Role
@@ -155,13 +156,15 @@ def test_rows_of_a_pass_that_are_judged_by_another_ones_temperature_are_exposed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As if the parameters of a batch were kept by the place in it, which moves on when one ends."""
-    made: list[TargetSampler] = []
-    accept = TargetSampler.accept
+    made: list[RatioTest] = []
+    rows = RatioTest.rows
 
-    def of_the_one_before(self: TargetSampler, *args: Any, **options: Any) -> Any:
+    def of_the_one_before(self: RatioTest, *args: Any, **options: Any) -> Any:
         made.append(self)
-        return accept(made[-2] if len(made) > 1 else self, *args, **options)
+        words = rows(self, *args, **options)
+        words[:, 2:3].view(np.float64)[:] = made[-2:][0].distribution.temperature
+        return words
 
-    monkeypatch.setattr(TargetSampler, "accept", of_the_one_before)
+    monkeypatch.setattr(RatioTest, "rows", of_the_one_before)
     pair = Pair(len(FOUR), seed=3)
     assert not all(holds(pair, pair.answers(FOUR, FEW)))

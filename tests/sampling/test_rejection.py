@@ -13,16 +13,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sampling.law import PROMPT, VOCAB_SIZE, Experiment, PrefixModel, fit
+from torch import Tensor
 
 from amusd.config import Distribution
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.cascade import CascadeDrafter
 from amusd.protocol.messages import Candidate
-from amusd.sampling import sampler as sampler_module
-from amusd.sampling.acceptance import ProbabilityRow, certain, is_accepted, pack_row, residual, unpack_row
-from amusd.sampling.known_rows import PassRows
-from amusd.sampling.noise import Domain
-from amusd.sampling.sampler import DraftSampler, TargetSampler
+from amusd.sampling.acceptance import ProbabilityRow, certain, pack_row, unpack_row
+from amusd.sampling.noise import Domain, halves_of, key_of, uniform
+from amusd.sampling.ratio_test import DraftSampler, RatioTest, residual
+from amusd.sampling.sampler import SamplingState
 
 FEW = 1_500
 """Answers that expose each of the defects below: the least visible one needs 1,250.
@@ -40,25 +40,30 @@ def row(ids: Sequence[int], probabilities: Sequence[float]) -> ProbabilityRow:
 # Arithmetic
 
 
+def acceptance(p: Sequence[float], candidate: int, q: ProbabilityRow) -> Counter[tuple[int, ...]]:
+    """What becomes of one candidate, over many seeds."""
+    logits, found = torch.tensor([p]).log(), Counter[tuple[int, ...]]()
+    for seed in range(400):
+        sampler = RatioTest(replace(PLAIN, seed=seed), SamplingState(len(p)))
+        found[sampler.accept(logits, 0, sampler.rows(0, [0]), [candidate], [q]).token_ids] += 1
+    return found
+
+
 def test_a_candidate_stays_with_the_probability_of_the_ratio() -> None:
-    p, q = np.array([0.2, 0.5, 0.3]), row([0, 1], [0.4, 0.6])
-    assert is_accepted(0, p, q, 0.499)
-    assert not is_accepted(0, p, q, 0.501)
-    assert not is_accepted(0, np.array([0.0, 1.0]), row([0], [1.0]), 1e-300)
-
-
-def test_equal_distributions_leave_p_itself() -> None:
-    p = np.array([0.25, 0.75])
-    assert residual(p, row([0, 1], [0.25, 0.75])).tolist() == [0.25, 0.75]
+    found = acceptance([0.2, 0.5, 0.3], 0, row([0, 1], [0.4, 0.6]))
+    assert 140 < found[0,] < 260, "one half, six standard deviations"
+    assert set(found) == {(0,), (2,)}, "else what p has more than q"
+    assert set(acceptance([0.0, 1.0], 0, row([0], [1.0]))) == {(1,)}
+    assert set(acceptance([0.25, 0.75], 0, row([0, 1], [0.25, 0.75]))) == {(0,)}
 
 
 @given(st.lists(st.tuples(st.floats(0.001, 1), st.floats(0.001, 1)), min_size=2, max_size=6))
 def test_kept_and_resampled_together_give_p(pairs: list[tuple[float, float]]) -> None:
     """min(p, q) + P(reject) residual = p, exactly the promise of the method."""
-    p, q = (np.array(values) / sum(values) for values in zip(*pairs, strict=True))
-    kept = np.minimum(p, q)
-    left = residual(p, row(range(len(q)), q.tolist()))
-    assert np.allclose(kept + (1 - kept.sum()) * left / left.sum(), p, atol=1e-6)
+    p, q = (torch.tensor([values]).double() / sum(values) for values in zip(*pairs, strict=True))
+    kept = p.minimum(q)
+    left = residual(p, torch.arange(len(pairs)).unsqueeze(0), q)
+    assert torch.allclose(kept + (1 - kept.sum()) * left / left.sum(), p, atol=1e-6)
 
 
 def test_a_row_comes_back_from_its_bytes() -> None:
@@ -139,45 +144,50 @@ def test_the_law_holds_under_every_parameter(name: str, number: int) -> None:
 class RawProbabilities(DraftSampler):
     """Reports what it would have drawn from without top-k (transformers #47932)."""
 
-    def _choose(self, logits: Any, position: int) -> int:
-        column = super()._choose(logits, position)
-        weights = np.exp(logits.astype(np.float64) / self._distribution.temperature)
-        self._rows = (*self._rows[:-1], pack_row(row(range(len(logits)), (weights / weights.sum()).tolist())))
+    def draw(self, logits: Tensor, words: Any) -> int:
+        column = super().draw(logits, words)
+        weights = (logits[0] / self.distribution.temperature).softmax(0).tolist()
+        self._rows = (*self._rows[:-1], pack_row(row(range(len(weights)), weights)))
         return column
 
 
 class ArgmaxDraft(DraftSampler):
     """Proposes the likeliest token as if it had been drawn (transformers #33534)."""
 
-    def _choose(self, logits: Any, position: int) -> int:
-        super()._choose(logits, position)
+    def draw(self, logits: Tensor, words: Any) -> int:
+        super().draw(logits, words)
         return int(logits.argmax())
 
 
-class OneSidedFilter(TargetSampler):
+class OneSidedFilter(RatioTest):
     """The target does not know about top-k (vLLM #10198)."""
 
     def __init__(self, distribution: Distribution, *args: Any, **kwargs: Any) -> None:
         super().__init__(replace(distribution, top_k=0), *args, **kwargs)
 
 
-class SharedNoise(TargetSampler):
+class SharedNoise(RatioTest):
     """The uniform that rejected a candidate also picks the token in its place (vLLM #54282)."""
 
-    def _resample(self, weights: Any, position: int) -> int:
-        cumulative = np.cumsum(weights / weights.sum())
-        used = sampler_module.uniform(self._key(position, Domain.ACCEPT))
-        return int(np.searchsorted(cumulative, used))
+    def rows(self, start: int, *args: Any, **kwargs: Any) -> Any:
+        self._start = start
+        return super().rows(start, *args, **kwargs)
+
+    def _drawn(self, weights: Tensor, words: Any) -> Tensor:
+        numbers = [uniform(key_of(self.distribution.seed, self._start + 1 + row, Domain.ACCEPT)) for row in range(9)]
+        row = next(row for row in range(9) if tuple(words[0, :2]) == self._halves(self._start + 1 + row))
+        cumulative = (weights / weights.sum()).cumsum(1)
+        return (cumulative < numbers[row]).sum(1).clamp(max=weights.shape[1] - 1)
+
+    def _halves(self, position: int) -> tuple[int, int]:
+        return halves_of(key_of(self.distribution.seed, position, self.domain))
 
 
-class PreviousRow(TargetSampler):
+class PreviousRow(RatioTest):
     """The bonus token comes from the row before (vLLM #8320)."""
 
-    def _test_ratios(self, seen: Any, start: int, block: Any, *args: Any) -> Any:
-        rows = np.stack([seen.whole(row) for row in range(len(block))])
-        if len(rows) > 1:
-            rows = np.concatenate((rows[:-1], rows[-2:-1]))
-        return super()._test_ratios(PassRows(torch.from_numpy(rows), None, None), start, block, *args)
+    def accept(self, logits: Tensor, *args: Any) -> Any:
+        return super().accept(torch.cat((logits[:-1], logits[-2:-1])) if len(logits) > 1 else logits, *args)
 
 
 def is_exposed(**changes: Any) -> bool:
@@ -200,23 +210,19 @@ def test_a_row_that_is_not_what_was_drawn_from_is_exposed(
 
 
 @pytest.mark.parametrize("kind", [OneSidedFilter, PreviousRow, SharedNoise])
-def test_a_target_with_the_wrong_row_filter_or_noise_is_exposed(kind: type[TargetSampler]) -> None:
-    def make(distribution: Distribution, seed: int) -> TargetSampler:
-        return kind(replace(distribution, seed=seed), VOCAB_SIZE, prompt=PROMPT)
-
-    assert is_exposed(make_sampler=make)
+def test_a_target_with_the_wrong_row_filter_or_noise_is_exposed(kind: type[RatioTest]) -> None:
+    assert is_exposed(make_sampler=lambda distribution: kind(distribution, SamplingState(VOCAB_SIZE), PROMPT))
 
 
-def without_largest(p: Any, q: ProbabilityRow) -> Any:
+def without_largest(p: Tensor, ids: Tensor, q_probs: Tensor) -> Tensor:
     """Right only for a draft that was certain of the token."""
-    left = p.copy()
-    left[q.token_ids[q.probabilities.argmax()]] = 0.0
+    left = p.scatter(1, ids.gather(1, q_probs.argmax(1, keepdim=True)), 0.0) if q_probs.any() else p
     return left if left.any() else p
 
 
-@pytest.mark.parametrize("wrong", [lambda p, q: p, without_largest], ids=["EAGLE issue 329", "one token of p zeroed"])
+@pytest.mark.parametrize("wrong", [lambda p, *_: p, without_largest], ids=["EAGLE issue 329", "one token of p zeroed"])
 def test_a_wrong_residual_is_exposed(wrong: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampler_module, "residual", wrong)
+    monkeypatch.setattr("amusd.sampling.ratio_test.residual", wrong)
     assert is_exposed()
 
 

@@ -1,169 +1,162 @@
+"""What is chosen from logits: by the definition, whatever else is in the pass, and as a GPU would do it."""
+
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sampling.reference import noise, processed, softmax
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from amusd.config import Distribution
-from amusd.protocol.verification import Block
-from amusd.sampling.acceptance import Acceptance, certain, unpack_row
-from amusd.sampling.logits import LogitsProcessor
-from amusd.sampling.matching import NoisyArgmax
-from amusd.sampling.noise import Domain, codes_of, counters, gumbel, key_of
-from amusd.sampling.sampler import TargetSampler, TokenSampler
+from amusd.config import GREEDY, Distribution
+from amusd.sampling.noise import counters_on_host
+from amusd.sampling.processors import least_kept
+from amusd.sampling.ranking import RowRanker
+from amusd.sampling.sampler import Level, RowSampler, SamplingState, Scores, SequenceSampler
 
-LOGITS = np.array([2.0, -1.0, 0.5, 1.0, -3.0, 0.5], dtype=np.float32)
-SIZES = (2, 17, 5000)
+LOGITS = [2.0, -1.0, 0.5, 1.0, -3.0, 0.5]
+ROUNDING = 1e-4
+"""Scores that are closer than this may change places in float32."""
 
-
-def kept(**parameters: Any) -> set[int]:
-    _, columns = LogitsProcessor(Distribution(temperature=1.0, **parameters), len(LOGITS)).process(LOGITS)
-    return set(range(len(LOGITS))) if columns is None else set(columns.tolist())
-
-
-def left(row: np.ndarray, **parameters: Any) -> np.ndarray:
-    """[columns]: whether each is left."""
-    _, columns = LogitsProcessor(Distribution(temperature=1, **parameters), len(row)).process(row)
-    found = np.full(len(row), columns is None)
-    if columns is not None:
-        assert (np.diff(columns) > 0).all()
-        found[columns] = True
-    return found
-
-
-def draw(row: np.ndarray, key: int, columns: np.ndarray | None = None) -> int:
-    return NoisyArgmax(codes_of(len(row)))(row, columns, key)
+parameters = st.fixed_dictionaries(
+    {},
+    optional={
+        "top_k": st.sampled_from([1, 2, 5, 13, 40, 2000]),
+        "top_p": st.sampled_from([1e-9, 0.3, 0.75, 0.95, 0.999]),
+        "min_p": st.sampled_from([0.001, 0.05, 0.5, 1.0]),
+        "repetition_penalty": st.sampled_from([0.7, 1.2, 5.0]),
+        "presence_penalty": st.sampled_from([-1.5, 0.4, 8.0]),
+        "frequency_penalty": st.sampled_from([-1.0, 0.3, 2.0]),
+        "logit_bias": st.lists(
+            st.tuples(st.integers(0, 50), st.sampled_from([-100.0, -1.0, 0.5, 30.0])), max_size=6
+        ).map(tuple),
+    },
+)
 
 
-def random_row(seed: int, size: int, scale: float) -> np.ndarray:
-    return (np.random.default_rng(seed).standard_normal(size) * scale).astype(np.float32)
+def columns_of(
+    sampler: SequenceSampler, logits: Tensor, start: int, token_ids: Sequence[int], **kwargs: Any
+) -> list[int]:
+    """Those chosen of all rows of a pass."""
+    words = torch.from_numpy(sampler.rows(start, token_ids, **kwargs))
+    chosen: list[int] = sampler.sampler.compute(logits, words)[0].tolist()
+    return chosen
 
 
-# What the logits become
+@contextmanager
+def as_on_a_gpu() -> Iterator[None]:
+    """Whole rows are sorted and scored, as operators of fixed shape do."""
+    with mock.patch("amusd.sampling.noisy_scores._CPU", "none"), mock.patch("amusd.sampling.processors._CPU", "none"):
+        yield
+
+
+def random_logits(seed: int, rows: int, columns: int, scale: float = 3.0) -> Tensor:
+    return torch.from_numpy((np.random.default_rng(seed).standard_normal((rows, columns)) * scale).astype(np.float32))
+
+
+# What is kept and chosen
 
 
 @pytest.mark.parametrize(
-    ("parameters", "expected"),
+    ("changes", "expected"),
     [
         ({"top_k": 1}, {0}),
         ({"top_k": 3}, {0, 3, 2, 5}),  # ties with the third stay
         ({"top_k": 99}, {0, 1, 2, 3, 4, 5}),
         ({"top_p": 1e-9}, {0}),
         ({"top_p": 0.6}, {0, 3}),
-        ({"top_p": 0.75}, {0, 3, 2}),  # of two equal ones the first
-        ({"top_p": 1.0}, {0, 1, 2, 3, 4, 5}),
+        ({"top_p": 0.75}, {0, 3, 2, 5}),
         ({"min_p": 1.0}, {0}),
         ({"min_p": 0.3}, {0, 3}),
         ({"top_k": 2, "min_p": 0.01}, {0, 3}),
         ({"top_k": 3, "top_p": 0.7}, {0, 3}),  # the mass is that of what top-k left
     ],
 )
-def test_filters_keep_what_they_should(parameters: dict[str, Any], expected: set[int]) -> None:
-    assert kept(**parameters) == expected
+def test_filters_keep_what_they_should(changes: dict[str, Any], expected: set[int]) -> None:
+    numbers = torch.tensor([[changes.get("top_p", 2.0)]]), torch.tensor([[changes.get("min_p", 0.0)]]).log()
+    top_k = torch.tensor([[min(changes.get("top_k", 6), 6)]])
+    least = least_kept(torch.tensor([LOGITS]), top_k, *numbers, torch.ones(1, 1))
+    assert set((torch.tensor(LOGITS) >= least[0]).nonzero().squeeze(1).tolist()) == expected
 
 
+@pytest.mark.parametrize("on_gpu", [False, True])
 @settings(max_examples=60)
 @given(
+    temperature=st.sampled_from([0.0, 0.05, 0.7, 1.0, 3.0]),
+    changes=parameters,
+    columns=st.sampled_from([1, 2, 5, 40, 3000]),
     seed=st.integers(0, 2**32 - 1),
-    size=st.sampled_from(SIZES),
-    scale=st.sampled_from([0.001, 1.0, 8.0, 300.0]),
-    top_k=st.integers(1, 60),
-    top_p=st.floats(0.01, 0.999),
+    is_reduced=st.booleans(),
 )
-def test_filters_agree_with_sorting_everything(seed: int, size: int, scale: float, top_k: int, top_p: float) -> None:
-    row = random_row(seed, size, scale)
-    by_k = left(row, top_k=top_k)
-    assert np.array_equal(by_k, row >= np.sort(row)[::-1][min(top_k, size) - 1])
-    by_p = left(row, top_p=top_p)
-    order = np.argsort(-row, kind="stable")
-    weights = np.exp(row[order] - row.max(), dtype=np.float32).astype(np.float64)
-    before = np.cumsum(weights) - weights
-    doubtful = np.abs(before / weights.sum() - top_p) < 1e-6  # sums in another order
-    expected = before < top_p * weights.sum()
-    assert np.array_equal(by_p[order][~doubtful], expected[~doubtful])
-
-
-@settings(max_examples=60)
-@given(
-    prompt=st.lists(st.integers(0, 11), max_size=12),
-    answer=st.lists(st.integers(0, 11), max_size=12),
-    repetition=st.sampled_from([0.5, 1.0, 2.0]),
-    presence=st.sampled_from([-1.5, 0.0, 0.25]),
-    frequency=st.sampled_from([-0.5, 0.0, 0.75]),
-    ids=st.sampled_from([None, (5, 2, 9, 0, 11, 3)]),
-)
-def test_penalties_are_those_of_counting_token_by_token(
-    prompt: list[int],
-    answer: list[int],
-    repetition: float,
-    presence: float,
-    frequency: float,
-    ids: tuple[int, ...] | None,
+def test_a_choice_is_the_noisy_argmax_of_the_definition(
+    on_gpu: bool, temperature: float, changes: dict[str, Any], columns: int, seed: int, is_reduced: bool
 ) -> None:
-    """OpenAI's and vLLM's definition; tokens that no column scores are not looked at."""
-    distribution = Distribution(
-        temperature=1, repetition_penalty=repetition, presence_penalty=presence, frequency_penalty=frequency
-    )
-    processor = LogitsProcessor(distribution, len(LOGITS), None if ids is None else np.array(ids))
-    row, columns = processor.process(LOGITS, prompt, answer)
-    expected = []
-    for logit, token_id in zip(LOGITS.tolist(), ids or range(len(LOGITS)), strict=True):
-        if token_id in prompt + answer:
-            logit = logit / repetition if logit > 0 else logit * repetition  # noqa: PLW2901
-        expected.append(logit - frequency * answer.count(token_id) - presence * (token_id in answer))
-    assert columns is None
-    assert row.tolist() == expected  # all of them are numbers of few bits
-
-
-# What is drawn
+    rng = np.random.default_rng(seed)
+    logits = random_logits(seed, 3, columns)
+    ids = np.sort(rng.permutation(2 * columns)[:columns]) if is_reduced else np.arange(columns)
+    prompt, answer, block = (rng.integers(0, 2 * columns, number).tolist() for number in (6, 5, 3))
+    distribution = Distribution(temperature=temperature, seed=seed, **changes)
+    state = SamplingState(columns, torch.from_numpy(ids) if is_reduced else None)
+    sampler = SequenceSampler(distribution, state, prompt)
+    sampler.see([*prompt, *answer])
+    start = len(prompt) + len(answer)
+    if on_gpu:
+        with as_on_a_gpu():
+            chosen = columns_of(sampler, logits, start, block)
+    else:
+        chosen = columns_of(sampler, logits, start, block)
+    for row, column in enumerate(chosen):
+        written = [*answer, *block[: row + 1]]
+        scores = processed(distribution, logits[row].tolist(), prompt, written, ids.tolist())
+        if temperature:
+            scores = scores + noise(seed, start + row + 1, ids.tolist())
+        assert scores[column] >= scores.max() - ROUNDING * max(1, abs(scores.max()))
 
 
 @settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32 - 1),
-    size=st.sampled_from(SIZES),
+    columns=st.sampled_from([2, 17, 5000]),
     scale=st.sampled_from([0.0, 0.01, 1.0, 8.0, 100.0, 1e5]),
-    cut=st.booleans(),
+    temperature=st.sampled_from([0.0, 0.01, 0.7, 1.0, 5.0]),
 )
-def test_the_short_cut_finds_the_noisy_argmax_of_all_columns(seed: int, size: int, scale: float, cut: bool) -> None:
-    row = random_row(seed, size, scale)
-    columns = np.flatnonzero(row >= np.median(row)) if cut else None
-    key = key_of(seed, 3, Domain.MATCHING)
-    scores = row.astype(np.float64) + gumbel(counters(key, codes_of(size)))
-    if columns is not None:
-        scores[np.setdiff1d(np.arange(size), columns)] = -np.inf
-    assert draw(row, key, columns) == int(scores.argmax())
+def test_the_short_cut_of_a_cpu_finds_what_scoring_all_columns_does(
+    seed: int, columns: int, scale: float, temperature: float
+) -> None:
+    logits, state = random_logits(seed, 4, columns, scale), SamplingState(columns)
+    sampler = SequenceSampler(Distribution(temperature=temperature, seed=seed), state)
+    found = columns_of(sampler, logits, 0, [0] * 4)
+    with as_on_a_gpu():
+        assert found == columns_of(sampler, logits, 0, [0] * 4)
 
 
-def test_draws_follow_the_softmax() -> None:
-    temperature, num_draws = 2.0, 10_000
-    sampler = TokenSampler(Distribution(temperature=temperature, seed=5), len(LOGITS))
-    rows = torch.from_numpy(LOGITS).expand(500, -1)
-    counts: Counter[int] = Counter()
-    for start in range(0, num_draws, 500):
-        counts.update(sampler.choose(rows, start, [0] * 500))
-    p = np.exp(LOGITS.astype(np.float64) / temperature)
-    expected = num_draws * p / p.sum()
-    statistic = sum((counts[i] - expected[i]) ** 2 / expected[i] for i in range(len(LOGITS)))
+def test_the_most_extreme_noise_is_no_exception(monkeypatch: pytest.MonkeyPatch) -> None:
+    """-3.13 against 22.87, the ends of the noise's range: the bound is far above the one, and near the others."""
+    extremes = np.array([2**32 - 1, 0, 0], dtype=np.uint32)
+    assert counters_on_host(extremes, 5).dtype == extremes.dtype
+    monkeypatch.setattr("amusd.sampling.noisy_scores.counters_on_host", lambda *_: extremes)
+    sampler = SequenceSampler(Distribution(temperature=1.0), SamplingState(3))
+    for first, chosen in ((0.0, 1), (25.9, 1), (26.1, 0)):
+        assert columns_of(sampler, torch.tensor([[first, 0.0, 0.0]]), 0, [0]) == [chosen]
+
+
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+def test_draws_follow_the_softmax(temperature: float) -> None:
+    number = 20_000
+    sampler = SequenceSampler(Distribution(temperature=temperature, seed=5), SamplingState(len(LOGITS)))
+    counts = Counter(columns_of(sampler, torch.tensor(LOGITS).expand(number, -1), 0, [0] * number))
+    expected = number * softmax(np.array(LOGITS) / temperature)
+    statistic = sum((counts[column] - expected[column]) ** 2 / expected[column] for column in range(len(LOGITS)))
     assert statistic < 5 + 10 * 10**0.5  # ten standard deviations above five degrees of freedom
-
-
-def test_a_draw_depends_on_seed_and_position_and_not_on_its_block() -> None:
-    logits = torch.randn(40, 300, generator=torch.Generator().manual_seed(0))
-    sampler = TokenSampler(Distribution(temperature=1.0, seed=3), 300)
-    whole = sampler.choose(logits, 10, [1] * 40)
-    parts: list[int] = []
-    for start, stop in ((0, 1), (1, 8), (8, 9), (9, 40)):
-        parts += sampler.choose(logits[start:stop], 10 + start, [1] * (stop - start))
-    assert whole == parts
-    assert sampler.choose(logits, 10, [1] * 40) == whole  # again, as after a rollback
-    assert sampler.choose(logits, 11, [1] * 40) != whole
-    assert TokenSampler(Distribution(temperature=1.0, seed=4), 300).choose(logits, 10, [1] * 40) != whole
 
 
 def test_draft_and_target_agree_as_often_as_the_coupling_promises() -> None:
@@ -174,65 +167,138 @@ def test_draft_and_target_agree_as_often_as_the_coupling_promises() -> None:
     output_ids = torch.arange(0, 50, 2)
     p, q = target.double().softmax(0), torch.zeros(50, dtype=torch.float64)
     q[output_ids] = draft[output_ids].double().softmax(0)
-    distance = float((p - q).abs().sum() / 2)
-    number = 4_000
+    distance, number = float((p - q).abs().sum() / 2), 10_000
     distribution = Distribution(temperature=1.0, seed=9)
-    ours = TokenSampler(distribution, 50).choose(target.expand(number, -1), 0, [0] * number)
-    columns = TokenSampler(distribution, 25, output_ids).choose(draft[output_ids].expand(number, -1), 0, [0] * number)
-    theirs = output_ids[columns].tolist()
-    agreed = sum(a == b for a, b in zip(ours, theirs, strict=True)) / number
+    ours = columns_of(SequenceSampler(distribution, SamplingState(50)), target.expand(number, -1), 0, [0] * number)
+    theirs = SequenceSampler(distribution, SamplingState(25, output_ids))
+    columns = columns_of(theirs, draft[output_ids].expand(number, -1), 0, [0] * number)
+    agreed = sum(a == b for a, b in zip(ours, output_ids[columns].tolist(), strict=True)) / number
     margin = 5 * (0.25 / number) ** 0.5
     assert (1 - distance) / (1 + distance) - margin < agreed < 1 - distance + margin
     assert agreed > float((p * q).sum()) + 0.05
 
 
-def test_penalties_see_the_tokens_before_each_row_and_forget_those_cut_off() -> None:
-    distribution = Distribution(presence_penalty=100.0)
-    sampler = TokenSampler(distribution, 4, prompt=[3])
-    logits = torch.tensor([[4.0, 3.0, 2.0, 1.0]]).expand(3, -1)
-    assert sampler.choose(logits, 0, [3, 0, 1]) == [0, 1, 2]
-    assert sampler.choose(logits[:2], 1, [2, 0]) == [0, 1]  # the first block was rejected
-    sampler.see([3, 1, 0, 2])
-    assert sampler.choose(logits[:1], 3, [2]) == [3]
+# What a choice does not depend on
 
 
-@pytest.mark.parametrize("rule", ["greedy", "matching", "rejection"])
-def test_the_first_pass_does_not_penalize_the_presence_of_the_prompts_last_token(rule: Any) -> None:
-    """By hand: each row gives the likeliest token that the answer does not hold yet, the prompt's own included."""
-    temperature = 0.0 if rule == "greedy" else 0.01  # the next one is less likely by a factor of exp(100)
-    distribution = Distribution(temperature=temperature, presence_penalty=100.0, acceptance=rule, seed=1)
-    logits = torch.tensor([[4.0, 3.0, 2.0, 1.0]]).expand(3, -1)
-    prompt = [1, 0]
-    assert TokenSampler(distribution, 4, prompt=prompt).choose(logits, 1, [0, 0, 1]) == [0, 1, 2]
-    rows = [unpack_row(certain(token_id), token_id, 4) for token_id in (0, 1)] if rule == "rejection" else []
-    target = TargetSampler(distribution, 4, prompt=prompt)
-    assert target.accept(logits, 1, [0, 0, 1], [0, 1], rows) == Acceptance((0, 1, 2), 2)
-    if rule != "rejection":
-        block = Block(1, 0, (0, 1))
-        assert TargetSampler(distribution, 4, prompt=prompt).accept_paths(logits, block)[0] == Acceptance((0, 1, 2), 2)
-
-
-@settings(max_examples=40)
-@given(
-    seed=st.integers(0, 2**32 - 1),
-    size=st.sampled_from(SIZES),
-    scale=st.sampled_from([0.0, 0.5, 8.0, 300.0]),
-    number=st.integers(1, 20),
-    rule=st.sampled_from(["greedy", "matching", "rejection"]),
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"top_p": 0.9}, {"top_k": 40}, {"min_p": 0.05}, {"presence_penalty": 1.0, "logit_bias": ((3, 9.0),)}],
+    ids=str,
 )
-def test_the_most_likely_tokens_are_those_of_sorting_everything(
-    seed: int, size: int, scale: float, number: int, rule: Any
-) -> None:
-    row = np.round(random_row(seed, size, scale), 1)  # some are equal
-    distribution = Distribution(
-        temperature=0.0 if rule == "greedy" else 0.8, acceptance=rule, presence_penalty=3.0, seed=seed
-    )
-    sampler = TargetSampler(distribution, size, logprobs=True, top_logprobs=number)
-    acceptance = sampler.accept(torch.from_numpy(row).unsqueeze(0), 0, [0], [])
-    exact = row.astype(np.float64)
-    exact -= exact.max() + np.log(np.exp(exact - exact.max()).sum())
-    expected = sorted(range(size), key=lambda column: (-row[column], column))[:number]
-    [top] = sampler.top_logprobs
-    assert [column for column, _ in top] == expected
-    assert [logprob for _, logprob in top] == pytest.approx(exact[expected].tolist(), abs=1e-9)
-    assert dict(top).get(acceptance.token_ids[0], sampler.logprobs[0]) == sampler.logprobs[0]
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_a_choice_depends_on_seed_and_position_and_not_on_its_pass(on_gpu: bool, changes: dict[str, Any]) -> None:
+    """In passes of 1 to 24 rows, beside rows of other requests, and again, as after a rollback."""
+    logits = random_logits(0, 24, 700, 1.0)
+    tokens = [number * 29 % 700 for number in range(24)]
+
+    def chosen(seed: int, start: int, parts: Sequence[int]) -> list[int]:
+        sampler = SequenceSampler(Distribution(temperature=1.0, seed=seed, **changes), SamplingState(700), [1] * start)
+        found: list[int] = []
+        for number in parts:
+            first = len(found)
+            block = tokens[first : first + number]
+            sampler.see([*[1] * start, *tokens[:first]])
+            found += columns_of(sampler, logits[first : first + number], start + first, block)
+        return found
+
+    with as_on_a_gpu() if on_gpu else mock.patch.object(torch, "none", None, create=True):
+        whole = chosen(3, 10, [24])
+        assert chosen(3, 10, [1] * 24) == chosen(3, 10, [7, 1, 8, 8]) == whole
+        assert chosen(3, 11, [24]) != whole
+        assert chosen(4, 10, [24]) != whole
+
+
+def test_rows_of_several_requests_share_a_pass() -> None:
+    """Each as alone: the further words of a plain row are neutral, so it has neither bias nor penalties."""
+    logits, state = random_logits(2, 3, 60), SamplingState(60, num_sequences=3)
+    shaped = SequenceSampler(Distribution(logit_bias=((7, 90.0),), presence_penalty=9.0), state, [5], sequence=0)
+    warm = SequenceSampler(Distribution(temperature=0.8, seed=4), state, sequence=1)
+    sampler, words = shaped.sampler, np.tile(shaped.sampler.neutral, (3, 1))
+    words[0], words[1, : warm.sampler.num_inputs] = shaped.rows(0, [5])[0], warm.rows(6, [5])[0]
+    together = sampler.compute(logits, torch.from_numpy(words))[0].tolist()
+    assert together == [7, columns_of(warm, logits[1:2], 6, [5])[0], int(logits[2].argmax())]
+
+
+def test_penalties_see_the_tokens_before_each_row_and_forget_those_cut_off() -> None:
+    sampler = SequenceSampler(Distribution(presence_penalty=100.0), SamplingState(4), [3])
+    logits = torch.tensor([[4.0, 3.0, 2.0, 1.0]]).expand(3, -1)
+    assert columns_of(sampler, logits, 0, [3, 0, 1]) == [0, 1, 2]
+    assert columns_of(sampler, logits[:2], 1, [2, 0]) == [0, 1]  # the first block was rejected
+    sampler.see([3, 1, 0, 2])
+    assert columns_of(sampler, logits[:1], 3, [2]) == [3]
+    sampler.see([3])
+    assert columns_of(sampler, logits, 0, [3, 0, 2], parents=[0, 0]) == [0, 1, 0], "each path has its own"
+
+
+def test_a_row_that_is_no_number_still_gives_a_column() -> None:
+    for row in ([0.0, np.nan, 1.0], [np.nan] * 3, [-np.inf] * 3):
+        for changes in ({}, {"top_p": 0.5}):
+            sampler = SequenceSampler(Distribution(temperature=1.0, **changes), SamplingState(3))
+            assert columns_of(sampler, torch.tensor([row]), 0, [0])[0] in range(3)
+
+
+def test_greedy_takes_the_first_of_equal_logits() -> None:
+    sampler = SequenceSampler(GREEDY, SamplingState(4))
+    assert columns_of(sampler, torch.tensor([[1.0, 3.0, 3.0, 2.0]]).expand(2, -1), 0, [0, 0]) == [1, 1]
+
+
+# Log-probabilities
+
+
+def test_log_probabilities_are_the_models_own_and_the_most_likely_come_first() -> None:
+    distribution = Distribution(temperature=0.3, top_k=1, logit_bias=((1, 50.0),))
+    sampler = SequenceSampler(distribution, SamplingState(len(LOGITS)), is_scored=True)
+    columns, outputs = sampler.sampler.compute(torch.tensor([LOGITS]), torch.from_numpy(sampler.rows(0, [0])))
+    assert columns.tolist() == [1]
+    expected = torch.tensor(LOGITS).double().log_softmax(0).tolist()
+    scores = Scores.of(outputs[0].numpy(), 4)
+    assert scores.chosen == pytest.approx(expected[1], abs=1e-6)
+    assert [column for column, _ in scores.top] == [0, 3, 2, 5]
+    assert [value for _, value in scores.top] == pytest.approx([expected[column] for column in (0, 3, 2, 5)], abs=1e-6)
+    barred = torch.tensor([[0.0, -torch.inf, -torch.inf, 1.0, -torch.inf, -torch.inf]])
+    _, outputs = sampler.sampler.compute(barred, torch.from_numpy(sampler.rows(0, [0])))
+    assert [column for column, _ in Scores.of(outputs[0].numpy(), 20).top] == [3, 0], "none that cannot come"
+
+
+# What is done on a GPU
+
+
+class Recorder(TorchDispatchMode):
+    """Counts operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+VIEWS = ("view", "slice", "select", "unsqueeze", "squeeze", "split", "unbind", "alias", "detach", "expand", "empty")
+
+
+@pytest.mark.parametrize(
+    ("kind", "level", "most"),
+    [
+        (RowSampler, Level.PLAIN, 5),
+        (RowSampler, Level.SHAPED, 70),
+        (RowSampler, Level.SCORED, 77),
+        (RowRanker, Level.PLAIN, 80),
+        (RowRanker, Level.SHAPED, 140),
+    ],
+)
+def test_a_device_is_asked_for_nothing(kind: type[RowSampler], level: Level, most: int) -> None:
+    """Tensors on `meta` have no values: whatever would read one, or has a shape that depends on one, raises."""
+    device = torch.device("meta")
+    sampler = kind(SamplingState(128_256, None, device), level)
+    logits = torch.empty((8, 128_256), dtype=torch.bfloat16, device=device)
+    inputs = torch.empty((8, sampler.num_inputs), dtype=torch.int64, device=device)
+    with Recorder() as recorder:
+        columns, outputs = sampler.compute(logits, inputs)
+        kernels = sum(count for name, count in recorder.names.items() if not name.split(".")[1].startswith(VIEWS))
+    assert (columns.shape, columns.dtype, columns.device) == ((8,), torch.int64, device)
+    assert (outputs.shape, outputs.dtype) == ((8, sampler.num_outputs), torch.int32)
+    assert recorder.names["amusd.noisy_scores.default"] == 1
+    assert kernels <= most, recorder.names
