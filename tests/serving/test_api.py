@@ -128,14 +128,6 @@ def test_a_seed_that_nobody_named_is_told_and_repeats_the_answer(client: OpenAI)
     assert texts(drawn) == texts(sampled(client, seed=drawn.seed))
 
 
-def test_two_choices_are_streamed_side_by_side(client: OpenAI) -> None:
-    found: dict[int, str] = {0: "", 1: ""}
-    for chunk in sampled(client, seed=7, n=2, stream=True):
-        (choice,) = chunk.choices
-        found[choice.index] += choice.delta.content or ""
-    assert [*found.values()] == texts(sampled(client, seed=7, n=2))
-
-
 def test_log_probabilities_are_of_each_token_of_a_chat(client: OpenAI) -> None:
     answer = sampled(client, seed=3, logprobs=True)
     assert answer.choices[0].logprobs is not None

@@ -54,14 +54,14 @@ def test_an_answer_goes_on_behind_its_prompt_in_text_and_log_probabilities(
     response = server.post("/v1/chat/completions" if is_chat else "/v1/completions", fields)
     documents = events(response) if streams else [response.json()]
     choices = [choice for document in documents for choice in document["choices"]]
+    logprobs = [choice["logprobs"] for choice in choices if choice["logprobs"]]
     if is_chat:
         shown = [choice.get("delta", choice.get("message", {})).get("content") or "" for choice in choices]
-        entries = [entry for choice in choices if choice["logprobs"] for entry in choice["logprobs"]["content"]]
+        entries = [entry for part in logprobs for entry in part["content"]]
         assert b"".join(bytes(entry["bytes"] or ()) for entry in entries).decode() == text
         assert len(entries) == 20
     else:
         shown = [choice["text"] for choice in choices]
-        logprobs = [choice["logprobs"] for choice in choices if choice["logprobs"]]
         tokens = [token for part in logprobs for token in part["tokens"]]
         offsets = [offset for part in logprobs for offset in part["text_offset"]]
         for token, begin, end in zip(tokens, offsets, [*offsets[1:], len(text)], strict=True):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tracing.runs import Run, made, named
+from tracing.runs import Run, made
 
 from amusd.tracing.accounting import DRAFT_PARTS, TARGET_PARTS, accounts, draft_account, target_account, time_fractions
 from amusd.tracing.drafted import Fate, judge_steps
@@ -153,13 +151,3 @@ def test_fractions_of_several_sequences_add_up_to_one(real_run: Run) -> None:
         assert parts is not None
         assert sum(parts.values()) == pytest.approx(1, rel=CLOSE)
     assert time_fractions(real_run.timeline, {1})["draft"] is None
-
-
-def test_no_worker_does_two_things_at_once(real_run: Run) -> None:
-    for events, names in (
-        (real_run.target, ("target_prefill", "target_pass", "target_wait")),
-        (real_run.draft, ("draft_prefill", "draft_step", "advance", "rollback", "draft_wait")),
-    ):
-        spans = sorted((event.start_ns, event.end_ns) for event in events if event.name in names)
-        assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
-    assert len(named(real_run.draft, "rollback")) > 2

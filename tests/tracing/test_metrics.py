@@ -43,8 +43,9 @@ def test_figures_of_one_generation() -> None:
 
 def test_figures_that_do_not_exist_are_none() -> None:
     figures = OTHER.as_dict()
-    for name in ("acceptance_rate", "num_rollbacks", "wasted_draft_fraction", "draft_idle_fraction"):
-        assert figures[name] is None
+    names = ["acceptance_rate", "num_rollbacks", "wasted_draft_fraction", "draft_idle_fraction"]
+    assert [figures[name] for name in (*names, "p99_inter_token_latency_ms")] == [None] * 5
+    assert GenerationMetrics(num_tokens=1).as_dict()["time_per_output_token_ms"] is None
 
 
 def test_ratios_of_several_generations_are_ratios_of_the_sums() -> None:

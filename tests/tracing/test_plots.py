@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,15 +54,3 @@ def test_a_map_has_a_cell_for_each_winner() -> None:
     (axes,) = plots.draw_map(cells).axes
     assert [len(boxes(axes, plots.COLOURS[name])) for name in ("chain", "auto")] == [1, 3]
     assert [text.get_text() for text in axes.texts].count("+50 %") == 4
-
-
-def test_the_same_figure_gives_the_same_files(tmp_path: Path) -> None:
-    rows = [{"mode": "autoregressive", "tokens_per_second": 20.0}]
-    told: list[str] = []
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        plots.write(lambda: plots.draw_comparison(rows), tmp_path / name, "comparison", told.append)
-    for kind in ("svg", "png"):
-        first, second = ((tmp_path / name / f"comparison.{kind}").read_bytes() for name in ("a", "b"))
-        assert first == second
-    assert told == [f"{tmp_path / name / 'comparison'}.svg and .png" for name in ("a", "b")]

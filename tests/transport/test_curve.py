@@ -20,7 +20,7 @@ from amusd.config import TransportConfig
 from amusd.errors import ConfigError
 from amusd.protocol.messages import PROTOCOL_VERSION, Hello, Verdict
 from amusd.runtime.handshake import await_hello
-from amusd.transport.curve import Keys, read_keys, read_store_key, write_keys
+from amusd.transport.curve import read_keys, read_store_key, write_keys
 from amusd.transport.factory import listen
 from amusd.transport.zeromq import ZeroMQTransport
 from amusd.types import Role
@@ -140,40 +140,30 @@ def test_a_plain_listener_is_not_talked_to_by_an_end_with_keys(folder: Path) -> 
 
 
 def test_the_peer_is_served_while_strangers_hold_connections(listener: ZeroMQTransport, folder: Path) -> None:
-    host, port = listener.address.removeprefix("tcp://").split(":")
-    with socket.create_connection((host, int(port))) as silent, socket.create_connection((host, int(port))) as loud:
+    place = ("127.0.0.2", int(listener.address.rpartition(":")[2]))
+    with socket.create_connection(place) as silent, socket.create_connection(place) as loud:
         loud.sendall(b"GET / HTTP/1.1\r\n\r\n")
         link = ZeroMQTransport.connect(listener.address, NONCE, keys=read_keys(folder, Role.DRAFT))
-        try:
-            link.send(VERDICT)
-            assert expect(listener) == VERDICT
-            listener.send(VERDICT)
-            assert expect(link) == VERDICT
-            assert silent.fileno() >= 0
-        finally:
-            link.close()
+        for sender, receiver in ((link, listener), (listener, link)):
+            sender.send(VERDICT)
+            assert expect(receiver) == VERDICT
+        link.close()
+        assert silent.fileno() >= 0
 
 
-def test_a_second_draft_comes_in_once_its_key_lies_in_the_folder(folder: Path, other_folder: Path) -> None:
-    before = read_keys(folder, Role.TARGET)
-    second = folder / "draft-2.key"
-    second.write_bytes((other_folder / "draft.key").read_bytes())
-    try:
-        assert read_keys(folder, Role.TARGET).peers == before.peers | {read_keys(other_folder, Role.DRAFT).public}
-    finally:
-        second.unlink()
+def test_a_second_draft_comes_in_once_its_key_lies_in_the_folder(other_folder: Path, tmp_path: Path) -> None:
+    write_keys(tmp_path / "keys")
+    before = read_keys(tmp_path / "keys", Role.TARGET).peers
+    shutil.copy(other_folder / "draft.key", tmp_path / "keys" / "draft-2.key")
+    after = read_keys(tmp_path / "keys", Role.TARGET).peers
+    assert after == before | {read_keys(other_folder, Role.DRAFT).public}
 
 
 def test_keys_are_files_that_only_this_user_can_read(folder: Path) -> None:
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert modes == {
-        "target.key": 0o644,
-        "target.key_secret": 0o600,
-        "draft.key": 0o644,
-        "draft.key_secret": 0o600,
-        "store.key_secret": 0o600,
-    }
+    secrets = dict.fromkeys(("target.key_secret", "draft.key_secret", "store.key_secret"), 0o600)
+    assert modes == secrets | {"target.key": 0o644, "draft.key": 0o644}
 
 
 def test_what_a_role_reads_is_its_own_secret_and_the_other_ones_public_key(folder: Path, tmp_path: Path) -> None:
@@ -224,10 +214,7 @@ def test_keys_that_cannot_work_are_one_line_before_anything_listens(tmp_path: Pa
 
 
 def test_keys_open_an_address_beyond_this_machine_and_belong_to_an_address(folder: Path) -> None:
-    keys = read_keys(folder, Role.TARGET)
-    listener = ZeroMQTransport.bind("tcp://0.0.0.0:*", NONCE, keys=keys)
-    listener.close()
-    assert isinstance(keys, Keys)
+    ZeroMQTransport.bind("tcp://0.0.0.0:*", NONCE, keys=read_keys(folder, Role.TARGET)).close()
     for settings in ({}, {"address": "tcp://10.0.0.1:1", "insecure": True}):
         with pytest.raises(ConfigError, match=r"protects the link at transport\.address"):
             TransportConfig(keys=str(folder), **settings)

@@ -74,7 +74,3 @@ def test_what_was_in_at_the_end_can_be_taken_unless_it_is_discarded() -> None:
     queue.end("second", discard=True)
     with pytest.raises(PeerLostError, match="first"):
         queue.take(DEADLINE)
-
-
-def test_nothing_comes_of_an_empty_queue_in_time() -> None:
-    assert FrameQueue().take(0.01) is None

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from amusd.errors import PeerProtocolError
 from amusd.protocol.wire import MAX_FRAME_BYTES
-from amusd.transport.ring import CONTROL_BYTES, RING_BYTES, Area, Rings
+from amusd.transport.ring import CONTROL_BYTES, Area, Rings
 
 SMALL = 256
 """Bytes of a ring that wraps around all the time."""
@@ -124,14 +124,3 @@ def test_a_reader_that_claims_more_than_was_written_is_refused(claimed: int) -> 
     pair.receiver.words[8] = claimed
     with pytest.raises(PeerProtocolError, match="claims to have read"):
         pair.writer.put(bytes(SMALL))
-
-
-def test_two_of_the_longest_frames_have_room() -> None:
-    pair = Pair(RING_BYTES)
-    frames = [bytes([number]) * MAX_FRAME_BYTES for number in range(4)]
-    assert pair.writer.put(frames[0])
-    assert pair.writer.put(frames[1])
-    assert not pair.writer.put(frames[2])
-    assert pair.reader.take() == frames[0]
-    assert pair.writer.put(frames[2])
-    assert [pair.reader.take(), pair.reader.take()] == frames[1:3]
