@@ -85,10 +85,12 @@ def test_slow_senders_and_slow_readers_hold_up_nobody() -> None:
     """The model's name is in every chunk: so large, a stream is more than the sockets hold."""
     name = "m" * 50_000
     settings = {"max_queue": 0, "model_name": name, "shutdown_seconds": 0.0}
-    with serving(plain_engine(max_num_seqs=2), mode=Mode.AUTOREGRESSIVE, **settings) as server:
+    engine = plain_engine(max_num_seqs=2)
+    with serving(engine, mode=Mode.AUTOREGRESSIVE, **settings) as server, ExitStack() as stack:
         body = server.chat(max_tokens=LONG, stream=True, model=name)
-        senders = [server.raw(body, length=10) for _ in range(20)]
-        readers = [server.raw(body, SO_RCVBUF=2048) for _ in range(2)]
+        for _ in range(20):
+            stack.enter_context(server.raw(body, length=10))
+        readers = [stack.enter_context(server.raw(body, SO_RCVBUF=2048)) for _ in range(2)]
         assert all(reader.recv(1) == b"H" for reader in readers)
         requests = server.gate.service.requests
         until(lambda: all(answer.is_over for request in requests for answer in request.answers))  # all is computed
@@ -98,8 +100,6 @@ def test_slow_senders_and_slow_readers_hold_up_nobody() -> None:
         while not received.endswith(b"0\r\n\r\n"):
             received += readers[0].recv(1 << 20)
         assert "".join(re.findall(r'"content":"(\w+)"', received.decode())) == ANSWER[:LONG]
-        for own in (*senders, *readers):
-            own.close()
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 8))])
