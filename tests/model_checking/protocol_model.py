@@ -1,7 +1,7 @@
 """The protocol of `amusd/protocol` as a transition system that is small enough to be explored completely.
 
-Written from the rules in `docs/protocol.md` and on its own: it shares no code with the sessions. `conformance.py` ties
-the two together. With a `fan_out` of 1 the draft's tree is a chain.
+Written from the rules in `docs/protocol.md` and on its own: it shares no code with the sessions. `test_transitions.py`
+ties the two together. With a `fan_out` of 1 the draft's tree is a chain.
 
 What it leaves out, and why nothing is lost by that
     the prompt      Position 0 is the first token behind it.

@@ -150,38 +150,6 @@ def test_waiting_is_counted_and_working_is_not() -> None:
 # Several sequences
 
 
-def test_sequences_live_from_their_opening_to_their_close_whatever_the_others_do() -> None:
-    draft = Draft(max_num_seqs=3, num_open=2, max_lookahead=4)
-    draft.say(draft.opening(3), Close(1, FinishReason.EOS))
-    assert [said.sequence_id for said in draft.link.messages(Progress)] == [1]
-    draft.steps(4)
-    assert len(draft.drafted(1)) == 1
-    assert draft.drafted(2) == draft.drafted(3) == ANSWER[:4]
-    draft.say(draft.opening(4), Close(3, FinishReason.EOS))
-    draft.steps(4)
-    assert draft.drafted(4) == ANSWER[:4]
-    draft.say(Close(2, FinishReason.LENGTH), Close(4, FinishReason.LENGTH), Shutdown())
-    progresses = {said.sequence_id: said for said in draft.link.messages(Progress)}
-    assert {number: said.num_drafted for number, said in progresses.items()} == {1: 1, 2: 4, 3: 4, 4: 4}
-    assert draft.worker.num_ignored == 0
-    assert [event.sequence_id for event in draft.recorder.events if event.name == "sequence"] == [1, 3, 2, 4]
-
-
-@pytest.mark.parametrize("fan_out", [1, 3])
-def test_a_verdict_for_one_changes_no_other(fan_out: int) -> None:
-    draft = Draft(max_num_seqs=3, num_open=3, fan_out=fan_out, rows_per_step=fan_out)
-    draft.steps(3)
-    before = {number: tuple(draft.session(number).root.below()) for number in (1, 3)}
-    assert all(len(nodes) >= 3 for nodes in before.values())
-    draft.worker._handle(Verdict(2, 1, 0, len(PROMPT), (5, 5), 2))
-    draft.worker._roll_back(draft.worker._sequences[2])
-    assert draft.session(2).committed == (*PROMPT, 5, 5)
-    assert draft.session(2).num_nodes == 0
-    for number, nodes in before.items():
-        assert draft.session(number).committed == PROMPT
-        assert tuple(draft.session(number).root.below()) == nodes
-
-
 def test_each_sequence_with_a_verdict_is_answered_before_the_next_step() -> None:
     draft = Draft(max_num_seqs=3, num_open=3, max_lookahead=2)
     draft.steps(3)
