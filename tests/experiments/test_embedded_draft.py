@@ -124,35 +124,6 @@ def test_texts_come_back_and_batches_hold_every_row_once(scripts: dict[str, Modu
     assert all(length[rows].max() * len(rows) <= 40 for rows in batches)
 
 
-def test_corpora_are_read_as_one_and_a_folder_without_any_is_refused(
-    scripts: dict[str, ModuleType], tmp_path: Path
-) -> None:
-    dataset = scripts["dataset"]
-    states = np.arange(7 * 4, dtype=np.uint16).reshape(7, 4)
-    for name, token_ids, length in (("b", [[5, 6, 7, 8]], [4]), ("a", [[1, 2, 3], [4, 0, 0]], [2, 1])):
-        text = dataset.Text(
-            np.array(token_ids), np.array(length), np.array(token_ids) > 2, np.zeros(len(length), np.float32), 1
-        )
-        begin = {"a": 0, "b": 3}[name]
-        dataset.write_corpus(tmp_path / name, text, states[begin : begin + sum(length)])
-    (tmp_path / "c.partial").mkdir()  # one that is being written
-    dataset.write_text(tmp_path / "c.partial" / "text.npz", text)
-    texts, rows = dataset.read_corpora(tmp_path)
-    text = dataset.join(texts)
-    assert text.token_ids.tolist() == [[1, 2, 3, 0], [4, 0, 0, 0], [5, 6, 7, 8]]
-    assert text.length.tolist() == [2, 1, 4]
-    assert text.answer.tolist() == [[False, False, True, False], [True, False, False, False], [True] * 4]
-    assert [row.view(torch.uint16).tolist() for row in rows] == [
-        states[:2].tolist(),
-        states[2:3].tolist(),
-        states[3:].tolist(),
-    ]
-    assert dataset.read_corpora(tmp_path / "b")[0][0].length.tolist() == [4]
-    (tmp_path / "b" / "nothing").mkdir()
-    with pytest.raises(FileNotFoundError, match=r"text\.npz"):
-        dataset.read_corpora(tmp_path / "b" / "nothing")
-
-
 def test_what_is_held_out_stays_so_when_corpora_are_added(scripts: dict[str, ModuleType]) -> None:
     held_out, others = scripts["train"].split([200, 10])
     assert sorted([*held_out, *others]) == list(range(210))
@@ -237,8 +208,10 @@ class Workshop:
         self.text = scripts["dataset"].Text(
             random.integers(3, 97, (20, 40)), length, answer, np.ones(20, np.float32), 4
         )
-        scripts["dataset"].write_text(folder / "a.npz", self.text)
-        self.call("label", text=folder / "a.npz", out=self.corpora)
+        for name, rows in (("a", np.arange(12)), ("b", np.arange(12, 20))):
+            scripts["dataset"].write_text(folder / f"{name}.npz", self.text.select(rows))
+            self.call("label", text=folder / f"{name}.npz", out=self.corpora)
+        (self.corpora / "c.partial").mkdir()  # one that is being written
         self.first = self.train("draft", vocab_size=64)
         self.shipped = self.package(self.first)
 
@@ -268,7 +241,8 @@ def workshop(scripts: dict[str, ModuleType], tmp_path_factory: pytest.TempPathFa
 def test_states_are_those_of_reading_each_row_alone_and_a_corpus_is_made_once(
     workshop: Workshop, scripts: dict[str, ModuleType]
 ) -> None:
-    _, states = scripts["dataset"].read_corpora(workshop.corpora)
+    texts, states = scripts["dataset"].read_corpora(workshop.corpora)
+    assert np.array_equal(scripts["dataset"].join(texts).token_ids, workshop.text.token_ids)
     for row, length in enumerate(workshop.text.length):
         token_ids = torch.from_numpy(workshop.text.token_ids[row : row + 1, :length])
         with torch.no_grad():

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import pytest
 from tracing.runs import made
 
@@ -60,21 +57,3 @@ def test_a_wrong_token_and_anything_left_is_a_problem() -> None:
     assert survival.problems_of(fine) == []
     for spoilt in ({"num_exact": 2}, {"held_after": {"sockets": 3}}, {"left": {"a": 1}}):
         assert len(survival.problems_of({**fine, **spoilt})) == 1
-
-
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="what a process holds is read from /proc")
-def test_what_is_held_is_seen(tmp_path: Path) -> None:
-    before = survival.held(str(tmp_path))
-    reading, writing = os.pipe()
-    child = os.posix_spawn("/bin/sleep", ["sleep", "60"], {})
-    (tmp_path / "amusd-link").mkdir()
-    try:
-        during = survival.held(str(tmp_path))
-    finally:
-        os.kill(child, 9)
-        os.waitpid(child, 0)
-        os.close(reading)
-        os.close(writing)
-    grown = {name for name in before if during[name] > before[name]}
-    assert grown == {"descriptors", "processes", "link_folders"}
-    assert survival.held(str(tmp_path))["processes"] == before["processes"]

@@ -88,16 +88,6 @@ def test_the_target_may_answer_at_once_what_the_draft_goes_on_behind() -> None:
     assert draft.clock.target_ns == 13
 
 
-def test_the_draft_knows_whether_the_target_computes() -> None:
-    draft = Draft(delay=2)
-    draft.tell()
-    draft.clock.let_pass(1)
-    draft.clock.compute(10)
-    draft.tell()
-    draft.clock.let_pass(10)
-    assert draft.target_worked == [True, False]
-
-
 def test_a_target_that_tells_what_it_has_computed_does_not_compute_any_more() -> None:
     draft = Draft(delay=0)
     draft.clock.compute(10)
