@@ -87,7 +87,7 @@ def test_a_run_listens_on_this_machine_alone_runs_nobodys_pickle_and_repeats_no_
     tmp_path: Path, link: str
 ) -> None:
     canary = pickle.dumps(Canary(tmp_path / "canary"))
-    arguments = ["drafter=ngram", f"prompt=Say {MARK} twice.", "run_dir=out", "sampling.max_new_tokens=16"]
+    arguments = ["drafter=ngram", f"prompt=Say {MARK} twice.", "run_dir=out", "sampling.max_new_tokens=6"]
     if link == "tcp":
         arguments.append("transport.address=tcp://127.0.0.1:0")
     if link == "ranks":
@@ -120,7 +120,7 @@ def test_a_run_listens_on_this_machine_alone_runs_nobodys_pickle_and_repeats_no_
             if link == "default" or has_met:
                 reached |= {door for door in {*doors, *socket_files(owned)} - reached if offer(canary, door)}
             seen |= listeners
-            time.sleep(0.05)
+            time.sleep(0.1)
         out, err = process.communicate(timeout=SECONDS)
     finally:
         watchdog.cancel()

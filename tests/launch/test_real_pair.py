@@ -23,7 +23,7 @@ pytestmark = [
 ]
 
 PROMPT = "prompt=Why is the sky blue? Answer in three sentences."
-NUM_TOKENS = 24
+NUM_TOKENS = 48
 
 
 def generate(folder: Path, *overrides: str) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_two_processes_give_the_plain_answer_and_really_overlap(tmp_path: Path) -> None:
-    arguments = ["compare.drafters=[embedded,ngram]", "compare.synchronous_lengths=[3]", "workload.num_prompts=2"]
+    arguments = ["compare.synchronous_lengths=[3]", "workload.num_prompts=1"]
     done = run(amusd_command("compare", "output=json", "sampling.max_new_tokens=16", *arguments), tmp_path)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 1
@@ -78,12 +78,10 @@ def test_two_processes_give_the_plain_answer_and_really_overlap(tmp_path: Path) 
         ("autoregressive", None),
         ("synchronous", "embedded"),
         ("asynchronous", "embedded"),
-        ("synchronous", "ngram"),
-        ("asynchronous", "ngram"),
     ]
     for row in rows:
-        assert row["identical_to_autoregressive"]["num_identical"] == 2
-    synchronous, asynchronous = rows[1], rows[2]
+        assert row["identical_to_autoregressive"]["num_identical"] == 1
+    _, synchronous, asynchronous = rows
     # The draft's steps lie inside the target's passes; taking turns, only its prefill does.
     assert asynchronous["draft_overlap_fraction"] > 0.5
     assert asynchronous["draft_overlap_fraction"] > synchronous["draft_overlap_fraction"]
