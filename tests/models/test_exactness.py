@@ -25,7 +25,7 @@ from amusd.models.tokenizer import load_tokenizer, user_turn
 pytestmark = pytest.mark.embedded
 
 WIDTH = 8
-NUM_TOKENS = 20
+NUM_TOKENS = 24
 FASTEST = fastest_dtype(torch.device("cpu"))
 """The dtype that `target.dtype=auto` means here."""
 RULE = Numerics.for_device("cpu", width=WIDTH, fixed=True)
@@ -79,11 +79,11 @@ def decode_plainly(model: CachedModel, folder: Path, prompt_length: int, num_tok
     return Plain(model, prompt, tokens[1:], torch.cat(rows), cache)
 
 
-@pytest.fixture(scope="module", params=["amusd", "transformers"])
+@pytest.fixture(scope="module", params=["amusd", pytest.param("transformers", marks=pytest.mark.long)])
 def plain(request: pytest.FixtureRequest, embedded_folder: Path) -> Plain:
     """Across a border of keys, which is one of blocks of keys too."""
     assert RULE.border is not None
-    return decode_plainly(load(embedded_folder, request.param), embedded_folder, RULE.border - 10, NUM_TOKENS)
+    return decode_plainly(load(embedded_folder, request.param), embedded_folder, RULE.border - 12, NUM_TOKENS)
 
 
 def test_ragged_blocks_and_paths_give_the_bits_of_plain_decoding(plain: Plain) -> None:

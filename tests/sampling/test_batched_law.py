@@ -152,6 +152,7 @@ def test_four_answers_at_a_time_follow_each_its_own_law(number: int) -> None:
     assert pair.num_rejected > number
 
 
+@pytest.mark.long
 def test_rows_of_a_pass_that_are_judged_by_another_ones_temperature_are_exposed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
