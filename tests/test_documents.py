@@ -110,8 +110,12 @@ def test_every_file_that_a_document_names_is_there() -> None:
 
 @pytest.mark.parametrize(
     "block",
-    [block for path in DOCUMENTS if path.name not in MODULES for block in blocks(path, "python")],
-    ids=lambda block: block[:40],
+    [
+        pytest.param(block, id=block[:40], marks=() if path.name == "README.md" else pytest.mark.long)
+        for path in DOCUMENTS
+        if path.name not in MODULES
+        for block in blocks(path, "python")
+    ],
 )
 @pytest.mark.embedded
 @pytest.mark.timeout(600)
@@ -173,6 +177,7 @@ def make_before(name: str, reader: Path) -> None:
         finish(line, reader)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("line", RUNNABLE)
 def test_a_line_for_ones_own_pair_runs_without_a_gpu(line: str, reader: Path) -> None:

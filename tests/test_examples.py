@@ -58,6 +58,7 @@ def test_one_answer_is_streamed(models: Path, tmp_path: Path) -> None:
     assert done.stderr.startswith("8 tokens, ")
 
 
+@pytest.mark.long
 def test_several_prompts_are_answered_at_a_time(models: Path, tmp_path: Path) -> None:
     done = script("many.py", models, tmp_path)
     assert sorted(line.partition(":")[0] for line in done.stdout.splitlines()) == ["1", "2", "3", "4"]

@@ -146,6 +146,7 @@ def test_the_answer_is_the_engines_and_both_processes_end(pair: list[str], expec
     assert counts["accepted"] > 0
 
 
+@pytest.mark.long
 @pytest.mark.embedded
 @pytest.mark.timeout(300)
 def test_the_target_goes_on_alone_when_its_draft_is_killed(pair: list[str], expected: dict[str, str]) -> None:

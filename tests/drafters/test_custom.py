@@ -88,6 +88,7 @@ def plain_and_failed(files: Path, own: Path) -> tuple[Generation, Generation]:
         return answered(engine, decoding=DecodingConfig(mode=Mode.AUTOREGRESSIVE)), failed
 
 
+@pytest.mark.long
 def test_a_drafter_that_fails_costs_no_token(plain_and_failed: tuple[Generation, Generation]) -> None:
     plain, failed = plain_and_failed
     assert failed.token_ids == plain.token_ids
@@ -133,6 +134,7 @@ def test_the_check_of_the_document_runs(own: Path, monkeypatch: pytest.MonkeyPat
     runpy.run_path(str(own / "check.py"))
 
 
+@pytest.mark.long
 def test_the_command_line_takes_it(own: Path) -> None:
     (own / "some.txt").write_text("a phrase\n")
     pair = ["target=hf", "target.model=target", "target.dtype=float32", "max_model_len=256", "hardware=cpu"]

@@ -120,7 +120,7 @@ def some_verdict(manager: RollbackManager, rng: random.Random) -> Verdict:
     return Verdict(manager.session.sequence_id, 1, 0, base, tuple(tokens[: MAX_LENGTH - base]), 0)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", KINDS)
 def test_a_step_for_several_is_a_step_for_each(name: str, seed: int) -> None:
     kind, rng = KINDS[name], random.Random(seed)

@@ -105,6 +105,7 @@ def test_results_say_where_they_come_from(name: str) -> None:
         assert len(results.get("jobs") or results["rows"]) > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.filterwarnings("default")  # of matplotlib, whose version is the user's
 def test_results_are_drawn(

@@ -39,6 +39,7 @@ def ended(folder: Path, code: str, seconds: float = 60.0) -> Ending:
     return run_limited("passes", [sys.executable, "-I", "-S", "-c", code], seconds, folder / "log")
 
 
+@pytest.mark.long
 def test_a_part_that_hangs_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
     code = (
         "import subprocess, sys, time\n"
@@ -132,6 +133,7 @@ def bare_machine(folder: Path, *command: str) -> subprocess.CompletedProcess[str
     )
 
 
+@pytest.mark.long
 def test_all_of_it_imports_without_the_packages_that_the_machine_lacks(tmp_path: Path) -> None:
     names = ", ".join(f"experiments.gpu_proof.{name}" for name in MODULES)
     done = bare_machine(tmp_path, "-c", f"import {names}\ntry:\n  import zmq\nexcept ImportError:\n  print('blocked')")

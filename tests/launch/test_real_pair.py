@@ -89,6 +89,7 @@ def test_two_processes_give_the_plain_answer_and_really_overlap(tmp_path: Path) 
     assert 0 <= asynchronous["draft_idle_fraction"] < 1
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process cannot be seen to be stopped")
 def test_a_draft_that_stays_stopped_ends_with_the_run(tmp_path: Path, plain: dict[str, Any]) -> None:
     running = Running(tmp_path)

@@ -45,6 +45,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         yield started
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("schedule", "sampling"),
     [

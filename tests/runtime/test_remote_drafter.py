@@ -188,6 +188,7 @@ def test_a_middle_without_its_draft_drafts_alone() -> None:
     middle.drafter.close()
 
 
+@pytest.mark.long
 def test_three_processes_give_the_answer_of_plain_decoding(tmp_path: Path) -> None:
     folders = [tmp_path / name for name in ("target", "middle", "small")]
     for number, folder in enumerate(folders):

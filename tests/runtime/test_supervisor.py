@@ -108,6 +108,7 @@ def test_a_child_that_ends_before_its_hello_ends_the_start(
     assert list(links_folder.iterdir()) == []
 
 
+@pytest.mark.long
 def test_the_child_needs_no_path_of_its_own_and_looks_at_nothing_in_the_current_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,6 +189,7 @@ def test_what_a_process_said_before_it_ended_is_heard() -> None:
         await_hello(here, own, 60.0, lambda _timeout: "it is gone")
 
 
+@pytest.mark.long
 def test_both_workers_keep_their_events_where_they_are_told(tmp_path: Path) -> None:
     (tmp_path / "events").mkdir()
     process = supervisor.DraftProcess(CONFIG, [tmp_path])

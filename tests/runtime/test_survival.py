@@ -57,6 +57,7 @@ def links_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.undo()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("num_cycles", [6, pytest.param(500, marks=[pytest.mark.long, pytest.mark.timeout(3000)])])
 def test_a_draft_that_is_killed_again_and_again_costs_no_token(links_folder: Path, kind: str, num_cycles: int) -> None:

@@ -201,7 +201,7 @@ def is_exposed(**changes: Any) -> bool:
     return False
 
 
-@pytest.mark.parametrize("kind", [RawProbabilities, ArgmaxDraft])
+@pytest.mark.parametrize("kind", [RawProbabilities, pytest.param(ArgmaxDraft, marks=pytest.mark.long)])
 def test_a_row_that_is_not_what_was_drawn_from_is_exposed(
     kind: type[DraftSampler], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,12 +220,17 @@ def without_largest(p: Tensor, ids: Tensor, q_probs: Tensor) -> Tensor:
     return left if left.any() else p
 
 
-@pytest.mark.parametrize("wrong", [lambda p, *_: p, without_largest], ids=["EAGLE issue 329", "one token of p zeroed"])
+@pytest.mark.parametrize(
+    "wrong",
+    [lambda p, *_: p, pytest.param(without_largest, marks=pytest.mark.long)],
+    ids=["EAGLE issue 329", "one token of p zeroed"],
+)
 def test_a_wrong_residual_is_exposed(wrong: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("amusd.sampling.ratio_test.residual", wrong)
     assert is_exposed()
 
 
+@pytest.mark.long
 def test_a_token_that_is_withheld_because_of_its_own_probability_is_exposed() -> None:
     def withhold(candidate: Candidate) -> Candidate:
         tokens = candidate.token_ids

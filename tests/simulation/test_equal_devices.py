@@ -61,6 +61,7 @@ def test_a_rank_speeds_up_passes_and_a_draft_is_auto(tmp_path: Path) -> None:
     assert "as a replica" in simulate_text(result)
 
 
+@pytest.mark.long
 def test_several_answers_are_divided_among_replicas(tmp_path: Path) -> None:
     one = predicted(configured(num_answers=4, rank_speedup=1.6), tmp_path)
     two = predicted(configured(num_answers=4, rank_speedup=1.6, batch_size=2, sequence_ms=4.0), tmp_path)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import pytest
 from runtime.pair import PROMPT, VOCAB_SIZE, WIDTH, decoding, pair, params
 from simulation.builders import of_answers
 
@@ -97,6 +98,7 @@ def real_tree(simulator: Simulator, schedule: DecodingConfig) -> Iterator[RealTr
     yield RealTree(by_sequence(recorder.events)[number], drafted[number])
 
 
+@pytest.mark.long
 def test_one_script_gives_one_run() -> None:
     """Which nodes were computed in which step, what each pass judged, what each verdict found prepared."""
     simulator, schedule = machine(), tree()

@@ -26,6 +26,7 @@ def test_a_window_that_takes_longer_than_a_pass_is_waited_for() -> None:
     assert speedup(machine, windowed(6)) == pytest.approx(3, rel=0.02)  # as fast as the draft
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("a", "c", "delay", "can_branch"),
     [
