@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from pathlib import PurePath
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -87,6 +88,9 @@ def make_service(engine: AsyncEngine, config: RunConfig, settings: EngineConfig)
 class _Connection(H11Protocol):
     """A client's connection, closed at once where there are too many, and soon where it does not ask for anything."""
 
+    _headers_due: float | None = None
+    """When the headers that have begun have to be complete, on the loop's clock."""
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take it, or close it."""
         super().connection_made(transport)
@@ -96,6 +100,15 @@ class _Connection(H11Protocol):
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
+
+    def data_received(self, data: bytes) -> None:
+        """Take data in. Headers have as long from their first byte to their last as a connection without any."""
+        super().data_received(data)
+        if self.conn.their_state is not h11.IDLE:
+            self._headers_due = None
+        elif self.timeout_keep_alive_task is None:
+            self._headers_due = self._headers_due or self.loop.time() + self.timeout_keep_alive
+            self.timeout_keep_alive_task = self.loop.call_at(self._headers_due, self.timeout_keep_alive_handler)
 
 
 def _max_connections() -> int:

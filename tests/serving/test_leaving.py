@@ -8,6 +8,7 @@ import re
 import resource
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
@@ -21,6 +22,7 @@ from runtime.pair import PROMPT, on_pass, reference
 from serving.running import MODEL, SECONDS, TEXT, Running, events, plain_engine, serving, until
 from table_model import TableTokenizer
 
+from amusd.serving.server import _Connection
 from amusd.types import Mode
 
 LONG = 300
@@ -149,6 +151,20 @@ def read(server: Running, stream: bool, num_tokens: int) -> str:
             return "".join(one.choices[0].text for one in (answer if stream else [answer]))
         except APIError as error:
             return str(error.code)
+
+
+def test_headers_that_come_byte_by_byte_have_as_long_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_Connection, "timeout_keep_alive", property(lambda _: 0.3, lambda *_: None), raising=False)
+    with ExitStack() as stack:
+        server = stack.enter_context(serving(plain_engine(), mode=Mode.AUTOREGRESSIVE))
+        address = "127.0.0.1", int(server.url.rpartition(":")[2])
+        own = stack.enter_context(closing(socket.create_connection(address, 0.05)))
+        is_over, deadline = False, time.monotonic() + SECONDS
+        while not is_over and time.monotonic() < deadline:
+            with suppress(TimeoutError):
+                own.send(b"T")
+                is_over = own.recv(100) == b""
+        assert is_over
 
 
 def test_a_server_that_ends_lets_running_answers_end_and_takes_no_new_one() -> None:
