@@ -164,10 +164,10 @@ class TableModel:
         while len(chosen) < rows.num_tokens:
             words = None if rows.chooser is None else rows.chooser.rows(rows.cache.length, pending)
             output = self.forward(pending, rows.cache)
+            columns = output.last_row().choose()  # raises for what is no number
             if rows.chooser is not None and words is not None:
-                chosen.append(rows.chooser.draw(output.logits[-1:], words[-1:]))
-            else:
-                chosen += output.last_row().choose()
+                columns = [rows.chooser.draw(output.logits[-1:], words[-1:])]
+            chosen += columns
             pending = chosen[-1:]
         return chosen
 

@@ -21,7 +21,7 @@ from amusd.drafters.ngram import NgramCache
 from amusd.errors import NotFiniteError
 from amusd.models.language_model import ChainRows, KVCache, LanguageModel
 from amusd.sampling.ratio_test import DraftSampler
-from amusd.sampling.sampler import Level, RowSampler, SamplingState, SequenceSampler
+from amusd.sampling.sampler import Level, SamplingState, SequenceSampler, samplers_of
 
 
 class AutoregressiveDrafter(ChainDrafter):
@@ -147,8 +147,7 @@ class AutoregressiveDrafter(ChainDrafter):
 
     def _prepare(self) -> None:
         """Prepare every pass that is asked for."""
-        state, _ = SamplingState.of(self.model, self._cache)
-        samplers = [RowSampler(state, level) for level in (Level.PLAIN, Level.SHAPED)]
+        samplers = samplers_of(self.model, self._cache, (Level.PLAIN, Level.SHAPED))
         self.model.prepare(self._cache, samplers, self.model.tokens_per_step)
 
     @classmethod

@@ -32,7 +32,7 @@ from amusd.errors import NotFiniteError
 from amusd.models.language_model import KVCache, LanguageModel, ModelOutput, SamplerRows, SequenceRows
 from amusd.sampling.acceptance import accept_along
 from amusd.sampling.ratio_test import DraftSampler
-from amusd.sampling.sampler import Level, RowSampler, SamplingState
+from amusd.sampling.sampler import Level, samplers_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +100,7 @@ class CascadeDrafter(AutoregressiveDrafter):
 
     def _prepare(self) -> None:
         """Prepare every pass that is asked for: each is one step, the last row's token chosen with the others."""
-        state, _ = SamplingState.of(self.model, self._cache)
-        self.model.prepare(self._cache, [RowSampler(state, level) for level in (Level.PLAIN, Level.SHAPED)])
+        self.model.prepare(self._cache, samplers_of(self.model, self._cache, (Level.PLAIN, Level.SHAPED)))
 
     @classmethod
     def _extend(cls, drafters: Sequence[Self], max_tokens: Sequence[int]) -> list[tuple[int, ...]]:
@@ -165,6 +164,7 @@ class CascadeDrafter(AutoregressiveDrafter):
         wanted = block.rows.wanted
         if isinstance(self._sampler, DraftSampler):
             assert wanted is not None
+            output.choose()  # raises for what is no number
             return self._sampler.draw(output.logits[row : row + 1], wanted.inputs[row : row + 1])
         return output.sample(row, wanted)[0]
 

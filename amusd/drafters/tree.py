@@ -23,7 +23,7 @@ from amusd.models.language_model import ModelOutput, SamplerRows
 from amusd.models.passes import Part, PathRows
 from amusd.protocol.draft_session import MAX_NODES, MIN_PROBABILITY, Guesses, Node, Transition
 from amusd.sampling.ranking import Mixture, Ranking, RowRanker
-from amusd.sampling.sampler import Level, SamplingState
+from amusd.sampling.sampler import Level, SamplingState, samplers_of
 
 LOOKUP_WEIGHT = 0.85
 """How often each token of a looked-up continuation is right (`experiments/embedded_draft/README.md`)."""
@@ -59,8 +59,7 @@ class ModelTreeDrafter(Drafter):
         self._num_ids = num_ids
         self._ngrams = ngrams
         self._cache = model.new_cache(model.max_length, spare=MAX_NODES) if cache is None else cache
-        state, _ = SamplingState.of(model, self._cache)
-        model.prepare(self._cache, [RowRanker(state, level) for level in (Level.PLAIN, Level.SHAPED)])
+        model.prepare(self._cache, samplers_of(model, self._cache, (Level.PLAIN, Level.SHAPED), RowRanker))
         self._num_slots = model.max_length + MAX_NODES
         self._distribution = GREEDY
         self._context: list[int] = []

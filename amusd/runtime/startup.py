@@ -311,7 +311,7 @@ def failure_report(error: BaseException) -> Failed:
     kind, text = type(error).__name__, first_line(error)
     if isinstance(error, ConfigError):
         kind = ConfigError.__name__
-    elif text != kind:
+    elif not text.startswith(kind):
         text = f"{kind}: {text}"
     return Failed(Role.DRAFT, kind, text.encode(errors="replace")[:MAX_TEXT_BYTES].decode(errors="ignore"))
 

@@ -16,7 +16,7 @@ from amusd.protocol.target_session import TargetSession
 from amusd.protocol.verification import Block
 from amusd.sampling.acceptance import Acceptance, accept_along
 from amusd.sampling.ratio_test import RatioTest
-from amusd.sampling.sampler import Level, RowSampler, SamplingState, Scores, SequenceSampler
+from amusd.sampling.sampler import Level, SamplingState, Scores, SequenceSampler, samplers_of
 from amusd.types import TopLogprobs
 
 T = TypeVar("T")
@@ -24,8 +24,7 @@ T = TypeVar("T")
 
 def prepare_to_verify(model: LanguageModel, cache: KVCache) -> None:
     """Prepare every pass that a `Verifier` asks for."""
-    state, _ = SamplingState.of(model, cache)
-    model.prepare(cache, [RowSampler(state, level) for level in Level])  # greedy decoding and the ratio test, too
+    model.prepare(cache, samplers_of(model, cache, Level))
     if model.captured_on is not None:
         model.prefill([0] * min(model.prefill_chunk, cache.capacity), cache)  # loads the kernels of prompts
         cache.truncate(0)

@@ -66,20 +66,6 @@ def accept_along(
     return Acceptance(tuple(token_ids), len(rows) - 1), tuple(row for row in rows if row < num_rows)
 
 
-def accept_equal(target_token_ids: Sequence[int], candidates: Sequence[int]) -> Acceptance:
-    """Compare candidates with the target's choices.
-
-    `target_token_ids[i]` is the target's choice at candidate i's position, given that all before were accepted: one for
-    each candidate that went through the pass, and one behind them. `candidates` may have that one more (a late one).
-    """
-    num_accepted = 0
-    for choice, candidate in zip(target_token_ids, candidates, strict=False):
-        if choice != candidate:
-            break
-        num_accepted += 1
-    return Acceptance(tuple(target_token_ids[: num_accepted + 1]), num_accepted)
-
-
 # The ratio test
 
 

@@ -11,7 +11,7 @@ Each word has a neutral value, so rows of several requests share a pass.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Protocol
@@ -317,6 +317,13 @@ class SequenceSampler:
         self.state.count(1, self._sequence, held[same:], -1)
         self.state.count(1, self._sequence, answer[same:], 1)
         self._held = answer
+
+
+def samplers_of(
+    model: CapturedModel, cache: object, levels: Iterable[Level], kind: type[RowSampler] = RowSampler
+) -> list[RowSampler]:
+    """The samplers that captured passes of `model` end with; none where nothing is captured."""
+    return [kind(SamplingState.of(model, cache)[0], level) for level in levels if model.captured_on is not None]
 
 
 def words_of(distribution: Distribution, num_columns: int, sequence: int) -> Words:

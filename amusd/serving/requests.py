@@ -315,7 +315,7 @@ def plan(request: ChatRequest | CompletionRequest, decoding: DecodingConfig, lim
     seed = secrets.randbelow(_RANDOM_SEEDS) if request.seed is None else request.seed & _SEED_MASK
     try:
         own = request.model_dump(include={each.name for each in fields(SamplingParams)})
-        own |= {"max_new_tokens": max_tokens, "max_tokens": None, "seed": seed}
+        own |= {"max_new_tokens": max_tokens, "seed": seed}
         own |= {"top_p": max(request.top_p, _LEAST_TOP_P), "top_k": max(request.top_k, 0)}
         own |= {"logprobs": top_logprobs is not None, "top_logprobs": top_logprobs or 0}
         params = SamplingParams(**own)

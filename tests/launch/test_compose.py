@@ -78,7 +78,7 @@ def test_without_overrides_and_with_every_default_by_name_the_defaults_of_the_pa
 
 
 @pytest.mark.parametrize(
-    "choice", [f"{group}={name}" for group in {*groups()} - {"experiment", "pair"} for name in groups()[group]]
+    "choice", [f"{group}={name}" for group in sorted({*groups()} - {"experiment", "pair"}) for name in groups()[group]]
 )
 def test_every_choice_of_a_group_composes(choice: str) -> None:
     group, _, name = choice.partition("=")

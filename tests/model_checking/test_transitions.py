@@ -9,6 +9,7 @@ import pytest
 from model_checking import protocol_model
 from model_checking.explorer import Exploration, explore
 from model_checking.protocol_model import Bounds, Draft, Placed, ProtocolModel, Refused, Target, Values
+from protocol.harness import accept_equal
 from protocol.mutants import RootIgnored, TreeKeptOverRollback, Unhashed
 
 from amusd.errors import PeerProtocolError
@@ -17,7 +18,6 @@ from amusd.protocol.messages import CERTAINTY, Candidate, Open, Verdict
 from amusd.protocol.prefix_hash import CommittedPrefix
 from amusd.protocol.target_session import TargetSession, _Node
 from amusd.protocol.verification import Block
-from amusd.sampling.acceptance import accept_equal
 
 PROMPT = (0,)
 ORIGIN = len(PROMPT)

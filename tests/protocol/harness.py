@@ -7,6 +7,7 @@ from. After every step the invariants of docs/protocol.md are checked; `Violatio
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from protocol.channel import Channel
@@ -17,12 +18,26 @@ from amusd.protocol.draft_session import DraftSession, Guesses, Node, Transition
 from amusd.protocol.messages import Candidate, Open, Verdict
 from amusd.protocol.target_session import Reception, TargetSession
 from amusd.protocol.verification import Block
-from amusd.sampling.acceptance import Acceptance, accept_along, accept_equal
+from amusd.sampling.acceptance import Acceptance, accept_along
 
 VOCAB_SIZE = 5
 
 Drafted = tuple[tuple[int, ...], int]
 """A token, behind the prefix that it was drafted from."""
+
+
+def accept_equal(target_token_ids: Sequence[int], candidates: Sequence[int]) -> Acceptance:
+    """Compare candidates with the target's choices.
+
+    `target_token_ids[i]` is the target's choice at candidate i's position, given that all before were accepted: one for
+    each candidate that went through the pass, and one behind them. `candidates` may have that one more (a late one).
+    """
+    num_accepted = 0
+    for choice, candidate in zip(target_token_ids, candidates, strict=False):
+        if choice != candidate:
+            break
+        num_accepted += 1
+    return Acceptance(tuple(target_token_ids[: num_accepted + 1]), num_accepted)
 
 
 class Violation(AssertionError):  # noqa: N818 - a finding, not an error of the harness

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from protocol.harness import accept_equal
 
-from amusd.sampling.acceptance import Acceptance, accept_equal
+from amusd.sampling.acceptance import Acceptance
 from amusd.sampling.stopping import AnswerText, Emission, StopChecker, cut_at_stop, held_back
 from amusd.types import FinishReason
 
