@@ -26,6 +26,8 @@ _CPU = "cpu"
 _BITS_TO_LOG = math.log(2) * 2.0**-23
 _ABOVE_LINE = math.log(2) * (127 + 32) + 1e-3
 """No noise is above the line of `_choose` by more than this."""
+_FEW = 1000
+"""Columns that are scored without a look at bounds."""
 _SLACK = 1e-6
 """Covers the rounding of a logit, relative to the best score."""
 
@@ -51,6 +53,10 @@ def _choose(logits: Row, codes: Bits, key: int, scale: float) -> int:
     best = int(logits.argmax())
     if scale == 0 or not np.isfinite(logits[best]):
         return best
+    left = np.flatnonzero(logits > -np.inf)
+    if len(left) < _FEW:  # behind a filter
+        noise = gumbel_on_host(counters_on_host(codes[left], key))
+        return int(left[(logits[left] + scale * noise).argmax()])
     numbers = counters_on_host(codes, key)
     score = logits[best] + scale * gumbel_on_host(numbers[best])
     bound = numbers.astype(np.float32)

@@ -1,7 +1,8 @@
 """From logits to the distribution that is sampled: bias, penalties, temperature, top-k, top-p, min-p, in this order.
 
 Operators over rows [rows, columns] of float32, of fixed shape on a GPU, so that they can be captured. What a row keeps
-depends on that row alone: the order of a sum would move the border of top-p, so weights are summed as integers.
+depends on that row alone: the order of a sum would move the border of top-p, so a GPU sums weights as integers, and a
+CPU takes one row after another.
 
 References:
     Order and meaning as in transformers' logits processors; penalties count as in vLLM: repetition over prompt and
@@ -10,12 +11,15 @@ References:
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from amusd.sampling.noisy_scores import Row
+
 _CPU = "cpu"
-_LOOKED_AT = (128, 2048)
-"""The likeliest columns that a CPU looks at before it sorts a whole row."""
+_FIRST_REACH = 8.0
+"""A CPU first looks at columns that are this much less likely than the likeliest one at most, in nats."""
 _UNIT = 2.0**40
 """The weight of the likeliest column; 2^22 columns sum up to an int64."""
 
@@ -29,47 +33,57 @@ def penalized(
     return torch.where(written | in_prompt, scaled, logits) - (written * presence + counts * frequency)
 
 
-def least_kept(logits: Tensor, top_k: Tensor, top_p: Tensor, margin: Tensor, sharpness: Tensor) -> Tensor:
-    """[rows, 1]: the smallest logit that the filters keep; ties with it stay.
+def filtered(logits: Tensor, words: Tensor) -> Tensor:
+    """[rows, columns]: minus infinity for logits that the filters do not keep; ties with the last one stay.
 
-    Parameters [rows, 1]. `top_k`: int64, as many as there are columns for no such filter; `top_p`: above 1 for none;
-    `margin`: how much less than the largest a logit may be, as a number below 0; `sharpness`: 1 / temperature. A GPU
-    sorts each row. A CPU looks at the likeliest columns first, and at the whole row if these do not settle it.
+    `words` int64 [rows, 4]: top_k, as many as there are columns for no such filter; then the bits of float64 numbers:
+    top_p, above 1 for none; how much less than the largest a logit may be, below 0; and 1 / temperature.
     """
-    num_columns = logits.shape[1]
-    if logits.device.type != _CPU:
-        return _least_of(logits.sort(1, descending=True).values, None, top_k, top_p, margin, sharpness)[0]
-    total = None
-    if bool((top_p < 1).any()):
-        total = _weights(logits, logits.amax(1, keepdim=True), sharpness).sum(1, keepdim=True)
-    for number in (*(each for each in _LOOKED_AT if each < num_columns), num_columns):
-        values = logits.topk(number, 1).values
-        least, has_mass = _least_of(values, total, top_k, top_p, margin, sharpness)
-        is_last = has_mass | (values[:, -1:] < values[:, :1] + margin)
-        if bool(((top_k <= number) | (top_k == num_columns) & is_last).all()):
-            break
-    return least
-
-
-def _least_of(
-    values: Tensor, total: Tensor | None, top_k: Tensor, top_p: Tensor, margin: Tensor, sharpness: Tensor
-) -> tuple[Tensor, Tensor]:
-    """`least_kept` by the largest logits of each row in falling order, and bool [rows, 1]: they have the mass of top-p.
-
-    `total` int64 [rows, 1]: the weights of all columns, if `values` may not be all of them and there is a `top_p`.
-    """
-    number = values.shape[1]
-    least = values.gather(1, top_k.clamp(max=number) - 1)
-    weights = _weights(values, values[:, :1], sharpness).masked_fill(values < least, 0)
+    if logits.device.type == _CPU:
+        numbers = words.numpy()
+        each = zip(logits.numpy(), numbers[:, 0].tolist(), numbers[:, 1:].view(np.float64).tolist(), strict=True)
+        return torch.from_numpy(np.stack([_filtered_on_host(row, top_k, *others) for row, top_k, others in each]))
+    top_k, (top_p, margin, sharpness) = words[:, :1], torch.split(floats(words[:, 1:]), 1, 1)
+    values = logits.sort(1, descending=True).values
+    least = values.gather(1, top_k - 1)
+    weights = ((values - values[:, :1]) * sharpness).exp_().mul_(_UNIT).long().masked_fill(values < least, 0)
     together = weights.cumsum(1)
-    kept = together[:, -1:]
-    if total is not None:
-        kept = torch.where(top_k > number, total, kept)
-    count = (together - weights < top_p * kept).sum(1, keepdim=True)
+    count = (together - weights < top_p * together[:, -1:]).sum(1, keepdim=True)
     by_mass = values.gather(1, count.clamp(min=1) - 1)
-    return least.maximum(by_mass).maximum(values[:, :1] + margin), together[:, -1:] >= top_p * kept
+    least = least.maximum(by_mass).maximum(values[:, :1] + margin)
+    return logits.masked_fill(logits < least, -torch.inf)
 
 
-def _weights(values: Tensor, best: Tensor, sharpness: Tensor) -> Tensor:
-    """int64: exp((value - best) * sharpness) in units of 2^-40."""
-    return ((values - best) * sharpness).exp_().mul_(_UNIT).long()
+def _filtered_on_host(row: Row, top_k: float, top_p: float, margin: float, sharpness: float) -> Row:
+    """The same of one row on a CPU, where sorting a whole row would take longer than the rest together."""
+    best = row.max()
+    if not np.isfinite(best):
+        return row
+    is_cut, reach = top_k < len(row), _FIRST_REACH / sharpness
+    mass = (
+        0.0
+        if is_cut or top_p > 1
+        else top_p * float(np.exp((row - best) * np.float32(sharpness)).sum(dtype=np.float64))
+    )
+    while True:
+        likely = row[row >= best - np.float32(reach)]
+        weights = np.exp((likely - best) * np.float32(sharpness)).astype(np.float64)
+        has_mass = weights.sum() >= mass if mass else is_cut or reach >= -margin
+        if len(likely) == len(row) or (has_mass and (not is_cut or len(likely) >= top_k)):
+            break
+        reach *= 2
+    order = np.argsort(-likely)
+    values, weights = likely[order], weights[order]
+    if is_cut:
+        number = int((values >= values[int(top_k) - 1]).sum())
+        values, weights = values[:number], weights[:number]
+        mass = top_p * float(weights.sum())
+    if top_p < 1:
+        values = values[: max(1, int((np.cumsum(weights) - weights < mass).sum()))]
+    kept: Row = np.where(row < max(values[-1], best + np.float32(margin)), np.float32(-np.inf), row)
+    return kept
+
+
+def floats(words: Tensor) -> Tensor:
+    """float32 of the shape of `words`, which hold the bits of float64 numbers."""
+    return words.view(torch.float64).float()

@@ -15,7 +15,8 @@ from torch import Tensor
 from amusd.sampling.acceptance import Acceptance, ProbabilityRow, pack_row
 from amusd.sampling.noise import Domain, counters, gumbel, key_of, uniform
 from amusd.sampling.noisy_scores import noisy_argmax
-from amusd.sampling.sampler import NUM_PLAIN, Level, SequenceSampler, Words, floats
+from amusd.sampling.processors import floats
+from amusd.sampling.sampler import NUM_PLAIN, Level, SequenceSampler, Words
 
 DRAFT_SUPPORT = 1024
 """Tokens that a draft draws from at most: what its rows carry."""

@@ -24,7 +24,7 @@ from torch import Tensor
 from amusd.config import GREEDY, Distribution
 from amusd.sampling.noise import Domain, codes_of, halves_of, key_of
 from amusd.sampling.noisy_scores import noisy_argmax
-from amusd.sampling.processors import least_kept, penalized
+from amusd.sampling.processors import filtered, floats, penalized
 from amusd.types import TopLogprobs
 
 Words = npt.NDArray[np.int64]
@@ -33,7 +33,9 @@ MAX_TOP_LOGPROBS = 20
 NUM_PLAIN = 3
 """Words of a plain row: both halves of the key, and the temperature as a float64."""
 _NUM_NUMBERS = 7
-"""Further numbers of a shaped row: top_k, then as float64 the other parameters of `least_kept` and `penalized`."""
+"""Further numbers of a shaped row: top_k, then as float64 the other parameters of `filtered` and `penalized`."""
+_NUM_FILTERS = 4
+"""Those of them that `filtered` reads."""
 NUM_SHAPED = _NUM_NUMBERS + 1
 """With its sequence, 0 for none, but without its path."""
 _PATH = 64
@@ -151,16 +153,19 @@ class SamplingState:
 
         `words` [rows, words]: those of a shaped row.
         """
-        top_k, sequences, paths = words[:, :1], words[:, _NUM_NUMBERS], words[:, NUM_SHAPED:]
-        top_p, margin, sharpness, *penalties = torch.split(floats(words[:, 1:_NUM_NUMBERS]), 1, 1)
         if self._has_tables:
+            sequences, paths = words[:, _NUM_NUMBERS], words[:, NUM_SHAPED:]
+            penalties = torch.split(floats(words[:, _NUM_FILTERS:_NUM_NUMBERS]), 1, 1)
             prompt, answer = self.counts[:, sequences]
             answer = answer.scatter_add(1, paths, torch.ones_like(paths, dtype=torch.int32))
             logits = penalized(logits + self.bias[sequences], answer[:, 1:], prompt[:, 1:] > 0, *penalties)
-        filters = top_k, top_p, margin, sharpness
-        if self.device.type == "cpu" and bool((words[:, :3] == self.neutral[:3]).all()):
+        if not self.has_filters(words):
             return logits
-        return logits.masked_fill(logits < least_kept(logits, *filters), -torch.inf)
+        return filtered(logits, words[:, :_NUM_FILTERS])
+
+    def has_filters(self, words: Tensor) -> bool:
+        """Whether a row may have a filter: always on a GPU. `words`: as of `shaped`."""
+        return self.device.type != "cpu" or bool((words[:, :3].numpy() != self.neutral[:3].numpy()).any())
 
     @cached_property
     def neutral(self) -> Tensor:
@@ -339,8 +344,3 @@ def words_of(distribution: Distribution, num_columns: int, sequence: int) -> Wor
     words[1:_NUM_NUMBERS].view(np.float64)[:] = numbers
     words[_NUM_NUMBERS] = 1 + sequence
     return words
-
-
-def floats(words: Tensor) -> Tensor:
-    """float32 of the shape of `words`, which hold the bits of float64 numbers."""
-    return words.view(torch.float64).float()

@@ -487,12 +487,11 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "logits / repetition, logits / repetition)",
         ),
         "a token is penalized once however often it was written": ("counts * frequency)", "written * frequency)"),
-        "top-p leaves one column too few": ("(together - weights < top_p * kept)", "(together < top_p * kept)"),
-        "ties with the last of top-k go": ("top_k.clamp(max=number) - 1)", "(top_k - 1).clamp(1, number) - 1)"),
-        "a CPU looks at the likeliest columns only": ("_LOOKED_AT = (128, 2048)", "_LOOKED_AT = (4, 10_000)"),
-        "the mass of top-p is that of the columns looked at": (
-            "kept = torch.where(top_k > number, total, kept)",
-            "pass",
+        "top-p leaves one column too few": ("(np.cumsum(weights) - weights < mass)", "(np.cumsum(weights) < mass)"),
+        "ties with the last of top-k go": ("number = int((values >= values", "number = int((values > values"),
+        "a CPU looks at the likeliest columns only": (
+            "has_mass = weights.sum() >= mass if mass else",
+            "has_mass = True if mass else",
         ),
     },
     ("amusd/sampling/noisy_scores.py", "tests/sampling/test_sampler.py"): {

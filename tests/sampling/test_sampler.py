@@ -19,9 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from amusd.config import GREEDY, Distribution
 from amusd.sampling.noise import counters_on_host
-from amusd.sampling.processors import least_kept
+from amusd.sampling.processors import filtered
 from amusd.sampling.ranking import RowRanker
-from amusd.sampling.sampler import Level, RowSampler, SamplingState, Scores, SequenceSampler
+from amusd.sampling.sampler import Level, RowSampler, SamplingState, Scores, SequenceSampler, words_of
 
 LOGITS = [2.0, -1.0, 0.5, 1.0, -3.0, 0.5]
 ROUNDING = 1e-4
@@ -82,10 +82,9 @@ def random_logits(seed: int, rows: int, columns: int, scale: float = 3.0) -> Ten
     ],
 )
 def test_filters_keep_what_they_should(changes: dict[str, Any], expected: set[int]) -> None:
-    numbers = torch.tensor([[changes.get("top_p", 2.0)]]), torch.tensor([[changes.get("min_p", 0.0)]]).log()
-    top_k = torch.tensor([[min(changes.get("top_k", 6), 6)]])
-    least = least_kept(torch.tensor([LOGITS]), top_k, *numbers, torch.ones(1, 1))
-    assert set((torch.tensor(LOGITS) >= least[0]).nonzero().squeeze(1).tolist()) == expected
+    distribution = Distribution(temperature=1.0, **changes)
+    kept = filtered(torch.tensor([LOGITS]), torch.from_numpy(words_of(distribution, len(LOGITS), 0)[None, :4]))[0]
+    assert set(kept.isfinite().nonzero().squeeze(1).tolist()) == expected
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])
