@@ -182,11 +182,6 @@ class Costs:
         return round(ns * num_rows / self.knee_rows)
 
     @property
-    def steps_per_pass(self) -> float:
-        """Draft steps per a target pass, neither disturbed by the other. A step takes at least a nanosecond."""
-        return self.passes[min(self.passes)].alone.mean_ms / max(self.draft_token.alone.mean_ms, 1e-6)
-
-    @property
     def tree_row_share(self) -> float:
         """The time that a further node adds to a step, relative to the smallest step."""
         smallest = self.tree_steps[min(self.tree_steps)] if self.tree_steps else self.draft_token
