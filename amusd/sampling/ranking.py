@@ -205,7 +205,8 @@ class Ranking(SequenceSampler):
             outputs[number:].view(np.float32).tolist(),
         )
         total, total_of_logits = told[:2]
-        scores = dict(zip(ids, told[2 : 2 + number], strict=True))
+        best = zip(ids, told[2 : 2 + number], strict=True)
+        scores = {token_id: score for token_id, score in best if score > -math.inf}
         logits, noisy = told[2 + number :][:MAX_MIXED], told[2 + number + MAX_MIXED :]
         mass = 1.0  # of `total`
         for (token_id, bias, slope), own, score in zip(mixture, logits, noisy, strict=False):
@@ -218,10 +219,10 @@ class Ranking(SequenceSampler):
             scores[token_id] = total_of_logits + weight + noise
             mass += math.exp(min(scores[token_id] - total, _LARGEST))
         total += math.log(max(mass, _LEAST_PROBABILITY))
-        best = sorted(scores.items(), key=lambda pair: (-pair[1], pair[0]))[: self._number]
-        weights = [math.exp(min(score - total, 0.0)) for _, score in best]
+        ranked = sorted(scores.items(), key=lambda pair: (-pair[1], pair[0]))[: self._number]
+        weights = [math.exp(min(score - total, 0.0)) for _, score in ranked]
         together = max(1.0, sum(weights))
-        pairs = zip(best, weights, strict=True)
+        pairs = zip(ranked, weights, strict=True)
         return tuple((token_id, weight / together) for (token_id, _), weight in pairs if weight > self._least)
 
     def _noise_of(self, token_id: int, key: Sequence[int]) -> float:
