@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
@@ -21,7 +21,7 @@ from amusd.config import GREEDY, Distribution
 from amusd.sampling.noise import counters_on_host
 from amusd.sampling.processors import filtered
 from amusd.sampling.ranking import RowRanker
-from amusd.sampling.sampler import Level, RowSampler, SamplingState, Scores, SequenceSampler, words_of
+from amusd.sampling.sampler import NUM_PLAIN, Level, RowSampler, SamplingState, Scores, SequenceSampler, words_of
 
 LOGITS = [2.0, -1.0, 0.5, 1.0, -3.0, 0.5]
 ROUNDING = 1e-4
@@ -85,6 +85,35 @@ def test_filters_keep_what_they_should(changes: dict[str, Any], expected: set[in
     distribution = Distribution(temperature=1.0, **changes)
     kept = filtered(torch.tensor([LOGITS]), torch.from_numpy(words_of(distribution, len(LOGITS), 0)[None, :4]))[0]
     assert set(kept.isfinite().nonzero().squeeze(1).tolist()) == expected
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_top_p_reaches_as_far_as_its_mass(on_gpu: bool) -> None:
+    """Further than a CPU looks first: each column is less likely by 1 % than the one before."""
+    logits = torch.arange(3000).mul(-0.01).unsqueeze(0)
+    words = torch.from_numpy(words_of(Distribution(temperature=1.0, top_p=0.9999), 3000, 0)[None, :4])
+    with as_on_a_gpu() if on_gpu else nullcontext():
+        kept = filtered(logits, words)[0].isfinite()
+    assert kept.nonzero().squeeze(1).tolist() == [*range(int(kept.sum()))]
+    assert int(kept.sum()) == pytest.approx(100 * np.log(1 / 0.0001), abs=1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "answer", "expected"),
+    [
+        ({"repetition_penalty": 2.0}, (3, 3), [1.0, -2.0, 0.5, 0.5, -3.0, 0.5]),
+        ({"presence_penalty": 0.25}, (3, 3), [2.0, -1.0, 0.5, 0.75, -3.0, 0.5]),
+        ({"frequency_penalty": 0.25}, (3, 3), [2.0, -1.0, 0.5, 0.5, -3.0, 0.5]),
+        ({"presence_penalty": 9.0}, (), LOGITS),  # the prompt's last token is none of the answer's
+        ({"logit_bias": ((4, 10.0), (1, -1.0), (999, 5.0))}, (), [2.0, -2.0, 0.5, 1.0, 7.0, 0.5]),
+    ],
+)
+def test_penalties_and_bias_by_hand(changes: dict[str, Any], answer: tuple[int, ...], expected: list[float]) -> None:
+    tokens, state = [0, 1, *answer], SamplingState(len(LOGITS))
+    sampler = SequenceSampler(Distribution(**changes), state, tokens[:2])
+    sampler.see(tokens[:-1])
+    words = torch.from_numpy(sampler.rows(len(tokens) - 1, tokens[-1:]))
+    assert state.shaped(torch.tensor([LOGITS]), words[:, NUM_PLAIN:])[0].tolist() == expected
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])
@@ -201,7 +230,7 @@ def test_a_choice_depends_on_seed_and_position_and_not_on_its_pass(on_gpu: bool,
             found += columns_of(sampler, logits[first : first + number], start + first, block)
         return found
 
-    with as_on_a_gpu() if on_gpu else mock.patch.object(torch, "none", None, create=True):
+    with as_on_a_gpu() if on_gpu else nullcontext():
         whole = chosen(3, 10, [24])
         assert chosen(3, 10, [1] * 24) == chosen(3, 10, [7, 1, 8, 8]) == whole
         assert chosen(3, 11, [24]) != whole
