@@ -14,6 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -136,20 +137,13 @@ def compared(case: Case, dtype: torch.dtype, device: str) -> dict[str, Any]:
 def sampler(job: Job) -> bool:
     """Samplers at the end of a captured pass, replayed with other logits, beside a CPU, and row by row."""
     device, num_columns = torch.device(job.scale.device), int(SHAPES[job.scale.target]["vocab_size"])
-    kinds: tuple[type[RowSampler], ...] = (RowSampler, RowRanker)
     holds = []
-    for kind, level in itertools.product(kinds, (Level.PLAIN, Level.SHAPED)):
+    for kind, level in itertools.product((RowSampler, RowRanker), (Level.PLAIN, Level.SHAPED)):
         here, there = (kind(SamplingState(num_columns, device=where), level) for where in (device, "cpu"))
         logits, inputs = _logits(num_columns, 1).to(device), _inputs(here, 1).to(device)
         found: list[Tensor] = []
-
-        def work(
-            here: RowSampler = here, logits: Tensor = logits, inputs: Tensor = inputs, found: list[Tensor] = found
-        ) -> None:
-            found[:] = here.compute(logits, inputs)
-
         with torch.inference_mode():
-            replay = _capture(job.scale)(work)
+            replay = _capture(job.scale)(partial(_sample, here, logits, inputs, found))
             logits.copy_(_logits(num_columns, 2))
             inputs.copy_(_inputs(here, 2))
             replay()
@@ -158,19 +152,18 @@ def sampler(job: Job) -> bool:
             alone = [here.compute(logits[row : row + 1], inputs[row : row + 1]) for row in range(ROWS)]
         num_equal = int((columns == expected).sum())
         num_same = sum(
-            torch.equal(column.cpu(), columns[row : row + 1]) and torch.equal(own.cpu()[0], outputs[row])
+            torch.equal(column.cpu()[0], columns[row]) and torch.equal(own.cpu()[0], outputs[row])
             for row, (column, own) in enumerate(alone)
         )
-        job.write(
-            "sampler",
-            name=f"{kind.__name__} {level.name.lower()}",
-            captured=job.scale.device == GPU,
-            num_rows=ROWS,
-            num_equal_choices=num_equal,
-            num_same_bits_alone=num_same,
-        )
+        facts = {"num_rows": ROWS, "num_equal_choices": num_equal, "num_same_bits_alone": num_same}
+        name = f"{kind.__name__} {level.name.lower()}"
+        job.write("sampler", name=name, captured=job.scale.device == GPU, **facts)
         holds.append(num_equal == ROWS and (kind is RowRanker or num_same == ROWS))
     return all(holds)
+
+
+def _sample(sampler: RowSampler, logits: Tensor, inputs: Tensor, found: list[Tensor]) -> None:
+    found[:] = sampler.compute(logits, inputs)
 
 
 def _logits(num_columns: int, seed: int) -> Tensor:
