@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import enum
 import functools
+from collections.abc import Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -29,7 +30,7 @@ Bits = npt.NDArray[np.uint32]
 _Ints = TypeVar("_Ints", int, Tensor)
 
 _MASK64 = (1 << 64) - 1
-MASK32 = (1 << 32) - 1
+_MASK32 = (1 << 32) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 FIRST_FACTOR, _SECOND, _THIRD = 0x7FEB352D, 0x846CA68B, 0x9E485565
 """The factor of the first round of `counters`, which needs no fold, as codes are folded already."""
@@ -63,7 +64,7 @@ def key_of(seed: int, position: int, domain: Domain) -> int:
 
 def halves_of(key: int) -> tuple[int, int]:
     """The low and the high 32 bits, each as a signed number."""
-    return signed(key & MASK32), signed(key >> 32)
+    return signed(key & _MASK32), signed(key >> 32)
 
 
 def uniform(key: int) -> float:
@@ -75,7 +76,7 @@ def code_of(token_id: _Ints) -> _Ints:
     """A fixed hash of 32 bits of a token id, or of each of int64 ids."""
     code = token_id + 1
     for shift, factor in _CODE_ROUNDS:
-        code = (code ^ code >> shift) * factor & MASK32
+        code = (code ^ code >> shift) * factor & _MASK32
     return code ^ code >> _LAST_CODE_SHIFT
 
 
@@ -97,12 +98,13 @@ def counters(codes: Tensor, keys: Tensor) -> Tensor:
     return numbers.bitwise_xor_(_shifted(numbers, LAST_SHIFT))
 
 
-def counters_on_host(codes: Bits, key: int) -> Bits:
+def counters_on_host(codes: Bits, halves: Sequence[int]) -> Bits:
     """uint32 [columns]: the same under one key, in half of the time that torch takes on a CPU."""
-    numbers: Bits = codes ^ np.uint32(key & MASK32)
+    low, high = halves
+    numbers: Bits = codes ^ np.uint32(low & _MASK32)
     scratch = np.empty_like(numbers)
     numbers *= np.uint32(FIRST_FACTOR)
-    numbers += np.uint32(key >> 32 & MASK32)
+    numbers += np.uint32(high & _MASK32)
     for shift, factor in ROUNDS:
         numbers ^= np.right_shift(numbers, np.uint32(shift), out=scratch)
         numbers *= np.uint32(factor)

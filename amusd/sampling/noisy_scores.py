@@ -12,13 +12,14 @@ References:
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from amusd.sampling.noise import MASK32, Bits, counters, counters_on_host, gumbel, gumbel_on_host
+from amusd.sampling.noise import Bits, counters, counters_on_host, gumbel, gumbel_on_host
 
 Row = npt.NDArray[np.float32]
 """[columns]."""
@@ -42,10 +43,10 @@ def noisy_argmax(logits: Tensor, codes: Tensor, keys: Tensor, scale: Tensor) -> 
         return scores.max(1).indices  # the first of equal ones, as documented
     rows, bits = logits.float().numpy(), codes.numpy().view(np.uint32)
     each = zip(rows, keys.tolist(), scale.tolist(), strict=True)
-    return torch.tensor([_choose(row, bits, high << 32 | low & MASK32, factor) for row, (low, high), factor in each])
+    return torch.tensor([_choose(row, bits, key, factor) for row, key, factor in each])
 
 
-def _choose(logits: Row, codes: Bits, key: int, scale: float) -> int:
+def _choose(logits: Row, codes: Bits, key: Sequence[int], scale: float) -> int:
     """The same of one row on a CPU, where two logarithms are taken for the few columns only that can win.
 
     The noise -log(-log(1 - v)) is less than -log(v), and that is less than a straight line through the bits of v.

@@ -27,7 +27,7 @@ from torch import Tensor
 from amusd.config import Distribution
 from amusd.errors import NotFiniteError
 from amusd.protocol.draft_session import Guesses
-from amusd.sampling.noise import MASK32, code_of, counters, counters_on_host, gumbel, gumbel_on_host
+from amusd.sampling.noise import code_of, counters, counters_on_host, gumbel, gumbel_on_host
 from amusd.sampling.noisy_scores import Row, noisy_scores
 from amusd.sampling.processors import floats
 from amusd.sampling.sampler import NUM_PLAIN, Level, RowSampler, SamplingState, SequenceSampler, Words
@@ -103,7 +103,7 @@ class RowRanker(RowSampler):
         """The outputs of one row of which filters have left a few columns: noise is made for these alone."""
         left = np.union1d(np.flatnonzero(row > -np.inf), asked)
         logits, codes = row[left], self.state.codes.numpy().view(np.uint32)[left]
-        noise = gumbel_on_host(counters_on_host(codes, key[1] << 32 | key[0] & MASK32))
+        noise = gumbel_on_host(counters_on_host(codes, key))
         scores = (logits + temperature * noise).astype(np.float32)
         order = np.argsort(-scores, kind="stable")[: self.num_ranked]
         columns, best = np.zeros(self.num_ranked, np.int32), np.full(self.num_ranked, -np.inf, np.float32)
@@ -230,10 +230,7 @@ class Ranking(SequenceSampler):
         if not self.distribution.temperature:
             return 0.0
         code = np.array([code_of(token_id)], dtype=np.uint32)
-        low, high = key
-        return self.distribution.temperature * float(
-            gumbel_on_host(counters_on_host(code, high << 32 | low & MASK32))[0]
-        )
+        return self.distribution.temperature * float(gumbel_on_host(counters_on_host(code, key))[0])
 
     def _token(self, column: int) -> int:
         return column if self.state.ids is None else int(self.state.ids[column])

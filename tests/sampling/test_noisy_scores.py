@@ -23,7 +23,9 @@ def test_the_noise_of_a_device_is_that_of_the_host() -> None:
     logits, scale = torch.randn((8, 5000)), torch.linspace(0, 2, 8)
     scores = noisy_scores(logits, codes, keys_of(8), scale)
     bits = codes.numpy().view(np.uint32)
-    exact = np.stack([gumbel_on_host(counters_on_host(bits, key_of(5, row, Domain.MATCHING))) for row in range(8)])
+    exact = np.stack(
+        [gumbel_on_host(counters_on_host(bits, halves_of(key_of(5, row, Domain.MATCHING)))) for row in range(8)]
+    )
     np.testing.assert_allclose(scores.numpy(), logits.numpy() + scale.numpy()[:, None] * exact, rtol=2e-6, atol=4e-6)
     assert torch.equal(scores[0], logits[0]), "greedy: no noise at all"
 

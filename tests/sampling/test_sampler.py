@@ -170,7 +170,7 @@ def test_the_short_cut_of_a_cpu_finds_what_scoring_all_columns_does(
 def test_the_most_extreme_noise_is_no_exception(monkeypatch: pytest.MonkeyPatch) -> None:
     """-3.13 against 22.87, the ends of the noise's range: the bound is far above the one, and near the others."""
     extremes = np.array([2**32 - 1, 0, 0], dtype=np.uint32)
-    assert counters_on_host(extremes, 5).dtype == extremes.dtype
+    assert counters_on_host(extremes, (5, 0)).dtype == extremes.dtype
     monkeypatch.setattr("amusd.sampling.noisy_scores.counters_on_host", lambda *_: extremes)
     sampler = SequenceSampler(Distribution(temperature=1.0), SamplingState(3))
     for first, chosen in ((0.0, 1), (25.9, 1), (26.1, 0)):
