@@ -164,7 +164,7 @@ class TableModel:
         while len(chosen) < rows.num_tokens:
             words = None if rows.chooser is None else rows.chooser.rows(rows.cache.length, pending)
             output = self.forward(pending, rows.cache)
-            columns = output.last_row().choose()  # raises for what is no number
+            columns = [output.sample(len(pending) - 1, None)[0]]  # raises for what is no number
             if rows.chooser is not None and words is not None:
                 columns = [rows.chooser.draw(output.logits[-1:], words[-1:])]
             chosen += columns

@@ -164,7 +164,7 @@ class CascadeDrafter(AutoregressiveDrafter):
         wanted = block.rows.wanted
         if isinstance(self._sampler, DraftSampler):
             assert wanted is not None
-            output.choose()  # raises for what is no number
+            output.sample(row, None)  # raises for what is no number
             return self._sampler.draw(output.logits[row : row + 1], wanted.inputs[row : row + 1])
         return output.sample(row, wanted)[0]
 

@@ -373,7 +373,7 @@ def _columns(chain: ChainRows, part: Part, output: PartOutput) -> list[int]:
     rows, *others = output
     if chain.chooser is not None and chain.chooser.draws:
         assert part.wanted is not None
-        rows.last_row().choose()  # raises for what is no number
+        rows.sample(len(chain.token_ids) - 1, None)  # raises for what is no number
         return [chain.chooser.draw(rows.logits[-1:], part.wanted.inputs[-1:])]
     return [rows.sample(len(chain.token_ids) - 1, part.wanted)[0], *(step.sample(0, None)[0] for step in others)]
 

@@ -70,15 +70,10 @@ class ModelOutput:
     outputs: npt.NDArray[np.int32] | None = None
     """[rows, words]: further outputs of the sampler."""
 
-    def last_row(self) -> ModelOutput:
-        """The same of the last row alone."""
-        others = (None if each is None else each[-1:] for each in (self.columns, self.largest, self.outputs))
-        return ModelOutput(self.logits[-1:], *others)  # type: ignore[arg-type]  # of different types
-
     def choose(self) -> list[int]:
         """The column of the highest logit of each row; of equal ones the first.
 
-        Of a captured pass, those that it has chosen. Raises `NotFiniteError` where the logit is NaN or infinite.
+        A captured pass has chosen them already. Raises `NotFiniteError` where the logit is NaN or infinite.
         """
         if self.columns is None or self.largest is None:
             return argmax_rows(self.logits)
