@@ -165,13 +165,12 @@ class SamplingState:
 
     def has_filters(self, words: Tensor) -> bool:
         """Whether a row may have a filter: always on a GPU. `words`: as of `shaped`."""
-        return self.device.type != "cpu" or bool((words[:, :3].numpy() != self.neutral[:3].numpy()).any())
+        return self.device.type != "cpu" or bool((words[:, :3].numpy() != self.neutral[:3]).any())
 
     @cached_property
-    def neutral(self) -> Tensor:
-        """int64 [NUM_SHAPED]: the further words of a row that has no bias, no penalties and no filters."""
-        words = words_of(GREEDY, self.num_columns, sequence=-1)
-        return torch.from_numpy(words)
+    def neutral(self) -> Words:
+        """[NUM_SHAPED]: the further words of a row that has no bias, no penalties and no filters."""
+        return words_of(GREEDY, self.num_columns, sequence=-1)
 
 
 @dataclass(frozen=True)
