@@ -140,7 +140,7 @@ def check_for_hydra(key: str, value: str, folder: Path | None = None) -> None:
 def expand_sweep(overrides: Sequence[str]) -> list[tuple[str, ...]]:
     """The jobs of a sweep, each a list of overrides: the product of all choices, the last one varying fastest.
 
-    Of a key that is given twice the last holds. Raises `ConfigError` on a mistake in any override.
+    The last value of a key holds. Raises `ConfigError` on a mistake in any override.
     """
     last = dict(split(override) for override in overrides)
     return list(itertools.product(*[_choices(key, value) for key, value in last.items()]))

@@ -45,7 +45,7 @@ class Option:
 
 
 def advice(options: Sequence[Option]) -> str:
-    """Return one sentence, empty without a choice. Of settings that tie it names the one with the least to tune."""
+    """Return one sentence, empty without a choice. Among settings that tie, the one with the least to tune wins."""
     plain = next(option for option in options if option.mode == Mode.AUTOREGRESSIVE.value)
     drafting = [option for option in options if option is not plain]
     if not drafting:

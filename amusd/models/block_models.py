@@ -69,7 +69,7 @@ class MedusaModel:
     def __init__(self, draft: PublishedDraft, options: LoadOptions) -> None:
         """Raises `ConfigError` if heads are missing or have no usual shape."""
         self.device = torch.device(options.device)
-        """Of its scores."""
+        """The device of its scores."""
         self._dtype = loaded_dtype(options.dtype)
         make: MakeLinear = partial(make_linear, dtype=self._dtype)
         if options.dtype == INT8:

