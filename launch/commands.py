@@ -6,48 +6,41 @@ They load torch when they run; `bench` starts the processes that it needs itself
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 
 from amusd.config import RunConfig
 from amusd.console import Console, tell
 from amusd.errors import ConfigError
-from amusd.files import make_new_folder, write_whole
+from amusd.files import make_new_folder, write_json
 from amusd.runtime.devices import settle_devices
 
 from .devices import set_threads
-from .run_directory import EVENTS_FOLDER, RESULT_FILE, create_run_directory
+from .run_directory import EVENTS_FOLDER, RESULT_FILE
 
 
-def run_bench(config: RunConfig) -> int:
-    """Measure; returns the exit code. Raises `ConfigError` when a device or the run directory cannot be used."""
+def run_bench(config: RunConfig, directory: Path, _console: Console) -> int:
+    """Measure; returns the exit code. Raises `ConfigError` when a device cannot be used."""
     if (size := config.target_tensor_parallel_size) > 1:
         raise ConfigError(
             f"target_tensor_parallel_size={size}: `amusd bench` measures one process of each role; allowed: 1"
         )
     set_threads(config.hardware.num_threads)
     config = dataclasses.replace(config, hardware=settle_devices(config.engine(), tell))
-    directory = create_run_directory(config)
-    tell(f"run directory: {directory}")
     from amusd.commands.bench import bench
 
     return bench(config, directory)
 
 
-def run_simulation(config: RunConfig) -> int:
-    """Predict; returns the exit code. Raises `ConfigError` when inputs are missing or the run directory is in use."""
+def run_simulate(config: RunConfig, directory: Path, console: Console) -> int:
+    """Predict; returns the exit code. Raises `ConfigError` when inputs are missing."""
     from amusd.commands import plots
     from amusd.commands.simulate import simulate, simulate_text
     from amusd.commands.simulate.inputs import inputs_of
 
-    inputs = inputs_of(config)
-    directory = create_run_directory(config)
-    tell(f"run directory: {directory}")
-    console = Console(json_only=config.output == "json")
-    result = simulate(config, inputs, console, directory / EVENTS_FOLDER)
+    result = simulate(config, inputs_of(config), console, directory / EVENTS_FOLDER)
     result["run_dir"] = str(directory)
     try:
-        write_whole(directory / RESULT_FILE, json.dumps(result, indent=1) + "\n")
+        write_json(directory / RESULT_FILE, result)
         if "grid" in result:
             plots.write(lambda: plots.draw_map(result["grid"]), directory, "map", tell)
     finally:  # what no file can take is shown all the same

@@ -1,127 +1,145 @@
-"""Command line -> `RunConfig`, once, in one process. Hydra reads `conf/`; `amusd/config` has defaults and types."""
+"""Hydra's side of a configuration: the defaults that it starts from, arguments as it reads them, and `RunConfig`."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
+import dataclasses
+import re
+import typing
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-import yaml  # type: ignore[import-untyped]  # OmegaConf brings it, without types
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ValueType
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from amusd.config import DEFAULT_DRAFTERS, RunConfig
+from amusd.config import CAPABILITIES, DEFAULT_DRAFTERS, RunConfig
+from amusd.config.plugins import is_reference
 from amusd.console import tell
-from amusd.errors import ConfigError
+from amusd.errors import ConfigError, first_line
 from amusd.settings import from_mapping, to_mapping
 from amusd.types import Mode
 
-from .keys import CONFIG_DIR, CONFIG_NAME, conf_folder, keys
-from .overrides import OPTIONAL_GROUPS, check_for_hydra, is_file, is_option, is_text, option_value, settle, text_value
+CONFIG_NAME = "config"
+HYDRA_VERSION = "1.3"
+_MODELS = ("target", "drafter")
+"""Groups whose choice may be a checkpoint: `target=FOLDER` is short for `target=hf target.model=FOLDER`."""
+_WITHOUT_MODEL = ("auto", *(kind for kind, can in CAPABILITIES.items() if not can.checkpoint))
+"""Choices that take no checkpoint."""
+_NO_NAME = r"null|true|false|[\d._-]*"
+"""Choices that Hydra's grammar takes for something else than a name; null chooses nothing."""
+_FREE_MAPPINGS = (("drafter", "options"), ("sampling", "logit_bias"))
+"""Settings that take any names, which Hydra merges into null only."""
 
-_PRIMARY = "config"
-_FROM_A_FILE = "_from_a_file"
-"""The name of an experiment that is given by its path."""
+
+def conf_folder() -> Path:
+    """The folder of configuration files: inside the installed package, or beside it in a checkout."""
+    here = Path(__file__).resolve().parent
+    installed = here / "conf"
+    return installed if installed.is_dir() else here.parent / "conf"
 
 
-def compose_config(overrides: Sequence[str]) -> RunConfig:
-    """The configuration of one job. Raises `ConfigError`, one line, on the first mistake."""
-    typed = settle(overrides)
-    folder = _own_folder(typed.get(CONFIG_DIR))
-    primary = _primary(typed.get(CONFIG_NAME, _PRIMARY), folder)
-    for_hydra = [] if folder is None else [f"hydra.searchpath=[{_quoted(f'file://{folder}')}]"]
-    literal: dict[str, Any] = {}
-    for key, value in typed.items():
-        if key in (CONFIG_DIR, CONFIG_NAME):
-            continue
-        if is_text(key):
-            literal[key] = text_value(key, value)
-        elif is_option(key) or (key in keys() and value.startswith("{")):  # Hydra merges no mapping into a list
-            literal[key] = option_value(key, value)
-        elif is_file(key, value):
-            _store(_read(value, f"{key}={value}"), _FROM_A_FILE, group=key)
-            for_hydra.append(f"{key}={_FROM_A_FILE}")
-        else:
-            check_for_hydra(key, value, folder)
-            if not (key in OPTIONAL_GROUPS and value == "null"):
-                for_hydra.append(f"{key}={value}")
-    said = " ".join(f"{key}={value}" for key, value in typed.items() if key not in literal)
-    values = _compose_with_hydra(primary, for_hydra, said)
-    for key, value in literal.items():
-        _assign(values, key, value)
-    drafter = values.get("drafter")
-    nobody_named_one = isinstance(drafter, dict) and drafter.get("kind") == "auto"
+def store_defaults() -> None:
+    """Give Hydra every key with its default. Once more changes nothing."""
+    defaults = to_mapping(RunConfig())
+    for section, name in _FREE_MAPPINGS:
+        defaults[section][name] = None
+    ConfigStore.instance().store(name="amusd_defaults", node=defaults)
+
+
+def compose_config(arguments: Sequence[str]) -> RunConfig:
+    """The configuration that `key=value` arguments describe, without a run. Raises `ConfigError`, one line."""
+    store_defaults()
+    try:
+        with initialize_config_dir(str(conf_folder()), version_base=HYDRA_VERSION):
+            return config_of(compose(CONFIG_NAME, overrides=list(for_hydra(arguments))))
+    except HydraException as error:
+        raise ConfigError(" ".join(str(error).split())) from None
+
+
+def config_of(composed: DictConfig) -> RunConfig:
+    """The typed configuration. Says which drafter is taken where nobody named one. Raises `ConfigError`, one line."""
+    try:
+        values = cast("dict[str, Any]", OmegaConf.to_container(composed, resolve=True))
+    except OmegaConfBaseException as error:
+        raise ConfigError(first_line(error)) from None
+    for section, name in _FREE_MAPPINGS:
+        if isinstance(values.get(section), dict) and values[section].get(name) is None:
+            values[section].pop(name, None)
     config = from_mapping(RunConfig, values)
-    if nobody_named_one and config.mode is not Mode.AUTOREGRESSIVE and not config.compare.drafters:
-        _say_once(DEFAULT_DRAFTERS.get(config.drafter.kind))
+    is_unnamed = isinstance(values["drafter"], Mapping) and values["drafter"].get("kind") == "auto"
+    is_wanted = config.mode is not Mode.AUTOREGRESSIVE and not config.compare.drafters
+    if is_unnamed and is_wanted and config.drafter.kind in DEFAULT_DRAFTERS:
+        tell(DEFAULT_DRAFTERS[config.drafter.kind])
     return config
 
 
-@functools.cache
-def _say_once(line: str | None) -> None:
-    if line is not None:
-        tell(line)
+def hydra_settings(folder: Path) -> list[str]:
+    """Where Hydra puts a run or a sweep: logs go to no file, and `config.yaml` is ours, which hides `serve.api_key`."""
+    named = _quoted(str(folder))
+    folders = [f"hydra.run.dir={named}", f"hydra.sweep.dir={named}", "hydra.output_subdir=null"]
+    return [*folders, "hydra/job_logging=none", "hydra/hydra_logging=none"]
 
 
-def _own_folder(name: str | None) -> Path | None:
-    """The folder of `--config-dir`. Raises `ConfigError`."""
-    if name is None:
-        return None
-    if not Path(name).is_dir():
-        raise ConfigError(f"{CONFIG_DIR}={name}: no such folder")
-    return Path(name).absolute()
+def for_hydra(arguments: Sequence[str]) -> Iterator[str]:
+    """Arguments as Hydra reads them: free text is quoted, and a checkpoint in the place of a choice is spelt out."""
+    texts = dict(_text_keys(RunConfig))
+    typed = {argument.partition("=")[0] for argument in arguments}
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if not equals or argument.startswith("-"):
+            yield argument
+        elif key in _MODELS and _names_model(key, value):
+            yield from (f"{key}=hf", f"{key}.kind=hf", f"{key}.model={_quoted(value)}")
+        elif key == "drafter" and is_reference(value):
+            yield from ("drafter=custom", "drafter.kind=custom", f"drafter.factory={_quoted(value)}")
+        elif key in _MODELS and value in _WITHOUT_MODEL and typed & {"pair", "experiment"}:
+            yield from (argument, f"{key}.kind={value}")  # whatever the pair names
+            if f"{key}.model" not in typed:
+                yield f"{key}.model=null"
+        elif (conf_folder() / key).is_dir() and re.fullmatch(_NO_NAME, value):
+            yield f"~{key}" if value == "null" else f"{key}={_quoted(value)}"
+        elif key.startswith("drafter.options."):
+            yield f"+{argument}"
+        elif key in texts and value != "null" and not value.startswith(texts[key]) and not _is_quoted(key, value):
+            yield f"{key}={_quoted(value)}"
+        else:
+            yield argument
 
 
-def _primary(name: str, folder: Path | None) -> str:
-    """The configuration to start from, as Hydra finds it: its search path is settled after this one is read."""
-    name = name.removesuffix(".yaml")
-    own = None if folder is None else folder / f"{name}.yaml"
-    if name == _PRIMARY:
-        return name
-    if own is None or not own.is_file():
-        raise ConfigError(f"{CONFIG_NAME}={name}: not in {folder or 'any folder; name one with ' + CONFIG_DIR}")
-    _store(_read(str(own), f"{CONFIG_NAME}={name}"), name)
-    return name
+def _text_keys(cls: type, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Each key whose value is free text, or a list of texts, and how a value begins that Hydra's grammar is for."""
+    for name, hint in typing.get_type_hints(cls).items():
+        if dataclasses.is_dataclass(hint):
+            yield from _text_keys(cast("type", hint), f"{prefix}{name}.")
+        elif hint in (str, str | None):
+            yield prefix + name, "choice("
+        elif hint == tuple[str, ...]:
+            yield prefix + name, "["
 
 
-def _read(path: str, said: str) -> DictConfig:
-    try:
-        node = OmegaConf.load(path)
-    except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
-        raise ConfigError(f"{said}: {' '.join(str(error).split())}") from None
-    if not isinstance(node, DictConfig):
-        raise ConfigError(f"{said}: expected keys and values")
-    return node
-
-
-def _store(node: DictConfig, name: str, group: str | None = None) -> None:
-    ConfigStore.instance().store(name=name, node=node, group=group, package=group and "_global_")
+def _names_model(group: str, choice: str) -> bool:
+    """Whether it is a folder or `owner/name` of the model hub, and no choice of the group."""
+    if (conf_folder() / group / f"{choice}.yaml").is_file():
+        return False
+    return Path(choice).is_dir() or ("/" in choice and "," not in choice)
 
 
 def _quoted(text: str) -> str:
-    """Any text as one value of Hydra's grammar."""
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    """Any text as one value: OmegaConf sees no interpolation in it, and Hydra's grammar no end of the quotes."""
+    text = re.sub(r"(\\*)\$\{", lambda found: found[1] * 2 + "\\${", text)
+    return "'" + re.sub(r"(\\*)('|\Z)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text) + "'"
 
 
-def _compose_with_hydra(primary: str, overrides: list[str], said: str) -> dict[str, Any]:
-    ConfigStore.instance().store(name="amusd_defaults", node=to_mapping(RunConfig()))
+def _is_quoted(key: str, value: str) -> bool:
+    """Whether the value is one complete text in quotes."""
+    if len(value) < 2 or value[0] not in "'\"" or value[-1] != value[0]:
+        return False
     try:
-        with initialize_config_dir(str(conf_folder()), version_base="1.3"):
-            composed = compose(primary, overrides=overrides)
-        values = OmegaConf.to_container(composed, resolve=True)
-    except (HydraException, OmegaConfBaseException, RecursionError, ValueError, yaml.YAMLError) as error:
-        reason = (str(error) or str(error.__cause__ or "")).strip().splitlines() or [type(error).__name__]
-        raise ConfigError(f"{said}: {reason[0]}") from None
-    return cast("dict[str, Any]", values)
-
-
-def _assign(values: dict[str, Any], key: str, value: Any) -> None:
-    *path, name = key.split(".")
-    for part in path:
-        values = values.setdefault(part, {})
-    if isinstance(values, dict):  # else a file of the user's has a value in the place of a section, which is refused
-        values[name] = value
+        return OverridesParser.create().parse_override(f"{key}={value}").value_type is ValueType.ELEMENT
+    except HydraException:
+        return False

@@ -10,7 +10,7 @@ import dataclasses
 import os
 import sys
 
-from amusd.config import RunConfig
+from amusd.config import EngineConfig, RunConfig
 from amusd.console import tell
 from amusd.runtime.cores import allowed_cores, pin_rank
 from amusd.runtime.devices import devices_of, settle_devices
@@ -36,8 +36,8 @@ def claim_hardware(config: RunConfig, role: Role, num_draft_gpus: int | None = N
     `num_draft_gpus`: as of `settle_devices`. The target's process says which GPUs are shared, and
     raises `ConfigError` for a GPU that is not there.
     """
-    set_threads(config.hardware.num_threads)
     engine = config.engine()
+    set_environment(engine)
     if role is Role.TARGET:
         hardware = settle_devices(engine, tell, num_draft_gpus)
     else:
@@ -45,9 +45,15 @@ def claim_hardware(config: RunConfig, role: Role, num_draft_gpus: int | None = N
     on_cpu = set(hardware.devices) == {"cpu"}
     if on_cpu:
         pin_rank(engine, role, allowed_cores())
-    if config.transport.kind == "nccl" or (engine.num_ranks > 2 and not on_cpu):
-        os.environ.update(NCCL_SETTINGS)
     return dataclasses.replace(config, hardware=hardware)
+
+
+def set_environment(config: EngineConfig) -> None:
+    """Variables of torch and its libraries, for this process and those that it starts; before torch is imported."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    set_threads(config.hardware.num_threads)
+    if config.transport.kind == "nccl" or config.num_ranks > 2:
+        os.environ.update(NCCL_SETTINGS)
 
 
 def set_threads(num_threads: int) -> None:

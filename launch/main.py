@@ -1,223 +1,174 @@
-"""The `amusd` command: reads the arguments, composes the configuration once, starts the workers. Imports no torch.
+"""The `amusd` command: names a command, and leaves its `key=value` arguments to Hydra. Imports no torch.
 
-Exit codes: 0 done, 1 a failure (one line where a process was lost, else its traceback), 2 the user's mistake or an
-output that cannot be written (one line), 130 Ctrl-C, 143 SIGTERM.
+Exit codes: 0 done, 1 a failure (one line where a process was lost, else its traceback) or a mistake that Hydra finds,
+2 the user's mistake or an output that cannot be written (one line), 130 Ctrl-C, 143 SIGTERM.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import closing
 from pathlib import Path
 
 import amusd
-from amusd.config import HIDDEN, RunConfig
 from amusd.console import Console, tell
 from amusd.errors import ConfigError
-from amusd.settings import nearest
 
-from .keys import CONFIG_DIR, CONFIG_NAME
-from .manual import COMMANDS, EXPORT, KEYS, TRACE, overview, reference
+COMMANDS = {
+    "generate": "answer one prompt, whose text streams to the terminal, or a file of them into another file",
+    "serve": "answer over HTTP as OpenAI's servers do, and in a browser, until a signal ends it",
+    "compare": "all modes on the same prompts, in one table",
+    "simulate": "what each mode would gain, from times and an acceptance rate, or from those of a run",
+    "bench": "what one pass, one draft step and one message cost here, beside their floors",
+    "trace": "what a run did: a timeline for Perfetto, a picture, and where the time went",
+    "doctor": "what will and will not work on this machine, and why",
+    "keys": "write the keys of a link between two machines to a new folder",
+    "export-draft": "write the embedded draft to a new folder, as a transformers checkpoint for other systems",
+}
+_USAGE = """\
+usage: amusd COMMAND [KEY=VALUE ...]         answer, compare, predict, measure
+       amusd COMMAND -m KEY=a,b [...]        a sweep by Hydra; with the run_dir of an interrupted one, go on with it
+       amusd COMMAND --help                  all keys and choices; --cfg job prints a configuration; --info, -cd, -cn
+       amusd trace RUN_DIR [sequence=N]
+       amusd keys FOLDER
+       amusd export-draft FOLDER
 
-_SHORT = {"-h": "--help", "-m": "--multirun", "-c": "--cfg", "-cd": CONFIG_DIR, "-cn": CONFIG_NAME}
-_FLAGS = ("--help", "--multirun", "--version")
-_WITH_VALUE = ("--cfg", CONFIG_DIR, CONFIG_NAME)
-_ROLES = "--roles"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Arguments:
-    """A command line, taken apart."""
-
-    command: str | None
-    flags: frozenset[str]
-    overrides: tuple[str, ...]
-    """As typed; before them `--config-dir=...` and `--config-name=...`."""
-    show: str | None = None
-    """The choices of `--cfg`: what to print instead of running."""
-    roles: str | None = None
-    """Another module in the place of the workers' work (the launcher's own tests)."""
+{commands}
+"""
+_COMPLETION = ("-sc", "--shell-completion")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code."""
     try:
-        return _run(_parse(sys.argv[1:] if argv is None else argv), Console())
+        return _run(list(sys.argv[1:] if argv is None else argv))
     except ConfigError as error:
         tell(str(error))
         return 2
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
+    except KeyboardInterrupt as interruption:
+        return 128 + int(getattr(interruption, "signum", signal.SIGINT))
 
 
-def _parse(argv: Sequence[str]) -> Arguments:
-    """Take a command line apart; options may stand anywhere. Raises `ConfigError`."""
-    words: list[str] = []
-    flags: set[str] = set()
-    values: dict[str, str] = {}
-    rest = list(argv)
-    while rest:
-        typed = rest.pop(0)
-        if not typed.startswith("-"):
-            words.append(typed)
-            continue
-        name, equals, value = typed.partition("=")
-        name = _SHORT.get(name, name)
-        if name in _FLAGS and not equals:
-            flags.add(name)
-        elif name in (*_WITH_VALUE, _ROLES) and (equals or rest):
-            values[name] = value if equals else rest.pop(0)
-        else:
-            raise ConfigError(f"{typed}: {_not_an_option(name)}")
-    command = words[0] if words else None
-    if command is not None and command not in COMMANDS:
-        reason = "name a command first" if "=" in command else "no such command"
-        near = "" if "=" in command else nearest(command, COMMANDS)
-        raise ConfigError(f"{command}: {reason}; allowed: {', '.join(COMMANDS)}{near}")
-    roles, show = values.pop(_ROLES, None), values.pop("--cfg", None)
-    overrides = (*(f"{name}={value}" for name, value in values.items()), *words[1:])
-    return Arguments(command=command, flags=frozenset(flags), overrides=overrides, show=show, roles=roles)
-
-
-def _not_an_option(name: str) -> str:
-    if name in _FLAGS:
-        return "takes no value"
-    if name in _WITH_VALUE:
-        return "needs a value"
-    known = (*_FLAGS, *_WITH_VALUE, *_SHORT)
-    return f"no such option; allowed: {', '.join(known)}{nearest(name, known)}"
-
-
-def _run(arguments: Arguments, console: Console) -> int:
-    command = arguments.command
-    if "--help" in arguments.flags:
-        has_keys = command and command not in (EXPORT, KEYS, TRACE)
-        console.text(reference(command) if has_keys else overview(), end="")
+def _run(arguments: list[str]) -> int:
+    command, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
+    if command in ("-h", "--help"):
+        lines = (f"  {name:<13} {what}" for name, what in COMMANDS.items())
+        Console().text(_USAGE.format(commands="\n".join(lines)), end="")
         return 0
-    if "--version" in arguments.flags:
-        console.text(f"amusd {amusd.__version__}")
+    if command == "--version":
+        Console().text(f"amusd {amusd.__version__}")
         return 0
-    if command is None:
-        raise ConfigError(f"name a command: {', '.join(COMMANDS)}; `amusd --help` says what they do")
-    if command == EXPORT:
-        return _export(arguments)
-    if command == KEYS:
-        return _keys(arguments)
-    if command == TRACE:
-        return _trace(arguments)
-    if "--multirun" in arguments.flags:
-        return _run_many(command, arguments)
-    from .compose import compose_config
-
-    config = compose_config(arguments.overrides)
-    if arguments.show is not None:
-        return _show(config, arguments.show, console)
-    if command == "doctor":
+    if command in _COMPLETION:
+        return _complete(arguments)
+    if command not in COMMANDS:
+        raise ConfigError(f"{command or 'amusd'}: name a command first; allowed: {', '.join(COMMANDS)}")
+    if command == "trace":
+        return _trace(rest)
+    if command in ("keys", "export-draft"):
+        return _write_folder(command, rest)
+    if command == "doctor" and not any(argument.startswith("-") for argument in rest):
         from amusd.commands.doctor import run_doctor
 
+        from .compose import compose_config
+
+        config = compose_config(rest)
         return run_doctor(config, Console(json_only=config.output == "json"))
-    if command == "bench":
-        from .commands import run_bench
-
-        return run_bench(config)
-    if command == "simulate":
-        from .commands import run_simulation
-
-        return run_simulation(config)
-    return _run_one(command, config, arguments.roles)
+    return _run_jobs(command, rest)
 
 
-def _run_one(command: str, config: RunConfig, roles: str | None) -> int:
-    """Have a pair of workers do `generate`, `compare` or `serve`, where there is anything left to do."""
-    from amusd.workload import AnswersFile, prompts_of
+def _run_jobs(command: str, arguments: list[str]) -> int:
+    """Have Hydra run one job, or those of a sweep, or do what its own options say; return the exit code."""
+    from .compose import for_hydra, hydra_settings
+    from .jobs import Jobs
+    from .run_directory import new_folder
 
-    from .jobs import run_job
-
-    if command == "serve":
-        return run_job(command, with_api_key(config), roles=roles)
-    if not prompts_of(command, config):  # what is wrong with them is said before any worker starts
-        out = str(AnswersFile(config).path)
-        tell(f"out={out}: all prompts are answered")
-        Console(json_only=config.output == "json").document({"complete": True, "out": out, "num_prompts": 0})
-        return 0
-    if command == "generate" and config.out is not None:
-        with AnswersFile(config).opened():
-            pass  # it can be written, and no other run does
-    return run_job(command, config, roles=roles)
-
-
-def with_api_key(config: RunConfig) -> RunConfig:
-    """The key from the environment, unless one is named. Raises `ConfigError` for the one of a run's `config.yaml`."""
-    if config.serve.api_key == HIDDEN:
-        raise ConfigError(f"serve.api_key={HIDDEN}: a run does not keep its key; name one, or null")
-    key = config.serve.api_key or os.environ.get("AMUSD_API_KEY") or None
-    return dataclasses.replace(config, serve=dataclasses.replace(config.serve, api_key=key))
+    is_sweep, is_json = not {"-m", "--multirun"}.isdisjoint(arguments), "output=json" in arguments
+    if is_sweep and command == "serve":
+        raise ConfigError("-m: `amusd serve` has one configuration; leave -m out")
+    folders = [argument.removeprefix("run_dir=") for argument in arguments if argument.startswith("run_dir=")]
+    folder = Path(folders[-1]) if folders else new_folder()
+    # Hydra's parser takes overrides that stand together
+    typed = sorted([*arguments, f"run_dir={folder}"], key=lambda word: word.startswith("-") or "=" not in word)
+    overrides = [*hydra_settings(folder), *for_hydra(typed)]
+    with closing(Jobs(command)) as jobs:
+        try:
+            code = _hydra(jobs, overrides, f"amusd {command}")
+        except KeyboardInterrupt:
+            if is_sweep:
+                _summarize(folder, is_json=is_json)
+                tell(f"interrupted; the same command with run_dir={folder} goes on from here")
+            raise
+    if is_sweep and code == 0 and not _summarize(folder, is_json=is_json):
+        return jobs.exit_code or 1
+    return code or jobs.exit_code
 
 
-def _show(config: RunConfig, what: str, console: Console) -> int:
-    if what != "job":
-        raise ConfigError(f"--cfg {what}: allowed: job; Hydra's own settings are not used")
-    from .run_directory import config_text
+def _hydra(task: object, arguments: Sequence[str], program: str) -> int:
+    """Run Hydra on these arguments; return its own exit code: 0 unless it finds a mistake."""
+    import hydra
 
-    console.text(config_text(config), end="")
+    from .compose import CONFIG_NAME, HYDRA_VERSION, conf_folder, store_defaults
+
+    store_defaults()
+    decorate = hydra.main(version_base=HYDRA_VERSION, config_path=str(conf_folder()), config_name=CONFIG_NAME)
+    before, sys.argv = sys.argv, [program, *arguments]
+    try:
+        decorate(task)()  # type: ignore[arg-type]  # any callable does
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    finally:
+        sys.argv = before
     return 0
 
 
-def _export(arguments: Arguments) -> int:
-    folder = _folder_alone(arguments, "PATH")
-    from .commands import export_embedded_draft
+def _summarize(folder: Path, *, is_json: bool) -> bool:
+    """Write and show the tables of a sweep. Returns whether every job has a result."""
+    from .sweep import summarize, summary_table
 
-    return export_embedded_draft(folder)
+    document = summarize(folder.absolute())
+    console = Console(json_only=is_json)
+    console.text(summary_table(document))
+    console.document(document)
+    tell(f"{len(document['jobs'])} jobs in {folder}")
+    return all(job["rows"] for job in document["jobs"])
 
 
-def _keys(arguments: Arguments) -> int:
-    folder = _folder_alone(arguments, "FOLDER")
+def _complete(arguments: list[str]) -> int:
+    """Shell completion by Hydra, for all commands: `eval "$(amusd -sc install=bash)"`."""
+    line = os.environ.get("COMP_LINE", "")
+    words = line.split(" ")
+    if len(words) > 1 and words[1] in COMMANDS:
+        os.environ["COMP_LINE"] = " ".join([words[0], *words[2:]])
+        os.environ["COMP_POINT"] = str(int(os.environ.get("COMP_POINT", len(line))) - len(words[1]) - 1)
+    return _hydra(lambda _config: None, arguments, sys.argv[0])
+
+
+def _write_folder(command: str, arguments: Sequence[str]) -> int:
+    if len(arguments) != 1 or "=" in arguments[0] or arguments[0].startswith("-"):
+        raise ConfigError(f"{command}: name the folder to write, and nothing else: amusd {command} FOLDER")
+    folder = Path(arguments[0])
+    if command == "export-draft":
+        from .commands import export_embedded_draft
+
+        return export_embedded_draft(folder)
     from amusd.transport.curve import write_keys
 
     write_keys(folder)
-    tell(f"keys: {folder}; each machine needs store.key_secret, its own role's .key_secret and the other role's .key")
+    tell(f"keys: {folder}; each machine needs its own role's .key_secret and the other role's .key")
     return 0
 
 
-def _folder_alone(arguments: Arguments, name: str) -> Path:
-    """The only argument of a command that writes a folder. Raises `ConfigError`."""
-    if len(arguments.overrides) != 1 or "=" in arguments.overrides[0] or arguments.flags or arguments.show:
-        command = arguments.command
-        raise ConfigError(f"{command}: name the folder to write, and nothing else: amusd {command} {name}")
-    return Path(arguments.overrides[0])
-
-
-def _trace(arguments: Arguments) -> int:
-    folders = [argument for argument in arguments.overrides if "=" not in argument]
-    numbers = [argument.removeprefix("sequence=") for argument in arguments.overrides if "=" in argument]
-    if (
-        len(folders) != 1
-        or len(numbers) > 1
-        or arguments.flags
-        or arguments.show
-        or any("=" in number for number in numbers)
-    ):
-        raise ConfigError(f"{TRACE}: name the folder of a run, and nothing else: amusd {TRACE} RUN_DIR [sequence=N]")
-    if numbers and not numbers[0].isdecimal():
-        raise ConfigError(f"sequence={numbers[0]}: expected a whole number")
-    folder = Path(folders[0])
+def _trace(arguments: Sequence[str]) -> int:
+    folder, *rest = arguments or [""]
+    number = rest[0].removeprefix("sequence=") if rest else None
+    if not folder or "=" in folder or len(rest) > 1 or (number is not None and not number.isdecimal()):
+        raise ConfigError("trace: name the folder of a run, and nothing else: amusd trace RUN_DIR [sequence=N]")
     from amusd.commands.trace import trace
 
-    return trace(folder, int(numbers[0]) if numbers else None)
-
-
-def _run_many(command: str, arguments: Arguments) -> int:
-    if command in ("doctor", "bench", "simulate", "serve"):
-        raise ConfigError(f"-m: `amusd {command}` looks at one configuration; leave -m out")
-    if arguments.show is not None:
-        raise ConfigError(f"--cfg {arguments.show}: prints one configuration; leave -m out")
-    from .sweep import run_sweep
-
-    return run_sweep(command, arguments.overrides, roles=arguments.roles)
+    return trace(Path(folder), None if number is None else int(number))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -28,10 +27,7 @@ from amusd.console import tell, waiting_for
 
 from .compose import compose_config
 from .devices import claim_hardware
-from .drafts import ChildDrafts
-from .main import with_api_key
-from .scratch import scratch_folder
-from .signals import exit_code_of
+from .jobs import exit_code_of, with_api_key
 
 APPLICATION = "amusd"
 _LOOK_SECONDS = 0.5
@@ -47,9 +43,8 @@ class Replica:
         """`settings`: a `RunConfig`. Loads the models. Raises `ConfigError`."""
         from amusd.async_engine import AsyncEngine
         from amusd.engine import Engine
-        from amusd.runtime.cores import allowed_cores
+        from amusd.runtime.draft_process import DraftProcess
         from amusd.runtime.startup import make_recorder
-        from amusd.runtime.supervisor import STOP_SECONDS
         from amusd.serving.app import Gate, make_app
         from amusd.serving.server import make_service
         from amusd.types import Role
@@ -57,12 +52,9 @@ class Replica:
         self._resources = AsyncExitStack()
         try:
             config = from_mapping(RunConfig, settings)
-            tempfile.tempdir = str(self._resources.enter_context(scratch_folder()))
-            drafts = self._drafts = ChildDrafts(config.engine_for("serve"), [], work=None, tell_loss=tell)
+            drafts = self._drafts = DraftProcess(config.engine_for("serve"), tell_loss=tell)
             self._resources.callback(drafts.stop)
-            self._resources.callback(drafts.followers.stop, STOP_SECONDS)
             drafts.prepare()
-            drafts.followers.prepare(config.engine_for("serve"), allowed_cores())
             config = claim_hardware(config, Role.TARGET)
             engine_config, recorder = config.engine_for("serve"), make_recorder(Role.TARGET)
             engine = AsyncEngine(lambda: Engine.connect(engine_config, drafts, recorder))
@@ -80,7 +72,7 @@ class Replica:
 
     async def check_health(self) -> None:
         """Raise what Ray is to replace this replica for."""
-        failure = self._drafts.followers.failure() or self._drafts.start_failure()
+        failure = self._drafts.start_failure()
         if failure is not None:
             raise failure
         status, document = await self._gate.service.health()

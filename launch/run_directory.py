@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-import hashlib
 import json
 import os
-import time
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +18,17 @@ import yaml  # type: ignore[import-untyped]  # OmegaConf brings it, without type
 
 from amusd.config import RunConfig
 from amusd.errors import ConfigError
-from amusd.files import ANSWERS_FILE, FIGURE_FILES, PARTIAL_FILE, PROMPTS_FILE, cannot_write, error_file, write_whole
+from amusd.files import (
+    ANSWERS_FILE,
+    FIGURE_FILES,
+    PARTIAL_FILE,
+    PROMPTS_FILE,
+    cannot_write,
+    error_file,
+    read_json,
+    write_json,
+    write_whole,
+)
 from amusd.settings import from_mapping, to_mapping
 
 from .environment import describe_environment
@@ -28,6 +37,8 @@ CONFIG_FILE = "config.yaml"
 ENVIRONMENT_FILE = "environment.json"
 RESULT_FILE = "result.json"
 WORKERS_FILE = "workers.json"
+OVERRIDES_FILE = "overrides.json"
+"""In the folder of a job of a sweep: its arguments."""
 SUMMARY_FILE = "sweep.json"
 """In the folder of a sweep, whose jobs are runs in numbered folders."""
 EVENTS_FOLDER = "events"
@@ -38,34 +49,25 @@ _MADE_FROM_A_RUN = (ANSWERS_FILE, PROMPTS_FILE, "trace.json", *FIGURE_FILES)
 _MARKS_OF_A_RUN = (CONFIG_FILE, RESULT_FILE, SUMMARY_FILE)
 
 
-def create_run_directory(
-    config: RunConfig, folder: Path | None = None, environment: Mapping[str, Any] | None = None
-) -> Path:
-    """Make the folder of a run and write `config.yaml`, `environment.json` and `events/`; return its absolute path.
+def new_folder() -> Path:
+    """A name for the folder of a run: `runs/<date>-<short hash>`."""
+    date = dt.datetime.now().astimezone().strftime("%Y-%m-%d-%H%M%S")
+    return Path("runs") / f"{date}-{secrets.token_hex(4)[:7]}"
 
-    `environment`: what `describe_environment` has just said. `folder` overrides `config.run_dir`; with neither, it is
-    `runs/<date>-<short hash>`. Raises `ConfigError` when the folder already holds a run or cannot be written.
+
+def create_run_directory(config: RunConfig) -> Path:
+    """Write `config.yaml`, `environment.json` and `events/` into `config.run_dir`; return its absolute path.
+
+    Raises `ConfigError` when the folder already holds a run or cannot be written.
     """
-    directory = claim_folder(folder or choose_folder(config))
+    directory = claim_folder(Path(config.run_dir or new_folder()))
     try:
         (directory / EVENTS_FOLDER).mkdir()
         write_whole(directory / CONFIG_FILE, config_text(dataclasses.replace(config, run_dir=str(directory))))
-        write_whole(directory / ENVIRONMENT_FILE, json.dumps(environment or describe_environment(), indent=2) + "\n")
+        write_json(directory / ENVIRONMENT_FILE, describe_environment())
     except OSError as error:
         raise cannot_write(directory / EVENTS_FOLDER, error) from None
-    except ConfigError:
-        discard_run(directory)
-        raise
     return directory
-
-
-def choose_folder(config: RunConfig) -> Path:
-    """Return the folder of the run: `run_dir` as given, or a new name under `runs/`."""
-    if config.run_dir is not None:
-        return Path(config.run_dir)
-    unique = f"{to_mapping(config)} {time.time_ns()} {os.getpid()}".encode()
-    date = dt.datetime.now().astimezone().strftime("%Y-%m-%d-%H%M%S")
-    return Path("runs") / f"{date}-{hashlib.sha256(unique).hexdigest()[:7]}"
 
 
 def claim_folder(folder: Path) -> Path:
@@ -99,18 +101,31 @@ def clear_run(directory: Path) -> None:
 
 def discard_run(directory: Path) -> None:
     """Take back what was written for a run that was refused before any token; one that has results stays whole."""
+    events = directory / EVENTS_FOLDER
     kept = (RESULT_FILE, PARTIAL_FILE, *_ERROR_FILES)
-    if any((directory / name).exists() for name in kept) or any((directory / EVENTS_FOLDER).iterdir()):
+    if any((directory / name).exists() for name in kept) or (events.is_dir() and any(events.iterdir())):
         return
     for name in WRITTEN_BEFORE_ANY_TOKEN:
         (directory / name).unlink(missing_ok=True)
-    for folder in (directory / EVENTS_FOLDER, directory):
+    for folder in (events, directory):
         if folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
 
 
+def is_complete(directory: Path) -> bool:
+    """Whether a job of a sweep has measured all that it is to; what was measured while a draft was lost is not it."""
+    result = read_json(directory / RESULT_FILE) or {}
+    return bool(result) and result.get("complete", True) and not {"draft_failure", "draft_losses"} & result.keys()
+
+
+def check_unchanged(directory: Path, config: RunConfig) -> None:
+    """Raise `ConfigError` unless the run in this folder had the same settings."""
+    if dataclasses.replace(read_config(directory), output=config.output, run_dir=config.run_dir) != config:
+        raise ConfigError(f"{directory}: was measured with other settings ({CONFIG_FILE}); name another run_dir")
+
+
 def config_text(config: RunConfig) -> str:
-    """Return the content of `config.yaml`, which `--cfg job` prints."""
+    """Return the content of `config.yaml`."""
     return str(yaml.safe_dump(to_mapping(config.without_secrets()), sort_keys=False, width=120))
 
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
-from launch.compose import compose_config
-from launch.main import _parse
-from launch.overrides import expand_sweep
+from launch.compose import compose_config, config_of
+from launch.main import main
 from tests.launch.processes import ROOT, amusd_command, run
 from tests.launch.small_pair import save_pair
 
@@ -24,14 +24,13 @@ PLACEHOLDERS = {
     "verify_ms=...": "verify_ms=25",
     "delay_ms=...": "delay_ms=0",
     "batch_size=B": "batch_size=4",
-    "/path/to/mine.yaml": "mine.yaml",
 }
 """What a document leaves open, and a value for it."""
 OWN_FILES = {
-    "mine.yaml": "sampling: {seed: 1}\n",
-    "pair.yaml": "mode: synchronous\n",
+    "mine/experiment/pair.yaml": "# @package _global_\nmode: synchronous\n",
     "my_conf/start.yaml": "defaults: [config, _self_]\n",
     "my_conf/target/mine.yaml": "kind: embedded\n",
+    "my_conf/experiment/mine.yaml": "# @package _global_\nmode: synchronous\n",
 }
 """What its lines name as the reader's own."""
 MODULES = {"writing_a_drafter.md": "tests/drafters/test_custom.py"}
@@ -77,7 +76,7 @@ LINES = [(path, words) for path in DOCUMENTS for words in commands(path)]
     ("path", "words"), LINES, ids=[f"{path.name}: {' '.join(words)[:60]}" for path, words in LINES]
 )
 def test_a_command_line_can_be_pasted(
-    path: Path, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, text in OWN_FILES.items():
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
@@ -88,10 +87,11 @@ def test_a_command_line_can_be_pasted(
         targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
         assert {word for word in arguments if "=" not in word} <= targets
     elif program == "amusd":
-        parsed = _parse(arguments)
-        if parsed.command not in ("trace", "keys", "export-draft"):
-            for job in expand_sweep(parsed.overrides) if "--multirun" in parsed.flags else [parsed.overrides]:
-                compose_config(job)
+        if "-m" in arguments:  # the first job of a sweep
+            arguments = [word if "[" in word else word.split(",")[0] for word in arguments if word != "-m"]
+        if arguments[0] not in ("trace", "keys", "export-draft") and "--cfg" not in arguments:
+            assert main([*arguments, "--cfg", "job"]) == 0, capsys.readouterr().err
+            config_of(OmegaConf.create(capsys.readouterr().out))
     elif program in ("torchrun", "launch/two_nodes.sh"):
         there = ["transport.address=tcp://10.0.0.1:29501"] if program != "torchrun" else []
         compose_config([*there, *(word for word in arguments if "=" in word and not word.startswith("--"))])
@@ -151,8 +151,9 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("launch", "examples"):
         (folder / name).symlink_to(ROOT / name)
     (yaml,) = blocks(PAIR, "yaml")
-    assert yaml.startswith("# pair.yaml\n")
-    (folder / "pair.yaml").write_text(at(folder, yaml))
+    assert yaml.startswith("# mine/experiment/pair.yaml\n")
+    (folder / "mine" / "experiment").mkdir(parents=True)
+    (folder / "mine" / "experiment" / "pair.yaml").write_text(at(folder, yaml))
     return folder
 
 

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.process_tree import descendants
-from tests.launch.processes import SECONDS, amusd_command, environment
+from tests.launch.processes import SECONDS, amusd_command, descendants, environment
 
 pytestmark = [
     pytest.mark.embedded,
@@ -108,7 +107,7 @@ def test_a_run_listens_on_this_machine_alone_runs_nobodys_pickle_and_repeats_no_
     typed = Path(f"/proc/{process.pid}/cmdline").read_text()
     try:
         while process.poll() is None:
-            tree = descendants(process.pid)
+            tree = [process.pid, *(child.pid for child in descendants(process.pid))]
             owned = inodes(tree)
             for pid in tree:
                 with suppress(OSError):

@@ -20,8 +20,7 @@ import pytest
 from amusd.config import EngineConfig, SamplingParams, TargetConfig
 from amusd.engine import Engine
 from amusd.models.embedded_draft import export_draft
-from launch.process_tree import descendants
-from tests.launch.processes import ROOT, environment
+from tests.launch.processes import ROOT, descendants, environment
 from tests.warm import Popen
 
 NANO = ROOT / "examples" / "nano.py"
@@ -132,8 +131,8 @@ def counts_of(facts: str) -> dict[str, int]:
 
 
 def kill_draft(target: int) -> None:
-    (draft,) = [pid for pid in descendants(target) if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    os.kill(draft, signal.SIGKILL)
+    (draft,) = [child for child in descendants(target) if "spawn_main" in " ".join(child.cmdline())]
+    draft.kill()
 
 
 @pytest.mark.embedded

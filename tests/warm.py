@@ -47,12 +47,11 @@ IMPORTED = (
     "amusd.runtime.startup",
     "launch.run",
     "launch.jobs",
-    "launch.sweep",
     "launch.compose",
 )
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-_WAITING = ("watch-others", "RendezvousKeepAliveTimer", "pt_tcpstore_uv")
-"""Threads of `launch.run` and of torchrun, by the beginning of their names."""
+_WAITING = ("signals", "RendezvousKeepAliveTimer", "pt_tcpstore_uv")
+"""Threads of `launch.jobs` and of torchrun, by the beginning of their names."""
 _MAX_BYTES = 2**20
 _start_interpreter: Callable[..., None] = subprocess.Popen._execute_child  # type: ignore[attr-defined]
 _PARAMETERS = inspect.signature(_start_interpreter)

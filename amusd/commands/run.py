@@ -1,9 +1,8 @@
-"""The target's process of `amusd generate`, `compare` and `serve`: load, meet the draft, do one run after another."""
+"""`amusd generate`, `compare` and `serve` over an engine: the work, its result in files, and what is shown of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from amusd.commands import plots
@@ -12,53 +11,11 @@ from amusd.commands.generate import generate, generate_file
 from amusd.config import EngineConfig, RunConfig
 from amusd.console import Console
 from amusd.engine import Engine
-from amusd.errors import ConfigError, MissingDependencyError
+from amusd.errors import MissingDependencyError
 from amusd.files import PARTIAL_FILE, write_json
-from amusd.runtime.draft_restart import DraftSource
-from amusd.runtime.startup import make_recorder
-from amusd.types import Role
-from amusd.workload import WorkloadPrompt, prompts_of
+from amusd.workload import WorkloadPrompt
 
 INSTALL_SERVE = "pip install 'amusd[serve]'"
-
-
-def run_target(
-    command: str, runs: Sequence[tuple[RunConfig, Path]], drafts: DraftSource
-) -> Generator[int | ConfigError, None, None]:
-    """The target's process: load, meet the draft, do one run after another, end the draft.
-
-    Yields how each run ended: its exit code, or what its user got wrong, which does not concern the next one. A draft
-    that is lost on the way is replaced from `drafts`. The code is 1 when no draft was to be had any more: the result is
-    complete all the same, because the target went on alone, and is the last. Each run has a configuration and a
-    directory; the engines of all are alike. Raises `ConfigError` for what no run could work with.
-    """
-    if command == "serve":  # one run, which keeps no events: it has no end
-        console, recorder = Console(), make_recorder(Role.TARGET)
-        yield serve(runs[0][0], lambda config: Engine.connect(config, drafts, recorder, report=console.note), console)
-        return
-    recorder = make_recorder(Role.TARGET, [directory for _, directory in runs])
-    with ExitStack() as stack:
-        engine: Engine | None = None
-        for number, (config, run_directory) in enumerate(runs):
-            console = Console(json_only=config.output == "json")
-            try:
-                # What can be wrong with the prompts is said before any weights are loaded.
-                prompts = prompts_of(command, config)
-            except ConfigError as mistake:
-                yield mistake
-                continue
-            if engine is None:
-                settings = config.engine_for(command)
-                engine = stack.enter_context(Engine.connect(settings, drafts, recorder, report=console.note))
-            engine.begin_run(number)
-            try:
-                exit_code = _run(command, config, engine, console, prompts, run_directory)
-            except ConfigError as mistake:
-                yield mistake
-                continue
-            yield exit_code
-            if engine.draft_failure is not None:
-                return
 
 
 def serve(config: RunConfig, connect: Callable[[EngineConfig], Engine], console: Console) -> int:
@@ -71,7 +28,7 @@ def serve(config: RunConfig, connect: Callable[[EngineConfig], Engine], console:
     return 0
 
 
-def _run(
+def answer(
     command: str,
     config: RunConfig,
     engine: Engine,
@@ -79,6 +36,11 @@ def _run(
     prompts: Sequence[WorkloadPrompt],
     run_directory: Path,
 ) -> int:
+    """Do `generate` or `compare`, and keep and show the result; returns the exit code.
+
+    It is 1 when no draft is to be had any more (the result is complete, because the target went on alone), and 2 when
+    the events could not be written.
+    """
     num_losses, num_restarts = len(engine.draft_losses), engine.num_draft_restarts
     if command == "compare":
         result, text, notes, records = compare(config, engine, console, prompts, run_directory)

@@ -23,8 +23,6 @@ from amusd.errors import ConfigError
 from amusd.settings import from_mapping, to_mapping
 from amusd.types import Mode
 from launch.compose import compose_config
-from launch.draft import own_code
-from launch.job import Options
 from tests.launch.processes import ROOT, amusd_command, run
 from tests.launch.small_pair import PROMPT, save_pair
 
@@ -321,18 +319,3 @@ def test_a_mistake_on_the_command_line_is_one_line(overrides: list[str], message
         compose_config(overrides)
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
-
-
-def test_on_another_machine_the_target_cannot_choose_the_code_that_runs() -> None:
-    asked = DrafterConfig(kind="custom", factory="a:b", options={"path": "/theirs"})
-    ngram = DrafterConfig(kind="ngram")
-    for own_words in ([], ["drafter=c:d"], ["compare.drafters=[ngram,custom:c:d]"]):
-        with pytest.raises(
-            ConfigError, match=r"^drafter.factory=a:b: the target asks for it, and it would run code on"
-        ):
-            own_code(Options(overrides=tuple(own_words)), [ngram, asked])
-    mine = ("drafter.factory=a:b", "drafter.options.path=/mine")
-    for own_words in (mine, (*mine, "compare.drafters=[ngram,custom]")):
-        expected = dataclasses.replace(asked, options={"path": "/mine"})
-        assert own_code(Options(overrides=own_words), [ngram, asked]) == (ngram, expected)
-    assert own_code(Options(), [DrafterConfig()]) == (DrafterConfig(),)

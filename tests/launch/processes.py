@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+
+import psutil
 
 from tests.warm import ROOT, Popen
 
@@ -14,6 +17,17 @@ SECONDS = 240.0
 """The longest any of these processes may take on a busy machine."""
 WAITING = ("policy=chain", "min_candidates=2", "max_wait_passes=10000", "max_silence_seconds=60")
 """The target waits for candidates, however slow the machine is: some are judged."""
+
+
+def descendants(pid: int) -> list[psutil.Process]:
+    """The processes that `pid` has started, directly or not."""
+    return psutil.Process(pid).children(recursive=True)
+
+
+def assert_gone(processes: Sequence[psutil.Process], seconds: float = 10.0) -> None:
+    """The promise is two seconds; a busy machine gets more."""
+    _, left = psutil.wait_procs(processes, seconds)
+    assert [process for process in left if process.status() != psutil.STATUS_ZOMBIE] == []
 
 
 def environment(**variables: str) -> dict[str, str]:

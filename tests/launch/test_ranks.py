@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-
 from launch.process_tree import descendants
+
 from tests.launch.processes import SECONDS, WAITING, amusd_command, environment, run, torchrun_command
 from tests.launch.small_pair import PROMPT, plain_answer, save_pair
 from tests.warm import Popen

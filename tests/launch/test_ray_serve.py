@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
@@ -20,8 +19,8 @@ import pytest
 from amusd.errors import ConfigError, PeerFailedError
 from amusd.settings import to_mapping
 from launch.compose import compose_config
-from launch.process_tree import descendants
 from launch.ray_serve import Replica, application, main, options_of
+from tests.launch.processes import descendants
 
 from .small_pair import save_pair
 
@@ -96,7 +95,6 @@ def test_a_replica_answers_as_a_server_does_and_ends_with_its_draft(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("fastapi", reason="the server is not installed: pip install 'amusd[serve]'")
-    monkeypatch.setattr(tempfile, "tempdir", None)  # which a replica sets
     config = compose_config([*save_pair(tmp_path), "hardware.pin_cores=false"])
     before = {*descendants(os.getpid())}
     body = {"model": "target", "prompt": "a", "max_tokens": 4, "ignore_eos": True}

@@ -7,13 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from launch.process_tree import descendants
-from tests.launch.processes import SECONDS, amusd_command, environment, run
+from tests.launch.processes import SECONDS, amusd_command, assert_gone, descendants, environment, run
 from tests.warm import Popen
 
 pytestmark = [
@@ -89,18 +89,6 @@ def test_two_processes_give_the_plain_answer_and_really_overlap(tmp_path: Path) 
     assert 0 <= asynchronous["draft_idle_fraction"] < 1
 
 
-@pytest.mark.long
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process cannot be seen to be stopped")
-def test_a_draft_that_stays_stopped_ends_with_the_run(tmp_path: Path, plain: dict[str, Any]) -> None:
-    running = Running(tmp_path)
-    draft = running.draft
-    os.kill(draft, signal.SIGSTOP)
-    code, out, err = running.end()
-    assert (code, out) == (0, plain["text"] + "\n"), err
-    assert f"amusd: the draft worker (pid {draft}) was stopped, and ends with the run" in err.splitlines()
-    assert not Path(f"/proc/{draft}").exists()
-
-
 def test_a_killed_draft_costs_no_token_and_is_named(tmp_path: Path, plain: dict[str, Any]) -> None:
     running = Running(tmp_path)
     os.kill(running.draft, signal.SIGKILL)
@@ -109,30 +97,50 @@ def test_a_killed_draft_costs_no_token_and_is_named(tmp_path: Path, plain: dict[
     assert len([line for line in err.splitlines() if line.startswith("the draft was lost once (")]) == 1
 
 
-def test_a_killed_target_leaves_its_text(tmp_path: Path) -> None:
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
+def test_a_signal_ends_every_process_and_keeps_what_was_written(tmp_path: Path, signum: signal.Signals) -> None:
     running = Running(tmp_path, "sampling.max_new_tokens=400", "sampling.ignore_eos=true")
-    os.kill(json.loads((running.folder / "workers.json").read_text())["target"][0], signal.SIGKILL)
+    others = descendants(running.process.pid)
+    assert len(others) >= 2  # what a draft is forked from, and the draft
+    if signum == signal.SIGINT:  # as a terminal sends it
+        os.killpg(running.process.pid, signum)
+    else:
+        running.process.send_signal(signum)
     code, out, err = running.end()
-    assert code == 1
-    text = (running.folder / "partial.txt").read_text()
-    assert text
-    assert text.startswith(out)
-    assert err.endswith(f"what there was of the answer is in {running.folder / 'partial.txt'}\n")
-
-
-def test_ctrl_c_ends_everything_and_keeps_what_was_written(tmp_path: Path) -> None:
-    running = Running(tmp_path, "sampling.max_new_tokens=400", "sampling.ignore_eos=true")
-    tree = descendants(running.process.pid)
-    assert len(tree) >= 3  # target, fork server, draft
-    os.killpg(running.process.pid, signal.SIGINT)
-    code, out, err = running.end()
-    assert code == 130
     assert "Traceback" not in err
-    assert [pid for pid in tree if Path(f"/proc/{pid}").exists()] == []
+    assert_gone(others)
+    if signum == signal.SIGKILL:
+        text = (running.folder / "partial.txt").read_text()
+        assert code == -signum
+        assert text.startswith(out)
+        assert text
+        return
+    assert code == 128 + signum
+    assert err.endswith(f"amusd: interrupted; what there is lies in {running.folder}\n")
     result = json.loads((running.folder / "result.json").read_text())
     assert result["complete"] is False
     assert result["text"].startswith(out.rstrip("\n"))
     assert len(result["token_ids"]) > 0
+
+
+def test_a_signal_amid_loading_ends_every_process(tmp_path: Path) -> None:
+    process = Popen(
+        amusd_command("generate", PROMPT, "run_dir=out"),
+        cwd=tmp_path,
+        env=environment(),
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + SECONDS
+    while not (tmp_path / "out" / "workers.json").exists():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    others = descendants(process.pid)
+    process.terminate()
+    _, err = process.communicate(timeout=SECONDS)
+    assert process.returncode == 143, err
+    assert_gone(others)
 
 
 def test_an_engine_from_python_starts_replaces_and_ends_its_draft() -> None:

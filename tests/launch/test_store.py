@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from launch.job import Group, Job, Options, store_secret
 
 from amusd.config import RunConfig
 from amusd.errors import AmusdError, ConfigError, PeerFailedError
 from launch.draft import own_transport
 from launch.drafts import OVER
-from launch.job import Group, Job, Options, store_secret
 from launch.main import main
 from launch.nodes import await_members, left, tell_no_group, told_group
 from launch.ranks import run_further_ranks

@@ -25,7 +25,6 @@ from amusd.commands.run import serve
 from amusd.config import RunConfig
 from amusd.console import Console
 from amusd.errors import MissingDependencyError
-from launch.process_tree import descendants
 from tests.launch.processes import SECONDS, amusd_command, environment, run
 from tests.launch.small_pair import save_pair
 from tests.test_documents import blocks
@@ -163,7 +162,7 @@ def test_a_signal_while_it_starts_is_told_in_one_line(tmp_path: Path, small: lis
         process = subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=errors)
 
         def is_loading_torch() -> bool:
-            return any("libtorch_cpu.so" in Path(f"/proc/{pid}/maps").read_text() for pid in descendants(process.pid))
+            return "libtorch_cpu.so" in Path(f"/proc/{process.pid}/maps").read_text()
 
         until(is_loading_torch)
         process.send_signal(signal.SIGTERM)
