@@ -45,9 +45,9 @@ from amusd.policies.base import Policy
 from amusd.policies.factory import make_policy, policy_name
 from amusd.runtime.devices import claim_device, settle_devices
 from amusd.runtime.draft_client import DraftClient
+from amusd.runtime.draft_process import DraftProcess
 from amusd.runtime.draft_restart import DraftSource
 from amusd.runtime.startup import connect_target, load_with_followers, make_leader, make_recorder
-from amusd.runtime.supervisor import DraftProcess
 from amusd.runtime.target_sequence import Outcome, Request
 from amusd.runtime.target_worker import TargetWorker
 from amusd.sampling.stopping import AnswerText, StopChecker

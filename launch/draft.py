@@ -12,17 +12,15 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
-from amusd.child import Lives
 from amusd.config import DrafterConfig, RunConfig
 from amusd.console import tell, waiting_for
 from amusd.errors import ConfigError, PeerError, PeerLostError
-from amusd.runtime.cores import allowed_cores
+from amusd.runtime.draft_process import TARGET_GONE, DraftProcess
 from amusd.runtime.draft_restart import FIRST_INCARNATION
-from amusd.runtime.supervisor import TARGET_GONE, DraftProcess, warm_lives
 from amusd.types import Role
 
 from .devices import NCCL_SETTINGS, claim_hardware
-from .drafts import BOTH_LOADED, await_rendezvous, pid_of
+from .drafts import BOTH_LOADED, ChildDrafts, await_rendezvous, pid_of
 from .job import Group, Options, store_secret
 from .nodes import join, left, own_transport, told_group
 from .store import LOOK_SECONDS, Place, Store
@@ -41,13 +39,11 @@ def run_draft_rank(options: Options, place: Place) -> int:
     store = None
     try:
         with ExitStack() as stack:
-            lives = warm_lives()
-            stack.callback(lives.kill)  # if it was not used
             store = join(place, store_secret(options))
             group = told_group(place, store)
             if isinstance(group, int):
                 return group
-            drafts = stack.enter_context(_drafts(options, group, lives))
+            drafts = stack.enter_context(_drafts(options, group))
             _draft(place, store, group.config, drafts)
     except (ConfigError, PeerError) as error:
         failure = {"users_mistake": isinstance(error, ConfigError), "line": str(error)}
@@ -67,21 +63,17 @@ def run_draft_rank(options: Options, place: Place) -> int:
 
 
 @contextmanager
-def _drafts(options: Options, group: Group, lives: Lives) -> Iterator[DraftProcess]:
+def _drafts(options: Options, group: Group) -> Iterator[DraftProcess]:
     """The first draft loads meanwhile, and the last one has ended when this is left. Raises `ConfigError`."""
     # whatever it is told: a worker decides by itself how it connects, with which keys, and which code it runs
     config = dataclasses.replace(group.config, transport=own_transport(options))
-    cores = allowed_cores()
     config = claim_hardware(config, Role.DRAFT)
     engine = config.engine_for(group.command)
-    directories = [job.run_directory for job in group.jobs]
-    drafts = DraftProcess(
+    drafts = ChildDrafts(
         dataclasses.replace(engine, drafters=own_code(options, engine.drafters)),
-        directories if directories[0].is_dir() else [],  # another machine may not have them
+        group.events if group.jobs[0].run_directory.is_dir() else None,  # another machine may not have it
         work=options.roles,
         tell_loss=tell,
-        lives=lives,
-        cores=cores,
     )
     try:
         drafts.prepare()

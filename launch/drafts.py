@@ -23,17 +23,18 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+from amusd.child import Lives, command_of
 from amusd.config import EngineConfig
 from amusd.console import waiting_for
 from amusd.errors import ConfigError, PeerError, PeerFailedError, PeerLostError
+from amusd.runtime.draft_process import DraftProcess
 from amusd.runtime.draft_restart import FIRST_INCARNATION
 from amusd.runtime.followers import Followers
-from amusd.runtime.supervisor import DraftProcess
 from amusd.transport.base import Rendezvous
 
 from .run_directory import write_workers
@@ -53,25 +54,25 @@ class ChildDrafts(DraftProcess):
     """A draft that the target's process starts itself, and names in `workers.json`."""
 
     def __init__(
-        self,
-        config: EngineConfig,
-        run_directories: Sequence[Path],
-        *,
-        work: str | None,
-        tell_loss: Callable[[str], None],
+        self, config: EngineConfig, events: str | None, *, work: str | None, tell_loss: Callable[[str], None]
     ) -> None:
-        """See `DraftProcess`."""
-        super().__init__(config, run_directories, work=work, tell_loss=tell_loss)
+        """See `DraftProcess`; `work`: a module whose `main` is run in the place of the draft's own (tests)."""
+        super().__init__(config, events=events, tell_loss=tell_loss, on_met=self._write)
+        if work is not None:
+            self._lives = Lives(command_of(work), is_quiet=True)
         self._directory: Path | None = None
+        self.followers = Followers(tell_loss)
+        """The target's other ranks, if they are prepared."""
+
+    def tell(self, incarnation: int, rendezvous: Rendezvous | None) -> None:
+        """Start the draft, and the target's other ranks with the first one."""
+        if rendezvous is not None:
+            self.followers.meet(rendezvous)
+        super().tell(incarnation, rendezvous)
 
     def record(self, directory: Path) -> None:
         """Keep `workers.json` true in this run directory from now on."""
         self._directory = directory
-        self._write()
-
-    def met(self) -> None:
-        """Its processes are known by now, and `workers.json` names them."""
-        super().met()
         self._write()
 
     def _write(self) -> None:

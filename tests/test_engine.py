@@ -37,7 +37,7 @@ from amusd.drafters.synthetic import SyntheticDrafter, right_with_probability
 from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.files import KEYS, MEASURES
-from amusd.runtime.supervisor import DraftProcess
+from amusd.runtime.draft_process import DraftProcess
 from amusd.settings import from_mapping
 from amusd.tracing.recorder import Recorder
 from amusd.types import DraftPresence, Mode
@@ -319,7 +319,7 @@ def test_results_are_shown_where_the_run_directory_is_full(
 
 def test_a_run_whose_events_are_not_whole_says_so_by_its_exit_code(commands: Commands) -> None:
     with pair({"ngram": FACTORY}) as (engine, _):
-        engine.worker.recorder.is_whole = False
+        commands.monkeypatch.setattr(Recorder, "is_whole", False)
         config = run_config(prompt=TEXT, sampling={"max_new_tokens": 8})
         assert commands.ending("generate", engine, config) == 2
     assert commands.result()["complete"] is True

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from pathlib import Path
+
+import psutil
 
 from amusd.config import EngineConfig, HardwareConfig
 from amusd.types import Role
@@ -50,12 +51,6 @@ def pin_rank(config: EngineConfig, role: Role, allowed: list[int], rank: int = 0
 def pin_to(cores: set[int]) -> None:
     """Run all threads of this process on these cores alone; nothing for no cores, or where that cannot be done."""
     if cores and hasattr(os, "sched_setaffinity"):
-        for thread in _threads():
+        for thread in psutil.Process().threads():
             with suppress(ProcessLookupError):  # it has just ended
-                os.sched_setaffinity(thread, cores)
-
-
-def _threads() -> list[int]:
-    """Ids of this process's threads; 0 for the calling one where the system does not list them."""
-    folder = Path("/proc/self/task")
-    return [int(entry.name) for entry in folder.iterdir()] if folder.is_dir() else [0]
+                os.sched_setaffinity(thread.id, cores)

@@ -12,8 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from amusd.child import Lives, command_of
-from amusd.child.fork_server import Channel, Orders, ignore_terminal, serve
+from amusd.child import Channel, Lives, Orders, command_of, ignore_terminal, serve
 from amusd.config import EngineConfig
 from amusd.errors import ConfigError, PeerFailedError, RankLostError, first_line
 from amusd.runtime.cores import pin_rank

@@ -6,11 +6,10 @@ import logging
 import secrets
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import torch
 
@@ -32,14 +31,14 @@ from amusd.protocol.messages import PROTOCOL_VERSION, Failed, Hello
 from amusd.protocol.wire import MAX_TEXT_BYTES
 from amusd.runtime.devices import check_devices, claim_device, device_of, devices_of
 from amusd.runtime.draft_client import DraftClient
+from amusd.runtime.draft_process import DraftProcess
 from amusd.runtime.draft_restart import FIRST_INCARNATION, LOOK_SECONDS, DraftRestart, DraftSource
 from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.handshake import await_hello
 from amusd.runtime.placement import in_role
 from amusd.runtime.remote_drafter import RemoteDraft, RemoteDrafter
-from amusd.runtime.supervisor import DraftProcess
 from amusd.runtime.target_worker import TargetWorker
-from amusd.tracing.recorder import Recorder, RunsRecorder
+from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Rendezvous, Transport
 from amusd.transport.factory import can_listen_again, connect, listen
 from amusd.types import Role
@@ -52,11 +51,9 @@ def link_devices(config: EngineConfig) -> tuple[str, str]:
     return device_of(config, Role.TARGET), device_of(config, Role.DRAFT)
 
 
-def make_recorder(role: Role, run_directories: Sequence[Path] = ()) -> Recorder:
-    """A recorder that writes below the directory of each run, or only keeps its events when there is none."""
-    if not run_directories:
-        return Recorder(role.value)
-    return RunsRecorder(role.value, [directory / "events" / f"{role.value}.jsonl" for directory in run_directories])
+def make_recorder(role: Role, events: str | None = None) -> Recorder:
+    """A worker's recorder; `events`: as of `Recorder`."""
+    return Recorder(role.value, events)
 
 
 def connect_target(
@@ -231,22 +228,6 @@ def _load_drafters(config: EngineConfig, device: str, start_inner: StartInner | 
     return loaded
 
 
-def run_draft(
-    config: EngineConfig,
-    run_directories: Sequence[Path],
-    rendezvous: Rendezvous,
-    incarnation: int,
-    drafters: LoadedDrafters | None,
-) -> int:
-    """The draft process: connect, load, shake hands, draft until the target is done. Returns the exit code.
-
-    `run_directories`: of each run that the target will do, in order; none where they are out of reach.
-    `drafters`: from `prepare_draft`. Whatever goes wrong is reported to the target and raised.
-    """
-    serve_draft(config, rendezvous, make_recorder(Role.DRAFT, run_directories), incarnation, drafters)
-    return 0
-
-
 def serve_draft(
     config: EngineConfig,
     rendezvous: Rendezvous,
@@ -254,9 +235,10 @@ def serve_draft(
     incarnation: int,
     drafters: LoadedDrafters | None = None,
 ) -> None:
-    """Connect to the target at `rendezvous` and draft for it until it is done.
+    """The draft process: connect to the target at `rendezvous`, load, shake hands, draft until the target is done.
 
-    `drafters`: from `prepare_draft`; else they are loaded here.
+    `drafters`: from `prepare_draft`; else they are loaded here. Whatever goes wrong is reported to the target and
+    raised.
     """
     torch.set_num_threads(config.hardware.num_threads)  # which `prepare_draft` has set to another
     link = connect(config.transport, rendezvous, link_devices(config))

@@ -15,13 +15,11 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from random import Random
 from typing import Any
 
 from amusd.protocol.messages import Message
 from amusd.simulation.cost import Duration
-from amusd.tracing.events import NO_SEQUENCE
 from amusd.tracing.recorder import Recorder
 from amusd.types import Role
 
@@ -141,12 +139,15 @@ class End:
 class Journal(Recorder):
     """The recorder of one simulated worker: on its virtual time, and forgetful where nobody wants the events."""
 
-    def __init__(self, role: Role, now_ns: Callable[[], int], *, keep: bool, path: Path | None = None) -> None:
-        self._keep = False  # what the recorder itself says of this process is not part of a simulation
-        super().__init__(role.value, path, now_ns)
+    def __init__(self, role: Role, now_ns: Callable[[], int], *, keep: bool, events: str | None = None) -> None:
+        super().__init__(role.value, events, now_ns)
         self._keep = keep
-        self._in_memory = path is None
-        self.instant("worker", NO_SEQUENCE, host="simulated", pid=0)
+        self._in_memory = events is None
+        if not keep:
+            self._records.clear()
+
+    def _worker(self) -> dict[str, Any]:
+        return {"host": "simulated", "pid": 0}
 
     def span(self, name: str, start_ns: int, end_ns: int, sequence_id: int, **fields: Any) -> None:
         """Record something that took time."""

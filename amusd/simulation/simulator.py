@@ -26,6 +26,7 @@ from amusd.simulation.models import ScriptedDrafter, ScriptedModel
 from amusd.simulation.tokens import Answer, vocab_size
 from amusd.tracing.events import Event
 from amusd.tracing.metrics import GenerationMetrics, total
+from amusd.tracing.recorder import as_format
 from amusd.transport.base import Transport
 from amusd.types import Mode, Role
 
@@ -135,7 +136,7 @@ class _Run:
             Direction(costs.to_draft, _random("to draft", seed)), Direction(costs.to_target, _random("to target", seed))
         )
         self._journals = [
-            Journal(role, now_ns, keep=keep, path=folder and folder / f"{role.value}.jsonl")
+            Journal(role, now_ns, keep=keep, events=None if folder is None else as_format(folder))
             for role, now_ns in ((Role.TARGET, lambda: clock.target_ns), (Role.DRAFT, lambda: clock.draft_ns))
         ]
         self._has_draft = decoding.mode is not Mode.AUTOREGRESSIVE

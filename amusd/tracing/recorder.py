@@ -14,7 +14,7 @@ import logging
 import os
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -33,19 +33,35 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Recorder:
-    """Collects the events of one worker, and is its clock. `path=None` keeps the events in memory only."""
+    """Collects the events of one worker, and is its clock.
 
-    def __init__(self, role: str, path: Path | None = None, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+    No worker has to be told when a run begins: the sequence ids say which run an event belongs to. An event of no
+    sequence belongs to the run of the event before it.
+    """
+
+    def __init__(self, role: str, events: str | None = None, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        """`events`: the folder of a run's events, as a format of the run's number: `/sweep/{run}/events` (`as_format`).
+
+        Its parent is there. None keeps events in memory only.
+        """
         self.role = role
         self.now_ns = now_ns
         """The time now, in nanoseconds. A worker reads no other clock, so a test or a simulation can set the time."""
-        self._path = path
-        self.is_whole = True
-        """Every event since the beginning is in the file, or still here."""
+        self._events = events
         self.listeners: tuple[Callable[[Record], None], ...] = ()
         """Called with each event in the worker's thread: they must return at once, and raise nothing."""
-        self._records: list[Record] = []
-        self.instant("worker", NO_SEQUENCE, host=_host_identity(), pid=os.getpid())
+        now = now_ns()
+        self._first: Record = ("worker", now, now, NO_SEQUENCE, self._worker())
+        """With which each file begins."""
+        self._records = [self._first] if events is None else []
+        self._run = 0
+        self._begun: set[int] = set()
+        """Runs whose file there is."""
+        self._spoilt: set[int] = set()
+        """Runs of which events were dropped."""
+
+    def _worker(self) -> dict[str, Any]:
+        return {"host": _host_identity(), "pid": os.getpid()}
 
     def span(self, name: str, start_ns: int, end_ns: int, sequence_id: int, **fields: Any) -> None:
         """Record something that took time."""
@@ -70,60 +86,53 @@ class Recorder:
         """Everything recorded since the last `flush`."""
         return tuple(event_of(*record) for record in self._records)
 
-    def flush(self) -> None:
-        """Append what was recorded to the file, one JSON object a line, and forget it. Call between requests.
+    @property
+    def is_whole(self) -> bool:
+        """Every event of the latest run is in its file, or still here."""
+        return self._run not in self._spoilt
 
-        Where the file cannot take it, the events are dropped, `is_whole` becomes False, and a line says so once:
-        decoding goes on.
+    @property
+    def folder(self) -> Path | None:
+        """Where the events of the latest run go."""
+        return None if self._events is None else Path(self._events.format(run=self._run))
+
+    def flush(self) -> None:
+        """Append what was recorded to the file of its run, one JSON object a line, and forget it.
+
+        Call between requests. Where a file cannot take it, the events are dropped, `is_whole` becomes False, and a
+        line says so once: decoding goes on.
         """
-        if self._path is not None and self._records:
-            lines = (
-                json.dumps(
-                    {
-                        "name": name,
-                        "role": self.role,
-                        "start_ns": start_ns,
-                        "end_ns": end_ns,
-                        "sequence_id": sequence_id,
-                        **fields,
-                    }
-                )
-                for name, start_ns, end_ns, sequence_id, fields in self._records
-            )
-            try:
-                _append(self._path, "\n".join(lines) + "\n")
-            except OSError as error:
-                if self.is_whole:
-                    logger.warning("%s: cannot be written (%s)", self._path, error.strerror)
-                self.is_whole = False
+        runs: dict[int, list[Record]] = {}
+        for record in self._records if self._events is not None else ():
+            sequence_id = record[3]
+            if sequence_id >= 0:
+                self._run = sequence_id // SEQUENCES_PER_RUN
+            runs.setdefault(self._run, []).append(record)
+        for run, records in runs.items():
+            self._write(run, records)
         self._records.clear()
 
+    def _write(self, run: int, records: list[Record]) -> None:
+        assert self._events is not None
+        path = Path(self._events.format(run=run), f"{self.role}.jsonl")
+        try:
+            path.parent.mkdir(exist_ok=True)
+            _append(path, "".join(map(self._line, records if run in self._begun else [self._first, *records])))
+            self._begun.add(run)
+        except OSError as error:
+            if run not in self._spoilt:
+                logger.warning("%s: cannot be written (%s)", path, error.strerror)
+            self._spoilt.add(run)
 
-class RunsRecorder(Recorder):
-    """The recorder of a worker that serves several runs: each run's events go to a file of its own.
+    def _line(self, record: Record) -> str:
+        name, start_ns, end_ns, sequence_id, fields = record
+        times = {"start_ns": start_ns, "end_ns": end_ns}
+        return json.dumps({"name": name, "role": self.role, **times, "sequence_id": sequence_id, **fields}) + "\n"
 
-    No worker has to be told when a run begins: the sequence ids say which run an event belongs to. An event of no
-    sequence goes where the event before it went.
-    """
 
-    def __init__(self, role: str, paths: Sequence[Path]) -> None:
-        super().__init__(role)
-        super().flush()  # the first event is in the recorders of the runs
-        self._runs = [Recorder(role, path) for path in paths]
-        self._number = 0
-
-    def flush(self) -> None:
-        """Append what was recorded to the files of its runs. A run without events keeps no file."""
-        written = set()
-        for name, start_ns, end_ns, sequence_id, fields in self._records:
-            if sequence_id >= 0:
-                self._number = sequence_id // SEQUENCES_PER_RUN
-            written.add(self._number)
-            self._runs[self._number].span(name, start_ns, end_ns, sequence_id, **fields)
-        for number in sorted(written):
-            self._runs[number].flush()
-            self.is_whole = self._runs[number].is_whole
-        super().flush()
+def as_format(path: Path) -> str:
+    """Return a path as a format without fields, to which `/{run}/events` can be added."""
+    return str(path).replace("{", "{{").replace("}", "}}")
 
 
 @functools.cache

@@ -6,8 +6,9 @@ from amusd.commands.compare import run_comparison
 from amusd.commands.contestants import Comparison, rows_of
 from amusd.config import CompareConfig, DrafterConfig, HardwareConfig, RunConfig, SamplingParams, WorkloadConfig
 from amusd.engine import Engine
+from amusd.runtime.draft_process import DraftProcess
 from amusd.runtime.startup import make_recorder
-from amusd.runtime.supervisor import DraftProcess
+from amusd.tracing.recorder import as_format
 from amusd.types import Role
 from amusd.workload import load_prompts
 from experiments.gpu_proof.plan import Scale
@@ -46,10 +47,11 @@ def compare(job: Job, accept: float, part: str) -> None:
     """All samplings with one pair."""
     first = run_config(job.scale, accept, "greedy")
     folder = job.results / part
-    (folder / "events").mkdir(parents=True)
+    folder.mkdir(parents=True)
     config = first.engine_for("compare")
-    process = DraftProcess(config, [folder])
-    with Engine.connect(config, process, make_recorder(Role.TARGET, [folder]), process=process) as engine:
+    events = f"{as_format(folder)}/events"
+    process = DraftProcess(config, events=events)
+    with Engine.connect(config, process, make_recorder(Role.TARGET, events), process=process) as engine:
         for sampling in SAMPLINGS:
             _one_sampling(job, engine, run_config(job.scale, accept, sampling), accept, sampling)
 

@@ -32,7 +32,7 @@ from amusd.console import table
 from amusd.engine import Engine, Prompt
 from amusd.errors import ConfigError
 from amusd.runtime.cores import allowed_cores, cores_for, pin_to
-from amusd.runtime.supervisor import DraftProcess
+from amusd.runtime.draft_process import DraftProcess
 from amusd.tracing.events import Event, TargetPass
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Rendezvous

@@ -14,6 +14,7 @@ from pathlib import Path
 from amusd.config import EngineConfig, RunConfig
 from amusd.errors import ConfigError, PeerLostError
 from amusd.runtime.draft_restart import FIRST_INCARNATION, DraftSource
+from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Rendezvous
 from launch.run_directory import read_config
 
@@ -106,8 +107,13 @@ def _prompt_of(run_directory: Path) -> str | None:
     return read_config(run_directory).prompt
 
 
-def prepare_draft(_config: EngineConfig) -> None:
-    return None
+def main() -> None:
+    """Be the draft's process."""
+    from amusd.runtime import draft_process, startup  # with torch
+
+    startup.prepare_draft = lambda _config: None
+    startup.serve_draft = _serve_draft  # type: ignore[assignment]
+    draft_process.main()
 
 
 def _fail_at_once(prompt: str | None) -> None:
@@ -117,26 +123,22 @@ def _fail_at_once(prompt: str | None) -> None:
         raise ValueError("a bug in the draft")
 
 
-def run_draft(
-    _config: EngineConfig,
-    run_directories: Sequence[Path],
-    rendezvous: Rendezvous,
-    incarnation: int,
-    drafters: object,
-) -> int:
+def _serve_draft(
+    _config: EngineConfig, rendezvous: Rendezvous, recorder: Recorder, incarnation: int, drafters: object
+) -> None:
     assert drafters is None, "none were prepared"
-    prompt = _prompt_of(run_directories[0]) if run_directories else None
+    folder = None if recorder.folder is None else recorder.folder.parent
+    prompt = None if folder is None else _prompt_of(folder)
     _fail_at_once(prompt)
     if incarnation == 1:
         assert rendezvous == RENDEZVOUS
     if prompt == "target refuses late":
-        (run_directories[0] / "met").touch()
+        (folder / "met").touch()
         raise PeerLostError("the link has ended")
     if prompt in ("draft is killed", COME_BACK) and incarnation == 1:
         os.kill(os.getpid(), 9)
     if prompt == COME_BACK:
         assert rendezvous == Rendezvous(address="ipc:///elsewhere", nonce=2)
-        (run_directories[0] / "second").write_text(str(os.getpid()))
+        (folder / "second").write_text(str(os.getpid()))
     if prompt in ("wait", "ignore signals"):
         threading.Event().wait(DEADLINE_SECONDS)
-    return 0

@@ -34,9 +34,11 @@ NUM_TOKENS = 60
 EXPECTED = reference(NUM_TOKENS)[len(PROMPT) :]
 PASS_SECONDS = 0.001
 
-GOOD, MUTE, CRASHING, HANGING, BABBLING, FOREIGN = "good", "mute", "crashing", "hanging", "babbling", "foreign"
-"""What a life of the draft is like: as it should be; ends before its Hello; fails or hangs after its first proposal,
-which is wrong; sends what the protocol forbids; has another tokenizer."""
+GOOD, MUTE, CRASHING, HANGING, STOPPED, BABBLING, FOREIGN = (
+    "good", "mute", "crashing", "hanging", "stopped", "babbling", "foreign",
+)  # fmt: skip
+"""What a life of the draft is like: as it should be; ends before its Hello; fails, hangs or is stopped (SIGSTOP) after
+its first proposal, which is wrong; sends what the protocol forbids; has another tokenizer."""
 
 _fork = multiprocessing.get_context("forkserver")
 _fork.set_forkserver_preload(["torch", "amusd.engine"])
@@ -145,7 +147,14 @@ class Hanging(Crashing):
         time.sleep(3600)
 
 
-FAILING = {CRASHING: Crashing, HANGING: Hanging}
+class Stopped(Crashing):
+    """Is stopped there, with all its threads."""
+
+    def _fail(self) -> None:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+FAILING = {CRASHING: Crashing, HANGING: Hanging, STOPPED: Stopped}
 
 
 class Babbling:

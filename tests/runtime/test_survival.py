@@ -23,12 +23,12 @@ from runtime.draft_processes import (
     HANGING,
     MUTE,
     NUM_TOKENS,
+    STOPPED,
     Survivor,
     survivor,
 )
 from runtime.pair import PacedModel, decoding
 
-from amusd.errors import PeerLostError
 from amusd.runtime import draft_restart
 from amusd.runtime.draft_client import MAX_NONSENSE
 from amusd.runtime.draft_restart import MAX_RESTARTS
@@ -57,9 +57,8 @@ def links_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.undo()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("num_cycles", [6, pytest.param(500, marks=[pytest.mark.long, pytest.mark.timeout(3000)])])
+@pytest.mark.parametrize("num_cycles", [4, pytest.param(500, marks=[pytest.mark.long, pytest.mark.timeout(3000)])])
 def test_a_draft_that_is_killed_again_and_again_costs_no_token(links_folder: Path, kind: str, num_cycles: int) -> None:
     """At random moments, the next one's start among them; nothing is left of those that were killed."""
     chance = random.Random(f"{kind} {num_cycles}")
@@ -87,15 +86,6 @@ def test_a_first_draft_that_is_killed_before_it_is_ready_is_replaced(links_folde
     assert list(links_folder.iterdir()) == []
 
 
-def test_drafts_of_which_none_gets_ready_end_the_start(links_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draft_restart, "BACK_OFF_SECONDS", 0.01)
-    lives = dict.fromkeys(range(1, MAX_RESTARTS + 3), MUTE)
-    expected = pytest.raises(PeerLostError, match=f"^{MAX_RESTARTS} restarts in a row .*: .* ended with -9$")
-    with expected, survivor("shared_memory", lives):
-        pass
-    assert list(links_folder.iterdir()) == []
-
-
 def test_a_killed_draft_is_replaced_within_an_answer_where_that_is_long_enough() -> None:
     """The draft is killed, and the next one joins before the answer ends."""
     with survivor("shared_memory") as pair:
@@ -110,18 +100,6 @@ def test_a_killed_draft_is_replaced_within_an_answer_where_that_is_long_enough()
     assert metrics.num_draft_restarts == 1
     assert 0 < metrics.num_tokens_alone < NUM_TOKENS
     assert metrics.draft is None  # of the first draft's share nothing is known
-
-
-def test_where_no_draft_can_be_met_again_the_target_goes_on_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draft_restart, "BACK_OFF_SECONDS", 0.001)
-    with survivor("zeromq") as pair:
-        pair.await_help(SCHEDULES[0])
-        monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
-        pair.answer(SCHEDULES[0], 5, pair.kill)
-        _until_given_up(pair)
-        assert "at last: transport=zeromq: no folder for its socket file: " in (pair.engine.draft_failure or "")
-        plain = replace(SCHEDULES[0], mode=Mode.AUTOREGRESSIVE)
-        assert pair.answer(plain).generation.metrics.num_draft_losses == 0
 
 
 def test_a_stopped_draft_is_waited_for_once_and_used_again_when_it_goes_on() -> None:
@@ -139,14 +117,15 @@ def test_a_stopped_draft_is_waited_for_once_and_used_again_when_it_goes_on() -> 
     assert (alone.metrics.num_tokens_alone, alone.metrics.wait_ns) == (NUM_TOKENS, 0)
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    ("kind", "life", "reason"),
+    ("life", "reason"),
     [
-        ("shared_memory", CRASHING, "MemoryError: out of memory"),
-        ("zeromq", HANGING, "it has said nothing for "),
-        ("zeromq", BABBLING, f"it sent {MAX_NONSENSE} messages in a row that the protocol forbids"),
+        (CRASHING, "MemoryError: out of memory"),
+        (HANGING, "it has said nothing for "),
+        (STOPPED, "it has said nothing for "),
+        (BABBLING, f"it sent {MAX_NONSENSE} messages in a row that the protocol forbids"),
     ],
-    ids=["crash", "hang", "nonsense"],
 )
 def test_a_draft_that_fails_is_replaced(kind: str, life: str, reason: str) -> None:
     with survivor(kind, {1: life}) as pair:

@@ -18,7 +18,7 @@ from amusd.config import DecodingConfig
 from amusd.drafters.synthetic import Schedule, right_with_probability
 from amusd.protocol.draft_session import Guesses, Node
 from amusd.tracing.events import EVENTS, Event
-from amusd.tracing.recorder import Recorder
+from amusd.tracing.recorder import Recorder, as_format
 from amusd.tracing.timeline import Timeline
 from amusd.types import Mode
 
@@ -47,9 +47,8 @@ class Run:
 
     def write(self, directory: Path) -> Path:
         """As a run directory."""
-        (directory / "events").mkdir()
         for role, events in (("target", self.target), ("draft", self.draft)):
-            recorder = Recorder(role, directory / "events" / f"{role}.jsonl")
+            recorder = Recorder(role, f"{as_format(directory)}/events")
             for event in events[1:]:  # the recorder has begun with its own worker event
                 recorder.span(event.name, event.start_ns, event.end_ns, event.sequence_id, **event.fields)
             recorder.flush()

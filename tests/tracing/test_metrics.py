@@ -10,7 +10,7 @@ from full_disk import files_of_at_most
 from tracing.runs import made
 
 from amusd.tracing.metrics import DraftCounts, GenerationMetrics, overlap_fraction, total
-from amusd.tracing.recorder import SEQUENCES_PER_RUN, Recorder, RunsRecorder
+from amusd.tracing.recorder import SEQUENCES_PER_RUN, Recorder
 from amusd.tracing.timeline import read_events, read_timeline
 
 PASS = made("target_pass", 0, 0).fields
@@ -63,9 +63,8 @@ def test_overlap_counts_only_time_inside() -> None:
 
 
 def test_events_come_back_from_the_file(tmp_path: Path) -> None:
-    (tmp_path / "events").mkdir()
-    target = Recorder("target", tmp_path / "events" / "target.jsonl")
-    draft = Recorder("draft", tmp_path / "events" / "draft.jsonl")
+    target = Recorder("target", f"{tmp_path}/events")
+    draft = Recorder("draft", f"{tmp_path}/events")
     target.span("target_pass", 100, 200, 1, **PASS | {"num_candidates": 3})
     target.flush()
     target.span("target_pass", 300, 400, 2, **PASS)
@@ -86,8 +85,7 @@ def test_events_come_back_from_the_file(tmp_path: Path) -> None:
 def test_events_that_a_file_cannot_take_are_dropped_whole_and_said_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "events").mkdir()
-    recorder = Recorder("target", tmp_path / "events" / "target.jsonl")
+    recorder = Recorder("target", f"{tmp_path}/events")
     recorder.span("target_pass", 100, 200, 1, **PASS)
     recorder.flush()
     assert recorder.is_whole
@@ -104,7 +102,8 @@ def test_events_that_a_file_cannot_take_are_dropped_whole_and_said_once(
 
 
 def test_a_run_whose_events_are_whole_is_not_blamed_for_the_one_before(tmp_path: Path) -> None:
-    recorder = RunsRecorder("target", [tmp_path / "nowhere" / "0.jsonl", tmp_path / "1.jsonl"])
+    (tmp_path / "1").mkdir()
+    recorder = Recorder("target", f"{tmp_path}/{{run}}/events")
     recorder.instant("first", 1)
     recorder.flush()
     assert not recorder.is_whole

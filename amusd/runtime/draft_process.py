@@ -1,29 +1,25 @@
-"""Starts, replaces and ends the draft as a child process of the target's: from Python, and by the `amusd` command.
+"""The draft's process, as the target's has it: starts, watches, replaces and ends it; and what that process does.
 
-Where it can, the child loads the draft once and forks a process for each of its lives (`amusd.child`), so that one that
-is lost is replaced within a tenth of a second. All of them end with the process that has started the child.
+Where it can, a server process loads the draft once and forks each life of it (`amusd/child.py`), so that a lost draft
+is replaced within a tenth of a second. All of them end with the process that has started the server.
 """
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-from amusd.child import Ended, Lives, command_of
-from amusd.child.fork_server import Channel, Orders, ignore_terminal, serve
+from amusd.child import Channel, Ended, Lives, Orders, command_of, ignore_terminal, serve
 from amusd.config import EngineConfig
 from amusd.errors import ConfigError, PeerFailedError, PeerLostError, first_line
 from amusd.files import keep_traceback
 from amusd.runtime.cores import allowed_cores, pin_rank
 from amusd.runtime.devices import device_of
-from amusd.runtime.followers import WORK, Followers
 from amusd.settings import from_mapping, to_mapping
 from amusd.transport.base import Rendezvous
 from amusd.types import Role
@@ -32,50 +28,43 @@ STOP_SECONDS = 2.0
 """How long a draft may take to end by itself before it is killed."""
 _FAILED, _USERS_MISTAKE, TARGET_GONE = 1, 2, 3
 """Exit codes of a draft that ends before its target has."""
-_WARM = "warm"
 
 
 class DraftProcess:
-    """One child process that drafts, at a time. Satisfies `DraftSource`; may be asked from several threads."""
+    """One process that drafts, at a time. Satisfies `DraftSource`; may be asked from several threads."""
 
     def __init__(
         self,
         config: EngineConfig,
-        run_directories: Sequence[Path] = (),
         *,
-        work: str | None = None,
+        events: str | None = None,
         tell_loss: Callable[[str], None] | None = None,
-        lives: Lives | None = None,
-        cores: Sequence[int] | None = None,
+        on_met: Callable[[], None] | None = None,
     ) -> None:
-        """`run_directories`: where the draft keeps its events, one for each run; none: nowhere.
+        """`events`: as of `make_recorder`, where the draft keeps its own; None: nowhere.
 
-        `work`: a module with `prepare_draft` and `run_draft` in place of amusd's own (the launcher's tests).
         `tell_loss` gets one line for each draft that somebody else has killed; with it the draft itself says on
-        standard error what it loads.
-        `lives`: from `warm_lives`. `cores`: those of the machine, where this process keeps to some of them already.
+        standard error what it loads. `on_met` is called when a draft has said Hello: `pid` is that draft's by then.
         """
         self._settings = {
             "config": to_mapping(config),
-            "run_directories": [str(directory.absolute()) for directory in run_directories],
-            "work": work or WORK,
-            "cores": list(cores or allowed_cores()),  # before the target keeps to its own
+            "events": events,
+            "cores": allowed_cores(),  # before the target keeps to its own
             "tells": tell_loss is not None,
         }
-        self._lives = lives or Lives(command_of(__name__), is_quiet=True)
+        self._lives = Lives(command_of(__name__), is_quiet=True)
         self._lock = threading.RLock()
+        self._tell_loss = tell_loss
+        self._on_met = on_met
         self._incarnation = 0
         self._has_met = False
         self._is_dismissed = False
         """Whether this object has killed the newest draft."""
-        self._tell_loss = tell_loss
         self._last_end: Ended | None = None
-        self.followers = Followers(tell_loss or (lambda _line: None))
-        """The target's other ranks that are looked after here, too; none unless they are prepared."""
 
     @property
     def pid(self) -> int | None:
-        """Process id of the newest draft, or of the process that prepares for the first one; None before that."""
+        """Process id of the newest draft, or of the process that prepares for it; None before the first."""
         with self._lock:
             return self._lives.pid
 
@@ -121,26 +110,30 @@ class DraftProcess:
         return PeerFailedError(f"the draft worker could not start: {reason}")
 
     def tell(self, incarnation: int, rendezvous: Rendezvous | None) -> None:
-        """Start the draft; does not wait for it. Its standard error is the caller's. `followers` are told, too."""
+        """Start the draft; does not wait for it. Its standard error is the caller's."""
         if rendezvous is None:
             return
-        self.followers.meet(rendezvous)
         if self._incarnation > 0:
             self._end(STOP_SECONDS)
         with self._lock:
             self._incarnation, self._is_dismissed = incarnation, False
             self._lives.prepare(self._settings)
-            told = "" if self._last_end is None else self._last_end.said
-            self._lives.start({"rendezvous": asdict(rendezvous), "incarnation": incarnation, "told": told})
+            said_before = "" if self._last_end is None else self._last_end.said
+            orders = {"rendezvous": asdict(rendezvous), "incarnation": incarnation, "said_before": said_before}
+            self._lives.start(orders)
 
     def met(self) -> None:
         """See `DraftSource`."""
         self._has_met = True
+        if self._on_met is not None:
+            self._on_met()
 
     def dismiss(self) -> None:
         """Kill the draft; `newest` tells when it has ended."""
         with self._lock:
-            self._is_dismissed = self._lives.kill() or self._is_dismissed
+            if self._ended(0.0) is None:
+                self._is_dismissed = True
+                self._lives.kill()
 
     def stop(self, patience: float = STOP_SECONDS) -> None:
         """End the draft, and what it was forked from. Kill it if it has not ended in `patience` seconds. Idempotent."""
@@ -164,13 +157,6 @@ class DraftProcess:
             return end
 
 
-def warm_lives() -> Lives:
-    """A process for a `DraftProcess` whose configuration is not known yet: it imports torch meanwhile."""
-    lives = Lives([*command_of(__name__), _WARM], is_quiet=True)
-    lives.open()
-    return lives
-
-
 def _in_words(end: Ended) -> str:
     who = f"the draft's process (pid {end.pid})"
     if end.code < 0:
@@ -181,10 +167,8 @@ def _in_words(end: Ended) -> str:
 
 
 def main() -> None:
-    """The child's whole life."""
+    """Be the process that `DraftProcess` starts."""
     ignore_terminal()
-    if _WARM in sys.argv:
-        importlib.import_module(WORK)
     sys.exit(serve(_prepare, _live))
 
 
@@ -196,8 +180,10 @@ def _prepare(settings: Orders) -> Any:
         log.addHandler(logging.StreamHandler())
         log.setLevel(logging.INFO)
     if device_of(config, Role.DRAFT) == "cpu":
-        pin_rank(config, Role.DRAFT, settings["cores"])
-    return importlib.import_module(settings["work"]).prepare_draft(config)
+        pin_rank(config, Role.DRAFT, settings["cores"])  # before there is torch
+    from amusd.runtime import startup
+
+    return startup.prepare_draft(config)
 
 
 def _live(channel: Channel, settings: Orders, orders: Orders, prepared: Any) -> int:
@@ -205,23 +191,25 @@ def _live(channel: Channel, settings: Orders, orders: Orders, prepared: Any) -> 
 
     The traceback of an error is shown unless the life before has ended with the same.
     """
+    from amusd.runtime import startup
+
     channel.on_hang_up(lambda: os._exit(0))  # nobody is left to work for
-    rendezvous = Rendezvous(**orders["rendezvous"])
-    directories = [Path(directory) for directory in settings["run_directories"]]
-    run_draft = importlib.import_module(settings["work"]).run_draft
     config = from_mapping(EngineConfig, settings["config"])
+    recorder = startup.make_recorder(Role.DRAFT, settings["events"])
     try:
-        code: int = run_draft(config, directories, rendezvous, orders["incarnation"], prepared)
+        startup.serve_draft(config, Rendezvous(**orders["rendezvous"]), recorder, orders["incarnation"], prepared)
     except Exception as error:
         channel.say(first_line(error))
         code = _exit_code_of(error)
+        recorder.flush()
         runs_own_code = any(drafter.factory is not None for drafter in config.drafters)
-        if code == _FAILED or (runs_own_code and error.__cause__ is not None):  # its author wants more than a line
-            for directory in directories[:1]:
-                keep_traceback(directory, Role.DRAFT.value, error)
-        if code == _FAILED and first_line(error) != orders["told"]:
+        has_traceback = code == _FAILED or (runs_own_code and error.__cause__ is not None)
+        if has_traceback and recorder.folder is not None:
+            keep_traceback(recorder.folder.parent, Role.DRAFT.value, error)
+        if code == _FAILED and first_line(error) != orders["said_before"]:
             raise
-    return code
+        return code
+    return 0
 
 
 def _exit_code_of(error: Exception) -> int:

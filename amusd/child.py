@@ -1,0 +1,269 @@
+"""Processes that the package starts: each life of one is forked from a server, which has loaded what all of them need.
+
+A fork shares the server's memory and takes some hundredths of a second, where imports and weights take seconds. Only a
+process with one thread and no GPU can be forked so: where `prepare` returns None, each life is a new process that loads
+for itself. `Lives` is the parent's end, `serve` the child's; between them go lines of JSON, over a socket that is the
+child's standard input:
+
+    parent: the settings, once; then the orders of one life after another
+    child:  {"pid": of the life}, {"said": a text}, {"pid", "ended": exit code, or minus the signal that ended it}
+
+When the parent closes the socket, or ends however it may, all of its lives end.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+Orders = dict[str, Any]
+
+_EXIT_SECONDS = 5.0
+"""How long a process may take to go when its socket is closed."""
+_CHUNK_BYTES = 65_536
+_STANDARD_INPUT = 0
+_PROGRAM = """\
+import sys
+sys.path = [folder for folder in sys.path if folder]
+if {package!r} not in sys.path:
+    sys.path.insert(0, {package!r})
+from {module} import main
+main()
+"""
+
+
+def command_of(module: str) -> list[str]:
+    """Return the command that runs `main()` of a module of this very package, whatever the current directory holds."""
+    package = str(Path(__file__).absolute().parents[1])
+    return [sys.executable, "-c", _PROGRAM.format(package=package, module=module)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """A life that is over."""
+
+    pid: int
+    code: int
+    """Its exit code; minus the signal that ended it."""
+    said: str
+    """All that it wrote with `Channel.say`."""
+
+
+class Lives:
+    """The parent's end: one life at a time, from a server process that is started again if it was lost."""
+
+    def __init__(self, command: Sequence[str], *, is_quiet: bool = False) -> None:
+        """`command`: starts a process that calls `serve`. `is_quiet`: its standard output is dropped."""
+        self._command = list(command)
+        self._stdout = subprocess.DEVNULL if is_quiet else None
+        self._server: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._unread = b""
+        self._pid: int | None = None
+        self._said = ""
+        self._end: Ended | None = None
+        if hasattr(os, "register_at_fork"):  # or a fork of this process would hold the socket open
+            own = weakref.WeakMethod(self._hang_up)
+            os.register_at_fork(after_in_child=lambda: (hang_up := own()) is not None and hang_up())
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the newest life, or of the server as long as that prepares for it; None before the first."""
+        self.ended(0.0)
+        return self._pid or (None if self._server is None else self._server.pid)
+
+    @property
+    def is_preparing(self) -> bool:
+        """Whether there is a server, and no life of it yet."""
+        return self._server is not None and self._pid is None
+
+    def prepare(self, settings: Mapping[str, Any]) -> None:
+        """Start the server, which loads what `settings` say, unless it is there; does not wait for it."""
+        if self._socket is not None and self._server is not None and self._server.poll() is None:
+            return
+        self.close()
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self._server = subprocess.Popen(self._command, stdin=theirs.fileno(), stdout=self._stdout)
+        self._unread, self._pid, self._end = b"", None, None
+        self._send(settings)
+
+    def start(self, orders: Mapping[str, Any]) -> None:
+        """Order the next life, whether or not the server has prepared; the last one has ended. Does not wait."""
+        self._pid, self._said, self._end = None, "", None
+        self._send(orders)
+
+    def ended(self, timeout: float | None) -> Ended | None:
+        """How the newest life has ended; None when it has not within `timeout` seconds (0 polls, None waits)."""
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while self._end is None and self._socket is not None:
+            self._socket.settimeout(_left(deadline))
+            try:
+                self._take(self._socket.recv(_CHUNK_BYTES))
+            except (BlockingIOError, TimeoutError):
+                return None
+            except ConnectionError:
+                self._hang_up()
+        if self._end is None and self._server is not None:  # it has closed the socket, but may not have ended yet
+            try:
+                code = self._server.wait(_left(deadline))
+            except subprocess.TimeoutExpired:
+                return None
+            self._end = Ended(pid=self._pid or self._server.pid, code=code, said=self._said)
+        return self._end
+
+    def kill(self) -> None:
+        """Kill the newest life, or the server that prepares for it, unless it has ended; does not wait."""
+        if self._server is not None and self.ended(0.0) is None:
+            self._server.send_signal(signal.SIGCONT)  # one that was stopped could not report the end
+            with suppress(ProcessLookupError):
+                os.kill(self._pid or self._server.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """End the server, and a life that has not ended. Idempotent."""
+        self._hang_up()
+        if self._server is not None:
+            self._server.send_signal(signal.SIGCONT)
+            try:
+                self._server.wait(_EXIT_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._server.kill()
+                with suppress(subprocess.TimeoutExpired):  # it is stuck in the kernel
+                    self._server.wait(_EXIT_SECONDS)
+
+    def _send(self, values: Mapping[str, Any]) -> None:
+        if self._socket is not None:
+            self._socket.settimeout(None)
+            with suppress(OSError):  # the server has just ended, which `ended` finds
+                self._socket.sendall(json.dumps(values).encode() + b"\n")
+
+    def _hang_up(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _take(self, data: bytes) -> None:
+        if not data:
+            self._hang_up()
+        *lines, self._unread = (self._unread + data).split(b"\n")
+        for line in lines:
+            report = json.loads(line)
+            self._said += report.get("said", "")
+            if "ended" not in report:
+                self._pid = report.get("pid", self._pid)
+            elif report["pid"] == self._pid:  # else of a life that was given up
+                self._end = Ended(pid=report["pid"], code=report["ended"], said=self._said)
+
+
+def _left(deadline: float) -> float | None:
+    return None if deadline == math.inf else max(0.0, deadline - time.monotonic())
+
+
+class Channel:
+    """The child's end of the socket."""
+
+    def lines(self) -> Iterator[Orders]:
+        """The settings, then the orders of one life after another, until the parent hangs up."""
+        with open(_STANDARD_INPUT, encoding="utf-8", closefd=False) as lines, suppress(ConnectionError):
+            for line in lines:
+                yield json.loads(line)
+
+    def say(self, text: str) -> None:
+        """Tell the parent, which finds it in `Ended.said`."""
+        self.report(said=text)
+
+    def report(self, **fields: object) -> None:
+        """Write one line to the parent; nothing where that is gone."""
+        with suppress(OSError):
+            os.write(_STANDARD_INPUT, json.dumps(fields).encode() + b"\n")
+
+    def await_hang_up(self, *others: int) -> bool:
+        """Wait until the parent is gone, or one of `others` (descriptors) can be read; whether the parent is gone."""
+        waiting = select.poll()
+        waiting.register(_STANDARD_INPUT, 0)  # a hang-up is told unasked
+        for descriptor in others:
+            waiting.register(descriptor, select.POLLIN)
+        return any(descriptor == _STANDARD_INPUT for descriptor, _ in waiting.poll())
+
+    def on_hang_up(self, react: Callable[[], object]) -> None:
+        """Call `react` in another thread when the parent is gone, with or without the server."""
+        threading.Thread(target=lambda: self.await_hang_up() and react(), name="parent", daemon=True).start()
+
+
+Live = Callable[[Channel, Orders, Orders, T | None], int]
+"""Does the work of one life: gets settings, orders and what was prepared; returns an exit code."""
+
+
+def serve(prepare: Callable[[Orders], T | None], live: Live[T]) -> int:
+    """Run `live` for each line of orders, and return the exit code of this process.
+
+    `prepare` gets the settings. What it returns is what each life is given, in a process forked from this one; if that
+    is None, this process runs the first life itself, and returns what it returns.
+    """
+    channel = Channel()
+    lines = channel.lines()
+    settings = next(lines, None)
+    if settings is None:
+        return 0
+    prepared = prepare(settings)
+    if prepared is not None:
+        gc.collect()
+        gc.freeze()  # or a collection in a life would write to, and so copy, all that it shares
+    for orders in lines:
+        if prepared is None:
+            channel.report(pid=os.getpid())
+            return live(channel, settings, orders, None)
+        pid = os.fork()
+        if pid == 0:
+            _run(channel, partial(live, channel, settings, orders, prepared))
+        channel.report(pid=pid)
+        channel.report(pid=pid, ended=_await_end(channel, pid))
+    return 0
+
+
+def _run(channel: Channel, live: Callable[[], int]) -> None:
+    """Be a forked life, and end with its exit code. What its server meant to do at its own end is not done here."""
+    code = 1
+    try:
+        channel.report(pid=os.getpid())  # before anybody can have met it
+        code = live()
+    except BaseException:  # noqa: BLE001 - the end of the process: told in full, and the exit code says so
+        traceback.print_exc()
+    finally:
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _await_end(channel: Channel, pid: int) -> int:
+    """Return the exit code of a forked life, or minus the signal that ended it. It does not outlive the parent."""
+    life = os.pidfd_open(pid)
+    if channel.await_hang_up(life):
+        os.kill(pid, signal.SIGKILL)
+    os.close(life)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def ignore_terminal() -> None:
+    """Ctrl-C and a lost terminal are for the parent, which ends this process."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)

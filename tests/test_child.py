@@ -1,0 +1,171 @@
+"""Lives that are forked from one process: told apart, ended, replaced; nothing outlives whoever has started them."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from descriptors import num_descriptors
+
+from amusd.child import Ended, Lives
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are forked on Linux alone"),
+]
+
+SECONDS = 60.0
+SERVER = f"""
+import os, signal, sys, time
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+from amusd.child import serve
+
+def prepare(settings):
+    return os.getpid() if settings["forks"] else None
+
+def live(channel, settings, orders, prepared):
+    channel.say(f"prepared by {{prepared}}")
+    exec(orders["does"])
+    return orders["code"]
+
+sys.exit(serve(prepare, live))
+"""
+WAITS = f"time.sleep({SECONDS})"
+LEAVES = f"channel.on_hang_up(lambda: os._exit(0)); {WAITS}"
+
+
+@contextmanager
+def started() -> Iterator[Lives]:
+    """Whatever they have started is gone in the end."""
+    lives = Lives([sys.executable, "-c", SERVER])
+    try:
+        yield lives
+    finally:
+        lives.close()
+
+
+def start(lives: Lives, does: str = "", *, code: int = 0, forks: bool = True) -> None:
+    lives.prepare({"forks": forks})
+    lives.start({"does": does, "code": code})
+
+
+def end_of(lives: Lives, does: str = "", *, code: int = 0, forks: bool = True) -> Ended:
+    start(lives, does, code=code, forks=forks)
+    end = lives.ended(SECONDS)
+    assert end is not None
+    return end
+
+
+def await_pid(lives: Lives) -> int:
+    """Process id of the life that was started last, once it runs."""
+    while lives.is_preparing:
+        assert lives.ended(0.01) is None
+    assert lives.pid is not None
+    return lives.pid
+
+
+def server_of(lives: Lives) -> int:
+    assert lives._server is not None
+    return lives._server.pid
+
+
+def is_gone(handle: int) -> bool:
+    """Whether the process of this descriptor has ended, or does so in time."""
+    try:
+        return bool(select.select([handle], [], [], SECONDS)[0])
+    finally:
+        os.close(handle)
+
+
+def test_each_life_is_a_process_of_its_own_with_what_was_prepared_once(capfd: pytest.CaptureFixture[str]) -> None:
+    before = num_descriptors()
+    with started() as lives:
+        ends = [end_of(lives, code=7), end_of(lives, "raise ValueError('as told')"), end_of(lives)]
+        start(lives, WAITS)
+        killed = await_pid(lives)
+        lives.kill()
+        ends += [lives.ended(SECONDS) or pytest.fail("it was not killed"), end_of(lives)]
+        server = server_of(lives)
+    assert [end.code for end in ends] == [7, 1, 0, -signal.SIGKILL, 0]
+    assert ends[3].pid == killed
+    assert len({server, *(end.pid for end in ends)}) == 6
+    assert {end.said for end in ends} == {f"prepared by {server}"}
+    assert "ValueError: as told" in capfd.readouterr().err
+    assert num_descriptors() == before
+
+
+def test_where_nothing_is_prepared_each_life_is_the_process_itself() -> None:
+    before = num_descriptors()
+    with started() as lives:
+        ends = [end_of(lives, code=code, forks=False) for code in (3, 0)]
+        start(lives, WAITS, forks=False)
+        os.kill(lives.pid or 0, signal.SIGKILL)
+        ends.append(lives.ended(SECONDS) or pytest.fail("its end was not seen"))
+    assert [end.code for end in ends] == [3, 0, -signal.SIGKILL]
+    assert [end.said for end in ends[:2]] == ["prepared by None"] * 2
+    assert len({end.pid for end in ends}) == 3
+    assert num_descriptors() == before
+
+
+@pytest.mark.parametrize("lost", ["server is stopped", "server is killed"])
+def test_a_lost_server_does_not_keep_a_life_from_being_replaced(lost: str) -> None:
+    with started() as lives:
+        start(lives, WAITS)
+        life, server = await_pid(lives), server_of(lives)
+        os.kill(server, signal.SIGSTOP if lost == "server is stopped" else signal.SIGKILL)
+        lives.kill()
+        end = lives.ended(SECONDS)
+        assert end is not None
+        assert (end.pid, end.code) == (life, -signal.SIGKILL)
+        assert (end_of(lives).said == f"prepared by {server}") is (lost == "server is stopped")
+
+
+@pytest.mark.parametrize("stopped", ["nothing", "life", "server"])
+def test_no_life_outlives_the_end_of_its_parents_line(stopped: str) -> None:
+    """Not even one that does not look at it."""
+    with started() as lives:
+        start(lives, WAITS)
+        life = await_pid(lives)
+        handle = os.pidfd_open(life)
+        if stopped != "nothing":
+            os.kill(life if stopped == "life" else server_of(lives), signal.SIGSTOP)
+    assert is_gone(handle)
+
+
+def test_all_end_with_a_parent_that_is_killed_whatever_was_forked_from_it() -> None:
+    code = f"""
+import os, signal, sys, time
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+from amusd.child import Lives
+lives = Lives([sys.executable, "-c", {SERVER!r}])
+lives.prepare({{"forks": True}})
+lives.start({{"does": {LEAVES!r}, "code": 0}})
+while lives.is_preparing:
+    lives.ended(0.01)
+fork = os.fork()
+if fork == 0:
+    {WAITS}
+    os._exit(0)
+print(lives.pid, lives._server.pid, fork, flush=True)
+sys.stdin.readline()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        assert parent.stdin is not None
+        *mine, fork = map(int, parent.stdout.readline().split())
+        try:
+            handles = [os.pidfd_open(pid) for pid in mine]
+            parent.stdin.write(b"\n")
+            parent.stdin.close()
+            assert [is_gone(handle) for handle in handles] == [True, True]
+            assert Path(f"/proc/{fork}").exists()
+        finally:
+            os.kill(fork, signal.SIGKILL)
