@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import gc
 import json
-import math
 import os
 import select
 import signal
@@ -31,9 +30,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-T = TypeVar("T")
 Orders = dict[str, Any]
 
 _EXIT_SECONDS = 5.0
@@ -111,9 +109,9 @@ class Lives:
         self._pid, self._said, self._end = None, "", None
         self._send(orders)
 
-    def ended(self, timeout: float | None) -> Ended | None:
-        """How the newest life has ended; None when it has not within `timeout` seconds (0 polls, None waits)."""
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
+    def ended(self, timeout: float) -> Ended | None:
+        """How the newest life has ended; None when it has not within `timeout` seconds (0 polls)."""
+        deadline = time.monotonic() + timeout
         while self._end is None and self._socket is not None:
             self._socket.settimeout(_left(deadline))
             try:
@@ -173,8 +171,8 @@ class Lives:
                 self._end = Ended(pid=report["pid"], code=report["ended"], said=self._said)
 
 
-def _left(deadline: float) -> float | None:
-    return None if deadline == math.inf else max(0.0, deadline - time.monotonic())
+def _left(deadline: float) -> float:
+    return max(0.0, deadline - time.monotonic())
 
 
 class Channel:
@@ -208,15 +206,11 @@ class Channel:
         threading.Thread(target=lambda: self.await_hang_up() and react(), name="parent", daemon=True).start()
 
 
-Live = Callable[[Channel, Orders, Orders, T | None], int]
-"""Does the work of one life: gets settings, orders and what was prepared; returns an exit code."""
-
-
-def serve(prepare: Callable[[Orders], T | None], live: Live[T]) -> int:
+def serve(prepare: Callable[[Orders], Any], live: Callable[[Channel, Orders, Orders, Any], int]) -> int:
     """Run `live` for each line of orders, and return the exit code of this process.
 
-    `prepare` gets the settings. What it returns is what each life is given, in a process forked from this one; if that
-    is None, this process runs the first life itself, and returns what it returns.
+    `prepare` gets the settings. `live` gets them too, orders and what was prepared, and returns an exit code: each time
+    in a process forked from this one; if None was prepared, this process runs the first life itself.
     """
     channel = Channel()
     lines = channel.lines()

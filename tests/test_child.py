@@ -106,7 +106,7 @@ def test_where_nothing_is_prepared_each_life_is_the_process_itself() -> None:
     with started() as lives:
         ends = [end_of(lives, code=code, forks=False) for code in (3, 0)]
         start(lives, WAITS, forks=False)
-        os.kill(lives.pid or 0, signal.SIGKILL)
+        os.kill(server_of(lives), signal.SIGKILL)
         ends.append(lives.ended(SECONDS) or pytest.fail("its end was not seen"))
     assert [end.code for end in ends] == [3, 0, -signal.SIGKILL]
     assert [end.said for end in ends[:2]] == ["prepared by None"] * 2

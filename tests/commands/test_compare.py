@@ -45,11 +45,9 @@ class Killing:
     def progress(self, _label: str, done: int, _num: int) -> None:
         if done == KILLED_AT:
             drafts = self.pair.drafts
-            drafts.newest = lambda: drafts.incarnation  # or it may join before the answer's last token
+            drafts.newest = lambda: drafts._incarnation  # or it may join before the answer's last token
             self.pair.kill()
-            process = drafts._process
-            assert process is not None
-            process.join(TIMEOUT_SECONDS)
+            assert drafts.ending(TIMEOUT_SECONDS)
 
     def note(self, line: str) -> None:
         self.notes.append(line)

@@ -1,8 +1,8 @@
-"""Drafts over table models in processes of their own, forked in milliseconds, for a target in the test's process."""
+"""Drafts over table models in processes of their own, for a target in the test's process."""
 
 from __future__ import annotations
 
-import multiprocessing
+import json
 import os
 import signal
 import sys
@@ -10,7 +10,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 
+import psutil
+import pytest
 from oracle import OracleDrafter, always_wrong
 from runtime.pair import PROMPT, TIMEOUT_SECONDS, VOCAB_SIZE, KeepingRecorder, oracle, paced_model, params, reference
 from runtime.table_tree import TableTreeDrafter, spread
@@ -22,13 +25,16 @@ from amusd.drafters.base import Makers, one_by_one
 from amusd.drafters.factory import LoadedDrafters
 from amusd.drafters.synthetic import right_with_probability
 from amusd.engine import Engine
-from amusd.errors import AmusdError, ConfigError, PeerLostError
+from amusd.errors import PeerLostError
 from amusd.protocol.messages import Candidate, Message
+from amusd.runtime import draft_process, startup
 from amusd.runtime.draft_client import MAX_NONSENSE
+from amusd.runtime.draft_process import DraftProcess
 from amusd.runtime.startup import connect_target, failure_report, serve
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Rendezvous, Transport
 from amusd.transport.factory import connect
+from tests.warm import Popen
 
 NUM_TOKENS = 60
 EXPECTED = reference(NUM_TOKENS)[len(PROMPT) :]
@@ -40,69 +46,31 @@ GOOD, MUTE, CRASHING, HANGING, STOPPED, BABBLING, FOREIGN = (
 """What a life of the draft is like: as it should be; ends before its Hello; fails, hangs or is stopped (SIGSTOP) after
 its first proposal, which is wrong; sends what the protocol forbids; has another tokenizer."""
 
-_fork = multiprocessing.get_context("forkserver")
-_fork.set_forkserver_preload(["torch", "amusd.engine"])
+PROGRAM = f"""
+import sys
+sys.path[:0] = {[str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]}
+from runtime.draft_processes import main
+main()
+"""
+LIVES = "TABLE_LIVES"
+"""The environment variable that tells drafts what each of them is like."""
 
 
-class TableDrafts:
-    """Starts them. A `DraftSource`; `lives` says what each incarnation is like, good ones where it says nothing."""
-
-    def __init__(self, transport: TransportConfig, lives: Mapping[int, str]) -> None:
-        self._transport = transport
-        self._lives = lives
-        self._process: multiprocessing.process.BaseProcess | None = None
-        self.incarnation = 0
-        self.refused = False
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        assert self._process.pid is not None
-        return self._process.pid
-
-    def newest(self) -> int:
-        return self.incarnation + (self._process is None or not self._process.is_alive())
-
-    def ending(self, timeout: float, /) -> str | None:
-        assert self._process is not None
-        self._process.join(timeout)
-        return None if self._process.is_alive() else f"its process ended with {self._process.exitcode}"
-
-    def tell(self, incarnation: int, rendezvous: Rendezvous | None) -> None:
-        if rendezvous is None:
-            self.refused = True
-            return
-        self.reap()
-        self.incarnation = incarnation
-        life = self._lives.get(incarnation, GOOD)
-        arguments = (self._transport, rendezvous, incarnation, life)
-        self._process = _fork.Process(target=draft_process, args=arguments, daemon=True)
-        self._process.start()
-
-    def met(self) -> None:
-        pass
-
-    def dismiss(self) -> None:
-        assert self._process is not None
-        self._process.kill()
-
-    def reap(self) -> None:
-        """Wait for the end of the present process and release what stands for it."""
-        if self._process is not None:
-            self._process.join(TIMEOUT_SECONDS)
-            assert not self._process.is_alive(), "a draft did not end"
-            self._process.close()
-            self._process = None
+def main() -> None:
+    """Be the process of a `DraftProcess`, with drafters over table models."""
+    startup.prepare_draft = lambda _config: LoadedDrafters({}, vocab_size=0, tokenizer_hash="")
+    startup.serve_draft = serve_table_draft  # type: ignore[assignment]
+    draft_process.main()
 
 
-def draft_process(transport: TransportConfig, rendezvous: Rendezvous, incarnation: int, life: str) -> None:
+def serve_table_draft(
+    config: EngineConfig, rendezvous: Rendezvous, recorder: Recorder, incarnation: int, _drafters: object
+) -> None:
     """The whole life of one."""
+    life = json.loads(os.environ[LIVES]).get(str(incarnation), GOOD)
     if life == MUTE:
         os.kill(os.getpid(), signal.SIGKILL)
-    try:
-        link = connect(transport, rendezvous)
-    except ConfigError:
-        sys.exit(1)  # the target has closed
+    link = connect(config.transport, rendezvous)
     drafters = LoadedDrafters(
         {
             "oracle": Makers(
@@ -114,11 +82,11 @@ def draft_process(transport: TransportConfig, rendezvous: Rendezvous, incarnatio
         tokenizer_hash="another" if life == FOREIGN else "",
     )
     try:
-        serve(Babbling(link) if life == BABBLING else link, drafters, Recorder("draft"), incarnation, TIMEOUT_SECONDS)
-    except (AmusdError, MemoryError) as error:
+        serve(Babbling(link) if life == BABBLING else link, drafters, recorder, incarnation, TIMEOUT_SECONDS)
+    except Exception as error:
         with suppress(PeerLostError):
             link.send(failure_report(error))
-        sys.exit(1)  # without the traceback that multiprocessing would show
+        raise
     finally:
         link.close()
 
@@ -180,7 +148,7 @@ class Babbling:
 class Survivor:
     """An engine whose drafts these are, and what is asked of it."""
 
-    def __init__(self, engine: Engine, drafts: TableDrafts) -> None:
+    def __init__(self, engine: Engine, drafts: DraftProcess) -> None:
         self.engine = engine
         self.drafts = drafts
 
@@ -194,7 +162,10 @@ class Survivor:
         return answer
 
     def kill(self) -> None:
-        self.drafts.dismiss()  # SIGKILL; nothing to a process that has been killed before, unnoticed
+        """SIGKILL; nothing to a process that has been killed before, unnoticed."""
+        assert self.drafts.pid is not None
+        with suppress(psutil.NoSuchProcess):
+            psutil.Process(self.drafts.pid).kill()
 
     def await_help(self, schedule: DecodingConfig) -> Generation:
         """Answers until a draft helps again: the first that it helped with."""
@@ -208,15 +179,22 @@ class Survivor:
 
 @contextmanager
 def survivor(kind: str, lives: Mapping[int, str] | None = None) -> Iterator[Survivor]:
-    """An engine over table models and a link of this kind; its drafts have ended when this returns."""
+    """An engine over table models and a link of this kind; its drafts have ended when this returns.
+
+    `lives` says what each incarnation is like; it is a good one where it says nothing.
+    """
     config = EngineConfig(transport=TransportConfig(kind=kind))  # type: ignore[arg-type]  # the tests choose it
-    drafts = TableDrafts(config.transport, lives or {})
     tokenizer = TableTokenizer(VOCAB_SIZE)
-    try:
-        worker, _ = connect_target(
-            config, lambda: (paced_model(PASS_SECONDS), tokenizer), drafts, KeepingRecorder("target")
-        )
-        with Engine(worker, tokenizer, drafters=["oracle"]) as engine:
-            yield Survivor(engine, drafts)
-    finally:
-        drafts.reap()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("amusd.child.subprocess.Popen", Popen)
+        patch.setattr(draft_process, "command_of", lambda _: [sys.executable, "-c", PROGRAM])
+        patch.setenv(LIVES, json.dumps(lives or {}))
+        drafts = DraftProcess(config)
+        try:
+            worker, _ = connect_target(
+                config, lambda: (paced_model(PASS_SECONDS), tokenizer), drafts, KeepingRecorder("target")
+            )
+            with Engine(worker, tokenizer, drafters=["oracle"], process=drafts) as engine:
+                yield Survivor(engine, drafts)
+        finally:
+            drafts.stop()
