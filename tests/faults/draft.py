@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,29 +76,19 @@ class WatchedDraft(DraftWorker):
     def _manage(self, opening: Open, free: list[Drafter]) -> RollbackManager:
         manager: Any = super()._manage(opening, free)
         manager.__class__, manager.world = WatchedManager, self.process.world
-        defect = self.process.drafts.defects.get(type(manager.session))
-        if defect is not None:
-            manager.session.__class__ = defect  # its state is that of the real one
         return manager
 
     def _handle(self, message: Message) -> None:
         if isinstance(message, Verdict) and message.sequence_id not in self._sequences:
             self.process.world.counts["verdict for no sequence"] += 1
         number, before = getattr(message, "sequence_id", -1), set(self._sequences)
-        with self._changes_no_other(number):
-            super()._handle(message)
+        super()._handle(message)
         if before - set(self._sequences) - self.process.watch.over:
             raise Violation(f"isolation: what came for sequence {number} has ended one that is open")
 
-    def _changes_no_other(self, sequence_id: int) -> AbstractContextManager[None]:
-        """Of those that are open before and after."""
-        sessions = [sequence.manager.session for sequence in self._sequences.values()]
-        return self.process.watch.changes_no_other(sequence_id, sessions)
-
     def _roll_back(self, sequence: DraftSequence) -> bool:
         before = sequence.num_rollbacks, sequence.manager.session.num_stale
-        with self._changes_no_other(sequence.sequence_id):
-            has_advanced = super()._roll_back(sequence)
+        has_advanced = super()._roll_back(sequence)
         counts, session = self.process.world.counts, sequence.manager.session
         counts["rollback"] += sequence.num_rollbacks - before[0]
         counts["stale verdict"] += session.num_stale - before[1]
@@ -133,8 +122,6 @@ class DraftProcess:
         self._waking = False
         self._busy_until_ns = 0
         """When its last action is over; what arrives before that waits."""
-        self._last_ns = 0
-        """What its clock has shown last."""
         self._nonce = nonce
         self._end: End | None = None
         self._handshake: Handshake | None = None
@@ -224,18 +211,10 @@ class DraftProcess:
                 ),
             },
             incarnation=self.incarnation,
-            recorder=Recorder("draft", now_ns=self._time_ns),
+            recorder=Recorder("draft", now_ns=self.world.time_ns),
             max_num_seqs=max(self.drafts.max_num_seqs, 1 + self.incarnation % 2),
             process=self,
         )
-
-    def _time_ns(self) -> int:
-        """What its clock shows, which never goes back within one life."""
-        now_ns = self.world.time_ns()
-        if now_ns < self._last_ns:
-            raise Violation(f"clock: the draft's went back by {self._last_ns - now_ns} ns")
-        self._last_ns = now_ns
-        return now_ns
 
     def _passes(self, deadline_ns: int) -> bool:
         """A draft that waits although it could work sleeps; one that has nothing to do is woken by what arrives."""
@@ -276,7 +255,6 @@ class Drafts:
         max_num_seqs: int,
         quality: float,
         silence: float,
-        defects: Mapping[type, Any],
     ) -> None:
         self.world = world
         self.weather = weather
@@ -285,8 +263,6 @@ class Drafts:
         self.max_num_seqs = max_num_seqs
         self.quality = quality
         self.silence = silence
-        self.defects = defects
-        """Real session class -> the one to put in its place."""
         self._process: DraftProcess | None = None
 
     def newest(self) -> int:

@@ -7,24 +7,21 @@ from __future__ import annotations
 
 import random
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from faults.draft import HANDSHAKE_SECONDS, Drafts
 from faults.link import End, Wires
 from faults.models import VOCAB_SIZE, HashModel, text_of
-from faults.resting import Resting
 from faults.target import WatchedClient, WatchedTarget
 from faults.watch import Violation, Watch
 from faults.weather import Weather
 from faults.world import World
-from protocol.mutants import Unhashed
 
 from amusd.policies.base import Policy
 from amusd.policies.schedules import AutoPolicy, BranchingPolicy, ChainPolicy, SynchronousPolicy, WindowedPolicy
 from amusd.protocol.messages import PROTOCOL_VERSION, Hello
-from amusd.protocol.target_session import TargetSession
 from amusd.runtime.draft_restart import FIRST_INCARNATION, DraftRestart
 from amusd.runtime.handshake import await_hello
 from amusd.runtime.target_sequence import Request, TargetSequence
@@ -40,8 +37,6 @@ MORE_TOKENS = 30
 
 MAX_NUM_SEQS = 4
 """Answers at a time at most."""
-
-UNHASHED = {TargetSession: Unhashed}
 
 
 @dataclass(frozen=True)
@@ -81,13 +76,13 @@ def scenario_of(seed: int, most: int = MAX_NUM_SEQS) -> Scenario:
     prompts = [_prompt(draw) for _ in range(num_prompts)]
     calm_after = draw.randint(3, 40) if live else None
     bare = draw.random() < 0.5
-    policy = _resting(f"rests {seed}", draw.choice(policies))
+    policy = draw.choice(policies)
     num_tokens = 700 if live else draw.randint(1, 80)
     requests = [Asked(prompt, policy, num_tokens) for prompt in prompts]
     batch = random.Random(f"batch {seed}")
     max_num_seqs = batch.randint(1, most)
     while len(requests) < max_num_seqs + (max_num_seqs > 1 and batch.randint(0, 3)):
-        policy = _resting(f"rests {batch.random()}", batch.choice(_policies(batch)))
+        policy = batch.choice(_policies(batch))
         num_tokens = batch.choice((700, batch.randint(1, 80))) if live else batch.randint(1, 80)
         cancelled_after = batch.randint(0, num_tokens) if batch.random() < 0.3 else None
         requests.append(Asked(_prompt(batch), policy, num_tokens, cancelled_after))
@@ -137,24 +132,15 @@ def _policies(draw: random.Random) -> tuple[Policy, ...]:
     )
 
 
-def _resting(seed: str, policy: Policy) -> Policy:
-    """Now and then it has the draft rest."""
-    draw = random.Random(seed)
-    return Resting(policy, draw.randint(1, 12)) if draw.random() < 0.15 else policy
-
-
 @dataclass(frozen=True)
 class Report:
     """How a run ended."""
 
-    seed: int
     violation: str | None
     log: str
     counts: Counter[str]
-    is_live: bool
-    """Its faults ended."""
     passes_to_accept: int | None
-    """After that; None where the target had given up on drafts."""
+    """After the last fault; None where faults did not end, or the target had given up on drafts."""
 
 
 @dataclass(eq=False)
@@ -177,23 +163,19 @@ class Simulation:
     def __init__(
         self,
         seed: int,
-        defects: Mapping[type, Any] | None = None,
         worker: type[WatchedTarget] = WatchedTarget,
         client: type[WatchedClient] = WatchedClient,
         most: int = MAX_NUM_SEQS,
+        *,
+        is_bare: bool = False,
     ) -> None:
-        """`defects`: real session class -> the one to put in its place; without the last lines of defence then.
-
-        `most`: answers at a time.
-        """
-        self.seed = seed
+        """`most`: answers at a time. `is_bare`: without the last lines of defence, whatever the seed says."""
         self.scenario = scenario_of(seed, most)
         self.world = World(seed)
         self.weather = Weather(self.world)
         self.watch = Watch()
-        bare = self.scenario.bare or defects is not None
-        self.defects = {**(UNHASHED if bare else {}), **(defects or {})}
-        self.wires = Wires(self.world, self.weather, any_session=bare)
+        self._is_bare = self.scenario.bare or is_bare
+        self.wires = Wires(self.world, self.weather, any_session=self._is_bare)
         self.drafts = Drafts(
             self.world,
             self.weather,
@@ -202,7 +184,6 @@ class Simulation:
             max_num_seqs=self.scenario.max_num_seqs,
             quality=self.scenario.quality,
             silence=self.scenario.silence,
-            defects=self.defects,
         )
         self._worker_class, self._client_class = worker, client
         self._traffic = random.Random(f"traffic {seed}")
@@ -222,11 +203,9 @@ class Simulation:
                     violation = str(error)
                 self.world.note(f"violation {violation}")
         return Report(
-            seed=self.seed,
             violation=violation,
             log=self.world.log,
             counts=self.world.counts,
-            is_live=self.scenario.calm_after is not None,
             passes_to_accept=self._passes_to_accept,
         )
 
@@ -269,7 +248,7 @@ class Simulation:
             world=self.world,
             weather=self.weather,
             watch=self.watch,
-            defects=self.defects,
+            is_bare=self._is_bare,
         )
         model: Any = HashModel(800, self._spend)
         number = self.scenario.max_num_seqs

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from faults.watch import Violation, Watch
 from faults.weather import Weather
 from faults.world import World
+from protocol.mutants import Unhashed
 
 from amusd.policies.base import Wait
 from amusd.protocol.messages import Candidate
@@ -23,20 +23,19 @@ from amusd.types import FinishReason
 
 @dataclass(kw_only=True)
 class WatchedClient(DraftClient):
-    """A target's client of its draft, and what comes through it; its sessions may be replaced by a defective class."""
+    """A target's client of its draft, and what comes through it."""
 
     world: World
     weather: Weather
     watch: Watch
-    defects: Mapping[type, Any]
-    """Real session class -> the one to put in its place."""
+    is_bare: bool
+    """Its sessions do not compare prefix hashes."""
     delayed_ns: int = 0
     """So long the target has stood still in all."""
 
     def open(self, sequence: TargetSequence) -> None:
-        defect = self.defects.get(type(sequence.session))
-        if defect is not None:
-            sequence.session.__class__ = defect  # its state is that of the real one
+        if self.is_bare:
+            sequence.session.__class__ = Unhashed  # its state is that of the real one
         super().open(sequence)
 
     def _attach(self, sequence: TargetSequence) -> None:
@@ -66,8 +65,7 @@ class WatchedClient(DraftClient):
             self.world.counts["candidate of an earlier answer"] += 1
         else:
             self.watch.received(message)
-        with self.watch.changes_no_other(message.sequence_id, [each.session for each in self._sequences.values()]):
-            reception = super()._receive_candidate(message)
+        reception = super()._receive_candidate(message)
         self.world.happened(f"reception {reception}")
         if reception in ("refused", Reception.FOREIGN.value):
             raise Violation(f"honesty: {message} of an honest draft was taken for {reception}")
@@ -114,6 +112,7 @@ class WatchedTarget(TargetWorker):
         for sequence, block, (num_accepted, num_alternatives) in zip(sequences, blocks, before, strict=True):
             session, own = sequence.session, sequence.metrics
             self.watch.committed(session)
+            self.world.counts["rest"] += not sequence.decision.tells_draft
             self.world.counts["alternative accepted"] += own.num_accepted_alternatives - num_alternatives
             accepted = own.num_accepted - num_accepted
             self.world.note(f"pass {session.sequence_id} {len(block.candidates)} {accepted} {session.committed_length}")

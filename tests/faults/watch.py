@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 from faults.models import Ghost, hashes_of, text_of
 
@@ -70,15 +67,6 @@ class Watch:
         """By the session that it is for."""
         self._answers[message.sequence_id].drafted |= self.ghosts.get(message, frozenset())
 
-    @contextmanager
-    def changes_no_other(self, sequence_id: int, sessions: Iterable[TargetSession | DraftSession]) -> Iterator[None]:
-        """What happens for one sequence does not change the `sessions` of the others."""
-        others = [session for session in sessions if session.sequence_id != sequence_id]
-        before = [state_of(each) for each in others]
-        yield
-        if [state_of(each) for each in others] != before:
-            raise Violation(f"isolation: what came for sequence {sequence_id} has changed another one")
-
     def committed(self, session: TargetSession) -> None:
         """I1, I2, I3, I5."""
         committed, answer = session.committed, self._answers[session.sequence_id]
@@ -130,13 +118,3 @@ class Watch:
             raise Violation("R1: the draft runs too far ahead")
         if self._answers[session.sequence_id].committed[: session.base] != session.committed:
             raise Violation("I4: the draft's base is not a committed prefix")
-
-
-def state_of(session: TargetSession | DraftSession) -> tuple[Any, ...]:
-    """What a message for another sequence must not change."""
-    if isinstance(session, DraftSession):
-        tree = [(node.token_id, node.position, node.number) for node in session.root.below()]
-        return session.committed, session.epoch, tree, len(session._unsent)
-    nodes = {number: (node.token_id, node.position, node.weight) for number, node in session._nodes.items()}
-    heard = session.attached, session.epoch, session._next_number, session._draft_base, session._draft_more
-    return session.committed, heard, nodes, dict(session._passed), session._block
