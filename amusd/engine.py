@@ -37,16 +37,15 @@ from amusd.config import (
 from amusd.config.plugins import DRAFTERS, entry_point_names, is_reference
 from amusd.errors import ConfigError, ContextLengthError
 from amusd.models.embedded_target import Report
-from amusd.models.huggingface import device_errors
-from amusd.models.loading import load_target
+from amusd.models.meeting import Meeting
 from amusd.models.ranks import Leader
 from amusd.models.tokenizer import Conversation, IncrementalDecoder, Tokenizer, user_turn
 from amusd.policies.base import Policy
 from amusd.policies.factory import make_policy, policy_name
 from amusd.runtime.devices import claim_device, settle_devices
-from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.draft_process import DraftProcess
 from amusd.runtime.draft_restart import DraftSource
+from amusd.runtime.followers import Followers
 from amusd.runtime.startup import connect_target, load_with_followers, make_leader, make_recorder
 from amusd.runtime.target_sequence import Outcome, Request
 from amusd.runtime.target_worker import TargetWorker
@@ -132,52 +131,45 @@ class Engine:
     def start(cls, config: EngineConfig) -> Engine:
         """As `launch`, from a whole configuration."""
         _check_type("config", config, EngineConfig)
-        if (size := config.target_tensor_parallel_size) > 1:
-            raise ConfigError(
-                f"target_tensor_parallel_size={size}: not from Python, where the target is this process; allowed: 1, "
-                "or start the ranks with the amusd command"
-            )
         torch.set_num_threads(config.hardware.num_threads)
         config = replace(config, hardware=settle_devices(config, warnings.warn))
-        recorder = make_recorder(Role.TARGET)
-        if not config.drafters:
-            device = claim_device(config, Role.TARGET)
-            model, tokenizer = load_target(config, device)
-            client = DraftClient(recorder, model.vocab_size)
-            with device_errors(device, only_full=True):
-                worker = TargetWorker(model, recorder, client, config.max_num_seqs)
-            return cls(worker, tokenizer)
-        process = DraftProcess(config)
+        meeting = Followers(config).meeting if config.target_tensor_parallel_size > 1 else None
+        process = DraftProcess(config) if config.drafters else None
         try:
-            return cls.connect(config, process, recorder, process=process)
+            return cls.connect(config, process, make_recorder(Role.TARGET), process=process, meeting=meeting)
         except BaseException:
-            process.stop()
+            if process is not None:
+                process.stop()
             raise
 
     @classmethod
     def connect(
         cls,
         config: EngineConfig,
-        drafts: DraftSource,
+        drafts: DraftSource | None,
         recorder: Recorder,
         *,
         report: Report | None = None,
         process: DraftProcess | None = None,
+        meeting: Meeting | None = None,
     ) -> Engine:
         """Load the target here; `drafts` starts drafts, now and where one is lost, and tells them where to connect.
 
-        The target's other ranks find it with what the first draft is told. `report` is told what takes long; `process`,
-        if given, is the draft to end with the engine.
+        `report` is told what takes long. `process`, if given, is the draft to end with the engine; `meeting` is where
+        the target's other ranks come to, which end with it, too.
         """
         claim_device(config, Role.TARGET)
-        leader = make_leader(config)
+        leader: Leader | None = None
         try:
+            leader = make_leader(config, meeting)
             worker, tokenizer = connect_target(
-                config, lambda: load_with_followers(config, leader, report), drafts, recorder, leader
+                config, lambda: load_with_followers(config, leader, report), drafts, recorder
             )
         except BaseException:
             if leader is not None:
                 leader.close()
+            elif meeting is not None:
+                meeting.stop()
             raise
         names = [drafter.kind for drafter in config.drafters]
         return cls(worker, tokenizer, drafters=names, process=process, leader=leader)

@@ -30,16 +30,15 @@ then, and writes traces to /tmp after a timeout; 0: neither.
 """
 
 
-def claim_hardware(config: RunConfig, role: Role, num_draft_gpus: int | None = None) -> RunConfig:
+def claim_hardware(config: RunConfig, role: Role) -> RunConfig:
     """Give this process, the first rank of `role`, its cores and threads; return `config` with all devices named.
 
-    `num_draft_gpus`: as of `settle_devices`. The target's process says which GPUs are shared, and
-    raises `ConfigError` for a GPU that is not there.
+    The target's process says which GPUs are shared, and raises `ConfigError` for a GPU that is not there.
     """
     engine = config.engine()
     set_environment(engine)
     if role is Role.TARGET:
-        hardware = settle_devices(engine, tell, num_draft_gpus)
+        hardware = settle_devices(engine, tell)
     else:
         hardware = dataclasses.replace(config.hardware, devices=devices_of(engine))
     on_cpu = set(hardware.devices) == {"cpu"}

@@ -1,7 +1,7 @@
 """The jobs of a command: what Hydra calls once for a run, and once for each point of a sweep.
 
 Jobs of one process share an engine as long as their engine configurations are equal. Hydra's launchers may run jobs in
-other processes, each of which then keeps an engine of its own.
+other processes, each of which makes an engine for each job.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import io
 import os
-import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
@@ -44,42 +43,48 @@ from .signals import Interrupted, raise_on_signals
 
 if TYPE_CHECKING:
     from amusd.engine import Engine
-    from amusd.runtime.draft_process import DraftProcess
     from amusd.workload import WorkloadPrompt
 
+    MakeEngine = Callable[[RunConfig, str | None, Console], Engine]
+    """Makes an engine for a configuration; the text is the format of the folder for events, as of `make_recorder`."""
+
 WITHOUT_ENGINE = ("bench", "simulate")
-"""Commands that are jobs of Hydra's, and start processes of their own or none."""
+"""Commands that start processes of their own, or none."""
+_STOP_SECONDS = 0.3
+"""How long a draft may take to end by itself if its target has no engine."""
 
 
 class Jobs:
-    """The task of one command, for `hydra.main`. Close it at the end."""
+    """The jobs of one command in this process. Close it at the end."""
 
-    def __init__(self, command: str) -> None:
+    def __init__(self, command: str, make_engine: MakeEngine | None = None) -> None:
+        """`make_engine`: in the place of a target here and a draft that this process starts."""
         self.exit_code = 0
         """That of the first job that failed here."""
         self._command = command
+        self._make_engine = make_engine or self._make_pair
         self._cores = allowed_cores()
         self._config: EngineConfig | None = None
         self._engine: Engine | None = None
-        self._drafts: DraftProcess | None = None
+        self._record: Callable[[], None] = lambda: None
         self._directory = Path()
         self._keeps_engine = True
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __reduce__(self) -> Any:
         """In another process, a job makes an engine and ends it."""
-        return vars(Jobs(self._command)) | {"_keeps_engine": False}
+        return _job_elsewhere, (self._command,)
 
     def __call__(self, composed: DictConfig) -> float:
-        """Do one job. Returns tokens a second, for sweepers that look for the best; NaN where there is no such result.
+        """Do one job of Hydra's. Returns tokens a second, for sweepers that look for the best; NaN without a result.
 
         Raises `Interrupted` alone: what fails is told in a line or with its traceback, and the next job goes on.
         """
         if self._command not in WITHOUT_ENGINE and threading.current_thread() is threading.main_thread():
             raise_on_signals()
         code = exit_code_of(lambda: self._do(composed))
+        self.exit_code = self.exit_code or code
         if not self._keeps_engine:
             self.close()
-        self.exit_code = self.exit_code or code
         result = {} if code else read_json(self._directory / RESULT_FILE) or {}
         speeds = [row.get("tokens_per_second") for row in (result.get("metrics", result), *result.get("rows", ()))]
         return max((speed for speed in speeds if speed is not None), default=float("nan"))
@@ -93,7 +98,6 @@ class Jobs:
     def _do(self, composed: DictConfig) -> int:
         hydra = HydraConfig.get()
         self._directory = Path(hydra.runtime.output_dir)
-        is_claimed = False
         number = hydra.job.num if hydra.mode is RunMode.MULTIRUN else None
         try:
             if number is not None:
@@ -101,28 +105,41 @@ class Jobs:
                 tell(f"job {number}: {' '.join(overrides)}")
                 write_json(self._directory / OVERRIDES_FILE, overrides)
             config = dataclasses.replace(config_of(composed), run_dir=str(self._directory))
-            if self._command == "serve":
-                config = with_api_key(config)
             if number is not None and is_complete(self._directory):
                 check_unchanged(self._directory, config)
                 tell(f"job {number}: done before")
                 return 0
             if number is not None:
                 clear_run(self._directory)
-            prompts = self._prompts(config)
-            if prompts is None:
-                return 0
-            create_run_directory(config)
-            is_claimed = True
-            tell(f"run directory: {self._directory}")
-            return self._run(config, prompts, number)
-        except ConfigError:
-            if is_claimed:
-                discard_run(self._directory)
-            raise
+            return self.run(config, number)
         finally:
             with suppress(OSError):
                 self._directory.rmdir()  # Hydra has made it; only an empty one can be removed
+
+    def run(self, config: RunConfig, number: int | None = None) -> int:
+        """Do one job; return its exit code. `number`: that of a job of a sweep, whose JSON is in its files alone.
+
+        Raises `ConfigError`, `PeerError`, `Interrupted`.
+        """
+        if self._command == "serve":
+            config = with_api_key(config)
+        prompts = self._prompts(config)
+        if prompts is None:
+            return 0
+        self._directory = create_run_directory(config)
+        tell(f"run directory: {self._directory}")
+        try:
+            return self._work(config, prompts, number)
+        except ConfigError:
+            discard_run(self._directory)
+            raise
+        except Interrupted:
+            tell("interrupted" if self._command == "serve" else f"interrupted; what there is lies in {self._directory}")
+            raise
+        except Exception as error:
+            keep_traceback(self._directory, Role.TARGET.value, error)
+            self.close()
+            raise
 
     def _prompts(self, config: RunConfig) -> list[WorkloadPrompt] | None:
         """The prompts, so that what is wrong with them is said before weights are loaded; None: all are answered."""
@@ -142,78 +159,84 @@ class Jobs:
         with out.opened():
             return prompts  # it can be written, and no other run does
 
-    def _run(self, config: RunConfig, prompts: Sequence[WorkloadPrompt], number: int | None) -> int:
-        """Do a job in its directory. `number`: that of a job of a sweep, whose JSON is in its files alone."""
+    def _work(self, config: RunConfig, prompts: Sequence[WorkloadPrompt], number: int | None) -> int:
         json_only = config.output == "json"
         console = Console(json_only=json_only, out=io.StringIO() if json_only and number is not None else None)
         if self._command in WITHOUT_ENGINE:
             from . import commands
 
             return int(getattr(commands, f"run_{self._command}")(config, self._directory, console))
-        try:
-            if self._command == "serve":
-                from amusd.commands.run import serve
+        if self._command == "serve":
+            from amusd.commands.run import serve
 
-                return serve(config, lambda _engine: self._start(config, None, console), console)
-            engine = self._start(config, number, console)
-            from amusd.commands.run import answer
+            return serve(config, lambda _engine: self._engine_of(config, number, console), console)
+        engine = self._engine_of(config, number, console)
+        from amusd.commands.run import answer
 
-            engine.begin_run(number or 0)
-            code = answer(self._command, config, engine, console, prompts, self._directory)
-        except Interrupted:
-            tell("interrupted" if self._command == "serve" else f"interrupted; what there is lies in {self._directory}")
-            raise
-        except ConfigError:
-            raise
-        except Exception as error:
-            keep_traceback(self._directory, Role.TARGET.value, error)
-            self.close()
-            raise
+        engine.begin_run(number or 0)
+        code = answer(self._command, config, engine, console, prompts, self._directory)
         if engine.draft_failure is not None:
             self.close()  # the next job has a draft again
         return code
 
-    def _start(self, config: RunConfig, number: int | None, console: Console) -> Engine:
-        """The engine of the job before if it is that of this one, else a new one. Raises why none can be had."""
+    def _engine_of(self, config: RunConfig, number: int | None, console: Console) -> Engine:
+        """The engine of the job before if it is that of this one, else a new one."""
         wanted = config.engine_for(self._command)
-        if self._engine is not None and wanted == self._config:
-            self._record()
-            return self._engine
-        self.close()
+        if self._engine is None or wanted != self._config:
+            self.close()
+            events = None if self._command == "serve" else events_of(self._directory, number)
+            self._engine, self._config = self._make_engine(config, events, console), wanted
+        self._record()
+        return self._engine
+
+    def _make_pair(self, config: RunConfig, events: str | None, console: Console) -> Engine:
+        """Load the target here, with its other ranks and the draft in processes of their own."""
+        from amusd.runtime.draft_process import DraftProcess
+        from amusd.runtime.followers import Followers
+
+        def record() -> None:
+            target = [os.getpid(), *(followers.pids if followers else ())]
+            write_workers(self._directory, target=target, draft=drafts.pid)
+
+        wanted = config.engine_for(self._command)
         pin_to(set(self._cores))
         set_environment(wanted)
-        from amusd.runtime.draft_process import DraftProcess
+        drafts = DraftProcess(wanted, events=events, tell_loss=tell, on_met=record)
+        followers = Followers(wanted, self._cores) if wanted.target_tensor_parallel_size > 1 else None
 
-        events = None if self._command == "serve" else events_of(self._directory, number)
-        drafts = self._drafts = DraftProcess(wanted, events=events, tell_loss=tell, on_met=self._record)
+        self._record = record
+        engine: Engine | None = None
         try:
             drafts.prepare()  # while torch is imported here
             settled = dataclasses.replace(wanted, hardware=claim_hardware(config, Role.TARGET).hardware)
-            self._record()
+            record()
             from amusd.engine import Engine
             from amusd.runtime.startup import make_recorder
 
+            meeting = None if followers is None else followers.meeting
             recorder = make_recorder(Role.TARGET, events)
-            self._engine = Engine.connect(settled, drafts, recorder, report=console.note, process=drafts)
+            engine = Engine.connect(settled, drafts, recorder, report=console.note, process=drafts, meeting=meeting)
         except PeerError as error:
             failure = drafts.start_failure()
             if failure is None:
                 raise
             raise failure from error
         finally:
-            if self._engine is None:
-                drafts.stop(0.3)
-        self._config = wanted
-        return self._engine
-
-    def _record(self) -> None:
-        """Keep `workers.json` true."""
-        assert self._drafts is not None
-        write_workers(self._directory, target=[os.getpid()], draft=self._drafts.pid)
+            if engine is None:
+                drafts.stop(_STOP_SECONDS)
+                if followers is not None:
+                    followers.stop(_STOP_SECONDS)
+        return engine
 
 
-def events_of(directory: Path, number: int | None) -> str:
-    """The folder of events of a run, or of all jobs of its sweep, as a template in which `{run}` is a job's number."""
+def _job_elsewhere(command: str) -> Jobs:
+    jobs = Jobs(command)
+    jobs._keeps_engine = False  # noqa: SLF001 - of this file
+    return jobs
+
+
+def events_of(directory: Path, number: int | None = None) -> str:
+    """The folder of events of a run, or of all jobs of its sweep, as a format in which `{run}` is a job's number."""
     whole = str(directory.parent if number is not None else directory).replace("{", "{{").replace("}", "}}")
     return f"{whole}/{{run}}/events" if number is not None else f"{whole}/events"
 
@@ -237,6 +260,5 @@ def exit_code_of(work: Callable[[], int]) -> int:
         if isinstance(error, PeerLostError | PeerFailedError) and "\n" not in str(error):
             tell(str(error))  # no bug of this process
         else:
-            with suppress(OSError):
-                traceback.print_exc(file=sys.stderr)
+            traceback.print_exc()
         return 1

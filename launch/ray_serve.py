@@ -44,6 +44,7 @@ class Replica:
         from amusd.async_engine import AsyncEngine
         from amusd.engine import Engine
         from amusd.runtime.draft_process import DraftProcess
+        from amusd.runtime.followers import Followers
         from amusd.runtime.startup import make_recorder
         from amusd.serving.app import Gate, make_app
         from amusd.serving.server import make_service
@@ -52,12 +53,17 @@ class Replica:
         self._resources = AsyncExitStack()
         try:
             config = from_mapping(RunConfig, settings)
-            drafts = self._drafts = DraftProcess(config.engine_for("serve"), tell_loss=tell)
+            engine_config = config.engine_for("serve")
+            drafts = self._drafts = DraftProcess(engine_config, tell_loss=tell)
             self._resources.callback(drafts.stop)
             drafts.prepare()
+            meeting = self._meeting = None
+            if engine_config.target_tensor_parallel_size > 1:
+                meeting = self._meeting = Followers(engine_config).meeting
+                self._resources.callback(meeting.stop)
             config = claim_hardware(config, Role.TARGET)
             engine_config, recorder = config.engine_for("serve"), make_recorder(Role.TARGET)
-            engine = AsyncEngine(lambda: Engine.connect(engine_config, drafts, recorder))
+            engine = AsyncEngine(lambda: Engine.connect(engine_config, drafts, recorder, meeting=meeting))
             service = make_service(await self._resources.enter_async_context(engine), config, engine_config)
             self._gate = Gate(make_app(service), service, tell)
         except BaseException:
@@ -72,7 +78,7 @@ class Replica:
 
     async def check_health(self) -> None:
         """Raise what Ray is to replace this replica for."""
-        failure = self._drafts.start_failure()
+        failure = (self._meeting and self._meeting.failure(0.0)) or self._drafts.start_failure()
         if failure is not None:
             raise failure
         status, document = await self._gate.service.health()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -12,6 +13,7 @@ from types import FrameType
 GRACE_SECONDS = 1.5
 """Time from a signal to the certain end of this process."""
 _WATCH = "signals"
+_PR_SET_PDEATHSIG = 1
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -53,6 +55,15 @@ def raise_on_signals() -> None:
         signal.signal(number, on_signal)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     threading.Thread(target=watch, name=_WATCH, daemon=True).start()
+
+
+def end_with_parent() -> None:
+    """Have the kernel send SIGTERM to this process when its parent dies (Linux; elsewhere nothing)."""
+    if sys.platform.startswith("linux"):
+        parent = os.getppid()
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+        if os.getppid() != parent:  # it died before the call
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def ignore_signals() -> None:

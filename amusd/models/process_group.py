@@ -1,17 +1,14 @@
 """A process group of torch for the ranks of one model alone, and the watch over a rank that is lost.
 
 The group is made directly and registered nowhere: there is no default group, and the draft never joins. Where each
-rank has a GPU of its own it is NCCL, otherwise gloo. The ranks are on one machine, and meet through a file and the
-loopback interface. What they exchange is neither encrypted nor authenticated.
+rank has a GPU of its own it is NCCL, otherwise gloo. It carries tensors only, neither encrypted nor authenticated.
 
-gloo: an exchange blocks the host, and raises as soon as another rank is gone, or after `EXCHANGE_SECONDS`. `abort` ends
-it before that, by a receive that runs out, after which gloo closes all connections.
+gloo: an exchange blocks the host, and raises as soon as another rank's process is gone, or after `EXCHANGE_SECONDS`.
 
 NCCL: an exchange is put on the current stream, and the host goes on. Nothing is raised where another rank is gone: the
-kernel spins, and the host may block in any call that needs the device (a wait, a copy, even a launch once the queue is
-full). So a thread (`Watch`) waits for the end of a socket to another rank, which the kernel reports at once, and aborts
-the group. The device goes on with numbers that mean nothing, and so does the host, which must ask `is_lost` before it
-uses them. Exchanges can be captured in a CUDA graph, under these rules:
+kernel spins, and the host may block in any call that needs the device. So a thread (`Watch`) looks after the links to
+the other ranks, and aborts the group. The device goes on with numbers that mean nothing, and so does the host, which
+must ask `is_lost` before it uses them. Exchanges can be captured in a CUDA graph, under these rules:
 
 - Capture and replay are collective: all ranks capture the same exchanges in the same order, and replay the same graph.
   Exchanges outside of graphs (prompts) may stand between them, on the same stream.
@@ -31,8 +28,6 @@ References:
 from __future__ import annotations
 
 import atexit
-import select
-import socket
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -44,15 +39,17 @@ import torch
 from torch import Tensor, distributed
 
 from amusd.errors import RankLostError, first_line
+from amusd.models.meeting import Meeting
 
 Backend: TypeAlias = Literal["gloo", "nccl"]
 
 EXCHANGE_SECONDS = 60.0
 """Longest that one rank waits for the others in the middle of a pass."""
-_LOOPBACK = "127.0.0.1"
 _NO_TAG = 2**16  # of a receive that nobody sends to
 _c10d: Any = distributed  # whose own type stubs know little of what is used here
 _WATCHDOG_SECONDS = 2 * EXCHANGE_SECONDS  # NCCL: later than our own deadline, which says more
+WATCH_SECONDS = 0.05
+"""How often it is looked whether another rank is lost."""
 ABORT_SECONDS = 2.0
 """Longest wait for the end of an abort; NCCL ends its kernels at once, but waits for graphs to be destroyed."""
 MOST_GATHERED_ROWS = 64
@@ -65,27 +62,17 @@ rows at the same places in every mode; there NCCL adds, in float32, since a sum 
 """
 
 
-def backend_for(devices: Sequence[str]) -> Backend:
+def backend_for(devices: Sequence[str], *, same_machine: bool = True) -> Backend:
     """The backend for ranks on these devices. NCCL refuses two ranks on one GPU."""
     on_gpus = all(device.startswith("cuda") for device in devices)
-    return "nccl" if on_gpus and len(set(devices)) == len(devices) else "gloo"
-
-
-def join_store(folder: Path, size: int) -> Any:
-    """The store in which the ranks find each other: a file in `folder`. Raises RuntimeError."""
-    if not folder.is_dir():  # in which a FileStore would wait for minutes to make a file
-        raise RuntimeError(f"{folder} is gone")
-    return _c10d.FileStore(str(folder / "group"), size)
+    return "nccl" if on_gpus and (len(set(devices)) == len(devices) or not same_machine) else "gloo"
 
 
 class ProcessGroup:
     """The ranks of the target that have met in one store."""
 
-    def __init__(self, store: Any, rank: int, size: int, device: str, backend: Backend) -> None:
-        """Meet the others; returns once all have come. Raises `RankLostError` after `EXCHANGE_SECONDS`.
-
-        `store`: from `join_store`.
-        """
+    def __init__(self, meeting: Meeting, rank: int, size: int, device: str, backend: Backend) -> None:
+        """Meet the others; returns once all have come. Raises `RankLostError` after `EXCHANGE_SECONDS`."""
         from torch.distributed import distributed_c10d as c10d
 
         self._size = size
@@ -97,7 +84,7 @@ class ProcessGroup:
         first = c10d.AllgatherOptions()  # type: ignore[attr-defined]
         first.asyncOp = True
         try:
-            self._group = _make(store, rank, size, device, backend)
+            self._group = _make(meeting, rank, size, device, backend)
             # The first exchange of NCCL makes its communicator. With a time of its own, `wait` blocks the host.
             _, work = self._gather(torch.zeros(1, device=device), first)
             work.wait(timedelta(seconds=EXCHANGE_SECONDS))
@@ -163,7 +150,12 @@ def _wait(work: Any) -> None:
         work.wait()
 
 
-def _make(store: Any, rank: int, size: int, device: str, backend: Backend) -> Any:
+def _make(meeting: Meeting, rank: int, size: int, device: str, backend: Backend) -> Any:
+    store = meeting.store
+    if store is None:
+        if not Path(meeting.address).is_dir():  # in which a FileStore would wait for minutes to make a file
+            raise RuntimeError(f"{meeting.address} is gone")
+        store = _c10d.FileStore(str(Path(meeting.address) / "group"), size)
     if backend == "nccl":
         settings = _c10d.ProcessGroupNCCL.Options()
         settings._timeout = timedelta(seconds=_WATCHDOG_SECONDS)  # noqa: SLF001 - no public name
@@ -172,35 +164,30 @@ def _make(store: Any, rank: int, size: int, device: str, backend: Backend) -> An
     gloo = _c10d.ProcessGroupGloo
     settings = gloo._Options()  # noqa: SLF001 - no public name
     settings._timeout = timedelta(seconds=EXCHANGE_SECONDS)  # noqa: SLF001 - no public name
-    settings._devices = [gloo.create_device(hostname=_LOOPBACK)]  # noqa: SLF001 - no public name
+    settings._devices = [gloo.create_device(hostname=meeting.host)]  # noqa: SLF001 - no public name
     return gloo(store, rank, size, settings)
 
 
 class Watch:
-    """Aborts a group once: when a socket to another rank ends, or on request."""
+    """Aborts a group once: when another rank is lost, or on request."""
 
-    def __init__(self, sockets: Sequence[int], abort: Callable[[], None]) -> None:
-        """`sockets`: file numbers, open until `end` has returned. `abort` is called in a thread, and may block."""
+    def __init__(self, has_lost: Callable[[], bool], abort: Callable[[], None]) -> None:
+        """`has_lost` and `abort` are called in a thread; `abort` may block."""
         self.is_lost = False
-        """A socket has ended: nothing that the device computes from now on may be used."""
-        self._asked, self._asking = socket.socketpair()
+        """Another rank is lost: nothing that the device computes from now on may be used."""
+        self._over = threading.Event()
         # A daemon, since nothing can end an abort that waits for a graph.
-        self._thread = threading.Thread(target=self._run, args=(sockets, abort), name="amusd-rank-watch", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(has_lost, abort), name="amusd-rank-watch", daemon=True)
         self._thread.start()
 
     def end(self) -> None:
         """Abort the group now, and return once that is done or `ABORT_SECONDS` have passed. Idempotent."""
-        self._asking.close()
+        self._over.set()
         self._thread.join(ABORT_SECONDS)
         if self._thread.is_alive():  # it ends with the graphs, and must not return to an interpreter that has ended
             atexit.register(self._thread.join, ABORT_SECONDS)
 
-    def _run(self, sockets: Sequence[int], abort: Callable[[], None]) -> None:
-        with self._asked, self._asking:
-            poller = select.poll()
-            poller.register(self._asked, select.POLLIN)
-            for number in sockets:
-                poller.register(number, 0)  # the end is always reported; words are for others to read
-            ended = {number for number, _ in poller.poll()}
-            self.is_lost = self._asked.fileno() not in ended
+    def _run(self, has_lost: Callable[[], bool], abort: Callable[[], None]) -> None:
+        while not (self.is_lost or self._over.wait(WATCH_SECONDS)):
+            self.is_lost = has_lost()
         abort()

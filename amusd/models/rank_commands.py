@@ -6,19 +6,44 @@ require. They answer nothing.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
+from amusd.errors import PeerProtocolError
 from amusd.models.cached_model import CachedModel
 from amusd.models.kv_cache import PreallocatedCache
 from amusd.models.language_model import SamplerRows
 from amusd.models.passes import Part, Pass, PathRows
+
+
+@dataclass(frozen=True, slots=True)
+class PathsCommand:
+    """`PathRows` in short."""
+
+    runs: Sequence[tuple[int, int]]
+    """The prefix as runs of slots that follow each other: the first one of each, and how many."""
+    paths: Sequence[Sequence[int]]
+
+    @classmethod
+    def of(cls, rows: PathRows | None) -> Self | None:
+        """The same rows."""
+        if rows is None:
+            return None
+        breaks = np.flatnonzero(np.diff(rows.prefix, prepend=-2) != 1)
+        counts = np.diff(breaks, append=len(rows.prefix))
+        runs = zip(rows.prefix[breaks].tolist(), counts.tolist(), strict=True)
+        return cls(list(runs), [[int(slot) for slot in path] for path in rows.paths])
+
+    def rows(self) -> PathRows:
+        """The inverse of `of`."""
+        prefix = [np.arange(first, first + count) for first, count in self.runs]
+        return PathRows(np.concatenate((np.arange(0), *prefix)), self.paths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +55,7 @@ class PartCommand:
     start: int
     """Its length before the call."""
     token_ids: Sequence[int] = ()
-    rows: PathRows | None = None
+    paths: PathsCommand | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +69,9 @@ class RankCommand:
     capacity: int
     spare: int
     """Slots of each of them for nodes of a tree."""
-    dropped: tuple[int, ...] = ()
+    dropped: Sequence[int] = ()
     """Memories that the leader has no more."""
-    parts: tuple[PartCommand, ...]
+    parts: Sequence[PartCommand]
     with_logits: bool = True
     steps: int = 1
     sampler: int = 0
@@ -55,23 +80,16 @@ class RankCommand:
     """Rows of the last pass over the one cache of `parts`; None: compute a pass."""
 
     def to_bytes(self) -> bytes:
-        """JSON for a follower."""
-        values = _as_mapping(self)
-        values["parts"] = [
-            _as_mapping(part) | {"rows": None if part.rows is None else _packed(part.rows)} for part in self.parts
-        ]
-        return json.dumps(values).encode()
+        """MessagePack for a follower."""
+        return msgspec.msgpack.encode(self)
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> RankCommand:
-        """The inverse of `to_bytes`."""
-        values: dict[str, Any] = json.loads(data)
-        values["dropped"] = tuple(values["dropped"])
-        values["parts"] = tuple(
-            PartCommand(**part | {"rows": None if part["rows"] is None else _unpacked(**part["rows"])})
-            for part in values["parts"]
-        )
-        return cls(**values)
+    def from_bytes(cls, frame: bytes) -> RankCommand:
+        """The inverse of `to_bytes`. Raises `PeerProtocolError`."""
+        try:
+            return msgspec.msgpack.decode(frame, type=cls)
+        except msgspec.MsgspecError as error:
+            raise PeerProtocolError(f"rank 0 of the target: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,26 +129,10 @@ def follow(model: CachedModel, commands: Iterable[RankCommand]) -> None:
         parts = []
         for part in command.parts:
             inputs = np.zeros((len(part.token_ids), 0), dtype=np.int64)
+            rows = None if part.paths is None else part.paths.rows()
             wanted = None if sampler is None else SamplerRows(sampler, inputs)
-            parts.append(Part(caches[part.cache], part.token_ids, part.rows, wanted))
+            parts.append(Part(caches[part.cache], part.token_ids, rows, wanted))
         model.run(Pass(parts, command.with_logits, command.steps))
         for computed in parts:
             if computed.rows is not None:
                 computed.cache.path_slots = computed.rows.slots
-
-
-def _as_mapping(of: RankCommand | PartCommand) -> dict[str, Any]:
-    return {field.name: getattr(of, field.name) for field in fields(of)}
-
-
-def _packed(rows: PathRows) -> dict[str, Any]:
-    """The prefix as runs of slots that follow each other, for JSON."""
-    breaks = np.flatnonzero(np.diff(rows.prefix, prepend=-2) != 1)
-    counts = np.diff(breaks, append=len(rows.prefix))
-    runs = np.stack((rows.prefix[breaks], counts), axis=1)
-    return {"runs": runs.tolist(), "paths": [list(path) for path in rows.paths]}
-
-
-def _unpacked(runs: list[list[int]], paths: list[list[int]]) -> PathRows:
-    prefix = [np.arange(first, first + count) for first, count in runs]
-    return PathRows(np.concatenate((np.arange(0), *prefix)), paths)

@@ -1,53 +1,87 @@
-"""The meeting of the ranks of one model, and the commands and exchanges between them.
+"""The ranks of one model: commands of the first one to the others, and exchanges of tensors between all.
 
-The first rank, the leader, decides everything; before each of its passes it commands the others to compute the same
-pass. A command is a few bytes over a socket file in a folder that only this user can enter: the kernel wakes a follower
-for a command, and ends the socket with the leader's process, so an idle follower needs no heartbeat. Tensors go through
-a process group, and meanwhile a thread watches the sockets (`process_group.py`).
+The first rank, the leader, decides everything; before each of its passes it commands the others, the followers, to
+compute the same pass. A command is a short message on the link to each follower. Tensors go through a process group,
+and meanwhile a thread watches the links (`process_group.py`).
 """
 
 from __future__ import annotations
 
-import json
-import shutil
-import socket
-import tempfile
+import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from multiprocessing.connection import Connection, wait
-from pathlib import Path
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Protocol
 
+import msgspec
 from torch import Tensor
 
-from amusd.errors import ConfigError, PeerFailedError, RankLostError, first_line
+from amusd import __version__
+from amusd.errors import ConfigError, PeerFailedError, PeerLostError, PeerProtocolError, RankLostError, first_line
 from amusd.models.kv_cache import KVMemory
 from amusd.models.language_model import Sampler
+from amusd.models.meeting import Meeting
 from amusd.models.passes import Part, Pass
-from amusd.models.process_group import Backend, ProcessGroup, Watch, join_store
-from amusd.models.rank_commands import PartCommand, RankCommand
+from amusd.models.process_group import Backend, ProcessGroup, Watch
+from amusd.models.rank_commands import PartCommand, PathsCommand, RankCommand
 from amusd.models.sharding import Ranks
 
-Wire: TypeAlias = "Connection[Any, Any]"
-
 IDLE_SECONDS = 1.0
-"""Longest single wait for a command; a follower waits again as long as the leader lives."""
-_REASON_SECONDS = 1.0  # after an exchange has failed: how long the reason may take to arrive
-_COMMANDS = "commands"
-"""Name of the socket file in the folder that is a leader's address."""
+"""Longest single wait for a command; a follower waits again as long as the leader is there."""
+LOOK_SECONDS = 0.02
+"""How often the leader looks for a report of a follower that it waits for."""
+REASON_SECONDS = 1.0
+"""How long the reason may take to arrive once an exchange has failed."""
+
+
+class Link(Protocol):
+    """One end of a link between the leader and a follower. All but `close` may raise `PeerLostError`."""
+
+    def send_frame(self, frame: bytes) -> None:
+        """Queue a message."""
+        ...
+
+    def receive_frame(self, timeout: float) -> bytes | None:
+        """The next message, or None after `timeout` seconds."""
+        ...
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the other end has come and gone."""
+        ...
+
+    def close(self) -> None:
+        """Release everything. Idempotent."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What a follower says: first that it is ready, or why it is not; in the end why it ends."""
+
+    is_ready: bool = False
+    version: str = __version__
+    failure: str | None = None
+    is_users_mistake: bool = False
+    has_lost_another: bool = False
+    """It ends because another rank did."""
 
 
 class _ConnectedRanks(Ranks):
     """A rank that meets the others in a process group."""
 
     _others: str
-    """The ranks at the other end of this rank's sockets."""
+    """The ranks at the other end of this rank's links."""
 
-    def __init__(self, rank: int, size: int, backend: Backend) -> None:
+    def __init__(self, rank: int, size: int, links: Mapping[int, Link], meeting: Meeting, backend: Backend) -> None:
         super().__init__(rank, size)
         self.captures = backend == "nccl"
+        self._links = dict(links)
+        self._using = threading.Lock()
+        """Held by the thread that uses a link: this rank's, or that of the watch."""
+        self._meeting = meeting
         self._backend: Backend = backend
         self._group: ProcessGroup | None = None
         self._watch: Watch | None = None
@@ -63,30 +97,39 @@ class _ConnectedRanks(Ranks):
     def check(self) -> None:
         """See `Ranks`."""
         if self._watch is not None and self._watch.is_lost:
-            raise self._reason(self._gone())
+            raise self._reason(RankLostError(f"{self._others} of the target is gone"))
 
     def abort(self) -> None:
         """See `Ranks`."""
         if self._watch is not None:
             self._watch.end()
 
-    def _meet(self, store: Any, device: str, sockets: Sequence[int]) -> None:
-        self._group = ProcessGroup(store, self.rank, self.size, device, self._backend)
-        self._watch = Watch(sockets, self._group.abort)
+    def close(self) -> None:
+        """Leave. Idempotent."""
+        self.abort()
+        with self._using:
+            for link in self._links.values():
+                link.close()
+        self._group = None
+
+    def _meet(self, device: str) -> None:
+        self._group = ProcessGroup(self._meeting, self.rank, self.size, device, self._backend)
+        self._watch = Watch(self._has_lost_another, self._group.abort)
 
     @property
     def _met(self) -> ProcessGroup:
         assert self._group is not None, "the others are not ready"
         return self._group
 
+    def _has_lost_another(self) -> bool:
+        with self._using:
+            return any(link.is_lost for link in self._links.values())
+
     def _exchange(self, exchange: Callable[[Tensor], Tensor], part: Tensor) -> Tensor:
         try:
             return exchange(part)
         except RankLostError as error:
             raise self._reason(error) from None
-
-    def _gone(self, why: str = "") -> RankLostError:
-        return RankLostError(f"{self._others} of the target is gone{why}")
 
     def _reason(self, error: RankLostError) -> Exception:
         """The error behind `error`, as far as this rank knows."""
@@ -98,59 +141,37 @@ class Leader(_ConnectedRanks):
 
     _others = "a rank"
 
-    def __init__(self, size: int, backend: Backend = "gloo") -> None:
-        """Open the meeting place of the `size` ranks. Raises `ConfigError` where there can be none."""
-        super().__init__(0, size, backend)
-        self._folder = Path(tempfile.mkdtemp(prefix="amusd-ranks-"))
-        self._followers: dict[int, Wire] = {}
+    def __init__(self, links: Sequence[Link], meeting: Meeting, backend: Backend = "gloo") -> None:
+        """`links`: to ranks 1 and up; closed by `close`."""
+        super().__init__(0, len(links) + 1, dict(enumerate(links, start=1)), meeting, backend)
         self._numbers: weakref.WeakKeyDictionary[KVMemory, int] = weakref.WeakKeyDictionary()
         self._num_memories = 0
         self._dropped: list[int] = []
         self._samplers: dict[Sampler, int] = {}
-        try:
-            self._door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self._door.bind(str(self._folder / _COMMANDS))
-            self._door.listen(size)
-        except (OSError, AttributeError) as error:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            raise ConfigError(f"target_tensor_parallel_size={size}: no socket file on this machine: {error}") from None
-
-    @property
-    def address(self) -> str:
-        """The folder in which the followers find this rank."""
-        return str(self._folder)
 
     def await_followers(self, device: str, timeout_seconds: float) -> None:
-        """Wait until all have come and are ready to compute, and connect them.
+        """Wait until all are ready to compute, and meet them.
 
         Raises `ConfigError` for what a follower reports as the user's mistake, `PeerError` when one fails or does not
         come.
         """
         deadline = time.monotonic() + timeout_seconds
-        while len(self._followers) < self.size - 1:
-            connection = self._accept(deadline)
-            self._followers[int(_receive(connection, deadline)["rank"])] = connection
-        self._door.close()
-        waiting = {connection: rank for rank, connection in self._followers.items()}
-        while waiting:
-            ready = wait(list(waiting), max(0.0, deadline - time.monotonic()))
-            if not ready:
-                raise RankLostError(
-                    f"rank {min(waiting.values())} of the target was not ready in {timeout_seconds:g} s"
-                )
-            for follower in ready:
-                assert isinstance(follower, Connection)
-                report = _report_of(follower)
-                if not report.get("ready"):
-                    raise self._as_error(waiting[follower], report)
-                del waiting[follower]
-        self._send(b"{}")  # all are there: meet
-        self._meet(
-            join_store(self._folder, self.size),
-            device,
-            [connection.fileno() for connection in self._followers.values()],
-        )
-        shutil.rmtree(self._folder, ignore_errors=True)
+        waiting = set(self._links)
+        while True:
+            for rank in sorted(waiting):
+                if (report := self._receive(rank)) is not None:
+                    if (failure := _failure_of(rank, report)) is not None:
+                        raise failure
+                    waiting.discard(rank)
+            if not waiting:
+                break
+            if self._meeting.failure(0.0) is not None:
+                raise self._reason(RankLostError("a rank of the target is gone"))
+            if time.monotonic() >= deadline:
+                raise RankLostError(f"rank {min(waiting)} of the target was not ready in {timeout_seconds:g} s")
+            time.sleep(LOOK_SECONDS)
+        self._send(b"meet")
+        self._meet(device)
 
     def announce(self, parts: Sequence[Part], work: Pass | None, kept: Sequence[int] = ()) -> None:
         """Command the followers to do this. Raises `PeerError` when one is gone."""
@@ -160,7 +181,7 @@ class Leader(_ConnectedRanks):
             self._num_memories += 1
             number = self._numbers[cache.memory] = self._num_memories
             weakref.finalize(cache.memory, self._dropped.append, number).atexit = False
-        dropped = tuple(self._dropped)
+        dropped = list(self._dropped)
         del self._dropped[: len(dropped)]
         sampler = 0
         if work is not None and work.sampler is not None:
@@ -171,7 +192,10 @@ class Leader(_ConnectedRanks):
             capacity=cache.capacity,
             spare=cache.spare,
             dropped=dropped,
-            parts=tuple(PartCommand(part.cache.number, part.cache.length, part.token_ids, part.rows) for part in parts),
+            parts=[
+                PartCommand(part.cache.number, part.cache.length, part.token_ids, PathsCommand.of(part.rows))
+                for part in parts
+            ],
             with_logits=work is None or work.with_logits,
             steps=1 if work is None else work.steps,
             sampler=sampler,
@@ -181,49 +205,45 @@ class Leader(_ConnectedRanks):
 
     def close(self) -> None:
         """Let the followers end. Idempotent."""
-        self._door.close()
-        self.abort()
-        for connection in self._followers.values():
-            connection.close()
-        self._group = None
-        shutil.rmtree(self._folder, ignore_errors=True)
+        super().close()
+        self._meeting.stop()
 
-    def _send(self, data: bytes) -> None:
+    def _send(self, frame: bytes) -> None:
         try:
-            for connection in self._followers.values():
-                connection.send_bytes(data)
-        except OSError as error:
-            raise self._reason(self._gone(f": {error}")) from None
+            with self._using:
+                for link in self._links.values():
+                    link.send_frame(frame)
+        except PeerLostError:
+            raise self._reason(RankLostError("a rank of the target is gone")) from None
 
-    def _accept(self, deadline: float) -> Wire:
-        self._door.settimeout(max(0.001, deadline - time.monotonic()))
+    def _receive(self, rank: int) -> Report | None:
+        """The next report of a follower; None when none is there. Raises why it is gone."""
         try:
-            accepted, _ = self._door.accept()
-        except TimeoutError:
-            missing = sorted(set(range(1, self.size)) - set(self._followers))
-            raise RankLostError(f"rank {missing[0]} of the target did not come") from None
-        accepted.settimeout(None)  # a Connection polls by itself
-        return Connection(accepted.detach())
+            with self._using:
+                frame = self._links[rank].receive_frame(0.0)
+        except PeerLostError:
+            raise self._meeting.failure(REASON_SECONDS) or RankLostError(f"rank {rank} of the target is gone") from None
+        try:
+            return None if frame is None else msgspec.msgpack.decode(frame, type=Report)
+        except msgspec.MsgspecError as error:
+            raise PeerProtocolError(f"rank {rank} of the target: {error}") from None
 
     def _reason(self, error: RankLostError) -> Exception:
         """The end of a rank that is behind `error`, as the followers' last words tell; else the error itself."""
-        deadline = time.monotonic() + _REASON_SECONDS
-        waiting = {connection: rank for rank, connection in self._followers.items()}
-        while waiting and (ready := wait(list(waiting), max(0.0, deadline - time.monotonic()))):
-            for connection in ready:
-                assert isinstance(connection, Connection)
-                report = _report_of(connection)
-                if not report.get("lost"):  # a rank that ends because of another is not the reason
-                    return self._as_error(waiting[connection], report)
-                del waiting[connection]
-        return error
-
-    def _as_error(self, rank: int, report: dict[str, Any]) -> ConfigError | PeerFailedError | RankLostError:
-        if "failure" not in report:
-            return RankLostError(f"rank {rank} of the target is gone")
-        if report["users_mistake"]:
-            return ConfigError(report["failure"])
-        return PeerFailedError(f"rank {rank} of the target failed: {report['failure']}")
+        deadline = time.monotonic() + REASON_SECONDS
+        waiting = set(self._links)
+        while waiting and time.monotonic() < deadline:
+            for rank in sorted(waiting):
+                try:
+                    report = self._receive(rank)
+                except Exception as reason:  # noqa: BLE001 - it is raised by the caller
+                    return reason
+                if report is not None and report.has_lost_another:
+                    waiting.discard(rank)
+                elif report is not None and (failure := _failure_of(rank, report)) is not None:
+                    return failure
+            time.sleep(LOOK_SECONDS)
+        return self._meeting.failure(0.0) or error
 
 
 class Follower(_ConnectedRanks):
@@ -231,73 +251,54 @@ class Follower(_ConnectedRanks):
 
     _others = "rank 0"
 
-    def __init__(self, address: str, rank: int, size: int, backend: Backend = "gloo") -> None:
-        """Come to the leader at `address`. Raises `RankLostError` when it is not there."""
-        super().__init__(rank, size, backend)
-        self._folder = Path(address)
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            connection.connect(str(self._folder / _COMMANDS))
-        except OSError as error:
-            connection.close()
-            raise RankLostError(f"rank 0 of the target is not on this machine, or gone: {error}") from None
-        self._leader = Connection(connection.detach())
-        self._say(rank=rank)
+    def __init__(self, rank: int, size: int, link: Link, meeting: Meeting, backend: Backend = "gloo") -> None:
+        """`link`: to the leader; closed by `close`."""
+        super().__init__(rank, size, {0: link}, meeting, backend)
+        self._link = link
 
     def ready(self, device: str, timeout_seconds: float) -> None:
         """The model is loaded: wait for the others to be ready too. Raises `RankLostError`."""
-        self._say(ready=True)
-        _receive(self._leader, time.monotonic() + timeout_seconds)
         try:
-            store = join_store(self._folder, self.size)
-        except RuntimeError as error:
-            raise self._gone(f": {first_line(error)}") from None
-        self._meet(store, device, [self._leader.fileno()])
+            self._say(Report(is_ready=True))
+            if self._link.receive_frame(timeout_seconds) is None:
+                raise RankLostError(f"rank 0 of the target was not ready in {timeout_seconds:g} s")
+        except PeerLostError as error:
+            raise error if isinstance(error, RankLostError) else RankLostError("rank 0 of the target is gone") from None
+        self._meet(device)
 
     def commands(self) -> Iterator[RankCommand]:
-        """The leader's commands, until it ends."""
+        """The leader's commands, until it ends. Raises `PeerProtocolError` for what is none."""
         while True:
-            if not self._leader.poll(IDLE_SECONDS):
-                continue
             try:
-                data = self._leader.recv_bytes()
-            except (EOFError, OSError):
+                with self._using:
+                    frame = self._link.receive_frame(IDLE_SECONDS)
+            except PeerLostError:
                 return
-            yield RankCommand.from_bytes(data)
+            if frame is not None:
+                yield RankCommand.from_bytes(frame)
 
     def close(self, error: BaseException | None = None) -> None:
         """Leave; the leader is told why, unless it was a signal. Idempotent."""
-        with suppress(RankLostError):  # the leader is gone
+        with suppress(PeerLostError):  # the leader is gone
             if isinstance(error, RankLostError):
-                self._say(lost=True)
+                self._say(Report(has_lost_another=True))
             elif isinstance(error, Exception):
-                self._say(failure=first_line(error), users_mistake=isinstance(error, ConfigError))
-        self.abort()
-        self._leader.close()
-        self._group = None
+                self._say(Report(failure=first_line(error), is_users_mistake=isinstance(error, ConfigError)))
+        super().close()
 
-    def _say(self, **values: Any) -> None:
-        try:
-            self._leader.send_bytes(json.dumps(values).encode())
-        except OSError as error:
-            raise self._gone(f": {error}") from None
+    def _say(self, report: Report) -> None:
+        with self._using:
+            self._link.send_frame(msgspec.msgpack.encode(report))
 
 
-def _receive(connection: Wire, deadline: float) -> dict[str, Any]:
-    """The next message of the other end. Raises `RankLostError` when it ends or the deadline passes."""
-    try:
-        if connection.poll(max(0.0, deadline - time.monotonic())):
-            values: dict[str, Any] = json.loads(connection.recv_bytes())
-            return values
-    except (EOFError, OSError):
-        raise RankLostError("another rank of the same model is gone") from None
-    raise RankLostError("another rank of the same model says nothing")
-
-
-def _report_of(connection: Wire) -> dict[str, Any]:
-    """The message of a follower whose connection is readable; empty when it is gone."""
-    try:
-        values: dict[str, Any] = json.loads(connection.recv_bytes())
-    except (EOFError, OSError):
-        return {}
-    return values
+def _failure_of(rank: int, report: Report) -> ConfigError | PeerFailedError | RankLostError | None:
+    """Why the leader cannot go on with a follower that says this; None if it can."""
+    if report.is_users_mistake:
+        return ConfigError(report.failure)
+    if report.failure is not None:
+        return PeerFailedError(f"rank {rank} of the target failed: {report.failure}")
+    if report.has_lost_another:
+        return RankLostError(f"rank {rank} of the target has lost another rank")
+    if report.version != __version__:
+        return ConfigError(f"rank {rank} of the target has amusd {report.version}, and rank 0 has {__version__}")
+    return None

@@ -28,15 +28,12 @@ def count_gpus() -> int:
     return torch.cuda.device_count()
 
 
-def devices_of(config: EngineConfig, num_draft_gpus: int | None = None) -> tuple[str, ...]:
-    """Device of each rank of the world, the target's first: as configured, else placed on the GPUs of this machine.
-
-    `num_draft_gpus`: GPUs of the draft's machine; None: it is this one.
-    """
+def devices_of(config: EngineConfig) -> tuple[str, ...]:
+    """Device of each rank of the world, the target's first: as configured, else placed on the GPUs of this machine."""
     named = config.hardware.devices
     if named:
         return named if len(named) == config.num_ranks else named[:1] * config.num_ranks
-    return place(count_gpus(), config.target_tensor_parallel_size, num_draft_gpus)
+    return place(count_gpus(), config.target_tensor_parallel_size)
 
 
 def device_of(config: EngineConfig, role: Role, rank: int = 0) -> str:
@@ -57,23 +54,15 @@ def free_bytes(device: str) -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def settle_devices(
-    config: EngineConfig, tell: Callable[[str], None], num_draft_gpus: int | None = None
-) -> HardwareConfig:
+def settle_devices(config: EngineConfig, tell: Callable[[str], None]) -> HardwareConfig:
     """The hardware of `config` with the device of every rank named, for whoever starts the workers.
 
-    `tell` gets one line where ranks share a GPU unasked. `num_draft_gpus`: as of `devices_of`. Raises `ConfigError`
-    where a GPU that a rank is to use is not there.
+    `tell` gets one line where ranks share a GPU unasked. Raises `ConfigError` where a GPU that a rank is to use is not
+    there.
     """
-    devices = devices_of(config, num_draft_gpus)
-    is_apart = num_draft_gpus is not None
-    check_devices(in_role(devices, Role.TARGET) if is_apart else devices)
-    if num_draft_gpus is not None and devices[-1] != "cpu" and gpu_number(devices[-1]) >= num_draft_gpus:
-        raise ConfigError(
-            f"hardware.devices={list(devices)}: there is no {devices[-1]} on the draft's machine, which has "
-            f"{num_draft_gpus} GPUs"
-        )
-    shared = sharing(config, devices) if not is_apart and not config.hardware.devices else None
+    devices = devices_of(config)
+    check_devices(devices)
+    shared = None if config.hardware.devices else sharing(config, devices)
     if shared is not None:
         tell(f"{shared}; each waits while the other computes (docs/one_gpu.md)")
     return dataclasses.replace(config.hardware, devices=devices)

@@ -11,8 +11,8 @@ Rank 0 leads the target. Lists with an entry for each rank, such as `hardware.de
     one for each rank of the target    on the first ones          on the last one, which the target has too
     fewer                              spread over all of them    on the last one, which the target has too
 
-A draft on another machine has the first GPU there. Pure functions of how many GPUs and how many ranks there are, by the
-standard library alone: `devices.py` knows what is there, and refuses.
+On several machines this holds for the ranks of each. Pure functions of how many GPUs and how many ranks there are, by
+the standard library alone: `devices.py` knows what is there, and refuses.
 """
 
 from __future__ import annotations
@@ -31,18 +31,13 @@ def in_role(of_world: Sequence[_T], role: Role) -> list[_T]:
     return list(of_world[:-1] if role is Role.TARGET else of_world[-1:])
 
 
-def place(num_gpus: int, num_target_ranks: int = 1, num_draft_gpus: int | None = None) -> tuple[str, ...]:
-    """Device of each rank of the world. Neighbouring ranks share a GPU if there are too few.
-
-    `num_draft_gpus`: GPUs of the draft's machine; None: it is the target's.
-    """
+def place(num_gpus: int, num_target_ranks: int = 1) -> tuple[str, ...]:
+    """Device of each rank of the world. Neighbouring ranks share a GPU if there are too few."""
+    if num_gpus == 0:
+        return ("cpu",) * (num_target_ranks + 1)
     num_used = min(num_target_ranks, num_gpus)
     targets = [f"cuda:{rank * num_used // num_target_ranks}" for rank in range(num_target_ranks)]
-    if num_gpus == 0:
-        targets = ["cpu"] * num_target_ranks
-    if num_draft_gpus is None:
-        return (*targets, f"cuda:{min(num_target_ranks, num_gpus - 1)}" if num_gpus else "cpu")
-    return (*targets, "cuda:0" if num_draft_gpus else "cpu")
+    return (*targets, f"cuda:{min(num_target_ranks, num_gpus - 1)}")
 
 
 def sharing(config: EngineConfig, devices: Sequence[str]) -> str | None:

@@ -22,7 +22,8 @@ from amusd.models.embedded_target import Report
 from amusd.models.huggingface import device_errors
 from amusd.models.language_model import LanguageModel
 from amusd.models.loading import check_target, describe_drafter, load_target
-from amusd.models.process_group import backend_for
+from amusd.models.meeting import Meeting
+from amusd.models.process_group import Backend, backend_for
 from amusd.models.rank_commands import follow
 from amusd.models.ranks import Follower, Leader
 from amusd.models.sharding import ALONE
@@ -40,7 +41,7 @@ from amusd.runtime.remote_drafter import RemoteDraft, RemoteDrafter
 from amusd.runtime.target_worker import TargetWorker
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Rendezvous, Transport
-from amusd.transport.factory import can_listen_again, connect, listen
+from amusd.transport.factory import can_listen_again, connect, listen, numbered_link
 from amusd.types import Role
 
 logger = logging.getLogger(__name__)
@@ -59,23 +60,23 @@ def make_recorder(role: Role, events: str | None = None) -> Recorder:
 def connect_target(
     config: EngineConfig,
     load: Callable[[], tuple[LanguageModel, Tokenizer]],
-    drafts: DraftSource,
+    drafts: DraftSource | None,
     recorder: Recorder,
-    leader: Leader | None = None,
 ) -> tuple[TargetWorker, Tokenizer]:
-    """Listen, tell the draft and the target's other ranks where, load the target meanwhile, and shake hands.
+    """Listen, tell the draft where, load the target meanwhile, and shake hands. None: there is no draft.
 
-    A lost draft is replaced from `drafts`, the first one too; the other ranks are told once, with the first draft, and
-    notice nothing.
+    A lost draft is replaced from `drafts`, the first one too.
 
     Raises `ConfigError` when the pair cannot work together, `PeerError` when the draft fails or does not come.
     """
+    if drafts is None:
+        model, tokenizer = load()
+        return _target_worker(config, model, recorder, DraftClient(recorder, model.vocab_size)), tokenizer
     nonce = secrets.randbits(64)
     listener = listen(config.transport, nonce, link_devices(config))
     link: Transport = listener
     try:
-        ranks = None if leader is None else leader.address
-        drafts.tell(FIRST_INCARNATION, Rendezvous(listener.address, nonce, ranks))
+        drafts.tell(FIRST_INCARNATION, Rendezvous(listener.address, nonce))
         model, tokenizer = load()
         own, timeout_seconds = target_hello(model, tokenizer), config.startup_timeout_seconds
         restart = (
@@ -96,8 +97,12 @@ def connect_target(
         link.close()
         raise
     client = DraftClient(recorder, model.vocab_size, link, peer, 2 * config.transport.delay_ms / 1e3, restart)
+    return _target_worker(config, model, recorder, client), tokenizer
+
+
+def _target_worker(config: EngineConfig, model: LanguageModel, recorder: Recorder, client: DraftClient) -> TargetWorker:
     with device_errors(device_of(config, Role.TARGET), only_full=True):
-        return TargetWorker(model, recorder, client, config.max_num_seqs), tokenizer
+        return TargetWorker(model, recorder, client, config.max_num_seqs)
 
 
 def _await_next(restart: DraftRestart, loss: PeerLostError, deadline: float) -> tuple[Transport, Hello]:
@@ -128,17 +133,25 @@ def target_hello(model: LanguageModel, tokenizer: Tokenizer) -> Hello:
     )
 
 
-def make_leader(config: EngineConfig) -> Leader | None:
-    """The first of the target's ranks, which awaits the others; None where there are none.
+def make_leader(config: EngineConfig, meeting: Meeting | None) -> Leader | None:
+    """The first of the target's ranks, which awaits the others at `meeting`; None where there are none.
 
-    Raises `ConfigError` for a model that they cannot share: before a worker is told of the others.
+    Raises `ConfigError` for a model that they cannot share.
     """
-    size = config.target_tensor_parallel_size
-    if size == 1:
+    if meeting is None:
         return None
-    devices = in_role(devices_of(config), Role.TARGET)
-    check_target(config, devices[0])
-    return Leader(size, backend_for(devices))
+    check_target(config, device_of(config, Role.TARGET))
+    with ExitStack() as opened:
+        links = []
+        for rank in range(1, config.target_tensor_parallel_size):
+            links.append(numbered_link(config.transport, meeting.address, rank, Role.TARGET, listens=True))
+            opened.callback(links[-1].close)
+        opened.pop_all()
+    return Leader(links, meeting, _backend(config, meeting))
+
+
+def _backend(config: EngineConfig, meeting: Meeting) -> Backend:
+    return backend_for(in_role(devices_of(config), Role.TARGET), same_machine=meeting.store is None)
 
 
 def load_with_followers(
@@ -172,26 +185,23 @@ def cache_bytes(model: CachedModel, max_num_seqs: int) -> int:
     return max_num_seqs * model.max_length * cache.nbytes // cache.allocated
 
 
-def run_follower(config: EngineConfig, rank: int, address: str) -> None:
-    """Be another rank of the target than the first, which is at `address`: load a part and compute what that commands.
+def run_follower(config: EngineConfig, rank: int, meeting: Meeting) -> None:
+    """Be another rank of the target than the first: load a part of the model, and compute what the first one commands.
 
-    Returns when the leader ends, or another rank is lost. Whatever else goes wrong is reported to the leader, and
-    raised.
+    Returns when that ends, when another rank is lost, and after any other failure that it was told of, which is raised
+    if it is not the user's mistake.
     """
     torch.set_num_threads(config.hardware.num_threads)
-    devices = in_role(devices_of(config), Role.TARGET)
-    try:
-        follower = Follower(address, rank, len(devices), backend_for(devices))
-    except PeerLostError:
-        return  # it has ended, and has said why
+    link = numbered_link(config.transport, meeting.address, rank, Role.TARGET, listens=False)
+    follower = Follower(rank, config.target_tensor_parallel_size, link, meeting, _backend(config, meeting))
     try:
         device = claim_device(config, Role.TARGET, rank)
         model, _ = load_target(config, device, ranks=follower)
         follower.ready(device, config.startup_timeout_seconds)
         with device_errors(device, only_full=True):
             follow(model, follower.commands())
-    except PeerLostError as error:
-        follower.close(error)  # the leader says so
+    except (PeerLostError, ConfigError) as error:
+        follower.close(error)  # the first rank says so
     except BaseException as error:
         follower.close(error)
         raise

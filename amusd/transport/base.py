@@ -69,14 +69,12 @@ class Guarded(Protocol):
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """The way to the target: for the draft the link, for further ranks of the target the first rank."""
+    """The draft's way to the target."""
 
     address: str
     """`shm://PATH`, `ipc://PATH`, or `tcp`, `gloo` or `nccl` with `://HOST:PORT`."""
     nonce: int
     """64-bit number of the session; frames that carry another one are dropped."""
-    ranks: str | None = None
-    """Address at which the first of several ranks of the target awaits the others; None for a single rank."""
 
 
 class FrameCodec:

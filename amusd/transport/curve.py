@@ -2,12 +2,11 @@
 
     target.key  target.key_secret     the end that listens
     draft.key   draft.key_secret      the end that connects
-    store.key_secret                  what both ends seal with while they have no link yet (`launch/store.py`)
 
 A `.key` file holds a public key, a `.key_secret` file both; their format is that of `zmq.auth`. The target lets in
 every owner of the secret of a `draft*.key` in its folder, so that a second draft is one more file; the draft talks to
-the owner of `target.key` alone. A machine needs its own role's secret, the other role's public key and the store's
-secret, and no more.
+the owner of `target.key` alone. A machine needs its own role's secret and the other role's public key, and no more.
+Ranks of one target have the target's secret, and talk to each other by it.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from amusd.files import make_new_folder
 from amusd.types import Role
 
 _LINE = r'^\s*{name}-key\s*=\s*"([0-9A-Za-z.:+=^!/*?&<>()\[\]{{}}@%$#-]{{40}})"\s*$'
-_STORE = "store.key_secret"
 _DOMAIN = "amusd"  # names the list of keys to libzmq; without a domain it would let in every key that works
 _FOLDER_MODE = 0o700
 _SECRET_MODE = 0o600
@@ -77,7 +75,6 @@ def write_keys(folder: Path) -> None:
             public_path, secret_path = _paths(folder, role)
             _write(public_path, {"public": public}, _PUBLIC_MODE)
             _write(secret_path, {"public": public, "secret": secret}, _SECRET_MODE)
-        _write(folder / _STORE, {"secret": zmq.curve_keypair()[1]}, _SECRET_MODE)
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be used: {error.strerror}") from None
 
@@ -92,11 +89,6 @@ def read_keys(folder: Path, role: Role) -> Keys:
     if not paths:
         raise ConfigError(f"transport.keys={folder}: has no draft*.key, so that no draft could come in")
     return Keys(public, secret, frozenset(_key(_read(path), "public", path) for path in paths))
-
-
-def read_store_key(folder: Path) -> bytes:
-    """The key that both ends seal with. Raises as `read_keys`."""
-    return _key(_read_secret(folder / _STORE), "secret", folder / _STORE)
 
 
 def _paths(folder: Path, role: Role) -> tuple[Path, Path]:

@@ -8,6 +8,7 @@ link are imported when that link is made: without ZeroMQ the other links work.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -117,6 +118,22 @@ def _connect(config: TransportConfig, rendezvous: Rendezvous, devices: tuple[str
 
         return SharedMemoryTransport.connect(address, nonce)
     return _zeromq().connect(address, nonce, insecure=config.insecure, keys=keys_of(config, Role.DRAFT))
+
+
+def numbered_link(config: TransportConfig, address: str, number: int, role: Role, *, listens: bool) -> ZeroMQTransport:
+    """One end of a link beside that of the draft: between the first rank of the target and another process of its run.
+
+    `address`: a folder that only this user can enter, or `tcp://HOST:PORT`, whose port `number` is added to. `role`: of
+    the other process; between ranks of the target both ends prove that they own the target's key. Raises ConfigError.
+    """
+    make = _zeromq().bind if listens else _zeromq().connect
+    if not address.startswith("tcp://"):
+        return make(f"ipc://{address}/{number}", 0)
+    keys = keys_of(config, Role.TARGET if listens else role)
+    if keys is not None and role is Role.TARGET:
+        keys = replace(keys, peers=frozenset({keys.public}))
+    host, _, port = address.rpartition(":")
+    return make(f"{host}:{int(port) + number}", 0, insecure=config.insecure, keys=keys)
 
 
 def _zeromq() -> type[ZeroMQTransport]:

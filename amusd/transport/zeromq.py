@@ -141,9 +141,18 @@ class ZeroMQTransport:
             "transport.keys, from one `amusd keys`, or neither"
         )
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the peer has come and gone. Raises PeerLostError when this end is closed."""
+        self._watch_peer()
+        return self._is_lost
+
     def send(self, message: Message) -> None:
         """Queue a message. Raises PeerLostError."""
-        frame = self.frames.encode(message)
+        self.send_frame(self.frames.encode(message))
+
+    def send_frame(self, frame: bytes) -> None:
+        """Queue any bytes. Raises PeerLostError."""
         if time.monotonic() >= self._next_look:
             self._watch_peer()
         if not self._is_lost and not self._pending and self._try_send(frame):
@@ -165,10 +174,22 @@ class ZeroMQTransport:
 
     def receive(self, timeout: float) -> Message | None:
         """The next message, or None after `timeout` seconds. Raises PeerLostError."""
+        deadline = time.monotonic() + timeout
+        for _ in range(MAX_QUEUED_MESSAGES):  # a flood of bad frames must not hold the worker
+            frame = self.receive_frame(deadline - time.monotonic())
+            if frame is None:
+                return None
+            message = self.frames.accept(frame)
+            if message is not None:
+                return message
+        return None
+
+    def receive_frame(self, timeout: float) -> bytes | None:
+        """The next bytes, or None after `timeout` seconds (0 polls). Raises PeerLostError."""
         if self._is_closed:
             raise PeerLostError("this end of the link is closed")
         deadline = time.monotonic() + timeout
-        while (message := self._next_message()) is None:
+        while not self._has_input():  # a third of the cost of a `recv` that finds nothing
             now = time.monotonic()
             if now >= self._next_look:
                 self._watch_peer()
@@ -182,7 +203,7 @@ class ZeroMQTransport:
                 self._next_look = 0.0
         if self._pending:
             self._watch_peer()  # the peer has come: what waits for it goes out now
-        return message
+        return self._socket.recv(zmq.NOBLOCK)
 
     def close(self) -> None:
         """Release everything, at most `CLOSE_SECONDS` later. Idempotent; never raises."""
@@ -225,16 +246,6 @@ class ZeroMQTransport:
         except zmq.Again:
             return False
         return True
-
-    def _next_message(self) -> Message | None:
-        """The next good message that is here; bounded, so that a flood of bad frames cannot hold the worker."""
-        for _ in range(MAX_QUEUED_MESSAGES):
-            if not self._has_input():  # a third of the cost of a `recv` that finds nothing
-                return None
-            message = self.frames.accept(self._socket.recv(zmq.NOBLOCK))
-            if message is not None:
-                return message
-        return None
 
     def _has_input(self) -> bool:
         return bool(zmq.zmq_poll(self._input, 0))

@@ -1,0 +1,25 @@
+"""Where the ranks of one model meet. Imports no torch, so that whoever starts them need not wait for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meeting:
+    """What a rank knows of the others before it has a link to them."""
+
+    address: str
+    """On one machine a folder that only this user can enter; else `tcp://HOST:PORT`: rank R uses port PORT + R."""
+    host: str = LOOPBACK
+    """Address of this machine at which gloo listens."""
+    store: Any = None
+    """Store of torch in which the process group is formed; None: a file in the folder."""
+    failure: Callable[[float], Exception | None] = lambda _timeout: None
+    """Waits up to so many seconds; returns why another rank's process has failed, if this one has started it."""
+    stop: Callable[[], None] = lambda: None
+    """Ends the other ranks' processes, if this one has started them."""
