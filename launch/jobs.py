@@ -127,6 +127,7 @@ class Jobs:
         if prompts is None:
             return 0
         self._directory = create_run_directory(config)
+        config = dataclasses.replace(config, run_dir=str(self._directory))
         tell(f"run directory: {self._directory}")
         try:
             return self._work(config, prompts, number)

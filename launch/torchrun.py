@@ -41,6 +41,7 @@ from amusd.types import Role
 
 from .devices import NCCL_SETTINGS, set_threads
 from .jobs import Jobs
+from .run_directory import write_workers
 
 if TYPE_CHECKING:
     from amusd.engine import Engine
@@ -208,24 +209,35 @@ def run_rank(command: str, config: RunConfig, own: Place) -> int:
     return 0
 
 
+def ranks_of(own: Place, num_targets: int) -> tuple[range, range]:
+    """The ranks that this process stands for, and those of the target that are on its machine."""
+    each = num_targets // (own.size - 1)
+    first = own.rank - own.local_rank
+    here = range(each * first, each * min(first + own.local_size, own.size - 1))
+    return (range(num_targets, num_targets + 1) if own.is_last else range(each * own.rank, each * (own.rank + 1))), here
+
+
+def own_devices(config: RunConfig, own: Place) -> list[str]:
+    """Devices of the ranks that this process stands for: those named, or else of the GPUs of its machine."""
+    ranks, here = ranks_of(own, config.target_tensor_parallel_size)
+    if config.hardware.devices:
+        named = devices_of(config.engine())
+        return [named[rank] for rank in ranks]
+    placed = place(count_gpus(), len(here))
+    return [placed[rank - here.start] for rank in ranks]
+
+
 def _on_devices(config: RunConfig, own: Place, store: Store, cores: list[int]) -> RunConfig:
     """The configuration with the device of each rank; a rank of the target on a CPU keeps to cores of its own."""
-    num_targets = config.target_tensor_parallel_size
-    each = num_targets // (own.size - 1)  # ranks of the target in each process but the last
-    first = own.rank - own.local_rank
-    num_here = each * max(0, min(own.local_size, own.size - 1 - first))
-    ranks = [num_targets] if own.is_last else list(range(each * own.rank, each * (own.rank + 1)))
     if own.is_apart:
-        here = place(count_gpus(), num_here)
-        given = dict(enumerate(devices_of(config.engine()) if config.hardware.devices else ()))
-        devices = [given.get(rank, here[-1] if own.is_last else here[rank - each * first]) for rank in ranks]
+        devices = own_devices(config, own)
         check_devices(devices)
         store.put(f"devices/{own.rank}", " ".join(devices))
         everywhere = [device for rank in range(own.size) for device in store.get(f"devices/{rank}").split()]
         config = dataclasses.replace(config, hardware=dataclasses.replace(config.hardware, devices=tuple(everywhere)))
-    if not own.is_last and config.hardware.devices[ranks[0]] == "cpu":
-        rank = ranks[0] - each * first
-        pin_to(cores_for(Role.TARGET, cores, config.hardware, rank=rank, num_target_ranks=num_here))
+    (rank, *_), here = ranks_of(own, config.target_tensor_parallel_size)
+    if not own.is_last and config.hardware.devices[rank] == "cpu":
+        pin_to(cores_for(Role.TARGET, cores, config.hardware, rank=rank - here.start, num_target_ranks=len(here)))
     return config
 
 
@@ -339,30 +351,35 @@ def _decoded(frame: bytes, kind: type[T]) -> T:
 
 
 def _run_target(command: str, config: RunConfig, own: Place, store: Store, cores: Sequence[int]) -> int:
-    engine = config.engine_for(command)
     with ExitStack() as stack:
         if not own.is_apart:
             folder = tempfile.mkdtemp(prefix="amusd-ranks-")
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
             store.put("folder", folder)
         meeting = _meeting(config, own, store)
+        if own.is_apart:
+            link_config = dataclasses.replace(config.transport, address=meeting.address)
+            config = dataclasses.replace(config, transport=link_config)
         number = config.target_tensor_parallel_size
         link = numbered_link(config.transport, meeting.address, number, Role.DRAFT, listens=True)
         stack.enter_context(closing(link))
         others: Meeting | None = meeting
+        engine = config.engine_for(command)
         if engine.target_tensor_parallel_size == 1:
             others = None
         elif own.size == 2:
             others = Followers(engine, cores).meeting
             stack.callback(others.stop)
 
-        def make_engine(_config: RunConfig, events: str | None, console: Console) -> Engine:
+        def make_engine(config: RunConfig, events: str | None, console: Console) -> Engine:
             from amusd import engine as engines
             from amusd.runtime.startup import make_recorder
 
             drafts = DraftElsewhere(link, events)
             recorder = make_recorder(Role.TARGET, events)
-            return engines.Engine.connect(engine, drafts, recorder, report=console.note, meeting=others)
+            made = engines.Engine.connect(engine, drafts, recorder, report=console.note, meeting=others)
+            write_workers(Path(config.run_dir or "."), target=[os.getpid()], draft=drafts.pid)
+            return made
 
         with closing(Jobs(command, make_engine)) as jobs:
             return jobs.run(config)

@@ -41,7 +41,6 @@ PROGRAMS = {
     "python",
     ".venv/bin/python",
     "torchrun",
-    "launch/two_nodes.sh",
     "examples/sweep.sh",
 }
 
@@ -92,9 +91,8 @@ def test_a_command_line_can_be_pasted(
         if arguments[0] not in ("trace", "keys", "export-draft") and "--cfg" not in arguments:
             assert main([*arguments, "--cfg", "job"]) == 0, capsys.readouterr().err
             config_of(OmegaConf.create(capsys.readouterr().out))
-    elif program in ("torchrun", "launch/two_nodes.sh"):
-        there = ["transport.address=tcp://10.0.0.1:29501"] if program != "torchrun" else []
-        compose_config([*there, *(word for word in arguments if "=" in word and not word.startswith("--"))])
+    elif program == "torchrun":
+        compose_config([word for word in arguments if "=" in word and not word.startswith("--")])
     else:
         scripts = [word for word in words if word.endswith((".py", ".sh"))]
         assert all((ROOT / script).is_file() for script in scripts)

@@ -29,7 +29,8 @@ from amusd.models.fused import rotate_and_store, silu_and_multiply
 from amusd.models.graphs import Replay, run_each_time
 from amusd.models.huggingface import prepare_device
 from amusd.models.loading import capture_for
-from amusd.models.process_group import MOST_GATHERED_ROWS, ProcessGroup, Watch, join_store
+from amusd.models.meeting import Meeting
+from amusd.models.process_group import MOST_GATHERED_ROWS, ProcessGroup, Watch
 from amusd.models.row_attention import attend_rows
 from amusd.models.synthetic import SHAPES
 from amusd.sampling.noise import Domain, codes_of, halves_of, key_of
@@ -220,7 +221,7 @@ def group(job: Job) -> bool:
     store = job.results / job.part / "store"
     store.mkdir(parents=True)
     os.environ.update(NCCL_SETTINGS)
-    ranks = ProcessGroup(join_store(store, 1), 0, 1, device, "nccl" if device == GPU else "gloo")
+    ranks = ProcessGroup(Meeting(address=str(store)), 0, 1, device, "nccl" if device == GPU else "gloo")
     few, many = (torch.randn((rows, 512)).to(device) for rows in (ROWS, MOST_GATHERED_ROWS + 1))
     found: list[Tensor] = []
 
@@ -248,7 +249,7 @@ def group(job: Job) -> bool:
         ended.set()
 
     started = time.perf_counter()
-    Watch((), abort).end()
+    Watch(lambda: False, abort).end()
     job.write(
         "group",
         backend="nccl" if device == GPU else "gloo",

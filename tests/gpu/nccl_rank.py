@@ -1,4 +1,4 @@
-"""A second rank of a small model, as a process: `nccl_rank.py ADDRESS DEVICE BACKEND CAPTURES NUM_COMMANDS`.
+"""A second rank of a small model, as a process: `nccl_rank.py FOLDER DEVICE BACKEND CAPTURES NUM_COMMANDS`.
 
 It follows; with NUM_COMMANDS, it obeys so many commands and kills itself at the next one.
 """
@@ -15,6 +15,7 @@ from typing import Any, cast
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from models import tiny
+from models.linked_ranks import come
 from models.test_decoder import Case, stock_model
 
 from amusd.models.attention import register_attention
@@ -25,7 +26,6 @@ from amusd.models.loading import capture_for
 from amusd.models.numerics import Numerics
 from amusd.models.process_group import Backend
 from amusd.models.rank_commands import RankCommand, follow
-from amusd.models.ranks import Follower
 from amusd.models.sharding import ALONE, Ranks
 
 DEADLINE_SECONDS = 120.0
@@ -49,8 +49,8 @@ def small_model(device: str, *, captures: bool, ranks: Ranks = ALONE) -> CachedM
     return wrap_model(source, options)
 
 
-def run(address: str, device: str, backend: str, captures: str, num_commands: str = "") -> None:
-    follower = Follower(address, 1, 2, cast("Backend", backend))
+def run(folder: str, device: str, backend: str, captures: str, num_commands: str = "") -> None:
+    follower = come(Path(folder), 1, 2, cast("Backend", backend))
 
     def commands() -> Iterator[RankCommand]:
         for number, command in enumerate(follower.commands()):

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from gpu.nccl_rank import DEADLINE_SECONDS, small_model
+from models.linked_ranks import lead
 
 from amusd.errors import RankLostError
 from amusd.models.cached_model import CachedModel
@@ -40,12 +41,12 @@ def _settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def two_ranks(*, captures: bool, num_commands: int | None = None) -> Iterator[tuple[Leader, CachedModel]]:
+def two_ranks(folder: Path, *, captures: bool, num_commands: int | None = None) -> Iterator[tuple[Leader, CachedModel]]:
     """A leader here and a follower in a process, which dies at a command where `num_commands` says so."""
-    leader = Leader(2, "nccl")
+    leader = lead(folder, 2, "nccl")
     checkout = Path(__file__).parents[2]
     arguments = [
-        leader.address,
+        str(folder),
         DEVICES[1],
         "nccl",
         str(int(captures)),
@@ -76,16 +77,18 @@ def decoded(model: CachedModel) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("captures", [False, True], ids=["computed anew", "graphs"])
-def test_two_gpus_choose_what_one_does(captures: bool) -> None:
+def test_two_gpus_choose_what_one_does(tmp_path: Path, captures: bool) -> None:
     expected = decoded(small_model(DEVICES[0], captures=captures))
-    with two_ranks(captures=captures) as (_, model):
+    with two_ranks(tmp_path, captures=captures) as (_, model):
         assert decoded(model) == expected
         assert decoded(model) == expected
 
 
 @pytest.mark.parametrize("captures", [False, True], ids=["computed anew", "graphs"])
-def test_a_rank_that_is_killed_amid_a_pass_is_named_at_once_and_the_device_goes_on(captures: bool) -> None:
-    with two_ranks(captures=captures, num_commands=6) as (_, model):
+def test_a_rank_that_is_killed_amid_a_pass_is_named_at_once_and_the_device_goes_on(
+    tmp_path: Path, captures: bool
+) -> None:
+    with two_ranks(tmp_path, captures=captures, num_commands=6) as (_, model):
         with ThreadPoolExecutor(1) as pool:
             passes = pool.submit(lambda: [decoded(model) for _ in range(3)])
             error = passes.exception(FOUND_SECONDS)

@@ -1,4 +1,4 @@
-"""Runs the launcher as a user does: as a process of its own, with workers that need no model."""
+"""Runs the launcher as a user does: as a process of its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import psutil
 
 from tests.warm import ROOT, Popen
 
-FAKE = "--roles=tests.launch.fake_workers"
 SECONDS = 240.0
 """The longest any of these processes may take on a busy machine."""
 WAITING = ("policy=chain", "min_candidates=2", "max_wait_passes=10000", "max_silence_seconds=60")
@@ -39,15 +38,12 @@ def amusd_command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "launch.main", *arguments]
 
 
-def torchrun_command(*arguments: str, num_processes: int = 2) -> list[str]:
-    flags = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={num_processes}"]
-    return [sys.executable, "-m", "torch.distributed.run", *flags, str(ROOT / "launch" / "run.py"), *arguments]
+ONE_NODE = ("--standalone", "--local-addr=127.0.0.1")
 
 
-def node_variables(rank: int, address: str, port: int) -> dict[str, str]:
-    """What `launch/two_nodes.sh` tells `launch/run.py`."""
-    here = {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
-    return {**here, "MASTER_ADDR": address, "MASTER_PORT": str(port)}
+def torchrun_command(*arguments: str, num_processes: int = 2, flags: Sequence[str] = ONE_NODE) -> list[str]:
+    program = [f"--nproc-per-node={num_processes}", str(ROOT / "launch" / "run.py")]
+    return [sys.executable, "-m", "torch.distributed.run", *flags, *program, *arguments]
 
 
 def run(command: list[str], folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -1,4 +1,4 @@
-"""`launch/kubernetes/` against schemas, and what its pods start: no cluster is here."""
+"""What `launch/slurm.sh` and the pods of `launch/kubernetes/` start, in clusters that are played: none is here."""
 
 from __future__ import annotations
 
@@ -12,26 +12,64 @@ from typing import Any
 
 import pytest
 import yaml
-from launch.job import Options
 
-from launch.compose import compose_config
+from amusd.config import RunConfig
+from launch.torchrun import Place, compose
 from tests.warm import ROOT
 
 MANIFESTS = ROOT / "launch" / "kubernetes"
-TOLD = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
-PLAYED_PROGRAM = "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ)]))"
+PLAYED_PROGRAM = "import json, sys; print(json.dumps(sys.argv[1:]))"
 PLAYED = f'exec {sys.executable} -S -c \'{PLAYED_PROGRAM}\' "$@" >> "$OUT"'
 
 
-def started(folder: Path) -> list[tuple[list[str], dict[str, str]]]:
-    return [tuple(json.loads(line)) for line in (folder / "out").read_text().splitlines()]
+def started(folder: Path) -> list[list[str]]:
+    return [json.loads(line) for line in (folder / "out").read_text().splitlines()]
+
+
+def played(folder: Path, **programs: str) -> dict[str, str]:
+    """An environment in which these shell scripts are called in the places of programs."""
+    for name, text in programs.items():
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+    return {"PATH": f"{folder}:/usr/bin:/bin", "OUT": str(folder / "out")}
+
+
+def check_line(arguments: list[str], rank: int, processes: tuple[int, int], address: str) -> RunConfig:
+    """The configuration that one node's torchrun is started with, as that of one engine over two nodes."""
+    flags = ["--nnodes=2", f"--node-rank={rank}", f"--nproc-per-node={processes[rank]}"]
+    flags += [f"--master-addr={address}", "--master-port=29500", "-m", "amusd_launch.run"]
+    assert arguments[: len(flags) + 2] == ["-m", "torch.distributed.run", *flags]
+    own = Place(rank=rank, size=sum(processes), local_size=processes[rank], address=address, port=29500, run="")
+    command, config = compose(arguments[len(flags) + 2 :], own)
+    assert command == "serve"
+    assert (config.transport.address, config.transport.keys) == (f"tcp://{address}:29501", "/tmp/keys")
+    return config
+
+
+def test_each_node_of_a_slurm_job_gets_its_place_in_one_engine(tmp_path: Path) -> None:
+    srun = """if [ "$1" = --nodes=1 ]; then echo "10.0.0.3 172.17.0.1 "; exit; fi
+        while [ "${1#--}" != "$1" ]; do shift; done
+        for SLURM_NODEID in 0 1; do export SLURM_NODEID; "$@" || exit; done"""
+    scontrol = '[ "$*" = "show hostnames node[3-4]" ] && printf "node3\\nnode4\\n"'
+    job = {"SLURM_JOB_NODELIST": "node[3-4]", "SLURM_NNODES": "2", "PROCESSES": "2 1"}
+    text = 'prompt=it\'s $HOME, "said" *'
+    done = subprocess.run(
+        [str(ROOT / "launch" / "slurm.sh"), "serve", "target_tensor_parallel_size=2", "transport.keys=/tmp/keys", text],
+        env={**played(tmp_path, srun=srun, scontrol=scontrol, python3=PLAYED), **job},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    for rank, arguments in enumerate(started(tmp_path)):
+        config = check_line(arguments, rank, (2, 1), "10.0.0.3")
+        assert config.prompt == text.removeprefix("prompt=")
 
 
 def test_shellcheck_finds_nothing() -> None:
     shellcheck = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     if shellcheck is None:
         pytest.skip("shellcheck is not installed (make test-all brings it)")
-    done = subprocess.run([shellcheck, str(ROOT / "launch" / "two_nodes.sh")], capture_output=True, text=True)
+    done = subprocess.run([shellcheck, str(ROOT / "launch" / "slurm.sh")], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 
 
@@ -44,45 +82,17 @@ def pod_templates() -> dict[str, Any]:
     return {"leader": workers["leaderTemplate"], "worker": workers["workerTemplate"]}
 
 
-def started_by(pod: str, folder: Path, **variables: str) -> tuple[list[str], dict[str, str]]:
-    """What a pod's command starts, as its shell says it, with programs in the places of those it calls."""
-    (container,) = pod_templates()[pod]["spec"]["containers"]
-    for name, text in {"python3": PLAYED, "install": 'echo "$@" >> "$OUT.installed"', "getent": "exit 0"}.items():
-        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
-    for path in folder.iterdir():
-        path.chmod(0o755)
-    played = {"PATH": f"{folder}:/usr/bin:/bin", "OUT": str(folder / "out")}
-    done = subprocess.run(container["command"], env={**played, **variables}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    ((arguments, found),) = started(folder)
-    return arguments, found
-
-
 @pytest.mark.parametrize(("index", "pod"), [(0, "leader"), (1, "worker")])
 def test_the_pods_of_a_leader_worker_set_are_the_two_roles_of_one_engine(tmp_path: Path, index: int, pod: str) -> None:
+    (container,) = pod_templates()[pod]["spec"]["containers"]
     template = manifest("leaderworkerset.yaml")["spec"]["leaderWorkerTemplate"]
     key = {"AMUSD_API_KEY": "secret"} if pod == "leader" else {}
-    arguments, variables = started_by(
-        pod,
-        tmp_path,
-        LWS_WORKER_INDEX=str(index),
-        LWS_GROUP_SIZE=str(template["size"]),
-        LWS_LEADER_ADDRESS="lead",
-        **key,
-    )
-    assert arguments[:2] == ["-m", "amusd_launch.run"]
-    options = Options.parse(arguments[2:])
-    config = compose_config(options.overrides)
-    assert options.command == "serve"
-    assert {name: variables[name] for name in TOLD if name in variables} == {
-        "RANK": str(index),
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": "2",
-        "LOCAL_WORLD_SIZE": "1",
-        "MASTER_ADDR": "lead",
-        "MASTER_PORT": "29500",
-    }
-    assert (config.transport.address, config.transport.keys) == ("tcp://lead:29501", "/tmp/keys")
+    told = {"LWS_WORKER_INDEX": str(index), "LWS_GROUP_SIZE": str(template["size"]), "LWS_LEADER_ADDRESS": "lead"}
+    there = played(tmp_path, python3=PLAYED, install='echo "$@" >> "$OUT.installed"', getent="exit 0")
+    done = subprocess.run(container["command"], env={**there, **told, **key}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (arguments,) = started(tmp_path)
+    config = check_line(arguments, index, (1, 1), "lead")
     assert config.serve.api_key == key.get("AMUSD_API_KEY")
     check_pod(pod, num_gpus=config.target_tensor_parallel_size if pod == "leader" else 1)
 

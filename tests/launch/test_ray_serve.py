@@ -72,9 +72,11 @@ def test_an_engine_that_has_lost_what_it_needs_is_replaced(lost: str) -> None:
     async def health() -> tuple[int, dict[str, str]]:
         return (503, {"status": "the engine is gone"}) if lost == "the engine" else (200, {})
 
-    followers = SimpleNamespace(failure=lambda: failure("a rank"))
-    drafts = SimpleNamespace(followers=followers, start_failure=lambda: failure("the draft"))
-    replica = SimpleNamespace(_drafts=drafts, _gate=SimpleNamespace(service=SimpleNamespace(health=health)))
+    meeting = SimpleNamespace(failure=lambda _timeout: failure("a rank"))
+    drafts = SimpleNamespace(start_failure=lambda: failure("the draft"))
+    replica = SimpleNamespace(
+        _meeting=meeting, _drafts=drafts, _gate=SimpleNamespace(service=SimpleNamespace(health=health))
+    )
     with pytest.raises((PeerFailedError, RuntimeError), match=f"^{lost} is gone$"):
         asyncio.run(Replica.check_health(replica))  # type: ignore[arg-type]
 

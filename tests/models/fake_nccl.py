@@ -82,10 +82,8 @@ class FakeNccl:
 class HangingNccl:
     """A device whose exchanges, after the first, do not end before they are aborted; an abort waits for graphs."""
 
-    def __init__(self, graphs_destroyed: threading.Event | None = None, store: object = None) -> None:
+    def __init__(self, graphs_destroyed: threading.Event | None = None) -> None:
         self._graphs_destroyed = graphs_destroyed
-        self._store = store
-        """Kept, as by a real group: a store that ends while others remove its folder may wait for a file in it."""
         self.kernels_ended = threading.Event()
         self.num_aborts = 0
 

@@ -1,4 +1,4 @@
-"""A rank that is a process, and kills itself: `rank_process.py follower ADDRESS` or `rank_process.py leader`.
+"""A rank that is a process, and kills itself: `rank_process.py FOLDER follower|leader`.
 
 It exchanges one sum for its first command, and is gone before the next one.
 """
@@ -8,37 +8,37 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from pathlib import Path
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from models.linked_ranks import DEADLINE_SECONDS, come, lead
+
 from amusd.models.kv_cache import KVMemory, PreallocatedCache
 from amusd.models.passes import Part, Pass
-from amusd.models.ranks import Follower, Leader
-
-DEADLINE_SECONDS = 60.0
+from amusd.models.ranks import Leader
 
 
-def follow_and_die(address: str) -> None:
-    follower = Follower(address, 1, 2)
-    follower.ready("cpu", DEADLINE_SECONDS)
-    next(follower.commands())
-    follower.sum(torch.ones(1, 1))
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def lead_and_die() -> None:
-    leader = Leader(2)
-    sys.stdout.write(leader.address + "\n")
-    sys.stdout.flush()
-    leader.await_followers("cpu", DEADLINE_SECONDS)
+def announce_pass(leader: Leader) -> None:
     part = Part(PreallocatedCache(KVMemory(1, torch.float32), capacity=1, allocated=1), [1])
     leader.announce([part], Pass([part], with_logits=False))
-    leader.sum(torch.ones(1, 1))
+
+
+def die(folder: Path, kind: str) -> None:
+    if kind == "follower":
+        follower = come(folder, 1, 2)
+        follower.ready("cpu", DEADLINE_SECONDS)
+        next(follower.commands())
+        follower.sum(torch.ones(1, 1))
+    else:
+        leader = lead(folder, 2)
+        leader.await_followers("cpu", DEADLINE_SECONDS)
+        announce_pass(leader)
+        leader.sum(torch.ones(1, 1))
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "follower":
-        follow_and_die(sys.argv[2])
-    else:
-        lead_and_die()
+    die(Path(sys.argv[1]), sys.argv[2])

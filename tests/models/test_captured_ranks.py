@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
 from models.blocks import random_ids
+from models.linked_ranks import DEADLINE_SECONDS, come, lead
 from models.paths import tree_rows
 from models.test_decoder import Case, lean_model, stock_model
 from models.thread_ranks import ThreadRanks
@@ -20,21 +22,14 @@ from amusd.models.graphs import Replay
 from amusd.models.language_model import SamplerRows
 from amusd.models.numerics import Numerics
 from amusd.models.rank_commands import follow
-from amusd.models.ranks import Follower, Leader
 from amusd.models.sharding import ALONE, Ranks
 
-DEADLINE_SECONDS = 20.0
 STEPS = 3
 STOCK = stock_model(Case("Qwen3Config", {"num_attention_heads": 8, "num_key_value_heads": 4}))
 RULES = {
     "fixed": Numerics(width=4, fixed=True, border=None, prefill_chunk=32, num_tracks=2),
     "bucketed": Numerics(width=4, fixed=False, border=None, prefill_chunk=32),
 }
-
-
-@pytest.fixture(autouse=True)
-def _no_network() -> None:
-    """Socket files are the subject here; nothing else connects."""
 
 
 class Captures:
@@ -122,11 +117,13 @@ def test_what_the_device_has_computed_without_a_lost_rank_is_not_used(monkeypatc
 
 
 @pytest.mark.parametrize(("rule", "size"), [("fixed", 3), ("bucketed", 2)])
-def test_ranks_capture_and_replay_the_same_in_one_order_and_choose_what_one_rank_does(rule: str, size: int) -> None:
+def test_ranks_capture_and_replay_the_same_in_one_order_and_choose_what_one_rank_does(
+    tmp_path: Path, rule: str, size: int
+) -> None:
     captures = [Captures() for _ in range(size)]
 
     def come_and_follow(rank: int) -> None:
-        follower = Follower(leader.address, rank, size)
+        follower = come(tmp_path, rank, size)
         try:
             model = model_on(follower, RULES[rule], captures[rank])
             follower.ready("cpu", DEADLINE_SECONDS)
@@ -139,7 +136,7 @@ def test_ranks_capture_and_replay_the_same_in_one_order_and_choose_what_one_rank
     alone = Captures()
     expected = decoded(model_on(ALONE, RULES[rule], alone))
     assert len({tuple(tokens) for tokens in expected}) == len(expected), "these answers are too simple to tell apart"
-    leader = Leader(size)
+    leader = lead(tmp_path, size)
     with ThreadPoolExecutor(size) as pool:
         followers = [pool.submit(come_and_follow, rank) for rank in range(1, size)]
         try:

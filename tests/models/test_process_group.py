@@ -13,7 +13,8 @@ from torch import Tensor
 
 from amusd.errors import RankLostError
 from amusd.models import process_group
-from amusd.models.process_group import MOST_GATHERED_ROWS, Backend, ProcessGroup, join_store
+from amusd.models.meeting import Meeting
+from amusd.models.process_group import MOST_GATHERED_ROWS, Backend, ProcessGroup
 
 SIZE = 3
 
@@ -25,7 +26,7 @@ def groups(monkeypatch: pytest.MonkeyPatch, folder: Path, backend: Backend) -> l
         monkeypatch.setattr(process_group, "_make", lambda _file, rank, *_: FakeNccl(table, rank))
 
     def meet(rank: int) -> ProcessGroup:
-        return ProcessGroup(join_store(folder, SIZE), rank, SIZE, "cpu", backend)
+        return ProcessGroup(Meeting(address=str(folder)), rank, SIZE, "cpu", backend)
 
     with ThreadPoolExecutor(SIZE) as pool:
         return list(pool.map(meet, range(SIZE)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,28 +14,25 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from models.blocks import random_ids
+from models.linked_ranks import DEADLINE_SECONDS, come, lead
 from models.paths import decoded_both_ways, tree_rows
 from models.test_decoder import Case, lean_model, stock_model
 
+import amusd
 from amusd.errors import ConfigError, PeerFailedError, RankLostError
 from amusd.models.cached_model import CachedModel
 from amusd.models.numerics import Numerics
+from amusd.models.passes import PathRows
 from amusd.models.process_group import ProcessGroup, backend_for
-from amusd.models.rank_commands import PartCommand, RankCommand, follow
-from amusd.models.ranks import Follower, Leader
+from amusd.models.rank_commands import PartCommand, PathsCommand, RankCommand, follow
+from amusd.models.ranks import Leader, Report
 
-DEADLINE_SECONDS = 20.0
 STOCK = stock_model(Case("Qwen3Config", {"num_attention_heads": 8, "num_key_value_heads": 4}))
 
 
-@pytest.fixture(autouse=True)
-def _no_network() -> None:
-    """Socket files are the subject here; nothing else connects."""
-
-
-def come_and_follow(address: str, rank: int, size: int) -> list[int]:
+def follow_at(folder: Path, rank: int, size: int, rule: Numerics | None = None) -> list[int]:
     """A follower's life; returns the cache lengths that its passes started from."""
-    follower = Follower(address, rank, size)
+    follower = come(folder, rank, size)
     starts: list[int] = []
 
     def commands() -> Iterator[RankCommand]:
@@ -43,7 +41,7 @@ def come_and_follow(address: str, rank: int, size: int) -> list[int]:
             yield command
 
     try:
-        model = lean_model(STOCK, ranks=follower)
+        model = lean_model(STOCK, *([] if rule is None else [rule]), ranks=follower)
         follower.ready("cpu", DEADLINE_SECONDS)
         follow(model, commands())
     except BaseException as error:
@@ -55,27 +53,26 @@ def come_and_follow(address: str, rank: int, size: int) -> list[int]:
 
 @contextmanager
 def meeting(
-    size: int, life: Callable[[str, int, int], object] = come_and_follow
+    folder: Path, size: int, life: Callable[[Path, int, int], object] = follow_at
 ) -> Iterator[tuple[Leader, list[Future[object]]]]:
     """A leader whose followers are on their way."""
-    leader = Leader(size)
+    leader = lead(folder, size)
     with ThreadPoolExecutor(size) as pool:
         try:
-            yield leader, [pool.submit(life, leader.address, rank, size) for rank in range(1, size)]
+            yield leader, [pool.submit(life, folder, rank, size) for rank in range(1, size)]
         finally:
             leader.close()
 
 
-def test_followers_do_each_pass_of_the_leader_and_end_with_it() -> None:
+def test_followers_do_each_pass_of_the_leader_and_end_with_it(tmp_path: Path) -> None:
     token_ids = random_ids(40)
     alone = lean_model(STOCK)
     cache = alone.new_cache(100)
     alone.prefill(token_ids[:-1], cache)
     expected = alone.extend(token_ids[-1:], cache, 20)
-    with meeting(2) as (leader, followers):
+    with meeting(tmp_path, 2) as (leader, followers):
         model = lean_model(STOCK, ranks=leader)
         leader.await_followers("cpu", DEADLINE_SECONDS)
-        assert not Path(leader.address).exists(), "the folder is needed no more"
         cache = model.new_cache(100)
         model.prefill(token_ids[:-1], cache)
         assert model.extend(token_ids[-1:], cache, 20) == expected
@@ -87,18 +84,10 @@ def test_followers_do_each_pass_of_the_leader_and_end_with_it() -> None:
     assert followers[0].result(DEADLINE_SECONDS) == [0, 32, *range(39, 59), 0, *range(39, 59)]
 
 
-def test_rows_kept_of_several_paths_are_kept_on_every_rank() -> None:
+def test_rows_kept_of_several_paths_are_kept_on_every_rank(tmp_path: Path) -> None:
     """Bit for bit the logits of one row after the other on the same ranks: the followers' keys move as the leader's."""
     rule = Numerics(width=8, fixed=True, border=64, prefill_chunk=64, num_tracks=3)
-
-    def life(address: str, rank: int, size: int) -> None:
-        follower = Follower(address, rank, size)
-        model = lean_model(STOCK, rule, ranks=follower)
-        follower.ready("cpu", DEADLINE_SECONDS)
-        follow(model, follower.commands())
-        follower.close()
-
-    with meeting(2, life) as (leader, followers):
+    with meeting(tmp_path, 2, partial(follow_at, rule=rule)) as (leader, followers):
         model = lean_model(STOCK, rule, ranks=leader)
         leader.await_followers("cpu", DEADLINE_SECONDS)
         expected, found = decoded_both_ways(model)
@@ -106,17 +95,16 @@ def test_rows_kept_of_several_paths_are_kept_on_every_rank() -> None:
     assert torch.equal(found, expected)
 
 
-def test_a_follower_that_goes_amid_a_pass_is_named() -> None:
-    def go(address: str, rank: int, size: int) -> None:
-        follower = Follower(address, rank, size)
+def test_a_follower_that_goes_amid_a_pass_is_named(tmp_path: Path) -> None:
+    def life(folder: Path, rank: int, size: int) -> None:
+        if rank == 1:
+            follow_at(folder, rank, size)
+        follower = come(folder, rank, size)
         follower.ready("cpu", DEADLINE_SECONDS)
         next(follower.commands())
         follower.close()
 
-    def life(address: str, rank: int, size: int) -> None:
-        (go if rank == 2 else come_and_follow)(address, rank, size)
-
-    with meeting(3, life) as (leader, followers):
+    with meeting(tmp_path, 3, life) as (leader, followers):
         model = lean_model(STOCK, ranks=leader)
         leader.await_followers("cpu", DEADLINE_SECONDS)
         with pytest.raises(RankLostError, match=r"^rank 2 of the target is gone$"):
@@ -157,13 +145,14 @@ def _three_passes(model: CachedModel) -> None:
     model.forward_trees([tree_rows([3, 4], np.arange(5), [[12], [12, 14]], cache)])
 
 
-@pytest.mark.parametrize("number", [0, NUM_EXCHANGES // 2, NUM_EXCHANGES])
-@pytest.mark.parametrize("fails", ["leader", "follower"])
-def test_a_rank_that_fails_at_any_exchange_ends_all_with_its_reason(fails: str, number: int) -> None:
+@pytest.mark.parametrize(
+    ("fails", "number"), [("leader", 0), ("follower", NUM_EXCHANGES // 2), ("leader", NUM_EXCHANGES)]
+)
+def test_a_rank_that_fails_at_any_exchange_ends_all_with_its_reason(tmp_path: Path, fails: str, number: int) -> None:
     """Nobody waits for it, and nobody goes on; behind the last exchange nothing fails."""
 
-    def life(address: str, rank: int, size: int) -> None:
-        follower = Follower(address, rank, size)
+    def life(folder: Path, rank: int, size: int) -> None:
+        follower = come(folder, rank, size)
         try:
             model = lean_model(STOCK, ranks=follower)
             follower.ready("cpu", DEADLINE_SECONDS)
@@ -175,7 +164,7 @@ def test_a_rank_that_fails_at_any_exchange_ends_all_with_its_reason(fails: str, 
             raise
         follower.close()
 
-    with meeting(3, life) as (leader, followers):
+    with meeting(tmp_path, 3, life) as (leader, followers):
         model = lean_model(STOCK, ranks=leader)
         leader.await_followers("cpu", DEADLINE_SECONDS)
         exchanges = FailingExchanges(leader._met, number if fails == "leader" else NUM_EXCHANGES)
@@ -205,17 +194,28 @@ def test_a_rank_that_fails_at_any_exchange_ends_all_with_its_reason(fails: str, 
     [
         (ConfigError("device cuda:1: no such device"), ConfigError, "^device cuda:1: no such device$"),
         (ValueError("a bug"), PeerFailedError, "^rank 1 of the target failed: a bug$"),
-        (None, RankLostError, "^rank 1 of the target is gone$"),
+        (None, ConfigError, f"^rank 1 of the target has amusd 0, and rank 0 has {amusd.__version__}$"),
     ],
 )
 def test_a_follower_that_cannot_load_is_heard_at_once(
-    mistake: Exception | None, expected: type[Exception], message: str
+    tmp_path: Path, mistake: Exception | None, expected: type[Exception], message: str
 ) -> None:
-    def life(address: str, rank: int, size: int) -> None:
-        Follower(address, rank, size).close(mistake)
+    def life(folder: Path, rank: int, size: int) -> None:
+        follower = come(folder, rank, size)
+        if mistake is None:
+            follower._say(Report(is_ready=True, version="0"))
+        follower.close(mistake)
 
-    with meeting(2, life) as (leader, _), pytest.raises(expected, match=message):
+    with meeting(tmp_path, 2, life) as (leader, _), pytest.raises(expected, match=message):
         leader.await_followers("cpu", DEADLINE_SECONDS)
+
+
+def test_a_follower_whose_process_ends_before_it_has_come_is_not_waited_for(tmp_path: Path) -> None:
+    gone = RankLostError("rank 1 of the target (pid 7) was killed by signal 9")
+    leader = lead(tmp_path, 2, failure=lambda _timeout: gone)
+    with pytest.raises(RankLostError, match="killed by signal 9"):
+        leader.await_followers("cpu", DEADLINE_SECONDS)
+    leader.close()
 
 
 @given(
@@ -231,19 +231,33 @@ def test_a_follower_that_cannot_load_is_heard_at_once(
                 cache=st.integers(0, 8),
                 start=st.integers(0, 9999),
                 token_ids=st.lists(st.integers(0, 200_000), max_size=40),
-                rows=st.none(),
+                paths=st.none()
+                | st.builds(
+                    PathRows,
+                    st.lists(st.integers(0, 99), max_size=9).map(np.array),
+                    st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=3), max_size=3),
+                ).map(PathsCommand.of),
             ),
             max_size=4,
-        ).map(tuple),
+        ),
         with_logits=st.booleans(),
         steps=st.integers(1, 8),
         sampler=st.integers(0, 4),
         kept=st.none() | st.lists(st.integers(0, 30), max_size=8),
-        dropped=st.lists(st.integers(1, 9), max_size=3).map(tuple),
+        dropped=st.lists(st.integers(1, 9), max_size=3),
     )
 )
 def test_a_command_arrives_as_it_was_given(command: RankCommand) -> None:
     assert RankCommand.from_bytes(command.to_bytes()) == command
+
+
+def test_the_rows_of_a_pass_arrive_as_they_were() -> None:
+    rows = PathRows(np.array([4, 5, 6, 1, 2, 9]), [[3], [3, 7]])
+    command = PathsCommand.of(rows)
+    assert command is not None
+    assert command.runs == [(4, 3), (1, 2), (9, 1)]
+    assert command.rows().prefix.tolist() == rows.prefix.tolist()
+    assert command.rows().paths == rows.paths
 
 
 @pytest.mark.parametrize(

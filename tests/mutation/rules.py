@@ -594,26 +594,6 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         ),
         "lines are counted from 0": ('("\\n"), start=1):', '("\\n"), start=0):'),
     },
-    ("launch/draft.py", "tests/drafters/test_custom.py"): {
-        "a target chooses the code that a draft on another machine runs": (
-            "if drafter.factory not in (None, *own):",
-            "if False:",
-        ),
-    },
-    ("launch/nodes.py", "tests/launch/test_members.py"): {
-        "the draft's process looks after ranks of the target": (" if rank < num_hosts else range(0)", ""),
-        "ranks that are left over have no process": ("if left_over or not each:", "if not each:"),
-    },
-    ("launch/nodes.py", "tests/launch/test_store.py"): {
-        "another machine's processes end well where the target found a mistake": (
-            'return int(told["exit_code"]) if place.is_away else 0',
-            "return 0",
-        ),
-        "those that come late wait for a run that is not": (
-            'store.put("finished", True)  # those that have come late wait for this',
-            "pass",
-        ),
-    },
     ("launch/overrides.py", "tests/launch/test_compose.py"): {
         "a prompt may be a sweep": (
             '(key == "prompt" or not value.startswith("choice("))',
@@ -630,24 +610,20 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     ): {
         "a file's drafter holds over the one chosen": ("for group in chosen:", "for group in ():"),
     },
-    ("launch/ranks.py", "tests/launch/test_store.py"): {
-        "a user's mistake that a further rank finds is a failure": ("isinstance(error, ConfigError)", "False"),
-    },
     ("launch/ray_serve.py", "tests/launch/test_ray_serve.py"): {
-        "an engine whose rank has ended is healthy": ("self._drafts.followers.failure() or ", ""),
+        "an engine whose rank has ended is healthy": ("(self._meeting and self._meeting.failure(0.0)) or ", ""),
         "all replicas of a machine take the same cores": ("pin_cores=False", "pin_cores=True"),
     },
-    ("launch/store.py", "tests/launch/test_members.py"): {
-        "a target may have several machines": ('if apart and int(environment["WORLD_SIZE"]) > _FEWEST:', "if False:"),
-    },
-    ("launch/store.py", "tests/launch/test_store.py"): {
-        "a value may stand under another name": (
-            'f"{self._namespace}/{name}\\0{text}"',
-            'f"{self._namespace}\\0{text}"',
+    ("launch/torchrun.py", "tests/launch/test_torchrun.py"): {
+        "several machines need no keys": (
+            "beyond=link.insecure or link.keys is not None, to_bind",
+            "beyond=True, to_bind",
         ),
-        "a value may be of another run": ('f"{self._namespace}/{name}\\0{text}"', 'f"{name}\\0{text}"'),
-        "torchrun's store needs no keys": ("(self.is_by_itself or self.apart)", "self.is_by_itself"),
-        "the store listens everywhere": ("socket.create_server((address, port)", 'socket.create_server(("", port)'),
+        "a folder that others may enter is trusted": (" or status.st_mode & 0o077", ""),
+        "what a draft before has said is taken for the next one's": (
+            "self._state.incarnation == self._told and ",
+            "",
+        ),
     },
     ("launch/sweep_plan.py", "tests/launch/test_sweep.py::test_a_job_whose_draft_was_lost_is_run_again"): {
         "a job whose draft was lost is done": (' or {"draft_failure", "draft_losses"} & result.keys()', ""),

@@ -1,4 +1,4 @@
-"""A follower without a model, for `test_followers.py`: the address says what it does."""
+"""A follower without a model, for `test_followers.py`: the name of the target says what it does."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ import os
 import threading
 
 from amusd.config import EngineConfig
-from amusd.errors import ConfigError
+from amusd.models.meeting import Meeting
 
 
-def run_follower(_config: EngineConfig, rank: int, address: str) -> None:
-    if address == "wait" or (address != "return" and rank == 1):
+def run_follower(config: EngineConfig, rank: int, _meeting: Meeting) -> None:
+    if config.target.model == "wait" or rank == 1:
         threading.Event().wait()
-    if address == "refuse":
-        raise ConfigError("no such device")
-    if address == "crash":
+    if config.target.model == "crash":
         raise ValueError("a bug")
-    if address == "exit":
-        os._exit(7)
+    os._exit(7)

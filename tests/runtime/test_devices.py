@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from runtime.gpu_doubles import pretend_gpus
 from amusd.config import DrafterConfig, EngineConfig, HardwareConfig
 from amusd.engine import Engine
 from amusd.errors import ConfigError
+from amusd.models.meeting import Meeting
 from amusd.runtime.devices import check_devices, device_of, devices_of, settle_devices
 from amusd.runtime.startup import prepare_draft, run_follower, serve_draft
 from amusd.tracing.recorder import Recorder
@@ -78,14 +80,6 @@ def test_a_gpu_that_is_not_there_is_one_line(
         assert "\n" not in str(caught.value)
 
 
-def test_gpus_of_another_machine_are_not_looked_for_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend_gpus(monkeypatch, 1)
-    config = on("cuda:0", "cuda:5")
-    assert settle_devices(config, silence, 6).devices == ("cuda:0", "cuda:5")
-    with pytest.raises(ConfigError, match="there is no cuda:5 on the draft's machine, which has 5 GPUs"):
-        settle_devices(config, silence, 5)
-
-
 @pytest.mark.parametrize(("num_gpus", "says"), [(0, False), (1, True), (2, False)])
 def test_that_both_are_on_one_gpu_is_said_in_one_line(
     monkeypatch: pytest.MonkeyPatch, num_gpus: int, says: bool
@@ -122,7 +116,7 @@ def test_each_worker_names_its_gpu_before_it_does_anything_else_with_cuda(
     claims: Callable[[Callable[[], object]], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = on("cuda:2", "cuda:3")
-    assert claims(lambda: Engine.connect(config, None, Recorder("target"))) == "cuda:2"  # type: ignore[arg-type]
+    assert claims(lambda: Engine.connect(config, None, Recorder("target"))) == "cuda:2"
     assert claims(lambda: Engine.start(on("cuda:2", "cuda:3", drafters=()))) == "cuda:2"
     monkeypatch.setattr("amusd.runtime.startup.connect", lambda *_: Link())
     assert claims(lambda: serve_draft(config, Rendezvous("nowhere", 1), Recorder("draft"), 1)) == "cuda:3"
@@ -139,11 +133,10 @@ class Link:
 
 
 def test_each_further_rank_names_its_gpu_first(
-    claims: Callable[[Callable[[], object]], object], monkeypatch: pytest.MonkeyPatch
+    claims: Callable[[Callable[[], object]], object], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("amusd.runtime.startup.Follower", lambda *_: Link())
     config = on("cuda:0", "cuda:1", "cuda:2", target_tensor_parallel_size=2)
-    assert claims(lambda: run_follower(config, 1, "/nowhere")) == "cuda:1"
+    assert claims(lambda: run_follower(config, 1, Meeting(address=str(tmp_path)))) == "cuda:1"
 
 
 def test_from_python_a_missing_gpu_is_found_before_a_draft_is_started(monkeypatch: pytest.MonkeyPatch) -> None:

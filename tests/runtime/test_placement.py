@@ -27,6 +27,7 @@ def engine(num_target_ranks: int = 1, *, drafter: str = "embedded") -> EngineCon
         (3, 2, ["cuda:0", "cuda:1", "cuda:2"]),
         (2, 4, ["cuda:0", "cuda:0", "cuda:1", "cuda:1", "cuda:1"]),
         (8, 4, ["cuda:0", "cuda:1", "cuda:2", "cuda:3", "cuda:4"]),
+        (8, 0, ["cuda:0"]),  # a draft with a machine of its own
     ],
 )
 def test_the_target_comes_first_and_the_draft_shares_the_last_gpu(
@@ -49,8 +50,3 @@ def test_it_is_said_who_shares(num_gpus: int, num_target: int, line: str) -> Non
 
 def test_a_draft_without_a_model_shares_nothing() -> None:
     assert sharing(engine(drafter="ngram"), ("cuda:0", "cuda:0")) is None
-
-
-def test_a_draft_with_a_machine_of_its_own_has_its_first_gpu() -> None:
-    assert place(2, 2, 1) == ("cuda:0", "cuda:1", "cuda:0")
-    assert place(2, 2, 0) == ("cuda:0", "cuda:1", "cpu")

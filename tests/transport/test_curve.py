@@ -20,8 +20,8 @@ from amusd.config import TransportConfig
 from amusd.errors import ConfigError
 from amusd.protocol.messages import PROTOCOL_VERSION, Hello, Verdict
 from amusd.runtime.handshake import await_hello
-from amusd.transport.curve import read_keys, read_store_key, write_keys
-from amusd.transport.factory import listen
+from amusd.transport.curve import read_keys, write_keys
+from amusd.transport.factory import listen, numbered_link
 from amusd.transport.zeromq import ZeroMQTransport
 from amusd.types import Role
 from tests.warm import Popen
@@ -151,6 +151,24 @@ def test_the_peer_is_served_while_strangers_hold_connections(listener: ZeroMQTra
         assert silent.fileno() >= 0
 
 
+@pytest.mark.parametrize(("role", "comes_in"), [(Role.TARGET, True), (Role.DRAFT, False)])
+def test_a_rank_of_the_target_proves_to_have_its_key_and_a_draft_is_none(
+    folder: Path, tmp_path: Path, role: Role, comes_in: bool
+) -> None:
+    with socket.create_server(("127.0.0.2", 0)) as probe:
+        address = f"tcp://127.0.0.2:{probe.getsockname()[1] - 1}"
+    config = TransportConfig(address=address, keys=str(folder))
+    first = numbered_link(config, address, 1, Role.TARGET, listens=True)
+    other = numbered_link(config, address, 1, role, listens=False)
+    other.send_frame(b"ready")
+    if comes_in:
+        assert first.receive_frame(DEADLINE) == b"ready"
+    else:
+        wait_for_refusal(first)
+    other.close()
+    first.close()
+
+
 def test_a_second_draft_comes_in_once_its_key_lies_in_the_folder(other_folder: Path, tmp_path: Path) -> None:
     write_keys(tmp_path / "keys")
     before = read_keys(tmp_path / "keys", Role.TARGET).peers
@@ -162,7 +180,7 @@ def test_a_second_draft_comes_in_once_its_key_lies_in_the_folder(other_folder: P
 def test_keys_are_files_that_only_this_user_can_read(folder: Path) -> None:
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    secrets = dict.fromkeys(("target.key_secret", "draft.key_secret", "store.key_secret"), 0o600)
+    secrets = dict.fromkeys(("target.key_secret", "draft.key_secret"), 0o600)
     assert modes == secrets | {"target.key": 0o644, "draft.key": 0o644}
 
 
@@ -185,8 +203,6 @@ def test_new_keys_never_take_the_place_of_others(folder: Path, tmp_path: Path) -
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
     with pytest.raises(ConfigError, match="cannot be used"):
         write_keys(Path("/proc/nowhere"))
-    write_keys(tmp_path / "new")
-    assert read_store_key(tmp_path / "new") != read_store_key(folder)
 
 
 MISTAKES = {
