@@ -17,17 +17,17 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 roles = st.sampled_from(Role)
 
 hellos = st.builds(m.Hello, counts, roles, counts, counts, texts, st.lists(texts, max_size=5).map(tuple))
-finite = st.floats(allow_nan=False, allow_infinity=False)
+addends = st.floats(-1e6, 1e6)
 distributions = st.builds(
     Distribution,
-    temperature=st.floats(0, 1e6),
-    top_k=counts,
+    temperature=st.just(0.0) | st.floats(1e-6, 1e6),
+    top_k=st.integers(0, 2**31 - 1),
     top_p=st.floats(0, 1, exclude_min=True),
     min_p=st.floats(0, 1),
-    repetition_penalty=st.floats(0, 1e6, exclude_min=True),
-    presence_penalty=finite,
-    frequency_penalty=finite,
-    logit_bias=st.lists(st.tuples(st.integers(0, 2**31 - 1), finite), max_size=4).map(tuple),
+    repetition_penalty=st.floats(1e-6, 1e6),
+    presence_penalty=addends,
+    frequency_penalty=addends,
+    logit_bias=st.lists(st.tuples(st.integers(0, 2**31 - 1), addends), max_size=4).map(tuple),
     seed=counts,
 )
 numbers = st.lists(nonces, max_size=5).map(tuple)

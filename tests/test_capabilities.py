@@ -50,7 +50,7 @@ def test_what_is_offered_is_what_the_table_says(kind: DrafterKind, monkeypatch: 
     engine = RunConfig(drafter=config).engine()
     loaded = factory.load_drafters(engine, "cpu")
     offered = {drafts_trees: loaded.names(drafts_trees=drafts_trees) == (kind,) for drafts_trees in (False, True)}
-    assert offered == {False: config.can.chain, True: config.can.tree}
+    assert offered == {False: True, True: config.can.tree}
 
 
 def test_a_document_shows_the_table() -> None:
@@ -60,7 +60,7 @@ def test_a_document_shows_the_table() -> None:
         f"| {kind} | {' | '.join(words[getattr(can, name)] for name in names)} |" for kind, can in CAPABILITIES.items()
     ]
     lines = (ROOT / "docs" / "drafters.md").read_text(encoding="utf-8").splitlines()
-    header = "| drafter | chain | tree | runs ahead | needs features | has a model | checkpoint | any target |"
+    header = "| drafter | tree | runs ahead | needs features | has a model | checkpoint | any target |"
     start = lines.index(header)
     assert lines[start + 2 : start + 2 + len(rows) + 1] == [*rows, ""]
     listed = {line.split("`")[1] for line in lines if line.startswith("| `") and "drafter=" not in line}

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from amusd.config import BenchConfig, HardwareConfig, RunConfig
-from amusd.config.commands import CONTEXT_LENGTH
 from amusd.console import Console, table
 from amusd.errors import ConfigError, PeerLostError
 from amusd.files import read_json, write_json
@@ -30,6 +29,12 @@ from amusd.transport.factory import ON_ONE_MACHINE
 from amusd.transport.latency import measure_one_way
 from amusd.types import Role
 
+CONTEXT_LENGTH = 200
+"""Tokens in the cache before each pass."""
+WIDTHS = (1, 4, 8, 16)
+"""Rows of the target passes that are timed."""
+NUM_MESSAGES = 2000
+"""Messages over each link."""
 WARM_UP_ROUNDS = 2
 DRAFT_STEPS = 8
 """Draft steps in a row, as a chain makes them: only the first finds its weights displaced by the target's."""
@@ -45,7 +50,7 @@ def bench(config: RunConfig, run_directory: Path) -> int:
     """Measure links, then models in this process on the target's cores; the caller has settled cores and threads."""
     console = Console(json_only=config.output == "json")
     engine = config.engine(max_num_seqs=1)
-    transport = measure_links(config.bench, config.hardware, console)
+    transport = measure_links(config.hardware, console)
     device = claim_device(engine, Role.TARGET)
     if device == "cpu":
         pin_to(cores_for(Role.TARGET, allowed_cores(), engine.hardware))
@@ -77,14 +82,14 @@ def bench(config: RunConfig, run_directory: Path) -> int:
     return 0
 
 
-def measure_links(bench: BenchConfig, hardware: HardwareConfig, console: Console) -> dict[str, dict[str, Any]]:
+def measure_links(hardware: HardwareConfig, console: Console) -> dict[str, dict[str, Any]]:
     """One-way times over every link that works here; of the others, why they do not."""
     cores = tuple(cores_for(role, allowed_cores(), hardware) for role in (Role.TARGET, Role.DRAFT))
     found: dict[str, dict[str, Any]] = {}
     for name, link in ON_ONE_MACHINE.items():
         console.note(f"messages over {name}")
         try:
-            taken = measure_one_way(link, num_messages=bench.num_messages, cores=(cores[0], cores[1]))
+            taken = measure_one_way(link, num_messages=NUM_MESSAGES, cores=(cores[0], cores[1]))
             found[name] = {"one_way_us_p50": taken.p50_us, "one_way_us_p99": taken.p99_us}
         except (ConfigError, PeerLostError) as error:
             found[name] = {"unavailable": str(error)}
@@ -102,9 +107,9 @@ def measure_models(
     """The parts `target`, `draft` and `peer` of the report. `generate`: plain decoding by transformers."""
     context, num_tokens = len(prompt), NUM_TOKENS
     bandwidth = read_bandwidth(str(target.device))
-    bucketed = target.under(Numerics.for_device(str(target.device), width=max(bench.widths), fixed=False))
-    cache = _filled(bucketed, prompt, max(bench.widths))
-    work = {str(width): _pass(bucketed, cache, prompt[:width], context) for width in bench.widths}
+    bucketed = target.under(Numerics.for_device(str(target.device), width=max(WIDTHS), fixed=False))
+    cache = _filled(bucketed, prompt, max(WIDTHS))
+    work = {str(width): _pass(bucketed, cache, prompt[:width], context) for width in WIDTHS}
     work["fixed"] = _pass(target, _filled(target, prompt, target.width), prompt[:1], context)
     for name, model in drafts.items():
         work[f"draft {name}"] = _draft_steps(model, _filled(model, prompt, DRAFT_STEPS), prompt[0], context)
@@ -122,7 +127,7 @@ def measure_models(
         "target": {
             "implementation": target.implementation,
             "context": context,
-            "forward_ms": {str(width): statistics.median(times[str(width)]) for width in bench.widths},
+            "forward_ms": {str(width): statistics.median(times[str(width)]) for width in WIDTHS},
             "forward_ms_fixed": statistics.median(times["fixed"]),
             "weight_bytes": target.weight_bytes,
             "bandwidth_gb_s": bandwidth,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from amusd.config.decoding import DecodingConfig
 from amusd.errors import ConfigError
@@ -13,10 +12,8 @@ from amusd.types import Mode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """The defaults are those of a small model with the target's tokenizer."""
+    """The defaults are those of a small model with the target's tokenizer. Every kind drafts chains."""
 
-    chain: bool = True
-    """It drafts one path: synchronous mode, the policies `chain` and `windowed`."""
     tree: bool = True
     """It drafts trees: synchronous mode with `tree`, the policy `branching`, and what `auto` does if it can."""
     runs_ahead: bool = True
@@ -31,39 +28,35 @@ class Capabilities:
     """It fits any target, also one with random weights (`hardware.synthetic`)."""
 
 
-CAPABILITIES: Mapping[str, Capabilities] = MappingProxyType(
-    {
-        "embedded": Capabilities(),
-        "hf": Capabilities(checkpoint=True),
-        "eagle": Capabilities(needs_features=True, checkpoint=True),
-        "medusa": Capabilities(runs_ahead=False, needs_features=True, has_model=False, checkpoint=True),
-        "dflash": Capabilities(runs_ahead=False, needs_features=True, has_model=False, checkpoint=True),
-        "cascade": Capabilities(tree=False, checkpoint=True),
-        "ngram": Capabilities(has_model=False, any_target=True),
-        "self": Capabilities(),
-        "synthetic": Capabilities(any_target=True),
-        "custom": Capabilities(has_model=False, any_target=True),
-    }
-)
+CAPABILITIES: Mapping[str, Capabilities] = {
+    "embedded": Capabilities(),
+    "hf": Capabilities(checkpoint=True),
+    "eagle": Capabilities(needs_features=True, checkpoint=True),
+    "medusa": Capabilities(runs_ahead=False, needs_features=True, has_model=False, checkpoint=True),
+    "dflash": Capabilities(runs_ahead=False, needs_features=True, has_model=False, checkpoint=True),
+    "cascade": Capabilities(tree=False, checkpoint=True),
+    "ngram": Capabilities(has_model=False, any_target=True),
+    "self": Capabilities(),
+    "synthetic": Capabilities(any_target=True),
+    "custom": Capabilities(has_model=False, any_target=True),
+}
 """The abilities of each kind of `DrafterConfig`. A new kind is one line here, and one in `drafters/factory.py`."""
 
 
-def kinds_with(ability: str) -> str:
-    """The kinds that have this ability (a field of `Capabilities`), for an error message."""
-    return ", ".join(kind for kind, can in CAPABILITIES.items() if getattr(can, ability))
+def kinds_with(ability: str) -> tuple[str, ...]:
+    """The kinds that have this ability, a field of `Capabilities`."""
+    return tuple(kind for kind, can in CAPABILITIES.items() if getattr(can, ability))
 
 
 def runs_ahead(kind: str | None) -> bool:
     """Whether a drafter of this kind can be used in asynchronous mode. True for a name that is not in the table."""
-    can = CAPABILITIES.get(kind or "")
-    return can is None or can.runs_ahead
+    return CAPABILITIES.get(kind or "", Capabilities()).runs_ahead
 
 
 def check_runs_ahead(kind: str | None, decoding: DecodingConfig) -> None:
     """Raise `ConfigError` if a drafter that cannot run ahead is asked to."""
-    if decoding.mode is not Mode.ASYNCHRONOUS or runs_ahead(kind):
-        return
-    can = CAPABILITIES[kind or ""]
-    why = ", whose hidden states of the committed text it needs" if can.needs_features else ""
-    tree = "" if can.chain else " tree=true"
-    raise ConfigError(f"drafter={kind}: cannot run ahead of the target{why}: use mode=synchronous{tree}")
+    if decoding.mode is Mode.ASYNCHRONOUS and not runs_ahead(kind):
+        raise ConfigError(
+            f"drafter={kind}: cannot run ahead of the target, whose hidden states of the committed text it needs: "
+            "use mode=synchronous"
+        )

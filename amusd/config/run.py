@@ -16,15 +16,10 @@ from amusd.config.commands import (
     SimulateConfig,
     WorkloadConfig,
 )
-from amusd.config.decoding import DecodingConfig, PolicyName, SamplingParams
-from amusd.config.engine import (
-    MIN_VERIFY_WIDTH,
-    DrafterConfig,
-    DrafterKind,
-    EngineConfig,
-    EngineKeys,
-)
-from amusd.settings import check_range, require
+from amusd.config.decoding import DecodingConfig, SamplingParams
+from amusd.config.engine import MIN_VERIFY_WIDTH, DrafterConfig, DrafterKind, EngineConfig, EngineKeys, Length
+from amusd.errors import ConfigError
+from amusd.settings import Amount, PositiveAmount, Share
 from amusd.types import Mode
 
 
@@ -40,17 +35,17 @@ class RunConfig(DecodingConfig, EngineKeys):
     output: Literal["text", "json"] = "text"
     run_dir: str | None = None
     """The folder of the run's files; None: `runs/<date>-<short hash>`."""
-    accept: float | None = None
+    accept: Share | None = None
     """`drafter=synthetic`: short for drafter.accept. `simulate`: the share of right draft tokens."""
-    verify_ms: float | None = None
+    verify_ms: PositiveAmount | None = None
     """`simulate`: time of one target pass; required unless `calibration` says it."""
-    draft_ms: float | None = None
+    draft_ms: PositiveAmount | None = None
     """`simulate`: time of the draft for one token; required unless `calibration` says it."""
-    delay_ms: float | None = None
+    delay_ms: Amount | None = None
     """`simulate`: time of a message, one way; None: as calibrated, else 0."""
     calibration: str | None = None
     """`simulate`: a run directory, whose times and outcomes hold where nothing else is given."""
-    max_verify_width: int | None = None
+    max_verify_width: Length | None = None
     """None: the smallest multiple of 8 that holds the longest synchronous block and the token before it."""
     drafter: DrafterConfig = field(default_factory=DrafterConfig)
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -62,12 +57,10 @@ class RunConfig(DecodingConfig, EngineKeys):
     ray: RayConfig = field(default_factory=RayConfig)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "drafter", self.drafter.for_target(self.target, self.hardware))
-        check_range(self, "", "verify_ms", "draft_ms", above=0)
-        check_range(self, "", "delay_ms", least=0)
         has_one = self.out is None or self.prompt is None
-        require(has_one, "prompt", self.prompt, f"not with out={self.out}, which takes many prompts")
-        self.decoding()
+        self.require(has_one, "prompt", f"not with out={self.out}, which takes many prompts")
         self.engine()
 
     def without_secrets(self) -> RunConfig:
@@ -88,7 +81,7 @@ class RunConfig(DecodingConfig, EngineKeys):
             return (self.num_speculative_tokens,)
         return self.compare.synchronous_lengths
 
-    def asynchronous_policies(self) -> tuple[PolicyName, ...]:
+    def asynchronous_policies(self) -> tuple[str, ...]:
         """Policies that `compare` tries; none where `mode` names another one."""
         if self.mode is not Mode.ASYNCHRONOUS:
             return ()
@@ -116,22 +109,13 @@ class RunConfig(DecodingConfig, EngineKeys):
         width = self.max_verify_width
         if width is None:
             width = MIN_VERIFY_WIDTH * -(-(longest_block + 1) // MIN_VERIFY_WIDTH)
-        require(
-            longest_block + 1 <= width,
-            "max_verify_width",
-            width,
-            f"must be at least {longest_block + 1}: {longest_block} candidates and the token before them",
-        )
+        least = longest_block + 1
+        allowed = f"must be at least {least}: {longest_block} candidates and the token before them"
+        self.require(least <= width, "max_verify_width", allowed)
         names = self.compare.drafters or (self.drafter.kind,)
-        if self.accept is not None:
-            simulated = self.verify_ms is not None or self.calibration is not None
-            require(
-                "synthetic" in names or simulated,
-                "accept",
-                self.accept,
-                "only allowed with drafter=synthetic, or to simulate, with verify_ms or calibration",
-            )
-            check_range(self, "", "accept", least=0, most=1)
+        is_used = "synthetic" in names or self.verify_ms is not None or self.calibration is not None
+        allowed = "only allowed with drafter=synthetic, or to simulate, with verify_ms or calibration"
+        self.require(self.accept is None or is_used, "accept", allowed)
         return EngineConfig(
             **{f.name: getattr(self, f.name) for f in dataclasses.fields(EngineKeys)}
             | ({} if max_num_seqs is None else {"max_num_seqs": max_num_seqs}),
@@ -143,8 +127,9 @@ class RunConfig(DecodingConfig, EngineKeys):
         """The drafter that `compare.drafters` names: as configured, where its kind is that of `drafter`."""
         kind, _, source = name.partition(":")
         kind = DrafterConfig().for_target(self.target, self.hardware).kind if kind == "auto" else kind
-        is_kind = kind in get_args(DrafterKind)
-        require(is_kind, "compare.drafters", name, f"allowed: {', '.join(get_args(DrafterKind))}, or KIND:MODEL")
+        if kind not in get_args(DrafterKind):
+            allowed = ", ".join(get_args(DrafterKind))
+            raise ConfigError(f"compare.drafters={name}: allowed: {allowed}, or KIND:MODEL")
         given: dict[str, Any] = {"factory" if kind == "custom" else "model": source} if source else {}
         if kind == self.drafter.kind:
             drafter = dataclasses.replace(self.drafter, **given)

@@ -26,6 +26,9 @@ from amusd.models.tokenizer import Tokenizer
 from amusd.models.vocabulary import describe_share
 from amusd.protocol.draft_session import MAX_NODES
 
+MIN_LOOKUP = 4
+"""Tokens of the shortest suffix that is looked up beside a model, where `drafter.min_lookup` says nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedDrafters:
@@ -173,7 +176,7 @@ def load_drafters(engine: EngineConfig, device: str, start_inner: StartInner | N
 
 def _ngram_makers(config: DrafterConfig) -> tuple[DrafterFactory, DrafterFactory]:
     earlier = EarlierAnswers(config.remember) if config.remember else None
-    made = (functools.partial(cls, config.min_ngram, earlier=earlier) for cls in (NgramDrafter, NgramTreeDrafter))
+    made = (functools.partial(cls, config.min_lookup or 1, earlier=earlier) for cls in (NgramDrafter, NgramTreeDrafter))
     chain, tree = map(one_by_one, made)
     return chain, tree
 
@@ -196,8 +199,8 @@ def _model_makers(config: DrafterConfig, model: CachedModel) -> tuple[DrafterFac
     caches = functools.cache(lambda number: model.new_caches(number, model.max_length, spare=MAX_NODES))
 
     def lookup() -> NgramCache | None:
-        looks_up = config.kind in ("embedded", "eagle") and config.min_lookup > 0
-        return NgramCache(config.min_lookup) if looks_up else None
+        least = MIN_LOOKUP if config.min_lookup is None else config.min_lookup
+        return NgramCache(least) if least and config.kind in ("embedded", "eagle") else None
 
     def maker(make: Callable[[PreallocatedCache], Drafter]) -> DrafterFactory:
         return lambda number: [make(cache) for cache in caches(number)]

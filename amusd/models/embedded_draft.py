@@ -42,6 +42,8 @@ from amusd.models.vocabulary import reduce_head
 
 DRAFT_FILE = Path(__file__).parents[1] / "embedded" / "draft.safetensors"
 """The draft that ships with the package; its model card stands beside it."""
+VOCAB_SIZE = 8192
+"""Token ids that the draft proposes, the most frequent ones; more make each step dearer than they make it right."""
 MODEL_CARD = DRAFT_FILE.with_name("README.md")
 
 _FORMAT = "amusd-draft-1"
@@ -54,7 +56,7 @@ def load_embedded_draft(
     path: str | Path,
     options: LoadOptions,
     *,
-    vocab_size: int,
+    vocab_size: int = VOCAB_SIZE,
     draft_file: Path = DRAFT_FILE,
 ) -> CachedModel:
     """Load the draft for the target in folder `path`, with a head of its `vocab_size` most frequent tokens.
@@ -64,9 +66,7 @@ def load_embedded_draft(
     """
     draft = read_draft(draft_file)
     if vocab_size > len(draft.output_ids):
-        raise ConfigError(
-            f"drafter.vocab_size={vocab_size}: the embedded draft can propose {len(draft.output_ids)} tokens"
-        )
+        raise ConfigError(f"vocab_size={vocab_size}: the draft can propose {len(draft.output_ids)} tokens")
     output_ids = draft.output_ids[:vocab_size].sort().values
     model = _build(Path(path), draft, options)
     reduce_head(model, output_ids)

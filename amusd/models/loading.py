@@ -151,7 +151,7 @@ def load_draft_model(
     if config.kind == "eagle":
         target_path = model_path(engine.target)
         return load_eagle(path, target_path, options), load_tokenizer(target_path)
-    model = load_embedded_draft(path, options, vocab_size=config.vocab_size)
+    model = load_embedded_draft(path, options)
     return model, None if config.kind == "synthetic" else load_tokenizer(path)
 
 

@@ -25,10 +25,11 @@ from dataset import known_behind, loops
 from losses import mix
 from teacher import load_teacher, stop_ids
 
-from amusd.config import DrafterConfig, WorkloadConfig
+from amusd.config import WorkloadConfig
+from amusd.drafters.factory import MIN_LOOKUP
 from amusd.drafters.ngram import NgramCache
 from amusd.models.cached_model import CachedModel
-from amusd.models.embedded_draft import DRAFT_FILE, load_embedded_draft
+from amusd.models.embedded_draft import DRAFT_FILE, VOCAB_SIZE, load_embedded_draft
 from amusd.models.embedded_target import embedded_target_path
 from amusd.models.huggingface import load_model
 from amusd.models.linear import fastest_dtype
@@ -88,7 +89,7 @@ def main() -> None:
     parser.add_argument("--prompts", nargs="*", default=[], help="files of prompts; those of the package always count")
     parser.add_argument("--answers", type=Path, required=True, help="where the target's answers are kept")
     parser.add_argument("--draft-file", type=Path, default=DRAFT_FILE)
-    parser.add_argument("--vocab-size", type=int, default=DrafterConfig.vocab_size)
+    parser.add_argument("--vocab-size", type=int, default=VOCAB_SIZE)
     parser.add_argument("--out", type=Path, help="write the tables as JSON")
     arguments = parser.parse_args()
     if not arguments.answers.exists():
@@ -274,7 +275,7 @@ def logits_of(model: CachedModel, sequence: Sequence[int]) -> Any:
 
 def _look_up(sequence: Sequence[int], start: int) -> list[int | None]:
     """What prompt lookup would propose at each position from `start` on; None where no long suffix has occurred."""
-    ngrams = NgramCache(DrafterConfig.min_lookup)
+    ngrams = NgramCache(MIN_LOOKUP)
     ngrams.open(sequence[:start])
     found: list[int | None] = []
     for position in range(start, len(sequence)):

@@ -15,7 +15,7 @@ from amusd.models.huggingface import load_model
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 
-BENCH = BenchConfig(widths=(1, 4), num_rounds=2, num_messages=50)
+BENCH = BenchConfig(num_rounds=2)
 PROMPT = [5 + number for number in range(20)]
 
 
@@ -39,11 +39,12 @@ def test_every_figure_stands_in_the_document_and_in_the_text(
 ) -> None:
     links = {"zeromq": TransportConfig(kind="zeromq"), "shared_memory": TransportConfig(address="tcp://127.0.0.1")}
     monkeypatch.setattr("amusd.commands.bench.ON_ONE_MACHINE", links)
+    monkeypatch.setattr("amusd.commands.bench.NUM_MESSAGES", 50)
     generate = load_transformers(str(checkpoint), "float32", "cpu")
     document = measure_models(model, {"hf": model}, generate, PROMPT, BENCH, Console())
-    document["transport"] = measure_links(BENCH, HardwareConfig(), Console())
+    document["transport"] = measure_links(HardwareConfig(), Console())
     target, draft = document["target"], document["draft"]["hf"]
-    assert list(target["forward_ms"]) == ["1", "4"]
+    assert list(target["forward_ms"]) == ["1", "4", "8", "16"]
     assert min(*target["forward_ms"].values(), target["forward_ms_fixed"], draft["step_ms"]) > 0
     assert target["floor_ms"] == pytest.approx(model.weight_bytes / target["bandwidth_gb_s"] / 1e6)
     assert document["peer"]["hf_generate_ms_per_token"] > 0

@@ -45,8 +45,8 @@ def test_the_keys_of_serve_hold() -> None:
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["ray.max_replicas=0"], "ray.max_replicas=0: must be at least ray.min_replicas=1"),
-        (["ray.min_replicas=0"], "ray.min_replicas=0: must be at least 1"),
+        (["ray.max_replicas=0"], "ray.max_replicas=0: expected a whole number from 1"),
+        (["ray.min_replicas=0"], "ray.min_replicas=0: expected a whole number from 1"),
         (["hardware=two_gpus"], "ray.num_gpus=0: hardware.devices="),
     ],
 )

@@ -85,7 +85,7 @@ def test_it_is_the_stored_layers_between_the_targets_embedding_and_head(name: st
 
 def test_a_larger_head_than_there_is_is_refused(tmp_path: Path) -> None:
     _, draft_file = save_pair(tmp_path / "target")
-    with pytest.raises(ConfigError, match=r"drafter\.vocab_size=9: the embedded draft can propose 8 tokens"):
+    with pytest.raises(ConfigError, match=r"vocab_size=9: the draft can propose 8 tokens"):
         load(tmp_path / "target", draft_file, vocab_size=9)
 
 

@@ -48,15 +48,20 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     },
     ("amusd/config/capabilities.py", "tests/test_capabilities.py"): {
         "a drafter that cannot run ahead is asked to": (
-            "    if decoding.mode is not Mode.ASYNCHRONOUS or runs_ahead(kind):\n",
-            "    if True:\n",
+            "if decoding.mode is Mode.ASYNCHRONOUS and not runs_ahead(kind):",
+            "if False:",
         ),
     },
     ("amusd/config/decoding.py", "tests/test_config.py"): {
-        "more candidates may be asked for than there may be": ("self.min_candidates <= self.max_lookahead,", "True,"),
+        "a temperature is so low that logits overflow": ("not 0 < self.temperature < MIN_FACTOR", "True"),
+        "more candidates may be asked for than there may be": ("self.min_candidates <= self.max_lookahead, ", "True, "),
     },
-    ("amusd/config/decoding.py", "tests/test_engine_arguments.py"): {
-        "a number beyond float32 is a temperature": ("is_off or 1 / _LARGEST <= value <= _LARGEST", "True"),
+    ("amusd/settings.py", "tests/test_config.py"): {
+        "a key that is none is passed over": ("if name not in names:", "if False:"),
+        "a number of NumPy's is none": (
+            'value.item() if isinstance(value, numbers.Number) and hasattr(value, "item") else value',
+            "value",
+        ),
     },
     (
         "amusd/drafters/autoregressive.py",

@@ -161,8 +161,8 @@ def test_the_longest_open_fits_a_frame() -> None:
 @pytest.mark.parametrize(
     ("offset", "value", "reason"),
     [
-        (-65, struct.pack("<d", -1.0), "temperature=-1.0: must be at least 0"),
-        (-65, struct.pack("<d", float("nan")), "temperature=nan: must be finite"),
+        (-65, struct.pack("<d", -1.0), "temperature=-1.0: expected a number from 0"),
+        (-65, struct.pack("<d", float("nan")), "temperature=nan: expected a number from 0"),
         (-1, b"\x09", "9 stands for none of"),
         (-101, struct.pack("<I", 1), "1 biases announced, 65 bytes left"),
     ],

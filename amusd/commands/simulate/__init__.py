@@ -184,7 +184,7 @@ def grid_of(config: RunConfig, simulator: Simulator, console: Console) -> list[d
     for accept, ratio in cells:
         report(f"acceptance {accept:g}, {ratio:.4g} draft steps a pass")
         machine = _with_ratio(simulator, ratio, settings.jitter)
-        bench = steady_bench(replace(machine, answers=drawn(settings, accept)), config.decoding())
+        bench = steady_bench(replace(machine, answers=drawn(config, accept)), config.decoding())
         found.append({"accept": accept, "ratio": ratio, **_grid_cell(config, bench)})
         found[-1]["upper_bound"] = upper_bound(accept, ratio)
     return found

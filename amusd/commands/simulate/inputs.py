@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from amusd.config import RunConfig, SimulateConfig
+from amusd.config import RunConfig
 from amusd.errors import ConfigError
 from amusd.policies.factory import make_policy
 from amusd.simulation.calibration import Calibration, calibrate
@@ -73,16 +73,15 @@ def inputs_of(config: RunConfig, calibration: Calibration | None = None) -> Inpu
         max_candidates=width - 1,
         accept_next=_accept_next(config, calibration),
         can_branch=config.drafter.can.tree,
-        seed=settings.seed,
+        seed=config.sampling.seed,
         batch_size=settings.batch_size,
     )
     return Inputs(simulator, acceptance)
 
 
 def _answers(config: RunConfig, calibration: Calibration | None) -> tuple[tuple[Answer, ...], dict[str, Any]]:
-    settings = config.simulate
     if calibration is not None and config.accept is None:
-        answers = replayed_answers(calibration.traces, settings.seed)
+        answers = replayed_answers(calibration.traces, config.sampling.seed)
         return answers, {
             "kind": "replay",
             "drafter": calibration.drafter,
@@ -90,7 +89,7 @@ def _answers(config: RunConfig, calibration: Calibration | None) -> tuple[tuple[
             "known_fraction": calibration.known_fraction,
         }
     assert config.accept is not None
-    return drawn(settings, config.accept), {"kind": "drawn", "accept": config.accept}
+    return drawn(config, config.accept), {"kind": "drawn", "accept": config.accept}
 
 
 def _accept_next(config: RunConfig, calibration: Calibration | None) -> float:
@@ -106,7 +105,6 @@ def _costs(config: RunConfig, measured: Costs | None) -> Costs:
         raise ConfigError("simulate.devices_apart=true: needs calibration=RUN_DIR, a run that shows what workers share")
     costs = _with_spread(measured, settings.jitter) if measured else Costs(passes={}, draft_token=Shared.of_ms(0.0))
     given: dict[str, Any] = {
-        "row_ns": round(settings.row_ms * 1e6),
         "sequence_ns": round(settings.sequence_ms * 1e6),
         "draft_sequence_ns": round(settings.draft_sequence_ms * 1e6),
         "knee_rows": settings.knee_rows,
@@ -137,7 +135,8 @@ def _with_spread(costs: Costs, spread: float) -> Costs:
     )
 
 
-def drawn(settings: SimulateConfig, accept: float) -> tuple[Answer, ...]:
+def drawn(config: RunConfig, accept: float) -> tuple[Answer, ...]:
     """Make answers in which a share `accept` of the tokens is right, at least one for each place of the batch."""
+    settings = config.simulate
     num_answers = max(settings.num_answers, settings.batch_size)
-    return drawn_answers(accept, num_answers=num_answers, num_tokens=settings.num_tokens, seed=settings.seed)
+    return drawn_answers(accept, num_answers=num_answers, num_tokens=settings.num_tokens, seed=config.sampling.seed)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from amusd.config import AsynchronousPolicy, DecodingConfig, PolicyName
+from amusd.config import AsynchronousPolicy, DecodingConfig
 from amusd.policies.factory import policy_name
 from amusd.simulation.simulator import Outcome, Simulator
 from amusd.types import Mode
@@ -57,7 +57,7 @@ class Bench:
         """Try windows of each length; the fastest is marked."""
         return self._best_of("num_speculative_tokens", lengths, mode=Mode.ASYNCHRONOUS, policy="windowed")
 
-    def asynchronous(self, policy: PolicyName) -> Trial:
+    def asynchronous(self, policy: str) -> Trial:
         """Try `policy` with the configured knobs."""
         return self._trial(CONFIGURED, mode=Mode.ASYNCHRONOUS, policy=policy)
 
