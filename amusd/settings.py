@@ -11,7 +11,6 @@ import enum
 import functools
 import json
 import numbers
-import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,8 +26,8 @@ S = TypeVar("S", bound="Settings")
 _MAX_COUNT = (1 << 31) - 1
 _MAX_SHOWN = 200
 """Characters of a value in a message at most."""
-_MIN_LIKENESS = 0.6
-"""Each word of a name has to be this much like a word of the name that is suggested for it."""
+_MIN_LIKENESS = 0.85
+"""How much a name is like one that is suggested for it, as difflib counts."""
 _NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text", types.NoneType: "null"}
 
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=_MAX_COUNT)]
@@ -109,16 +108,8 @@ def shown(value: object) -> str:
 
 def nearest(name: str, names: Iterable[str]) -> str:
     """`; did you mean 'x'?`, or nothing when no name is near: `min_tokens` is no misspelt `max_tokens`."""
-
-    def is_like(word: str, other: str) -> bool:
-        is_part = word.startswith(other) or other.startswith(word)
-        return is_part or difflib.SequenceMatcher(None, word, other).ratio() >= _MIN_LIKENESS
-
-    for match in difflib.get_close_matches(name, list(names), cutoff=0.5):
-        words = re.split(r"[\W_]", match)
-        if all(any(is_like(word, other) for other in words) for word in re.split(r"[\W_]", name)):
-            return f"; did you mean '{match}'?"
-    return ""
+    matches = difflib.get_close_matches(name, list(names), n=1, cutoff=_MIN_LIKENESS)
+    return f"; did you mean '{matches[0]}'?" if matches else ""
 
 
 def _read_hints(cls: type) -> dict[str, Any]:

@@ -55,10 +55,7 @@ DEFAULT_DRAFTERS: Mapping[str, str] = {
     "often it is right",
 }
 """What is said where nobody named a drafter and the embedded one does not fit, by the kind that takes its place."""
-_Device: TypeAlias = Annotated[
-    str,
-    Meta(pattern=r"^(cpu|cuda:(0|[1-9][0-9]*))\Z", description="cpu, or cuda: and the number of a GPU, as in cuda:0"),
-]
+_Device: TypeAlias = Annotated[str, Meta(pattern=r"^(cpu|cuda:(0|[1-9][0-9]*))\Z", description="cpu or cuda:NUMBER")]
 Length: TypeAlias = Annotated[int, Meta(ge=2, le=(1 << 31) - 1)]
 
 
@@ -213,10 +210,6 @@ class HardwareConfig(Settings):
     synthetic: ModelShape | None = None
     """Measure without a checkpoint: the target is a model of this size with random weights."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require(len(self.devices) != 1, "devices", "name two: the target's, the draft's")
-
 
 @dataclass(frozen=True, kw_only=True)
 class EngineKeys(Settings):
@@ -254,7 +247,7 @@ class EngineConfig(EngineKeys):
             self.hardware.synthetic,
             self.target.kind == "hf",
         )
-        one_each = len(devices) in (0, number) or len(set(devices)) == 1
+        one_each = len(devices) in (0, number) or (len(devices) > 1 and len(set(devices)) == 1)
         self.hardware.require(one_each, "devices", f"name {number}: the target's {number - 1}, the draft's")
         self.hardware.require(not (shape and is_own), "synthetic", "not with target=hf, which has weights of its own")
         fitting = tuple(drafter.for_target(self.target, self.hardware) for drafter in self.drafters)
