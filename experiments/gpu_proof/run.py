@@ -1,6 +1,6 @@
 """What does the GPU path do on a GPU? One command that measures it, part by part, and says what was expected.
 
-Needs torch, transformers and numpy, on a GPU triton as well: no network, no package index, no checkpoint. Weights are
+Needs torch, transformers, numpy, msgspec and psutil, on a GPU triton as well: no network, no checkpoint. Weights are
 random. Each part is a process with a limit, and writes as it measures; a part that fails, hangs or is killed loses
 nothing of the others. Without a GPU the same parts run with small shapes, as a test of the proof itself.
 """
