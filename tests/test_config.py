@@ -25,53 +25,31 @@ from amusd.errors import ConfigError
 from amusd.settings import Settings, from_mapping, nearest, to_mapping
 from amusd.types import Mode
 
-OWN_TARGET = {"kind": "hf", "model": "/m"}
+OWN = {"kind": "hf", "model": "/m"}
+SHAPE = {"synthetic": "llama-8b"}
+PUBLIC = {"kind": "gloo", "address": "tcp://10.0.0.1:1"}
 MISTAKES: list[tuple[dict[str, Any], str]] = [
-    # a key
     ({"promt": "x"}, "promt: no such key; did you mean 'prompt'?"),
     ({"sampling": {"max_new_token": 1}}, "sampling.max_new_token: no such key; did you mean 'max_new_tokens'?"),
-    # a type, a range, a choice
     ({"sampling": 3}, "sampling=3: expected keys of its own: temperature, top_k, top_p, "),
     ({"max_lookahead": "many"}, "max_lookahead=many: expected a whole number from 1 to 2147483647"),
-    ({"max_lookahead": 1 << 70}, "max_lookahead=1180591620717411303424: expected a whole number from 1 to 21474"),
     ({"max_num_seqs": True}, "max_num_seqs=True: expected a whole number from 1 to 4096"),
-    ({"accept": "x"}, "accept=x: expected a number from 0 to 1 or null"),
-    ({"tree": "yes"}, "tree=yes: expected true or false"),
-    ({"prompt": 5}, "prompt=5: expected text or null"),
-    ({"serve": {"host": ""}}, "serve.host=: expected text that is not empty"),
+    ({"accept": 1.5}, "accept=1.5: expected a number from 0 to 1 or null"),
     ({"sampling": {"temperature": float("nan")}}, "sampling.temperature=nan: expected a number from 0 to 1000000"),
-    ({"sampling": {"temperature": 10**400}}, "sampling.temperature=1000000"),
-    ({"sampling": {"top_p": 0}}, "sampling.top_p=0: expected a number above 0 and up to 1"),
+    ({"sampling": {"top_p": "0\n" * 999}}, "sampling.top_p=0 0 0"),
     ({"sampling": {"seed": 10**5000}}, "sampling.seed=(a huge number): expected a whole number from 0 to 9223"),
     ({"sampling": {"stop": ["a", ""]}}, "sampling.stop=['a', '']: expected a list of text that is not empty"),
-    ({"sampling": {"stop": 5.5j}}, "sampling.stop=5.5j: expected a list of text"),
-    ({"sampling": {"top_p": "y\n" * 999}}, "sampling.top_p=y y y"),
-    (
-        {"sampling": {"logit_bias": 5}},
-        "sampling.logit_bias=5: expected a list of [a whole number from 0 to 2147483647, ",
-    ),
     ({"sampling": {"logit_bias": {5: 1e300}}}, "sampling.logit_bias={5: 1e+300}: expected a list of [a whole number"),
-    ({"max_silence_seconds": float("inf")}, "max_silence_seconds=inf: expected a number above 0 and up to 1000000"),
     (
         {"compare": {"synchronous_lengths": []}},
         "compare.synchronous_lengths=[]: expected a list of a whole number from",
     ),
-    (
-        {"hardware": {"devices": ["cpu", "gpu"]}},
-        "hardware.devices=['cpu', 'gpu']: expected a list of cpu or cuda:NUMBER",
-    ),
-    (
-        {"mode": "sync"},
-        "mode=sync: expected one of autoregressive, synchronous, asynchronous",
-    ),
+    ({"hardware": {"devices": ["cpu", "gpu"]}}, "hardware.devices=['cpu', 'gpu']: expected a list of cpu or cuda:NUM"),
+    ({"mode": "sync"}, "mode=sync: expected one of autoregressive, synchronous, asynchronous"),
     ({"drafter": {"kind": "ngrams"}}, "drafter.kind=ngrams: expected one of auto, embedded, hf, eagle, medusa, dflash"),
     ({"drafter": {"options": 5}}, "drafter.options=5: expected names and values"),
-    # rules between fields
     ({"sampling": {"temperature": 1e-30}}, "sampling.temperature=1e-30: expected 0, or at least 1e-06"),
-    (
-        {"sampling": {"temperature": 1, "acceptance": "greedy"}},
-        "sampling.acceptance=greedy: at sampling.temperature=1 allowed: auto, matching",
-    ),
+    ({"sampling": {"acceptance": "matching"}}, "sampling.acceptance=matching: at sampling.temperature=0 allowed: auto"),
     ({"min_candidates": 17}, "min_candidates=17: must be at most max_lookahead (16)"),
     ({"policy": "branchin"}, "policy=branchin: allowed: auto, chain, windowed, branching; did you mean 'branching'?"),
     ({"compare": {"policies": ["chain", "tree"]}}, "compare.policies=tree: allowed: auto, chain, windowed, branching"),
@@ -83,28 +61,18 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"drafter": {"kind": "hf"}}, "drafter.model=None: required with drafter=hf"),
     ({"drafter": {"model": "/m"}}, "drafter.model=/m: only allowed with hf, eagle, medusa, dflash, cascade, not with"),
     ({"drafter": {"num_layers": 3}}, "drafter.num_layers=3: only allowed with drafter=self, not with drafter=embedded"),
+    ({"drafter": {"kind": "cascade", "inner": "synthetic"}}, "drafter.inner=synthetic: allowed: ngram, embedded, or a"),
     (
-        {"drafter": {"kind": "cascade", "model": "/m", "inner": "synthetic"}},
-        "drafter.inner=synthetic: allowed: ngram, embedded, or a folder or hub name of a checkpoint",
+        {"drafter": {"kind": "cascade"}, "target": OWN},
+        "drafter.model=None: required with drafter=cascade and target=hf",
     ),
-    ({"drafter": {"kind": "cascade"}, "target": OWN_TARGET}, "drafter.model=None: required with drafter=cascade and"),
-    (
-        {"drafter": {"kind": "synthetic"}, "target": OWN_TARGET},
-        "drafter.shape=None: required with target=hf; allowed: smollm2-135m, ",
-    ),
-    (
-        {"hardware": {"synthetic": "llama-8b"}, "drafter": {"kind": "embedded"}},
-        "drafter.kind=embedded: with hardware.synthetic allowed: ngram, synthetic, custom",
-    ),
-    ({"hardware": {"synthetic": "llama-8b"}, "target": OWN_TARGET}, "hardware.synthetic=llama-8b: not with target=hf"),
+    ({"drafter": {"kind": "synthetic"}, "target": OWN}, "drafter.shape=None: required with target=hf; allowed: smoll"),
+    ({"drafter": {"kind": "embedded"}, "hardware": SHAPE}, "drafter.kind=embedded: with hardware.synthetic allowed: "),
+    ({"hardware": SHAPE, "target": OWN}, "hardware.synthetic=llama-8b: not with target=hf"),
     ({"hardware": {"devices": "cpu"}}, "hardware.devices=['cpu']: name 2: the target's 1, the draft's"),
-    (
-        {"hardware": {"devices": ["cuda:0", "cuda:1"]}, "target_tensor_parallel_size": 2},
-        "hardware.devices=['cuda:0', 'cuda:1']: name 3: the target's 2, the draft's",
-    ),
     ({"transport": {"kind": "shared_memory", "address": "ipc:///x"}}, "transport.address=ipc:///x: not with"),
     (
-        {"transport": {"kind": "gloo", "address": "tcp://10.0.0.1:1", "keys": "/k"}},
+        {"transport": {**PUBLIC, "keys": "/k"}},
         "transport.keys=/k: protects ZeroMQ's links, not those of transport=gloo",
     ),
 ]

@@ -38,16 +38,6 @@ MIN_VERIFY_WIDTH = 8
 """Rows of a padded target pass unless longer blocks are asked for: verifying 8 rows costs a CPU what 1 row does."""
 MAX_MATCH = 12
 """Tokens of the longest suffix that is looked up in a text."""
-_ONLY_WITH = {
-    "num_layers": "self",
-    "shape": "synthetic",
-    "remember": "ngram",
-    "inner": "cascade",
-    "inner_device": "cascade",
-    "factory": "custom",
-    "options": "custom",
-}
-"""Settings that a single kind of drafter has."""
 DEFAULT_DRAFTERS: Mapping[str, str] = {
     "ngram": "drafter=ngram (prompt lookup): none is named, and the embedded draft fits the embedded target alone; "
     "a small model of the target's family, drafter=FOLDER, is mostly faster",
@@ -133,7 +123,7 @@ class DrafterConfig(Settings):
         fits = bool(self.model) == self.can.checkpoint or self.kind == "cascade"
         wanted = "required" if self.can.checkpoint else f"only allowed with {', '.join(kinds_with('checkpoint'))}, not"
         self.require(fits, "model", f"{wanted} with drafter={self.kind}")
-        for name, kind in _ONLY_WITH.items():
+        for kind, name in ((kind, name) for kind, can in CAPABILITIES.items() for name in can.settings):
             allowed = f"only allowed with drafter={kind}, not with drafter={self.kind}"
             self.require(self.kind == kind or not getattr(self, name), name, allowed)
         self.require(self.kind != "custom" or bool(self.factory), "factory", "required with drafter=custom")
@@ -241,12 +231,8 @@ class EngineConfig(EngineKeys):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        devices, number, shape, is_own = (
-            self.hardware.devices,
-            self.num_ranks,
-            self.hardware.synthetic,
-            self.target.kind == "hf",
-        )
+        devices, number = self.hardware.devices, self.num_ranks
+        shape, is_own = self.hardware.synthetic, self.target.kind == "hf"
         one_each = len(devices) in (0, number) or (len(devices) > 1 and len(set(devices)) == 1)
         self.hardware.require(one_each, "devices", f"name {number}: the target's {number - 1}, the draft's")
         self.hardware.require(not (shape and is_own), "synthetic", "not with target=hf, which has weights of its own")

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
 import operator
 import re
 import sys
 import traceback
 from collections.abc import Callable
 from importlib import metadata
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -68,9 +68,7 @@ def failure(key: str, named: str, error: Exception) -> ConfigError:
 
 def _run_file(path: Path) -> ModuleType:
     name = f"own_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None, "its name ends with .py"
-    assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = sys.modules[name] = ModuleType(name)
+    module.__file__ = str(path)
+    SourceFileLoader(name, str(path)).exec_module(module)
     return module
