@@ -30,23 +30,17 @@ SHAPE = {"synthetic": "llama-8b"}
 PUBLIC = {"kind": "gloo", "address": "tcp://10.0.0.1:1"}
 MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"promt": "x"}, "promt: no such key; did you mean 'prompt'?"),
-    ({"sampling": {"max_new_token": 1}}, "sampling.max_new_token: no such key; did you mean 'max_new_tokens'?"),
     ({"sampling": 3}, "sampling=3: expected keys of its own: temperature, top_k, top_p, "),
     ({"max_lookahead": "many"}, "max_lookahead=many: expected a whole number from 1 to 2147483647"),
     ({"max_num_seqs": True}, "max_num_seqs=True: expected a whole number from 1 to 4096"),
-    ({"accept": 1.5}, "accept=1.5: expected a number from 0 to 1 or null"),
     ({"sampling": {"temperature": float("nan")}}, "sampling.temperature=nan: expected a number from 0 to 1000000"),
     ({"sampling": {"top_p": "0\n" * 999}}, "sampling.top_p=0 0 0"),
     ({"sampling": {"seed": 10**5000}}, "sampling.seed=(a huge number): expected a whole number from 0 to 9223"),
     ({"sampling": {"stop": ["a", ""]}}, "sampling.stop=['a', '']: expected a list of text that is not empty"),
     ({"sampling": {"logit_bias": {5: 1e300}}}, "sampling.logit_bias={5: 1e+300}: expected a list of [a whole number"),
-    (
-        {"compare": {"synchronous_lengths": []}},
-        "compare.synchronous_lengths=[]: expected a list of a whole number from",
-    ),
+    ({"compare": {"batch_sizes": []}}, "compare.batch_sizes=[]: expected a list of a whole number from 1 to 21474836"),
     ({"hardware": {"devices": ["cpu", "gpu"]}}, "hardware.devices=['cpu', 'gpu']: expected a list of cpu or cuda:NUM"),
     ({"mode": "sync"}, "mode=sync: expected one of autoregressive, synchronous, asynchronous"),
-    ({"drafter": {"kind": "ngrams"}}, "drafter.kind=ngrams: expected one of auto, embedded, hf, eagle, medusa, dflash"),
     ({"drafter": {"options": 5}}, "drafter.options=5: expected names and values"),
     ({"sampling": {"temperature": 1e-30}}, "sampling.temperature=1e-30: expected 0, or at least 1e-06"),
     ({"sampling": {"acceptance": "matching"}}, "sampling.acceptance=matching: at sampling.temperature=0 allowed: auto"),
@@ -62,19 +56,13 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"drafter": {"model": "/m"}}, "drafter.model=/m: only allowed with hf, eagle, medusa, dflash, cascade, not with"),
     ({"drafter": {"num_layers": 3}}, "drafter.num_layers=3: only allowed with drafter=self, not with drafter=embedded"),
     ({"drafter": {"kind": "cascade", "inner": "synthetic"}}, "drafter.inner=synthetic: allowed: ngram, embedded, or a"),
-    (
-        {"drafter": {"kind": "cascade"}, "target": OWN},
-        "drafter.model=None: required with drafter=cascade and target=hf",
-    ),
+    ({"drafter": {"kind": "cascade"}, "target": OWN}, "drafter.model=None: required with drafter=cascade and"),
     ({"drafter": {"kind": "synthetic"}, "target": OWN}, "drafter.shape=None: required with target=hf; allowed: smoll"),
     ({"drafter": {"kind": "embedded"}, "hardware": SHAPE}, "drafter.kind=embedded: with hardware.synthetic allowed: "),
     ({"hardware": SHAPE, "target": OWN}, "hardware.synthetic=llama-8b: not with target=hf"),
     ({"hardware": {"devices": "cpu"}}, "hardware.devices=['cpu']: name 2: the target's 1, the draft's"),
     ({"transport": {"kind": "shared_memory", "address": "ipc:///x"}}, "transport.address=ipc:///x: not with"),
-    (
-        {"transport": {**PUBLIC, "keys": "/k"}},
-        "transport.keys=/k: protects ZeroMQ's links, not those of transport=gloo",
-    ),
+    ({"transport": {**PUBLIC, "keys": "/k"}}, "transport.keys=/k: protects ZeroMQ's links, not those of transport"),
 ]
 
 

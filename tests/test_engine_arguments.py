@@ -113,9 +113,3 @@ def test_a_setting_that_cannot_be_is_one_line(launch: Callable[[], Any], message
     found = one_line_of(launch)
     assert found.startswith(message)
     assert len(found) < 400
-
-
-@pytest.mark.parametrize("wrong", [{"decoding": "fast"}, {"params": [{}]}, {"params": "warm"}])
-def test_what_is_wrong_with_a_list_is_said_as_of_one_prompt(wrong: dict[str, Any]) -> None:
-    with pair({}) as (engine, _), pytest.raises(ConfigError, match=r"^(decoding|params)=.*expected"):
-        engine.generate([PROMPT], **wrong)
