@@ -17,9 +17,9 @@ from amusd.config import BenchConfig, HardwareConfig, RunConfig
 from amusd.console import Console, table
 from amusd.errors import ConfigError, PeerLostError
 from amusd.files import read_json, write_json
+from amusd.models.adapter import quiet_transformers
 from amusd.models.cached_model import CachedModel
 from amusd.models.checkpoint import find_checkpoint
-from amusd.models.huggingface import quiet_transformers
 from amusd.models.language_model import KVCache
 from amusd.models.loading import describe_drafter, load_draft_model, load_target, model_path, target_dtype
 from amusd.models.numerics import Numerics

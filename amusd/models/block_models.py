@@ -27,14 +27,14 @@ from amusd.models.draft_layouts import (
     MEDUSA,
     PublishedDraft,
     check_options,
-    empty_layers,
+    layer_shapes,
     read_published,
 )
 from amusd.models.graphs import send
-from amusd.models.huggingface import device_errors, loaded_dtype, prepare_device
+from amusd.models.huggingface import device_errors, prepare_device
 from amusd.models.kv_cache import KVMemory
 from amusd.models.linear import INT8, InputScales, Linear, MakeLinear, Weights, make_int8, make_linear
-from amusd.models.load_options import LoadOptions
+from amusd.models.load_options import LoadOptions, loaded_dtype
 from amusd.models.split_attention import SplitAttention, stored_dtype
 
 
@@ -175,7 +175,8 @@ class DFlashModel:
         self.output_ids = None if ids is None else ids.to(options.device)
         self.device = torch.device(options.device)
         self._network = Decoder(
-            draft.fill(empty_layers(draft, options.max_model_len)),
+            draft.fill(layer_shapes(draft, options.max_model_len)),
+            config,
             device=self.device,
             max_positions=self.max_length + self.block_size,
             dtype=loaded_dtype(options.dtype),

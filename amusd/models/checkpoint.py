@@ -70,6 +70,16 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     return Checkpoint(path, [folder / name for name in names])
 
 
+def write_checkpoint(folder: Path, settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
+    """Write `config.json` and the weights, a tensor with two names once. Raises `OSError`."""
+    from safetensors.torch import save_file
+
+    names = {id(tensor): name for name, tensor in reversed(list(weights.items()))}
+    stored = {name: weights[name].contiguous() for name in names.values()}
+    save_file(stored, folder / _WEIGHTS, metadata={"format": "pt"})
+    (folder / CONFIG).write_text(json.dumps(dict(settings), indent=2), encoding="utf-8")
+
+
 def read_head(path: str | Path) -> Mapping[str, Tensor]:
     """The tensors of a published drafter by name, on the CPU: a folder or hub name. They must not be written to.
 

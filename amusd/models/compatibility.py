@@ -1,4 +1,4 @@
-"""Decides from a model's configuration alone whether this package can run it: reads no weight, loads no other library.
+"""Decides from a model's configuration alone whether this package can run it: reads no weight.
 
 A model is refused if its cache could not be cut back to an earlier token.
 """
@@ -9,22 +9,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from amusd.errors import UnsupportedModelError
+from amusd.models.configuration import ModelConfig
 
 _STATELESS_LAYERS = frozenset({"full_attention", "moe", "mlp"})
 _WINDOW_OF_LAYER = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
 
 
-def supported_class(config: Any, max_model_len: int) -> Any:
-    """The causal language model class of transformers for a configuration.
-
-    Raises `UnsupportedModelError`, naming model type and reason, for a model that this package cannot run.
-    """
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
-
-    model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    for reason in _reasons(config, model_class, max_model_len):
+def check_supported(config: Any, max_model_len: int) -> None:
+    """Raise `UnsupportedModelError`, naming model type and reason, for a model that this package cannot run."""
+    for reason in _reasons(config, max_model_len):
         raise UnsupportedModelError(f"model type '{config.model_type}' is not supported: {reason}")
-    return model_class
 
 
 def position_limit(config: Any) -> int | None:
@@ -57,18 +51,26 @@ def _stretched(trained: int | None, ropes: Iterable[Mapping[str, Any]]) -> int |
     return max(stretched)
 
 
-def _reasons(config: Any, model_class: Any | None, max_model_len: int) -> Iterator[str]:
+def _reasons(config: Any, max_model_len: int) -> Iterator[str]:
     text = config.get_text_config(decoder=True)
+    if not isinstance(config, ModelConfig):
+        yield from _stock_reasons(config, text)
+    layer_types = getattr(text, "layer_types", None) or []
+    for layer_type in sorted(set(layer_types) - _STATELESS_LAYERS - _WINDOW_OF_LAYER.keys()):
+        yield f"the state of its {layer_type} layers cannot be rolled back to an earlier token"
+    yield from _window_reasons(text, layer_types, max_model_len)
+
+
+def _stock_reasons(config: Any, text: Any) -> Iterator[str]:
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if config.is_encoder_decoder:
         yield "it is an encoder-decoder; a causal language model is needed"
     if model_class is None:
         yield "transformers has no causal language model for it"
     if getattr(model_class, "_is_stateful", False):
         yield "its recurrent state cannot be rolled back to an earlier token"
-    layer_types = getattr(text, "layer_types", None) or []
-    for layer_type in sorted(set(layer_types) - _STATELESS_LAYERS - _WINDOW_OF_LAYER.keys()):
-        yield f"the state of its {layer_type} layers cannot be rolled back to an earlier token"
-    yield from _window_reasons(text, layer_types, max_model_len)
     if getattr(text, "num_kv_shared_layers", 0) or getattr(text, "kv_sharing_modes", None):
         yield "its layers share keys and values"
     if getattr(text, "index_topk", None):

@@ -21,15 +21,15 @@ from torch import Tensor
 
 from amusd.models.attention import Attention, AttentionInputs
 from amusd.models.compatibility import is_quantized
+from amusd.models.configuration import MODEL_TYPES
 from amusd.models.features import FeatureSpec, FeatureTaps
 from amusd.models.fused import rotate_and_store, silu_and_multiply
 from amusd.models.kv_cache import KVMemory
 from amusd.models.linear import InputScales, Linear, MakeLinear, Weights, make_int8, make_linear
 from amusd.models.sharding import ALONE, JoinedLinear, Ranks, SummedLinear, share, share_of_outputs
 from amusd.models.split_attention import cache_dtype
+from amusd.models.vocabulary import EMBEDDING, HEAD
 
-MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-"""transformers' names of the architectures that `Decoder` computes."""
 VECTOR = 32
 """Numbers in a vector of a CPU at most: bfloat16 in 64 bytes."""
 _ROPE_TYPES = frozenset({"default", "linear", "dynamic", "yarn", "longrope", "llama3"})
@@ -54,6 +54,44 @@ def why_not_covered(config: Any) -> str | None:
     return None
 
 
+def head_dim(config: Any) -> int:
+    """Numbers of an attention head."""
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def weight_shapes(config: Any) -> dict[str, tuple[int, ...]]:
+    """The name and the shape of each weight of a model that `why_not_covered` accepts, a tied head included."""
+    width, units, dim, kind = config.hidden_size, config.intermediate_size, head_dim(config), config.model_type
+    queries, keys = config.num_attention_heads * dim, config.num_key_value_heads * dim
+    output_bias = kind in ("llama", "qwen3") and config.attention_bias
+    input_bias = kind == "qwen2" or output_bias
+    mlp_bias = kind == "llama" and config.mlp_bias
+    norms = {"input_layernorm": width, "post_attention_layernorm": width}
+    if kind == "qwen3":
+        norms |= {"self_attn.q_norm": dim, "self_attn.k_norm": dim}
+    linears = {
+        "self_attn.q_proj": (queries, width, input_bias),
+        "self_attn.k_proj": (keys, width, input_bias),
+        "self_attn.v_proj": (keys, width, input_bias),
+        "self_attn.o_proj": (width, queries, output_bias),
+        "mlp.gate_proj": (units, width, mlp_bias),
+        "mlp.up_proj": (units, width, mlp_bias),
+        "mlp.down_proj": (width, units, mlp_bias),
+    }
+    block: dict[str, tuple[int, ...]] = {f"{name}.weight": (size,) for name, size in norms.items()}
+    for name, (outputs, inputs, has_bias) in linears.items():
+        block[f"{name}.weight"] = (outputs, inputs)
+        if has_bias:
+            block[f"{name}.bias"] = (outputs,)
+    layers = range(config.num_hidden_layers)
+    return {
+        EMBEDDING: (config.vocab_size, width),
+        **{f"model.layers.{index}.{name}": shape for index in layers for name, shape in block.items()},
+        "model.norm.weight": (width,),
+        HEAD: (config.vocab_size, width),
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class _Heads:
     """Shape of the attention."""
@@ -72,20 +110,23 @@ class _Heads:
 class _Layer:
     """One transformer block."""
 
-    def __init__(self, block: Any, heads: _Heads, device: torch.device, make: MakeLinear, ranks: Ranks) -> None:
-        attention, mlp = block.self_attn, block.mlp
+    def __init__(
+        self, weights: dict[str, Tensor], heads: _Heads, device: torch.device, make: MakeLinear, ranks: Ranks
+    ) -> None:
+        """`weights`: of the block, by names within it."""
         self._heads = heads
-        self._attention_norm = own_norm(block.input_layernorm, heads.epsilon, device)
-        self._mlp_norm = own_norm(block.post_attention_layernorm, heads.epsilon, device)
+        self._attention_norm = own_norm(weights.get("input_layernorm.weight"), heads.epsilon, device)
+        self._mlp_norm = own_norm(weights["post_attention_layernorm.weight"], heads.epsilon, device)
         pairs = _pairs_side_by_side(heads.dim)
-        projections = [attention.q_proj, attention.k_proj, attention.v_proj]
-        units = share(mlp.gate_proj.out_features, ranks)
+        query, key, value, output = (Weights.pop(weights, f"self_attn.{name}_proj") for name in "qkvo")
+        gate, up, down = (Weights.pop(weights, f"mlp.{name}_proj") for name in ("gate", "up", "down"))
+        units = share(len(gate.matrix), ranks)
         orders = [_reorder(pairs, heads.queries), _reorder(pairs, heads.keys), _slots(heads.keys, heads.dim)]
-        self.query_key_value = _fuse(projections, device, orders, make)
-        self.output = _split_inputs(attention.o_proj, device, _slots(heads.queries, heads.dim), make, ranks)
-        self.gate_up = _fuse([mlp.gate_proj, mlp.up_proj], device, [_slots(units, 1)] * 2, make)
-        self.down = _split_inputs(mlp.down_proj, device, _slots(units, 1), make, ranks)
-        self._head_norm = _head_norm_weights(attention, heads, pairs, device)
+        self.query_key_value = _fuse([query, key, value], device, orders, make)
+        self.output = _split_inputs(output, device, _slots(heads.queries, heads.dim), make, ranks)
+        self.gate_up = _fuse([gate, up], device, [_slots(units, 1)] * 2, make)
+        self.down = _split_inputs(down, device, _slots(units, 1), make, ranks)
+        self._head_norm = _head_norm_weights(weights, heads, pairs, device)
 
     def __call__(self, hidden: Tensor, rotation: Tensor, attention: Attention, memory: KVMemory, index: int) -> Tensor:
         """[rows, width] -> [rows, width]; `rotation` is [rows, dim / 2] complex."""
@@ -148,14 +189,15 @@ class _Layer:
 
 
 class Decoder:
-    """A `Network` made of a loaded transformers model, which is taken apart: it cannot be used afterwards."""
+    """A `Network` made of the weights of a model that `why_not_covered` accepts."""
 
     implementation = "amusd"
     feature_width = 0
 
     def __init__(
         self,
-        model: Any,
+        weights: dict[str, Tensor],
+        config: Any,
         *,
         device: torch.device,
         max_positions: int,
@@ -164,51 +206,51 @@ class Decoder:
         ranks: Ranks = ALONE,
         features: Mapping[str, FeatureSpec] | None = None,
     ) -> None:
-        """`model`: a causal model that `why_not_covered` accepts; `max_positions`: rows of the rotary table.
+        """`weights`, by the names of `weight_shapes`, which are removed as they are taken in; biases are optional.
 
-        `dtype` of weights and rows, to which layers are converted one by one; None keeps that of the model. `int8`:
-        multiply in int8; the dtype is float32. `ranks` share the model; there are at most as many as key heads.
-        `features`: what drafters read of each row, by their names.
+        `max_positions`: rows of the rotary table. `dtype` of weights and rows, to which layers are converted one by
+        one; None keeps that of the weights. `int8`: multiply in int8; the dtype is float32. `ranks` share the model;
+        there are at most as many as key heads. `features`: what drafters read of each row, by their names.
         """
-        config = model.config
-        blocks = model.base_model.layers
-        rows = dtype or model.get_input_embeddings().weight.dtype
+        rows = dtype or weights[EMBEDDING].dtype
         self._input_scales = InputScales()
         make: MakeLinear = partial(make_linear, dtype=rows)
         if int8:
             make = partial(make_int8, scales=self._input_scales)
-        attention = blocks[0].self_attn
         groups = config.num_attention_heads // config.num_key_value_heads
         keys = share(config.num_key_value_heads, ranks)
         heads = _Heads(
             queries=range(keys.start * groups, keys.stop * groups),
             keys=keys,
-            dim=attention.head_dim,
+            dim=head_dim(config),
             epsilon=config.rms_norm_eps,
-            scaling=attention.scaling,
+            scaling=head_dim(config) ** -0.5,
         )
         self.device = device
         self._make = make
         widths = (config.hidden_size, config.intermediate_size, heads.dim)
         self.fills_vectors = not any(width % VECTOR for width in widths)
-        self._rotation = _rotary_table(model.base_model.rotary_emb, max_positions).to(device)
+        self._rotation = _rotary_table(config, max_positions).to(device)
         self._layers: list[_Layer] = []
-        for index, block in enumerate(blocks):
-            self._layers.append(_Layer(block if dtype is None else block.to(dtype), heads, device, make, ranks))
-            blocks[index] = torch.nn.Identity()  # frees what has just been copied
-        if dtype is not None:
-            model.to(dtype)  # what is left: embedding, norm and head
-        self._norm = own_norm(model.base_model.norm, heads.epsilon, device)
-        head = model.get_output_embeddings()
-        embedding = model.get_input_embeddings().weight
-        self._embedding = _own(embedding, device)
-        is_tied = head.weight is embedding
-        self._head = _make_head(head, self._embedding if is_tied else None, device, make, ranks)
-        self.num_ids = int(self._embedding.shape[0])
-        self.vocab_size = int(head.weight.shape[0])
-        weights = self._embedding.dtype
-        self.cache_dtype = cache_dtype(weights, int8=int8) if device.type == "cpu" else weights
-        self.taps = FeatureTaps(features, device, weights) if features else None
+        for index in range(config.num_hidden_layers):
+            prefix = f"model.layers.{index}."
+            names = [name for name in weights if name.startswith(prefix)]
+            block = {name.removeprefix(prefix): weights.pop(name).to(rows) for name in names}
+            self._layers.append(_Layer(block, heads, device, make, ranks))
+        embedding, head = weights.pop(EMBEDDING), Weights.pop(weights, "lm_head")
+        is_tied = head.matrix is embedding
+        self._norm = own_norm(weights.pop("model.norm.weight", None), heads.epsilon, device, rows)
+        self._embedding = embedding.to(device, rows, copy=True)
+        del embedding
+        if is_tied:
+            head = replace(head, matrix=self._embedding)
+        self.num_ids, self.vocab_size = len(self._embedding), len(head.matrix)
+        own = head.each(partial(share_of_outputs, ranks=ranks)) if ranks.size > 1 else head
+        self._head = make(own.each(lambda tensor: tensor.to(device, rows, copy=not is_tied or ranks.size > 1)))
+        if ranks.size > 1:
+            self._head = JoinedLinear(self._head, self.vocab_size, ranks)
+        self.cache_dtype = cache_dtype(rows, int8=int8) if device.type == "cpu" else rows
+        self.taps = FeatureTaps(features, device, rows) if features else None
         self.weight_bytes = sum(layer.nbytes for layer in self._layers) + self._norm.nbytes + self._head.nbytes
         is_counted = is_tied and ranks.size == 1
         self.parameter_bytes = self.weight_bytes + (0 if is_counted else self._embedding.nbytes)
@@ -272,22 +314,22 @@ class Norm:
         return F.layer_norm(mirrored, (2 * width,), self._weight, None, self._epsilon).narrow(1, 0, width)
 
 
-def own_norm(module: Any, epsilon: float, device: torch.device) -> Norm:
-    """The norm of a loaded model; an `Identity`, which a draft may have in its place, is none."""
-    return Norm(None if isinstance(module, torch.nn.Identity) else _own(module.weight, device), epsilon)
+def own_norm(weight: Tensor | None, epsilon: float, device: torch.device, dtype: torch.dtype | None = None) -> Norm:
+    """The norm with a copy of a model's weight: a view would keep the whole checkpoint file mapped."""
+    return Norm(None if weight is None else weight.to(device, dtype or weight.dtype, copy=True), epsilon)
 
 
-def _own(parameter: Tensor, device: torch.device) -> Tensor:
-    """A copy: a view would keep the whole checkpoint file mapped."""
-    return parameter.detach().to(device, copy=True)
-
-
-def _rotary_table(rotary: Any, num_positions: int) -> Tensor:
+def _rotary_table(config: Any, num_positions: int) -> Tensor:
     """[positions, dim / 2] complex64: `scaling * exp(i * position * frequency)`."""
-    positions = torch.arange(num_positions, dtype=torch.float32)
-    angles = torch.outer(positions, rotary.original_inv_freq.detach().float().cpu())
-    scaling = torch.tensor(float(rotary.attention_scaling))
-    return torch.polar(scaling.expand_as(angles).contiguous(), angles)
+    rope, dim, scaling = config.rope_parameters, head_dim(config), 1.0
+    if rope["rope_type"] == "default":
+        frequencies = 1.0 / (rope["rope_theta"] ** (torch.arange(0, dim, 2, dtype=torch.int64).float() / dim))
+    else:
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+        frequencies, scaling = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, "cpu")
+    angles = torch.outer(torch.arange(num_positions, dtype=torch.float32), frequencies)
+    return torch.polar(torch.tensor(float(scaling)).expand_as(angles).contiguous(), angles)
 
 
 def _pairs_side_by_side(dim: int) -> Tensor:
@@ -306,15 +348,14 @@ def _reorder(pairs: Tensor, heads: range) -> Tensor:
     return (torch.arange(heads.start, heads.stop).unsqueeze(1) * dim + pairs).flatten()
 
 
-def _fuse(projections: list[Any], device: torch.device, orders: list[Tensor], make: MakeLinear) -> Linear:
+def _fuse(projections: list[Weights], device: torch.device, orders: list[Tensor], make: MakeLinear) -> Linear:
     """One linear layer with the outputs of all `projections` side by side, each in its order from `orders`."""
-    parts = [Weights.of(projection).outputs(order) for projection, order in zip(projections, orders, strict=True)]
+    parts = [projection.outputs(order) for projection, order in zip(projections, orders, strict=True)]
     return make(Weights.join(parts).to(device))
 
 
-def _split_inputs(projection: Any, device: torch.device, inputs: Tensor, make: MakeLinear, ranks: Ranks) -> Linear:
-    """The linear layer `projection`; this rank computes the part of the sum that comes from `inputs`."""
-    weights = Weights.of(projection)
+def _split_inputs(weights: Weights, device: torch.device, inputs: Tensor, make: MakeLinear, ranks: Ranks) -> Linear:
+    """A linear layer; this rank computes the part of the sum that comes from `inputs`."""
     if ranks.size == 1:
         return make(weights.to(device, copy=True))
     if ranks.rank > 0:
@@ -322,20 +363,11 @@ def _split_inputs(projection: Any, device: torch.device, inputs: Tensor, make: M
     return SummedLinear(make(weights.inputs(inputs).to(device)), ranks)
 
 
-def _make_head(head: Any, embedding: Tensor | None, device: torch.device, make: MakeLinear, ranks: Ranks) -> Linear:
-    """The output head; `embedding`: the tensor on `device` that its weight is tied to, if it is."""
-    weights = Weights.of(head)
-    if ranks.size > 1:
-        part = weights.each(partial(share_of_outputs, ranks=ranks))
-        return JoinedLinear(make(part.to(device, copy=True)), len(head.weight), ranks)
-    if embedding is None:
-        return make(weights.to(device, copy=True))
-    return make(replace(weights, matrix=embedding).to(device))
-
-
-def _head_norm_weights(attention: Any, heads: _Heads, pairs: Tensor, device: torch.device) -> Tensor | None:
+def _head_norm_weights(
+    weights: Mapping[str, Tensor], heads: _Heads, pairs: Tensor, device: torch.device
+) -> Tensor | None:
     """[query heads + key heads, dim] float32: weights of each head's norm; None for a model without such norms."""
-    if getattr(attention, "q_norm", None) is None:
+    if "self_attn.q_norm.weight" not in weights:
         return None
-    query, key = (norm.weight.detach().float()[pairs] for norm in (attention.q_norm, attention.k_norm))
+    query, key = (weights[f"self_attn.{name}_norm.weight"].float()[pairs] for name in "qk")
     return torch.cat((query.expand(len(heads.queries), -1), key.expand(len(heads.keys), -1))).to(device)

@@ -28,18 +28,18 @@ from torch import Tensor
 
 from amusd.errors import ConfigError, UnsupportedModelError
 from amusd.models.checkpoint import CONFIG, find_checkpoint, one_line_errors, open_checkpoint, read_head
-from amusd.models.compatibility import supported_class
-from amusd.models.decoder import MODEL_TYPES, why_not_covered
+from amusd.models.compatibility import check_supported
+from amusd.models.configuration import MODEL_TYPES, ModelConfig, load_config
+from amusd.models.decoder import weight_shapes, why_not_covered
 from amusd.models.features import FeatureSpec
-from amusd.models.huggingface import compute_frequencies, empty_model, load_config
 from amusd.models.linear import INT8, why_not_int8
 from amusd.models.load_options import LoadOptions
 from amusd.models.tokenizer import load_tokenizer, read_fingerprint
+from amusd.models.vocabulary import EMBEDDING, HEAD
 
 EAGLE, EAGLE3, MEDUSA, DFLASH = "eagle", "eagle3", "medusa", "dflash"
 KINDS = {EAGLE: "eagle", EAGLE3: "eagle", MEDUSA: "medusa", DFLASH: "dflash"}
 """Which `drafter=` each is."""
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 _SPECULATORS_TYPE = "speculators_model_type"
 _COPIES_OF_TARGET = ("verifier_norm.", "verifier_lm_head.", "rotary_emb.")
@@ -60,12 +60,12 @@ class PublishedDraft:
     settings: Mapping[str, Any]
     """Its `config.json`."""
     config: Any
-    """The transformers configuration of its layers; None for Medusa, which has none."""
+    """The configuration of its layers; None for Medusa, which has none."""
     weights: Mapping[str, Tensor]
     """As stored, on the CPU, by the names of transformers' model; other parts by their own (`fc.weight`, `d2t`)."""
     target_path: str | Path
     target: Any
-    """The transformers configuration of the target's text model."""
+    """The configuration of the target's text model."""
     feature_layers: tuple[int, ...]
     """See `FeatureSpec.layers`."""
 
@@ -101,32 +101,26 @@ class PublishedDraft:
         reduce = _Reduction(self, int(self.weights["fc.weight"].shape[1]))
         return FeatureSpec(self.feature_layers, int(self.weights["fc.weight"].shape[0]), reduce)
 
-    def fill(self, model: Any) -> Any:
-        """Give the parameters of `model`, which are on `meta`, its weights and those that the target shares.
+    def fill(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+        """The weights of these names and shapes, those that the target shares among them, and the biases there are.
 
-        Layers get the biases that there are. Raises `ConfigError` if weights are missing, too many or of other shapes.
+        Raises `ConfigError` if weights are missing, too many or of other shapes.
         """
         elsewhere = ("d2t", "t2d", *_BESIDE_TARGET[self.family])
         given = {name: tensor for name, tensor in self.weights.items() if not name.startswith(elsewhere)}
         given |= {EMBEDDING: self.embedding(), HEAD: self.head()}
-        for name, module in model.named_modules():
-            if isinstance(module, torch.nn.Linear):
-                has_bias = f"{name}.bias" in given
-                bias = torch.nn.Parameter(torch.empty(module.out_features, device="meta")) if has_bias else None
-                module.register_parameter("bias", bias)
-        expected = dict(model.named_parameters(remove_duplicate=False))
+        expected = {name: shape for name, shape in shapes.items() if not name.endswith(".bias")}
+        biases = {name.removesuffix("weight") + "bias": shape[:1] for name, shape in expected.items() if len(shape) > 1}
+        expected |= {name: shape for name, shape in biases.items() if name in given}
         if missing := sorted(expected.keys() - given.keys()):
             raise ConfigError(f"drafter {self.path}: its file lacks weights, {missing[0]} among them")
         if extra := sorted(given.keys() - expected.keys()):
             raise ConfigError(f"drafter {self.path}: its file has weights without a place, {extra[0]} among them")
-        for name, parameter in expected.items():
-            if given[name].shape != parameter.shape:
-                stored, asked = list(given[name].shape), list(parameter.shape)
+        for name, shape in expected.items():
+            if given[name].shape != shape:
+                stored, asked = list(given[name].shape), list(shape)
                 raise ConfigError(f"drafter {self.path}: {name} has shape {stored}, and {CONFIG} asks for {asked}")
-        parameters = {name: torch.nn.Parameter(given[name], requires_grad=False) for name in expected}
-        model.load_state_dict(parameters, strict=False, assign=True)
-        compute_frequencies(model, "cpu")
-        return model
+        return given
 
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
@@ -269,9 +263,7 @@ def _canonical(name: str, family: str) -> str:
 
 
 def _layer_config(path: str | Path, settings: Mapping[str, Any], weights: Mapping[str, Tensor], target: Any) -> Any:
-    """The transformers configuration of the layers; it takes as long sequences as the target where it can."""
-    from transformers import AutoConfig
-
+    """The configuration of the layers; it takes as long sequences as the target where it can."""
     sizes = settings.get("transformer_layer_config", settings) if _SPECULATORS_TYPE in settings else settings
     num_layers = 1 + max(int(found[1]) for found in map(_LAYER.match, weights) if found)
     has_norms = "model.layers.0.self_attn.q_norm.weight" in weights
@@ -280,11 +272,10 @@ def _layer_config(path: str | Path, settings: Mapping[str, Any], weights: Mappin
     kept = {key: value for key, value in sizes.items() if key not in _NOT_OF_LAYERS}
     if kept.get("layer_types"):
         kept["layer_types"] = kept["layer_types"][:num_layers]
+    fixed = {"model_type": model_type, "num_hidden_layers": num_layers, "vocab_size": target.vocab_size}
     with one_line_errors(path, CONFIG):
-        config = AutoConfig.for_model(
-            model_type, **kept, num_hidden_layers=num_layers, vocab_size=target.vocab_size, tie_word_embeddings=False
-        )
-    if (config.rope_parameters or {}).get("rope_type") in ("default", "llama3"):  # whose angles do not depend on it
+        config = ModelConfig({**kept, **fixed, "tie_word_embeddings": False})
+    if config.rope_parameters["rope_type"] in ("default", "llama3"):  # whose angles do not depend on it
         longest = getattr(target, "max_position_embeddings", None) or 0
         config.max_position_embeddings = max(config.max_position_embeddings, longest)
     return config
@@ -367,13 +358,10 @@ def check_options(draft: PublishedDraft, options: LoadOptions) -> None:
         raise UnsupportedModelError(f"dtype=int8: there are no fast int8 products: {reason}")
 
 
-def empty_layers(draft: PublishedDraft, max_model_len: int) -> Any:
-    """The transformers model of the layers, without weights, with a head of the drafter's columns.
+def layer_shapes(draft: PublishedDraft, max_model_len: int) -> dict[str, tuple[int, ...]]:
+    """`weight_shapes` of the layers, with a head of the drafter's columns.
 
     Raises `UnsupportedModelError` if their cache could not be rolled back.
     """
-    supported_class(draft.config, max_model_len)
-    model = empty_model(draft.config, torch.float32)
-    head = draft.head()
-    model.set_output_embeddings(torch.nn.Linear(head.shape[1], len(head), bias=False, device="meta"))
-    return model
+    check_supported(draft.config, max_model_len)
+    return {**weight_shapes(draft.config), HEAD: tuple(draft.head().shape)}

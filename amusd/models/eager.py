@@ -7,6 +7,7 @@ the rest may have without a change of bits is found out by computing (`RowCounts
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
 
@@ -26,7 +27,7 @@ _MOST_KEYS = 20 * BLOCK
 """Slots of a cache up to which attention of few rows is compared with that of many."""
 _WIDTHS = (1, 2, 3, 4, 6, 8)
 """Numbers of rows of one call that may agree, in widths; the last is the most of any call."""
-_TIMED_PASSES = 3
+_TIMED_PASSES = 2
 """Passes by which the time of a number of rows is known; the quickest counts, as other work only slows them."""
 
 
@@ -172,7 +173,7 @@ class RowCounts:
             self._candidates = [*self._fewer, *(width * number for number in _WIDTHS)]
         self._layers = _OwnValues()
         self._attention: list[int] | None = None
-        self._seconds: dict[int, float] = {}
+        self._seconds: dict[int, list[float]] = {}
         self._quickest: dict[int, int] = {}
 
     def quickest(self, rows: int) -> int:
@@ -202,20 +203,14 @@ class RowCounts:
         if cache.memory.dtype is not torch.float32 or cache.allocated > _MOST_KEYS:
             return self._width  # how keys are split depends on the number of rows
         if self._attention is None:
-            self._attention = [number for number in self._fewer if self._attention_agrees(number)]
+            self._attention = self._find_attention()
         return next((number for number in self._attention if number >= rows), self._width)
 
     def _time(self, number: int) -> float:
-        """Seconds of a pass of `number` rows, the least of a few."""
-        if number not in self._seconds:
-            tokens = torch.arange(number) % self._width
-            times = []
-            for _ in range(_TIMED_PASSES):
-                start = time.perf_counter()
-                self._compute(tokens)
-                times.append(time.perf_counter() - start)
-            self._seconds[number] = min(times)
-        return self._seconds[number]
+        """Seconds of a pass of `number` rows, the least of a few, those among them by which it was found to agree."""
+        while len(self._seconds.get(number, ())) < _TIMED_PASSES:
+            self._compute(torch.arange(number) % self._width)
+        return min(self._seconds[number])
 
     def _agrees(self, number: int) -> bool:
         known = self._agree.get(number)
@@ -242,23 +237,26 @@ class RowCounts:
         memory.slots_of_pass = range(len(tokens))
         memory.parents_of_pass = torch.zeros(len(tokens), dtype=torch.int64)
         positions, token_ids = self._positions[tokens], self._token_ids[tokens]
+        start = time.perf_counter()
         with torch.inference_mode():
             logits = self._network(token_ids, positions, self._layers, memory, with_logits=True)
+        self._seconds.setdefault(len(tokens), []).append(time.perf_counter() - start)
         assert logits is not None
         return logits
 
-    def _attention_agrees(self, number: int) -> bool:
-        """Whether attention of `number` rows to random keys gives the bits of `width`, whatever the number of keys."""
+    def _find_attention(self) -> list[int]:
+        """The numbers whose rows of attention have the bits of `width`, whatever the number of keys, to random keys."""
         if self._expected is None:
             self._expected = self._compute(torch.arange(self._width))  # which shows the shapes of the layers
-        shapes = self._layers.shapes
-        return len(shapes) == 1 and all(
-            shape is not None and self._attention_agrees_at(number, end, *shape)
-            for shape in shapes
-            for end in range(BLOCK, _MOST_KEYS + 1, BLOCK)
-        )
+        agreeing = self._fewer if len(self._layers.shapes) == 1 else []
+        for shape, end in itertools.product(self._layers.shapes, range(BLOCK, _MOST_KEYS + 1, BLOCK)):
+            agreeing = [] if shape is None else self._agreeing_at(agreeing, end, *shape)
+        return agreeing
 
-    def _attention_agrees_at(self, number: int, end: int, heads: int, key_heads: int, dim: int, scaling: float) -> bool:
+    def _agreeing_at(
+        self, numbers: list[int], end: int, heads: int, key_heads: int, dim: int, scaling: float
+    ) -> list[int]:
+        """Those of `numbers` that agree over `end` keys."""
         generator = torch.Generator().manual_seed(end)
         keys, values = torch.randn(2, key_heads, end, dim, generator=generator)
         query = torch.randn(self._width, heads, dim, generator=generator)
@@ -267,7 +265,8 @@ class RowCounts:
             attention = SplitAttention.of_chain(end - self._width, rows, end, torch.float32)
             return attention.attend(AttentionInputs(query[:rows], keys, values, scaling))
 
-        return torch.equal(attend(number), attend(self._width)[:number])
+        expected = attend(self._width)
+        return [number for number in numbers if torch.equal(attend(number), expected[:number])]
 
 
 class _OwnValues:

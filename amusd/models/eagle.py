@@ -24,13 +24,13 @@ from amusd.models.draft_layouts import (
     EAGLE,
     PublishedDraft,
     check_options,
-    empty_layers,
+    layer_shapes,
     read_published,
 )
-from amusd.models.huggingface import loaded_dtype, wrap_network
+from amusd.models.huggingface import wrap_network
 from amusd.models.kv_cache import KVMemory
 from amusd.models.linear import INT8, Weights
-from amusd.models.load_options import LoadOptions
+from amusd.models.load_options import LoadOptions, loaded_dtype
 
 
 class EagleDecoder(Decoder):
@@ -38,7 +38,8 @@ class EagleDecoder(Decoder):
 
     def __init__(
         self,
-        model: Any,
+        weights: dict[str, Tensor],
+        config: Any,
         *,
         feature_width: int,
         norm_before_residual: bool = False,
@@ -48,21 +49,23 @@ class EagleDecoder(Decoder):
         dtype: torch.dtype | None = None,
         int8: bool = False,
     ) -> None:
-        """`model`: of `_empty_eagle`, with weights; it cannot be used afterwards.
+        """`weights`: see `_shapes`.
 
         `norm_before_residual`: the first layer adds to the normed feature; `norm_output`: rows write their normed
         state. Others as of `Decoder`.
         """
-        super().__init__(model, device=device, max_positions=max_positions, dtype=dtype, int8=int8)
+        super().__init__(weights, config, device=device, max_positions=max_positions, dtype=dtype, int8=int8)
         self.feature_width = feature_width
         self._norm_before_residual = norm_before_residual
         self._norm_output = norm_output
         self._feature_norm: Norm | None = None
         self._fc = None
-        if hasattr(model, "fc"):
-            self._fc = self._make(Weights.of(model.fc).to(device, copy=True))
+        if "fc.weight" in weights:
+            fc = Weights.pop(weights, "fc").each(lambda tensor: tensor.to(self._embedding.dtype))
+            self._fc = self._make(fc.to(device, copy=True))
         else:
-            self._feature_norm = own_norm(model.hidden_norm, model.config.rms_norm_eps, device)
+            norm = weights.pop("hidden_norm.weight")
+            self._feature_norm = own_norm(norm, config.rms_norm_eps, device, self._embedding.dtype)
         added = sum(each.nbytes for each in (self._fc, self._feature_norm) if each is not None)
         self.weight_bytes += added
         self.parameter_bytes += added
@@ -108,11 +111,12 @@ def load_eagle(path: str | Path, target_path: str | Path, options: LoadOptions) 
     draft = read_published(path, target_path, "eagle")
     check_options(draft, options)
     settings = {name: bool(draft.settings.get(name, False)) for name in ("norm_before_residual", "norm_output")}
-    model = draft.fill(_empty_eagle(draft, options.max_model_len))
+    weights = draft.fill(_shapes(draft, options.max_model_len))
 
     def make(max_length: int) -> EagleDecoder:
         return EagleDecoder(
-            model,
+            weights,
+            draft.config,
             feature_width=draft.feature_spec().width,
             device=torch.device(options.device),
             max_positions=max_length,
@@ -125,18 +129,14 @@ def load_eagle(path: str | Path, target_path: str | Path, options: LoadOptions) 
     return wrap_network(make, draft.config, options, None if ids is None else ids.to(options.device))
 
 
-def _empty_eagle(draft: PublishedDraft, max_model_len: int) -> Any:
-    """The transformers model of the layers on `meta`, with the parts of EAGLE in it."""
-    model = empty_layers(draft, max_model_len)
-    width = int(draft.config.hidden_size)
-    first = model.base_model.layers[0]
+def _shapes(draft: PublishedDraft, max_model_len: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of the weights of the layers, with the parts of EAGLE."""
+    shapes, width = layer_shapes(draft, max_model_len), int(draft.config.hidden_size)
+    first = "model.layers.0"
     if draft.family == EAGLE:
-        model.fc = torch.nn.Linear(2 * width, width, device="meta")
-        first.input_layernorm = torch.nn.Identity()
-        model.base_model.norm = torch.nn.Identity()
-        return model
-    model.hidden_norm = torch.nn.RMSNorm(width, device="meta")
-    for name in ("q_proj", "k_proj", "v_proj"):
-        outputs = getattr(first.self_attn, name).out_features
-        setattr(first.self_attn, name, torch.nn.Linear(2 * width, outputs, device="meta"))
-    return model
+        del shapes[f"{first}.input_layernorm.weight"], shapes["model.norm.weight"]
+        return {**shapes, "fc.weight": (width, 2 * width)}
+    for name in "qkv":
+        outputs, _ = shapes[f"{first}.self_attn.{name}_proj.weight"]
+        shapes[f"{first}.self_attn.{name}_proj.weight"] = (outputs, 2 * width)
+    return {**shapes, "hidden_norm.weight": (width,)}

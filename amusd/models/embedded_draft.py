@@ -11,7 +11,6 @@ draft (the experiment measures what they cost), and half of bfloat16. Where the 
 
 from __future__ import annotations
 
-import copy
 import json
 import shutil
 from collections.abc import Mapping
@@ -24,21 +23,16 @@ from torch import Tensor
 
 from amusd.errors import ConfigError
 from amusd.files import make_new_folder
-from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
-from amusd.models.compatibility import supported_class
-from amusd.models.draft_layouts import EMBEDDING, HEAD, target_weight
-from amusd.models.huggingface import (
-    load_config,
-    loaded_dtype,
-    quiet_transformers,
-    set_num_layers,
-    wrap_model,
-)
+from amusd.models.checkpoint import write_checkpoint
+from amusd.models.compatibility import check_supported
+from amusd.models.configuration import ModelConfig, load_config
+from amusd.models.decoder import weight_shapes
+from amusd.models.draft_layouts import target_weight
+from amusd.models.huggingface import wrap_weights
 from amusd.models.linear import to_int8
-from amusd.models.load_options import LoadOptions
-from amusd.models.numerics import Numerics
-from amusd.models.vocabulary import reduce_head
+from amusd.models.load_options import LoadOptions, loaded_dtype
+from amusd.models.vocabulary import EMBEDDING, HEAD, reduce_head
 
 DRAFT_FILE = Path(__file__).parents[1] / "embedded" / "draft.safetensors"
 """The draft that ships with the package; its model card stands beside it."""
@@ -67,10 +61,14 @@ def load_embedded_draft(
     draft = read_draft(draft_file)
     if vocab_size > len(draft.output_ids):
         raise ConfigError(f"vocab_size={vocab_size}: the draft can propose {len(draft.output_ids)} tokens")
+    config = load_config(path)
+    check_supported(config, options.max_model_len)
+    config = config.of_first_layers(draft.num_layers)
+    options.check(config)  # refuses before any weight is read
     output_ids = draft.output_ids[:vocab_size].sort().values
-    model = _build(Path(path), draft, options)
-    reduce_head(model, output_ids)
-    return wrap_model(model, options, output_ids)
+    weights = _with_ends(path, draft, config)
+    reduce_head(weights, output_ids)
+    return wrap_weights(weights, config, options, output_ids, dtype=loaded_dtype(options.dtype))
 
 
 def export_draft(target: Path, folder: Path, draft_file: Path = DRAFT_FILE) -> None:
@@ -81,10 +79,12 @@ def export_draft(target: Path, folder: Path, draft_file: Path = DRAFT_FILE) -> N
     draft = read_draft(draft_file)
     make_new_folder(folder)
     try:
-        numerics = Numerics(width=1, fixed=False)
-        model = _build(target, draft, LoadOptions(numerics=numerics, max_model_len=1, model_impl="transformers"))
-        with quiet_transformers():
-            model.save_pretrained(folder)
+        config = load_config(target).of_first_layers(draft.num_layers)
+        weights = _with_ends(target, draft, config)
+        if config.tie_word_embeddings:
+            del weights[HEAD]
+        weights = {name: tensor.to(torch.bfloat16) for name, tensor in weights.items()}
+        write_checkpoint(folder, {**config.settings, "dtype": "bfloat16"}, weights)
         for name in _FROM_TARGET:
             if (target / name).exists():
                 shutil.copyfile(target / name, folder / name)
@@ -94,29 +94,13 @@ def export_draft(target: Path, folder: Path, draft_file: Path = DRAFT_FILE) -> N
         raise ConfigError(f"{folder}: {error}") from error
 
 
-def _build(folder: Path, draft: DraftWeights, options: LoadOptions) -> Any:
-    """The draft as a transformers model with the whole head of the target."""
-    config = copy.deepcopy(load_config(folder))
-    model_class = supported_class(config, options.max_model_len)
-    options.check(config)  # refuses before any weight is read
-    set_num_layers(config, draft.num_layers)
-    dtype = loaded_dtype(options.dtype)
-    weights = {name: tensor.to(dtype) for name, tensor in draft.tensors.items()}
-    shared = [EMBEDDING] if config.tie_word_embeddings else [EMBEDDING, HEAD]
-    with quiet_transformers():
-        model, info = model_class.from_pretrained(
-            None,
-            config=config,
-            state_dict=weights | {name: target_weight(folder, name) for name in shared},
-            dtype=dtype,
-            attn_implementation=register_attention(),
-            output_loading_info=True,
-        )
-    if info["missing_keys"]:
-        raise ConfigError(
-            f"the draft and the target in {folder} do not fit together: {min(info['missing_keys'])} is missing"
-        )
-    return model
+def _with_ends(path: str | Path, draft: DraftWeights, config: ModelConfig) -> dict[str, Tensor]:
+    """All weights of the draft: its own, and the embedding and the whole head of the target in folder `path`."""
+    weights = {**draft.tensors, EMBEDDING: target_weight(path, EMBEDDING)}
+    weights[HEAD] = weights[EMBEDDING] if config.tie_word_embeddings else target_weight(path, HEAD)
+    if missing := weight_shapes(config).keys() - weights.keys():
+        raise ConfigError(f"the draft and the target in {path} do not fit together: {min(missing)} is missing")
+    return weights
 
 
 @dataclass(frozen=True, slots=True)

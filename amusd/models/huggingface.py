@@ -1,4 +1,4 @@
-"""Loads causal language models of transformers, and runs those that `Decoder` does not cover.
+"""Loads causal language models: for the lean decoder if it covers them, else as transformers loads them.
 
 A model that cannot be rolled back is refused before any weight is read.
 """
@@ -6,10 +6,7 @@ A model that cannot be rolled back is refused before any weight is read.
 from __future__ import annotations
 
 import contextlib
-import copy
-import itertools
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,94 +14,22 @@ import torch
 from torch import Tensor
 
 from amusd.errors import ConfigError, DeviceError, UnsupportedModelError, first_line
-from amusd.models.attention import Attention, register_attention
 from amusd.models.cached_model import CachedModel
-from amusd.models.checkpoint import (
-    CONFIG,
-    Checkpoint,
-    find_checkpoint,
-    one_line_errors,
-    open_checkpoint,
-)
-from amusd.models.compatibility import is_quantized, position_limit, supported_class
-from amusd.models.decoder import Decoder
-from amusd.models.features import FeatureSpec, FeatureTaps
+from amusd.models.checkpoint import CONFIG, Checkpoint, one_line_errors, open_checkpoint
+from amusd.models.compatibility import check_supported, is_quantized, position_limit
+from amusd.models.configuration import load_config
+from amusd.models.decoder import Decoder, head_dim, weight_shapes
 from amusd.models.graphs import run_each_time
-from amusd.models.kv_cache import KVMemory
 from amusd.models.linear import INT8
-from amusd.models.load_options import LoadOptions, uses_decoder
+from amusd.models.load_options import LoadOptions, loaded_dtype, uses_decoder
 from amusd.models.passes import Network
 from amusd.models.row_attention import require_triton
 from amusd.models.self_test import rows_agree
-from amusd.models.vocabulary import SharedVocabulary, adopt_vocabulary
+from amusd.models.vocabulary import EMBEDDING, HEAD, SharedVocabulary, adopt_vocabulary
 
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 _FULL = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
 """What errors of a full device say: of torch, of the driver, of cuBLAS."""
-
-
-class HuggingFaceNetwork:
-    """A `Network` around a causal language model of transformers whose attention is `amusd.models.attention.attend`."""
-
-    implementation = "transformers"
-    feature_width = 0
-    fills_vectors = False
-    """False: it is not known of other authors' layers."""
-
-    def __init__(self, model: Any, features: Mapping[str, FeatureSpec] | None = None) -> None:
-        """`model` is on its device and ready for inference. `features`: see `Decoder`."""
-        _freeze_frequencies(model)
-        self._model = model
-        self.device: torch.device = model.device
-        self.cache_dtype: torch.dtype = torch.float32 if self.device.type == "cpu" else model.dtype
-        embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings()
-        self.num_ids, self.vocab_size = len(embedding), int(head.out_features)
-        tensors = itertools.chain(model.parameters(), model.buffers())  # quantizers keep weights in either
-        self.parameter_bytes = sum(int(tensor.nbytes) for tensor in tensors)
-        self.weight_bytes = self.parameter_bytes - (0 if head.weight is embedding else int(embedding.nbytes))
-        self.taps = FeatureTaps(features, self.device, model.dtype) if features else None
-
-    def __call__(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        attention: Attention,
-        memory: KVMemory,
-        *,
-        with_logits: bool,
-        several: bool = False,  # noqa: ARG002 - its rows never share more than rounding
-    ) -> Tensor | None:
-        """See `Network`."""
-        module = self._model if with_logits else self._model.base_model
-        output = module(
-            input_ids=token_ids.unsqueeze(0),
-            attention_mask=None,
-            attention=attention,
-            position_ids=positions.unsqueeze(0),
-            past_key_values=memory,
-            use_cache=True,
-            output_hidden_states=self.taps is not None,
-        )
-        if self.taps is not None:
-            self.taps.write({layer: output.hidden_states[layer][0] for layer in self.taps.layers}, memory)
-        return output.logits[0] if with_logits else None
-
-
-def _freeze_frequencies(model: Any) -> None:
-    """Keep rotary embeddings from looking at positions, on the host, for a length where their frequencies would switch.
-
-    No sequence gets there (`position_limit`), and a captured pass cannot look.
-    """
-    for module in model.modules():
-        kinds = getattr(module, "rope_type", None)
-        if isinstance(kinds, str):
-            module.rope_type = _frozen(kinds)
-        elif isinstance(kinds, dict):  # by type of layer
-            module.rope_type = {layer_type: _frozen(kind) for layer_type, kind in kinds.items()}
-
-
-def _frozen(rope_type: str) -> str:
-    return "default" if rope_type in ("dynamic", "longrope") else rope_type
 
 
 def load_model(
@@ -122,25 +47,24 @@ def load_model(
     """
     config = load_config(path, options.num_layers)
     check_quantizer(path, config)
-    with quiet_transformers(), one_line_errors(path):
-        model_class = supported_class(config, options.max_model_len)
+    output_ids = None if shared is None or shared.has_same_tokenizer else shared.output_ids
+    with one_line_errors(path):
+        check_supported(config, options.max_model_len)
         options.check(config)  # refuses before any weight is read
         prepare_device(options.device)
         checkpoint = open_checkpoint(path)
         if not is_quantized(config):
             _check_dtypes(checkpoint)
         if uses_decoder(config, options.model_impl):
-            model = mapped_model(checkpoint, config)
-        else:
-            model = _stock_model(path, model_class, config, options)
-        if shared is not None:
-            adopt_vocabulary(model, shared)
-        output_ids = None if shared is None or shared.has_same_tokenizer else shared.output_ids
-        wrapped = wrap_model(model, options, output_ids, dtype=loaded_dtype(options.dtype))
-    if wrapped.implementation == HuggingFaceNetwork.implementation:
-        with one_line_errors(path, "transformers' code for it, without kernels from a hub, cannot compute a token"):
-            wrapped = _try_out(wrapped, options, lambda line: report(f"model {path}: {line}"))
-    return wrapped
+            weights = read_weights(checkpoint, config)
+            if shared is not None:
+                adopt_vocabulary(weights, shared)
+            return wrap_weights(weights, config, options, output_ids, dtype=loaded_dtype(options.dtype))
+        from amusd.models.adapter import load_stock
+
+        wrapped = wrap_model(load_stock(path, config, options, shared), options, output_ids)
+    with one_line_errors(path, "transformers' code for it, without kernels from a hub, cannot compute a token"):
+        return _try_out(wrapped, options, lambda line: report(f"model {path}: {line}"))
 
 
 def _try_out(model: CachedModel, options: LoadOptions, report: Callable[[str], None]) -> CachedModel:
@@ -167,135 +91,54 @@ def _check_dtypes(checkpoint: Checkpoint) -> None:
             )
 
 
-def mapped_model(checkpoint: Checkpoint, config: Any) -> Any:
-    """The model of a configuration that `Decoder` covers, its weights in the checkpoint's mapped files.
+def read_weights(checkpoint: Checkpoint, config: Any) -> dict[str, Tensor]:
+    """The weights of a model that `Decoder` covers, as `weight_shapes` names them, in the checkpoint's mapped files.
 
-    Weights keep their stored dtype. None is read before it is copied, so beside the decoder memory holds at most one
-    layer or the embeddings again. Raises `ConfigError` if weights are missing or do not fit.
+    None is read before it is copied, so beside the decoder memory holds at most one layer or the embeddings again.
+    Raises `ConfigError` if weights are missing or do not fit.
     """
-    model = empty_model(config, torch.float32)
-    places: dict[Tensor, list[str]] = {}  # a tied weight has several
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        places.setdefault(parameter, []).append(name)
-    weights: dict[str, torch.nn.Parameter] = {}
-    missing: list[str] = []
-    for parameter, names in places.items():
-        found = {name: stored for name in names if (stored := _find(model, checkpoint, name)) is not None}
-        for name, tensor in found.items():
-            if tensor.shape != parameter.shape:
-                raise ConfigError(_wrong_shape(checkpoint.path, name, tensor.shape, parameter.shape))
-        if found:
-            weights.update(_tie(names, found))
-        else:
-            missing.append(names[0])
-    if missing:
+    weights: dict[str, Tensor] = {}
+    shapes = weight_shapes(config)
+    for name, shape in shapes.items():
+        for stored in (name, name.removeprefix("model.")):  # as in a checkpoint of the model without a head
+            if name not in weights and stored in checkpoint:
+                weights[name] = checkpoint.tensor(stored)
+        if name in weights and weights[name].shape != shape:
+            found = list(weights[name].shape)
+            raise ConfigError(f"model {checkpoint.path}: {name} has shape {found}, and {CONFIG} asks for {list(shape)}")
+    ends = [weights[name] for name in (EMBEDDING, HEAD) if name in weights]
+    # One that differs stays, whatever the configuration says, as in transformers.
+    if config.tie_word_embeddings and ends and torch.equal(ends[0], ends[-1]):
+        weights[EMBEDDING] = weights[HEAD] = ends[0]
+    if missing := shapes.keys() - weights.keys():
         raise ConfigError(f"model {checkpoint.path}: the checkpoint lacks weights, {min(missing)} among them")
-    model.load_state_dict(weights, strict=False, assign=True)
-    compute_frequencies(model, "cpu")
-    return model
+    return weights
 
 
-def empty_model(config: Any, dtype: torch.dtype) -> Any:
-    """The model of a configuration on `meta`, without weights."""
-    from transformers import AutoModelForCausalLM
-
-    with quiet_transformers(), torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=register_attention())
-    return model.requires_grad_(requires_grad=False)
-
-
-def compute_frequencies(model: Any, device: str) -> None:
-    """Make the rotary frequencies of an `empty_model` anew on `device`: they are computed buffers, not weights."""
-    with torch.device(device):
-        model.base_model.rotary_emb = type(model.base_model.rotary_emb)(model.config)
-
-
-def _tie(names: list[str], found: Mapping[str, Tensor]) -> dict[str, torch.nn.Parameter]:
-    """The parameters at the places `names` of one weight, some of which were `found`: one for all.
-
-    A place keeps its own weight if that differs, whatever the configuration says, as in transformers.
-    """
-    first = next(iter(found.values()))
-    shared = torch.nn.Parameter(first, requires_grad=False)
-    tied = dict.fromkeys(names, shared)
-    for name, own in found.items():
-        if own is not first and not torch.equal(own, first):
-            tied[name] = torch.nn.Parameter(own, requires_grad=False)
-    return tied
-
-
-def _find(model: Any, checkpoint: Checkpoint, name: str) -> Tensor | None:
-    """The tensor stored under a parameter's name, or under its name in a checkpoint of the model without a head."""
-    for stored in (name, name.removeprefix(f"{model.base_model_prefix}.")):
-        if stored in checkpoint:
-            return checkpoint.tensor(stored)
-    return None
-
-
-def _wrong_shape(path: object, name: str, stored: Iterable[int], expected: Iterable[int]) -> str:
-    """The message about a weight whose shape differs from the configuration's."""
-    return f"model {path}: {name} has shape {list(stored)}, and {CONFIG} asks for {list(expected)}"
-
-
-def _stock_model(path: str | Path, model_class: Any, config: Any, options: LoadOptions) -> Any:
-    """The model as transformers loads it, which knows how the weights of every architecture are stored.
-
-    Its quantizers are the libraries that are installed. Most of them load onto a device, by the library accelerate.
-    """
-    from transformers.utils import is_accelerate_available
-
-    forbid_kernels()
-    onto_device = is_quantized(config) and (options.device != "cpu" or is_accelerate_available())
-    model, info = model_class.from_pretrained(
-        str(find_checkpoint(path)),
-        config=config,
-        dtype=loaded_dtype(options.dtype),
-        device_map={"": options.device} if onto_device else None,
-        attn_implementation=register_attention(),
-        trust_remote_code=False,
-        use_safetensors=True,
-        local_files_only=True,
-        ignore_mismatched_sizes=True,  # refused below, by name
-        output_loading_info=True,
-    )
-    for name, stored, expected in info["mismatched_keys"]:
-        raise ConfigError(_wrong_shape(path, name, stored, expected))
-    if info["missing_keys"]:
-        raise ConfigError(f"model {path}: the checkpoint lacks weights, {min(info['missing_keys'])} among them")
-    return model
-
-
-def forbid_kernels() -> None:
-    """Hide the library `kernels` from all others in this process: it fetches compiled code from a hub and runs it."""
-    from transformers.utils.import_utils import is_kernels_available
-
-    sys.modules["kernels"] = None  # type: ignore[assignment]  # an import fails then
-    is_kernels_available.cache_clear()
-
-
-def loaded_dtype(dtype: str) -> torch.dtype:
-    """The dtype as which weights are read for a model in `dtype`: int8 ones are made from float32."""
-    result: torch.dtype = torch.float32 if dtype == INT8 else getattr(torch, dtype)
-    return result
-
-
-def wrap_model(
-    model: Any, options: LoadOptions, output_ids: Tensor | None = None, *, dtype: torch.dtype | None = None
+def wrap_weights(
+    weights: dict[str, Tensor],
+    config: Any,
+    options: LoadOptions,
+    output_ids: Tensor | None = None,
+    *,
+    dtype: torch.dtype | None = None,
 ) -> CachedModel:
-    """Put a loaded transformers model on its device, ready for inference; the caller must not use it any more.
+    """Make a model of weights under the names of `weight_shapes`, which are removed as they are taken in.
 
-    The lean decoder converts weights to `dtype` on the way; None leaves them as they are, which is float32 for `int8`.
+    They are converted to `dtype` on the way; None leaves them as they are, which is float32 for `int8`.
     `output_ids`: see `LanguageModel`.
     Raises `ConfigError` without that device, `UnsupportedModelError` if the lean decoder is asked for and does not
     cover the model, the ranks cannot share it, or there are no int8 products.
     """
+    if not uses_decoder(config, options.model_impl):
+        from amusd.models.adapter import stock_of_weights
+
+        return wrap_model(stock_of_weights(weights, config, dtype), options, output_ids)
 
     def make(max_length: int) -> Network:
-        if not uses_decoder(model.config, options.model_impl):
-            is_there = model.device == torch.device(options.device)  # a quantized one may not be moved
-            return HuggingFaceNetwork(model if is_there else model.to(options.device), options.features)
         return Decoder(
-            model,
+            weights,
+            config,
             device=torch.device(options.device),
             max_positions=max_length,
             dtype=dtype,
@@ -304,8 +147,31 @@ def wrap_model(
             features=options.features,
         )
 
-    check_memory(model, options, dtype)
+    check_memory(weights.values(), config, options, dtype)
+    return wrap_network(make, config, options, output_ids)
+
+
+def weights_of(model: Any) -> dict[str, Tensor]:
+    """The weights of a transformers model; a tied one is one tensor under two names."""
+    own = {parameter: parameter.detach() for parameter in model.parameters()}
+    return {name: own[parameter] for name, parameter in model.named_parameters(remove_duplicate=False)}
+
+
+def wrap_model(
+    model: Any, options: LoadOptions, output_ids: Tensor | None = None, *, dtype: torch.dtype | None = None
+) -> CachedModel:
+    """`wrap_weights` for a loaded transformers model, which the caller must not use any more."""
+    if uses_decoder(model.config, options.model_impl):
+        return wrap_weights(weights_of(model), model.config, options, output_ids, dtype=dtype)
+    from amusd.models.adapter import HuggingFaceNetwork
+
+    check_memory(model.parameters(), model.config, options)
     model = model.eval().requires_grad_(requires_grad=False)
+
+    def make(_max_length: int) -> Network:
+        is_there = model.device == torch.device(options.device)  # a quantized one may not be moved
+        return HuggingFaceNetwork(model if is_there else model.to(options.device), options.features)
+
     return wrap_network(make, model.config, options, output_ids)
 
 
@@ -342,22 +208,22 @@ def prepare_device(device: str) -> None:
     matmul.allow_bf16_reduced_precision_reduction = matmul.allow_fp16_reduced_precision_reduction = False
 
 
-def check_memory(model: Any, options: LoadOptions, dtype: torch.dtype | None = None) -> None:
-    """Raise `ConfigError` if a GPU lacks room for the weights of `model` and the cache of one sequence.
+def check_memory(
+    weights: Iterable[Tensor], config: Any, options: LoadOptions, dtype: torch.dtype | None = None
+) -> None:
+    """Raise `ConfigError` if a GPU lacks room for `weights`, in `dtype` if given, and the cache of one sequence.
 
-    `model`: one of transformers; its weights in the device's memory are there already. `dtype`: see `wrap_model`. A
-    worker needs more than this: `device_errors` reports what is missing later.
+    Weights in the device's memory are there already. A worker needs more: `device_errors` reports what is missing.
     """
     if not options.device.startswith("cuda"):
         return
-    text, num_ranks = model.config.get_text_config(decoder=True), options.ranks.size
-    weights = [weight for weight in model.parameters() if weight.device.type != "cuda"]
-    weight_bytes = sum(weight.numel() * (dtype or weight.dtype).itemsize for weight in weights) // num_ranks
+    text, num_ranks = config.get_text_config(decoder=True), options.ranks.size
+    elsewhere = {id(weight): weight for weight in weights if weight.device.type != "cuda"}.values()
+    weight_bytes = sum(weight.numel() * (dtype or weight.dtype).itemsize for weight in elsewhere) // num_ranks
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    max_length = _max_length(model.config, options)
-    item_bytes = (dtype or model.dtype).itemsize
-    cache_bytes = 2 * text.num_hidden_layers * heads * head_dim * item_bytes * max_length // num_ranks
+    max_length = _max_length(config, options)
+    item_bytes = (dtype or loaded_dtype(options.dtype)).itemsize
+    cache_bytes = 2 * text.num_hidden_layers * heads * head_dim(text) * item_bytes * max_length // num_ranks
     with device_errors(options.device):
         free, total = torch.cuda.mem_get_info(options.device)
         free += torch.cuda.memory_reserved(options.device) - torch.cuda.memory_allocated(options.device)
@@ -374,60 +240,12 @@ def _max_length(config: Any, options: LoadOptions) -> int:
     return min(options.max_model_len, position_limit(config) or options.max_model_len)
 
 
-def load_config(path: str | Path, num_layers: int | None = None) -> Any:
-    """The transformers configuration of a checkpoint; with `num_layers`, of a model of so many of its first layers.
-
-    Raises `ConfigError` if there is none, or it has no layers beyond those.
-    """
-    from transformers import AutoConfig
-
-    folder = find_checkpoint(path)
-    with quiet_transformers(), one_line_errors(path, CONFIG):
-        config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
-    if num_layers is not None:
-        most = config.get_text_config(decoder=True).num_hidden_layers - 1
-        if num_layers > most:
-            raise ConfigError(
-                f"drafter.num_layers={num_layers}: the target has {most + 1} layers; allowed: 1 to {most}"
-            )
-        set_num_layers(config, num_layers)
-    return config
-
-
 def check_quantizer(path: str | Path, config: Any) -> None:
     """Raise `ConfigError`, with transformers' own reason, if it cannot load a quantized checkpoint here."""
-    if not is_quantized(config):
-        return
-    with quiet_transformers(), one_line_errors(path, "its quantization"):
-        from transformers.quantizers import AutoHfQuantizer
+    if is_quantized(config):
+        from amusd.models import adapter
 
-        forbid_kernels()
-        found = getattr(config, "quantization_config", None) or config.get_text_config(decoder=True).quantization_config
-        AutoHfQuantizer.from_config(copy.deepcopy(found), pre_quantized=True).validate_environment(device_map=None)
-
-
-def set_num_layers(config: Any, number: int) -> None:
-    """Make `config` that of a model of its first `number` layers."""
-    text = config.get_text_config(decoder=True)
-    text.num_hidden_layers = number
-    if layer_types := getattr(text, "layer_types", None):
-        text.layer_types = layer_types[:number]
-
-
-@contextlib.contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Silence transformers' progress bars and warnings, and put its settings back afterwards."""
-    from transformers.utils import logging
-
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
+        adapter.check_quantizer(path, config)
 
 
 @contextlib.contextmanager

@@ -23,20 +23,18 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache
 
 _FEATURES = (-1, "features")  # beside the keys and values of the layers: they move and are wiped with these
 
 
-class KVMemory(Cache):  # type: ignore[misc]  # transformers is untyped here
-    """Keys and values of the sequences of several caches. Satisfies transformers as `past_key_values`.
+class KVMemory:
+    """Keys and values of the sequences of several caches.
 
     Layers are allocated once, at their first write, because only the model knows their shapes.
     """
 
     def __init__(self, num_slots: int, dtype: torch.dtype) -> None:
         """`dtype`: as stored."""
-        super().__init__(layers=[])
         self.num_slots = num_slots
         self.dtype = dtype
         self.slots_of_pass: range | Tensor = range(0)
@@ -68,16 +66,9 @@ class KVMemory(Cache):  # type: ignore[misc]  # transformers is untyped here
             for tensor in self._tensors.values():
                 tensor.index_copy_(1, targets, tensor.index_select(1, sources))
 
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_args: Any, **_kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Write [1, heads, rows, dim] at the slots of the pass; return the tensors [1, heads, slots, dim].
-
-        The interface of transformers.
-        """
-        keys = self._write((layer_idx, "keys"), key_states[0])
-        values = self._write((layer_idx, "values"), value_states[0])
-        return keys.unsqueeze(0), values.unsqueeze(0)
+    def update(self, keys: Tensor, values: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
+        """Write [heads, rows, dim] at the slots of the pass; return the tensors [heads, slots, dim]."""
+        return self._write((layer_idx, "keys"), keys), self._write((layer_idx, "values"), values)
 
     def update_joint(self, key_values: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
         """Write keys and values [rows, 2 * heads, dim], the keys' heads first; return `views`."""
@@ -103,18 +94,6 @@ class KVMemory(Cache):  # type: ignore[misc]  # transformers is untyped here
     def write_features(self, rows: Tensor) -> None:
         """Write the first of [rows, width] at the slots of the pass."""
         self._write(_FEATURES, rows.unsqueeze(0))
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002 - the signature is transformers'
-        """0: positions come with each pass. By transformers' name."""
-        return 0
-
-    def get_query_offset(self, layer_idx: int = 0) -> int:  # noqa: ARG002 - the signature is transformers'
-        """0: positions come with each pass. By transformers' name."""
-        return 0
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:  # noqa: ARG002 - transformers'
-        """Number of slots, and the first. By transformers' name."""
-        return self.num_slots, 0
 
     def _write(self, part: tuple[int, str], states: Tensor) -> Tensor:
         """Write the first of [heads, rows, dim] at the slots of the pass; returns the tensor."""

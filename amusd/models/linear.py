@@ -26,7 +26,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
@@ -84,10 +84,9 @@ class Weights:
     """[out]"""
 
     @classmethod
-    def of(cls, projection: Any) -> Weights:
-        """The tensors of a `torch.nn.Linear`."""
-        bias = None if projection.bias is None else projection.bias.detach()
-        return cls(projection.weight.detach(), bias)
+    def pop(cls, weights: dict[str, Tensor], name: str) -> Weights:
+        """Those of the layer `name` among the weights of a model, which no longer hold them."""
+        return cls(weights.pop(f"{name}.weight"), weights.pop(f"{name}.bias", None))
 
     @classmethod
     def join(cls, parts: Sequence[Weights]) -> Weights:

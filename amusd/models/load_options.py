@@ -78,3 +78,9 @@ def check_forward_pass(config: Any, model_impl: str, dtype: str, device: str, nu
             raise UnsupportedModelError(
                 f"{setting}: each rank needs a key head, and this model has {num_heads}; allowed: 1 to {num_heads}"
             )
+
+
+def loaded_dtype(dtype: str) -> torch.dtype:
+    """The dtype as which weights are read for a model in `dtype`: int8 ones are made from float32."""
+    result: torch.dtype = torch.float32 if dtype == INT8 else getattr(torch, dtype)
+    return result

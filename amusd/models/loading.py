@@ -12,18 +12,19 @@ from amusd.config import DrafterConfig, EngineConfig, ModelShape, TargetConfig
 from amusd.errors import ConfigError
 from amusd.models.block_models import BlockModel, load_block_model
 from amusd.models.cached_model import CachedModel
+from amusd.models.configuration import ModelConfig, load_config
 from amusd.models.draft_layouts import published_kind, read_feature_spec
 from amusd.models.eagle import load_eagle
 from amusd.models.embedded_draft import load_embedded_draft
 from amusd.models.embedded_target import Report, describe_embedded_target, embedded_target_path
 from amusd.models.features import FeatureSpec
 from amusd.models.graphs import Capture, CudaGraphs, run_each_time
-from amusd.models.huggingface import check_quantizer, load_config, load_model
+from amusd.models.huggingface import check_quantizer, load_model
 from amusd.models.linear import INT8, fastest_dtype, why_not_int8
 from amusd.models.load_options import LoadOptions, check_forward_pass
 from amusd.models.numerics import Numerics
 from amusd.models.sharding import ALONE, Ranks
-from amusd.models.synthetic import SHAPES, SMALLER, SyntheticTokenizer, load_synthetic, shape_config
+from amusd.models.synthetic import SHAPES, SMALLER, SyntheticTokenizer, load_synthetic
 from amusd.models.tokenizer import HuggingFaceTokenizer, Tokenizer, load_tokenizer
 from amusd.models.vocabulary import SharedVocabulary, check_share, share_ids, share_vocabulary
 
@@ -213,7 +214,7 @@ def check_drafter(config: DrafterConfig, engine: EngineConfig, device: str) -> N
 
 
 def target_settings(config: EngineConfig) -> Any:
-    """The transformers configuration of the target. Raises as `load_target`."""
+    """The configuration of the target's model. Raises as `load_target`."""
     return _settings(config.target, config.hardware.synthetic)
 
 
@@ -230,9 +231,9 @@ def _names_checkpoint(config: DrafterConfig, engine: EngineConfig) -> TargetConf
 
 
 def _settings(config: TargetConfig | DrafterConfig, shape: ModelShape | None, num_layers: int | None = None) -> Any:
-    """The transformers configuration of the model."""
+    """The configuration of the model."""
     if shape is not None:
-        return shape_config(SHAPES[shape])
+        return ModelConfig(SHAPES[shape])
     path = model_path(config)
     settings = load_config(path, num_layers)
     check_quantizer(path, settings)

@@ -1,6 +1,6 @@
 """Random weights in the sizes of public models, and a tokenizer for them: costs are measured without a checkpoint.
 
-Nothing is downloaded. A shape is a transformers configuration; its weights are drawn where they stay, in the dtype they
+Nothing is downloaded. A shape is a configuration; its weights are drawn where they stay, in the dtype they
 stay in, and the same seed gives the same weights on one device. The tokenizer takes any vocabulary and has a
 pronounceable word for every id.
 
@@ -22,17 +22,12 @@ from torch import Tensor
 
 from amusd.config import ModelShape
 from amusd.models.cached_model import CachedModel
-from amusd.models.huggingface import (
-    check_memory,
-    compute_frequencies,
-    device_errors,
-    empty_model,
-    loaded_dtype,
-    prepare_device,
-    wrap_model,
-)
-from amusd.models.load_options import LoadOptions
+from amusd.models.configuration import ModelConfig
+from amusd.models.decoder import weight_shapes
+from amusd.models.huggingface import check_memory, device_errors, prepare_device, wrap_weights
+from amusd.models.load_options import LoadOptions, loaded_dtype
 from amusd.models.tokenizer import Conversation
+from amusd.models.vocabulary import EMBEDDING, HEAD
 
 
 def _llama(hidden: int, intermediate: int, layers: int, heads: int, *, factor: float, tied: bool) -> dict[str, Any]:
@@ -99,7 +94,7 @@ SHAPES: Mapping[ModelShape, Mapping[str, Any]] = MappingProxyType(
         "qwen3-8b": _qwen3(4096, 12288, 36, 32, tied=False),
     }
 )
-"""The arguments of each shape's transformers configuration. A `slice` has a tenth of the layers, whole embeddings."""
+"""The settings of each shape's configuration. A `slice` has a tenth of the layers, whole embeddings."""
 
 SMALLER: Mapping[ModelShape, ModelShape] = MappingProxyType(
     {
@@ -128,48 +123,35 @@ def load_synthetic(shape: ModelShape, options: LoadOptions, *, seed: int = 0) ->
     Each of several ranks draws the whole model before it keeps its share. Raises `ConfigError` without that device, or
     when it is too small.
     """
-    config = shape_config(SHAPES[shape])
+    config = ModelConfig(SHAPES[shape])
     options.check(config)
     prepare_device(options.device)
     dtype = loaded_dtype(options.dtype)
-    check_memory(empty_model(config, dtype), options)
+    check_memory(random_weights(config, dtype=dtype, device="meta", seed=seed).values(), config, options)
     with device_errors(options.device):
-        model = random_model(config, dtype=dtype, device=options.device, seed=seed)
-    return wrap_model(model, options)
+        weights = random_weights(config, dtype=dtype, device=options.device, seed=seed)
+    return wrap_weights(weights, config, options)
 
 
-def shape_config(arguments: Mapping[str, Any]) -> Any:
-    """The transformers configuration that `arguments` describe, one of them its `model_type`."""
-    from transformers import AutoConfig
-
-    return AutoConfig.for_model(**arguments)
-
-
-def random_model(config: Any, *, dtype: torch.dtype, device: str, seed: int) -> Any:
-    """A causal model of transformers whose weights are drawn on `device` in `dtype`; on `meta`, none are.
+def random_weights(config: ModelConfig, *, dtype: torch.dtype, device: str, seed: int) -> dict[str, Tensor]:
+    """The weights of a model, by name, drawn on `device` in `dtype`. A tied weight has two names.
 
     Every product of a normed row has numbers around 1, whatever the width, so that eighty layers stay far from the
     limits of float16, and the layers outweigh the embedding, so that an answer is not one token repeated.
     """
-    model = empty_model(config, dtype)
-    if device == "meta":
-        return model
     torch.empty(0, device=device)  # a device that is not there says so here more plainly than in the next line
-    generator = torch.Generator(device).manual_seed(seed)
-    drawn: dict[Tensor, torch.nn.Parameter] = {}
-    weights: dict[str, torch.nn.Parameter] = {}
-    for name, weight in model.named_parameters(remove_duplicate=False):
-        if weight not in drawn:  # a tied weight has two places and is drawn once
-            value = torch.empty(weight.shape, dtype=dtype, device=device)
-            if weight.ndim == 1:  # of a norm
-                value.fill_(1)
-            else:  # a matrix [out, in]
-                value.normal_(std=weight.shape[1] ** -0.5, generator=generator)
-            drawn[weight] = torch.nn.Parameter(value, requires_grad=False)
-        weights[name] = drawn[weight]
-    model.load_state_dict(weights, assign=True)
-    compute_frequencies(model, device)
-    return model
+    generator = None if device == "meta" else torch.Generator(device).manual_seed(seed)
+    weights: dict[str, Tensor] = {}
+    for name, shape in weight_shapes(config).items():
+        if name == HEAD and config.tie_word_embeddings:
+            weights[name] = weights[EMBEDDING]
+            continue
+        weights[name] = torch.empty(shape, dtype=dtype, device=device)
+        if len(shape) == 1:  # of a norm
+            weights[name].fill_(1)
+        else:  # a matrix [out, in]
+            weights[name].normal_(std=shape[1] ** -0.5, generator=generator)
+    return weights
 
 
 class SyntheticTokenizer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 import json
@@ -11,9 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer as Backend
+
 from amusd.errors import ConfigError
 from amusd.models.checkpoint import CONFIG, find_checkpoint, one_line_errors
-from amusd.models.huggingface import load_config, quiet_transformers
+from amusd.models.configuration import ModelConfig, load_config
 from amusd.models.vocabulary import TokenText
 
 _GENERATION = "generation_config.json"
@@ -26,6 +30,19 @@ _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 """How they spell a byte of a character that they lack."""
 _CONTEXT = 4  # tokens of a prompt that are decoded at least
 _MAX_WINDOW = 256  # tokens re-decoded at most; only text that is not UTF-8 comes near
+
+_TOKENIZER, _SETTINGS = "tokenizer.json", "tokenizer_config.json"
+_PLAIN_MODEL_TYPES = ("llama", "qwen3")
+_PLAIN_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
+"""For which transformers reads `tokenizer.json` as it is, for models of those types."""
+_PLAIN_SETTINGS = frozenset({
+    "backend", "bos_token", "chat_template", "clean_up_tokenization_spaces", "eos_token", "is_local",
+    "local_files_only", "model_max_length", "pad_token", "tokenizer_class", "unk_token",
+})  # fmt: skip
+"""Settings that change no id, if the special tokens are in `tokenizer.json`."""
+_MORE_FILES = frozenset({"added_tokens.json", "special_tokens_map.json", "additional_chat_templates"})
+_PATCHED_VOCAB_SIZE = 100_000
+"""From which on transformers may mend a tokenizer."""
 
 _TEMPLATE_OPTIONS = frozenset(("add_generation_prompt", "continue_final_message", "documents", "tools"))
 """Arguments of transformers' `apply_chat_template` that are the template's affair."""
@@ -66,19 +83,97 @@ class Tokenizer(Protocol):
         ...
 
 
+class PlainTokenizer:
+    """A `tokenizer.json` that needs nothing of transformers, whose names this class uses."""
+
+    def __init__(self, backend: Backend, special_tokens: Mapping[str, str], chat_template: str | None = None) -> None:
+        """`special_tokens`: their names and texts, of which `eos_token` is one."""
+        backend.no_truncation()
+        backend.no_padding()
+        self.backend_tokenizer = backend
+        self.special_tokens_map = special_tokens
+        self.chat_template = chat_template
+        self.vocab_size = backend.get_vocab_size(with_added_tokens=False)
+        self.eos_token_id = backend.token_to_id(special_tokens.get("eos_token", ""))
+        self.added_tokens_decoder = backend.get_added_tokens_decoder()
+        self.get_vocab = backend.get_vocab
+        self.convert_ids_to_tokens = backend.id_to_token
+
+    @classmethod
+    def read(cls, folder: Path, model_type: str) -> PlainTokenizer | None:
+        """The tokenizer in a folder; None where transformers may make more of it than its `tokenizer.json` says."""
+        names = {file.name for file in folder.iterdir()}
+        if model_type not in _PLAIN_MODEL_TYPES or not names >= {_TOKENIZER, _SETTINGS} or names & _MORE_FILES:
+            return None
+        settings = json.loads((folder / _SETTINGS).read_text(encoding="utf-8"))
+        if settings.get("tokenizer_class") not in _PLAIN_CLASSES or settings.keys() - _PLAIN_SETTINGS:
+            return None
+        template = settings.get("chat_template")
+        if "chat_template.jinja" in names:
+            template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+        special_tokens = {name: text for name, text in settings.items() if name.endswith("_token") and text is not None}
+        found = cls(Backend.from_file(str(folder / _TOKENIZER)), special_tokens, template)
+        is_plain = set(special_tokens.values()) <= found.get_added_vocab().keys() and isinstance(template, str | None)
+        return found if is_plain and found.vocab_size < _PATCHED_VOCAB_SIZE else None
+
+    def __len__(self) -> int:
+        """Tokens, added ones included."""
+        return int(self.backend_tokenizer.get_vocab_size())
+
+    def get_added_vocab(self) -> dict[str, int]:
+        """The ids of added tokens by their texts."""
+        return {token.content: token_id for token_id, token in self.added_tokens_decoder.items()}
+
+    def encode(self, text: str, *, add_special_tokens: bool, **_options: Any) -> list[int]:
+        """Token ids of a text."""
+        return list(self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool, **_options: Any) -> str:
+        """The text of token ids."""
+        return str(self.backend_tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
+
+    def apply_chat_template(self, turns: Conversation, **options: Any) -> Any:
+        """See transformers."""
+        from amusd.models.adapter import stock_tokenizer
+
+        stock = stock_tokenizer(self.backend_tokenizer, self.special_tokens_map, self.chat_template)
+        return stock.apply_chat_template(turns, **options)
+
+
+def _render(template: str, turns: Conversation, special_tokens: Mapping[str, str]) -> str | None:
+    """A chat template with turns of a role and a text each; None where it wants more than jinja's own functions.
+
+    As transformers' `apply_chat_template`, which takes a second to load.
+    """
+    if not all(turn.keys() == {"role", "content"} and set(map(type, turn.values())) == {str} for turn in turns):
+        return None
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.globals = {"range": environment.globals["range"]}
+    environment.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
+    given = {"tools": None, "documents": None, "add_generation_prompt": True, **special_tokens}
+    try:
+        text = environment.from_string(template).render(messages=[dict(turn) for turn in turns], **given)
+        text.encode()
+    except Exception:  # noqa: BLE001 - transformers' functions may do, or say why not
+        return None
+    return text
+
+
 class HuggingFaceTokenizer:
-    """The tokenizer of a transformers checkpoint. Satisfies `Tokenizer`."""
+    """The tokenizer of a checkpoint. Satisfies `Tokenizer`."""
 
     def __init__(self, tokenizer: Any, eos_token_ids: frozenset[int], num_ids: int | None = None) -> None:
-        """`eos_token_ids`: those of the generation configuration, the configuration and the tokenizer together.
+        """`tokenizer`: one of transformers, or a `PlainTokenizer`.
 
+        `eos_token_ids`: those of the generation configuration, the configuration and the tokenizer together.
         `num_ids`: token ids of the model, padding included; None: those of the tokenizer.
         """
         self._tokenizer = tokenizer
         self.num_ids = len(tokenizer) if num_ids is None else num_ids
         self.eos_token_ids = eos_token_ids
-        backend = getattr(tokenizer, "backend_tokenizer", None)
-        layout = {} if backend is None else json.loads(backend.to_str())
+        layout = _layout(tokenizer)
         self.fingerprint = _fingerprint(tokenizer, layout)
         self._added = dict(tokenizer.added_tokens_decoder)
         self._byte_of = _byte_of_character() if '"ByteLevel"' in json.dumps(layout.get("decoder")) else {}
@@ -101,17 +196,26 @@ class HuggingFaceTokenizer:
         """
         if not self.has_chat_template:
             return self.encode("\n\n".join(turn["content"] for turn in turns))
-        render = self._tokenizer.apply_chat_template
-        for name in options.keys() & (inspect.signature(render).parameters.keys() - _TEMPLATE_OPTIONS):
+        text = None
+        if not options and isinstance(self._tokenizer.chat_template, str):
+            text = _render(self._tokenizer.chat_template, turns, self._tokenizer.special_tokens_map)
+        if text is None:
+            text = self._render_by_transformers(turns, {"add_generation_prompt": True, **options})
+        return self._encode(text, add_special_tokens=False)
+
+    def _render_by_transformers(self, turns: Conversation, options: Mapping[str, Any]) -> str:
+        from transformers import PreTrainedTokenizerBase
+
+        parameters = inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters
+        for name in options.keys() & (parameters.keys() - _TEMPLATE_OPTIONS):
             raise ConfigError(f"chat_template_kwargs: {name} is no variable of the template")
-        options = {"add_generation_prompt": True, **options}
         try:
-            text = str(render(list(turns), tokenize=False, **options))
+            text = str(self._tokenizer.apply_chat_template(list(turns), tokenize=False, **options))
             text.encode()  # half of a surrogate pair has no bytes
         except Exception as error:  # a template is a program that comes with a checkpoint
             reason = " ".join(str(error).splitlines()) or type(error).__name__
             raise ConfigError(f"prompt: the target's chat template refuses it: {reason}") from error
-        return self._encode(text, add_special_tokens=False)
+        return text
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         # the engine has its own limit; `verbose` would warn of a prompt beyond the tokenizer's
@@ -229,39 +333,38 @@ class IncrementalDecoder:
 
 def load_tokenizer(path: str | Path) -> HuggingFaceTokenizer:
     """The tokenizer of a checkpoint (a folder or hub name). Raises `ConfigError` if it has none that fits the model."""
-    from transformers import AutoTokenizer, GenerationConfig
+    model_config = load_config(path)
+    config, folder = model_config.get_text_config(decoder=True), find_checkpoint(path)
+    if not any(_is_vocabulary(file.name) for file in folder.iterdir()):
+        raise ConfigError(f"model {path}: no tokenizer in it (tokenizer.json); copy the files of its base model there")
+    pieces = _sentencepiece_model(path, folder)
+    with one_line_errors(path, "its tokenizer cannot be loaded"):
+        tokenizer: Any = None
+        if isinstance(model_config, ModelConfig):
+            tokenizer = PlainTokenizer.read(folder, model_config.model_type)
+        if tokenizer is None:
+            from amusd.models.adapter import load_stock_tokenizer
 
-    config = load_config(path).get_text_config(decoder=True)
-    folder = find_checkpoint(path)
-    generation_eos = None
-    with quiet_transformers():
-        if not any(_is_vocabulary(file.name) for file in folder.iterdir()):
-            raise ConfigError(
-                f"model {path}: no tokenizer in it (tokenizer.json); copy the files of its base model there"
-            )
-        pieces = _sentencepiece_model(path, folder)
-        with one_line_errors(path, "its tokenizer cannot be loaded"):
-            tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
-            if pieces is not None:
-                _match_sentencepiece(tokenizer, path, pieces)
-        if (folder / _GENERATION).exists():
-            with one_line_errors(path, _GENERATION):
-                generation_eos = GenerationConfig.from_pretrained(str(folder), local_files_only=True).eos_token_id
+            tokenizer = load_stock_tokenizer(folder)
+        if pieces is not None:
+            _match_sentencepiece(tokenizer, path, pieces)
+    stated = None
+    if (folder / _GENERATION).exists():
+        with one_line_errors(path, _GENERATION):
+            stated = json.loads((folder / _GENERATION).read_text(encoding="utf-8")).get("eos_token_id")
     if tokenizer.vocab_size > config.vocab_size:
         raise ConfigError(
             f"model {path}: its tokenizer has {tokenizer.vocab_size} tokens, and {CONFIG} says "
             f"vocab_size={config.vocab_size}"
         )
-    ids = _as_ids(generation_eos) | _as_ids(getattr(config, "eos_token_id", None)) | _as_ids(tokenizer.eos_token_id)
+    ids = _as_ids(stated) | _as_ids(getattr(config, "eos_token_id", None)) | _as_ids(tokenizer.eos_token_id)
     return HuggingFaceTokenizer(tokenizer, ids, config.vocab_size)
 
 
 def read_fingerprint(file: Path) -> str:
     """The fingerprint of a `tokenizer.json`, whatever stands beside it."""
-    from transformers import PreTrainedTokenizerFast
-
-    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(file))
-    return _fingerprint(tokenizer, json.loads(tokenizer.backend_tokenizer.to_str()))
+    tokenizer = PlainTokenizer(Backend.from_file(str(file)), {})
+    return _fingerprint(tokenizer, _layout(tokenizer))
 
 
 def _sentencepiece_model(path: str | Path, folder: Path) -> Path | None:
@@ -301,10 +404,10 @@ def _match_sentencepiece(tokenizer: Any, path: str | Path, file: Path) -> None:
 
 
 def _byte_of_character() -> Mapping[str, int]:
-    """The byte that each character of a byte-level vocabulary stands for."""
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
-
-    return {character: byte for byte, character in bytes_to_unicode().items()}
+    """The byte that each character of a byte-level vocabulary stands for: itself if it can be printed."""
+    printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in printed]
+    return {chr(byte): byte for byte in printed} | {chr(0x100 + index): byte for index, byte in enumerate(others)}
 
 
 def _is_vocabulary(name: str) -> bool:
@@ -325,3 +428,9 @@ def _fingerprint(tokenizer: Any, layout: Mapping[str, Any]) -> str:
     if layout:
         content["merges"] = layout["model"].get("merges", [])
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _layout(tokenizer: Any) -> Mapping[str, Any]:
+    """What a `tokenizer.json` holds; nothing for a tokenizer written in Python."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return {} if backend is None else dict(json.loads(backend.to_str()))

@@ -15,13 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from amusd.errors import ConfigError
 
+EMBEDDING, HEAD, HEAD_BIAS = "model.embed_tokens.weight", "lm_head.weight", "lm_head.bias"
+"""transformers' names of a model's first and last weights."""
 TokenText: TypeAlias = bytes | str
 """The text of a token in UTF-8, which may end within a character; the name of a special token, as `str`."""
 
@@ -110,20 +112,16 @@ def _english_share(output_ids: Tensor, encode: Callable[[str], Sequence[int]]) -
     return float(torch.isin(torch.tensor(encode(_ENGLISH)), output_ids.cpu()).float().mean())
 
 
-def adopt_vocabulary(model: Any, shared: SharedVocabulary) -> None:
-    """Change a loaded transformers model so that it reads the target's ids, and scores `shared.output_ids`."""
-    reduce_head(model, shared.draft_ids)
-    embedding = model.get_input_embeddings()
-    rows = embedding.weight.detach()[shared.readings]  # a last row in the place of -1
+def adopt_vocabulary(weights: dict[str, Tensor], shared: SharedVocabulary) -> None:
+    """Change the weights of a model so that it reads the target's ids, and scores `shared.output_ids`."""
+    rows = weights[EMBEDDING][shared.readings]  # a last row in the place of -1
     rows[shared.readings < 0] = 0
-    embedding.weight = torch.nn.Parameter(rows, requires_grad=False)
-    embedding.num_embeddings = len(rows)
+    reduce_head(weights, shared.draft_ids)
+    weights[EMBEDDING] = rows
 
 
-def reduce_head(model: Any, columns: Tensor) -> None:
-    """Keep the rows `columns` of a transformers model's output head; an embedding that is tied to it stays whole."""
-    head = model.get_output_embeddings()
-    for name in ("weight", "bias"):
-        if (tensor := getattr(head, name, None)) is not None:
-            setattr(head, name, torch.nn.Parameter(tensor.detach()[columns], requires_grad=False))
-    head.out_features = len(columns)
+def reduce_head(weights: dict[str, Tensor], columns: Tensor) -> None:
+    """Keep the rows `columns` of the output head; an embedding that is tied to it stays whole."""
+    for name in (HEAD, HEAD_BIAS):
+        if name in weights:
+            weights[name] = weights[name][columns]

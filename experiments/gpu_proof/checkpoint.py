@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from amusd.models.synthetic import random_model, shape_config
+from amusd.models.checkpoint import write_checkpoint
+from amusd.models.configuration import ModelConfig
+from amusd.models.synthetic import random_weights
 
 VOCAB_SIZE = 512
 NOISE = 0.05
@@ -33,19 +36,19 @@ _SHAPE = {
 
 def save_small_pair(folder: Path) -> tuple[Path, Path]:
     """Write both in float32; returns the folders of target and draft."""
-    target = random_model(shape_config(_SHAPE), dtype=torch.float32, device="cpu", seed=5)
-    _save(target, folder / "target")
+    weights = random_weights(ModelConfig(_SHAPE), dtype=torch.float32, device="cpu", seed=5)
+    _save(weights, folder / "target")
     generator = torch.Generator().manual_seed(6)
-    with torch.no_grad():
-        for weight in target.parameters():
-            if weight.ndim > 1:
-                weight.add_(torch.randn(weight.shape, generator=generator), alpha=NOISE * float(weight.std()))
-    _save(target, folder / "draft")
+    for weight in weights.values():
+        if weight.ndim > 1:
+            weight.add_(torch.randn(weight.shape, generator=generator), alpha=NOISE * float(weight.std()))
+    _save(weights, folder / "draft")
     return folder / "target", folder / "draft"
 
 
-def _save(model: Any, folder: Path) -> None:
-    model.save_pretrained(folder)
+def _save(weights: Mapping[str, torch.Tensor], folder: Path) -> None:
+    folder.mkdir(parents=True)
+    write_checkpoint(folder, _SHAPE, weights)
     _tokenizer().save_pretrained(folder)
 
 

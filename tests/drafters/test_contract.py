@@ -16,12 +16,13 @@ from amusd.drafters.base import ChainDrafter
 from amusd.drafters.cascade import CascadeDrafter
 from amusd.drafters.ngram import NgramCache, NgramDrafter, NgramTreeDrafter
 from amusd.drafters.synthetic import right_with_probability
+from amusd.models.adapter import adopt_into
 from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
 from amusd.models.huggingface import wrap_model
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
-from amusd.models.vocabulary import adopt_vocabulary, share_vocabulary
+from amusd.models.vocabulary import share_vocabulary
 
 VOCAB_SIZE = 6
 MODEL = TableModel(VOCAB_SIZE, seed=3, max_length=CAPACITY)
@@ -39,7 +40,7 @@ def model_with_another_tokenizer() -> CachedModel:
     """Of four tokens that both have, one that is read as another, and one without a text."""
     model = tiny.tiny_causal_lm(tiny.tiny_config(), register_attention())
     shared = share_vocabulary({0: b"a", 1: b"b", 2: b"c", 3: b"d", 4: b"ef"}, dict(enumerate(LETTERS)), VOCAB_SIZE)
-    adopt_vocabulary(model, shared)
+    adopt_into(model, shared)
     return wrap_model(model, LoadOptions(numerics=RULE, max_model_len=CAPACITY, dtype="float32"), shared.output_ids)
 
 

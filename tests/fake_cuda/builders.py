@@ -12,11 +12,12 @@ import torch
 from amusd.config import ModelShape
 from amusd.models import synthetic
 from amusd.models.cached_model import CachedModel
-from amusd.models.huggingface import wrap_model
+from amusd.models.configuration import ModelConfig
+from amusd.models.huggingface import wrap_weights
 from amusd.models.load_options import LoadOptions
 from amusd.models.loading import DRAFT_ROWS, capture_for
 from amusd.models.numerics import Numerics
-from amusd.models.synthetic import SHAPES, random_model, shape_config
+from amusd.models.synthetic import SHAPES, random_weights
 
 _SMALL = {
     "model_type": "llama",
@@ -83,4 +84,5 @@ def _wrapped(arguments: dict[str, Any], device: str, dtype: torch.dtype, options
             **options,
         }
     )
-    return wrap_model(random_model(shape_config(arguments), dtype=dtype, device=device, seed=0), settings)
+    config = ModelConfig(arguments)
+    return wrap_weights(random_weights(config, dtype=dtype, device=device, seed=0), config, settings)

@@ -15,13 +15,15 @@ import torch
 
 from amusd.config import Distribution
 from amusd.models.cached_model import CachedModel
+from amusd.models.checkpoint import write_checkpoint
+from amusd.models.configuration import ModelConfig
 from amusd.models.graphs import CudaGraphs, run_each_time
 from amusd.models.huggingface import load_model
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 from amusd.models.passes import Part, PathRows
 from amusd.models.self_test import measure_width_invariance
-from amusd.models.synthetic import SHAPES, random_model, shape_config
+from amusd.models.synthetic import SHAPES, random_weights
 from amusd.sampling.ranking import Ranking
 from amusd.sampling.sampler import SamplingState, SequenceSampler
 
@@ -38,8 +40,9 @@ TOKENS = [1, 4093, 198, 28120, 314, 260, 6376, 4461, 47, 2, 198, 1, 520, 9531, 1
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same weights for both devices."""
     made = tmp_path_factory.mktemp("checkpoint")
-    config = shape_config(SHAPES["smollm2-135m-slice"] | SMALLER)
-    random_model(config, dtype=torch.float32, device="cpu", seed=1).save_pretrained(made)
+    settings = SHAPES["smollm2-135m-slice"] | SMALLER
+    weights = random_weights(ModelConfig(settings), dtype=torch.float32, device="cpu", seed=1)
+    write_checkpoint(made, settings, weights)
     return made
 
 

@@ -101,7 +101,6 @@ BROKEN: Mapping[str, tuple[Damage, str]] = {
     "more layers than there are": (setting(num_hidden_layers=3), r"lacks weights, model\.layers\.2\."),
     "another width than there is": (setting(intermediate_size=64), r"has shape \[48, 32\], and config.json asks"),
     "an unknown activation": (setting(hidden_act="swoosh"), "swoosh"),
-    "a dtype that nobody knows": (setting(dtype="float99"), "float99"),
     "AWQ": (
         setting(quantization_config={"quant_method": "awq", "bits": 4}),
         "its quantization: ImportError: .*gptqmodel",

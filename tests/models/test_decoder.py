@@ -16,7 +16,7 @@ from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
 from amusd.models.captured import Capture
 from amusd.models.decoder import Norm
-from amusd.models.huggingface import wrap_model
+from amusd.models.huggingface import weights_of, wrap_model, wrap_weights
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 from amusd.models.sharding import ALONE, Ranks
@@ -154,7 +154,10 @@ def lean_model(
         tokens_per_step=tokens_per_step,
         ranks=ranks,
     )
-    model = wrap_model(source, options, output_ids)
+    weights = weights_of(source)
+    if output_ids is not None:
+        reduce_head(weights, output_ids)
+    model = wrap_weights(weights, source.config, options, output_ids)
     assert model.implementation == "amusd"
     return model
 
@@ -209,7 +212,6 @@ def test_a_reduced_head_scores_the_tokens_it_names(bias: bool) -> None:
     def change(source: Any) -> None:
         if bias:
             source.lm_head.bias = torch.nn.Parameter(offsets)
-        reduce_head(source, output_ids)
 
     model = lean_model(stock, change=change, output_ids=output_ids)
     token_ids = random_ids(LENGTH)

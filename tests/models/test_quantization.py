@@ -21,8 +21,9 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from amusd.config import EngineConfig, TargetConfig
 from amusd.errors import ConfigError, DeviceError
+from amusd.models.adapter import forbid_kernels
 from amusd.models.graphs import Replay, Work
-from amusd.models.huggingface import forbid_kernels, load_model
+from amusd.models.huggingface import load_model
 from amusd.models.load_options import LoadOptions
 from amusd.models.loading import check_target, load_target
 from amusd.models.numerics import Numerics

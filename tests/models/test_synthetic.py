@@ -11,11 +11,13 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from amusd.config import EngineConfig, HardwareConfig, ModelShape
-from amusd.models.huggingface import wrap_model
+from amusd.models.configuration import ModelConfig
+from amusd.models.huggingface import wrap_weights
 from amusd.models.load_options import LoadOptions
 from amusd.models.loading import load_target
 from amusd.models.numerics import Numerics
-from amusd.models.synthetic import SHAPES, SMALLER, SyntheticTokenizer, random_model, shape_config
+from amusd.models.synthetic import SHAPES, SMALLER, SyntheticTokenizer, random_weights
+from amusd.models.vocabulary import EMBEDDING, HEAD
 
 PUBLISHED = {
     "smollm2-135m": 134_515_008,
@@ -38,17 +40,8 @@ SMALL = {
 FAMILIES: tuple[ModelShape, ...] = ("llama-1b", "qwen3-8b")
 
 
-def num_parameters(model: Any) -> int:
-    return sum(weight.numel() for weight in model.parameters())
-
-
-def on_meta(shape: ModelShape) -> Any:
-    return random_model(shape_config(SHAPES[shape]), dtype=torch.bfloat16, device="meta", seed=0)
-
-
-def small_model(shape: ModelShape, *, layers: int = 3, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
-    config = shape_config({**SHAPES[shape], **SMALL, "num_hidden_layers": layers})
-    return random_model(config, dtype=dtype, device="cpu", seed=seed)
+def small_config(shape: ModelShape, layers: int = 3) -> ModelConfig:
+    return ModelConfig({**SHAPES[shape], **SMALL, "num_hidden_layers": layers})
 
 
 def test_every_name_of_the_configuration_has_a_shape_and_a_draft() -> None:
@@ -58,14 +51,15 @@ def test_every_name_of_the_configuration_has_a_shape_and_a_draft() -> None:
 
 @pytest.mark.parametrize("shape", PUBLISHED)
 def test_a_shape_has_the_published_number_of_parameters(shape: ModelShape) -> None:
-    model = on_meta(shape)
-    assert {weight.device.type for weight in model.parameters()} == {"meta"}
-    assert num_parameters(model) == pytest.approx(PUBLISHED[shape], rel=0.01)
+    weights = random_weights(ModelConfig(SHAPES[shape]), dtype=torch.bfloat16, device="meta", seed=0)
+    assert sum(weight.numel() for weight in set(weights.values())) == pytest.approx(PUBLISHED[shape], rel=0.01)
 
 
 @pytest.mark.parametrize("shape", FAMILIES)
 def test_the_same_seed_gives_the_same_weights_and_another_seed_others(shape: ModelShape) -> None:
-    first, again, other = (small_model(shape, seed=seed).state_dict() for seed in (5, 5, 6))
+    first, again, other = (
+        random_weights(small_config(shape), dtype=torch.float32, device="cpu", seed=seed) for seed in (5, 5, 6)
+    )
     assert first.keys() == again.keys()
     for name, weight in first.items():
         assert torch.equal(weight, again[name])
@@ -76,8 +70,10 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others(shape: Mod
     ("shape", "dtype", "model_impl"), [("llama-8b", "bfloat16", "amusd"), ("qwen3-8b", "float16", "transformers")]
 )
 def test_eighty_layers_have_finite_logits_around_one(shape: ModelShape, dtype: str, model_impl: str) -> None:
-    model = wrap_model(
-        small_model(shape, layers=80, dtype=getattr(torch, dtype)),
+    config = small_config(shape, 80)
+    model = wrap_weights(
+        random_weights(config, dtype=getattr(torch, dtype), device="cpu", seed=0),
+        config,
         LoadOptions(numerics=Numerics(width=8, fixed=True), max_model_len=64, model_impl=model_impl),
     )
     cache = model.new_cache(48)
@@ -127,17 +123,18 @@ class LiveBytes(TorchDispatchMode):
 def test_loading_holds_the_weights_once_and_at_most_a_layer_and_the_embeddings_twice(shape: ModelShape) -> None:
     """In float16, for which no weight is packed on a CPU: what is alive is what a GPU would hold."""
     with LiveBytes() as live:
-        model = small_model(shape, layers=12, dtype=torch.float16)
-        weights = sum(weight.nbytes for weight in model.parameters())
-        layer = sum(weight.nbytes for weight in model.base_model.layers[0].parameters())
-        ends = {model.get_input_embeddings().weight, model.get_output_embeddings().weight}
-        embeddings = sum(weight.nbytes for weight in ends)
-        norms = sum(weight.nbytes for name, weight in model.named_parameters() if "norm" in name)
+        config = small_config(shape, 12)
+        drawn = random_weights(config, dtype=torch.float16, device="cpu", seed=0)
+        sizes = {
+            name: weight.nbytes for name, weight in drawn.items() if name != HEAD or weight is not drawn[EMBEDDING]
+        }
+        weights = sum(sizes.values())
+        layer = sum(size for name, size in sizes.items() if "layers.0." in name)
+        norms = sum(size for name, size in sizes.items() if "norm" in name)
+        embeddings = sizes[EMBEDDING] + sizes.get(HEAD, 0)
         assert weights <= live.peak < weights + layer
-        del ends
         numerics = Numerics(width=1, fixed=True, border=1, prefill_chunk=1)
-        loaded = wrap_model(model, LoadOptions(numerics=numerics, max_model_len=16, model_impl="amusd"))
-        del model
+        loaded = wrap_weights(drawn, config, LoadOptions(numerics=numerics, max_model_len=16, model_impl="amusd"))
     tables = 8 * 1024 + norms  # masks, positions, rotary frequencies; a CPU holds the weights of norms twice
     joining = layer  # the parts of a product before they are one
     assert live.peak < weights + layer + joining + embeddings + tables

@@ -18,13 +18,14 @@ from amusd.config import DecodingConfig, DrafterConfig, EngineConfig, HardwareCo
 from amusd.drafters.factory import load_drafters
 from amusd.engine import Engine
 from amusd.errors import ConfigError
+from amusd.models.adapter import adopt_into
 from amusd.models.attention import register_attention
 from amusd.models.huggingface import wrap_model
 from amusd.models.load_options import LoadOptions
 from amusd.models.loading import load_draft_model
 from amusd.models.numerics import Numerics
 from amusd.models.tokenizer import HuggingFaceTokenizer, load_tokenizer
-from amusd.models.vocabulary import adopt_vocabulary, share_vocabulary
+from amusd.models.vocabulary import share_vocabulary
 from amusd.types import Mode
 
 VOCAB_SIZE, PADDING = 340, 60
@@ -94,7 +95,7 @@ def test_its_logits_are_those_of_its_own_tokens(name: str, tied: bool) -> None:
     target = {token_id: b"(%d)" % ((7 * token_id + 3) % 97) for token_id in range(60)} | {60: b"(5)!"}
     draft = {token_id: b"(%d)" % token_id for token_id in range(97)}
     shared = share_vocabulary(target, draft, num_ids=64)
-    adopt_vocabulary(changed, shared)
+    adopt_into(changed, shared)
     options = LoadOptions(numerics=Numerics(width=8, fixed=False), max_model_len=tiny.MAX_LENGTH)
     model = wrap_model(changed, options, shared.output_ids)
     assert (model.num_ids, model.vocab_size) == (64, 60)

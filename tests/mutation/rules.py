@@ -110,6 +110,9 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "            self._slots.pop(node)",
         ),
     },
+    ("amusd/models/adapter.py", "tests/models/test_quantization.py"): {
+        "kernels from a hub run": ("    is_kernels_available.cache_clear()\n", ""),
+    },
     ("amusd/models/block_models.py", "tests/models/test_block_models.py"): {
         "an older state is taken for the latest": ("self._latest[last], late)", "self._latest[last], 0)"),
         "the root's own row is one of the guesses": ("else 1\n", "else 0\n"),
@@ -150,9 +153,6 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "memory.write_features(normed if self._norm_output else hidden)",
             "memory.write_features(hidden)",
         ),
-    },
-    ("amusd/models/huggingface.py", "tests/models/test_quantization.py"): {
-        "kernels from a hub run": ("    is_kernels_available.cache_clear()\n", ""),
     },
     ("amusd/models/linear.py", "tests/models/test_int8.py"): {
         "int8 products overflow on CPUs without VNNI": (

@@ -1,0 +1,237 @@
+"""Models as transformers computes them, for those that `Decoder` does not cover. The only part that runs its code."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedTokenizerFast,
+)
+from transformers.cache_utils import Cache
+from transformers.utils import logging
+
+from amusd.errors import ConfigError
+from amusd.models.attention import Attention, register_attention
+from amusd.models.checkpoint import CONFIG, find_checkpoint, one_line_errors
+from amusd.models.compatibility import check_supported, is_quantized
+from amusd.models.configuration import ModelConfig
+from amusd.models.features import FeatureSpec, FeatureTaps
+from amusd.models.kv_cache import KVMemory
+from amusd.models.load_options import LoadOptions, loaded_dtype
+from amusd.models.vocabulary import EMBEDDING, HEAD, HEAD_BIAS, SharedVocabulary, adopt_vocabulary
+
+
+class HuggingFaceNetwork:
+    """A `Network` around a causal language model of transformers whose attention is `amusd.models.attention.attend`."""
+
+    implementation = "transformers"
+    feature_width = 0
+    fills_vectors = False
+    """False: it is not known of other authors' layers."""
+
+    def __init__(self, model: Any, features: Mapping[str, FeatureSpec] | None = None) -> None:
+        """`model` is on its device and ready for inference. `features`: see `Decoder`."""
+        _freeze_frequencies(model)
+        self._model = model
+        self.device: torch.device = model.device
+        self.cache_dtype: torch.dtype = torch.float32 if self.device.type == "cpu" else model.dtype
+        embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings()
+        self.num_ids, self.vocab_size = len(embedding), int(head.out_features)
+        tensors = itertools.chain(model.parameters(), model.buffers())  # quantizers keep weights in either
+        self.parameter_bytes = sum(int(tensor.nbytes) for tensor in tensors)
+        self.weight_bytes = self.parameter_bytes - (0 if head.weight is embedding else int(embedding.nbytes))
+        self.taps = FeatureTaps(features, self.device, model.dtype) if features else None
+
+    def __call__(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        attention: Attention,
+        memory: KVMemory,
+        *,
+        with_logits: bool,
+        several: bool = False,  # noqa: ARG002 - its rows never share more than rounding
+    ) -> Tensor | None:
+        """See `Network`."""
+        module = self._model if with_logits else self._model.base_model
+        output = module(
+            input_ids=token_ids.unsqueeze(0),
+            attention_mask=None,
+            attention=attention,
+            position_ids=positions.unsqueeze(0),
+            past_key_values=_MemoryAsCache(memory),
+            use_cache=True,
+            output_hidden_states=self.taps is not None,
+        )
+        if self.taps is not None:
+            self.taps.write({layer: output.hidden_states[layer][0] for layer in self.taps.layers}, memory)
+        return output.logits[0] if with_logits else None
+
+
+class _MemoryAsCache(Cache):  # type: ignore[misc]  # transformers is untyped here
+    """A memory as the `past_key_values` of transformers' models. Positions come with each pass."""
+
+    def __init__(self, memory: KVMemory) -> None:
+        super().__init__(layers=[])
+        self._memory = memory
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_args: Any, **_kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write [1, heads, rows, dim] at the slots of the pass; return the tensors [1, heads, slots, dim]."""
+        keys, values = self._memory.update(key_states[0], value_states[0], layer_idx)
+        return keys.unsqueeze(0), values.unsqueeze(0)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002 - the signature is transformers'
+        """0."""
+        return 0
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:  # noqa: ARG002 - the signature is transformers'
+        """0."""
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:  # noqa: ARG002 - transformers'
+        """Number of slots, and the first."""
+        return self._memory.num_slots, 0
+
+
+def _freeze_frequencies(model: Any) -> None:
+    """Keep rotary embeddings from looking at positions, on the host, for a length where their frequencies would switch.
+
+    No sequence gets there (`position_limit`), and a captured pass cannot look.
+    """
+    for module in model.modules():
+        kinds = getattr(module, "rope_type", None)
+        if isinstance(kinds, str):
+            module.rope_type = _frozen(kinds)
+        elif isinstance(kinds, dict):  # by type of layer
+            module.rope_type = {layer_type: _frozen(kind) for layer_type, kind in kinds.items()}
+
+
+def _frozen(rope_type: str) -> str:
+    return "default" if rope_type in ("dynamic", "longrope") else rope_type
+
+
+def load_stock_config(folder: Path) -> Any:
+    """Transformers' own configuration of the checkpoint in a folder."""
+    with quiet_transformers():
+        return AutoConfig.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
+
+
+def load_stock_tokenizer(folder: Path) -> Any:
+    """The tokenizer of transformers for the checkpoint in a folder."""
+    with quiet_transformers():
+        return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
+
+
+def stock_tokenizer(backend: Any, special_tokens: Mapping[str, str], chat_template: str | None) -> Any:
+    """The tokenizer of transformers around one of the library tokenizers."""
+    return PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=chat_template, **special_tokens)
+
+
+def _as_stock(config: Any) -> Any:
+    return AutoConfig.for_model(**config.settings) if isinstance(config, ModelConfig) else config
+
+
+def check_quantizer(path: str | Path, config: Any) -> None:
+    """Raise `ConfigError`, with transformers' own reason, if it cannot load a quantized checkpoint here."""
+    with quiet_transformers(), one_line_errors(path, "its quantization"):
+        from transformers.quantizers import AutoHfQuantizer
+
+        forbid_kernels()
+        found = getattr(config, "quantization_config", None) or config.get_text_config(decoder=True).quantization_config
+        AutoHfQuantizer.from_config(copy.deepcopy(found), pre_quantized=True).validate_environment(device_map=None)
+
+
+def load_stock(path: str | Path, config: Any, options: LoadOptions, shared: SharedVocabulary | None) -> Any:
+    """The model as transformers loads it, which knows how the weights of every architecture are stored.
+
+    Its quantizers are the libraries that are installed. Most of them load onto a device, by the library accelerate.
+    """
+    from transformers.utils import is_accelerate_available
+
+    forbid_kernels()
+    config = _as_stock(config)
+    check_supported(config, options.max_model_len)
+    onto_device = is_quantized(config) and (options.device != "cpu" or is_accelerate_available())
+    with quiet_transformers():
+        model, info = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].from_pretrained(
+            str(find_checkpoint(path)),
+            config=config,
+            dtype=loaded_dtype(options.dtype),
+            device_map={"": options.device} if onto_device else None,
+            attn_implementation=register_attention(),
+            trust_remote_code=False,
+            use_safetensors=True,
+            local_files_only=True,
+            ignore_mismatched_sizes=True,  # refused below, by name
+            output_loading_info=True,
+        )
+    for name, stored, expected in info["mismatched_keys"]:
+        raise ConfigError(f"model {path}: {name} has shape {list(stored)}, and {CONFIG} asks for {list(expected)}")
+    if info["missing_keys"]:
+        raise ConfigError(f"model {path}: the checkpoint lacks weights, {min(info['missing_keys'])} among them")
+    if shared is not None:
+        adopt_into(model, shared)
+    return model
+
+
+def stock_of_weights(weights: Mapping[str, Tensor], config: ModelConfig, dtype: torch.dtype | None = None) -> Any:
+    """The model of transformers with these weights, in `dtype` if given."""
+    dtype = dtype or weights[HEAD].dtype
+    with quiet_transformers(), torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(
+            _as_stock(config), dtype=dtype, attn_implementation=register_attention()
+        )
+    given = {name: torch.nn.Parameter(tensor.to(dtype), requires_grad=False) for name, tensor in weights.items()}
+    model.load_state_dict(given, assign=True)
+    model.get_output_embeddings().out_features = len(weights[HEAD])
+    with torch.device(weights[HEAD].device):  # computed buffers, no weights
+        model.base_model.rotary_emb = type(model.base_model.rotary_emb)(model.config)
+    return model
+
+
+def adopt_into(model: Any, shared: SharedVocabulary) -> None:
+    """`adopt_vocabulary` for a loaded model."""
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    places = {EMBEDDING: (embedding, "weight"), HEAD: (head, "weight"), HEAD_BIAS: (head, "bias")}
+    found = {name: getattr(*place, None) for name, place in places.items()}
+    ends = {name: tensor.detach() for name, tensor in found.items() if tensor is not None}
+    adopt_vocabulary(ends, shared)
+    for name, tensor in ends.items():
+        setattr(*places[name], torch.nn.Parameter(tensor, requires_grad=False))
+    embedding.num_embeddings, head.out_features = len(ends[EMBEDDING]), len(ends[HEAD])
+
+
+def forbid_kernels() -> None:
+    """Hide the library `kernels` from all others in this process: it fetches compiled code from a hub and runs it."""
+    from transformers.utils.import_utils import is_kernels_available
+
+    sys.modules["kernels"] = None  # type: ignore[assignment]  # an import fails then
+    is_kernels_available.cache_clear()
+
+
+@contextlib.contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Silence transformers' progress bars and warnings, and put its settings back afterwards."""
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
