@@ -106,11 +106,8 @@ class ModelConfig(SimpleNamespace):
         rope.setdefault("rope_theta", settings.get("rope_theta", 10000.0))
         if "partial_rotary_factor" in settings:
             rope.setdefault("partial_rotary_factor", settings["partial_rotary_factor"])
-        original = "original_max_position_embeddings"
-        if original in settings:
-            rope[original] = settings[original]
-        elif rope["rope_type"] in ("llama3", "yarn", "longrope"):
-            rope.setdefault(original, self.max_position_embeddings)
+        if rope["rope_type"] in ("llama3", "yarn", "longrope"):
+            rope.setdefault("original_max_position_embeddings", self.max_position_embeddings)
         return rope
 
 

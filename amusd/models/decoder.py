@@ -111,12 +111,18 @@ class _Layer:
     """One transformer block."""
 
     def __init__(
-        self, weights: dict[str, Tensor], heads: _Heads, device: torch.device, make: MakeLinear, ranks: Ranks
+        self,
+        weights: dict[str, Tensor],
+        heads: _Heads,
+        device: torch.device,
+        dtype: torch.dtype,
+        make: MakeLinear,
+        ranks: Ranks,
     ) -> None:
-        """`weights`: of the block, by names within it."""
+        """`weights`: of the block, by names within it; `dtype`: of the rows."""
         self._heads = heads
-        self._attention_norm = own_norm(weights.get("input_layernorm.weight"), heads.epsilon, device)
-        self._mlp_norm = own_norm(weights["post_attention_layernorm.weight"], heads.epsilon, device)
+        self._attention_norm = own_norm(weights.get("input_layernorm.weight"), heads.epsilon, device, dtype)
+        self._mlp_norm = own_norm(weights["post_attention_layernorm.weight"], heads.epsilon, device, dtype)
         pairs = _pairs_side_by_side(heads.dim)
         query, key, value, output = (Weights.pop(weights, f"self_attn.{name}_proj") for name in "qkvo")
         gate, up, down = (Weights.pop(weights, f"mlp.{name}_proj") for name in ("gate", "up", "down"))
@@ -235,8 +241,8 @@ class Decoder:
         for index in range(config.num_hidden_layers):
             prefix = f"model.layers.{index}."
             names = [name for name in weights if name.startswith(prefix)]
-            block = {name.removeprefix(prefix): weights.pop(name).to(rows) for name in names}
-            self._layers.append(_Layer(block, heads, device, make, ranks))
+            block = {name.removeprefix(prefix): weights.pop(name) for name in names}
+            self._layers.append(_Layer(block, heads, device, rows, make, ranks))
         embedding, head = weights.pop(EMBEDDING), Weights.pop(weights, "lm_head")
         is_tied = head.matrix is embedding
         self._norm = own_norm(weights.pop("model.norm.weight", None), heads.epsilon, device, rows)
@@ -246,7 +252,7 @@ class Decoder:
             head = replace(head, matrix=self._embedding)
         self.num_ids, self.vocab_size = len(self._embedding), len(head.matrix)
         own = head.each(partial(share_of_outputs, ranks=ranks)) if ranks.size > 1 else head
-        self._head = make(own.each(lambda tensor: tensor.to(device, rows, copy=not is_tied or ranks.size > 1)))
+        self._head = make(own.to(device, copy=not is_tied or ranks.size > 1))
         if ranks.size > 1:
             self._head = JoinedLinear(self._head, self.vocab_size, ranks)
         self.cache_dtype = cache_dtype(rows, int8=int8) if device.type == "cpu" else rows
@@ -314,9 +320,9 @@ class Norm:
         return F.layer_norm(mirrored, (2 * width,), self._weight, None, self._epsilon).narrow(1, 0, width)
 
 
-def own_norm(weight: Tensor | None, epsilon: float, device: torch.device, dtype: torch.dtype | None = None) -> Norm:
+def own_norm(weight: Tensor | None, epsilon: float, device: torch.device, dtype: torch.dtype) -> Norm:
     """The norm with a copy of a model's weight: a view would keep the whole checkpoint file mapped."""
-    return Norm(None if weight is None else weight.to(device, dtype or weight.dtype, copy=True), epsilon)
+    return Norm(None if weight is None else weight.to(device, dtype, copy=True), epsilon)
 
 
 def _rotary_table(config: Any, num_positions: int) -> Tensor:

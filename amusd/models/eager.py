@@ -246,7 +246,7 @@ class RowCounts:
 
     def _find_attention(self) -> list[int]:
         """The numbers whose rows of attention have the bits of `width`, whatever the number of keys, to random keys."""
-        if self._expected is None:
+        if self._fewer and self._expected is None:
             self._expected = self._compute(torch.arange(self._width))  # which shows the shapes of the layers
         agreeing = self._fewer if len(self._layers.shapes) == 1 else []
         for shape, end in itertools.product(self._layers.shapes, range(BLOCK, _MOST_KEYS + 1, BLOCK)):

@@ -61,8 +61,7 @@ class EagleDecoder(Decoder):
         self._feature_norm: Norm | None = None
         self._fc = None
         if "fc.weight" in weights:
-            fc = Weights.pop(weights, "fc").each(lambda tensor: tensor.to(self._embedding.dtype))
-            self._fc = self._make(fc.to(device, copy=True))
+            self._fc = self._make(Weights.pop(weights, "fc").to(device, copy=True))
         else:
             norm = weights.pop("hidden_norm.weight")
             self._feature_norm = own_norm(norm, config.rms_norm_eps, device, self._embedding.dtype)

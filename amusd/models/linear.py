@@ -118,10 +118,11 @@ MakeLinear: TypeAlias = Callable[[Weights], Linear]
 
 def make_linear(weights: Weights, dtype: torch.dtype) -> Linear:
     """The fastest linear layer for rows of `dtype` where the weights are. These may be dropped afterwards."""
-    matrix, bias = weights.matrix, weights.bias
-    if multiplies_fp16(matrix.device, dtype) and fits_fp16(matrix):
-        return Fp16Linear(matrix, bias)
-    return PackedLinear(matrix, bias) if can_pack(matrix.device, matrix.dtype) else PlainLinear(matrix, bias)
+    if multiplies_fp16(weights.matrix.device, dtype) and fits_fp16(weights.matrix):
+        return Fp16Linear(weights.matrix, weights.bias)
+    weights = weights.each(lambda tensor: tensor.to(dtype))
+    kind = PackedLinear if can_pack(weights.matrix.device, dtype) else PlainLinear
+    return kind(weights.matrix, weights.bias)
 
 
 @dataclass(slots=True)
@@ -169,7 +170,12 @@ def multiplies_fp16(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def fits_fp16(matrix: Tensor) -> bool:
-    """Whether float16 holds a matrix; it rounds numbers below 2^-17 by 2^-25 at most, and that counts as held."""
+    """Whether float16 holds a matrix; it rounds numbers below 2^-17 by 2^-25 at most, and that counts as held.
+
+    It has more digits than bfloat16, whose numbers it holds up to its largest one.
+    """
+    if matrix.dtype is torch.bfloat16:
+        return bool(matrix.abs().max() <= torch.finfo(torch.float16).max)
     return bool(matrix.half().float().sub_(matrix).abs_().max() <= _LARGEST_FP16_ERROR)
 
 

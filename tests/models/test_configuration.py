@@ -1,0 +1,149 @@
+"""Configurations and tokenizers that are read without transformers are what transformers makes of the same files."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from models import tiny
+from models.published import CONFIGS, write_config
+from models.published_tokenizers import qwen_tokenizer, sentencepiece_tokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from amusd.models.compatibility import position_limit
+from amusd.models.configuration import MODEL_TYPES, ModelConfig, load_config
+from amusd.models.decoder import weight_shapes
+from amusd.models.tokenizer import HuggingFaceTokenizer, PlainTokenizer, load_tokenizer, user_turn
+
+SILENT: Mapping[str, Mapping[str, Any]] = {
+    model_type: {"model_type": model_type}
+    | dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size"), 64)
+    | {"num_hidden_layers": 2, "num_attention_heads": 32}
+    for model_type in sorted(MODEL_TYPES)
+}
+"""Files that say no more than they must."""
+ODD: Mapping[str, Mapping[str, Any]] = {
+    "windows from the second layer on": {**SILENT["qwen2"], "use_sliding_window": True, "max_window_layers": 1},
+    "the layers of the windows": {
+        **SILENT["qwen3"],
+        "use_sliding_window": True,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "biases": {**SILENT["llama"], "attention_bias": True, "mlp_bias": True, "num_key_value_heads": 8},
+    "biases that its kind has not": {**SILENT["mistral"], "attention_bias": True, "mlp_bias": True},
+    "the original length beside the rope": {
+        **SILENT["llama"],
+        "rope_scaling": {"rope_type": "yarn", "factor": 2.0},
+        "original_max_position_embeddings": 32,
+    },
+}
+FIELDS = (
+    "eos_token_id", "hidden_act", "layer_types", "max_position_embeddings", "num_attention_heads",
+    "num_key_value_heads", "rms_norm_eps", "sliding_window", "tie_word_embeddings",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("settings", [*CONFIGS.values(), *SILENT.values(), *ODD.values()])
+def test_a_configuration_is_what_transformers_takes_it_for(settings: Mapping[str, Any], tmp_path: Path) -> None:
+    write_config(tmp_path, settings)
+    own, stock = load_config(tmp_path), AutoConfig.from_pretrained(tmp_path)
+    assert isinstance(own, ModelConfig)
+    for name in FIELDS:
+        assert getattr(own, name, None) == getattr(stock, name, None), name
+    stated = {name: value for name, value in stock.rope_parameters.items() if name != "type"}
+    assert {name: value for name, value in own.rope_parameters.items() if name != "type"} == stated
+    assert position_limit(own) == position_limit(stock)
+    with torch.device("meta"):
+        weights = dict(AutoModelForCausalLM.from_config(stock).named_parameters(remove_duplicate=False))
+    assert weight_shapes(own) == weight_shapes(stock) == {name: tuple(each.shape) for name, each in weights.items()}
+
+
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}\n  {% if m.role == 'user' %}\n<u> {{ m['content'] | trim }}\n  {% else %}"
+    "<{{ m.role }}>{{ m.content | tojson }}{% endif %}\n{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+)
+NAMESPACE = (
+    "{% set n = namespace(last='') %}{% for m in messages %}{% set n.last = m.content %}{% endfor %}{{ n.last }}"
+)
+TEXTS = (
+    "", " ", "a b", " a  b ", "\n\n\ttab", "naïve cafe\u0301", "中文字符。", "👩‍👩‍👧 x",
+    "<|im_end|><s></s>", "<tool> <unk>", "the true\u00a0sky 2024", "\u200b\ufeff", "</s", "<think>why</think>", "é" * 9,
+    "\x00\x7f",
+)  # fmt: skip
+TOKENIZERS = {
+    "byte level": lambda template: tiny.byte_tokenizer(chat_template=template),
+    "as Qwen's": qwen_tokenizer,
+    "as SentencePiece's": sentencepiece_tokenizer,
+}
+
+
+def compare(own: HuggingFaceTokenizer, stock: HuggingFaceTokenizer) -> None:
+    assert (own.fingerprint, own.eos_token_ids) == (stock.fingerprint, stock.eos_token_ids)
+    assert own.token_texts() == stock.token_texts()
+    for text in TEXTS:
+        ids = stock.encode(text)
+        assert (own.encode(text), own.decode(ids)) == (ids, stock.decode(ids)), repr(text)
+        turns = [{"role": "system", "content": text}, *user_turn(text)]
+        assert own.encode_chat(turns) == stock.encode_chat([*turns[:1], {**turns[1], "name": "n"}]), repr(text)
+    assert [own.decode([token_id]) for token_id in range(len(stock._tokenizer))] == [
+        stock.decode([token_id]) for token_id in range(len(stock._tokenizer))
+    ]
+
+
+@pytest.mark.parametrize("model_type", ["LlamaConfig", "Qwen3Config"])
+@pytest.mark.parametrize("template", [TEMPLATE, NAMESPACE], ids=["plain", "namespace"])
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_a_plain_tokenizer_has_the_ids_of_transformers(
+    kind: str, template: str, model_type: str, tmp_path: Path
+) -> None:
+    tokenizer = TOKENIZERS[kind](template)
+    tiny.tiny_config(model_type, vocab_size=512, eos_token_id=5).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    own = load_tokenizer(tmp_path)
+    assert isinstance(own._tokenizer, PlainTokenizer)
+    stock = AutoTokenizer.from_pretrained(tmp_path)
+    compare(own, HuggingFaceTokenizer(stock, frozenset({5, stock.eos_token_id}), 512))
+
+
+@pytest.mark.embedded
+def test_the_embedded_tokenizer_has_the_ids_of_transformers(embedded_folder: Path) -> None:
+    own = load_tokenizer(embedded_folder)
+    assert isinstance(own._tokenizer, PlainTokenizer)
+    compare(own, HuggingFaceTokenizer(AutoTokenizer.from_pretrained(embedded_folder), frozenset({2}), 49152))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"add_bos_token": True},
+        {"add_prefix_space": True},
+        {"eos_token": "<new>"},
+        {"extra_special_tokens": ["<new>"]},
+        {"tokenizer_class": "LlamaTokenizer"},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_settings_that_change_ids_are_left_to_transformers(change: Mapping[str, Any], tmp_path: Path) -> None:
+    tiny.tiny_config(vocab_size=300).save_pretrained(tmp_path)
+    tiny.byte_tokenizer().save_pretrained(tmp_path)
+    file = tmp_path / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    assert PlainTokenizer.read(tmp_path, "llama") is None
+    stock = AutoTokenizer.from_pretrained(tmp_path)
+    assert load_tokenizer(tmp_path).encode("a <new> b") == stock.encode("a <new> b")
+
+
+def test_a_model_that_the_decoder_covers_is_loaded_without_transformers(tmp_path: Path) -> None:
+    tiny.save_checkpoint(tmp_path, tiny.tiny_config(vocab_size=300), tiny.byte_tokenizer(chat_template=TEMPLATE))
+    code = (
+        "import sys; from amusd import Engine\n"
+        f"with Engine.launch(target={str(tmp_path)!r}, drafter='ngram') as engine: engine.generate('hi')\n"
+        "assert not [name for name in sys.modules if name.startswith('transformers')]"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
