@@ -15,9 +15,7 @@ from torch import Tensor
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
-    AutoModelForCausalLM,
     AutoTokenizer,
-    PreTrainedTokenizerFast,
 )
 from transformers.cache_utils import Cache
 from transformers.utils import logging
@@ -133,12 +131,10 @@ def load_stock_config(folder: Path) -> Any:
 def load_stock_tokenizer(folder: Path) -> Any:
     """The tokenizer of transformers for the checkpoint in a folder."""
     with quiet_transformers():
-        return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
-
-
-def stock_tokenizer(backend: Any, special_tokens: Mapping[str, str], chat_template: str | None) -> Any:
-    """The tokenizer of transformers around one of the library tokenizers."""
-    return PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=chat_template, **special_tokens)
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
+    if not hasattr(tokenizer, "backend_tokenizer"):
+        raise ConfigError("it is written in Python; a tokenizer.json is needed")
+    return tokenizer
 
 
 def _as_stock(config: Any) -> Any:
@@ -185,21 +181,6 @@ def load_stock(path: str | Path, config: Any, options: LoadOptions, shared: Shar
         raise ConfigError(f"model {path}: the checkpoint lacks weights, {min(info['missing_keys'])} among them")
     if shared is not None:
         adopt_into(model, shared)
-    return model
-
-
-def stock_of_weights(weights: Mapping[str, Tensor], config: ModelConfig, dtype: torch.dtype | None = None) -> Any:
-    """The model of transformers with these weights, in `dtype` if given."""
-    dtype = dtype or weights[HEAD].dtype
-    with quiet_transformers(), torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(
-            _as_stock(config), dtype=dtype, attn_implementation=register_attention()
-        )
-    given = {name: torch.nn.Parameter(tensor.to(dtype), requires_grad=False) for name, tensor in weights.items()}
-    model.load_state_dict(given, assign=True)
-    model.get_output_embeddings().out_features = len(weights[HEAD])
-    with torch.device(weights[HEAD].device):  # computed buffers, no weights
-        model.base_model.rotary_emb = type(model.base_model.rotary_emb)(model.config)
     return model
 
 

@@ -6,7 +6,7 @@ A model that cannot be rolled back is refused before any weight is read.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from amusd.models.cached_model import CachedModel
 from amusd.models.checkpoint import CONFIG, Checkpoint, one_line_errors, open_checkpoint
 from amusd.models.compatibility import check_supported, is_quantized, position_limit
 from amusd.models.configuration import load_config
-from amusd.models.decoder import Decoder, head_dim, weight_shapes
+from amusd.models.decoder import Decoder, weight_shapes
 from amusd.models.graphs import run_each_time
 from amusd.models.linear import INT8
 from amusd.models.load_options import LoadOptions, loaded_dtype, uses_decoder
@@ -131,9 +131,7 @@ def wrap_weights(
     cover the model, the ranks cannot share it, or there are no int8 products.
     """
     if not uses_decoder(config, options.model_impl):
-        from amusd.models.adapter import stock_of_weights
-
-        return wrap_model(stock_of_weights(weights, config, dtype), options, output_ids)
+        raise UnsupportedModelError(f"model_impl={options.model_impl}: transformers computes whole checkpoints only")
 
     def make(max_length: int) -> Network:
         return Decoder(
@@ -147,7 +145,6 @@ def wrap_weights(
             features=options.features,
         )
 
-    check_memory(weights.values(), config, options, dtype)
     return wrap_network(make, config, options, output_ids)
 
 
@@ -165,7 +162,6 @@ def wrap_model(
         return wrap_weights(weights_of(model), model.config, options, output_ids, dtype=dtype)
     from amusd.models.adapter import HuggingFaceNetwork
 
-    check_memory(model.parameters(), model.config, options)
     model = model.eval().requires_grad_(requires_grad=False)
 
     def make(_max_length: int) -> Network:
@@ -206,33 +202,6 @@ def prepare_device(device: str) -> None:
     torch.backends.cuda.enable_cudnn_sdp(enabled=False)  # it builds a plan for each length of a prompt: 0.4 s
     matmul = torch.backends.cuda.matmul  # split sums are added in float32
     matmul.allow_bf16_reduced_precision_reduction = matmul.allow_fp16_reduced_precision_reduction = False
-
-
-def check_memory(
-    weights: Iterable[Tensor], config: Any, options: LoadOptions, dtype: torch.dtype | None = None
-) -> None:
-    """Raise `ConfigError` if a GPU lacks room for `weights`, in `dtype` if given, and the cache of one sequence.
-
-    Weights in the device's memory are there already. A worker needs more: `device_errors` reports what is missing.
-    """
-    if not options.device.startswith("cuda"):
-        return
-    text, num_ranks = config.get_text_config(decoder=True), options.ranks.size
-    elsewhere = {id(weight): weight for weight in weights if weight.device.type != "cuda"}.values()
-    weight_bytes = sum(weight.numel() * (dtype or weight.dtype).itemsize for weight in elsewhere) // num_ranks
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    max_length = _max_length(config, options)
-    item_bytes = (dtype or loaded_dtype(options.dtype)).itemsize
-    cache_bytes = 2 * text.num_hidden_layers * heads * head_dim(text) * item_bytes * max_length // num_ranks
-    with device_errors(options.device):
-        free, total = torch.cuda.mem_get_info(options.device)
-        free += torch.cuda.memory_reserved(options.device) - torch.cuda.memory_allocated(options.device)
-    if weight_bytes + cache_bytes > free:
-        raise ConfigError(
-            f"device {options.device}: {free / 1e9:.1f} of {total / 1e9:.1f} GB are free, and the model needs "
-            f"{weight_bytes / 1e9:.1f} GB for weights and {cache_bytes / 1e9:.1f} GB for the cache of a sequence of "
-            f"{max_length} tokens; use a smaller model, a lower max_model_len or another GPU"
-        )
 
 
 def _max_length(config: Any, options: LoadOptions) -> int:

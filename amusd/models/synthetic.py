@@ -24,7 +24,7 @@ from amusd.config import ModelShape
 from amusd.models.cached_model import CachedModel
 from amusd.models.configuration import ModelConfig
 from amusd.models.decoder import weight_shapes
-from amusd.models.huggingface import check_memory, device_errors, prepare_device, wrap_weights
+from amusd.models.huggingface import device_errors, prepare_device, wrap_weights
 from amusd.models.load_options import LoadOptions, loaded_dtype
 from amusd.models.tokenizer import Conversation
 from amusd.models.vocabulary import EMBEDDING, HEAD
@@ -126,10 +126,8 @@ def load_synthetic(shape: ModelShape, options: LoadOptions, *, seed: int = 0) ->
     config = ModelConfig(SHAPES[shape])
     options.check(config)
     prepare_device(options.device)
-    dtype = loaded_dtype(options.dtype)
-    check_memory(random_weights(config, dtype=dtype, device="meta", seed=seed).values(), config, options)
     with device_errors(options.device):
-        weights = random_weights(config, dtype=dtype, device=options.device, seed=seed)
+        weights = random_weights(config, dtype=loaded_dtype(options.dtype), device=options.device, seed=seed)
     return wrap_weights(weights, config, options)
 
 
@@ -140,7 +138,7 @@ def random_weights(config: ModelConfig, *, dtype: torch.dtype, device: str, seed
     limits of float16, and the layers outweigh the embedding, so that an answer is not one token repeated.
     """
     torch.empty(0, device=device)  # a device that is not there says so here more plainly than in the next line
-    generator = None if device == "meta" else torch.Generator(device).manual_seed(seed)
+    generator = torch.Generator(device).manual_seed(seed)
     weights: dict[str, Tensor] = {}
     for name, shape in weight_shapes(config).items():
         if name == HEAD and config.tie_word_embeddings:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import inspect
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -41,12 +40,8 @@ _PLAIN_SETTINGS = frozenset({
 })  # fmt: skip
 """Settings that change no id, if the special tokens are in `tokenizer.json`."""
 _MORE_FILES = frozenset({"added_tokens.json", "special_tokens_map.json", "additional_chat_templates"})
-_PATCHED_VOCAB_SIZE = 100_000
+_PATCHED_SIZE = 100_000
 """From which on transformers may mend a tokenizer."""
-
-_TEMPLATE_OPTIONS = frozenset(("add_generation_prompt", "continue_final_message", "documents", "tools"))
-"""Arguments of transformers' `apply_chat_template` that are the template's affair."""
-
 
 Conversation: TypeAlias = Sequence[Mapping[str, Any]]
 """Turns in order, each with `role` and `content`, and what else the chat template knows."""
@@ -83,21 +78,14 @@ class Tokenizer(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
 class PlainTokenizer:
-    """A `tokenizer.json` that needs nothing of transformers, whose names this class uses."""
+    """A `tokenizer.json` that needs nothing of transformers, whose names these are."""
 
-    def __init__(self, backend: Backend, special_tokens: Mapping[str, str], chat_template: str | None = None) -> None:
-        """`special_tokens`: their names and texts, of which `eos_token` is one."""
-        backend.no_truncation()
-        backend.no_padding()
-        self.backend_tokenizer = backend
-        self.special_tokens_map = special_tokens
-        self.chat_template = chat_template
-        self.vocab_size = backend.get_vocab_size(with_added_tokens=False)
-        self.eos_token_id = backend.token_to_id(special_tokens.get("eos_token", ""))
-        self.added_tokens_decoder = backend.get_added_tokens_decoder()
-        self.get_vocab = backend.get_vocab
-        self.convert_ids_to_tokens = backend.id_to_token
+    backend_tokenizer: Backend
+    special_tokens_map: Mapping[str, str] = field(default_factory=dict)
+    """Names and texts of special tokens, `eos_token` for instance."""
+    chat_template: str | None = None
 
     @classmethod
     def read(cls, folder: Path, model_type: str) -> PlainTokenizer | None:
@@ -112,127 +100,106 @@ class PlainTokenizer:
         if "chat_template.jinja" in names:
             template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
         special_tokens = {name: text for name, text in settings.items() if name.endswith("_token") and text is not None}
-        found = cls(Backend.from_file(str(folder / _TOKENIZER)), special_tokens, template)
-        is_plain = set(special_tokens.values()) <= found.get_added_vocab().keys() and isinstance(template, str | None)
-        return found if is_plain and found.vocab_size < _PATCHED_VOCAB_SIZE else None
-
-    def __len__(self) -> int:
-        """Tokens, added ones included."""
-        return int(self.backend_tokenizer.get_vocab_size())
-
-    def get_added_vocab(self) -> dict[str, int]:
-        """The ids of added tokens by their texts."""
-        return {token.content: token_id for token_id, token in self.added_tokens_decoder.items()}
-
-    def encode(self, text: str, *, add_special_tokens: bool, **_options: Any) -> list[int]:
-        """Token ids of a text."""
-        return list(self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
-
-    def decode(self, token_ids: list[int], *, skip_special_tokens: bool, **_options: Any) -> str:
-        """The text of token ids."""
-        return str(self.backend_tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
-
-    def apply_chat_template(self, turns: Conversation, **options: Any) -> Any:
-        """See transformers."""
-        from amusd.models.adapter import stock_tokenizer
-
-        stock = stock_tokenizer(self.backend_tokenizer, self.special_tokens_map, self.chat_template)
-        return stock.apply_chat_template(turns, **options)
-
-
-def _render(template: str, turns: Conversation, special_tokens: Mapping[str, str]) -> str | None:
-    """A chat template with turns of a role and a text each; None where it wants more than jinja's own functions.
-
-    As transformers' `apply_chat_template`, which takes a second to load.
-    """
-    if not all(turn.keys() == {"role", "content"} and set(map(type, turn.values())) == {str} for turn in turns):
-        return None
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.globals = {"range": environment.globals["range"]}
-    environment.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
-    given = {"tools": None, "documents": None, "add_generation_prompt": True, **special_tokens}
-    try:
-        text = environment.from_string(template).render(messages=[dict(turn) for turn in turns], **given)
-        text.encode()
-    except Exception:  # noqa: BLE001 - transformers' functions may do, or say why not
-        return None
-    return text
+        backend = Backend.from_file(str(folder / _TOKENIZER))
+        added = {token.content for token in backend.get_added_tokens_decoder().values()}
+        is_plain = set(special_tokens.values()) <= added and isinstance(template, str | None)
+        return cls(backend, special_tokens, template) if is_plain and len(backend.get_vocab()) < _PATCHED_SIZE else None
 
 
 class HuggingFaceTokenizer:
     """The tokenizer of a checkpoint. Satisfies `Tokenizer`."""
 
     def __init__(self, tokenizer: Any, eos_token_ids: frozenset[int], num_ids: int | None = None) -> None:
-        """`tokenizer`: one of transformers, or a `PlainTokenizer`.
+        """`tokenizer`: one of transformers around the library tokenizers, or a `PlainTokenizer`.
 
-        `eos_token_ids`: those of the generation configuration, the configuration and the tokenizer together.
-        `num_ids`: token ids of the model, padding included; None: those of the tokenizer.
+        `eos_token_ids`: those of the configurations; that of the tokenizer is added. `num_ids`: token ids of the model,
+        padding included; None: those of the tokenizer.
         """
-        self._tokenizer = tokenizer
-        self.num_ids = len(tokenizer) if num_ids is None else num_ids
-        self.eos_token_ids = eos_token_ids
-        layout = _layout(tokenizer)
-        self.fingerprint = _fingerprint(tokenizer, layout)
-        self._added = dict(tokenizer.added_tokens_decoder)
+        self._backend: Backend = tokenizer.backend_tokenizer
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self._special_tokens: Mapping[str, str] = tokenizer.special_tokens_map
+        self._template = tokenizer.chat_template
+        if isinstance(self._template, dict):  # by name
+            self._template = self._template.get("default")
+        self.num_ids = self._backend.get_vocab_size() if num_ids is None else num_ids
+        own = self._backend.token_to_id(self._special_tokens.get("eos_token", ""))
+        self.eos_token_ids = eos_token_ids | _as_ids(own)
+        layout = json.loads(self._backend.to_str())
+        self._added = self._backend.get_added_tokens_decoder()
         self._byte_of = _byte_of_character() if '"ByteLevel"' in json.dumps(layout.get("decoder")) else {}
+        # All that maps text to ids; templates, padding and the layout of files do not change it.
+        content = {"vocab": self._backend.get_vocab(), "added": sorted(token.content for token in self._added.values())}
+        content["merges"] = layout["model"].get("merges", [])
+        self.fingerprint = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     @property
     def has_chat_template(self) -> bool:
         """Whether conversations are formatted by a template; without one their contents are encoded as they are."""
-        return bool(self._tokenizer.chat_template)
+        return bool(self._template)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of raw text, special tokens added as the checkpoint says."""
-        return self._encode(text, add_special_tokens=True)
+        return list(self._backend.encode(text).ids)
 
     def encode_chat(self, turns: Conversation, **options: Any) -> list[int]:
         """Token ids under the chat template, generation prompt included; without one, those of the contents.
 
-        The contents are then separated by empty lines. `options` are the template's variables and `_TEMPLATE_OPTIONS`.
-        Raises `ConfigError` for transformers' own options, and when the template refuses the conversation (some want
-        the roles to alternate) or fails.
+        The contents are then separated by empty lines. `options` are the template's variables, and what transformers'
+        `render_jinja_template` knows. Raises `ConfigError` when the template refuses the conversation (some want the
+        roles to alternate) or fails.
         """
         if not self.has_chat_template:
             return self.encode("\n\n".join(turn["content"] for turn in turns))
-        text = None
-        if not options and isinstance(self._tokenizer.chat_template, str):
-            text = _render(self._tokenizer.chat_template, turns, self._tokenizer.special_tokens_map)
+        text = None if options else self._render_plainly(turns)
         if text is None:
-            text = self._render_by_transformers(turns, {"add_generation_prompt": True, **options})
-        return self._encode(text, add_special_tokens=False)
+            text = self._render(turns, options)
+        return list(self._backend.encode(text, add_special_tokens=False).ids)
 
-    def _render_by_transformers(self, turns: Conversation, options: Mapping[str, Any]) -> str:
-        from transformers import PreTrainedTokenizerBase
+    def _render_plainly(self, turns: Conversation) -> str | None:
+        """The template with turns of a role and a text each; None where it wants more than jinja's own functions.
 
-        parameters = inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters
-        for name in options.keys() & (parameters.keys() - _TEMPLATE_OPTIONS):
-            raise ConfigError(f"chat_template_kwargs: {name} is no variable of the template")
+        What `_render` does, which takes a second to load.
+        """
+        if not all(turn.keys() == {"role", "content"} and set(map(type, turn.values())) == {str} for turn in turns):
+            return None
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.globals = {"range": environment.globals["range"]}
+        environment.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
+        given = {"tools": None, "documents": None, "add_generation_prompt": True, **self._special_tokens}
         try:
-            text = str(self._tokenizer.apply_chat_template(list(turns), tokenize=False, **options))
+            text = environment.from_string(self._template).render(messages=[dict(turn) for turn in turns], **given)
+            text.encode()
+        except Exception:  # noqa: BLE001 - it may want transformers' functions, or `_render` says why not
+            return None
+        return text
+
+    def _render(self, turns: Conversation, options: Mapping[str, Any]) -> str:
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        given = [{name: value for name, value in turn.items() if value is not None} for turn in turns]
+        variables = {"add_generation_prompt": True, **self._special_tokens, **options}
+        try:
+            (text,), _ = render_jinja_template([given], chat_template=self._template, **variables)
             text.encode()  # half of a surrogate pair has no bytes
         except Exception as error:  # a template is a program that comes with a checkpoint
             reason = " ".join(str(error).splitlines()) or type(error).__name__
             raise ConfigError(f"prompt: the target's chat template refuses it: {reason}") from error
-        return text
-
-    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        # the engine has its own limit; `verbose` would warn of a prompt beyond the tokenizer's
-        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens, verbose=False))
+        return str(text)
 
     def token_texts(self) -> dict[int, TokenText]:
         """`token_text` of each token that both tokenizer and model have."""
-        vocabulary = self._tokenizer.get_vocab()
         return {
             token_id: self._text_of(token, token_id)
-            for token, token_id in vocabulary.items()
+            for token, token_id in self._backend.get_vocab().items()
             if token_id < self.num_ids
         }
 
     def token_text(self, token_id: int) -> TokenText:
         """The text of a token, however the vocabulary spells it; a special or padded one has a name instead."""
-        token = self._tokenizer.convert_ids_to_tokens(token_id)
+        token = self._backend.id_to_token(token_id)
         return f"token_id:{token_id}" if token is None else self._text_of(token, token_id)
 
     def _text_of(self, token: str, token_id: int) -> TokenText:
@@ -249,9 +216,7 @@ class HuggingFaceTokenizer:
     def decode(self, token_ids: Iterable[int]) -> str:
         """The text, special tokens left out, spaces as they are. Raises `ValueError` on an id out of range."""
         try:
-            return str(
-                self._tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-            )
+            return str(self._backend.decode(list(token_ids), skip_special_tokens=True))
         except OverflowError as error:
             raise ValueError(f"a token id is out of range: {error}") from error
 
@@ -352,19 +317,18 @@ def load_tokenizer(path: str | Path) -> HuggingFaceTokenizer:
     if (folder / _GENERATION).exists():
         with one_line_errors(path, _GENERATION):
             stated = json.loads((folder / _GENERATION).read_text(encoding="utf-8")).get("eos_token_id")
-    if tokenizer.vocab_size > config.vocab_size:
+    num_tokens = tokenizer.backend_tokenizer.get_vocab_size(with_added_tokens=False)
+    if num_tokens > config.vocab_size:
         raise ConfigError(
-            f"model {path}: its tokenizer has {tokenizer.vocab_size} tokens, and {CONFIG} says "
-            f"vocab_size={config.vocab_size}"
+            f"model {path}: its tokenizer has {num_tokens} tokens, and {CONFIG} says vocab_size={config.vocab_size}"
         )
-    ids = _as_ids(stated) | _as_ids(getattr(config, "eos_token_id", None)) | _as_ids(tokenizer.eos_token_id)
+    ids = _as_ids(stated) | _as_ids(getattr(config, "eos_token_id", None))
     return HuggingFaceTokenizer(tokenizer, ids, config.vocab_size)
 
 
 def read_fingerprint(file: Path) -> str:
     """The fingerprint of a `tokenizer.json`, whatever stands beside it."""
-    tokenizer = PlainTokenizer(Backend.from_file(str(file)), {})
-    return _fingerprint(tokenizer, _layout(tokenizer))
+    return HuggingFaceTokenizer(PlainTokenizer(Backend.from_file(str(file))), frozenset()).fingerprint
 
 
 def _sentencepiece_model(path: str | Path, folder: Path) -> Path | None:
@@ -420,17 +384,3 @@ def _as_ids(value: int | list[int] | None) -> frozenset[int]:
     if value is None:
         return frozenset()
     return frozenset((value,)) if isinstance(value, int) else frozenset(value)
-
-
-def _fingerprint(tokenizer: Any, layout: Mapping[str, Any]) -> str:
-    """Sha256 over all that maps text to ids; templates, padding and the layout of files do not change it."""
-    content: dict[str, Any] = {"vocab": tokenizer.get_vocab(), "added": sorted(tokenizer.get_added_vocab())}
-    if layout:
-        content["merges"] = layout["model"].get("merges", [])
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _layout(tokenizer: Any) -> Mapping[str, Any]:
-    """What a `tokenizer.json` holds; nothing for a tokenizer written in Python."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    return {} if backend is None else dict(json.loads(backend.to_str()))

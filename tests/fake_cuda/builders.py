@@ -8,12 +8,14 @@ from typing import Any
 from unittest import mock
 
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from amusd.config import ModelShape
 from amusd.models import synthetic
+from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
 from amusd.models.configuration import ModelConfig
-from amusd.models.huggingface import wrap_weights
+from amusd.models.huggingface import wrap_model, wrap_weights
 from amusd.models.load_options import LoadOptions
 from amusd.models.loading import DRAFT_ROWS, capture_for
 from amusd.models.numerics import Numerics
@@ -85,4 +87,14 @@ def _wrapped(arguments: dict[str, Any], device: str, dtype: torch.dtype, options
         }
     )
     config = ModelConfig(arguments)
-    return wrap_weights(random_weights(config, dtype=dtype, device=device, seed=0), config, settings)
+    weights = random_weights(config, dtype=dtype, device=device, seed=0)
+    if settings.model_impl != "transformers":
+        return wrap_weights(weights, config, settings)
+    with torch.device("meta"):
+        stock = AutoModelForCausalLM.from_config(
+            AutoConfig.for_model(**arguments), dtype=dtype, attn_implementation=register_attention()
+        )
+    stock.load_state_dict(weights, assign=True)
+    with torch.device(device):  # computed buffers, no weights
+        stock.model.rotary_emb = type(stock.model.rotary_emb)(stock.config)
+    return wrap_model(stock, settings)
