@@ -21,7 +21,7 @@ from amusd.drafters.ngram import NgramCache
 from amusd.errors import NotFiniteError
 from amusd.models.language_model import ChainRows, KVCache, LanguageModel
 from amusd.sampling.ratio_test import DraftSampler
-from amusd.sampling.sampler import Level, SamplingState, SequenceSampler, samplers_of
+from amusd.sampling.sampler import DRAFT_LEVELS, SamplingState, SequenceSampler, samplers_of
 
 
 class AutoregressiveDrafter(ChainDrafter):
@@ -147,8 +147,11 @@ class AutoregressiveDrafter(ChainDrafter):
 
     def _prepare(self) -> None:
         """Prepare every pass that is asked for."""
-        samplers = samplers_of(self.model, self._cache, (Level.PLAIN, Level.SHAPED))
-        self.model.prepare(self._cache, samplers, self.model.tokens_per_step)
+        for levels, steps in (
+            (DRAFT_LEVELS[:-1], self.model.tokens_per_step),
+            (DRAFT_LEVELS[-1:], 1),
+        ):  # see `can_replay`
+            self.model.prepare(self._cache, samplers_of(self.model, self._cache, levels), steps)
 
     @classmethod
     def _extend(cls, drafters: Sequence[Self], max_tokens: Sequence[int]) -> list[tuple[int, ...]]:

@@ -15,6 +15,7 @@ from amusd.config import GREEDY, Distribution
 from amusd.drafters.base import Drafter, path_to, say_not_finite
 from amusd.errors import NotFiniteError
 from amusd.models.block_models import BlockModel
+from amusd.models.language_model import argmax_rows
 from amusd.protocol.draft_session import MIN_PROBABILITY, Guesses, Node, Transition
 from amusd.sampling.ranking import Ranking
 from amusd.sampling.sampler import SamplingState
@@ -124,9 +125,10 @@ class BlockDrafter(Drafter):
         if not self._ranking.needs_context and position in self._guesses:
             return self._guesses[position]
         self._ranking.see(self._context)
-        words = self._ranking.rows_behind(position - len(path), [path])
+        words, scores = self._ranking.rows_behind(position - len(path), [path]), self._scores[place : place + 1]
         try:
-            (guesses,) = self._ranking.rank(self._scores[place : place + 1], words)
+            argmax_rows(scores)  # raises for what is no number
+            (guesses,) = self._ranking.rank(scores, words)
         except NotFiniteError as error:
             say_not_finite(error)
             return ()

@@ -32,7 +32,7 @@ from amusd.errors import NotFiniteError
 from amusd.models.language_model import KVCache, LanguageModel, ModelOutput, SamplerRows, SequenceRows
 from amusd.sampling.acceptance import accept_along
 from amusd.sampling.ratio_test import DraftSampler
-from amusd.sampling.sampler import Level, samplers_of
+from amusd.sampling.sampler import DRAFT_LEVELS, samplers_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class CascadeDrafter(AutoregressiveDrafter):
 
     def _prepare(self) -> None:
         """Prepare every pass that is asked for: each is one step, the last row's token chosen with the others."""
-        self.model.prepare(self._cache, samplers_of(self.model, self._cache, (Level.PLAIN, Level.SHAPED)))
+        self.model.prepare(self._cache, samplers_of(self.model, self._cache, DRAFT_LEVELS))
 
     @classmethod
     def _extend(cls, drafters: Sequence[Self], max_tokens: Sequence[int]) -> list[tuple[int, ...]]:

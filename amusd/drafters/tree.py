@@ -23,7 +23,7 @@ from amusd.models.language_model import ModelOutput, SamplerRows
 from amusd.models.passes import Part, PathRows
 from amusd.protocol.draft_session import MAX_NODES, MIN_PROBABILITY, Guesses, Node, Transition
 from amusd.sampling.ranking import Mixture, Ranking, RowRanker
-from amusd.sampling.sampler import Level, SamplingState, samplers_of
+from amusd.sampling.sampler import DRAFT_LEVELS, SamplingState, samplers_of
 
 LOOKUP_WEIGHT = 0.85
 """How often each token of a looked-up continuation is right (`experiments/embedded_draft/README.md`)."""
@@ -59,7 +59,7 @@ class ModelTreeDrafter(Drafter):
         self._num_ids = num_ids
         self._ngrams = ngrams
         self._cache = model.new_cache(model.max_length, spare=MAX_NODES) if cache is None else cache
-        model.prepare(self._cache, samplers_of(model, self._cache, (Level.PLAIN, Level.SHAPED), RowRanker))
+        model.prepare(self._cache, samplers_of(model, self._cache, DRAFT_LEVELS, RowRanker))
         self._num_slots = model.max_length + MAX_NODES
         self._distribution = GREEDY
         self._context: list[int] = []
@@ -203,10 +203,8 @@ class ModelTreeDrafter(Drafter):
         number, wanted = part.num_ranked, part.rows.wanted
         assert wanted is not None
         try:
-            outputs = None
-            if output.outputs is not None:
-                output.choose()  # raises for what is no number
-                outputs = output.outputs[-number:]
+            output.choose()  # raises for what is no number
+            outputs = None if output.outputs is None else output.outputs[-number:]
             ranked = self._ranking.rank(output.logits[-number:], wanted.inputs[-number:], part.mixtures, outputs)
         except NotFiniteError as error:
             say_not_finite(error)

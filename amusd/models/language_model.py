@@ -47,6 +47,10 @@ class Sampler(Protocol):
         """
         ...
 
+    def of_row(self, row: npt.NDArray[np.float32], words: npt.NDArray[np.int64]) -> tuple[int, npt.NDArray[np.int32]]:
+        """The same of one row on a CPU: [columns] and [num_inputs] -> the column, and [num_outputs]."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class SamplerRows:
@@ -87,12 +91,12 @@ class ModelOutput:
         if self.columns is not None and self.largest is not None:
             check_finite(self.largest[row : row + 1])
             return int(self.columns[row]), nothing if self.outputs is None else self.outputs[row]
-        logits = self.logits[row : row + 1]
         if wanted is None:
-            return argmax_rows(logits)[0], nothing
-        columns, outputs = wanted.sampler.compute(logits, torch.from_numpy(wanted.inputs[row : row + 1]))
-        check_finite(logits.gather(1, columns.unsqueeze(1)).float().numpy())
-        return int(columns[0]), outputs[0].numpy()
+            return argmax_rows(self.logits[row : row + 1])[0], nothing
+        logits = self.logits[row].float().numpy()
+        column, outputs = wanted.sampler.of_row(logits, wanted.inputs[row])
+        check_finite(logits[column])
+        return column, outputs
 
 
 class KVCache(Protocol):
@@ -299,8 +303,9 @@ def argmax_rows(logits: Tensor) -> list[int]:
     return result
 
 
-def check_finite(largest: npt.NDArray[np.floating]) -> None:
+def check_finite(largest: npt.ArrayLike) -> None:
     """Raise `NotFiniteError` unless the largest logits of some rows are finite numbers."""
+    largest = np.atleast_1d(largest)
     finite = np.isfinite(largest)
     if not finite.all():
         raise NotFiniteError(f"the largest logit is {largest[~finite][0]}")

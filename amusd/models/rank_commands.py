@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from typing_extensions import Self
@@ -105,6 +106,10 @@ class OtherRanksSampler:
     def compute(self, logits: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG002 - there are none
         """See `Sampler`."""
         return logits.argmax(dim=-1), torch.empty((len(logits), 0), dtype=torch.int32, device=logits.device)
+
+    def of_row(self, row: npt.NDArray[np.float32], words: npt.NDArray[np.int64]) -> tuple[int, npt.NDArray[np.int32]]:  # noqa: ARG002
+        """See `Sampler`."""
+        return int(row.argmax()), np.empty(0, dtype=np.int32)
 
 
 def follow(model: CachedModel, commands: Iterable[RankCommand]) -> None:

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 Bits = npt.NDArray[np.uint32]
-_Ints = TypeVar("_Ints", int, Tensor)
+_Ints = TypeVar("_Ints", int, Tensor, npt.NDArray[np.int64])
 
 _MASK64 = (1 << 64) - 1
 _MASK32 = (1 << 32) - 1
@@ -87,19 +87,8 @@ def codes_of(num_ids: int) -> Tensor:
     return (codes - (codes >> 31 << 32)).int()
 
 
-def counters(codes: Tensor, keys: Tensor) -> Tensor:
-    """int32 [rows, columns]: 32 bits of each code under each key.
-
-    `codes` int32 [columns] or [rows, columns]; `keys` int32 [rows, 2]: the halves of each row's key.
-    """
-    numbers = codes.bitwise_xor(keys[:, :1]).mul_(FIRST_FACTOR).add_(keys[:, 1:])
-    for shift, factor in ROUNDS:
-        numbers.bitwise_xor_(_shifted(numbers, shift)).mul_(signed(factor))
-    return numbers.bitwise_xor_(_shifted(numbers, LAST_SHIFT))
-
-
-def counters_on_host(codes: Bits, halves: Sequence[int]) -> Bits:
-    """uint32 [columns]: the same under one key, in half of the time that torch takes on a CPU."""
+def counters(codes: Bits, halves: Sequence[int]) -> Bits:
+    """uint32 [columns]: 32 bits of each code under a key, given by its halves."""
     low, high = halves
     numbers: Bits = codes ^ np.uint32(low & _MASK32)
     scratch = np.empty_like(numbers)
@@ -112,27 +101,15 @@ def counters_on_host(codes: Bits, halves: Sequence[int]) -> Bits:
     return numbers
 
 
-def gumbel(numbers: Tensor) -> Tensor:
-    """float32 of the shape of the counters: standard Gumbel noise."""
-    # v < 1/2 is a number >= 0 here: log(1 - v) = log1p(-v). Above, 1 - v itself is small, and has the precision.
-    rest = numbers.float().add_(0.5).mul_(-UNIT)  # -v, or 1 - v
-    return torch.where(rest < 0, rest.log1p(), rest.log()).neg_().log_().neg_()
-
-
-def gumbel_on_host(numbers: Bits) -> npt.NDArray[np.float64]:
-    """float64 of the shape of `counters_on_host`: the same to rounding."""
-    noise: npt.NDArray[np.float64] = -np.log(-np.log1p(-((numbers + 0.5) * UNIT)))
+def gumbel(numbers: Bits) -> npt.NDArray[np.float64]:
+    """[columns]: standard Gumbel noise of counters."""
+    noise: npt.NDArray[np.float64] = -np.log(-np.log1p((numbers + 0.5) * -UNIT))
     return noise
 
 
 def signed(bits: int) -> int:
     """32 bits as an int32."""
     return bits - (1 << 32) if bits >> 31 else bits
-
-
-def _shifted(numbers: Tensor, shift: int) -> Tensor:
-    """Shift to the right, with zeros from the left: torch's own shift of int32 repeats the sign."""
-    return (numbers >> shift).bitwise_and_((1 << (32 - shift)) - 1)
 
 
 def _mix64(value: int) -> int:

@@ -15,22 +15,18 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from amusd.sampling.noise import Bits, counters, counters_on_host, gumbel, gumbel_on_host
+from amusd.sampling.noise import UNIT, Bits, counters, gumbel
+from amusd.sampling.processors import Columns, Row, likely_columns
 
-Row = npt.NDArray[np.float32]
-"""[columns]."""
-_CPU = "cpu"
-_BITS_TO_LOG = math.log(2) * 2.0**-23
-_ABOVE_LINE = math.log(2) * (127 + 32) + 1e-3
-"""No noise is above the line of `_choose` by more than this."""
-_FEW = 1000
-"""Columns that are scored without a look at bounds."""
+_MOST_NOISE = 22.9
+"""More than any counter gives."""
+_FEW = 128
+"""Columns that are given noise first."""
 _SLACK = 1e-6
-"""Covers the rounding of a logit, relative to the best score."""
+"""Covers the rounding of noise."""
 
 
 def noisy_argmax(logits: Tensor, codes: Tensor, keys: Tensor, scale: Tensor) -> Tensor:
@@ -38,34 +34,32 @@ def noisy_argmax(logits: Tensor, codes: Tensor, keys: Tensor, scale: Tensor) -> 
 
     Parameters as of `noisy_scores`. A row's column depends on that row alone. Waits for no device.
     """
-    if logits.device.type != _CPU:
+    if logits.device.type != "cpu":
         scores: Tensor = noisy_scores(logits, codes, keys, scale)
         return scores.max(1).indices  # the first of equal ones, as documented
-    rows, bits = logits.float().numpy(), codes.numpy().view(np.uint32)
-    each = zip(rows, keys.tolist(), scale.tolist(), strict=True)
-    return torch.tensor([_choose(row, bits, key, factor) for row, key, factor in each])
+    each = zip(logits.numpy(), keys.tolist(), scale.tolist(), strict=True)
+    return torch.tensor([choose(row, codes.numpy().view(np.uint32), key, factor) for row, key, factor in each])
 
 
-def _choose(logits: Row, codes: Bits, key: Sequence[int], scale: float) -> int:
-    """The same of one row on a CPU, where two logarithms are taken for the few columns only that can win.
+def choose(logits: Row, codes: Bits, key: Sequence[int], scale: float, left: Columns | None = None) -> int:
+    """The same of one row on a CPU, among the columns that are `left`; None: all.
 
-    The noise -log(-log(1 - v)) is less than -log(v), and that is less than a straight line through the bits of v.
+    Of all columns, noise is made for the likeliest first. Another one wins only with so much more noise that few
+    counters are small enough for it.
     """
     best = int(logits.argmax())
     if scale == 0 or not np.isfinite(logits[best]):
         return best
-    left = np.flatnonzero(logits > -np.inf)
-    if len(left) < _FEW:  # behind a filter
-        noise = gumbel_on_host(counters_on_host(codes[left], key))
-        return int(left[(logits[left] + scale * noise).argmax()])
-    numbers = counters_on_host(codes, key)
-    score = logits[best] + scale * gumbel_on_host(numbers[best])
-    bound = numbers.astype(np.float32)
-    np.copyto(bound, bound.view(np.int32), casting="unsafe")
-    bound *= np.float32(-_BITS_TO_LOG * scale)
-    bound += logits
-    able = np.flatnonzero(bound >= score - scale * _ABOVE_LINE - _SLACK * abs(score))
-    return int(able[(logits[able] + scale * gumbel_on_host(numbers[able])).argmax()])
+    columns = likely_columns(logits, _FEW) if left is None else left
+    scores = logits[columns] + scale * gumbel(counters(codes[columns], key))
+    found = int(columns[scores.argmax()])
+    noise_of_others = (scores.max() - logits[columns].min()) / scale
+    if left is not None or len(columns) == len(logits) or noise_of_others > _MOST_NOISE:
+        return found
+    numbers = counters(codes, key)
+    largest = -math.expm1(-math.exp(-noise_of_others)) / UNIT * (1 + _SLACK)
+    able = np.append(np.flatnonzero(numbers <= np.uint32(min(largest, 2**32 - 1))), found)
+    return int(able[(logits[able] + scale * gumbel(numbers[able])).argmax()])
 
 
 @torch.library.custom_op("amusd::noisy_scores", mutates_args=(), device_types="cpu")
@@ -73,9 +67,10 @@ def noisy_scores(logits: Tensor, codes: Tensor, keys: Tensor, scale: Tensor) -> 
     """float32 [rows, columns]: `logits` [rows, columns] plus `scale` [rows] float32 times the noise.
 
     `codes` [columns] int32: `noise.codes_of` the tokens that the columns score; `keys` [rows, 2] int32: the halves of
-    each row's key. One Triton kernel on a GPU, a chain of torch's operators elsewhere.
+    each row's key. One Triton kernel on a GPU.
     """
-    return compose_noisy_scores(logits, codes, keys, scale)
+    noise = np.stack([gumbel(counters(codes.numpy().view(np.uint32), key)) for key in keys.tolist()])
+    return torch.addcmul(logits.double(), torch.from_numpy(noise), scale.double().unsqueeze(1)).float()
 
 
 @noisy_scores.register_fake
@@ -89,8 +84,3 @@ def _(logits: Tensor, codes: Tensor, keys: Tensor, scale: Tensor) -> Tensor:
 
     with torch.cuda.device(logits.device):  # Triton launches on the current device
         return launch_noisy_scores(logits, codes, keys, scale)
-
-
-def compose_noisy_scores(logits: Tensor, codes: Tensor, keys: Tensor, scale: Tensor) -> Tensor:
-    """`noisy_scores` as a chain of torch's operators."""
-    return torch.addcmul(logits.float(), gumbel(counters(codes, keys)), scale.unsqueeze(1))

@@ -15,9 +15,8 @@ sum. The host mixes them in: it makes known tokens likelier and leaves the other
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -25,12 +24,11 @@ import torch
 from torch import Tensor
 
 from amusd.config import Distribution
-from amusd.errors import NotFiniteError
 from amusd.protocol.draft_session import Guesses
-from amusd.sampling.noise import code_of, counters, counters_on_host, gumbel, gumbel_on_host
-from amusd.sampling.noisy_scores import Row, noisy_scores
-from amusd.sampling.processors import floats
-from amusd.sampling.sampler import NUM_PLAIN, Level, RowSampler, SamplingState, SequenceSampler, Words
+from amusd.sampling.noise import code_of, counters, gumbel
+from amusd.sampling.noisy_scores import noisy_scores
+from amusd.sampling.processors import Row, floats, largest_columns, log_sum_exp
+from amusd.sampling.sampler import NUM_PLAIN, RowSampler, SamplingState, SequenceSampler, Words
 
 MAX_MIXED = 3
 """Tokens of a mixture at most."""
@@ -38,8 +36,6 @@ _LEAST_PROBABILITY = 1e-37
 """Below it a float32 loses its digits: such a token counts as one that cannot come."""
 _LARGEST = 700.0
 """An exponent whose exponential is still a number."""
-_POSITIONS_KEPT = 16
-"""Positions whose noise a CPU keeps: the nodes of a tree stand at few, and meet each of them often."""
 
 Mixture = Sequence[tuple[int, float, float]]
 """Different tokens, each with a bias and a slope; slopes are above 0."""
@@ -60,8 +56,7 @@ class RowRanker(RowSampler):
                       scores [n] of the best; logits, then scores, of the columns that were asked for
     """
 
-    first_shaped = NUM_PLAIN + MAX_MIXED
-    _noise: OrderedDict[tuple[int, ...], Tensor] = field(default_factory=OrderedDict, compare=False)
+    first_further = NUM_PLAIN + MAX_MIXED
 
     @property
     def num_ranked(self) -> int:
@@ -73,65 +68,38 @@ class RowRanker(RowSampler):
         """See `Sampler`."""
         return 2 * self.num_ranked + 2 + 2 * MAX_MIXED
 
-    def compute(self, logits: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """[rows, columns] and int64 [rows, num_inputs] -> the largest logits' columns, int32 [rows, num_outputs]."""
-        keys, temperature, asked = (
-            inputs[:, :2].int(),
-            floats(inputs[:, 2:NUM_PLAIN]),
-            inputs[:, NUM_PLAIN : NUM_PLAIN + MAX_MIXED],
-        )
-        exact = logits.float()
-        is_on_host = exact.device.type == "cpu"  # where numpy finds it in a tenth of the time
-        largest = torch.from_numpy(exact.numpy().argmax(1)) if is_on_host else exact.max(1).indices
-        relative = exact - exact.gather(1, largest.unsqueeze(1))  # or large logits would round the noise away
-        if self.level is not Level.PLAIN:
-            words = inputs[:, self.first_shaped :]
-            relative = self.state.shaped(relative, words)
-            if is_on_host and self.state.has_filters(words):
-                rows = zip(relative.numpy(), keys.tolist(), temperature.tolist(), asked.numpy(), strict=True)
-                outputs = [self._outputs_on_host(row, key, factor, places) for row, key, [factor], places in rows]
-                return largest, torch.from_numpy(np.stack(outputs))
-        scores = self._scores(relative, keys, temperature)
+    def of_rows(self, logits: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """See `RowSampler`; the columns are those of the largest logits."""
+        asked, further = inputs[:, NUM_PLAIN : self.first_further], inputs[:, self.first_further :]
+        shaped = self.state.shaped(logits, further) if self.level else logits
+        relative = shaped - shaped.amax(1, keepdim=True)  # or large logits would round the noise away
+        scores = noisy_scores(relative, self.state.codes, inputs[:, :2].int(), floats(inputs[:, 2]))
         best = scores.topk(self.num_ranked, 1)
-        totals = scores.logsumexp(1, keepdim=True), relative.logsumexp(1, keepdim=True)
-        told = torch.cat((*totals, best.values, relative.gather(1, asked), scores.gather(1, asked)), 1)
-        return largest, torch.cat((best.indices.int(), told.view(torch.int32)), 1)
+        total = best.values[:, :1] - scores.log_softmax(1).amax(1, keepdim=True)
+        total_of_logits = -relative.log_softmax(1).amax(1, keepdim=True)
+        told = (total, total_of_logits, best.values, relative.gather(1, asked), scores.gather(1, asked))
+        return logits.max(1).indices, torch.cat((best.indices.int(), torch.cat(told, 1).view(torch.int32)), 1)
 
-    def _outputs_on_host(
-        self, row: Row, key: Sequence[int], temperature: float, asked: npt.NDArray[np.int64]
-    ) -> npt.NDArray[np.int32]:
-        """The outputs of one row of which filters have left a few columns: noise is made for these alone."""
-        left = np.union1d(np.flatnonzero(row > -np.inf), asked)
-        logits, codes = row[left], self.state.codes.numpy().view(np.uint32)[left]
-        noise = gumbel_on_host(counters_on_host(codes, key))
-        scores = (logits + temperature * noise).astype(np.float32)
-        order = np.argsort(-scores, kind="stable")[: self.num_ranked]
+    def of_row(self, row: Row, words: Words) -> tuple[int, npt.NDArray[np.int32]]:
+        """See `RowSampler`. Noise is made for the columns only that filters leave."""
+        shaped, left = self.shaped_row(row, words)
+        relative, key, temperature = shaped - shaped.max(), words[:2].tolist(), words[2:3].view(np.float64)[0]
+        asked, codes = words[NUM_PLAIN : self.first_further], self.state.bits
+        logits, named = relative, relative[asked]
+        if left is not None:
+            logits, named = relative[left], np.where(np.isin(asked, left), named, np.float32(-np.inf))
+        scores, named_scores = logits, named
+        if temperature:
+            noise = self.state.noise(key) if left is None else gumbel(counters(codes[left], key)).astype(np.float32)
+            scores = logits + np.float32(temperature) * noise
+            named_scores = named + temperature * gumbel(counters(codes[asked], key))
+        places = largest_columns(scores, self.num_ranked)
         columns, best = np.zeros(self.num_ranked, np.int32), np.full(self.num_ranked, -np.inf, np.float32)
-        columns[: len(order)], best[: len(order)] = left[order], scores[order]
-        places = np.searchsorted(left, asked)
-        totals = [np.log(np.exp(each - each.max()).sum()) + each.max() for each in (scores, logits)]
-        told = np.concatenate((totals, best, logits[places], scores[places])).astype(np.float32)
-        return np.concatenate((columns, told.view(np.int32)))
-
-    def _scores(self, logits: Tensor, keys: Tensor, temperature: Tensor) -> Tensor:
-        """[rows, columns]: with noise, which a CPU makes once for each key."""
-        if logits.device.type != "cpu":
-            scores: Tensor = noisy_scores(logits, self.state.codes, keys, temperature.squeeze(1))
-            return scores
-        if not temperature.any():
-            return logits
-        noise = [self._kept(key) for key in torch.split(keys, 1)]
-        return torch.addcmul(logits, torch.stack(noise), temperature)
-
-    def _kept(self, key: Tensor) -> Tensor:
-        """The noise [columns] under a key [1, 2]."""
-        name = tuple(key[0].tolist())
-        if name not in self._noise:
-            self._noise[name] = gumbel(counters(self.state.codes, key))[0]
-            if len(self._noise) > _POSITIONS_KEPT:
-                self._noise.popitem(last=False)
-        self._noise.move_to_end(name)
-        return self._noise[name]
+        columns[: len(places)], best[: len(places)] = places if left is None else left[places], scores[places]
+        total = log_sum_exp(scores)
+        totals = total, total if scores is logits else log_sum_exp(logits)
+        told = np.concatenate((totals, best, named, named_scores), dtype=np.float32)
+        return int(row.argmax()), np.concatenate((columns, told.view(np.int32)))
 
 
 class Ranking(SequenceSampler):
@@ -182,17 +150,12 @@ class Ranking(SequenceSampler):
     ) -> list[Guesses]:
         """Return the likeliest tokens of each row of `logits` [rows, columns], the best first.
 
-        A row has fewer tokens than asked for if filters leave fewer, or if the others are less likely than wanted.
-        Probabilities are above 0 and sum to at most 1. `words`, `mixtures`: see `rows_behind`. `outputs`: those of the
-        sampler, if the pass has computed them; otherwise raises `NotFiniteError` if the largest logit of a row is NaN
-        or infinite.
+        The largest logit of each is a finite number. A row has fewer tokens than asked for if filters leave fewer, or
+        if the others are less likely than wanted. Probabilities are above 0 and sum to at most 1. `words`, `mixtures`:
+        see `rows_behind`. `outputs`: those of the sampler, if the pass has computed them.
         """
         if outputs is None:
-            columns, found = self.sampler.compute(logits, torch.from_numpy(words).to(logits.device))
-            largest = logits.gather(1, columns.unsqueeze(1)).float().cpu().numpy()
-            if not np.isfinite(largest).all():
-                raise NotFiniteError(f"the largest logit is {largest[~np.isfinite(largest)][0]}")
-            outputs = found.cpu().numpy()
+            outputs = self.sampler.compute(logits, torch.from_numpy(words).to(logits.device))[1].cpu().numpy()
         return [
             self._ranked(row, key, mixtures[number] if mixtures else ())
             for number, (row, key) in enumerate(zip(outputs, words[:, :2].tolist(), strict=True))
@@ -230,7 +193,7 @@ class Ranking(SequenceSampler):
         if not self.distribution.temperature:
             return 0.0
         code = np.array([code_of(token_id)], dtype=np.uint32)
-        return self.distribution.temperature * float(gumbel_on_host(counters_on_host(code, key))[0])
+        return self.distribution.temperature * float(gumbel(counters(code, key))[0])
 
     def _token(self, column: int) -> int:
         return column if self.state.ids is None else int(self.state.ids[column])

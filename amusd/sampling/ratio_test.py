@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from amusd.sampling.acceptance import Acceptance, ProbabilityRow, pack_row
-from amusd.sampling.noise import Domain, counters, gumbel, key_of, uniform
+from amusd.sampling.noise import Domain, code_of, counters, gumbel, key_of, uniform
 from amusd.sampling.noisy_scores import noisy_argmax
-from amusd.sampling.processors import floats
-from amusd.sampling.sampler import NUM_PLAIN, Level, SequenceSampler, Words
+from amusd.sampling.processors import Columns, Row, floats
+from amusd.sampling.sampler import NUM_PLAIN, SequenceSampler, Words
 
 DRAFT_SUPPORT = 1024
 """Tokens that a draft draws from at most: what its rows carry."""
@@ -34,10 +34,21 @@ class _RatioSampler(SequenceSampler):
 
     def _shaped(self, logits: Tensor, inputs: Tensor) -> Tensor:
         """float32 [rows, columns]: processed logits, divided by the temperature. `inputs`: words, where logits are."""
-        exact = logits.float()
-        if self.sampler.level is not Level.PLAIN:
-            exact = self.state.shaped(exact, inputs[:, NUM_PLAIN:])
-        return exact / floats(inputs[:, 2:NUM_PLAIN])
+        shaped = logits.float()
+        if self.sampler.level and shaped.device.type == "cpu":
+            rows = zip(shaped.numpy(), inputs.numpy(), strict=True)
+            shaped = torch.from_numpy(np.stack([self._whole_row(*self.sampler.shaped_row(*row)) for row in rows]))
+        elif self.sampler.level:
+            shaped = self.state.shaped(shaped, inputs[:, NUM_PLAIN:])
+        return shaped / floats(inputs[:, 2:NUM_PLAIN])
+
+    @staticmethod
+    def _whole_row(row: Row, left: Columns | None) -> Row:
+        if left is None:
+            return row
+        whole = np.full_like(row, -np.inf)
+        whole[left] = row[left]
+        return whole
 
 
 class DraftSampler(_RatioSampler):
@@ -55,17 +66,15 @@ class DraftSampler(_RatioSampler):
         """The column drawn from `logits` [1, columns]."""
         inputs = self.state.send(torch.from_numpy(words))
         best = self._shaped(logits, inputs).topk(min(DRAFT_SUPPORT, logits.shape[1]), 1)
-        scores = best.values + gumbel(counters(self.state.codes[best.indices], inputs[:, :2].int()))
-        facts = scores.argmax(1, keepdim=True), best.indices, best.values.softmax(1).double().view(torch.int64)
-        [found] = torch.cat(facts, 1).cpu().numpy()
-        place, columns, bits = int(found[0]), *np.split(found[1:], 2)
-        probabilities = bits.view(np.float64)
-        drawn = int(columns[place])
-        columns, probabilities = columns[probabilities > 0], probabilities[probabilities > 0]
-        ids = columns if self.state.ids is None else self.state.ids.numpy()[columns]
-        order = np.argsort(ids)
-        self._rows += (pack_row(ProbabilityRow(ids[order], probabilities[order].astype(np.float32))),)
-        return drawn
+        columns, bits = torch.cat((best.indices, best.values.double().view(torch.int64))).cpu().numpy()
+        scores, ids = bits.view(np.float64), columns if self.state.ids is None else self.state.ids.numpy()[columns]
+        noise = gumbel(counters(code_of(ids).astype(np.uint32), words[0, :2].tolist()))
+        weights = np.exp(scores - scores[0])
+        able = np.flatnonzero(weights)
+        able = able[np.argsort(ids[able])]
+        probabilities = (weights[able] / weights.sum()).astype(np.float32)
+        self._rows += (pack_row(ProbabilityRow(ids[able], probabilities)),)
+        return int(columns[(scores + noise).argmax()])
 
 
 class RatioTest(_RatioSampler):

@@ -22,9 +22,18 @@ import torch
 from torch import Tensor
 
 from amusd.config import GREEDY, Distribution
-from amusd.sampling.noise import Domain, codes_of, halves_of, key_of
-from amusd.sampling.noisy_scores import noisy_argmax
-from amusd.sampling.processors import filtered, floats, penalized
+from amusd.sampling.noise import UNIT, Bits, Domain, codes_of, counters, halves_of, key_of
+from amusd.sampling.noisy_scores import choose, noisy_argmax
+from amusd.sampling.processors import (
+    Columns,
+    Row,
+    filtered,
+    floats,
+    largest_columns,
+    left_by_filters,
+    log_sum_exp,
+    penalized,
+)
 from amusd.types import TopLogprobs
 
 Words = npt.NDArray[np.int64]
@@ -32,12 +41,15 @@ Words = npt.NDArray[np.int64]
 MAX_TOP_LOGPROBS = 20
 NUM_PLAIN = 3
 """Words of a plain row: both halves of the key, and the temperature as a float64."""
-_NUM_NUMBERS = 7
-"""Further numbers of a shaped row: top_k, then as float64 the other parameters of `filtered` and `penalized`."""
-_NUM_FILTERS = 4
-"""Those of them that `filtered` reads."""
-NUM_SHAPED = _NUM_NUMBERS + 1
-"""With its sequence, 0 for none, but without its path."""
+NUM_FILTERS = 4
+"""Further words of a filtered row: those that `filtered` reads."""
+_NUM_NUMBERS = NUM_FILTERS + 3
+"""With its penalties, as float64."""
+NUM_PENALIZED = _NUM_NUMBERS + 1
+"""Further words of a penalized row, its sequence included, 0 for none, but without its path."""
+_NOTHING = np.empty(0, dtype=np.int32)
+_POSITIONS_KEPT = 16
+"""The nodes of a tree stand at few positions, and meet each of them often."""
 _PATH = 64
 """Tokens of a path that penalties count at least."""
 
@@ -47,10 +59,22 @@ class Level(enum.IntEnum):
 
     PLAIN = 0
     """Greedy decoding and temperature."""
-    SHAPED = 1
-    """Bias, penalties and filters, too."""
-    SCORED = 2
+    FILTERED = 1
+    """Filters, too."""
+    PENALIZED = 2
+    """Bias and penalties, too."""
+    SCORED = 3
     """Log-probabilities, too."""
+
+    @classmethod
+    def of(cls, distribution: Distribution) -> Level:
+        """What a distribution needs."""
+        if distribution.is_plain:
+            return cls.PLAIN
+        return cls.PENALIZED if distribution.has_penalties or distribution.logit_bias else cls.FILTERED
+
+
+DRAFT_LEVELS = Level.PLAIN, Level.FILTERED, Level.PENALIZED
 
 
 class CapturedModel(Protocol):
@@ -82,9 +106,8 @@ class SamplingState:
         codes = codes_of(vocab_size) if self.ids is None else codes_of(int(self.ids.max()) + 1)[self.ids]
         self.codes = codes.to(self.device)
         self._num_sequences = num_sequences
-        self._has_tables = self.device.type != "cpu"
-        """Whether bias and counts are looked at: always on a GPU."""
-        if self._has_tables:
+        self._noise: dict[tuple[int, ...], Row] = {}
+        if self.device.type != "cpu":
             _ = self.bias, self.counts  # at fixed addresses, before the first capture
 
     @classmethod
@@ -110,8 +133,23 @@ class SamplingState:
 
     @cached_property
     def counts(self) -> Tensor:
-        """int32 [2, 1 + sequences, 1 + columns]: tokens of prompts, and of answers; at column 0 those without one."""
-        return torch.zeros(2, 1 + self._num_sequences, 1 + self.num_columns, dtype=torch.int32, device=self.device)
+        """[2, 1 + sequences, 1 + columns]: tokens of prompts, and of answers; at column 0 those without one."""
+        return torch.zeros(2, 1 + self._num_sequences, 1 + self.num_columns, device=self.device)
+
+    @cached_property
+    def bits(self) -> Bits:
+        """[columns]: the codes, as a CPU reads them."""
+        return self.codes.numpy().view(np.uint32)
+
+    def noise(self, key: Sequence[int]) -> Row:
+        """[columns]: the noise of all columns, which a CPU keeps for the last few keys."""
+        name = tuple(key)
+        if name not in self._noise:
+            below = torch.from_numpy((counters(self.bits, key) + 0.5) * -UNIT)  # by torch, in a third of numpy's time
+            self._noise[name] = below.log1p_().neg_().log_().neg_().float().numpy()  # as `gumbel`
+            if len(self._noise) > _POSITIONS_KEPT:
+                del self._noise[next(iter(self._noise))]
+        return self._noise[name]
 
     def column_of(self, token_id: int) -> int:
         """The column that scores a token; -1: there is none."""
@@ -129,7 +167,6 @@ class SamplingState:
 
     def open(self, sequence: int, prompt: Sequence[int], bias: Sequence[tuple[int, float]]) -> None:
         """Begin a sequence with bias or penalties. Does not wait."""
-        self._has_tables = True
         known = [(column, number) for token_id, number in bias if (column := self.column_of(token_id)) >= 0]
         self.bias[1 + sequence] = 0
         if known:
@@ -142,34 +179,39 @@ class SamplingState:
         """Add `by` for each token to the counts of the prompt (0) or the answer (1). Does not wait."""
         if token_ids:
             columns = self.send(torch.tensor([1 + self.column_of(each) for each in token_ids]))
-            self.counts[part, 1 + sequence].index_add_(0, columns, torch.full_like(columns, by, dtype=torch.int32))
+            self.counts[part, 1 + sequence].index_add_(0, columns, torch.full_like(columns, by, dtype=torch.float32))
 
     def send(self, numbers: Tensor) -> Tensor:
         """To the device. Does not wait."""
         return numbers.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else numbers
 
     def shaped(self, logits: Tensor, words: Tensor) -> Tensor:
-        """float32 [rows, columns]: `logits` with bias and penalties, and minus infinity where filters take away.
+        """[rows, columns] on a GPU: `logits` with bias and penalties, minus infinity where filters take away.
 
-        `words` [rows, words]: those of a shaped row.
+        `words` [rows, words]: the further ones of filtered or of penalized rows.
         """
-        if self._has_tables:
-            sequences, paths = words[:, _NUM_NUMBERS], words[:, NUM_SHAPED:]
-            penalties = torch.split(floats(words[:, _NUM_FILTERS:_NUM_NUMBERS]), 1, 1)
+        if words.shape[1] > NUM_FILTERS:
+            sequences, paths = words[:, _NUM_NUMBERS], words[:, NUM_PENALIZED:]
             prompt, answer = self.counts[:, sequences]
-            answer = answer.scatter_add(1, paths, torch.ones_like(paths, dtype=torch.int32))
-            logits = penalized(logits + self.bias[sequences], answer[:, 1:], prompt[:, 1:] > 0, *penalties)
-        if not self.has_filters(words):
-            return logits
-        return filtered(logits, words[:, :_NUM_FILTERS])
+            answer = answer.scatter_add(1, paths, torch.ones_like(paths, dtype=torch.float32))
+            penalties = torch.split(floats(words[:, NUM_FILTERS:_NUM_NUMBERS]), 1, 1)
+            logits = penalized(torch, logits + self.bias[sequences], prompt[:, 1:], answer[:, 1:], *penalties)
+        return filtered(logits, words[:, :NUM_FILTERS])
 
-    def has_filters(self, words: Tensor) -> bool:
-        """Whether a row may have a filter: always on a GPU. `words`: as of `shaped`."""
-        return self.device.type != "cpu" or bool((words[:, :3].numpy() != self.neutral[:3]).any())
+    def penalized_row(self, row: Row, words: Words) -> Row:
+        """[columns] on a CPU: bias and penalties change the few columns only that have any. `words`: as of `shaped`."""
+        sequence, penalties = words[_NUM_NUMBERS], words[NUM_FILTERS:_NUM_NUMBERS].view(np.float64).astype(np.float32)
+        bias, prompt, answer = self.bias.numpy()[sequence], *self.counts.numpy()[:, sequence]
+        answer = answer.copy()
+        np.add.at(answer, words[NUM_PENALIZED:], 1)
+        prompt, answer, row = prompt[1:], answer[1:], row.copy()
+        known = np.flatnonzero((bias != 0) | (prompt != 0) | (answer != 0))
+        row[known] = penalized(np, row[known] + bias[known], prompt[known], answer[known], *penalties)
+        return row
 
     @cached_property
     def neutral(self) -> Words:
-        """[NUM_SHAPED]: the further words of a row that has no bias, no penalties and no filters."""
+        """[NUM_PENALIZED]: the further words of a row that has no bias, no penalties and no filters."""
         return words_of(GREEDY, self.num_columns, sequence=-1)
 
 
@@ -177,23 +219,29 @@ class SamplingState:
 class RowSampler:
     """Chooses the column of each row of logits. A `Sampler` (`amusd/models/language_model.py`)."""
 
-    first_shaped: ClassVar[int] = NUM_PLAIN
-    """The first word of a row that only a shaped one has."""
+    first_further: ClassVar[int] = NUM_PLAIN
+    """The first word that a plain row does not have."""
     state: SamplingState
     level: Level
 
     @property
     def num_inputs(self) -> int:
         """See `Sampler`."""
-        return self.first_shaped + (NUM_SHAPED + self.state.max_path if self.level else 0)
+        if self.level <= Level.FILTERED:
+            return self.first_further + self.level * NUM_FILTERS
+        return self.first_further + NUM_PENALIZED + self.state.max_path
 
     @property
     def neutral(self) -> Words:
         """See `Sampler`."""
         words = np.zeros(self.num_inputs, dtype=np.int64)
-        if self.level:
-            words[self.first_shaped : self.first_shaped + NUM_SHAPED] = self.state.neutral
+        self.write(words, self.state.neutral)
         return words
+
+    def write(self, words: Words, further: Words) -> None:
+        """Set the words of rows [..., num_inputs] that follow those of a plain row, as far as this level has them."""
+        place = words[..., self.first_further :][..., :NUM_PENALIZED]
+        place[:] = further[: place.shape[-1]]
 
     @property
     def num_outputs(self) -> int:
@@ -206,14 +254,39 @@ class RowSampler:
 
     def compute(self, logits: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """[rows, columns] and int64 [rows, num_inputs] -> int64 [rows], int32 [rows, num_outputs]. See `Sampler`."""
-        exact, temperature = logits.float(), floats(inputs[:, 2:3])
-        shaped = exact if self.level is Level.PLAIN else self.state.shaped(exact, inputs[:, NUM_PLAIN:])
-        columns = noisy_argmax(shaped, self.state.codes, inputs[:, :2].int(), temperature.squeeze(1))
+        if logits.device.type == "cpu":
+            pairs = [self.of_row(*row) for row in zip(logits.float().numpy(), inputs.numpy(), strict=True)]
+            return torch.tensor([column for column, _ in pairs]), torch.from_numpy(
+                np.stack([told for _, told in pairs])
+            )
+        return self.of_rows(logits.float(), inputs)
+
+    def of_rows(self, logits: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """`compute` of float32 logits on a GPU."""
+        shaped = self.state.shaped(logits, inputs[:, NUM_PLAIN:]) if self.level else logits
+        columns = noisy_argmax(shaped, self.state.codes, inputs[:, :2].int(), floats(inputs[:, 2]))
         if self.level is not Level.SCORED:
-            return columns, torch.empty((len(logits), 0), dtype=torch.int32, device=logits.device)
-        top = exact.topk(self._num_top, 1)
-        scored = torch.cat((exact.gather(1, columns.unsqueeze(1)), top.values), 1) - exact.logsumexp(1, keepdim=True)
-        return columns, torch.cat((top.indices.int(), scored.view(torch.int32)), 1)
+            return columns, columns.unsqueeze(1)[:, :0].view(torch.int32)
+        top = logits.topk(self._num_top, 1).indices
+        scored = logits.log_softmax(1).gather(1, torch.cat((columns.unsqueeze(1), top), 1))
+        return columns, torch.cat((top.int(), scored.view(torch.int32)), 1)
+
+    def of_row(self, row: Row, words: Words) -> tuple[int, npt.NDArray[np.int32]]:
+        """`compute` of one row on a CPU, where an operator of torch would take 20 microseconds."""
+        shaped, left = self.shaped_row(row, words)
+        column = choose(shaped, self.state.bits, words[:2].tolist(), words[2:3].view(np.float64)[0], left)
+        if self.level is not Level.SCORED:
+            return column, _NOTHING
+        top = largest_columns(row, self._num_top)
+        scored = row[[column, *top]] - log_sum_exp(row)
+        return column, np.concatenate((top.astype(np.int32), scored.view(np.int32)))
+
+    def shaped_row(self, row: Row, words: Words) -> tuple[Row, Columns | None]:
+        """On a CPU: a row with bias and penalties, and the columns that filters leave, None for all."""
+        further = words[self.first_further :]
+        if self.level > Level.FILTERED:
+            row = self.state.penalized_row(row, further)
+        return row, left_by_filters(row, further[:NUM_FILTERS]) if self.level else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +324,7 @@ class SequenceSampler:
         is_scored: bool = False,
     ) -> None:
         """`sequence`: its number in `state`; `is_scored`: whether its log-probabilities are asked for."""
-        level = Level.SCORED if is_scored else Level.PLAIN if distribution.is_plain else Level.SHAPED
+        level = Level.SCORED if is_scored else Level.of(distribution)
         self.distribution, self.state, self._sequence = distribution, state, sequence
         self.sampler = RowSampler(state, level)
         self.needs_context = distribution.has_penalties
@@ -260,7 +333,7 @@ class SequenceSampler:
         self._context: list[int] = list(prompt) if self.needs_context else []
         self._held: list[int] = []
         """Tokens of the answer that `state` counts."""
-        if self.needs_context or distribution.logit_bias or (level and state.device.type != "cpu"):
+        if level > Level.FILTERED:
             state.open(sequence, self._context, distribution.logit_bias)
 
     @property
@@ -301,13 +374,11 @@ class SequenceSampler:
         words = np.zeros((len(ends), self.sampler.num_inputs), dtype=np.int64)
         words[:, :2] = [halves_of(key_of(self.distribution.seed, position, self.domain)) for position in ends]
         words[:, 2:NUM_PLAIN].view(np.float64)[:] = self.distribution.temperature
-        first_shaped = self.sampler.first_shaped
-        if self.sampler.level:
-            words[:, first_shaped : first_shaped + NUM_SHAPED] = self._numbers
+        self.sampler.write(words, self._numbers)
         if self.needs_context:
             self._count(length)
             first = max(0, self._num_prompt_tokens - length)  # tokens of the prompt are counted
-            for row, path in zip(words[:, first_shaped + NUM_SHAPED :], paths, strict=False):
+            for row, path in zip(words[:, self.sampler.first_further + NUM_PENALIZED :], paths, strict=False):
                 answer = path[first:][-len(row) :]
                 row[: len(answer)] = [1 + self.state.column_of(token_id) for token_id in answer]
         return words
@@ -331,15 +402,15 @@ def samplers_of(
 
 
 def words_of(distribution: Distribution, num_columns: int, sequence: int) -> Words:
-    """[NUM_SHAPED]: the words of a shaped row that are the same for a whole request."""
-    words = np.zeros(NUM_SHAPED, dtype=np.int64)
-    words[0], temperature = num_columns, distribution.temperature or 1.0
-    numbers = [2.0, -np.inf, 1 / temperature, distribution.repetition_penalty]
+    """[NUM_PENALIZED]: the words, beyond those of a plain row, that are the same for a whole request."""
+    words = np.zeros(NUM_PENALIZED, dtype=np.int64)
+    last, top_p, margin = num_columns - 1, 2.0, -np.inf
+    temperature = distribution.temperature or 1.0
     if distribution.temperature > 0:  # no filter changes an argmax
-        words[0] = min(distribution.top_k or num_columns, num_columns)
-        numbers[0] = distribution.top_p if distribution.top_p < 1 else 2.0
-        numbers[1] = temperature * np.log(distribution.min_p) if distribution.min_p else -np.inf
-    numbers += [distribution.presence_penalty, distribution.frequency_penalty]
-    words[1:_NUM_NUMBERS].view(np.float64)[:] = numbers
-    words[_NUM_NUMBERS] = 1 + sequence
+        last = min(distribution.top_k or num_columns, num_columns) - 1
+        top_p = distribution.top_p if distribution.top_p < 1 else top_p
+        margin = temperature * np.log(distribution.min_p) if distribution.min_p else margin
+    penalties = distribution.repetition_penalty, distribution.presence_penalty, distribution.frequency_penalty
+    words[0], words[_NUM_NUMBERS] = last, 1 + sequence
+    words[1:_NUM_NUMBERS].view(np.float64)[:] = top_p, margin, 1 / temperature, *penalties
     return words

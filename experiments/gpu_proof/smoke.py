@@ -36,7 +36,7 @@ from amusd.models.synthetic import SHAPES
 from amusd.sampling.noise import Domain, codes_of, halves_of, key_of
 from amusd.sampling.noisy_scores import noisy_scores
 from amusd.sampling.ranking import RowRanker
-from amusd.sampling.sampler import NUM_PLAIN, Level, RowSampler, SamplingState, SequenceSampler
+from amusd.sampling.sampler import NUM_PLAIN, Level, RowSampler, SamplingState, SequenceSampler, words_of
 from experiments.gpu_proof.correctness import sequences
 from experiments.gpu_proof.plan import GPU, Scale
 from experiments.gpu_proof.records import Job
@@ -139,7 +139,7 @@ def sampler(job: Job) -> bool:
     """Samplers at the end of a captured pass, replayed with other logits, beside a CPU, and row by row."""
     device, num_columns = torch.device(job.scale.device), int(SHAPES[job.scale.target]["vocab_size"])
     holds = []
-    for kind, level in itertools.product((RowSampler, RowRanker), (Level.PLAIN, Level.SHAPED)):
+    for kind, level in itertools.product((RowSampler, RowRanker), (Level.PLAIN, Level.FILTERED, Level.PENALIZED)):
         here, there = (kind(SamplingState(num_columns, device=where), level) for where in (device, "cpu"))
         logits, inputs = _logits(num_columns, 1).to(device), _inputs(here, 1).to(device)
         found: list[Tensor] = []
@@ -172,12 +172,11 @@ def _logits(num_columns: int, seed: int) -> Tensor:
 
 
 def _inputs(sampler: RowSampler, seed: int) -> Tensor:
-    """Rows at temperature 0.7, and with top-p if they are shaped; nothing is known beside the logits."""
+    """Rows at temperature 0.7, and with top-p if the level has filters; nothing is known beside the logits."""
     words = np.tile(sampler.neutral, (ROWS, 1))
     distribution = Distribution(temperature=0.7, top_p=0.9 if sampler.level else 1.0, seed=seed)
-    wanted = SequenceSampler(distribution, sampler.state).rows(0, [0] * ROWS)
-    words[:, :NUM_PLAIN] = wanted[:, :NUM_PLAIN]
-    words[:, sampler.first_shaped :] = wanted[:, NUM_PLAIN:]
+    words[:, :NUM_PLAIN] = SequenceSampler(distribution, sampler.state).rows(0, [0] * ROWS)[:, :NUM_PLAIN]
+    sampler.write(words, words_of(distribution, sampler.state.num_columns, sequence=-1))
     return torch.from_numpy(words)
 
 

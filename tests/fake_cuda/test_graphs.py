@@ -21,7 +21,7 @@ from amusd.models.row_attention import num_splits
 from amusd.runtime.draft_worker import DraftWorker
 from amusd.tracing.recorder import Recorder
 
-MAX_GRAPHS = 20
+MAX_GRAPHS = 24
 """Of one worker."""
 MAX_BYTES = 10**9
 """Of the graphs of one worker."""

@@ -24,7 +24,7 @@ def test_every_step_asks_a_gpu_for_what_it_can_do(tmp_path: Path, monkeypatch: p
         smoke.smoke(Job(scale, writer(tmp_path / "smoke.jsonl"), tmp_path, "smoke"))
     found = read_records(tmp_path / "smoke.jsonl")
     assert not any("absent" in record for record in found)
-    assert [record["captured"] for record in found if record["kind"] == "sampler"] == [True] * 4
+    assert [record["captured"] for record in found if record["kind"] == "sampler"] == [True] * 6
     (group,) = (record for record in found if record["kind"] == "group")
     assert (group["backend"], group["exchanged"], group["replayed"], group["aborted"]) == ("nccl", True, True, True)
-    assert len(gpus.graphs) == 5  # samplers and rankers, plain and shaped, and the exchanges
+    assert len(gpus.graphs) == 7  # samplers and rankers of three levels, and the exchanges

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from amusd.config import Distribution
 from amusd.sampling.noise import Domain, codes_of, counters, gumbel, halves_of, key_of
@@ -58,6 +57,5 @@ def softmax(row: Row) -> Row:
 
 def noise(seed: int, position: int, ids: Sequence[int]) -> Row:
     """[ids]: the noise of matching."""
-    key = torch.tensor([halves_of(key_of(seed, position, Domain.MATCHING))], dtype=torch.int32)
-    found: Row = gumbel(counters(codes_of(max(ids) + 1)[list(ids)], key))[0].double().numpy()
-    return found
+    codes = codes_of(max(ids) + 1).numpy().view(np.uint32)[list(ids)]
+    return gumbel(counters(codes, halves_of(key_of(seed, position, Domain.MATCHING))))

@@ -3,8 +3,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from amusd.sampling.noise import Domain, codes_of, counters, gumbel, halves_of, key_of, uniform
 
@@ -12,13 +10,8 @@ NUM_IDS = 1 << 16
 EULER_GAMMA = 0.5772156649015329
 
 
-def numbers_of(key: int, codes: torch.Tensor) -> np.ndarray:
-    found = counters(codes, torch.tensor([halves_of(key)], dtype=torch.int32))[0]
-    return found.numpy().view(np.uint32)
-
-
 def row(seed: int, position: int, domain: Domain = Domain.MATCHING, num_ids: int = NUM_IDS) -> np.ndarray:
-    return numbers_of(key_of(seed, position, domain), codes_of(num_ids))
+    return counters(codes_of(num_ids).numpy().view(np.uint32), halves_of(key_of(seed, position, domain)))
 
 
 def chi_square(counts: np.ndarray, expected: float) -> float:
@@ -36,16 +29,9 @@ def test_the_numbers_of_this_version_do_not_change() -> None:
     assert key_of(7, 100, Domain.MATCHING) == 9615059052154291532
 
 
-@given(seed=st.integers(0, 2**63 - 1), position=st.integers(0, 2**40), ids=st.sets(st.integers(0, 999), min_size=1))
-def test_a_subset_of_ids_gets_the_numbers_of_the_whole(seed: int, position: int, ids: set[int]) -> None:
-    subset = np.array(sorted(ids))
-    key = key_of(seed, position, Domain.MATCHING)
-    assert np.array_equal(numbers_of(key, codes_of(1000)[subset]), numbers_of(key, codes_of(1000))[subset])
-    assert torch.equal(codes_of(1000), codes_of(1200)[:1000])  # a padded vocabulary changes nothing
-
-
-def test_ids_have_different_codes() -> None:
+def test_codes_belong_to_ids_one_to_one_in_a_vocabulary_of_any_size() -> None:
     assert len(codes_of(200_000).unique()) == 200_000
+    assert torch.equal(codes_of(1000), codes_of(1200)[:1000])
 
 
 @pytest.mark.parametrize("shift", [0, 24])
@@ -81,8 +67,7 @@ def test_numbers_that_differ_in_one_thing_are_independent(name: str) -> None:
 
 
 def test_gumbel_noise_has_its_mean_and_variance_and_its_tail() -> None:
-    rows = [torch.from_numpy(row(1, position).view(np.int32)) for position in range(20)]
-    noise = gumbel(torch.cat(rows)).double().numpy()  # 1.3 million
+    noise = gumbel(np.concatenate([row(1, position) for position in range(20)]))  # 1.3 million
     assert np.isfinite(noise).all()
     assert abs(noise.mean() - EULER_GAMMA) < 10 * np.pi / 6**0.5 / len(noise) ** 0.5
     assert abs(noise.var() - np.pi**2 / 6) < 0.05
