@@ -48,7 +48,7 @@ class Sampler(Protocol):
         ...
 
     def of_row(self, row: npt.NDArray[np.float32], words: npt.NDArray[np.int64]) -> tuple[int, npt.NDArray[np.int32]]:
-        """The same of one row on a CPU: [columns] and [num_inputs] -> the column, and [num_outputs]."""
+        """The same of one row on a CPU, whose largest logit is a finite number: the column, and [num_outputs]."""
         ...
 
 
@@ -94,9 +94,8 @@ class ModelOutput:
         if wanted is None:
             return argmax_rows(self.logits[row : row + 1])[0], nothing
         logits = self.logits[row].float().numpy()
-        column, outputs = wanted.sampler.of_row(logits, wanted.inputs[row])
-        check_finite(logits[column])
-        return column, outputs
+        check_finite(logits.max())
+        return wanted.sampler.of_row(logits, wanted.inputs[row])
 
 
 class KVCache(Protocol):

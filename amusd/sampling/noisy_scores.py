@@ -42,14 +42,13 @@ def noisy_argmax(logits: Tensor, codes: Tensor, keys: Tensor, scale: Tensor) -> 
 
 
 def choose(logits: Row, codes: Bits, key: Sequence[int], scale: float, left: Columns | None = None) -> int:
-    """The same of one row on a CPU, among the columns that are `left`; None: all.
+    """The same of one row on a CPU whose largest logit is finite, among the columns that are `left`; None: all.
 
     Of all columns, noise is made for the likeliest first. Another one wins only with so much more noise that few
     counters are small enough for it.
     """
-    best = int(logits.argmax())
-    if scale == 0 or not np.isfinite(logits[best]):
-        return best
+    if scale == 0:
+        return int(logits.argmax())
     columns = likely_columns(logits, _FEW) if left is None else left
     scores = logits[columns] + scale * gumbel(counters(codes[columns], key))
     found = int(columns[scores.argmax()])

@@ -54,7 +54,7 @@ def left_by_filters(row: Row, words: npt.NDArray[np.int64]) -> Columns | None:
     """The columns of a row that `filtered` keeps, found on a CPU; None: all."""
     last, (top_p, margin, sharpness), best = int(words[0]), words[1:].view(np.float64).tolist(), row.max()
     is_cut, total = last < len(row) - 1, 0.0
-    if not np.isfinite(best) or not (is_cut or top_p < 1 or margin > -np.inf):
+    if not (is_cut or top_p < 1 or margin > -np.inf):
         return None
 
     if top_p < 1 and not is_cut:
@@ -64,7 +64,7 @@ def left_by_filters(row: Row, words: npt.NDArray[np.int64]) -> Columns | None:
         values = np.sort(row[columns])[::-1]
         place = min(last, len(values) - 1)
         if top_p < 1:
-            weights = np.exp((values - best) * sharpness)
+            weights = np.exp((values - best) * sharpness, dtype=np.float64)
             if is_cut:
                 total = weights[values >= values[place]].sum()
             place = min(place, int((weights.cumsum() < top_p * total).sum()))
@@ -73,6 +73,15 @@ def left_by_filters(row: Row, words: npt.NDArray[np.int64]) -> Columns | None:
             left: Columns = columns[row[columns] >= least]
             return left
         columns = np.arange(len(row))
+
+
+def only(row: Row, left: Columns | None) -> Row:
+    """The row with minus infinity in all columns but those that are left."""
+    if left is None:
+        return row
+    found = np.full_like(row, -np.inf)
+    found[left] = row[left]
+    return found
 
 
 def likely_columns(row: Row, number: int = _SOME) -> Columns:

@@ -28,7 +28,7 @@ from amusd.protocol.draft_session import Guesses
 from amusd.sampling.noise import code_of, counters, gumbel
 from amusd.sampling.noisy_scores import noisy_scores
 from amusd.sampling.processors import Row, floats, largest_columns, log_sum_exp
-from amusd.sampling.sampler import NUM_PLAIN, RowSampler, SamplingState, SequenceSampler, Words
+from amusd.sampling.sampler import NUM_PLAIN, RowSampler, SamplingState, SequenceSampler, Words, noise_of
 
 MAX_MIXED = 3
 """Tokens of a mixture at most."""
@@ -90,7 +90,9 @@ class RowRanker(RowSampler):
             logits, named = relative[left], np.where(np.isin(asked, left), named, np.float32(-np.inf))
         scores, named_scores = logits, named
         if temperature:
-            noise = self.state.noise(key) if left is None else gumbel(counters(codes[left], key)).astype(np.float32)
+            noise = (
+                noise_of(self.state, *key) if left is None else gumbel(counters(codes[left], key)).astype(np.float32)
+            )
             scores = logits + np.float32(temperature) * noise
             named_scores = named + temperature * gumbel(counters(codes[asked], key))
         places = largest_columns(scores, self.num_ranked)
@@ -117,12 +119,8 @@ class Ranking(SequenceSampler):
     ) -> None:
         """`number`: tokens of each row at most; `min_probability`: only those that are likelier.
 
-        Raises `ValueError` under the ratio test, whose target draws with noise of its own: nothing can be ranked.
+        Not for the ratio test, whose target draws with noise of its own.
         """
-        if distribution.rule == "rejection":
-            raise ValueError("under the ratio test the target's tokens cannot be ranked")
-        if number < 1:
-            raise ValueError(f"number={number} must be at least 1")
         super().__init__(distribution, state, prompt, sequence=sequence)
         self.sampler: RowRanker = RowRanker(state, self.sampler.level)
         self._number = number

@@ -15,7 +15,7 @@ from torch import Tensor
 from amusd.sampling.acceptance import Acceptance, ProbabilityRow, pack_row
 from amusd.sampling.noise import Domain, code_of, counters, gumbel, key_of, uniform
 from amusd.sampling.noisy_scores import noisy_argmax
-from amusd.sampling.processors import Columns, Row, floats
+from amusd.sampling.processors import floats, only
 from amusd.sampling.sampler import NUM_PLAIN, SequenceSampler, Words
 
 DRAFT_SUPPORT = 1024
@@ -27,28 +27,15 @@ class _RatioSampler(SequenceSampler):
 
     draws = True
 
-    @property
-    def can_replay(self) -> bool:
-        """Each token needs the host."""
-        return False
-
     def _shaped(self, logits: Tensor, inputs: Tensor) -> Tensor:
         """float32 [rows, columns]: processed logits, divided by the temperature. `inputs`: words, where logits are."""
         shaped = logits.float()
         if self.sampler.level and shaped.device.type == "cpu":
             rows = zip(shaped.numpy(), inputs.numpy(), strict=True)
-            shaped = torch.from_numpy(np.stack([self._whole_row(*self.sampler.shaped_row(*row)) for row in rows]))
+            shaped = torch.from_numpy(np.stack([only(*self.sampler.shaped_row(*row)) for row in rows]))
         elif self.sampler.level:
             shaped = self.state.shaped(shaped, inputs[:, NUM_PLAIN:])
         return shaped / floats(inputs[:, 2:NUM_PLAIN])
-
-    @staticmethod
-    def _whole_row(row: Row, left: Columns | None) -> Row:
-        if left is None:
-            return row
-        whole = np.full_like(row, -np.inf)
-        whole[left] = row[left]
-        return whole
 
 
 class DraftSampler(_RatioSampler):

@@ -11,10 +11,12 @@ Each word has a neutral value, so rows of several requests share a pass.
 from __future__ import annotations
 
 import enum
+import functools
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -48,8 +50,8 @@ _NUM_NUMBERS = NUM_FILTERS + 3
 NUM_PENALIZED = _NUM_NUMBERS + 1
 """Further words of a penalized row, its sequence included, 0 for none, but without its path."""
 _NOTHING = np.empty(0, dtype=np.int32)
-_POSITIONS_KEPT = 16
-"""The nodes of a tree stand at few positions, and meet each of them often."""
+_ROWS_KEPT = 16
+"""Rows of noise: the nodes of a tree stand at few positions, and meet each of them often."""
 _PATH = 64
 """Tokens of a path that penalties count at least."""
 
@@ -77,15 +79,6 @@ class Level(enum.IntEnum):
 DRAFT_LEVELS = Level.PLAIN, Level.FILTERED, Level.PENALIZED
 
 
-class CapturedModel(Protocol):
-    """What `SamplingState.of` looks at of a model; see `LanguageModel`."""
-
-    captured_on: torch.device | None
-    vocab_size: int
-    output_ids: Tensor | None
-    width: int
-
-
 class SamplingState:
     """What samplers of one model know beside logits: its columns, and the bias and the tokens of each sequence."""
 
@@ -106,25 +99,22 @@ class SamplingState:
         codes = codes_of(vocab_size) if self.ids is None else codes_of(int(self.ids.max()) + 1)[self.ids]
         self.codes = codes.to(self.device)
         self._num_sequences = num_sequences
-        self._noise: dict[tuple[int, ...], Row] = {}
         if self.device.type != "cpu":
             _ = self.bias, self.counts  # at fixed addresses, before the first capture
 
     @classmethod
-    def of(cls, model: CapturedModel, cache: object) -> tuple[SamplingState, int]:
-        """That of the sequence in a cache of a model, and the number of the sequence in it.
+    def of(cls, model: Any, cache: Any) -> tuple[SamplingState, int]:
+        """That of the sequence in a cache of a `LanguageModel`, and the number of the sequence in it.
 
         Where passes are captured, sequences whose caches share their memory share it.
         """
-        if model.captured_on is None:
-            return cls(model.vocab_size, model.output_ids), 0
-        memory, allocated = cache.memory, cache.allocated  # type: ignore[attr-defined]  # a `PreallocatedCache`
+        kind, device = (model.vocab_size, model.output_ids), model.captured_on
+        if device is None:
+            return cls(*kind), 0
+        memory, number = cache.memory, cache.memory.num_slots // cache.allocated
         if memory.sampling is None:
-            number = memory.num_slots // allocated
-            memory.sampling = cls(
-                model.vocab_size, model.output_ids, model.captured_on, num_sequences=number, max_path=model.width
-            )
-        return memory.sampling, cache.number  # type: ignore[attr-defined]
+            memory.sampling = cls(*kind, device, num_sequences=number, max_path=model.width)
+        return memory.sampling, cache.number
 
     @cached_property
     def bias(self) -> Tensor:
@@ -140,16 +130,6 @@ class SamplingState:
     def bits(self) -> Bits:
         """[columns]: the codes, as a CPU reads them."""
         return self.codes.numpy().view(np.uint32)
-
-    def noise(self, key: Sequence[int]) -> Row:
-        """[columns]: the noise of all columns, which a CPU keeps for the last few keys."""
-        name = tuple(key)
-        if name not in self._noise:
-            below = torch.from_numpy((counters(self.bits, key) + 0.5) * -UNIT)  # by torch, in a third of numpy's time
-            self._noise[name] = below.log1p_().neg_().log_().neg_().float().numpy()  # as `gumbel`
-            if len(self._noise) > _POSITIONS_KEPT:
-                del self._noise[next(iter(self._noise))]
-        return self._noise[name]
 
     def column_of(self, token_id: int) -> int:
         """The column that scores a token; -1: there is none."""
@@ -215,6 +195,13 @@ class SamplingState:
         return words_of(GREEDY, self.num_columns, sequence=-1)
 
 
+@functools.lru_cache(maxsize=_ROWS_KEPT)
+def noise_of(state: SamplingState, low: int, high: int) -> Row:
+    """[columns]: the noise of all columns under a key, by torch, which takes a third of numpy's time for `gumbel`."""
+    below = torch.from_numpy((counters(state.bits, (low, high)) + 0.5) * -UNIT)
+    return below.log1p_().neg_().log_().neg_().float().numpy()
+
+
 @dataclass(frozen=True)
 class RowSampler:
     """Chooses the column of each row of logits. A `Sampler` (`amusd/models/language_model.py`)."""
@@ -255,10 +242,9 @@ class RowSampler:
     def compute(self, logits: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """[rows, columns] and int64 [rows, num_inputs] -> int64 [rows], int32 [rows, num_outputs]. See `Sampler`."""
         if logits.device.type == "cpu":
-            pairs = [self.of_row(*row) for row in zip(logits.float().numpy(), inputs.numpy(), strict=True)]
-            return torch.tensor([column for column, _ in pairs]), torch.from_numpy(
-                np.stack([told for _, told in pairs])
-            )
+            rows = zip(logits.float().numpy(), inputs.numpy(), strict=True)
+            columns, told = zip(*(self.of_row(*row) for row in rows), strict=True)
+            return torch.tensor(columns), torch.from_numpy(np.stack(told))
         return self.of_rows(logits.float(), inputs)
 
     def of_rows(self, logits: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -339,7 +325,7 @@ class SequenceSampler:
     @property
     def can_replay(self) -> bool:
         """Whether a device can choose several tokens without the host, which alone knows the context."""
-        return not self.needs_context
+        return not (self.needs_context or self.draws)
 
     def see(self, token_ids: Sequence[int]) -> None:
         """Tell which tokens the sequence holds now."""
@@ -387,15 +373,14 @@ class SequenceSampler:
         """Have the state count the first `length` tokens of the context."""
         del self._context[length:]
         answer, held = self._context[self._num_prompt_tokens :], self._held
-        same = next((place for place, (a, b) in enumerate(zip(answer, held, strict=False)) if a != b), None)
-        same = min(len(answer), len(held)) if same is None else same
+        same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(answer, held, strict=False)))
         self.state.count(1, self._sequence, held[same:], -1)
         self.state.count(1, self._sequence, answer[same:], 1)
         self._held = answer
 
 
 def samplers_of(
-    model: CapturedModel, cache: object, levels: Iterable[Level], kind: type[RowSampler] = RowSampler
+    model: Any, cache: Any, levels: Iterable[Level], kind: type[RowSampler] = RowSampler
 ) -> list[RowSampler]:
     """The samplers that captured passes of `model` end with; none where nothing is captured."""
     return [kind(SamplingState.of(model, cache)[0], level) for level in levels if model.captured_on is not None]

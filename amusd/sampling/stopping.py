@@ -80,13 +80,8 @@ def cut_at_stop(text: str, stop: tuple[str, ...]) -> str:
 
 def held_back(text: str, stop: tuple[str, ...]) -> int:
     """How many characters at the end of `text` may be the beginning of a stop string."""
-    longest = 0
-    for string in stop:
-        for length in range(min(len(string) - 1, len(text)), longest, -1):
-            if text.endswith(string[:length]):
-                longest = length
-                break
-    return longest
+    beginnings = (string[:length] for string in stop for length in range(1, len(string)))
+    return max((len(beginning) for beginning in beginnings if text.endswith(beginning)), default=0)
 
 
 class Decoder(Protocol):

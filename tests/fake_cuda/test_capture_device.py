@@ -47,39 +47,6 @@ def test_a_worker_does_everything_on_its_own_device(work: object) -> None:
     assert gpus.record.waits
 
 
-def test_workers_of_one_process_keep_to_their_own_devices() -> None:
-    with fake_cuda() as gpus:
-        with gpus.recorded() as first:
-            verify("cuda:0")
-        with gpus.recorded() as second:
-            draft_a_chain("cuda:1")
-    assert first.devices == {0}
-    assert second.devices == {1}
-
-
-def tokens_of(device: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """A chain with a rollback, and what passes over its tokens commit."""
-    drafter = AutoregressiveDrafter(builders.small(device, **builders.as_draft(device)))
-    drafter.open(PROMPT, 100)
-    drafted = drafter.propose(7)
-    drafter.truncate(len(PROMPT) + 3)
-    drafter.commit([11, 12])
-    drafted += drafter.propose(6)
-    target = Target(builders.small(device))
-    target.open(PROMPT)
-    for _ in range(3):
-        target.verify(drafted[:5])
-    return drafted, target.tokens
-
-
-def test_replays_on_the_second_device_choose_what_the_cpu_chooses() -> None:
-    expected = tokens_of("cpu")
-    with fake_cuda(values=True) as gpus:
-        assert tokens_of("cuda:1") == expected
-    assert gpus.record.devices == {1}
-    assert len({*expected[0]}) > 3
-
-
 def test_frequencies_that_would_switch_later_do_not_keep_a_pass_from_its_capture() -> None:
     """transformers looks on the host for the longest position of each pass."""
     arguments = {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}}

@@ -50,6 +50,7 @@ def answered(device: str, distribution: Distribution) -> tuple[int, ...]:
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_tokens_are_those_of_the_cpu(work: object, name: str) -> None:
     expected = work("cpu", DISTRIBUTIONS[name])  # type: ignore[operator]  # one of the functions above
-    with fake_cuda(values=True):
-        assert work("cuda:0", DISTRIBUTIONS[name]) == expected  # type: ignore[operator]
+    with fake_cuda(values=True) as gpus:
+        assert work("cuda:1", DISTRIBUTIONS[name]) == expected  # type: ignore[operator]
+    assert gpus.record.devices == {1}
     assert len({*expected}) > 3

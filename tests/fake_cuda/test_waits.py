@@ -25,16 +25,9 @@ from amusd.drafters.ngram import NgramDrafter
 from amusd.models.block_models import BlockState, load_block_model
 
 TEMPERATURE = Distribution(temperature=0.7, seed=3)
-FILTERS = {
-    "top-k": Distribution(temperature=0.3, top_k=40, seed=3),
-    "top-p": Distribution(temperature=0.1, top_p=0.95, seed=3),
-    "penalty": Distribution(temperature=0.1, top_p=0.95, repetition_penalty=1.2, seed=3),
-}
-"""All of them leave fewer than 1,024 tokens of the small model."""
+FILTERS = Distribution(temperature=0.3, top_k=40, top_p=0.95, seed=3)
+PENALTY = Distribution(temperature=0.1, top_p=0.95, repetition_penalty=1.2, seed=3)
 RATIO_TEST = Distribution(temperature=0.7, acceptance="rejection", seed=3)
-
-MAX_BYTES_OUT = 66 * 1024
-"""For 8 rows: 1,024 columns with their logits, and a little beside them."""
 PROMPT = [(7 * place * place + 3) % 4000 for place in range(20)]
 
 
@@ -93,15 +86,29 @@ def step_of_a_tree(gpus: FakeGpus, distribution: Distribution) -> Record:
     return measured(gpus, lambda: draft.step(8))
 
 
-STEPS = {"target": pass_of_the_target, "chain": step_of_a_chain, "cascade": step_of_a_cascade, "tree": step_of_a_tree}
+SCORED = {"logprobs": True, "top_logprobs": 20}
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_a_step_without_filters_waits_once_and_copies_nothing_more(step: str) -> None:
+@pytest.mark.parametrize(
+    ("step", "distribution", "replays", "blocking", "wanted"),
+    [
+        (pass_of_the_target, TEMPERATURE, 1, 0, {}),
+        (pass_of_the_target, PENALTY, 1, 0, {}),
+        (pass_of_the_target, GREEDY, 1, 0, SCORED),
+        (pass_of_the_target, RATIO_TEST, 1, 1, {}),
+        (step_of_a_chain, FILTERS, 4, 0, {}),
+        (step_of_a_cascade, TEMPERATURE, 1, 0, {}),
+        (step_of_a_tree, FILTERS, 1, 0, {}),
+    ],
+)
+def test_a_step_waits_once_and_copies_few_bytes(
+    step: Callable[..., Record], distribution: Distribution, replays: int, blocking: int, wanted: dict[str, Any]
+) -> None:
+    """Under the ratio test its verdicts are copied, too."""
     with fake_cuda(values=True) as gpus:
-        part = STEPS[step](gpus, TEMPERATURE)
-    assert stops(part) == (1, 0)
-    assert len(part.replays) == (4 if step == "chain" else 1)
+        part = step(gpus, distribution, **wanted)
+    assert stops(part) == (1, blocking)
+    assert len(part.replays) == replays
     assert part.bytes_out <= 4096
 
 
@@ -132,28 +139,6 @@ def test_chains_of_several_sequences_share_graphs_and_replays_at_a_temperature()
         part = measured(gpus, lambda: AutoregressiveDrafter.propose_together(drafters, [4, 4]))
     assert stops(part) == (1, 0)
     assert len(part.replays) == 4
-
-
-@pytest.mark.parametrize(("step", "name"), [("target", "top-p"), ("target", "penalty"), ("tree", "top-k")])
-def test_filters_are_applied_to_what_comes_with_the_one_wait(step: str, name: str) -> None:
-    with fake_cuda(values=True) as gpus:
-        part = STEPS[step](gpus, FILTERS[name])
-    assert stops(part) == (1, 0)
-    assert part.bytes_out <= MAX_BYTES_OUT
-
-
-def test_the_ratio_test_copies_its_verdicts_once() -> None:
-    with fake_cuda(values=True) as gpus:
-        part = pass_of_the_target(gpus, RATIO_TEST)
-    assert stops(part) == (1, 1)
-
-
-def test_the_most_likely_tokens_come_with_the_one_wait() -> None:
-    with fake_cuda(values=True) as gpus:
-        part = pass_of_the_target(gpus, GREEDY, logprobs=True, top_logprobs=20)
-    assert stops(part) == (1, 0)
-    assert len(part.replays) == 1
-    assert part.bytes_out <= MAX_BYTES_OUT
 
 
 @pytest.mark.parametrize("kind", ["medusa", "dflash"])

@@ -21,13 +21,11 @@ from amusd.config import GREEDY, Distribution
 from amusd.sampling.noisy_scores import choose
 from amusd.sampling.ranking import RowRanker
 from amusd.sampling.sampler import (
-    NUM_PLAIN,
     Level,
     RowSampler,
     SamplingState,
     Scores,
     SequenceSampler,
-    words_of,
 )
 
 LOGITS = [2.0, -1.0, 0.5, 1.0, -3.0, 0.5]
@@ -71,95 +69,25 @@ def random_logits(seed: int, rows: int, columns: int, scale: float = 3.0) -> Ten
     return torch.from_numpy((np.random.default_rng(seed).standard_normal((rows, columns)) * scale).astype(np.float32))
 
 
-# What is kept and chosen
-
-
-def kept(device: str, logits: Tensor, distribution: Distribution) -> list[int]:
-    """The columns that filters leave of a row."""
-    with using(device):
-        sampler = RowSampler(SamplingState(len(logits), device=device), Level.FILTERED)
-        words = np.tile(sampler.neutral, (1, 1))
-        sampler.write(words, words_of(distribution, len(logits), 0))
-        if device == "cpu":
-            left = sampler.shaped_row(logits.numpy(), words[0])[1]
-            return [*(range(len(logits)) if left is None else left)]
-        further = torch.from_numpy(words[:, NUM_PLAIN:]).to(device)
-        return (
-            sampler.state.shaped(logits.unsqueeze(0).to(device), further).cpu()[0].isfinite().nonzero()[:, 0].tolist()
-        )
+# What is chosen
 
 
 @on_both
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"top_k": 1}, {0}),
-        ({"top_k": 3}, {0, 3, 2, 5}),  # ties with the third stay
-        ({"top_k": 99}, {0, 1, 2, 3, 4, 5}),
-        ({"top_p": 1e-9}, {0}),
-        ({"top_p": 0.6}, {0, 3}),
-        ({"top_p": 0.75}, {0, 3, 2, 5}),
-        ({"min_p": 1.0}, {0}),
-        ({"min_p": 0.3}, {0, 3}),
-        ({"top_k": 2, "min_p": 0.01}, {0, 3}),
-        ({"top_k": 3, "top_p": 0.7}, {0, 3}),  # the mass is that of what top-k left
-    ],
-)
-def test_filters_keep_what_they_should(device: str, changes: dict[str, Any], expected: set[int]) -> None:
-    assert {*kept(device, torch.tensor(LOGITS), Distribution(temperature=1.0, **changes))} == expected
-
-
-@on_both
-@pytest.mark.parametrize("changes", [{"top_p": 0.9999}, {"top_k": 921}])
-def test_filters_reach_as_far_as_they_should(device: str, changes: dict[str, Any]) -> None:
-    """Further than a CPU looks first: each column is less likely by 1 % than the one before."""
-    found = kept(device, torch.arange(3000).mul(-0.01), Distribution(temperature=1.0, **changes))
-    assert found == [*range(len(found))]
-    assert len(found) == pytest.approx(100 * np.log(1 / 0.0001), abs=1)
-
-
-@on_both
-@pytest.mark.parametrize(
-    ("changes", "answer", "expected"),
-    [
-        ({"repetition_penalty": 2.0}, (3, 3), [1.0, -2.0, 0.5, 0.5, -3.0, 0.5]),
-        ({"presence_penalty": 0.25}, (3, 3), [2.0, -1.0, 0.5, 0.75, -3.0, 0.5]),
-        ({"frequency_penalty": 0.25}, (3, 3), [2.0, -1.0, 0.5, 0.5, -3.0, 0.5]),
-        ({"presence_penalty": 9.0}, (), LOGITS),  # the prompt's last token is none of the answer's
-        ({"logit_bias": ((4, 10.0), (1, -1.0), (999, 5.0))}, (), [2.0, -2.0, 0.5, 1.0, 7.0, 0.5]),
-    ],
-)
-def test_penalties_and_bias_by_hand(
-    device: str, changes: dict[str, Any], answer: tuple[int, ...], expected: list[float]
-) -> None:
-    tokens, logits = [0, 1, *answer], torch.tensor([LOGITS])
-    with using(device):
-        sampler = SequenceSampler(Distribution(**changes), SamplingState(len(LOGITS), device=device), tokens[:2])
-        sampler.see(tokens[:-1])
-        words = sampler.rows(len(tokens) - 1, tokens[-1:])
-        if device == "cpu":
-            found = sampler.sampler.shaped_row(logits[0].numpy(), words[0])[0].tolist()
-        else:
-            found = sampler.state.shaped(logits.to(device), torch.from_numpy(words[:, NUM_PLAIN:]).to(device))[
-                0
-            ].tolist()
-    assert found == expected
-
-
-@on_both
-@settings(max_examples=60)
+@settings(max_examples=80)
 @given(
     temperature=st.sampled_from([0.0, 0.05, 0.7, 1.0, 3.0]),
     changes=parameters,
     columns=st.sampled_from([1, 2, 5, 40, 3000]),
+    scale=st.sampled_from([0.01, 3.0, 3.0, 100.0]),
     seed=st.integers(0, 2**32 - 1),
     is_reduced=st.booleans(),
 )
 def test_a_choice_is_the_noisy_argmax_of_the_definition(
-    device: str, temperature: float, changes: dict[str, Any], columns: int, seed: int, is_reduced: bool
+    device: str, temperature: float, changes: dict[str, Any], columns: int, scale: float, seed: int, is_reduced: bool
 ) -> None:
     rng = np.random.default_rng(seed)
-    logits = random_logits(seed, 3, columns)
+    logits = random_logits(seed, 3, columns, scale)
+    logits[1] = logits[1].round()  # with ties
     ids = np.sort(rng.permutation(2 * columns)[:columns]) if is_reduced else np.arange(columns)
     prompt, answer, block = (rng.integers(0, 2 * columns, number).tolist() for number in (6, 5, 3))
     distribution = Distribution(temperature=temperature, seed=seed, **changes)
@@ -176,25 +104,6 @@ def test_a_choice_is_the_noisy_argmax_of_the_definition(
         if temperature:
             scores = scores + noise(seed, start + row + 1, ids.tolist())
         assert scores[column] >= scores.max() - ROUNDING * max(1, abs(scores.max()))
-
-
-@settings(max_examples=60)
-@given(
-    seed=st.integers(0, 2**32 - 1),
-    columns=st.sampled_from([2, 17, 5000]),
-    scale=st.sampled_from([0.0, 0.01, 1.0, 8.0, 100.0, 1e5]),
-    temperature=st.sampled_from([0.0, 0.01, 0.7, 1.0, 5.0]),
-)
-def test_the_short_cut_of_a_cpu_finds_what_scoring_all_columns_does(
-    seed: int, columns: int, scale: float, temperature: float
-) -> None:
-    logits, distribution = random_logits(seed, 4, columns, scale), Distribution(temperature=temperature, seed=seed)
-    found = []
-    for device in ("cpu", "cuda:0"):
-        with using(device):
-            sampler = SequenceSampler(distribution, SamplingState(columns, device=device))
-            found.append(columns_of(sampler, logits, 0, [0] * 4))
-    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize(("first", "chosen"), [(0.0, 700), (25.9, 700), (26.1, 0)])
@@ -291,11 +200,12 @@ def test_penalties_see_the_tokens_before_each_row_and_forget_those_cut_off() -> 
     assert columns_of(sampler, logits, 0, [3, 0, 2], parents=[0, 0]) == [0, 1, 0], "each path has its own"
 
 
-def test_a_row_that_is_no_number_still_gives_a_column() -> None:
-    for row in ([0.0, np.nan, 1.0], [np.nan] * 3, [-np.inf] * 3):
-        for changes in ({}, {"top_p": 0.5}):
-            sampler = SequenceSampler(Distribution(temperature=1.0, **changes), SamplingState(3))
-            assert columns_of(sampler, torch.tensor([row]), 0, [0])[0] in range(3)
+def test_a_row_that_is_no_number_still_gives_a_column_on_a_gpu() -> None:
+    with using("cuda:0"):
+        for row in ([0.0, np.nan, 1.0], [np.nan] * 3, [-np.inf] * 3):
+            for changes in ({}, {"top_p": 0.5}):
+                sampler = SequenceSampler(Distribution(temperature=1.0, **changes), SamplingState(3, device="cuda:0"))
+                assert columns_of(sampler, torch.tensor([row]), 0, [0])[0] in range(3)
 
 
 def test_greedy_takes_the_first_of_equal_logits() -> None:
@@ -327,8 +237,8 @@ VIEWS = ("view", "slice", "select", "unsqueeze", "split", "unbind", "alias", "de
 LAUNCHED = {"sort": 11, "topk": 16, "scatter_add": 2}
 """Kernels that torch launches for an operator on 8 rows of 128,256 float32, by its sources; of all others one.
 
-`sort`: SortStable.cu, two radix sorts of all rows together, of 32 bits and of the row. `topk`: TensorTopK.cu, two kernels
-for each of four digits, two scans by key, a sort of what was found. `scatter_add`: a copy before it.
+`sort`: SortStable.cu, two radix sorts of all rows together, of 32 bits and of the row. `topk`: TensorTopK.cu, two
+kernels for each of four digits, two scans by key, a sort of what was found. `scatter_add`: a copy before it.
 """
 
 
