@@ -491,24 +491,25 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "logits / repetition, logits * repetition)",
             "logits / repetition, logits / repetition)",
         ),
-        "a token is penalized once however often it was written": ("counts * frequency)", "written * frequency)"),
-        "top-p leaves one column too few": ("(np.cumsum(weights) - weights < mass)", "(np.cumsum(weights) < mass)"),
-        "ties with the last of top-k go": ("number = int((values >= values", "number = int((values > values"),
-        "a CPU looks at the likeliest columns only": (
-            "has_mass = weights.sum() >= mass if mass else",
-            "has_mass = True if mass else",
+        "a token is penalized once however often it was written": (
+            "- answer * frequency",
+            "- xp.clip(answer, 0, 1) * frequency",
         ),
+        "top-p leaves one column too many": ("(weights.cumsum() < top_p", "(weights.cumsum() - weights < top_p"),
+        "ties with the last of a filter go": ("[row[columns] >= least]", "[row[columns] > least]"),
+        "a CPU looks at the likeliest columns only": ("if len(columns) == len(row) or (", "if True or ("),
+        "a GPU's top-p leaves one column too many": ("(together < top_p", "(together - weights < top_p"),
     },
     ("amusd/sampling/noisy_scores.py", "tests/sampling/test_sampler.py"): {
-        "columns whose noise is near its largest are not looked at": ("(127 + 32) + 1e-3", "(127 + 31)"),
+        "columns whose noise is near its largest are not looked at": ("_MOST_NOISE = 22.9", "_MOST_NOISE = 20.0"),
     },
     ("amusd/sampling/sampler.py", "tests/sampling/test_sampler.py"): {
         "penalties reach the answer only": ("self.count(0, sequence, prompt, 1)", "pass"),
         "tokens that were cut off stay counted": ("self.state.count(1, self._sequence, held[same:], -1)", "pass"),
         "the last token of the prompt counts as the answer's": ("max(0, self._num_prompt_tokens - length)", "0"),
         "a row without bias has that of the first sequence": (
-            "words[_NUM_NUMBERS] = 1 + sequence",
-            "words[_NUM_NUMBERS] = max(0, sequence)",
+            "= last, 1 + sequence",
+            "= last, max(1, 1 + sequence)",
         ),
         "the least likely are reported first": (
             "key=lambda pair: (-pair[1], pair[0])",
@@ -519,6 +520,10 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "a candidate is judged by the draft's chance alone": ("(uniforms * q_drawn < p_drawn)", "(uniforms < p_drawn)"),
     },
     ("amusd/sampling/ranking.py", "tests/sampling/test_ranking.py"): {
+        "penalties see logits relative to the largest": (
+            "shaped, left = self.shaped_row(row, words)",
+            "shaped, left = self.shaped_row(row - row.max(), words)",
+        ),
         "a known token may lose what the model gives it": ("max(log_q, bias + slope * log_q)", "bias + slope * log_q"),
         "noise of tokens that cannot be proposed is forgotten": (
             "bias + slope * UNPROPOSED, self._noise_of(token_id, key)",
