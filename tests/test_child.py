@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from descriptors import num_descriptors
 
-from amusd.child import Ended, Lives
+from amusd import child
+from amusd.child import Ended, Lives, command_of
 
 pytestmark = [
     pytest.mark.timeout(120),
@@ -38,7 +39,6 @@ def live(channel, settings, orders, prepared):
 sys.exit(serve(prepare, live))
 """
 WAITS = f"time.sleep({SECONDS})"
-LEAVES = f"channel.on_hang_up(lambda: os._exit(0)); {WAITS}"
 
 
 @contextmanager
@@ -84,6 +84,13 @@ def is_gone(handle: int) -> bool:
         os.close(handle)
 
 
+def test_the_command_finds_this_very_package_whatever_the_current_directory_holds(tmp_path: Path) -> None:
+    for name in ("amusd", "json"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('a module of the current directory')")
+    done = subprocess.run(command_of("amusd.child"), cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS)
+    assert f"cannot import name 'main' from 'amusd.child' ({child.__file__})" in done.stderr
+
+
 def test_each_life_is_a_process_of_its_own_with_what_was_prepared_once(capfd: pytest.CaptureFixture[str]) -> None:
     before = num_descriptors()
     with started() as lives:
@@ -114,6 +121,17 @@ def test_where_nothing_is_prepared_each_life_is_the_process_itself() -> None:
     assert num_descriptors() == before
 
 
+def test_the_end_of_a_life_that_was_given_up_is_not_taken_for_that_of_the_next() -> None:
+    with started() as lives:
+        start(lives, WAITS)
+        first = await_pid(lives)
+        lives.start({"does": "", "code": 7})
+        os.kill(first, signal.SIGKILL)
+        end = lives.ended(SECONDS)
+    assert end is not None
+    assert (end.code, end.pid != first) == (7, True)
+
+
 @pytest.mark.parametrize("lost", ["server is stopped", "server is killed"])
 def test_a_lost_server_does_not_keep_a_life_from_being_replaced(lost: str) -> None:
     with started() as lives:
@@ -137,35 +155,3 @@ def test_no_life_outlives_the_end_of_its_parents_line(stopped: str) -> None:
         if stopped != "nothing":
             os.kill(life if stopped == "life" else server_of(lives), signal.SIGSTOP)
     assert is_gone(handle)
-
-
-def test_all_end_with_a_parent_that_is_killed_whatever_was_forked_from_it() -> None:
-    code = f"""
-import os, signal, sys, time
-sys.path.insert(0, {str(Path(__file__).parents[1])!r})
-from amusd.child import Lives
-lives = Lives([sys.executable, "-c", {SERVER!r}])
-lives.prepare({{"forks": True}})
-lives.start({{"does": {LEAVES!r}, "code": 0}})
-while lives.is_preparing:
-    lives.ended(0.01)
-fork = os.fork()
-if fork == 0:
-    {WAITS}
-    os._exit(0)
-print(lives.pid, lives._server.pid, fork, flush=True)
-sys.stdin.readline()
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
-        assert parent.stdout is not None
-        assert parent.stdin is not None
-        *mine, fork = map(int, parent.stdout.readline().split())
-        try:
-            handles = [os.pidfd_open(pid) for pid in mine]
-            parent.stdin.write(b"\n")
-            parent.stdin.close()
-            assert [is_gone(handle) for handle in handles] == [True, True]
-            assert Path(f"/proc/{fork}").exists()
-        finally:
-            os.kill(fork, signal.SIGKILL)

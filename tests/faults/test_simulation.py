@@ -12,7 +12,7 @@ from faults.simulation import MAX_NUM_SEQS, MAX_PASSES_TO_ACCEPT, run
 from faults.weather import FAULTS
 
 NUM_SEEDS = 100
-RARE = {"ReopensTheClosed": 1_000}
+RARE = {"ReopensTheClosed": 4_000}
 """Seeded defects that take more seeds: which ones show them changes with all that takes time."""
 POLICIES = ("ChainPolicy", "WindowedPolicy", "SynchronousPolicy", "BranchingPolicy", "AutoPolicy")
 MUST_HAPPEN = {
