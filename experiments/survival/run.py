@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+import psutil
 import torch
 
 from amusd.config import DecodingConfig, EngineConfig, SamplingParams, WorkloadConfig
@@ -35,7 +36,6 @@ from amusd.runtime.cores import allowed_cores, cores_for, pin_to
 from amusd.runtime.draft_process import DraftProcess
 from amusd.tracing.events import Event, TargetPass
 from amusd.tracing.recorder import Recorder
-from amusd.transport.base import Rendezvous
 from amusd.types import Mode, Role
 from amusd.workload import load_prompts
 from experiments.common import Document, run, write_results
@@ -68,21 +68,6 @@ def main() -> None:
     if problems := problems_of(measured):
         print(*problems, sep="\n", file=sys.stderr)
         sys.exit(1)
-
-
-class OwnCores(DraftProcess):
-    """Starts each draft with all cores to choose from, and then goes back to the target's."""
-
-    def __init__(self, config: EngineConfig) -> None:
-        super().__init__(config)
-        self._all = allowed_cores()
-        self._own = cores_for(Role.TARGET, self._all, config.hardware)
-
-    def tell(self, incarnation: int, rendezvous: Rendezvous | None) -> None:
-        """Start it."""
-        pin_to(set(self._all))
-        super().tell(incarnation, rendezvous)
-        pin_to(self._own)
 
 
 class KeepingRecorder(Recorder):
@@ -163,7 +148,8 @@ def measure(request: Request, *, num_cycles: int, seed: int) -> Document:
     prompts = [prompt.turns for prompt in loaded]
     config = EngineConfig()
     torch.set_num_threads(config.hardware.num_threads)
-    recorder, process, chance = KeepingRecorder("target"), OwnCores(config), random.Random(seed)  # noqa: S311
+    recorder, process, chance = KeepingRecorder("target"), DraftProcess(config), random.Random(seed)  # noqa: S311
+    pin_to(cores_for(Role.TARGET, allowed_cores(), config.hardware))  # the draft has its own from `process`
     with tempfile.TemporaryDirectory(prefix="amusd-") as links:
         tempfile.tempdir = links  # socket files go nowhere else, so that what stays behind is seen
         cycles = []
@@ -265,10 +251,9 @@ def _target(descriptor: Path) -> str:
     return ""
 
 
-def children() -> list[int]:
+def children() -> list[psutil.Process]:
     """All that this process has started and that are still there, dead ones that nobody has waited for included."""
-    tasks = Path("/proc/self/task").iterdir()
-    return [int(pid) for task in tasks for pid in (task / "children").read_text(encoding="ascii").split()]
+    return psutil.Process().children()
 
 
 # What it comes to
