@@ -26,7 +26,7 @@ from amusd.types import Role
 
 STOP_SECONDS = 2.0
 """How long a draft may take to end by itself before it is killed."""
-_FAILED, _USERS_MISTAKE, TARGET_GONE = 1, 2, 3
+_FAILED, _USERS_MISTAKE, _TARGET_GONE = 1, 2, 3
 """Exit codes of a draft that ends before its target has."""
 
 
@@ -67,17 +67,6 @@ class DraftProcess:
         """Process id of the newest draft, or of the process that prepares for it; None before the first."""
         with self._lock:
             return self._lives.pid
-
-    @property
-    def is_preparing(self) -> bool:
-        """Whether the newest draft does not run yet."""
-        return self._lives.is_preparing
-
-    @property
-    def exit_code(self) -> int | None:
-        """The exit code of the newest draft; minus the signal that ended it; None while it runs."""
-        end = self._ended(0.0)
-        return None if end is None else end.code
 
     def prepare(self) -> None:
         """Have the first draft load before it is told where the target listens; does not wait."""
@@ -215,4 +204,4 @@ def _live(channel: Channel, settings: Orders, orders: Orders, prepared: Any) -> 
 def _exit_code_of(error: Exception) -> int:
     if isinstance(error, ConfigError):
         return _USERS_MISTAKE
-    return TARGET_GONE if isinstance(error, PeerLostError) else _FAILED
+    return _TARGET_GONE if isinstance(error, PeerLostError) else _FAILED
