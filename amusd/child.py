@@ -26,7 +26,7 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -217,7 +217,8 @@ def serve(prepare: Callable[[Orders], Any], live: Callable[[Channel, Orders, Ord
     settings = next(lines, None)
     if settings is None:
         return 0
-    prepared = prepare(settings)
+    with _ending_with_parent(channel):
+        prepared = prepare(settings)
     if prepared is not None:
         gc.collect()
         gc.freeze()  # or a collection in a life would write to, and so copy, all that it shares
@@ -231,6 +232,20 @@ def serve(prepare: Callable[[Orders], Any], live: Callable[[Channel, Orders, Ord
         channel.report(pid=pid)
         channel.report(pid=pid, ended=_await_end(channel, pid))
     return 0
+
+
+@contextmanager
+def _ending_with_parent(channel: Channel) -> Iterator[None]:
+    """End this process at once if the parent goes meanwhile. Leaves no thread, since a fork follows."""
+    reading, writing = os.pipe()
+    watch = threading.Thread(target=lambda: channel.await_hang_up(reading) and os._exit(0), daemon=True)
+    watch.start()
+    try:
+        yield
+    finally:
+        os.close(writing)
+        watch.join()
+        os.close(reading)
 
 
 def _run(channel: Channel, live: Callable[[], int]) -> None:

@@ -29,6 +29,7 @@ sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 from amusd.child import serve
 
 def prepare(settings):
+    exec(settings.get("does", ""))
     return os.getpid() if settings["forks"] else None
 
 def live(channel, settings, orders, prepared):
@@ -155,3 +156,11 @@ def test_no_life_outlives_the_end_of_its_parents_line(stopped: str) -> None:
         if stopped != "nothing":
             os.kill(life if stopped == "life" else server_of(lives), signal.SIGSTOP)
     assert is_gone(handle)
+
+
+def test_a_server_that_still_loads_ends_with_its_parents_line() -> None:
+    with started() as lives:
+        lives.prepare({"forks": True, "does": "print('loads', flush=True); time.sleep(600)"})
+        handle = os.pidfd_open(server_of(lives))
+        lives._hang_up()
+        assert is_gone(handle)

@@ -57,7 +57,7 @@ class TargetConfig(Settings):
 
     kind: Literal["embedded", "hf"] = "embedded"
     model: str | None = None
-    """`hf`: a folder or hub name of a transformers checkpoint. Alone, or as `target=MODEL`, it means `hf`."""
+    """`hf`: a folder or hub name of a transformers checkpoint. `target=MODEL` is short for both."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     """`auto`: bfloat16, but float32 on CPUs that have no bfloat16 products."""
     model_impl: Literal["auto", "amusd", "transformers"] = "auto"
@@ -65,7 +65,11 @@ class TargetConfig(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require(bool(self.model) == (self.kind == "hf"), "model", "a checkpoint, with target=hf and only there")
+        self.require(
+            bool(self.model) == (self.kind == "hf"),
+            "model",
+            "a folder or hub name is needed with target=hf, and only there",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
