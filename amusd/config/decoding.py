@@ -74,22 +74,18 @@ class Distribution(Settings):
     @property
     def is_argmax(self) -> bool:
         """Whether each token is simply that of the largest logit."""
-        return self.temperature == 0 and self._leaves_logits
+        return self.temperature == 0 and self.is_plain
 
     @property
     def is_plain(self) -> bool:
         """Whether nothing but the temperature stands between the model's distribution and the one that is sampled."""
-        has_filters = (self.top_k, self.top_p, self.min_p) != (0, 1.0, 0.0)
-        return self._leaves_logits and (self.temperature == 0 or not has_filters)
+        has_filters = self.temperature > 0 and (self.top_k, self.top_p, self.min_p) != (0, 1.0, 0.0)
+        return not (has_filters or self.has_penalties or self.logit_bias)
 
     @property
     def has_penalties(self) -> bool:
         """Whether the tokens before a row change its logits."""
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
-
-    @property
-    def _leaves_logits(self) -> bool:
-        return not (self.has_penalties or self.logit_bias)
 
 
 GREEDY = Distribution()
@@ -124,12 +120,11 @@ class SamplingParams(Distribution):
 
 def check_policy(key: str, name: str) -> None:
     """Raise `ConfigError` unless a policy may be meant. Does not look whether the user's code is there."""
-    allowed: tuple[str, ...] = get_args(AsynchronousPolicy)
-    if (
-        name not in allowed
-        and not is_reference(name)
-        and name not in (allowed := allowed + entry_point_names(POLICIES))
-    ):
+    own = get_args(AsynchronousPolicy)
+    if name in own or is_reference(name):
+        return
+    allowed = (*own, *entry_point_names(POLICIES))
+    if name not in allowed:
         raise ConfigError(f"{key}={shown(name)}: allowed: {', '.join(allowed)}{nearest(name, allowed)}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, cast, get_args
 
 from amusd.config.capabilities import check_runs_ahead
@@ -65,9 +66,8 @@ class RunConfig(DecodingConfig, EngineKeys):
 
     def without_secrets(self) -> RunConfig:
         """The same for everybody to read."""
-        if self.serve.api_key is None:
-            return self
-        return dataclasses.replace(self, serve=dataclasses.replace(self.serve, api_key=HIDDEN))
+        serve = dataclasses.replace(self.serve, api_key=self.serve.api_key and HIDDEN)
+        return dataclasses.replace(self, serve=serve)
 
     def decoding(self) -> DecodingConfig:
         """The schedule part."""
@@ -131,10 +131,8 @@ class RunConfig(DecodingConfig, EngineKeys):
             allowed = ", ".join(get_args(DrafterKind))
             raise ConfigError(f"compare.drafters={name}: allowed: {allowed}, or KIND:MODEL")
         given: dict[str, Any] = {"factory" if kind == "custom" else "model": source} if source else {}
-        if kind == self.drafter.kind:
-            drafter = dataclasses.replace(self.drafter, **given)
-        else:
-            drafter = DrafterConfig(kind=cast("DrafterKind", kind), **given)
+        make = partial(dataclasses.replace, self.drafter) if kind == self.drafter.kind else DrafterConfig
+        drafter = make(kind=cast("DrafterKind", kind), **given)
         if kind == "synthetic" and self.accept is not None:
             return dataclasses.replace(drafter, accept=self.accept)
         return drafter
