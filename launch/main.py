@@ -14,7 +14,7 @@ from contextlib import closing
 from pathlib import Path
 
 import amusd
-from amusd.console import Console, tell
+from amusd.console import Console, discard, tell
 from amusd.errors import ConfigError
 
 COMMANDS = {
@@ -117,6 +117,8 @@ def _hydra(task: object, arguments: Sequence[str], program: str) -> int:
     before, sys.argv = sys.argv, [program, *arguments]
     try:
         decorate(task)()  # type: ignore[arg-type]  # any callable does
+    except BrokenPipeError:  # of Hydra's own prints
+        discard(sys.stdout)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     finally:

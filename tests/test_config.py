@@ -51,7 +51,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"compare": {"drafters": ["eagel:/a"]}}, "compare.drafters=eagel:/a: allowed: embedded, hf, eagle, "),
     ({"accept": 0.5}, "accept=0.5: only allowed with drafter=synthetic"),
     ({"max_verify_width": 4, "mode": "synchronous"}, "max_verify_width=4: must be at least 5: 4 candidates"),
-    ({"target": {"kind": "hf"}}, "target.model=None: a checkpoint, with target=hf and only there"),
+    ({"target": {"kind": "hf"}}, "target.model=None: a folder or hub name is needed with target=hf, and only there"),
     ({"drafter": {"kind": "hf"}}, "drafter.model=None: required with drafter=hf"),
     ({"drafter": {"model": "/m"}}, "drafter.model=/m: only allowed with hf, eagle, medusa, dflash, cascade, not with"),
     ({"drafter": {"num_layers": 3}}, "drafter.num_layers=3: only allowed with drafter=self, not with drafter=embedded"),

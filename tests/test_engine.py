@@ -27,9 +27,9 @@ from runtime.pair import (
 from runtime.table_tree import TableTreeDrafter
 
 import amusd.commands.run
+from amusd.commands import run as commands_run
 from amusd.commands.compare import run_comparison
 from amusd.commands.contestants import Comparison, contestants_of, rows_of
-from amusd.commands.run import run_target
 from amusd.config import EngineConfig, RunConfig, TargetConfig
 from amusd.console import Console
 from amusd.drafters.autoregressive import AutoregressiveDrafter
@@ -37,11 +37,10 @@ from amusd.drafters.synthetic import SyntheticDrafter, right_with_probability
 from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.files import KEYS, MEASURES
-from amusd.runtime.draft_process import DraftProcess
 from amusd.settings import from_mapping
 from amusd.tracing.recorder import Recorder
 from amusd.types import DraftPresence, Mode
-from amusd.workload import user_prompt
+from amusd.workload import prompts_of, user_prompt
 
 TEXT = "deafbead"
 FACTORY = oracle(60, right_with_probability(0.7, 1))
@@ -179,11 +178,11 @@ class Commands:
         (tmp_path / "events").mkdir()
 
     def ending(self, command: str, engine: Engine, config: RunConfig) -> int | ConfigError:
-        self.monkeypatch.setattr(amusd.commands.run.Engine, "connect", lambda *_, **__: engine)
-
-        drafts = DraftProcess(config.engine())  # never started: the engine is there
-        (ending,) = run_target(command, [(config, self.directory)], drafts)
-        return ending
+        console = Console(json_only=config.output == "json")
+        try:
+            return commands_run.answer(command, config, engine, console, prompts_of(command, config), self.directory)
+        except ConfigError as mistake:
+            return mistake
 
     def run(self, command: str, engine: Engine, config: RunConfig) -> int:
         ending = self.ending(command, engine, config)

@@ -15,7 +15,7 @@ from amusd.answer import Answer
 from amusd.commands import compare as command
 from amusd.commands.compare import run_comparison
 from amusd.commands.contestants import Comparison, comparison_text, contestants_of, records_of, rows_of
-from amusd.commands.run import _run
+from amusd.commands.run import answer
 from amusd.config import RunConfig
 from amusd.console import Console
 from amusd.drafters.ngram import NgramDrafter
@@ -134,7 +134,7 @@ def test_a_run_keeps_a_table_a_figure_and_every_answer(tmp_path: Path) -> None:
     (tmp_path / "environment.json").write_text("{}")
     out = io.StringIO()
     with pair(NGRAM, max_num_seqs=4, pass_seconds=0.0) as (engine, _):
-        assert _run("compare", config, engine, Console(out=out), PROMPTS, tmp_path) == 0
+        assert answer("compare", config, engine, Console(out=out), PROMPTS, tmp_path) == 0
     header, _, *lines = out.getvalue().partition("\n\n")[0].splitlines()
     assert header.split()[:4] == ["mode", "at", "a", "time"]
     assert [line.split()[-1] for line in lines[1:]] == ["3/3", "6/6", "6/6"]

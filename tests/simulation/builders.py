@@ -77,9 +77,9 @@ def write_run(folder: Path, simulator: Simulator, *schedules: DecodingConfig) ->
         part.mkdir()
         simulator.run(decoding, events_folder=part)
         found.append([1000 * index + number for number in range(1, len(simulator.answers) + 1)])
-        for role in ("target", "draft"):
-            with (events / f"{role}.jsonl").open("a", encoding="utf-8") as file:
-                for line in map(json.loads, (part / f"{role}.jsonl").read_text(encoding="utf-8").splitlines()):
+        for own in part.iterdir():  # a draft that was not asked has no events
+            with (events / own.name).open("a", encoding="utf-8") as file:
+                for line in map(json.loads, own.read_text(encoding="utf-8").splitlines()):
                     if line["sequence_id"] >= 0:
                         line["sequence_id"] += 1000 * index
                         line["start_ns"] += index << 50
