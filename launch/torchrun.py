@@ -16,8 +16,8 @@ import stat
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
-from amusd.config import RunConfig
+from amusd.config import EngineConfig, RunConfig
 from amusd.console import Console, tell
 from amusd.errors import ConfigError, PeerLostError, PeerProtocolError, first_line
-from amusd.models.meeting import LOOPBACK, Meeting
+from amusd.models.meeting import Meeting
 from amusd.runtime.cores import allowed_cores, cores_for, pin_to
 from amusd.runtime.devices import check_devices, count_gpus, devices_of, settle_devices
 from amusd.runtime.draft_process import DraftProcess
@@ -37,6 +37,7 @@ from amusd.runtime.placement import place
 from amusd.transport.addresses import address_towards, parse_endpoint
 from amusd.transport.base import Rendezvous
 from amusd.transport.factory import numbered_link
+from amusd.transport.zeromq import ZeroMQTransport
 from amusd.types import Role
 
 from .devices import NCCL_SETTINGS, set_threads
@@ -52,7 +53,7 @@ COMMANDS = ("generate", "compare", "serve")
 STORE_SECONDS = 60.0
 """Longest wait for the store, and for what another rank puts there."""
 LOOK_SECONDS = 0.02
-"""How often the last rank looks after the draft's process."""
+"""How often the store is looked at, and the last rank looks after the draft's process."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,15 +62,9 @@ class Place:
 
     rank: int
     size: int
-    local_rank: int = 0
+    local_rank: int
     local_size: int
     """Processes on this machine."""
-    address: str
-    port: int
-    serves_store: bool = False
-    """No agent of torchrun serves the store, so rank 0 has to."""
-    run: str
-    """Keeps what is in the store apart from other runs and attempts."""
 
     @property
     def is_last(self) -> bool:
@@ -84,23 +79,16 @@ class Place:
 
 def place_from_environment() -> Place:
     """Read torchrun's variables. Raises `ConfigError` when it did not start this process."""
-    found = os.environ
-    if "RANK" not in found or "MASTER_ADDR" not in found:
+    try:
+        rank, size, local_rank, local_size = (
+            int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        )
+    except KeyError:
         raise ConfigError(
             'launch/run.py: start it with torchrun --standalone --nproc-per-node=2 launch/run.py prompt="...", '
             "or use the amusd command"
-        )
-    rank = int(found["RANK"])
-    return Place(
-        rank=rank,
-        size=int(found["WORLD_SIZE"]),
-        local_rank=int(found["LOCAL_RANK"]),
-        local_size=int(found["LOCAL_WORLD_SIZE"]),
-        address=found["MASTER_ADDR"],
-        port=int(found["MASTER_PORT"]),
-        serves_store=rank == 0 and found.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
-        run=f"{found.get('TORCHELASTIC_RUN_ID', '')}/{found.get('TORCHELASTIC_RESTART_COUNT', '0')}",
-    )
+        ) from None
+    return Place(rank=rank, size=size, local_rank=local_rank, local_size=local_size)
 
 
 def compose(arguments: Sequence[str], own: Place) -> tuple[str, RunConfig]:
@@ -135,78 +123,82 @@ def compose(arguments: Sequence[str], own: Place) -> tuple[str, RunConfig]:
     return command, config
 
 
-class Store:
-    """Texts under names, in torchrun's store. Raises `PeerLostError` when it cannot be reached."""
-
-    def __init__(self, own: Place) -> None:
-        from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # missing in its __all__
-
-        with _loss_is_told():
-            served = TCPStore(
-                own.address,
-                own.port,
-                is_master=own.serves_store,
-                timeout=timedelta(seconds=STORE_SECONDS),
-                wait_for_workers=False,
-            )
-        self.torch: Any = PrefixStore(f"amusd/{own.run}", served)
-
-    def put(self, name: str, text: str) -> None:
-        """Publish a text."""
-        with _loss_is_told():
-            self.torch.set(name, text)
-
-    def get(self, name: str) -> str:
-        """The text, once it is there."""
-        deadline = time.monotonic() + STORE_SECONDS
-        with _loss_is_told():
-            while not self.torch.check([name]):  # `wait` would hold signals up
-                if time.monotonic() >= deadline:
-                    raise PeerLostError(f"the other ranks said nothing for {STORE_SECONDS:g} seconds ({name})")
-                time.sleep(LOOK_SECONDS)
-            return bytes(self.torch.get(name)).decode()
-
-
-@contextmanager
-def _loss_is_told() -> Iterator[None]:
-    from torch.distributed import DistError
-
-    try:
-        yield
-    except DistError as error:
-        raise PeerLostError(f"torchrun's store cannot be reached: {first_line(error)}") from None
-
-
-def run(arguments: Sequence[str]) -> int:
-    """Do the work of this process; return its exit code. Raises `ConfigError`, `PeerError`."""
-    own = place_from_environment()
-    try:
-        command, config = compose(arguments, own)
-    except ConfigError:
-        if own.local_rank > 0:  # all ranks read the same arguments: one line on each machine
-            return 2
-        raise
-    return run_rank(command, config, own)
-
-
 def run_rank(command: str, config: RunConfig, own: Place) -> int:
     """The work of this process; returns its exit code. Raises `ConfigError`, `PeerError`."""
     cores = allowed_cores()
     set_threads(config.hardware.num_threads)
     os.environ.update(NCCL_SETTINGS)
-    store = Store(own)
-    config = _on_devices(config, own, store, cores)
+    config, meeting = _meet(config, own)
     engine = config.engine_for(command)
+    (rank, *_), here = ranks_of(own, engine.target_tensor_parallel_size)
+    if not own.is_last and engine.hardware.devices[rank] == "cpu":
+        pin_to(cores_for(Role.TARGET, cores, engine.hardware, rank=rank - here.start, num_target_ranks=len(here)))
     if own.rank == 0:
-        return _run_target(command, config, own, store, cores)
-    meeting = _meeting(config, own, store)
+        return _run_target(command, config, own, meeting, cores)
     if own.is_last:
-        _look_after_draft(config, command, meeting.address)
+        _look_after_draft(engine, meeting)
     else:
         from amusd.runtime.startup import run_follower
 
-        run_follower(engine, own.rank, meeting)
+        run_follower(engine, rank, meeting)
     return 0
+
+
+def _meet(config: RunConfig, own: Place) -> tuple[RunConfig, Meeting]:
+    """The configuration with the device of every rank, and where they meet. Raises `ConfigError`, `PeerLostError`."""
+    from torch.distributed import DistError, PrefixStore, TCPStore  # type: ignore[attr-defined]  # missing in __all__
+
+    try:
+        served = TCPStore(
+            os.environ["MASTER_ADDR"],
+            int(os.environ["MASTER_PORT"]),
+            is_master=own.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
+            timeout=timedelta(seconds=STORE_SECONDS),
+            wait_for_workers=False,
+        )
+        run, attempt = (os.environ.get(f"TORCHELASTIC_{name}", "") for name in ("RUN_ID", "RESTART_COUNT"))
+        store = PrefixStore(f"amusd/{run}/{attempt}", served)
+        if not own.is_apart:
+            return config, meet_in_folder(store, own)
+        devices = own_devices(config, own)
+        check_devices(devices)
+        store.set(f"devices/{own.rank}", " ".join(devices))
+        everywhere = [device for rank in range(own.size) for device in _get(store, f"devices/{rank}").split()]
+    except DistError as error:
+        raise PeerLostError(f"torchrun's store cannot be reached: {first_line(error)}") from None
+    address = config.transport.address
+    assert address is not None, "`compose` has seen to it"
+    endpoint = parse_endpoint(address, beyond=True, to_bind=False)
+    host = address_towards(endpoint.host, endpoint.port)
+    if own.rank == 0:
+        address = f"tcp://{host}:{endpoint.port}"  # libzmq binds to no names
+    config = dataclasses.replace(
+        config,
+        hardware=dataclasses.replace(config.hardware, devices=tuple(everywhere)),
+        transport=dataclasses.replace(config.transport, address=address),
+    )
+    return config, Meeting(address=address, host=host, store=store)
+
+
+def meet_in_folder(store: Any, own: Place) -> Meeting:
+    """Where the ranks of one machine meet. Raises `ConfigError` for a folder that others may enter."""
+    if own.rank == 0:
+        store.set("folder", tempfile.mkdtemp(prefix="amusd-ranks-"))
+    folder = _get(store, "folder")
+    status = Path(folder).lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise ConfigError(f"{folder}: torchrun's store names this folder, which is not private to this user")
+    return Meeting(address=folder)
+
+
+def _get(store: Any, name: str) -> str:
+    """The text of this name, once it is there. Raises `PeerLostError`."""
+    deadline = time.monotonic() + STORE_SECONDS
+    while not store.check([name]):  # `wait` would hold signals up
+        if time.monotonic() >= deadline:
+            raise PeerLostError(f"the other ranks said nothing for {STORE_SECONDS:g} seconds ({name})")
+        time.sleep(LOOK_SECONDS)
+    return bytes(store.get(name)).decode()
 
 
 def ranks_of(own: Place, num_targets: int) -> tuple[range, range]:
@@ -227,94 +219,46 @@ def own_devices(config: RunConfig, own: Place) -> list[str]:
     return [placed[rank - here.start] for rank in ranks]
 
 
-def _on_devices(config: RunConfig, own: Place, store: Store, cores: list[int]) -> RunConfig:
-    """The configuration with the device of each rank; a rank of the target on a CPU keeps to cores of its own."""
-    if own.is_apart:
-        devices = own_devices(config, own)
-        check_devices(devices)
-        store.put(f"devices/{own.rank}", " ".join(devices))
-        everywhere = [device for rank in range(own.size) for device in store.get(f"devices/{rank}").split()]
-        config = dataclasses.replace(config, hardware=dataclasses.replace(config.hardware, devices=tuple(everywhere)))
-    (rank, *_), here = ranks_of(own, config.target_tensor_parallel_size)
-    if not own.is_last and config.hardware.devices[rank] == "cpu":
-        pin_to(cores_for(Role.TARGET, cores, config.hardware, rank=rank - here.start, num_target_ranks=len(here)))
-    return config
-
-
-def _meeting(config: RunConfig, own: Place, store: Store) -> Meeting:
-    """Where the ranks meet. Raises `ConfigError` for a folder that others may enter."""
-    address = config.transport.address
-    if own.is_apart and address is not None:
-        endpoint = parse_endpoint(address, beyond=True, to_bind=False)
-        host = address_towards(endpoint.host, endpoint.port)
-        listening = f"tcp://{host}:{endpoint.port}" if own.rank == 0 else address  # libzmq binds to no names
-        return Meeting(address=listening, host=host, store=store.torch)
-    folder = store.get("folder")
-    status = Path(folder).lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise ConfigError(f"{folder}: torchrun's store names this folder, which is not private to this user")
-    return Meeting(address=folder, host=LOOPBACK)
-
-
 # The target's rank 0, and its draft in the care of the last rank
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Order:
-    """What the last rank is to do, as rank 0 says."""
+    """What the last rank is to do, as rank 0 says: a method of `DraftProcess`. The run directory is told before."""
 
-    kind: Literal["prepare", "tell", "met", "dismiss"]
-    events: str | None = None
-    """`prepare`: the folder where the draft keeps its events."""
+    kind: Literal["tell", "met", "dismiss"]
     incarnation: int = 0
     """`tell`: of the draft that is to start."""
     rendezvous: Rendezvous | None = None
     """`tell`: where it finds the target."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class State:
-    """How the draft's process is doing, as the last rank says when it changes."""
-
-    incarnation: int
-    """Of the draft that was told last."""
-    newest: int = 0
-    failure: str | None = None
-    """Why no other one can come."""
-    ending: str | None = None
-    pid: int | None = None
-
-
 class DraftElsewhere:
     """The draft in the care of the last rank. Satisfies `DraftSource`; may be asked from several threads."""
 
-    def __init__(self, link: Any, events: str | None) -> None:
+    def __init__(self, link: ZeroMQTransport, events: str | None) -> None:
         """`link`: to the last rank. `events`: as of `make_recorder`."""
         self._link = link
         self._lock = threading.Lock()
         self._told = 0
-        self._state = State(incarnation=0)
-        self._order(Order(kind="prepare", events=events))
-
-    @property
-    def pid(self) -> int | None:
-        """Process id of the newest draft, as far as it is known."""
-        return self._state.pid
+        self._ended = (0, "")
+        """The draft that has ended last, and how, as the last rank says."""
+        link.send_frame(msgspec.msgpack.encode(events))
 
     def newest(self) -> int:
         """See `DraftSource`."""
-        self._look()
-        if self._state.failure is not None:
-            raise PeerLostError(self._state.failure)
-        return self._state.newest
+        return max(1, self._told + (self.ending(0.0) is not None))
 
     def ending(self, timeout: float, /) -> str | None:
         """See `DraftSource`."""
         deadline = time.monotonic() + timeout
         while True:
-            self._look()
-            if self._state.incarnation == self._told and self._state.ending is not None:
-                return self._state.ending
+            with self._lock:
+                while (frame := self._link.receive_frame(0.0)) is not None:
+                    self._ended = _decoded(frame, tuple[int, str])
+            incarnation, text = self._ended
+            if 0 < incarnation == self._told:
+                return text
             if time.monotonic() >= deadline:
                 return None
             time.sleep(LOOK_SECONDS)
@@ -323,109 +267,82 @@ class DraftElsewhere:
         """See `DraftSource`."""
         if rendezvous is not None:
             self._told = incarnation
-            self._order(Order(kind="tell", incarnation=incarnation, rendezvous=rendezvous))
+            self._order(Order("tell", incarnation, rendezvous))
 
     def met(self) -> None:
         """See `DraftSource`."""
-        self._order(Order(kind="met"))
+        self._order(Order("met"))
 
     def dismiss(self) -> None:
         """See `DraftSource`."""
-        self._order(Order(kind="dismiss"))
+        self._order(Order("dismiss"))
 
     def _order(self, order: Order) -> None:
         with self._lock:
             self._link.send_frame(msgspec.msgpack.encode(order))
-
-    def _look(self) -> None:
-        with self._lock:
-            while (frame := self._link.receive_frame(0.0)) is not None:
-                self._state = _decoded(frame, State)
 
 
 def _decoded(frame: bytes, kind: type[T]) -> T:
     try:
         return msgspec.msgpack.decode(frame, type=kind)
     except msgspec.MsgspecError as error:
-        raise PeerProtocolError(f"another rank says what is no {kind.__name__}: {error}") from None
+        raise PeerProtocolError(f"another rank does not say what it should: {error}") from None
 
 
-def _run_target(command: str, config: RunConfig, own: Place, store: Store, cores: Sequence[int]) -> int:
+def _run_target(command: str, config: RunConfig, own: Place, meeting: Meeting, cores: Sequence[int]) -> int:
+    number = config.target_tensor_parallel_size
     with ExitStack() as stack:
         if not own.is_apart:
-            folder = tempfile.mkdtemp(prefix="amusd-ranks-")
-            stack.callback(shutil.rmtree, folder, ignore_errors=True)
-            store.put("folder", folder)
-        meeting = _meeting(config, own, store)
-        if own.is_apart:
-            link_config = dataclasses.replace(config.transport, address=meeting.address)
-            config = dataclasses.replace(config, transport=link_config)
-        number = config.target_tensor_parallel_size
+            stack.callback(shutil.rmtree, meeting.address, ignore_errors=True)
         link = numbered_link(config.transport, meeting.address, number, Role.DRAFT, listens=True)
         stack.enter_context(closing(link))
-        others: Meeting | None = meeting
-        engine = config.engine_for(command)
-        if engine.target_tensor_parallel_size == 1:
-            others = None
-        elif own.size == 2:
-            others = Followers(engine, cores).meeting
+        others = None if number == 1 else meeting
+        if number > 1 and own.size == 2:
+            others = Followers(config.engine_for(command), cores).meeting
             stack.callback(others.stop)
 
         def make_engine(config: RunConfig, events: str | None, console: Console) -> Engine:
-            from amusd import engine as engines
+            from amusd import engine
             from amusd.runtime.startup import make_recorder
 
-            drafts = DraftElsewhere(link, events)
-            recorder = make_recorder(Role.TARGET, events)
-            made = engines.Engine.connect(engine, drafts, recorder, report=console.note, meeting=others)
-            write_workers(Path(config.run_dir or "."), target=[os.getpid()], draft=drafts.pid)
+            wanted, drafts, recorder = (
+                config.engine_for(command),
+                DraftElsewhere(link, events),
+                make_recorder(Role.TARGET, events),
+            )
+            made = engine.Engine.connect(wanted, drafts, recorder, report=console.note, meeting=others)
+            write_workers(Path(config.run_dir or "."), target=[os.getpid()], draft=None)
             return made
 
         with closing(Jobs(command, make_engine)) as jobs:
             return jobs.run(config)
 
 
-def _look_after_draft(config: RunConfig, command: str, address: str) -> None:
-    """Do what rank 0 orders, until it has ended."""
+def _look_after_draft(config: EngineConfig, meeting: Meeting) -> None:
+    """Do what rank 0 orders, until it has ended; that says why."""
     number = config.target_tensor_parallel_size
-    with closing(numbered_link(config.transport, address, number, Role.DRAFT, listens=False)) as link:
-        process: DraftProcess | None = None
-        state = State(incarnation=0)
-        try:
-            while True:
-                while (frame := link.receive_frame(0.0)) is not None:
-                    order = _decoded(frame, Order)
-                    if order.kind == "prepare":
-                        there = order.events if order.events and Path(order.events).is_dir() else None
-                        process = DraftProcess(config.engine_for(command), events=there, tell_loss=tell)
-                        process.prepare()
-                    elif process is not None:
-                        _do(order, process)
-                        state = dataclasses.replace(state, incarnation=order.incarnation or state.incarnation)
-                found = state if process is None else _state_of(process, state.incarnation)
-                if found != state:
-                    link.send_frame(msgspec.msgpack.encode(found))
-                    state = found
-                time.sleep(LOOK_SECONDS)
-        except PeerLostError:
-            pass  # the target has ended, and its rank 0 says why
-        finally:
-            if process is not None:
-                process.stop()
-
-
-def _do(order: Order, process: DraftProcess) -> None:
-    if order.kind == "tell":
-        process.tell(order.incarnation, order.rendezvous)
-    elif order.kind == "met":
-        process.met()
-    else:
-        process.dismiss()
-
-
-def _state_of(process: DraftProcess, incarnation: int) -> State:
-    ending = process.ending(0.0) if incarnation else None
-    try:
-        return State(incarnation=incarnation, newest=process.newest(), ending=ending, pid=process.pid)
-    except PeerLostError as error:
-        return State(incarnation=incarnation, failure=str(error), ending=ending, pid=process.pid)
+    with ExitStack() as stack, suppress(PeerLostError):
+        link = numbered_link(config.transport, meeting.address, number, Role.DRAFT, listens=False)
+        stack.callback(link.close)
+        told = link.receive_frame(config.startup_timeout_seconds)
+        if told is None:
+            return
+        events = _decoded(told, str | None)
+        if events is not None and not Path(events).is_dir():  # another machine may not have it
+            events = None
+        process = DraftProcess(config, events=events, tell_loss=tell)
+        stack.callback(process.stop)
+        process.prepare()
+        incarnation = ended = 0
+        while True:
+            while (frame := link.receive_frame(0.0)) is not None:
+                order = _decoded(frame, Order)
+                if order.kind == "tell":
+                    incarnation = order.incarnation
+                    process.tell(incarnation, order.rendezvous)
+                else:
+                    (process.met if order.kind == "met" else process.dismiss)()
+            if ended < incarnation and (text := process.ending(0.0)) is not None:
+                ended = incarnation
+                link.send_frame(msgspec.msgpack.encode((ended, text)))
+            time.sleep(LOOK_SECONDS)

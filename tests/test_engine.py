@@ -37,6 +37,7 @@ from amusd.drafters.synthetic import SyntheticDrafter, right_with_probability
 from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.files import KEYS, MEASURES
+from amusd.models.meeting import Meeting
 from amusd.settings import from_mapping
 from amusd.tracing.recorder import Recorder
 from amusd.types import DraftPresence, Mode
@@ -343,15 +344,10 @@ def test_an_interrupted_answer_keeps_what_was_written(commands: Commands) -> Non
     assert str(result["text"]).startswith("".join(shown[:5]))
 
 
-def test_an_engine_from_python_is_one_process() -> None:
-    with pytest.raises(ConfigError, match=r"^target_tensor_parallel_size=2: not from Python, .* allowed: 1, or start"):
-        Engine.launch(target_tensor_parallel_size=2)
-
-
 def test_a_target_that_ranks_cannot_share_is_refused_before_anybody_is_called(tmp_path: Path) -> None:
     tiny.tiny_config("LlamaConfig").save_pretrained(tmp_path)  # with two key heads, and without weights
     config = EngineConfig(target=TargetConfig(kind="hf", model=str(tmp_path)), target_tensor_parallel_size=3)
-    drafts = Mock()
+    drafts, stop = Mock(), Mock()
     with pytest.raises(ConfigError, match=r"^target_tensor_parallel_size=3: .* allowed: 1 to 2$"):
-        Engine.connect(config, drafts, Recorder("target"))
-    assert drafts.mock_calls == []
+        Engine.connect(config, drafts, Recorder("target"), meeting=Meeting(address=str(tmp_path), stop=stop))
+    assert (drafts.mock_calls, stop.call_count) == ([], 1)

@@ -25,26 +25,20 @@ from amusd.models.passes import Part, Pass, PathRows
 
 @dataclass(frozen=True, slots=True)
 class PathsCommand:
-    """`PathRows` in short."""
+    """`PathRows` for a message."""
 
-    runs: Sequence[tuple[int, int]]
-    """The prefix as runs of slots that follow each other: the first one of each, and how many."""
+    prefix: bytes
+    """The slots as 32-bit numbers."""
     paths: Sequence[Sequence[int]]
 
     @classmethod
     def of(cls, rows: PathRows | None) -> Self | None:
         """The same rows."""
-        if rows is None:
-            return None
-        breaks = np.flatnonzero(np.diff(rows.prefix, prepend=-2) != 1)
-        counts = np.diff(breaks, append=len(rows.prefix))
-        runs = zip(rows.prefix[breaks].tolist(), counts.tolist(), strict=True)
-        return cls(list(runs), [[int(slot) for slot in path] for path in rows.paths])
+        return None if rows is None else cls(rows.prefix.astype(np.int32).tobytes(), rows.paths)
 
     def rows(self) -> PathRows:
         """The inverse of `of`."""
-        prefix = [np.arange(first, first + count) for first, count in self.runs]
-        return PathRows(np.concatenate((np.arange(0), *prefix)), self.paths)
+        return PathRows(np.frombuffer(self.prefix, np.int32).astype(np.int64), self.paths)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 from torch import Tensor
@@ -57,16 +57,14 @@ class Link(Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Report:
-    """What a follower says: first that it is ready, or why it is not; in the end why it ends."""
+    """What a follower says: that it is ready, or why it ends."""
 
-    is_ready: bool = False
-    version: str = __version__
-    failure: str | None = None
-    is_users_mistake: bool = False
-    has_lost_another: bool = False
-    """It ends because another rank did."""
+    kind: Literal["ready", "mistake", "failed", "lost"]
+    """`mistake`: of the user's. `lost`: another rank is."""
+    text: str = __version__
+    """The version of a rank that is ready; else the reason."""
 
 
 class _ConnectedRanks(Ranks):
@@ -156,19 +154,12 @@ class Leader(_ConnectedRanks):
         come.
         """
         deadline = time.monotonic() + timeout_seconds
-        waiting = set(self._links)
-        while True:
-            for rank in sorted(waiting):
-                if (report := self._receive(rank)) is not None:
-                    if (failure := _failure_of(rank, report)) is not None:
-                        raise failure
-                    waiting.discard(rank)
-            if not waiting:
-                break
+        waiting = list(self._links)
+        while waiting := [rank for rank in waiting if self._hear(rank) != "ready"]:
             if self._meeting.failure(0.0) is not None:
                 raise self._reason(RankLostError("a rank of the target is gone"))
             if time.monotonic() >= deadline:
-                raise RankLostError(f"rank {min(waiting)} of the target was not ready in {timeout_seconds:g} s")
+                raise RankLostError(f"rank {waiting[0]} of the target was not ready in {timeout_seconds:g} s")
             time.sleep(LOOK_SECONDS)
         self._send(b"meet")
         self._meet(device)
@@ -216,32 +207,36 @@ class Leader(_ConnectedRanks):
         except PeerLostError:
             raise self._reason(RankLostError("a rank of the target is gone")) from None
 
-    def _receive(self, rank: int) -> Report | None:
-        """The next report of a follower; None when none is there. Raises why it is gone."""
+    def _hear(self, rank: int) -> str | None:
+        """The kind of a follower's next report; None when none is there. Raises why that rank cannot go on."""
         try:
             with self._using:
                 frame = self._links[rank].receive_frame(0.0)
         except PeerLostError:
             raise self._meeting.failure(REASON_SECONDS) or RankLostError(f"rank {rank} of the target is gone") from None
+        if frame is None:
+            return None
         try:
-            return None if frame is None else msgspec.msgpack.decode(frame, type=Report)
+            report = msgspec.msgpack.decode(frame, type=Report)
         except msgspec.MsgspecError as error:
             raise PeerProtocolError(f"rank {rank} of the target: {error}") from None
+        if report.kind == "mistake":
+            raise ConfigError(report.text)
+        if report.kind == "failed":
+            raise PeerFailedError(f"rank {rank} of the target failed: {report.text}")
+        if report.kind == "ready" and report.text != __version__:
+            raise ConfigError(f"rank {rank} of the target has amusd {report.text}, and rank 0 has {__version__}")
+        return report.kind
 
     def _reason(self, error: RankLostError) -> Exception:
         """The end of a rank that is behind `error`, as the followers' last words tell; else the error itself."""
         deadline = time.monotonic() + REASON_SECONDS
-        waiting = set(self._links)
+        waiting = list(self._links)
         while waiting and time.monotonic() < deadline:
-            for rank in sorted(waiting):
-                try:
-                    report = self._receive(rank)
-                except Exception as reason:  # noqa: BLE001 - it is raised by the caller
-                    return reason
-                if report is not None and report.has_lost_another:
-                    waiting.discard(rank)
-                elif report is not None and (failure := _failure_of(rank, report)) is not None:
-                    return failure
+            try:
+                waiting = [rank for rank in waiting if self._hear(rank) != "lost"]
+            except Exception as reason:  # noqa: BLE001 - it is raised by the caller
+                return reason
             time.sleep(LOOK_SECONDS)
         return self._meeting.failure(0.0) or error
 
@@ -259,7 +254,7 @@ class Follower(_ConnectedRanks):
     def ready(self, device: str, timeout_seconds: float) -> None:
         """The model is loaded: wait for the others to be ready too. Raises `RankLostError`."""
         try:
-            self._say(Report(is_ready=True))
+            self._say(Report("ready"))
             if self._link.receive_frame(timeout_seconds) is None:
                 raise RankLostError(f"rank 0 of the target was not ready in {timeout_seconds:g} s")
         except PeerLostError as error:
@@ -281,24 +276,13 @@ class Follower(_ConnectedRanks):
         """Leave; the leader is told why, unless it was a signal. Idempotent."""
         with suppress(PeerLostError):  # the leader is gone
             if isinstance(error, RankLostError):
-                self._say(Report(has_lost_another=True))
+                self._say(Report("lost"))
+            elif isinstance(error, ConfigError):
+                self._say(Report("mistake", str(error)))
             elif isinstance(error, Exception):
-                self._say(Report(failure=first_line(error), is_users_mistake=isinstance(error, ConfigError)))
+                self._say(Report("failed", first_line(error)))
         super().close()
 
     def _say(self, report: Report) -> None:
         with self._using:
             self._link.send_frame(msgspec.msgpack.encode(report))
-
-
-def _failure_of(rank: int, report: Report) -> ConfigError | PeerFailedError | RankLostError | None:
-    """Why the leader cannot go on with a follower that says this; None if it can."""
-    if report.is_users_mistake:
-        return ConfigError(report.failure)
-    if report.failure is not None:
-        return PeerFailedError(f"rank {rank} of the target failed: {report.failure}")
-    if report.has_lost_another:
-        return RankLostError(f"rank {rank} of the target has lost another rank")
-    if report.version != __version__:
-        return ConfigError(f"rank {rank} of the target has amusd {report.version}, and rank 0 has {__version__}")
-    return None

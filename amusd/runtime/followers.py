@@ -107,10 +107,10 @@ def _prepare(settings: Orders) -> None:
 
 
 def _live(channel: Channel, settings: Orders, _orders: Orders, _prepared: object) -> int:
-    """Compute until the first rank ends; return the exit code."""
+    """Compute until the first rank ends, and end this process: torch would take a second to leave."""
     channel.on_hang_up(lambda: os._exit(0))  # nobody is left to work for
     config, rank = from_mapping(EngineConfig, settings["config"]), settings["rank"]
     if device_of(config, Role.TARGET, rank) == "cpu":
         pin_rank(config, Role.TARGET, settings["cores"], rank)
     importlib.import_module(settings["work"]).run_follower(config, rank, Meeting(address=settings["address"]))
-    return 0
+    os._exit(0)

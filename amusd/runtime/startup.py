@@ -138,8 +138,9 @@ def make_leader(config: EngineConfig, meeting: Meeting | None) -> Leader | None:
 
     Raises `ConfigError` for a model that they cannot share.
     """
-    if meeting is None:
+    if config.target_tensor_parallel_size == 1:
         return None
+    assert meeting is not None, "whoever starts the other ranks says where they meet"
     check_target(config, device_of(config, Role.TARGET))
     with ExitStack() as opened:
         links = []

@@ -189,7 +189,7 @@ class ZeroMQTransport:
         if self._is_closed:
             raise PeerLostError("this end of the link is closed")
         deadline = time.monotonic() + timeout
-        while not self._has_input():  # a third of the cost of a `recv` that finds nothing
+        while (frame := self._take()) is None:
             now = time.monotonic()
             if now >= self._next_look:
                 self._watch_peer()
@@ -203,7 +203,7 @@ class ZeroMQTransport:
                 self._next_look = 0.0
         if self._pending:
             self._watch_peer()  # the peer has come: what waits for it goes out now
-        return self._socket.recv(zmq.NOBLOCK)
+        return frame
 
     def close(self) -> None:
         """Release everything, at most `CLOSE_SECONDS` later. Idempotent; never raises."""
@@ -246,6 +246,15 @@ class ZeroMQTransport:
         except zmq.Again:
             return False
         return True
+
+    def _take(self) -> bytes | None:
+        """The next bytes, if they are there."""
+        if not self._has_input():  # a third of the cost of a `recv` that finds nothing
+            return None
+        try:
+            return self._socket.recv(zmq.NOBLOCK)
+        except zmq.Again:  # it was the key of a peer that has sent a heartbeat and no message yet
+            return None
 
     def _has_input(self) -> bool:
         return bool(zmq.zmq_poll(self._input, 0))

@@ -39,7 +39,7 @@ def check_line(arguments: list[str], rank: int, processes: tuple[int, int], addr
     flags = ["--nnodes=2", f"--node-rank={rank}", f"--nproc-per-node={processes[rank]}"]
     flags += [f"--master-addr={address}", "--master-port=29500", "-m", "amusd_launch.run"]
     assert arguments[: len(flags) + 2] == ["-m", "torch.distributed.run", *flags]
-    own = Place(rank=rank, size=sum(processes), local_size=processes[rank], address=address, port=29500, run="")
+    own = Place(rank=rank, size=sum(processes), local_rank=0, local_size=processes[rank])
     command, config = compose(arguments[len(flags) + 2 :], own)
     assert command == "serve"
     assert (config.transport.address, config.transport.keys) == (f"tcp://{address}:29501", "/tmp/keys")

@@ -6,13 +6,14 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 from runtime.gpu_doubles import pretend_gpus
+from torch.distributed import HashStore
 
-from amusd.config import HardwareConfig, RunConfig, TransportConfig
-from amusd.errors import ConfigError, PeerLostError
+from amusd.config import EngineConfig, HardwareConfig, RunConfig, TransportConfig
+from amusd.errors import ConfigError
+from amusd.models.meeting import Meeting
 from amusd.transport.base import Rendezvous
 from amusd.transport.factory import numbered_link
 from amusd.types import Role
@@ -21,8 +22,8 @@ from launch.torchrun import (
     DraftElsewhere,
     Place,
     _look_after_draft,
-    _meeting,
     compose,
+    meet_in_folder,
     own_devices,
     place_from_environment,
 )
@@ -30,32 +31,20 @@ from tests.launch.processes import WAITING, run, torchrun_command
 from tests.launch.small_pair import PROMPT, plain_answer, save_pair
 
 DEADLINE_SECONDS = 30.0
-TORCHRUN = {
-    "RANK": "0",
-    "WORLD_SIZE": "2",
-    "LOCAL_RANK": "0",
-    "LOCAL_WORLD_SIZE": "1",
-    "MASTER_ADDR": "127.0.0.1",
-    "MASTER_PORT": "2",
-    "TORCHELASTIC_USE_AGENT_STORE": "True",
-}
+TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
 TWO_NODES = "transport.address=tcp://10.0.0.1:29501"
 
 
 def a_place(rank: int = 0, size: int = 2, *, local_size: int | None = None, local_rank: int | None = None) -> Place:
     here, number = size if local_size is None else local_size, rank if local_rank is None else local_rank
-    return Place(rank=rank, size=size, local_rank=number, local_size=here, address="10.0.0.1", port=2, run="1")
+    return Place(rank=rank, size=size, local_rank=number, local_size=here)
 
 
-def test_a_process_knows_its_place_from_torchrun_and_serves_the_store_only_if_no_agent_does(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_process_knows_its_place_from_torchrun_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
     own = place_from_environment()
-    assert (own.rank, own.size, own.is_apart, own.is_last, own.serves_store) == (0, 2, True, False, False)
-    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "False")
-    assert place_from_environment().serves_store
+    assert (own.rank, own.size, own.is_apart, own.is_last) == (0, 2, True, False)
     monkeypatch.delenv("RANK")
     with pytest.raises(ConfigError, match="start it with torchrun --standalone --nproc-per-node=2"):
         place_from_environment()
@@ -113,16 +102,13 @@ def test_each_machine_gives_its_own_gpus_to_its_ranks(
 
 
 def test_a_folder_that_others_may_enter_is_not_taken_from_the_store(tmp_path: Path) -> None:
-    class Told:
-        def get(self, _name: str) -> str:
-            return str(tmp_path)
-
-    store: Any = Told()
+    store = HashStore()
+    store.set("folder", str(tmp_path))
     tmp_path.chmod(0o700)
-    assert _meeting(RunConfig(), a_place(), store).address == str(tmp_path)
+    assert meet_in_folder(store, a_place(1)).address == str(tmp_path)
     tmp_path.chmod(0o770)
     with pytest.raises(ConfigError, match=f"^{tmp_path}: torchrun's store names this folder, which is not private"):
-        _meeting(RunConfig(), a_place(), store)
+        meet_in_folder(store, a_place(1))
 
 
 class FakeProcess:
@@ -130,7 +116,6 @@ class FakeProcess:
 
     def __init__(self, *_: object, **__: object) -> None:
         self.told: list[object] = []
-        self.pid = 7
         self._incarnation, self._has_ended = 0, False
 
     def prepare(self) -> None:
@@ -146,11 +131,6 @@ class FakeProcess:
     def dismiss(self) -> None:
         self._has_ended = True
 
-    def newest(self) -> int:
-        if self._incarnation == 2 and self._has_ended:
-            raise PeerLostError("no further one can start")
-        return self._incarnation + (self._incarnation == 0 or self._has_ended)
-
     def ending(self, _timeout: float) -> str | None:
         return "it was dismissed" if self._has_ended else None
 
@@ -165,7 +145,7 @@ def test_the_last_rank_starts_drafts_as_rank_0_orders_and_ends_with_it(
     monkeypatch.setattr(torchrun, "DraftProcess", lambda *_, **__: process)
     link = numbered_link(TransportConfig(), str(tmp_path), 1, Role.DRAFT, listens=True)
     with ThreadPoolExecutor(1) as pool:
-        last = pool.submit(_look_after_draft, RunConfig(), "generate", str(tmp_path))
+        last = pool.submit(_look_after_draft, EngineConfig(), Meeting(address=str(tmp_path)))
         with closing(link):
             drafts = DraftElsewhere(link, str(tmp_path))
             first, second = (Rendezvous(f"ipc:///{number}", number) for number in (1, 2))
@@ -175,13 +155,10 @@ def test_the_last_rank_starts_drafts_as_rank_0_orders_and_ends_with_it(
             assert drafts.newest() == 1
             drafts.dismiss()
             assert drafts.ending(DEADLINE_SECONDS) == "it was dismissed"
-            assert (drafts.newest(), drafts.pid) == (2, 7)
+            assert drafts.newest() == 2
             drafts.tell(2, second)
             assert drafts.ending(0.0) is None, "what is known is of the first one"
-            drafts.dismiss()
-            assert drafts.ending(DEADLINE_SECONDS) == "it was dismissed"
-            with pytest.raises(PeerLostError, match="no further one can start"):
-                drafts.newest()
+            assert drafts.newest() == 2
         last.result(DEADLINE_SECONDS)
     assert process.told == ["prepare", first, "met", second, "stop"]
 

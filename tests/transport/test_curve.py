@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -167,6 +168,22 @@ def test_a_rank_of_the_target_proves_to_have_its_key_and_a_draft_is_none(
         wait_for_refusal(first)
     other.close()
     first.close()
+
+
+def test_a_peer_that_has_only_sent_heartbeats_says_nothing(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """With the first of them libzmq announces input, which is the peer's key and cannot be received."""
+    monkeypatch.setattr("amusd.transport.addresses._is_loopback", lambda _host: False)
+    monkeypatch.setattr("amusd.transport.zeromq._HEARTBEAT_INTERVAL_MS", 20)
+    target = ZeroMQTransport.bind(OTHER_NODE, NONCE, keys=read_keys(folder, Role.TARGET))
+    draft = ZeroMQTransport.connect(target.address, NONCE, keys=read_keys(folder, Role.DRAFT))
+    with closing(target), closing(draft):
+        target.send(VERDICT)
+        deadline = time.monotonic() + 0.3
+        while time.monotonic() < deadline:
+            assert target.receive(0.01) is None
+        assert expect(draft) == VERDICT
+        draft.send(VERDICT)
+        assert expect(target) == VERDICT
 
 
 def test_a_second_draft_comes_in_once_its_key_lies_in_the_folder(other_folder: Path, tmp_path: Path) -> None:
