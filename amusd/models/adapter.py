@@ -178,7 +178,7 @@ def load_stock(path: str | Path, config: Any, options: LoadOptions, shared: Shar
     for name, stored, expected in info["mismatched_keys"]:
         raise ConfigError(f"model {path}: {name} has shape {list(stored)}, and {CONFIG} asks for {list(expected)}")
     if info["missing_keys"]:
-        raise ConfigError(f"model {path}: the checkpoint lacks weights, {min(info['missing_keys'])} among them")
+        raise ConfigError(f"model {path}: lacks weights, {min(info['missing_keys'])} among them")
     if shared is not None:
         adopt_into(model, shared)
     return model

@@ -10,6 +10,7 @@ References:
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ from torch import Tensor
 from amusd.errors import ConfigError, UnsupportedModelError
 from amusd.models.attention import Attention, AttentionInputs, attend_masked
 from amusd.models.compatibility import position_limit
-from amusd.models.decoder import Decoder
+from amusd.models.decoder import Decoder, fit_weights
 from amusd.models.draft_layouts import (
     MEDUSA,
     PublishedDraft,
@@ -137,25 +138,16 @@ class _MedusaState:
 
 def _medusa_heads(draft: PublishedDraft) -> list[tuple[list[Weights], Weights]]:
     """The residual blocks and the output layer of each head, counted from the names of the weights."""
-    weights, width, vocab_size = dict(draft.weights), int(draft.target.hidden_size), int(draft.target.vocab_size)
-    number = 1 + max(int(name.split(".")[0]) for name in weights if name[0].isdigit())
-    found = []
-    for head in range(number):
-        depth = sum(re.fullmatch(rf"{head}\.\d+\.linear\.weight", name) is not None for name in weights)
-        matrices = {f"{head}.{block}.linear.weight": (width, width) for block in range(depth)}
-        matrices[f"{head}.{depth}.weight"] = (vocab_size, width)
-        layers = []
-        for name, shape in matrices.items():
-            if name not in weights:
-                raise ConfigError(f"drafter {draft.path}: its file lacks weights, {name} among them")
-            if weights[name].shape != shape:
-                stored = list(weights[name].shape)
-                raise ConfigError(f"drafter {draft.path}: {name} has shape {stored}, and {list(shape)} is needed")
-            layers.append(Weights(weights.pop(name), weights.pop(f"{name.removesuffix('weight')}bias", None)))
-        found.append((layers[:-1], layers[-1]))
-    if weights:
-        raise ConfigError(f"drafter {draft.path}: its file has weights without a place, {min(weights)} among them")
-    return found
+    names = [re.match(r"(\d+)\.\d+\.linear\.weight", name) for name in draft.weights]
+    depths = Counter(int(found[1]) for found in names if found)
+    width, layers = int(draft.target.hidden_size), []
+    shapes: dict[str, tuple[int, ...]] = {}
+    for head in range(1 + max(int(name.split(".")[0]) for name in draft.weights if name[0].isdigit())):
+        layers.append(([f"{head}.{block}.linear" for block in range(depths[head])], f"{head}.{depths[head]}"))
+        shapes |= {f"{name}.weight": (width, width) for name in layers[-1][0]}
+        shapes[f"{layers[-1][1]}.weight"] = (int(draft.target.vocab_size), width)
+    fitted = fit_weights(f"drafter {draft.path}", draft.weights, shapes, all_given=True)
+    return [([Weights.pop(fitted, name) for name in blocks], Weights.pop(fitted, last)) for blocks, last in layers]
 
 
 class DFlashModel:

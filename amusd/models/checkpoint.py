@@ -28,38 +28,11 @@ _TEXTS = ("*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt")
 _NEEDED = "a checkpoint is config.json, *.safetensors and a tokenizer; convert adapters, GGUF and pickles to that"
 
 
-class Checkpoint:
-    """The tensors of a checkpoint by name. They and this object keep the files mapped."""
+def open_checkpoint(path: str | Path) -> dict[str, Tensor]:
+    """The tensors of a folder or hub name, on the CPU in its mapped files: they must not be written to.
 
-    def __init__(self, path: str | Path, files: Iterable[Path]) -> None:
-        """`path`: name used in messages. Raises `ConfigError` for a file that is missing, cut short or no weights."""
-        self.path = path
-        self._file_of: dict[str, Any] = {}
-        for file in files:
-            opened = _open(path, file)
-            self._file_of.update(dict.fromkeys(opened.keys(), opened))
-
-    def __contains__(self, name: str) -> bool:
-        """Whether there is a tensor of this name."""
-        return name in self._file_of
-
-    @property
-    def names(self) -> list[str]:
-        """Names of all tensors."""
-        return list(self._file_of)
-
-    def dtype(self, name: str) -> str:
-        """The format's name of a tensor's dtype, for instance `BF16`. Reads no data."""
-        return str(self._file_of[name].get_slice(name).get_dtype())
-
-    def tensor(self, name: str) -> Tensor:
-        """The tensor on the CPU, in the mapped file: it must not be written to."""
-        tensor: Tensor = self._file_of[name].get_tensor(name)
-        return tensor
-
-
-def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Open the weights of a folder or hub name. Raises `ConfigError` if a file is missing or damaged."""
+    Raises `ConfigError` if a file is missing or damaged.
+    """
     folder = find_checkpoint(path)
     names = _weight_files(path, folder)
     is_local = folder == Path(path).expanduser()
@@ -67,7 +40,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         folder = _download(str(path), names)
     if names == [_WEIGHTS] and not (folder / _WEIGHTS).exists():
         raise ConfigError(f"model {path}: no {_WEIGHTS} and no {_INDEX} in it; {_NEEDED}")
-    return Checkpoint(path, [folder / name for name in names])
+    return _tensors(path, [folder / name for name in names])
 
 
 def write_checkpoint(folder: Path, settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
@@ -96,8 +69,7 @@ def read_head(path: str | Path) -> Mapping[str, Tensor]:
             continue
         if files[0].suffix != ".safetensors":
             return _unpickle(path, files[0])
-        checkpoint = Checkpoint(path, files)
-        return {name: checkpoint.tensor(name) for name in checkpoint.names}
+        return _tensors(path, files)
     raise ConfigError(f"model {path}: no weights of a drafter in it: {', '.join((_WEIGHTS, *_HEADS))}")
 
 
@@ -122,11 +94,14 @@ def _weight_files(path: str | Path, folder: Path) -> list[str]:
         return sorted(f"{name}" for name in names)
 
 
-def _open(path: str | Path, file: Path) -> Any:
+def _tensors(path: str | Path, files: Iterable[Path]) -> dict[str, Tensor]:
     from safetensors import safe_open
 
-    with one_line_errors(path, file.name):
-        return safe_open(file, framework="pt")
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        with one_line_errors(path, file.name), safe_open(file, framework="pt") as opened:
+            tensors |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - not a mapping
+    return tensors
 
 
 def find_checkpoint(path: str | Path) -> Path:

@@ -20,32 +20,19 @@ MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 _DEFAULTS: Mapping[str, Any] = {
     "attention_bias": False,
-    "eos_token_id": None,
     "head_dim": None,
     "hidden_act": "silu",
     "layer_types": None,
-    "max_position_embeddings": 32768,
+    "max_position_embeddings": 2048,
     "max_window_layers": 28,
     "mlp_bias": False,
     "num_key_value_heads": None,
-    "pretraining_tp": 1,
     "rms_norm_eps": 1e-6,
     "sliding_window": None,
     "tie_word_embeddings": False,
     "use_sliding_window": False,
 }
-_DEFAULTS_OF_TYPE: Mapping[str, Mapping[str, Any]] = {
-    "llama": {"eos_token_id": 2, "max_position_embeddings": 2048},
-    "mistral": {
-        "eos_token_id": 2,
-        "max_position_embeddings": 131072,
-        "num_key_value_heads": 8,
-        "sliding_window": 4096,
-    },
-    "qwen2": {"num_key_value_heads": 32, "sliding_window": 4096},
-    "qwen3": {"head_dim": 128, "num_key_value_heads": 32, "sliding_window": 4096},
-}
-"""What transformers takes where a file is silent."""
+"""What holds where a file is silent."""
 
 
 class ModelConfig(SimpleNamespace):
@@ -58,8 +45,7 @@ class ModelConfig(SimpleNamespace):
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         """`settings`: of a `config.json` of any age. Raises `TypeError` for a size that is missing or no number."""
-        model_type = settings["model_type"]
-        super().__init__(**{**_DEFAULTS, **_DEFAULTS_OF_TYPE[model_type], **settings})
+        super().__init__(**{**_DEFAULTS, **settings})
         self.settings = dict(settings)
         """As they are stored."""
         for name in _SIZES:
@@ -69,9 +55,20 @@ class ModelConfig(SimpleNamespace):
             self.num_key_value_heads = self.num_attention_heads
         if self.head_dim is None:
             self.head_dim = self.hidden_size // self.num_attention_heads
-        if model_type.startswith("qwen"):
-            self._set_windows()
-        self.rope_parameters = self._rope_parameters()
+        if self.model_type.startswith("qwen"):
+            window = self.sliding_window = self.sliding_window if self.use_sliding_window else None
+            if self.layer_types is None:
+                first = self.num_hidden_layers if window is None else self.max_window_layers
+                kinds = ("full_attention", "sliding_attention")
+                self.layer_types = [kinds[index >= first] for index in range(self.num_hidden_layers)]
+        rope = dict(settings.get("rope_scaling") or settings.get("rope_parameters") or {})  # older files have several
+        rope.setdefault("rope_type", rope.get("type", "default"))
+        rope.setdefault("rope_theta", settings.get("rope_theta", 10000.0))
+        if "partial_rotary_factor" in settings:
+            rope.setdefault("partial_rotary_factor", settings["partial_rotary_factor"])
+        if rope["rope_type"] in ("llama3", "yarn", "longrope"):
+            rope.setdefault("original_max_position_embeddings", self.max_position_embeddings)
+        self.rope_parameters = rope
 
     def get_text_config(self, *, decoder: bool = True) -> ModelConfig:  # noqa: ARG002 - the signature is transformers'
         """Itself: it has no other part."""
@@ -82,33 +79,10 @@ class ModelConfig(SimpleNamespace):
 
     def of_first_layers(self, number: int) -> ModelConfig:
         """That of a model of its first `number` layers."""
-        layer_types = self.settings.get("layer_types")
-        return ModelConfig(
-            {
-                **self.settings,
-                "num_hidden_layers": number,
-                "layer_types": None if layer_types is None else layer_types[:number],
-            }
-        )
-
-    def _set_windows(self) -> None:
-        window = self.sliding_window = self.sliding_window if self.use_sliding_window else None
-        if self.layer_types is None:
-            first = self.num_hidden_layers if window is None else self.max_window_layers
-            kinds = ("full_attention", "sliding_attention")
-            self.layer_types = [kinds[index >= first] for index in range(self.num_hidden_layers)]
-
-    def _rope_parameters(self) -> dict[str, Any]:
-        """One mapping, where older files have several settings."""
-        settings = self.settings
-        rope = dict(settings.get("rope_scaling") or settings.get("rope_parameters") or {})
-        rope.setdefault("rope_type", rope.get("type", "default"))
-        rope.setdefault("rope_theta", settings.get("rope_theta", 10000.0))
-        if "partial_rotary_factor" in settings:
-            rope.setdefault("partial_rotary_factor", settings["partial_rotary_factor"])
-        if rope["rope_type"] in ("llama3", "yarn", "longrope"):
-            rope.setdefault("original_max_position_embeddings", self.max_position_embeddings)
-        return rope
+        changed = {**self.settings, "num_hidden_layers": number}
+        if changed.get("layer_types"):
+            changed["layer_types"] = changed["layer_types"][:number]
+        return ModelConfig(changed)
 
 
 def load_config(path: str | Path, num_layers: int | None = None) -> Any:

@@ -19,7 +19,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
+from amusd.errors import ConfigError
 from amusd.models.attention import Attention, AttentionInputs
+from amusd.models.checkpoint import CONFIG
 from amusd.models.compatibility import is_quantized
 from amusd.models.configuration import MODEL_TYPES
 from amusd.models.features import FeatureSpec, FeatureTaps
@@ -60,36 +62,46 @@ def head_dim(config: Any) -> int:
 
 
 def weight_shapes(config: Any) -> dict[str, tuple[int, ...]]:
-    """The name and the shape of each weight of a model that `why_not_covered` accepts, a tied head included."""
-    width, units, dim, kind = config.hidden_size, config.intermediate_size, head_dim(config), config.model_type
+    """The name and the shape of each weight of a model that `why_not_covered` accepts, but for biases."""
+    width, units, dim = config.hidden_size, config.intermediate_size, head_dim(config)
     queries, keys = config.num_attention_heads * dim, config.num_key_value_heads * dim
-    output_bias = kind in ("llama", "qwen3") and config.attention_bias
-    input_bias = kind == "qwen2" or output_bias
-    mlp_bias = kind == "llama" and config.mlp_bias
-    norms = {"input_layernorm": width, "post_attention_layernorm": width}
-    if kind == "qwen3":
-        norms |= {"self_attn.q_norm": dim, "self_attn.k_norm": dim}
-    linears = {
-        "self_attn.q_proj": (queries, width, input_bias),
-        "self_attn.k_proj": (keys, width, input_bias),
-        "self_attn.v_proj": (keys, width, input_bias),
-        "self_attn.o_proj": (width, queries, output_bias),
-        "mlp.gate_proj": (units, width, mlp_bias),
-        "mlp.up_proj": (units, width, mlp_bias),
-        "mlp.down_proj": (width, units, mlp_bias),
+    block: dict[str, tuple[int, ...]] = {
+        "input_layernorm": (width,),
+        "self_attn.q_proj": (queries, width),
+        "self_attn.k_proj": (keys, width),
+        "self_attn.v_proj": (keys, width),
+        "self_attn.o_proj": (width, queries),
+        "post_attention_layernorm": (width,),
+        "mlp.gate_proj": (units, width),
+        "mlp.up_proj": (units, width),
+        "mlp.down_proj": (width, units),
     }
-    block: dict[str, tuple[int, ...]] = {f"{name}.weight": (size,) for name, size in norms.items()}
-    for name, (outputs, inputs, has_bias) in linears.items():
-        block[f"{name}.weight"] = (outputs, inputs)
-        if has_bias:
-            block[f"{name}.bias"] = (outputs,)
-    layers = range(config.num_hidden_layers)
-    return {
-        EMBEDDING: (config.vocab_size, width),
-        **{f"model.layers.{index}.{name}": shape for index in layers for name, shape in block.items()},
-        "model.norm.weight": (width,),
-        HEAD: (config.vocab_size, width),
-    }
+    if config.model_type == "qwen3":
+        block |= {"self_attn.q_norm": (dim,), "self_attn.k_norm": (dim,)}
+    layers, ends = range(config.num_hidden_layers), (config.vocab_size, width)
+    inner = {f"model.layers.{index}.{name}.weight": shape for index in layers for name, shape in block.items()}
+    return {EMBEDDING: ends, **inner, "model.norm.weight": (width,), HEAD: ends}
+
+
+def fit_weights(
+    owner: str, given: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], *, all_given: bool = False
+) -> dict[str, Tensor]:
+    """The weights that `shapes` names, and the biases that are given beside them.
+
+    Raises `ConfigError`, which begins with `owner`, if weights are missing or have other shapes, or with `all_given` if
+    one is left over.
+    """
+    biases = {name.removesuffix("weight") + "bias": shape[:1] for name, shape in shapes.items() if len(shape) > 1}
+    wanted = {**shapes, **{name: shape for name, shape in biases.items() if name in given}}
+    if missing := wanted.keys() - given.keys():
+        raise ConfigError(f"{owner}: lacks weights, {min(missing)} among them")
+    if all_given and (extra := given.keys() - wanted.keys()):
+        raise ConfigError(f"{owner}: its file has weights without a place, {min(extra)} among them")
+    for name, shape in wanted.items():
+        if given[name].shape != shape:
+            found = list(given[name].shape)
+            raise ConfigError(f"{owner}: {name} has shape {found}, and {CONFIG} asks for {list(shape)}")
+    return {name: given[name] for name in wanted}
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from amusd.errors import ConfigError, UnsupportedModelError
 from amusd.models.checkpoint import CONFIG, find_checkpoint, one_line_errors, open_checkpoint, read_head
 from amusd.models.compatibility import check_supported
 from amusd.models.configuration import MODEL_TYPES, ModelConfig, load_config
-from amusd.models.decoder import weight_shapes, why_not_covered
+from amusd.models.decoder import fit_weights, weight_shapes, why_not_covered
 from amusd.models.features import FeatureSpec
 from amusd.models.linear import INT8, why_not_int8
 from amusd.models.load_options import LoadOptions
@@ -109,18 +109,7 @@ class PublishedDraft:
         elsewhere = ("d2t", "t2d", *_BESIDE_TARGET[self.family])
         given = {name: tensor for name, tensor in self.weights.items() if not name.startswith(elsewhere)}
         given |= {EMBEDDING: self.embedding(), HEAD: self.head()}
-        expected = {name: shape for name, shape in shapes.items() if not name.endswith(".bias")}
-        biases = {name.removesuffix("weight") + "bias": shape[:1] for name, shape in expected.items() if len(shape) > 1}
-        expected |= {name: shape for name, shape in biases.items() if name in given}
-        if missing := sorted(expected.keys() - given.keys()):
-            raise ConfigError(f"drafter {self.path}: its file lacks weights, {missing[0]} among them")
-        if extra := sorted(given.keys() - expected.keys()):
-            raise ConfigError(f"drafter {self.path}: its file has weights without a place, {extra[0]} among them")
-        for name, shape in expected.items():
-            if given[name].shape != shape:
-                stored, asked = list(given[name].shape), list(shape)
-                raise ConfigError(f"drafter {self.path}: {name} has shape {stored}, and {CONFIG} asks for {asked}")
-        return given
+        return fit_weights(f"drafter {self.path}", given, shapes, all_given=True)
 
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
@@ -195,24 +184,13 @@ def read_published(path: str | Path, target_path: str | Path, kind: str) -> Publ
     return draft
 
 
-def published_kind(path: str | Path) -> str | None:
-    """Which `drafter=` the files in a folder or hub name are for; None: they are no drafter that is computed here."""
-    try:
-        folder = find_checkpoint(path)
-        with one_line_errors(path, CONFIG):
-            settings = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-            return KINDS[_family(path, settings, read_head(path))]
-    except ConfigError:
-        return None
-
-
 def _read(path: str | Path, settings: Mapping[str, Any], target_path: str | Path, target: Any) -> PublishedDraft:
     """The drafter, whatever target it was made for."""
     stored = read_head(path)
     family = _family(path, settings, stored)
     weights = {_canonical(name, family): tensor for name, tensor in stored.items() if not _is_copy(name)}
     if missing := [name for name in _NEEDED[family] if name not in weights]:
-        raise ConfigError(f"drafter {path}: its file lacks weights, {missing[0]} among them")
+        raise ConfigError(f"drafter {path}: lacks weights, {missing[0]} among them")
     config = None if family == MEDUSA else _layer_config(path, settings, weights, target)
     layers = _feature_layers(path, family, settings, int(target.num_hidden_layers))
     return PublishedDraft(path, family, settings, config, weights, target_path, target, layers)
@@ -220,13 +198,13 @@ def _read(path: str | Path, settings: Mapping[str, Any], target_path: str | Path
 
 def target_weight(path: str | Path, name: str) -> Tensor:
     """The embedding or the head of the target; no other weight is read from its files."""
-    checkpoint = open_checkpoint(path)
-    stored = [each for each in checkpoint.names if each.endswith(name.removeprefix("model."))]
-    if not stored and name == HEAD:  # tied
+    stored = open_checkpoint(path)
+    found = [tensor for each, tensor in stored.items() if each.endswith(name.removeprefix("model."))]
+    if not found and name == HEAD:  # tied
         return target_weight(path, EMBEDDING)
-    if len(stored) != 1:
+    if len(found) != 1:
         raise ConfigError(f"model {path}: no {name} in its *.safetensors files")
-    return checkpoint.tensor(stored[0])
+    return found[0]
 
 
 def _family(path: str | Path, settings: Mapping[str, Any], stored: Mapping[str, Tensor]) -> str:
@@ -308,16 +286,9 @@ def _differences(draft: PublishedDraft, folder: Path) -> Iterator[str]:
     """How the target that it was made for differs from this one, in one line each."""
     weights, settings = draft.weights, draft.settings
     width, vocab_size = int(draft.target.hidden_size), int(draft.target.vocab_size)
-    stated = settings.get("num_target_layers", draft.target.num_hidden_layers)
-    if stated != draft.target.num_hidden_layers:
-        yield f"that had {stated} layers, and this one has {draft.target.num_hidden_layers}"
     if min(draft.feature_layers) < 0 or max(draft.feature_layers) > draft.target.num_hidden_layers:
         yield f"it reads states {list(draft.feature_layers)}, and this one has {draft.target.num_hidden_layers} layers"
     if draft.family == MEDUSA:
-        heads = [tensor for name, tensor in weights.items() if re.fullmatch(r"\d+\.\d+\.weight", name)]
-        if not heads or heads[0].shape != (vocab_size, width):
-            shape = list(heads[0].shape) if heads else []
-            yield f"its heads have shape {shape}, and the target's has {[vocab_size, width]}"
         return
     taken = int(weights["fc.weight"].shape[1])
     given = width * (2 if draft.family == EAGLE else len(draft.feature_layers))

@@ -27,7 +27,7 @@ from amusd.models.cached_model import CachedModel
 from amusd.models.checkpoint import write_checkpoint
 from amusd.models.compatibility import check_supported
 from amusd.models.configuration import ModelConfig, load_config
-from amusd.models.decoder import weight_shapes
+from amusd.models.decoder import fit_weights, weight_shapes
 from amusd.models.draft_layouts import target_weight
 from amusd.models.huggingface import wrap_weights
 from amusd.models.linear import to_int8
@@ -98,9 +98,7 @@ def _with_ends(path: str | Path, draft: DraftWeights, config: ModelConfig) -> di
     """All weights of the draft: its own, and the embedding and the whole head of the target in folder `path`."""
     weights = {**draft.tensors, EMBEDDING: target_weight(path, EMBEDDING)}
     weights[HEAD] = weights[EMBEDDING] if config.tie_word_embeddings else target_weight(path, HEAD)
-    if missing := weight_shapes(config).keys() - weights.keys():
-        raise ConfigError(f"the draft and the target in {path} do not fit together: {min(missing)} is missing")
-    return weights
+    return fit_weights(f"the draft for {path}", weights, weight_shapes(config))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import tempfile
 from collections.abc import Callable, Iterator
 from importlib import metadata
@@ -141,36 +142,34 @@ def _rotate_half_order(weight: Tensor, heads: int) -> Tensor:
 
 
 def _write_config(fields: dict[str, Any], folder: Path) -> None:
-    from transformers import GenerationConfig, LlamaConfig
-
     special = {
         "bos_token_id": fields["tokenizer.ggml.bos_token_id"],
         "eos_token_id": fields["tokenizer.ggml.eos_token_id"],
         "pad_token_id": fields["tokenizer.ggml.padding_token_id"],
     }
-    config = LlamaConfig(
-        vocab_size=fields["llama.vocab_size"],
-        hidden_size=fields["llama.embedding_length"],
-        intermediate_size=fields["llama.feed_forward_length"],
-        num_hidden_layers=fields["llama.block_count"],
-        num_attention_heads=fields["llama.attention.head_count"],
-        num_key_value_heads=fields["llama.attention.head_count_kv"],
-        max_position_embeddings=fields["llama.context_length"],
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "dtype": "bfloat16",
+        "vocab_size": fields["llama.vocab_size"],
+        "hidden_size": fields["llama.embedding_length"],
+        "intermediate_size": fields["llama.feed_forward_length"],
+        "num_hidden_layers": fields["llama.block_count"],
+        "num_attention_heads": fields["llama.attention.head_count"],
+        "num_key_value_heads": fields["llama.attention.head_count_kv"],
+        "max_position_embeddings": fields["llama.context_length"],
         # The file keeps it as a float32; the checkpoint it was made from says 1e-05.
-        rms_norm_eps=round(fields["llama.attention.layer_norm_rms_epsilon"], 9),
-        rope_parameters={"rope_type": "default", "rope_theta": fields["llama.rope.freq_base"]},
-        tie_word_embeddings=True,
-        architectures=["LlamaForCausalLM"],
-        dtype="bfloat16",
+        "rms_norm_eps": round(fields["llama.attention.layer_norm_rms_epsilon"], 9),
+        "rope_parameters": {"rope_type": "default", "rope_theta": fields["llama.rope.freq_base"]},
+        "tie_word_embeddings": True,
         **special,
-    )
-    config.save_pretrained(folder)
-    GenerationConfig(**special).save_pretrained(folder)
+    }
+    for name, settings in (("config.json", config), ("generation_config.json", special)):
+        (folder / name).write_text(json.dumps(settings, indent=2), encoding="utf-8")
 
 
 def _write_tokenizer(fields: dict[str, Any], folder: Path) -> None:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
 
     tokens: list[str] = fields["tokenizer.ggml.tokens"]
     types: list[int] = fields["tokenizer.ggml.token_type"]
@@ -182,13 +181,9 @@ def _write_tokenizer(fields: dict[str, Any], folder: Path) -> None:
     backend.decoder = decoders.ByteLevel()
     controls = [token for token, kind in zip(tokens, types, strict=True) if kind == _CONTROL_TOKEN]
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in controls])
-    PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        bos_token=tokens[fields["tokenizer.ggml.bos_token_id"]],
-        eos_token=tokens[fields["tokenizer.ggml.eos_token_id"]],
-        unk_token=tokens[fields["tokenizer.ggml.unknown_token_id"]],
-        pad_token=tokens[fields["tokenizer.ggml.padding_token_id"]],
-        chat_template=fields["tokenizer.chat_template"],
-        model_max_length=fields["llama.context_length"],
-        clean_up_tokenization_spaces=False,
-    ).save_pretrained(folder)
+    names = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+    settings = {f"{name}_token": tokens[fields[f"tokenizer.ggml.{key}_token_id"]] for name, key in names.items()}
+    settings |= {"tokenizer_class": "TokenizersBackend", "clean_up_tokenization_spaces": False}
+    backend.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2), encoding="utf-8")
+    (folder / "chat_template.jinja").write_text(fields["tokenizer.chat_template"], encoding="utf-8")

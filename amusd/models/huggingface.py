@@ -6,7 +6,7 @@ A model that cannot be rolled back is refused before any weight is read.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,10 @@ from torch import Tensor
 
 from amusd.errors import ConfigError, DeviceError, UnsupportedModelError, first_line
 from amusd.models.cached_model import CachedModel
-from amusd.models.checkpoint import CONFIG, Checkpoint, one_line_errors, open_checkpoint
+from amusd.models.checkpoint import CONFIG, one_line_errors, open_checkpoint
 from amusd.models.compatibility import check_supported, is_quantized, position_limit
 from amusd.models.configuration import load_config
-from amusd.models.decoder import Decoder, weight_shapes
+from amusd.models.decoder import Decoder, fit_weights, weight_shapes
 from amusd.models.graphs import run_each_time
 from amusd.models.linear import INT8
 from amusd.models.load_options import LoadOptions, loaded_dtype, uses_decoder
@@ -27,7 +27,6 @@ from amusd.models.row_attention import require_triton
 from amusd.models.self_test import rows_agree
 from amusd.models.vocabulary import EMBEDDING, HEAD, SharedVocabulary, adopt_vocabulary
 
-_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 _FULL = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
 """What errors of a full device say: of torch, of the driver, of cuBLAS."""
 
@@ -52,11 +51,12 @@ def load_model(
         check_supported(config, options.max_model_len)
         options.check(config)  # refuses before any weight is read
         prepare_device(options.device)
-        checkpoint = open_checkpoint(path)
+        stored = open_checkpoint(path)
         if not is_quantized(config):
-            _check_dtypes(checkpoint)
+            _check_dtypes(path, stored)
         if uses_decoder(config, options.model_impl):
-            weights = read_weights(checkpoint, config)
+            weights = read_weights(path, stored, config)
+            del stored
             if shared is not None:
                 adopt_vocabulary(weights, shared)
             return wrap_weights(weights, config, options, output_ids, dtype=loaded_dtype(options.dtype))
@@ -82,37 +82,27 @@ def _try_out(model: CachedModel, options: LoadOptions, report: Callable[[str], N
     return model
 
 
-def _check_dtypes(checkpoint: Checkpoint) -> None:
+def _check_dtypes(path: str | Path, stored: Mapping[str, Tensor]) -> None:
     """Raise `UnsupportedModelError` for weights whose dtype needs scales of which the configuration says nothing."""
-    for name in checkpoint.names:
-        if name.endswith(".weight") and (dtype := checkpoint.dtype(name)) not in _FLOATS:
-            raise UnsupportedModelError(
-                f"model {checkpoint.path}: {name} is stored as {dtype}, and config.json says nothing of it"
-            )
+    for name, tensor in stored.items():
+        if name.endswith(".weight") and not (tensor.is_floating_point() and tensor.itemsize > 1):
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            raise UnsupportedModelError(f"model {path}: {name} is stored as {dtype}, and {CONFIG} says nothing of it")
 
 
-def read_weights(checkpoint: Checkpoint, config: Any) -> dict[str, Tensor]:
-    """The weights of a model that `Decoder` covers, as `weight_shapes` names them, in the checkpoint's mapped files.
+def read_weights(path: str | Path, stored: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:
+    """The weights of a model that `Decoder` covers, as `weight_shapes` names them, of those in its mapped files.
 
     None is read before it is copied, so beside the decoder memory holds at most one layer or the embeddings again.
     Raises `ConfigError` if weights are missing or do not fit.
     """
-    weights: dict[str, Tensor] = {}
-    shapes = weight_shapes(config)
-    for name, shape in shapes.items():
-        for stored in (name, name.removeprefix("model.")):  # as in a checkpoint of the model without a head
-            if name not in weights and stored in checkpoint:
-                weights[name] = checkpoint.tensor(stored)
-        if name in weights and weights[name].shape != shape:
-            found = list(weights[name].shape)
-            raise ConfigError(f"model {checkpoint.path}: {name} has shape {found}, and {CONFIG} asks for {list(shape)}")
-    ends = [weights[name] for name in (EMBEDDING, HEAD) if name in weights]
+    ours = ("model.", "lm_head.")  # a checkpoint of the model without a head lacks the first
+    given = {name if name.startswith(ours) else f"model.{name}": tensor for name, tensor in stored.items()}
+    ends = [given[name] for name in (EMBEDDING, HEAD) if name in given]
     # One that differs stays, whatever the configuration says, as in transformers.
     if config.tie_word_embeddings and ends and torch.equal(ends[0], ends[-1]):
-        weights[EMBEDDING] = weights[HEAD] = ends[0]
-    if missing := shapes.keys() - weights.keys():
-        raise ConfigError(f"model {checkpoint.path}: the checkpoint lacks weights, {min(missing)} among them")
-    return weights
+        given[EMBEDDING] = given[HEAD] = ends[0]
+    return fit_weights(f"model {path}", given, weight_shapes(config))
 
 
 def wrap_weights(

@@ -13,7 +13,7 @@ from amusd.errors import ConfigError
 from amusd.models.block_models import BlockModel, load_block_model
 from amusd.models.cached_model import CachedModel
 from amusd.models.configuration import ModelConfig, load_config
-from amusd.models.draft_layouts import published_kind, read_feature_spec
+from amusd.models.draft_layouts import read_feature_spec
 from amusd.models.eagle import load_eagle
 from amusd.models.embedded_draft import load_embedded_draft
 from amusd.models.embedded_target import Report, describe_embedded_target, embedded_target_path
@@ -141,14 +141,9 @@ def load_draft_model(
     if config.kind == "self":
         return load_model(path, options), load_tokenizer(path)
     if config.kind == "hf":
-        try:
-            own = load_tokenizer(path)
-            tokenizer, shared = _shared_with_target(own, engine) or (own, None)
-            return load_model(path, options, shared), tokenizer
-        except ConfigError as error:
-            if (kind := published_kind(path)) is None:
-                raise
-            raise ConfigError(f"drafter {path}: use drafter={kind} drafter.model={path}") from error
+        own = load_tokenizer(path)
+        tokenizer, shared = _shared_with_target(own, engine) or (own, None)
+        return load_model(path, options, shared), tokenizer
     if config.kind == "eagle":
         target_path = model_path(engine.target)
         return load_eagle(path, target_path, options), load_tokenizer(target_path)

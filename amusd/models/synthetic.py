@@ -1,8 +1,8 @@
 """Random weights in the sizes of public models, and a tokenizer for them: costs are measured without a checkpoint.
 
 Nothing is downloaded. A shape is a configuration; its weights are drawn where they stay, in the dtype they
-stay in, and the same seed gives the same weights on one device. The tokenizer takes any vocabulary and has a
-pronounceable word for every id.
+stay in, and the same seed gives the same weights on one device. The tokenizer takes any vocabulary; the
+text of an id is its number.
 
 References:
     The config.json and parameter counts of these model cards: HuggingFaceTB/SmolLM2-135M, meta-llama/Llama-3.2-1B,
@@ -111,10 +111,8 @@ SMALLER: Mapping[ModelShape, ModelShape] = MappingProxyType(
 )
 """The shape that drafts for a target of each shape unless another one is named."""
 
-_SYLLABLES = tuple(consonant + vowel for consonant in "bdfghjklmnprstvz" for vowel in "aeiou")
-_INDEX = {syllable: index for index, syllable in enumerate(_SYLLABLES)}
-_PIECES = re.compile(r" (?:[bdfghjklmnprstvz][aeiou])+(?![^ ])|.", re.DOTALL)
-"""A word as `decode` writes it, or any other character."""
+_PIECES = re.compile(r" [1-9]?[0-9]{1,8}(?![^ ])|.", re.DOTALL)
+"""A number as `decode` writes it, or any other character."""
 
 
 def load_synthetic(shape: ModelShape, options: LoadOptions, *, seed: int = 0) -> CachedModel:
@@ -153,9 +151,9 @@ def random_weights(config: ModelConfig, *, dtype: torch.dtype, device: str, seed
 
 
 class SyntheticTokenizer:
-    """A `Tokenizer` whose every id is one word after a space, whatever stands beside it.
+    """A `Tokenizer` whose every id reads as its number behind a space, whatever stands beside it.
 
-    `encode` gives such words their ids back, and other text an id for each byte, so its text is not what was encoded.
+    `encode` gives such numbers their ids back, and other text an id for each byte, so its text is not what was encoded.
     """
 
     def __init__(self, vocab_size: int) -> None:
@@ -165,12 +163,11 @@ class SyntheticTokenizer:
         self.fingerprint = hashlib.sha256(f"amusd synthetic {vocab_size}".encode()).hexdigest()
 
     def encode(self, text: str) -> list[int]:
-        """One id for each word that `decode` writes, one for each byte of anything else."""
+        """One id for each number that `decode` writes, one for each byte of anything else."""
         ids: list[int] = []
         for piece in _PIECES.findall(text):
-            word_id = _id_of(piece[1:]) if len(piece) > 1 else self._vocab_size
-            if word_id < self._vocab_size:
-                ids.append(word_id)
+            if len(piece) > 1 and int(piece) < self._vocab_size:
+                ids.append(int(piece))
             else:
                 ids.extend(byte % self._vocab_size for byte in piece.encode(errors="replace"))
         return ids
@@ -180,27 +177,12 @@ class SyntheticTokenizer:
         return self.encode("\n\n".join(turn["content"] for turn in turns))
 
     def decode(self, token_ids: Iterable[int]) -> str:
-        """The words one after the other. Raises `ValueError` on an id out of range."""
-        return "".join(f" {self._word(token_id)}" for token_id in token_ids)
+        """The numbers one after the other. Raises `ValueError` on an id out of range."""
+        ids = list(token_ids)
+        if ids and not 0 <= min(ids) <= max(ids) < self._vocab_size:
+            raise ValueError(f"a token id is out of range: between 0 and {self._vocab_size - 1} allowed")
+        return "".join(f" {token_id}" for token_id in ids)
 
     def token_text(self, token_id: int) -> bytes:
-        """The word of one id, with its space."""
+        """The number of one id, with its space."""
         return self.decode([token_id]).encode()
-
-    def _word(self, token_id: int) -> str:
-        """The id in bijective numeration, its digits the syllables: 0 is `ba`, 80 is `baba`."""
-        if not 0 <= token_id < self._vocab_size:
-            raise ValueError(f"a token id is out of range: {token_id}, between 0 and {self._vocab_size - 1} allowed")
-        left, word = token_id + 1, ""
-        while left:
-            left, digit = divmod(left - 1, len(_SYLLABLES))
-            word = _SYLLABLES[digit] + word
-        return word
-
-
-def _id_of(word: str) -> int:
-    """The inverse of `SyntheticTokenizer._word`."""
-    number = 0
-    for start in range(0, len(word), 2):
-        number = number * len(_SYLLABLES) + _INDEX[word[start : start + 2]] + 1
-    return number - 1

@@ -302,7 +302,7 @@ def load_tokenizer(path: str | Path) -> HuggingFaceTokenizer:
     config, folder = model_config.get_text_config(decoder=True), find_checkpoint(path)
     if not any(_is_vocabulary(file.name) for file in folder.iterdir()):
         raise ConfigError(f"model {path}: no tokenizer in it (tokenizer.json); copy the files of its base model there")
-    pieces = _sentencepiece_model(path, folder)
+    pieces = _sentencepiece_model(folder)
     with one_line_errors(path, "its tokenizer cannot be loaded"):
         tokenizer: Any = None
         if isinstance(model_config, ModelConfig):
@@ -331,20 +331,11 @@ def read_fingerprint(file: Path) -> str:
     return HuggingFaceTokenizer(PlainTokenizer(Backend.from_file(str(file))), frozenset()).fingerprint
 
 
-def _sentencepiece_model(path: str | Path, folder: Path) -> Path | None:
-    """SentencePiece's file if transformers has to convert it. Raises `ConfigError` without the libraries for that."""
+def _sentencepiece_model(folder: Path) -> Path | None:
+    """SentencePiece's file if transformers has to convert it, for which it needs `amusd[sentencepiece]`."""
     if any(_is_vocabulary(file.name) and file.suffix != ".model" for file in folder.iterdir()):
         return None
-    file = next((file for file in folder.glob("*.model") if file.read_bytes()[:1] == _FIRST_BYTE), None)
-    if file is not None:
-        try:
-            import google.protobuf  # noqa: F401 - transformers imports it
-            import sentencepiece  # noqa: F401
-        except ImportError:
-            raise ConfigError(
-                f"model {path}: {file.name} is its only tokenizer; pip install 'amusd[sentencepiece]' reads it"
-            ) from None
-    return file
+    return next((file for file in folder.glob("*.model") if file.read_bytes()[:1] == _FIRST_BYTE), None)
 
 
 def _match_sentencepiece(tokenizer: Any, path: str | Path, file: Path) -> None:

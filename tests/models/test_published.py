@@ -106,7 +106,7 @@ def test_of_a_model_on_the_hub_the_weights_that_its_index_names_are_fetched_last
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
     name = "someone/fetched"
     checkpoint = open_checkpoint(name)
-    assert set(checkpoint.names) == {name for name, _ in stock.named_parameters()}
+    assert set(checkpoint) == {name for name, _ in stock.named_parameters()}
     open_checkpoint(name)
     texts, weights = asked
     assert "*.json" in texts
