@@ -18,11 +18,12 @@ from transformers import (
     AutoTokenizer,
 )
 from transformers.cache_utils import Cache
-from transformers.utils import logging
+from transformers.quantizers import AutoHfQuantizer
+from transformers.utils import is_accelerate_available, logging
 
 from amusd.errors import ConfigError
 from amusd.models.attention import Attention, register_attention
-from amusd.models.checkpoint import CONFIG, find_checkpoint, one_line_errors
+from amusd.models.checkpoint import CONFIG, find_checkpoint
 from amusd.models.compatibility import check_supported, is_quantized
 from amusd.models.configuration import ModelConfig
 from amusd.models.features import FeatureSpec, FeatureTaps
@@ -141,26 +142,17 @@ def _as_stock(config: Any) -> Any:
     return AutoConfig.for_model(**config.settings) if isinstance(config, ModelConfig) else config
 
 
-def check_quantizer(path: str | Path, config: Any) -> None:
-    """Raise `ConfigError`, with transformers' own reason, if it cannot load a quantized checkpoint here."""
-    with quiet_transformers(), one_line_errors(path, "its quantization"):
-        from transformers.quantizers import AutoHfQuantizer
-
-        forbid_kernels()
-        found = getattr(config, "quantization_config", None) or config.get_text_config(decoder=True).quantization_config
-        AutoHfQuantizer.from_config(copy.deepcopy(found), pre_quantized=True).validate_environment(device_map=None)
-
-
 def load_stock(path: str | Path, config: Any, options: LoadOptions, shared: SharedVocabulary | None) -> Any:
     """The model as transformers loads it, which knows how the weights of every architecture are stored.
 
     Its quantizers are the libraries that are installed. Most of them load onto a device, by the library accelerate.
     """
-    from transformers.utils import is_accelerate_available
-
     forbid_kernels()
     config = _as_stock(config)
     check_supported(config, options.max_model_len)
+    if is_quantized(config):  # or one that it does not know would be left out
+        found = getattr(config, "quantization_config", None) or config.get_text_config(decoder=True).quantization_config
+        AutoHfQuantizer.from_config(copy.deepcopy(found), pre_quantized=True)
     onto_device = is_quantized(config) and (options.device != "cpu" or is_accelerate_available())
     with quiet_transformers():
         model, info = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].from_pretrained(

@@ -45,7 +45,6 @@ def load_model(
     weight has been read then), and `ConfigError` for one that is missing, incomplete or not in the safetensors format.
     """
     config = load_config(path, options.num_layers)
-    check_quantizer(path, config)
     output_ids = None if shared is None or shared.has_same_tokenizer else shared.output_ids
     with one_line_errors(path):
         check_supported(config, options.max_model_len)
@@ -197,14 +196,6 @@ def prepare_device(device: str) -> None:
 def _max_length(config: Any, options: LoadOptions) -> int:
     """Longest sequence in tokens of the model of a transformers configuration."""
     return min(options.max_model_len, position_limit(config) or options.max_model_len)
-
-
-def check_quantizer(path: str | Path, config: Any) -> None:
-    """Raise `ConfigError`, with transformers' own reason, if it cannot load a quantized checkpoint here."""
-    if is_quantized(config):
-        from amusd.models import adapter
-
-        adapter.check_quantizer(path, config)
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from amusd.models.embedded_draft import load_embedded_draft
 from amusd.models.embedded_target import Report, describe_embedded_target, embedded_target_path
 from amusd.models.features import FeatureSpec
 from amusd.models.graphs import Capture, CudaGraphs, run_each_time
-from amusd.models.huggingface import check_quantizer, load_model
+from amusd.models.huggingface import load_model
 from amusd.models.linear import INT8, fastest_dtype, why_not_int8
 from amusd.models.load_options import LoadOptions, check_forward_pass
 from amusd.models.numerics import Numerics
@@ -229,7 +229,4 @@ def _settings(config: TargetConfig | DrafterConfig, shape: ModelShape | None, nu
     """The configuration of the model."""
     if shape is not None:
         return ModelConfig(SHAPES[shape])
-    path = model_path(config)
-    settings = load_config(path, num_layers)
-    check_quantizer(path, settings)
-    return settings
+    return load_config(model_path(config), num_layers)

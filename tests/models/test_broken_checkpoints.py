@@ -103,7 +103,7 @@ BROKEN: Mapping[str, tuple[Damage, str]] = {
     "an unknown activation": (setting(hidden_act="swoosh"), "swoosh"),
     "AWQ": (
         setting(quantization_config={"quant_method": "awq", "bits": 4}),
-        "its quantization: ImportError: .*gptqmodel",
+        "ImportError: .*gptqmodel",
     ),
     "a quantization that is a word": (setting(quantization_config="awq"), "config.json: "),
     "weights that are a pointer of Git LFS": (text(WEIGHTS, "version https://git-lfs.github.com/spec/v1\n"), WEIGHTS),
