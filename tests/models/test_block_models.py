@@ -237,7 +237,6 @@ def medusa(**changes: Tensor | None) -> Weights:
 
 MEDUSA_REFUSED: dict[str, tuple[Weights, str]] = {
     "the output layer of a head is missing": (medusa(w1_1_weight=None), r"lacks weights, 1\.1\.weight among them"),
-    "a weight has no place": (medusa(other=torch.ones(1)), "without a place, other among them"),
     "the target is of another width": (
         {name: torch.ones(tiny.VOCAB, 8) for name in ("0.0.weight", "1.0.weight")},
         r"0\.0\.weight has shape \[97, 8\], and config.json asks for \[97, 32\]",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,84 +26,59 @@ LENGTH = 110
 PROMPT = 73
 """Prefilled in three chunks of 32 at most."""
 VISIBLE = 0.05
-"""Logits, whose standard deviation is above 0.5, must change by more than this where a feature is taken away."""
+"""Logits, whose standard deviation is above 0.5, change by more than this where frequencies switch."""
 
 
 def rope(rope_type: str, **parameters: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": rope_type, "rope_theta": 1e4, **parameters}}
 
 
-def longrope(factors: float, **parameters: Any) -> dict[str, Any]:
+def longrope() -> dict[str, Any]:
     """Short factors that grow from one frequency to the next; long ones that no tested length may show."""
-    short = [1.0 + factors * index for index in range(4)]
-    return {
-        **rope("longrope", short_factor=short, long_factor=[50.0] * 4, **parameters),
-        "max_position_embeddings": 4 * tiny.MAX_LENGTH,
-    }
+    factors = {"short_factor": [1.0, 1.5, 2.0, 2.5], "long_factor": [50.0] * 4}
+    original = {"original_max_position_embeddings": tiny.MAX_LENGTH}
+    return {**rope("longrope", **factors, **original), "max_position_embeddings": 4 * tiny.MAX_LENGTH}
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model with a feature, and how to take the feature away."""
+    """A model with a feature."""
 
     config: str
     changes: Mapping[str, Any] = field(default_factory=dict)
-    without: Mapping[str, Any] | None = None
-    """Other settings for the same weights that do without the feature."""
-    neutral: tuple[str, float] | None = None
-    """The parameters that make up the feature (a pattern of their names), and the value at which they do nothing."""
 
 
-LLAMA_BIASES = {"attention_bias": True, "mlp_bias": True}
-LONGROPE = longrope(0.5, original_max_position_embeddings=tiny.MAX_LENGTH)
-LONGROPE_OFF = longrope(0.0, original_max_position_embeddings=tiny.MAX_LENGTH, attention_factor=1.0)
+UNEVEN = {
+    "hidden_size": 39,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "intermediate_size": 51,
+    "head_dim": 10,
+}
 LLAMA3 = rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=128)
-YARN = rope("yarn", factor=4.0, original_max_position_embeddings=64)
+YARN = {"factor": 4.0, "original_max_position_embeddings": 64}
 
 CASES = {
     "grouped heads": Case("LlamaConfig", {"num_key_value_heads": 2}),
     "ungrouped heads": Case("LlamaConfig", {"num_key_value_heads": 4}),
     "one key head": Case("LlamaConfig", {"num_key_value_heads": 1}),
     "tied head": Case("LlamaConfig", {"tie_word_embeddings": True}),
-    "untied head": Case("LlamaConfig", {"tie_word_embeddings": False}),
     "head_dim above hidden / heads": Case("LlamaConfig", {"head_dim": 24}),
     "head_dim below hidden / heads": Case("Qwen3Config", {"head_dim": 6}),
-    "sizes that are no multiples of 16": Case(
-        "LlamaConfig",
-        {
-            "hidden_size": 39,
-            "num_attention_heads": 3,
-            "num_key_value_heads": 1,
-            "intermediate_size": 51,
-            "head_dim": 10,
-        },
-    ),
-    "norm weights": Case("LlamaConfig", neutral=(r"norm\.weight", 1.0)),
-    "norm epsilon": Case("Qwen3Config", {"rms_norm_eps": 0.5}, without={"rms_norm_eps": 1e-6}),
-    "llama attention_bias, query and key": Case("LlamaConfig", LLAMA_BIASES, neutral=(r"[qk]_proj\.bias", 0.0)),
-    "llama attention_bias, value": Case("LlamaConfig", LLAMA_BIASES, neutral=(r"v_proj\.bias", 0.0)),
-    "llama attention_bias, output": Case("LlamaConfig", LLAMA_BIASES, neutral=(r"o_proj\.bias", 0.0)),
-    "llama mlp_bias, gate and up": Case("LlamaConfig", LLAMA_BIASES, neutral=(r"(gate|up)_proj\.bias", 0.0)),
-    "llama mlp_bias, down": Case("LlamaConfig", LLAMA_BIASES, neutral=(r"down_proj\.bias", 0.0)),
-    "qwen2 biases without that of the output": Case("Qwen2Config", neutral=(r"[qkv]_proj\.bias", 0.0)),
-    "qwen3 attention_bias": Case("Qwen3Config", {"attention_bias": True}, neutral=(r"_proj\.bias", 0.0)),
-    "qwen3 query norm": Case("Qwen3Config", neutral=(r"q_norm\.weight", 1.0)),
-    "qwen3 key norm": Case("Qwen3Config", neutral=(r"k_norm\.weight", 1.0)),
-    "mistral without a window": Case("MistralConfig", {"sliding_window": None}),
+    "sizes that are no multiples of 16": Case("LlamaConfig", UNEVEN),
+    "norm epsilon": Case("Qwen3Config", {"rms_norm_eps": 0.5}),
+    "llama biases": Case("LlamaConfig", {"attention_bias": True, "mlp_bias": True}),
+    "qwen2 biases without that of the output": Case("Qwen2Config"),
+    "qwen3 attention_bias": Case("Qwen3Config", {"attention_bias": True}),
     "mistral with a wide window": Case("MistralConfig", {"sliding_window": tiny.MAX_LENGTH}),
-    "default rope, other theta": Case("LlamaConfig", rope("default", rope_theta=30.0), without=rope("default")),
-    "linear rope": Case("LlamaConfig", rope("linear", factor=4.0), without=rope("default")),
+    "default rope, other theta": Case("LlamaConfig", rope("default", rope_theta=30.0)),
+    "linear rope": Case("LlamaConfig", rope("linear", factor=4.0)),
     "dynamic rope": Case("LlamaConfig", rope("dynamic", factor=4.0)),
-    "yarn rope": Case("Qwen2Config", YARN, without=rope("default")),
-    "yarn rope's factor of attention": Case(
-        "LlamaConfig",
-        {"rope_parameters": {**YARN["rope_parameters"], "attention_factor": 1.4, "truncate": False}},
-        without={"rope_parameters": {**YARN["rope_parameters"], "attention_factor": 1.0, "truncate": False}},
-    ),
-    "longrope": Case("MistralConfig", LONGROPE, without=LONGROPE_OFF),
-    "llama3 rope": Case("LlamaConfig", LLAMA3, without=rope("default")),
+    "yarn rope": Case("Qwen2Config", rope("yarn", **YARN)),
+    "yarn rope's factor of attention": Case("LlamaConfig", rope("yarn", **YARN, attention_factor=1.4, truncate=False)),
+    "longrope": Case("MistralConfig", longrope()),
+    "llama3 rope": Case("LlamaConfig", LLAMA3),
 }
-REMOVABLE = [name for name, case in CASES.items() if case.without is not None or case.neutral is not None]
 
 
 def fill_vectors(model: Any, seed: int = 0) -> Any:
@@ -119,18 +93,8 @@ def fill_vectors(model: Any, seed: int = 0) -> Any:
     return model
 
 
-def stock_model(case: Case, without: bool = False) -> Any:
-    """The same weights, with or without the feature."""
-    changes = {**case.changes, **((case.without or {}) if without else {})}
-    model = fill_vectors(tiny.tiny_causal_lm(tiny.tiny_config(case.config, **changes)))
-    if without and case.neutral is not None:
-        pattern, value = case.neutral
-        matching = [parameter for name, parameter in model.named_parameters() if re.search(pattern, name)]
-        assert matching, f"no parameter is called {pattern}"
-        with torch.no_grad():
-            for parameter in matching:
-                parameter.fill_(value)
-    return model
+def stock_model(case: Case) -> Any:
+    return fill_vectors(tiny.tiny_causal_lm(tiny.tiny_config(case.config, **case.changes)))
 
 
 def lean_model(
@@ -172,13 +136,6 @@ def test_ragged_blocks_with_rollbacks_agree_with_the_stock_forward(name: str) ->
     expected = stock_logits(stock, token_ids)[PROMPT:]
     assert expected.std() > 0.5, "the weights are too small for this test to see anything"
     torch.testing.assert_close(decode_in_blocks(model, token_ids, cache), expected, atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("name", REMOVABLE)
-def test_the_feature_shows_in_the_logits(name: str) -> None:
-    case, token_ids = CASES[name], random_ids(LENGTH)
-    with_feature, without = (stock_logits(stock_model(case, without), token_ids) for without in (False, True))
-    assert (with_feature - without)[PROMPT:].abs().median() > VISIBLE
 
 
 @pytest.mark.parametrize("name", ["mistral with a wide window", "dynamic rope", "longrope"])

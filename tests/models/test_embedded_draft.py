@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,6 @@ import pytest
 import torch
 import transformers
 from models import tiny
-from models.thread_ranks import on_ranks
 from safetensors.torch import save_file
 
 from amusd.errors import ConfigError
@@ -24,7 +22,6 @@ from amusd.models.embedded_draft import (
 from amusd.models.huggingface import load_model
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
-from amusd.models.sharding import ALONE, Ranks
 from amusd.models.tokenizer import load_tokenizer, user_turn
 
 SIZES = {"vocab_size": 300, "num_hidden_layers": 5}
@@ -49,27 +46,13 @@ def save_pair(folder: Path, name: str = "LlamaConfig", **changes: Any) -> tuple[
     return drafted.eval(), draft_file
 
 
-def load(folder: Path, draft_file: Path, vocab_size: int = 8, ranks: Ranks = ALONE) -> CachedModel:
+def load(folder: Path, draft_file: Path, vocab_size: int = 8) -> CachedModel:
     return load_embedded_draft(
         folder,
-        LoadOptions(numerics=Numerics(width=16, fixed=False), max_model_len=128, dtype="float32", ranks=ranks),
+        LoadOptions(numerics=Numerics(width=16, fixed=False), max_model_len=128, dtype="float32"),
         vocab_size=vocab_size,
         draft_file=draft_file,
     )
-
-
-def test_ranks_share_it_with_its_reduced_head(tmp_path: Path) -> None:
-    _, draft_file = save_pair(tmp_path / "target")
-    loading = threading.Lock()  # transformers loads in one thread at a time
-
-    def chosen(ranks: Ranks) -> list[int]:
-        with loading:
-            draft = load(tmp_path / "target", draft_file, vocab_size=7, ranks=ranks)
-        return draft.extend([5, 6, 7, 8], draft.new_cache(60), 40)
-
-    alone = chosen(ALONE)
-    assert len(set(alone)) > 2, "too simple to tell models apart"
-    assert on_ranks(2, chosen) == [alone, alone]
 
 
 @pytest.mark.parametrize(("name", "tied"), [("LlamaConfig", True), ("Qwen3Config", False)])

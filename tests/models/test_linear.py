@@ -120,6 +120,11 @@ def test_float16_does_not_hold_other_weights(value: float) -> None:
     assert not fits_fp16(torch.tensor([[1.0, value]]))
 
 
+def test_what_float16_holds_of_bfloat16_is_what_it_holds_of_the_same_numbers_in_float32() -> None:
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).view(-1, 1)
+    assert [fits_fp16(number) for number in every[::37]] == [fits_fp16(number.float()) for number in every[::37]]
+
+
 @HAS_FP16
 def test_weights_that_come_in_16_bits_are_packed_in_16_bits() -> None:
     weight = random_tensor(40, 60, seed=1, dtype=torch.bfloat16).float() * 2.0**-10

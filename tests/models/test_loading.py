@@ -12,7 +12,6 @@ from models import tiny
 
 from amusd.errors import ConfigError, UnsupportedModelError
 from amusd.models.cached_model import CachedModel
-from amusd.models.compatibility import position_limit
 from amusd.models.huggingface import load_model
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
@@ -31,15 +30,11 @@ def config_folder(folder: Path, config: Any) -> Path:
 
 UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     ("MambaConfig", {}, "recurrent state"),
-    ("Qwen3NextConfig", {}, "recurrent state"),
-    ("JambaConfig", {}, "recurrent state"),
     ("RwkvConfig", {}, "recurrent state"),
-    ("RecurrentGemmaConfig", {}, "recurrent state"),
     ("Lfm2Config", {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}, "conv layers"),
     ("MistralConfig", {"sliding_window": 128}, "window of 128.*at most 128"),
     ("Gemma3TextConfig", {"sliding_window": 128}, "window of 128.*at most 128"),
     ("T5Config", {}, "encoder-decoder"),
-    ("BloomConfig", {}, "attention"),
     ("ViTConfig", {}, "no causal language model"),
 ]
 
@@ -88,12 +83,6 @@ def test_an_absent_device_is_one_line(tmp_path: Path) -> None:
     tiny.save_checkpoint(tmp_path, tiny.tiny_config())
     with pytest.raises(ConfigError, match="device cuda:99"):
         load_model(tmp_path, LoadOptions(numerics=RULE, max_model_len=64, dtype="float32", device="cuda:99"))
-
-
-def test_sequences_end_before_rotary_frequencies_would_switch() -> None:
-    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
-    assert position_limit(tiny.tiny_config(rope_parameters=rope, max_position_embeddings=256)) == 64
-    assert position_limit(tiny.tiny_config(max_position_embeddings=256)) == 256
 
 
 def test_loading_writes_nothing_to_stdout(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,6 @@ from models.published import CONFIGS, ORIGINAL, change_weights, write, write_con
 from amusd.errors import ConfigError, UnsupportedModelError
 from amusd.models.cached_model import CachedModel
 from amusd.models.checkpoint import open_checkpoint
-from amusd.models.compatibility import position_limit
 from amusd.models.huggingface import load_model
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
@@ -50,14 +49,6 @@ def test_it_agrees_with_transformers_beyond_the_original_positions(
     expected = stock_logits(stock, token_ids)[-8:]
     assert expected.std() > 0.5, "the weights are too small for this test to see anything"
     torch.testing.assert_close(last_logits(model, token_ids), expected, atol=2e-4, rtol=2e-4)
-
-
-@pytest.mark.parametrize(
-    ("name", "limit"),
-    [("Llama 3.1", 8), ("Qwen2.5 with yarn", 4), ("Qwen3 with yarn", 4), ("Vicuna 16k", 4), ("Mistral", 512)],
-)
-def test_sequences_may_be_as_long_as_the_scaling_is_meant_for(name: str, limit: int) -> None:
-    assert position_limit(transformers.AutoConfig.for_model(**CONFIGS[name])) == limit * ORIGINAL
 
 
 HEAD, EMBEDDING = "lm_head__weight", "model__embed_tokens__weight"

@@ -26,11 +26,10 @@ from amusd.models.sharding import ALONE, Ranks, share_of_outputs
 FOUR_HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4}
 SHARED = {
     "grouped heads": CASES["grouped heads"],
-    "untied head": CASES["untied head"],
     "tied head": CASES["tied head"],
-    "all biases of llama": CASES["llama attention_bias, output"],
+    "all biases of llama": CASES["llama biases"],
     "qwen2": CASES["qwen2 biases without that of the output"],
-    "qwen3": CASES["qwen3 query norm"],
+    "qwen3": Case("Qwen3Config"),
     "qwen3 with biases": CASES["qwen3 attention_bias"],
     "odd sizes": Case("LlamaConfig", {**FOUR_HEADS, "intermediate_size": 51, "head_dim": 10, "vocab_size": tiny.VOCAB}),
 }
