@@ -166,14 +166,9 @@ class DFlashModel:
         ids = draft.output_ids
         self.output_ids = None if ids is None else ids.to(options.device)
         self.device = torch.device(options.device)
-        self._network = Decoder(
-            draft.fill(layer_shapes(draft, options.max_model_len)),
-            config,
-            device=self.device,
-            max_positions=self.max_length + self.block_size,
-            dtype=loaded_dtype(options.dtype),
-            int8=options.dtype == INT8,
-        )
+        weights = draft.fill(layer_shapes(draft, options.max_model_len))
+        max_positions = self.max_length + self.block_size
+        self._network = Decoder(weights, config, options, max_positions, loaded_dtype(options.dtype))
         self.vocab_size, self.num_ids = self._network.vocab_size, self._network.num_ids
         if self._mask_token_id >= self.num_ids:
             raise ConfigError(

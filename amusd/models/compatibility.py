@@ -9,10 +9,32 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from amusd.errors import UnsupportedModelError
-from amusd.models.configuration import ModelConfig
+from amusd.models.configuration import MODEL_TYPES, ModelConfig
 
 _STATELESS_LAYERS = frozenset({"full_attention", "moe", "mlp"})
 _WINDOW_OF_LAYER = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
+
+
+_ROPE_TYPES = frozenset({"default", "linear", "dynamic", "yarn", "longrope", "llama3"})
+
+
+def why_not_covered(config: Any) -> str | None:
+    """Why `Decoder` does not compute the model of a transformers configuration; None if it does."""
+    if config.model_type not in MODEL_TYPES:
+        return f"only the model types {', '.join(sorted(MODEL_TYPES))} have a lean decoder"
+    if is_quantized(config):
+        return "its checkpoint is quantized"
+    if config.hidden_act not in ("silu", "swish"):
+        return f"its activation is {config.hidden_act}, not silu"
+    if getattr(config, "pretraining_tp", 1) not in (None, 1):
+        return f"its weights are sliced (pretraining_tp={config.pretraining_tp})"
+    rope = getattr(config, "rope_parameters", None) or {}
+    rope_type = rope.get("rope_type", "default")
+    if rope_type not in _ROPE_TYPES:
+        return f"its rotary embedding is of type {rope_type}"
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        return "it rotates a part of each head only"
+    return None
 
 
 def check_supported(config: Any, max_model_len: int) -> None:

@@ -22,38 +22,17 @@ from torch import Tensor
 from amusd.errors import ConfigError
 from amusd.models.attention import Attention, AttentionInputs
 from amusd.models.checkpoint import CONFIG
-from amusd.models.compatibility import is_quantized
-from amusd.models.configuration import MODEL_TYPES
-from amusd.models.features import FeatureSpec, FeatureTaps
+from amusd.models.features import FeatureTaps
 from amusd.models.fused import rotate_and_store, silu_and_multiply
 from amusd.models.kv_cache import KVMemory
-from amusd.models.linear import InputScales, Linear, MakeLinear, Weights, make_int8, make_linear
-from amusd.models.sharding import ALONE, JoinedLinear, Ranks, SummedLinear, share, share_of_outputs
+from amusd.models.linear import INT8, InputScales, Linear, MakeLinear, Weights, make_int8, make_linear
+from amusd.models.load_options import LoadOptions
+from amusd.models.sharding import JoinedLinear, Ranks, SummedLinear, share, share_of_outputs
 from amusd.models.split_attention import cache_dtype
 from amusd.models.vocabulary import EMBEDDING, HEAD
 
 VECTOR = 32
 """Numbers in a vector of a CPU at most: bfloat16 in 64 bytes."""
-_ROPE_TYPES = frozenset({"default", "linear", "dynamic", "yarn", "longrope", "llama3"})
-
-
-def why_not_covered(config: Any) -> str | None:
-    """Why `Decoder` does not compute the model of a transformers configuration; None if it does."""
-    if config.model_type not in MODEL_TYPES:
-        return f"only the model types {', '.join(sorted(MODEL_TYPES))} have a lean decoder"
-    if is_quantized(config):
-        return "its checkpoint is quantized"
-    if config.hidden_act not in ("silu", "swish"):
-        return f"its activation is {config.hidden_act}, not silu"
-    if getattr(config, "pretraining_tp", 1) not in (None, 1):
-        return f"its weights are sliced (pretraining_tp={config.pretraining_tp})"
-    rope = getattr(config, "rope_parameters", None) or {}
-    rope_type = rope.get("rope_type", "default")
-    if rope_type not in _ROPE_TYPES:
-        return f"its rotary embedding is of type {rope_type}"
-    if rope.get("partial_rotary_factor", 1.0) != 1.0:
-        return "it rotates a part of each head only"
-    return None
 
 
 def head_dim(config: Any) -> int:
@@ -216,24 +195,20 @@ class Decoder:
         self,
         weights: dict[str, Tensor],
         config: Any,
-        *,
-        device: torch.device,
+        options: LoadOptions,
         max_positions: int,
         dtype: torch.dtype | None = None,
-        int8: bool = False,
-        ranks: Ranks = ALONE,
-        features: Mapping[str, FeatureSpec] | None = None,
     ) -> None:
         """`weights`, by the names of `weight_shapes`, which are removed as they are taken in; biases are optional.
 
         `max_positions`: rows of the rotary table. `dtype` of weights and rows, to which layers are converted one by
-        one; None keeps that of the weights. `int8`: multiply in int8; the dtype is float32. `ranks` share the model;
-        there are at most as many as key heads. `features`: what drafters read of each row, by their names.
+        one; None keeps that of the weights. Ranks are at most as many as key heads.
         """
+        device, ranks, int8 = torch.device(options.device), options.ranks, options.dtype == INT8
         rows = dtype or weights[EMBEDDING].dtype
         self._input_scales = InputScales()
         make: MakeLinear = partial(make_linear, dtype=rows)
-        if int8:
+        if int8:  # of rows in float32
             make = partial(make_int8, scales=self._input_scales)
         groups = config.num_attention_heads // config.num_key_value_heads
         keys = share(config.num_key_value_heads, ranks)
@@ -268,7 +243,7 @@ class Decoder:
         if ranks.size > 1:
             self._head = JoinedLinear(self._head, self.vocab_size, ranks)
         self.cache_dtype = cache_dtype(rows, int8=int8) if device.type == "cpu" else rows
-        self.taps = FeatureTaps(features, device, rows) if features else None
+        self.taps = FeatureTaps(options.features, device, rows) if options.features else None
         self.weight_bytes = sum(layer.nbytes for layer in self._layers) + self._norm.nbytes + self._head.nbytes
         is_counted = is_tied and ranks.size == 1
         self.parameter_bytes = self.weight_bytes + (0 if is_counted else self._embedding.nbytes)

@@ -28,9 +28,9 @@ from torch import Tensor
 
 from amusd.errors import ConfigError, UnsupportedModelError
 from amusd.models.checkpoint import CONFIG, find_checkpoint, one_line_errors, open_checkpoint, read_head
-from amusd.models.compatibility import check_supported
+from amusd.models.compatibility import check_supported, why_not_covered
 from amusd.models.configuration import MODEL_TYPES, ModelConfig, load_config
-from amusd.models.decoder import fit_weights, weight_shapes, why_not_covered
+from amusd.models.decoder import fit_weights, weight_shapes
 from amusd.models.features import FeatureSpec
 from amusd.models.linear import INT8, why_not_int8
 from amusd.models.load_options import LoadOptions

@@ -11,7 +11,6 @@ References:
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
@@ -29,7 +28,7 @@ from amusd.models.draft_layouts import (
 )
 from amusd.models.huggingface import wrap_network
 from amusd.models.kv_cache import KVMemory
-from amusd.models.linear import INT8, Weights
+from amusd.models.linear import Weights
 from amusd.models.load_options import LoadOptions, loaded_dtype
 
 
@@ -39,32 +38,24 @@ class EagleDecoder(Decoder):
     def __init__(
         self,
         weights: dict[str, Tensor],
-        config: Any,
-        *,
-        feature_width: int,
-        norm_before_residual: bool = False,
-        norm_output: bool = False,
-        device: torch.device,
+        draft: PublishedDraft,
+        options: LoadOptions,
         max_positions: int,
-        dtype: torch.dtype | None = None,
-        int8: bool = False,
     ) -> None:
-        """`weights`: see `_shapes`.
-
-        `norm_before_residual`: the first layer adds to the normed feature; `norm_output`: rows write their normed
-        state. Others as of `Decoder`.
-        """
-        super().__init__(weights, config, device=device, max_positions=max_positions, dtype=dtype, int8=int8)
-        self.feature_width = feature_width
-        self._norm_before_residual = norm_before_residual
-        self._norm_output = norm_output
+        """`weights`: see `_shapes`; `max_positions`: see `Decoder`."""
+        super().__init__(weights, draft.config, options, max_positions, loaded_dtype(options.dtype))
+        self.feature_width = draft.feature_spec().width
+        self._norm_before_residual = bool(draft.settings.get("norm_before_residual", False))
+        """The first layer adds to the normed feature."""
+        self._norm_output = bool(draft.settings.get("norm_output", False))
+        """Rows write their normed state."""
         self._feature_norm: Norm | None = None
         self._fc = None
         if "fc.weight" in weights:
-            self._fc = self._make(Weights.pop(weights, "fc").to(device, copy=True))
+            self._fc = self._make(Weights.pop(weights, "fc").to(self.device, copy=True))
         else:
             norm = weights.pop("hidden_norm.weight")
-            self._feature_norm = own_norm(norm, config.rms_norm_eps, device, self._embedding.dtype)
+            self._feature_norm = own_norm(norm, draft.config.rms_norm_eps, self.device, self._embedding.dtype)
         added = sum(each.nbytes for each in (self._fc, self._feature_norm) if each is not None)
         self.weight_bytes += added
         self.parameter_bytes += added
@@ -109,20 +100,10 @@ def load_eagle(path: str | Path, target_path: str | Path, options: LoadOptions) 
     """
     draft = read_published(path, target_path, "eagle")
     check_options(draft, options)
-    settings = {name: bool(draft.settings.get(name, False)) for name in ("norm_before_residual", "norm_output")}
     weights = draft.fill(_shapes(draft, options.max_model_len))
 
     def make(max_length: int) -> EagleDecoder:
-        return EagleDecoder(
-            weights,
-            draft.config,
-            feature_width=draft.feature_spec().width,
-            device=torch.device(options.device),
-            max_positions=max_length,
-            dtype=loaded_dtype(options.dtype),
-            int8=options.dtype == INT8,
-            **settings,
-        )
+        return EagleDecoder(weights, draft, options, max_length)
 
     ids = draft.output_ids
     return wrap_network(make, draft.config, options, None if ids is None else ids.to(options.device))

@@ -20,7 +20,6 @@ from amusd.models.compatibility import check_supported, is_quantized, position_l
 from amusd.models.configuration import load_config
 from amusd.models.decoder import Decoder, fit_weights, weight_shapes
 from amusd.models.graphs import run_each_time
-from amusd.models.linear import INT8
 from amusd.models.load_options import LoadOptions, loaded_dtype, uses_decoder
 from amusd.models.passes import Network
 from amusd.models.row_attention import require_triton
@@ -123,16 +122,7 @@ def wrap_weights(
         raise UnsupportedModelError(f"model_impl={options.model_impl}: transformers computes whole checkpoints only")
 
     def make(max_length: int) -> Network:
-        return Decoder(
-            weights,
-            config,
-            device=torch.device(options.device),
-            max_positions=max_length,
-            dtype=dtype,
-            int8=options.dtype == INT8,
-            ranks=options.ranks,
-            features=options.features,
-        )
+        return Decoder(weights, config, options, max_length, dtype)
 
     return wrap_network(make, config, options, output_ids)
 

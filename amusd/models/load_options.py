@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from amusd.errors import UnsupportedModelError
-from amusd.models.decoder import why_not_covered
+from amusd.models.compatibility import why_not_covered
 from amusd.models.features import FeatureSpec
 from amusd.models.graphs import Capture
 from amusd.models.linear import INT8, why_not_int8

@@ -12,7 +12,7 @@ from amusd.config import DrafterConfig, EngineConfig, TargetConfig
 from amusd.errors import UnsupportedModelError
 from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
-from amusd.models.decoder import why_not_covered
+from amusd.models.compatibility import why_not_covered
 from amusd.models.huggingface import wrap_model
 from amusd.models.load_options import LoadOptions
 from amusd.models.loading import check_drafter, check_target
