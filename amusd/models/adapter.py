@@ -134,7 +134,7 @@ def load_stock_tokenizer(folder: Path) -> Any:
     with quiet_transformers():
         tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
     if not hasattr(tokenizer, "backend_tokenizer"):
-        raise ConfigError("it is written in Python; a tokenizer.json is needed")
+        raise TypeError("it is written in Python; a tokenizer.json is needed")
     return tokenizer
 
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as Backend
 
 from amusd.errors import ConfigError
@@ -100,10 +99,12 @@ class PlainTokenizer:
         if "chat_template.jinja" in names:
             template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
         special_tokens = {name: text for name, text in settings.items() if name.endswith("_token") and text is not None}
+        if not all(isinstance(text, str) for text in (template or "", *special_tokens.values())):
+            return None
         backend = Backend.from_file(str(folder / _TOKENIZER))
         added = {token.content for token in backend.get_added_tokens_decoder().values()}
-        is_plain = set(special_tokens.values()) <= added and isinstance(template, str | None)
-        return cls(backend, special_tokens, template) if is_plain and len(backend.get_vocab()) < _PATCHED_SIZE else None
+        is_plain = added.issuperset(special_tokens.values()) and backend.get_vocab_size() < _PATCHED_SIZE
+        return cls(backend, special_tokens, template) if is_plain else None
 
 
 class HuggingFaceTokenizer:
@@ -123,8 +124,8 @@ class HuggingFaceTokenizer:
         if isinstance(self._template, dict):  # by name
             self._template = self._template.get("default")
         self.num_ids = self._backend.get_vocab_size() if num_ids is None else num_ids
-        own = self._backend.token_to_id(self._special_tokens.get("eos_token", ""))
-        self.eos_token_ids = eos_token_ids | _as_ids(own)
+        eos = self._special_tokens.get("eos_token")
+        self.eos_token_ids = eos_token_ids | _as_ids(None if eos is None else self._backend.token_to_id(eos))
         layout = json.loads(self._backend.to_str())
         self._added = self._backend.get_added_tokens_decoder()
         self._byte_of = _byte_of_character() if '"ByteLevel"' in json.dumps(layout.get("decoder")) else {}
@@ -163,6 +164,8 @@ class HuggingFaceTokenizer:
         """
         if not all(turn.keys() == {"role", "content"} and set(map(type, turn.values())) == {str} for turn in turns):
             return None
+        from jinja2.sandbox import ImmutableSandboxedEnvironment  # which a draft does without
+
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
         )

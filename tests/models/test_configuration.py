@@ -113,6 +113,7 @@ def test_the_embedded_tokenizer_has_the_ids_of_transformers(embedded_folder: Pat
         {"add_bos_token": True},
         {"add_prefix_space": True},
         {"eos_token": "<new>"},
+        {"eos_token": {"__type": "AddedToken", "content": "<new>"}},
         {"extra_special_tokens": ["<new>"]},
         {"tokenizer_class": "LlamaTokenizer"},
     ],

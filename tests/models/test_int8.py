@@ -76,16 +76,6 @@ def test_weights_have_seven_bits_on_cpus_without_vnni(
     assert has_vnni or 2 * 255 * largest_int8_weight() < 2**15
 
 
-def test_there_is_a_reason_where_there_are_no_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert why_not_int8(torch.device("cuda:1")) == "not on cuda:1"
-    with monkeypatch.context() as patch:
-        patch.setattr("amusd.models.linear._FBGEMM_ENGINES", ("another",))
-        assert "here, allowed: another" in str(why_not_int8(CPU))
-    with monkeypatch.context() as patch:
-        patch.setattr("amusd.models.linear._MAKE_QUANTIZED", "removed")
-        assert why_not_int8(CPU) == "this build of torch lacks them"
-
-
 @HAS_INT8
 @pytest.mark.parametrize("name", ["LlamaConfig", "Qwen3Config"])
 def test_a_model_in_int8_is_nearly_the_model(name: str, tmp_path: Path) -> None:
@@ -118,10 +108,6 @@ def test_auto_is_int8_where_a_draft_ships_so_and_the_cpu_is_quick(monkeypatch: p
     assert draft_dtype(embedded, "cpu", None) == draft_dtype(DrafterConfig(kind="synthetic"), "cpu", None) == "int8"
     assert draft_dtype(embedded, "cuda:0", None) == "bfloat16"
     assert draft_dtype(replace(embedded, model_impl="transformers"), "cpu", None) == "bfloat16"
-    assert draft_dtype(DrafterConfig(kind="hf", model="m"), "cpu", None) == "bfloat16"
-    assert draft_dtype(DrafterConfig(kind="synthetic"), "cpu", "llama-1b") == "bfloat16"
-    assert draft_dtype(DrafterConfig(kind="eagle", model="m"), "cpu", None) == "int8"
-    assert draft_dtype(DrafterConfig(kind="medusa", model="m"), "cuda:0", None) == "bfloat16"
     assert draft_dtype(replace(embedded, dtype="float32"), "cpu", None) == "float32"
 
 

@@ -149,16 +149,6 @@ def test_with_weights_in_float16_equal_rows_have_equal_results_at_any_number() -
         assert torch.equal(results, results[:1].expand_as(results))
 
 
-def test_weights_are_not_held_in_float16_where_that_is_not_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not multiplies_fp16(torch.device("cuda:1"), torch.float32)
-    assert not multiplies_fp16(CPU, torch.bfloat16)
-    weight = random_tensor(4, 6, seed=1, dtype=torch.bfloat16).float()
-    for name in ("_FBGEMM_ENGINES", "_FP16_OPERATORS"):
-        with monkeypatch.context() as patch:
-            patch.setattr(f"amusd.models.linear.{name}", ("another",))
-            assert not isinstance(make_linear(Weights(weight), torch.float32), Fp16Linear)
-
-
 @pytest.mark.parametrize("dtype", EPSILON, ids=str)
 def test_without_onednn_weights_stay_plain(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch._C, "_has_mkldnn", False)

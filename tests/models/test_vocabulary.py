@@ -150,17 +150,10 @@ RULES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    ("target", "draft", "least"),
-    [
-        ("target", "shuffled", 0.98),
-        pytest.param("target", "cut", 0.05, marks=pytest.mark.long),
-        pytest.param("unlikely padding", "target", 0.4, marks=pytest.mark.long),
-    ],
-)
-def test_answers_are_those_of_plain_decoding(pair: Path, target: str, draft: str, least: float) -> None:
+@pytest.mark.parametrize(("draft", "least"), [("shuffled", 0.98), pytest.param("cut", 0.05, marks=pytest.mark.long)])
+def test_answers_are_those_of_plain_decoding(pair: Path, draft: str, least: float) -> None:
     """The same weights under other ids are nearly always right; without some tokens, sometimes."""
-    with Engine.start(engine_config(pair, draft, target)) as engine:
+    with Engine.start(engine_config(pair, draft)) as engine:
         for rule, settings in RULES.items():
             params = SamplingParams(max_new_tokens=20, ignore_eos=True, seed=5, **settings)
             plain = engine.generate(PROMPT, params, decoding=DecodingConfig(mode=Mode.AUTOREGRESSIVE))
