@@ -13,8 +13,6 @@ from amusd.models.configuration import MODEL_TYPES, ModelConfig
 
 _STATELESS_LAYERS = frozenset({"full_attention", "moe", "mlp"})
 _WINDOW_OF_LAYER = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
-
-
 _ROPE_TYPES = frozenset({"default", "linear", "dynamic", "yarn", "longrope", "llama3"})
 
 
