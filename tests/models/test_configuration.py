@@ -68,11 +68,6 @@ TEXTS = (
     "<|im_end|><s></s>", "<tool> <unk>", "the true\u00a0sky 2024", "\u200b\ufeff", "</s", "<think>why</think>", "é" * 9,
     "\x00\x7f",
 )  # fmt: skip
-TOKENIZERS = {
-    "byte level": lambda template: tiny.byte_tokenizer(chat_template=template),
-    "as Qwen's": qwen_tokenizer,
-    "as SentencePiece's": sentencepiece_tokenizer,
-}
 
 
 def check_same(folder: Path) -> None:
@@ -89,13 +84,16 @@ def check_same(folder: Path) -> None:
             assert own.decode(given) == stock.decode(given, skip_special_tokens=True), repr(text)
 
 
-@pytest.mark.parametrize("model_type", ["LlamaConfig", "Qwen3Config"])
-@pytest.mark.parametrize("template", [TEMPLATE, NAMESPACE], ids=["plain", "namespace"])
-@pytest.mark.parametrize("kind", TOKENIZERS)
-def test_a_plain_tokenizer_has_the_ids_of_transformers(
-    kind: str, template: str, model_type: str, tmp_path: Path
-) -> None:
-    tokenizer = TOKENIZERS[kind](template)
+@pytest.mark.parametrize(
+    ("tokenizer", "model_type"),
+    [
+        (tiny.byte_tokenizer(chat_template=TEMPLATE), "LlamaConfig"),
+        (qwen_tokenizer(NAMESPACE), "Qwen3Config"),
+        (sentencepiece_tokenizer(TEMPLATE), "LlamaConfig"),
+    ],
+    ids=["byte level", "as Qwen's", "as SentencePiece's"],
+)
+def test_a_plain_tokenizer_has_the_ids_of_transformers(tokenizer: Any, model_type: str, tmp_path: Path) -> None:
     tiny.tiny_config(model_type, vocab_size=512, eos_token_id=5).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     check_same(tmp_path)
