@@ -123,6 +123,18 @@ def compose(arguments: Sequence[str], own: Place) -> tuple[str, RunConfig]:
     return command, config
 
 
+def run(arguments: Sequence[str]) -> int:
+    """Do the work of this process; return its exit code. Raises `ConfigError`, `PeerError`."""
+    own = place_from_environment()
+    try:
+        command, config = compose(arguments, own)
+    except ConfigError:
+        if own.local_rank > 0:  # all ranks read the same arguments: one line on each machine
+            return 2
+        raise
+    return run_rank(command, config, own)
+
+
 def run_rank(command: str, config: RunConfig, own: Place) -> int:
     """The work of this process; returns its exit code. Raises `ConfigError`, `PeerError`."""
     cores = allowed_cores()
@@ -305,11 +317,8 @@ def _run_target(command: str, config: RunConfig, own: Place, meeting: Meeting, c
             from amusd import engine
             from amusd.runtime.startup import make_recorder
 
-            wanted, drafts, recorder = (
-                config.engine_for(command),
-                DraftElsewhere(link, events),
-                make_recorder(Role.TARGET, events),
-            )
+            drafts, recorder = DraftElsewhere(link, events), make_recorder(Role.TARGET, events)
+            wanted = config.engine_for(command)
             made = engine.Engine.connect(wanted, drafts, recorder, report=console.note, meeting=others)
             write_workers(Path(config.run_dir or "."), target=[os.getpid()], draft=None)
             return made
