@@ -26,7 +26,7 @@ if __name__ == "__main__":  # the replicas import what they run from the install
 from amusd.console import tell, waiting_for
 
 from .compose import compose_config
-from .devices import claim_hardware
+from .devices import set_environment
 from .jobs import exit_code_of, with_api_key
 
 APPLICATION = "amusd"
@@ -43,27 +43,15 @@ class Replica:
         """`settings`: a `RunConfig`. Loads the models. Raises `ConfigError`."""
         from amusd.async_engine import AsyncEngine
         from amusd.engine import Engine
-        from amusd.runtime.draft_process import DraftProcess
-        from amusd.runtime.followers import Followers
-        from amusd.runtime.startup import make_recorder
         from amusd.serving.app import Gate, make_app
         from amusd.serving.server import make_service
-        from amusd.types import Role
 
         self._resources = AsyncExitStack()
         try:
             config = from_mapping(RunConfig, settings)
             engine_config = config.engine_for("serve")
-            drafts = self._drafts = DraftProcess(engine_config, tell_loss=tell)
-            self._resources.callback(drafts.stop)
-            drafts.prepare()
-            meeting = self._meeting = None
-            if engine_config.target_tensor_parallel_size > 1:
-                meeting = self._meeting = Followers(engine_config).meeting
-                self._resources.callback(meeting.stop)
-            config = claim_hardware(config, Role.TARGET)
-            engine_config, recorder = config.engine_for("serve"), make_recorder(Role.TARGET)
-            engine = AsyncEngine(lambda: Engine.connect(engine_config, drafts, recorder, meeting=meeting))
+            set_environment(engine_config)
+            engine = AsyncEngine(lambda: Engine.start(engine_config))
             service = make_service(await self._resources.enter_async_context(engine), config, engine_config)
             self._gate = Gate(make_app(service), service, tell)
         except BaseException:
@@ -78,9 +66,6 @@ class Replica:
 
     async def check_health(self) -> None:
         """Raise what Ray is to replace this replica for."""
-        failure = (self._meeting and self._meeting.failure(0.0)) or self._drafts.start_failure()
-        if failure is not None:
-            raise failure
         status, document = await self._gate.service.health()
         if status != 200:
             raise RuntimeError(document["status"])

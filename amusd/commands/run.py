@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from amusd.commands import plots
-from amusd.commands.compare import compare, write_answers
 from amusd.commands.generate import generate, generate_file
 from amusd.config import EngineConfig, RunConfig
 from amusd.console import Console
@@ -43,6 +41,9 @@ def answer(
     """
     num_losses, num_restarts = len(engine.draft_losses), engine.num_draft_restarts
     if command == "compare":
+        from amusd.commands import plots
+        from amusd.commands.compare import compare, write_answers
+
         result, text, notes, records = compare(config, engine, console, prompts, run_directory)
     elif config.out is not None:
         result, text, notes, records = generate_file(config, engine, console, run_directory)

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from amusd.errors import ConfigError, PeerFailedError
+from amusd.errors import ConfigError
 from amusd.settings import to_mapping
 from launch.compose import compose_config
 from launch.ray_serve import Replica, application, main, options_of
@@ -59,25 +59,16 @@ def test_without_ray_one_line_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.setattr("launch.signals.ignore_signals", lambda: None)  # the process goes on
     assert main([]) == 2
     assert capsys.readouterr().err == "amusd: ray: needs ray; pip install 'amusd[ray]'\n"
 
 
-@pytest.mark.parametrize("lost", ["a rank", "the draft", "the engine"])
-def test_an_engine_that_has_lost_what_it_needs_is_replaced(lost: str) -> None:
-    def failure(of: str) -> PeerFailedError | None:
-        return PeerFailedError(f"{of} is gone") if of == lost else None
-
+def test_an_engine_that_makes_no_tokens_is_replaced() -> None:
     async def health() -> tuple[int, dict[str, str]]:
-        return (503, {"status": "the engine is gone"}) if lost == "the engine" else (200, {})
+        return 503, {"status": "failing: RankLostError"}
 
-    meeting = SimpleNamespace(failure=lambda _timeout: failure("a rank"))
-    drafts = SimpleNamespace(start_failure=lambda: failure("the draft"))
-    replica = SimpleNamespace(
-        _meeting=meeting, _drafts=drafts, _gate=SimpleNamespace(service=SimpleNamespace(health=health))
-    )
-    with pytest.raises((PeerFailedError, RuntimeError), match=f"^{lost} is gone$"):
+    replica = SimpleNamespace(_gate=SimpleNamespace(service=SimpleNamespace(health=health)))
+    with pytest.raises(RuntimeError, match="^failing: RankLostError$"):
         asyncio.run(Replica.check_health(replica))  # type: ignore[arg-type]
 
 
