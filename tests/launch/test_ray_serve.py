@@ -68,7 +68,7 @@ def test_an_engine_that_makes_no_tokens_is_replaced() -> None:
         return 503, {"status": "failing: RankLostError"}
 
     replica = SimpleNamespace(_gate=SimpleNamespace(service=SimpleNamespace(health=health)))
-    with pytest.raises(RuntimeError, match="^failing: RankLostError$"):
+    with pytest.raises(RuntimeError, match=r"^failing: RankLostError$"):
         asyncio.run(Replica.check_health(replica))  # type: ignore[arg-type]
 
 
