@@ -94,7 +94,7 @@ def likely_columns(row: Row, number: int = _SOME) -> Columns:
 
 def largest_columns(row: Row, number: int) -> Columns:
     """[number, or all of fewer]: the columns of the largest logits, the largest first, of equal ones the first."""
-    likely = likely_columns(row)
+    likely = likely_columns(row, _STRIDE * number)
     found: Columns = likely[np.argsort(-row[likely], kind="stable")[:number]]
     return found
 

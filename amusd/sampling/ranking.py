@@ -83,24 +83,21 @@ class RowRanker(RowSampler):
     def of_row(self, row: Row, words: Words) -> tuple[int, npt.NDArray[np.int32]]:
         """See `RowSampler`. Noise is made for the columns only that filters leave."""
         shaped, left = self.shaped_row(row, words)
-        relative, key, temperature = shaped - shaped.max(), words[:2].tolist(), words[2:3].view(np.float64)[0]
-        asked, codes = words[NUM_PLAIN : self.first_further], self.state.bits
-        logits, named = relative, relative[asked]
-        if left is not None:
-            logits, named = relative[left], np.where(np.isin(asked, left), named, np.float32(-np.inf))
-        scores, named_scores = logits, named
+        logits = (shaped if left is None else shaped[left]) - shaped.max()
+        scores, key, temperature = logits, words[:2].tolist(), words[2:3].view(np.float64).astype(np.float32)
         if temperature:
-            noise = (
-                noise_of(self.state, *key) if left is None else gumbel(counters(codes[left], key)).astype(np.float32)
-            )
-            scores = logits + np.float32(temperature) * noise
-            named_scores = named + temperature * gumbel(counters(codes[asked], key))
+            noise = noise_of(self.state, *key) if left is None else gumbel(counters(self.state.bits[left], key))
+            scores = (logits + temperature * noise).astype(np.float32, copy=False)
+        asked = words[NUM_PLAIN : self.first_further]
+        places = asked if left is None else left.searchsorted(asked).clip(max=len(left) - 1)
+        is_left = left is None or left[places] == asked
+        named = [np.where(is_left, each[places], np.float32(-np.inf)) for each in (logits, scores)]
         places = largest_columns(scores, self.num_ranked)
         columns, best = np.zeros(self.num_ranked, np.int32), np.full(self.num_ranked, -np.inf, np.float32)
         columns[: len(places)], best[: len(places)] = places if left is None else left[places], scores[places]
         total = log_sum_exp(scores)
         totals = total, total if scores is logits else log_sum_exp(logits)
-        told = np.concatenate((totals, best, named, named_scores), dtype=np.float32)
+        told = np.concatenate((totals, best, *named), dtype=np.float32)
         return int(row.argmax()), np.concatenate((columns, told.view(np.int32)))
 
 

@@ -23,10 +23,6 @@ from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 
 STEPS = 3
-GPU_RULES = [
-    pytest.param(Numerics(width=8, fixed=fixed, border=None, prefill_chunk=32), id=name)
-    for fixed, name in ((True, "fixed"), (False, "bucketed"))
-]
 
 
 def models(numerics: Numerics, model_impl: str, output_ids: Tensor | None = None) -> tuple[CachedModel, CachedModel]:
@@ -73,25 +69,6 @@ def test_captured_blocks_with_rollbacks_give_the_logits_of_plain_ones(numerics: 
         torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
         for cache in caches:
             cache.truncate(start + kept)
-
-
-@pytest.mark.parametrize("numerics", GPU_RULES)
-def test_several_tokens_in_one_replay_are_those_of_single_steps(numerics: Numerics) -> None:
-    plain, replayed = models(numerics, "amusd")
-    prompt = random_ids(11)
-    caches = [model.new_cache(60) for model in (plain, replayed)]
-    for model, cache in zip((plain, replayed), caches, strict=True):
-        model.prefill(prompt[:-2], cache)
-    pending = [prompt[-2:], prompt[-2:]]
-    for num_tokens in (1, 2, 3, 4, 7, 3, 3, 1, 9):
-        chosen = [
-            model.extend(pending[index], cache, num_tokens)
-            for index, (model, cache) in enumerate(zip((plain, replayed), caches, strict=True))
-        ]
-        assert chosen[0] == chosen[1]
-        assert len(chosen[0]) == num_tokens
-        assert caches[0].length == caches[1].length
-        pending = [tokens[-1:] for tokens in chosen]
 
 
 @pytest.mark.parametrize(("fixed", "steps", "number"), [(True, 4, 4), (False, 1, 2)])

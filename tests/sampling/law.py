@@ -109,9 +109,6 @@ class PrefixModel:
     def forward_batch(self, batch: Sequence[SequenceRows]) -> list[ModelOutput]:
         return [self.forward(rows.token_ids, rows.cache) for rows in batch]  # type: ignore[arg-type]  # as below
 
-    def choose(self, token_ids: Sequence[int], cache: Cache) -> list[int]:
-        raise NotImplementedError
-
     def extend_batch(self, batch: Sequence[ChainRows]) -> list[list[int]]:
         (rows,) = batch
         assert rows.chooser is not None

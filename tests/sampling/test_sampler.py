@@ -19,13 +19,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from amusd.config import GREEDY, Distribution
 from amusd.sampling.noisy_scores import choose
+from amusd.sampling.processors import left_by_filters
 from amusd.sampling.ranking import RowRanker
 from amusd.sampling.sampler import (
+    NUM_FILTERS,
     Level,
     RowSampler,
     SamplingState,
     Scores,
     SequenceSampler,
+    words_of,
 )
 
 LOGITS = [2.0, -1.0, 0.5, 1.0, -3.0, 0.5]
@@ -88,6 +91,7 @@ def test_a_choice_is_the_noisy_argmax_of_the_definition(
     rng = np.random.default_rng(seed)
     logits = random_logits(seed, 3, columns, scale)
     logits[1] = logits[1].round()  # with ties
+    logits[2] -= logits[2].max() + 1  # none above 0
     ids = np.sort(rng.permutation(2 * columns)[:columns]) if is_reduced else np.arange(columns)
     prompt, answer, block = (rng.integers(0, 2 * columns, number).tolist() for number in (6, 5, 3))
     distribution = Distribution(temperature=temperature, seed=seed, **changes)
@@ -104,6 +108,16 @@ def test_a_choice_is_the_noisy_argmax_of_the_definition(
         if temperature:
             scores = scores + noise(seed, start + row + 1, ids.tolist())
         assert scores[column] >= scores.max() - ROUNDING * max(1, abs(scores.max()))
+
+
+@pytest.mark.parametrize("changes", [{"top_p": 0.9999}, {"top_k": 921}])
+def test_a_cpu_looks_as_far_as_filters_reach(changes: dict[str, Any]) -> None:
+    """Further than it looks first: each column is less likely by 1 % than the one before."""
+    logits = np.arange(3000, dtype=np.float32) * np.float32(-0.01)
+    left = left_by_filters(logits, words_of(Distribution(temperature=1.0, **changes), 3000, 0)[:NUM_FILTERS])
+    assert left is not None
+    assert left.tolist() == [*range(len(left))]
+    assert len(left) == pytest.approx(100 * np.log(1 / 0.0001), abs=1)
 
 
 @pytest.mark.parametrize(("first", "chosen"), [(0.0, 700), (25.9, 700), (26.1, 0)])
