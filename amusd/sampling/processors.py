@@ -44,7 +44,8 @@ def filtered(logits: Tensor, words: Tensor) -> Tensor:
     values = logits.sort(1, descending=True).values
     largest = values[:, :1]
     weights = ((values - largest) * sharpness).exp_().mul_(_UNIT).long().masked_fill(values < values.gather(1, last), 0)
-    together = weights.cumsum(1)
+    flat = weights.flatten().cumsum(0).view_as(weights)  # whose sums torch spreads over a GPU; along rows it does not
+    together = flat - (flat[:, :1] - weights[:, :1])
     by_mass = (together < top_p * together[:, -1:]).sum(1, keepdim=True)
     least = values.gather(1, last.minimum(by_mass)).maximum(largest + margin)
     return logits.masked_fill(logits < least, -torch.inf)

@@ -57,10 +57,10 @@ class DraftSampler(_RatioSampler):
         scores, ids = bits.view(np.float64), columns if self.state.ids is None else self.state.ids.numpy()[columns]
         noise = gumbel(counters(code_of(ids).astype(np.uint32), words[0, :2].tolist()))
         weights = np.exp(scores - scores[0])
-        able = np.flatnonzero(weights)
+        probabilities = (weights / weights.sum()).astype(np.float32)
+        able = np.flatnonzero(probabilities)
         able = able[np.argsort(ids[able])]
-        probabilities = (weights[able] / weights.sum()).astype(np.float32)
-        self._rows += (pack_row(ProbabilityRow(ids[able], probabilities)),)
+        self._rows += (pack_row(ProbabilityRow(ids[able], probabilities[able])),)
         return int(columns[(scores + noise).argmax()])
 
 
