@@ -204,14 +204,14 @@ def test_rows_of_several_requests_share_a_pass() -> None:
 
 
 def test_penalties_see_the_tokens_before_each_row_and_forget_those_cut_off() -> None:
-    sampler = SequenceSampler(Distribution(presence_penalty=100.0), SamplingState(4), [3])
+    sampler = SequenceSampler(Distribution(presence_penalty=100.0), SamplingState(4), [0])
     logits = torch.tensor([[4.0, 3.0, 2.0, 1.0]]).expand(3, -1)
-    assert columns_of(sampler, logits, 0, [3, 0, 1]) == [0, 1, 2]
+    assert columns_of(sampler, logits, 0, [0, 0, 1]) == [0, 1, 2], "the prompt's last token is none of the answer's"
     assert columns_of(sampler, logits[:2], 1, [2, 0]) == [0, 1]  # the first block was rejected
-    sampler.see([3, 1, 0, 2])
+    sampler.see([0, 1, 0, 2])
     assert columns_of(sampler, logits[:1], 3, [2]) == [3]
-    sampler.see([3])
-    assert columns_of(sampler, logits, 0, [3, 0, 2], parents=[0, 0]) == [0, 1, 0], "each path has its own"
+    sampler.see([0])
+    assert columns_of(sampler, logits, 0, [0, 0, 2], parents=[0, 0]) == [0, 1, 0], "each path has its own"
 
 
 def test_a_row_that_is_no_number_still_gives_a_column_on_a_gpu() -> None:
