@@ -34,6 +34,7 @@ MAX_MIXED = 3
 """Tokens of a mixture at most."""
 _LEAST_PROBABILITY = 1e-37
 """Below it a float32 loses its digits: such a token counts as one that cannot come."""
+_NOT_ASKED = -1
 _LARGEST = 700.0
 """An exponent whose exponential is still a number."""
 
@@ -70,7 +71,8 @@ class RowRanker(RowSampler):
 
     def of_rows(self, logits: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """See `RowSampler`; the columns are those of the largest logits."""
-        asked, further = inputs[:, NUM_PLAIN : self.first_further], inputs[:, self.first_further :]
+        asked = inputs[:, NUM_PLAIN : self.first_further].clamp(min=0)
+        further = inputs[:, self.first_further :]
         shaped = self.state.shaped(logits, further) if self.level else logits
         relative = shaped - shaped.amax(1, keepdim=True)  # or large logits would round the noise away
         scores = noisy_scores(relative, self.state.codes, inputs[:, :2].int(), floats(inputs[:, 2]))
@@ -96,7 +98,7 @@ class RowRanker(RowSampler):
         columns, best = np.zeros(self.num_ranked, np.int32), np.full(self.num_ranked, -np.inf, np.float32)
         columns[: len(places)], best[: len(places)] = places if left is None else left[places], scores[places]
         total = log_sum_exp(scores)
-        totals = total, total if scores is logits else log_sum_exp(logits)
+        totals = total, total if scores is logits or asked.max() == _NOT_ASKED else log_sum_exp(logits)
         told = np.concatenate((totals, best, *named), dtype=np.float32)
         return int(row.argmax()), np.concatenate((columns, told.view(np.int32)))
 
@@ -131,6 +133,7 @@ class Ranking(SequenceSampler):
         `mixtures`: what is known of each row beside its logits; empty: nothing. `num_unranked`: rows before them.
         """
         words = self._words(length, [*((),) * num_unranked, *paths])
+        words[:, NUM_PLAIN : self.sampler.first_further] = _NOT_ASKED
         for row, mixture in zip(words[num_unranked:, NUM_PLAIN:], mixtures, strict=bool(mixtures)):
             for place, (token_id, _, _) in enumerate(mixture):
                 row[place] = max(0, self.state.column_of(token_id))
