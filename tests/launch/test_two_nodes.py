@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -120,6 +119,5 @@ def test_the_end_of_a_rank_ends_the_target_in_one_line_and_in_bounded_time(
         while "amusd: rank 1 of the target is gone" not in errors(tmp_path, 0):
             assert time.monotonic() < began + CABLE_SECONDS, errors(tmp_path, 0)
             time.sleep(0.05)
-        sys.stdout.write(f"{loss}: found after {time.monotonic() - began:.1f} s\n")
         await_end(workers)
         assert first.wait(END_SECONDS) == 1
