@@ -6,7 +6,8 @@ for itself. `Lives` is the parent's end, `serve` the child's; between them go li
 child's standard input:
 
     parent: the settings, once; then the orders of one life after another
-    child:  {"pid": of the life}, {"said": a text}, {"pid", "ended": exit code, or minus the signal that ended it}
+    child:  {"pid": of the life}, {"said": a text}, {"pid", "ended": exit code, or minus the signal that ended it},
+            each with the number of the life
 
 When the parent closes the socket, or ends however it may, all of its lives end.
 """
@@ -76,6 +77,8 @@ class Lives:
         self._socket: socket.socket | None = None
         self._unread = b""
         self._pid: int | None = None
+        self._number = 0
+        """That of the newest life, which each of its reports names."""
         self._said = ""
         self._end: Ended | None = None
         if hasattr(os, "register_at_fork"):  # or a fork of this process would hold the socket open
@@ -107,7 +110,8 @@ class Lives:
     def start(self, orders: Mapping[str, Any]) -> None:
         """Order the next life, whether or not the server has prepared; the last one has ended. Does not wait."""
         self._pid, self._said, self._end = None, "", None
-        self._send(orders)
+        self._number += 1
+        self._send({**orders, "life": self._number})
 
     def ended(self, timeout: float) -> Ended | None:
         """How the newest life has ended; None when it has not within `timeout` seconds (0 polls)."""
@@ -164,10 +168,11 @@ class Lives:
         *lines, self._unread = (self._unread + data).split(b"\n")
         for line in lines:
             report = json.loads(line)
+            if report["life"] != self._number:  # of one that was given up
+                continue
             self._said += report.get("said", "")
-            if "ended" not in report:
-                self._pid = report.get("pid", self._pid)
-            elif report["pid"] == self._pid:  # else of a life that was given up
+            self._pid = report.get("pid", self._pid)
+            if "ended" in report:
                 self._end = Ended(pid=report["pid"], code=report["ended"], said=self._said)
 
 
@@ -177,6 +182,9 @@ def _left(deadline: float) -> float:
 
 class Channel:
     """The child's end of the socket."""
+
+    life = 0
+    """The number of the life that reports."""
 
     def lines(self) -> Iterator[Orders]:
         """The settings, then the orders of one life after another, until the parent hangs up."""
@@ -191,7 +199,7 @@ class Channel:
     def report(self, **fields: object) -> None:
         """Write one line to the parent; nothing where that is gone."""
         with suppress(OSError):
-            os.write(_STANDARD_INPUT, json.dumps(fields).encode() + b"\n")
+            os.write(_STANDARD_INPUT, json.dumps({"life": self.life, **fields}).encode() + b"\n")
 
     def await_hang_up(self, *others: int) -> bool:
         """Wait until the parent is gone, or one of `others` (descriptors) can be read; whether the parent is gone."""
@@ -223,6 +231,7 @@ def serve(prepare: Callable[[Orders], Any], live: Callable[[Channel, Orders, Ord
         gc.collect()
         gc.freeze()  # or a collection in a life would write to, and so copy, all that it shares
     for orders in lines:
+        channel.life = orders.pop("life")
         if prepared is None:
             channel.report(pid=os.getpid())
             return live(channel, settings, orders, None)
