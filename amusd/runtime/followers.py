@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from typing import NoReturn
 
 from amusd.child import Channel, Lives, Orders, command_of, ignore_terminal, serve
 from amusd.config import EngineConfig
@@ -108,9 +109,15 @@ def _prepare(settings: Orders) -> None:
 
 def _live(channel: Channel, settings: Orders, _orders: Orders, _prepared: object) -> int:
     """Compute until the first rank ends, and end this process: torch would take a second to leave."""
-    channel.on_hang_up(lambda: os._exit(0))  # nobody is left to work for
+    folder = settings["address"]
+
+    def leave() -> NoReturn:
+        shutil.rmtree(folder, ignore_errors=True)  # the first rank may have been killed
+        os._exit(0)
+
+    channel.on_hang_up(leave)
     config, rank = from_mapping(EngineConfig, settings["config"]), settings["rank"]
     if device_of(config, Role.TARGET, rank) == "cpu":
         pin_rank(config, Role.TARGET, settings["cores"], rank)
-    importlib.import_module(settings["work"]).run_follower(config, rank, Meeting(address=settings["address"]))
-    os._exit(0)
+    importlib.import_module(settings["work"]).run_follower(config, rank, Meeting(address=folder))
+    leave()

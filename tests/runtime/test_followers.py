@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ import pytest
 from amusd.config import EngineConfig, HardwareConfig, TargetConfig
 from amusd.errors import PeerFailedError, RankLostError
 from amusd.runtime.followers import Followers
+from tests.warm import ROOT
 
 WORK = "tests.runtime.follower_work"
 SECONDS = 60.0
@@ -50,3 +54,20 @@ def test_one_that_is_killed_is_named_and_the_others_are_ended_with_their_folder(
     assert followers.failure() is None
     assert not Path(f"/proc/{other}").exists()
     assert not Path(followers.meeting.address).exists()
+
+
+def test_their_folder_goes_with_a_first_rank_that_is_killed() -> None:
+    program = "from runtime.test_followers import started; print(started('wait').meeting.address, flush=True); input()"
+    path = {"PYTHONPATH": os.pathsep.join(str(folder) for folder in (ROOT, ROOT / "tests"))}
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(
+        command, env={**os.environ, **path}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as first:
+        assert first.stdout is not None
+        folder = Path(first.stdout.readline().strip())
+        assert folder.is_dir()
+        first.kill()
+    deadline = time.monotonic() + SECONDS
+    while folder.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
