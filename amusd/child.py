@@ -225,8 +225,7 @@ def serve(prepare: Callable[[Orders], Any], live: Callable[[Channel, Orders, Ord
     settings = next(lines, None)
     if settings is None:
         return 0
-    with _ending_with_parent(channel):
-        prepared = prepare(settings)
+    prepared = prepare(settings)
     if prepared is not None:
         gc.collect()
         gc.freeze()  # or a collection in a life would write to, and so copy, all that it shares
@@ -244,10 +243,10 @@ def serve(prepare: Callable[[Orders], Any], live: Callable[[Channel, Orders, Ord
 
 
 @contextmanager
-def _ending_with_parent(channel: Channel) -> Iterator[None]:
-    """End this process at once if the parent goes meanwhile. Leaves no thread, since a fork follows."""
+def ending_with_parent() -> Iterator[None]:
+    """End this process at once if the parent goes while it prepares. Leaves no thread, since a fork follows."""
     reading, writing = os.pipe()
-    watch = threading.Thread(target=lambda: channel.await_hang_up(reading) and os._exit(0), daemon=True)
+    watch = threading.Thread(target=lambda: Channel().await_hang_up(reading) and os._exit(0), daemon=True)
     watch.start()
     try:
         yield

@@ -26,10 +26,11 @@ SECONDS = 60.0
 SERVER = f"""
 import os, signal, sys, time
 sys.path.insert(0, {str(Path(__file__).parents[1])!r})
-from amusd.child import serve
+from amusd.child import ending_with_parent, serve
 
 def prepare(settings):
-    exec(settings.get("does", ""))
+    with ending_with_parent():
+        exec(settings.get("does", ""))
     return os.getpid() if settings["forks"] else None
 
 def live(channel, settings, orders, prepared):

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from amusd.child import Channel, Ended, Lives, Orders, command_of, ignore_terminal, serve
+from amusd.child import Channel, Ended, Lives, Orders, command_of, ending_with_parent, ignore_terminal, serve
 from amusd.config import EngineConfig
 from amusd.errors import ConfigError, PeerFailedError, PeerLostError, first_line
 from amusd.files import keep_traceback
@@ -170,9 +170,10 @@ def _prepare(settings: Orders) -> Any:
         log.setLevel(logging.INFO)
     if device_of(config, Role.DRAFT) == "cpu":
         pin_rank(config, Role.DRAFT, settings["cores"])  # before there is torch
-    from amusd.runtime import startup
+    with ending_with_parent():
+        from amusd.runtime import startup
 
-    return startup.prepare_draft(config)
+        return startup.prepare_draft(config)
 
 
 def _live(channel: Channel, settings: Orders, orders: Orders, prepared: Any) -> int:

@@ -604,25 +604,22 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         ),
         "lines are counted from 0": ('("\\n"), start=1):', '("\\n"), start=0):'),
     },
-    ("launch/overrides.py", "tests/launch/test_compose.py"): {
-        "a prompt may be a sweep": (
-            '(key == "prompt" or not value.startswith("choice("))',
-            'not value.startswith("choice(")',
-        ),
-        "the first value of a key holds": (
-            "    values = dict(split(override) for override in overrides)\n    chosen",
-            "    values = dict(split(override) for override in reversed(overrides))\n    chosen",
+    ("launch/compose.py", "tests/launch/test_compose.py"): {
+        "an interpolation in a text is resolved": ("    text = re.sub(", "    re.sub("),
+        "a pair's drafter holds over the one chosen": (
+            'yield from (argument, f"{key}.kind={value}")',
+            "yield argument",
         ),
     },
-    (
-        "launch/overrides.py",
-        "tests/launch/test_compose.py::test_a_choice_of_model_holds_over_the_pair_or_experiment_that_names_another",
-    ): {
-        "a file's drafter holds over the one chosen": ("for group in chosen:", "for group in ():"),
+    ("launch/jobs.py", "tests/launch/test_sweep.py"): {
+        "an engine is made for each job": ("self._engine is None or wanted != self._config", "True"),
     },
     ("launch/ray_serve.py", "tests/launch/test_ray_serve.py"): {
-        "an engine whose rank has ended is healthy": ("(self._meeting and self._meeting.failure(0.0)) or ", ""),
+        "an engine that makes no tokens is healthy": ("if status != 200:", "if status == 0:"),
         "all replicas of a machine take the same cores": ("pin_cores=False", "pin_cores=True"),
+    },
+    ("launch/run_directory.py", "tests/launch/test_sweep.py"): {
+        "a job whose draft was lost is done": (' and not {"draft_failure", "draft_losses"} & result.keys()', ""),
     },
     ("launch/torchrun.py", "tests/launch/test_torchrun.py"): {
         "several machines need no keys": (
@@ -634,15 +631,6 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "0 < incarnation == self._told",
             "0 < incarnation",
         ),
-    },
-    ("launch/sweep_plan.py", "tests/launch/test_sweep.py::test_a_job_whose_draft_was_lost_is_run_again"): {
-        "a job whose draft was lost is done": (' or {"draft_failure", "draft_losses"} & result.keys()', ""),
-    },
-    (
-        "launch/sweep_plan.py",
-        "tests/launch/test_sweep.py::test_the_folder_of_something_else_is_refused_and_left_alone",
-    ): {
-        "another command may go on with a sweep": ('earlier["command"] == plan.command and ', ""),
     },
 }
 """By file and the tests that must notice them: what is wrong, the text that is right, and the defect."""
