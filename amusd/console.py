@@ -1,6 +1,6 @@
 """All that is written to the terminal: results to standard output, all about the run to standard error.
 
-Results go through a `Console`; the launcher tells of processes with `tell` and `waiting_for`.
+Results go through a `Console`; the launcher tells of processes with `tell`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ import itertools
 import json
 import os
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
@@ -21,10 +19,6 @@ from amusd.files import cannot_write
 
 if TYPE_CHECKING:
     from rich.console import Console as Screen
-
-WAIT_LINE_SECONDS = 10.0
-"""Between two lines about the same wait."""
-_END_SECONDS = 1.0
 
 
 class Console:
@@ -170,31 +164,6 @@ def _write(err: TextIO, text: str) -> None:
         err.flush()
     except OSError:
         discard(err)
-
-
-@contextmanager
-def waiting_for(what: str, seconds: float | None = None) -> Iterator[None]:
-    """Say what is waited for and how much longer, at once and every few seconds while inside; then, that it is done.
-
-    `seconds`: the deadline, if it is known. A wait that an exception ends says no more. Leaves no thread.
-    """
-    began, over = time.monotonic(), threading.Event()
-
-    def go_on_telling() -> None:
-        while not over.wait(WAIT_LINE_SECONDS):
-            passed = time.monotonic() - began
-            how_long = f"{passed:.0f} s so far" if seconds is None else f"{max(0.0, seconds - passed):.0f} s left"
-            tell(f"still waiting for {what}: {how_long}")
-
-    tell(f"waiting for {what}{'' if seconds is None else f': {seconds:.0f} s at most'}")
-    thread = threading.Thread(target=go_on_telling, name="waiting", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join(_END_SECONDS)
-    tell(f"waited {time.monotonic() - began:.0f} s for {what}: done")
 
 
 def progress_line(label: str, done: int, num_steps: int) -> str:

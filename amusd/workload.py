@@ -152,18 +152,10 @@ def _check_text(text: Any) -> None:
     text.encode()  # a lone surrogate is half a character
 
 
-_DECISIVE = frozenset(
-    {
-        "mode",
-        "verify_width",
-        "max_verify_width",
-        "max_model_len",
-        "accept",
-        "workload.raw",
-        "hardware.synthetic",
-    }
-    | {"target", "drafter", "sampling"}
-)
+_DECISIVE = {
+    *("target", "drafter", "sampling", "mode", "verify_width", "max_verify_width", "max_model_len", "accept"),
+    *("workload.raw", "hardware.synthetic"),
+}
 """Keys and sections that decide what is answered, or by what."""
 
 

@@ -73,3 +73,12 @@ def best_chain(
         ((chain(a, c, wait, delay=delay, restart_loss=restart_loss), wait) for wait in waits),
         key=lambda found: (found[0], -found[1]),
     )
+
+
+def upper_bound(a: float, c: float) -> float:
+    """Return what no schedule with one chain of candidates exceeds.
+
+    Every rejection needs a pass, and accepted tokens are drafted one after another.
+    """
+    by_passes = math.inf if a == 1 else 1 / (1 - a)
+    return min(by_passes, math.inf if a == 0 else c / a)

@@ -23,7 +23,7 @@ if __name__ == "__main__":  # the replicas import what they run from the install
 
     sys.exit(amusd_launch.ray_serve.main(sys.argv[1:]))
 
-from amusd.console import tell, waiting_for
+from amusd.console import tell
 
 from .compose import compose_config
 from .devices import set_environment
@@ -118,16 +118,16 @@ def deploy(config: RunConfig) -> None:
     serve.run_many([target], wait_for_applications_running=False, wait_for_ingress_deployment_creation=False)
     seconds = config.startup_timeout_seconds * config.ray.min_replicas
     deadline = time.monotonic() + seconds
-    with waiting_for("the replicas", seconds):
-        while (status := serve.status().applications[APPLICATION]).status != "RUNNING":
-            said = [
-                f"{name}: {one.message.strip().splitlines()[-1]}"
-                for name, one in status.deployments.items()
-                if one.message.strip()
-            ]
-            if status.status == "DEPLOY_FAILED" or time.monotonic() > deadline:
-                raise ConfigError(f"ray: {status.status.value}: {'; '.join([status.message, *said])}")
-            time.sleep(_LOOK_SECONDS)
+    tell(f"waiting for the replicas: {seconds:.0f} s at most")
+    while (status := serve.status().applications[APPLICATION]).status != "RUNNING":
+        said = [
+            f"{name}: {one.message.strip().splitlines()[-1]}"
+            for name, one in status.deployments.items()
+            if one.message.strip()
+        ]
+        if status.status == "DEPLOY_FAILED" or time.monotonic() > deadline:
+            raise ConfigError(f"ray: {status.status.value}: {'; '.join([status.message, *said])}")
+        time.sleep(_LOOK_SECONDS)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from typing import NamedTuple
 
-from amusd.types import Mode
+from amusd.commands.tables import Row
 
 TIE = 0.02
 """A difference in speed below this counts as none."""
@@ -16,27 +15,15 @@ STANDARD_ERRORS = 2.0
 _SETTINGS = ("mode", "drafter", "policy", "num_speculative_tokens", "tree", "min_candidates")
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(NamedTuple):
     """A setting that a user can choose."""
 
-    overrides: str
-    """The setting, as arguments of the command line."""
-    mode: str
-    policy: str | None
+    row: Row
+    """Its row of the table."""
     speedup: float
     """Speed relative to plain decoding."""
     error: float
     """Standard error of `speedup`, relative to it; 0 if it is not known."""
-    tokens_per_pass: float
-
-    @classmethod
-    def of(cls, row: Mapping[str, Any], speedup: float, error: float, *, names_drafter: bool = False) -> Option:
-        """Return the option that a row of a table shows."""
-        values = {key: row.get(key) for key in _SETTINGS if names_drafter or key != "drafter"}
-        shown = {key: "true" if value is True else value for key, value in values.items() if value is not False}
-        overrides = " ".join(f"{key}={value}" for key, value in shown.items() if value is not None)
-        return cls(overrides, row["mode"], row["policy"], speedup, error, row["mean_acceptance_length"])
 
     def ties_with(self, other: Option) -> bool:
         """Whether no difference in speed can be told."""
@@ -45,25 +32,38 @@ class Option:
 
 
 def advice(options: Sequence[Option]) -> str:
-    """Return one sentence, empty without a choice. Among settings that tie, the one with the least to tune wins."""
-    plain = next(option for option in options if option.mode == Mode.AUTOREGRESSIVE.value)
-    drafting = [option for option in options if option is not plain]
+    """Return one sentence, empty without a choice: plain decoding is the first of `options`.
+
+    Among settings that tie, the one with the least to tune wins.
+    """
+    plain, *drafting = options
     if not drafting:
         return ""
+    names_drafter = len({option.row.get("drafter") for option in drafting}) > 1
+
+    def setting(option: Option) -> str:
+        values = {key: option.row.get(key) for key in _SETTINGS if names_drafter or key != "drafter"}
+        shown = {key: "true" if value is True else value for key, value in values.items() if value is not False}
+        return " ".join(f"{key}={value}" for key, value in shown.items() if value is not None)
+
     fastest = max(drafting, key=lambda option: option.speedup)
     if fastest.speedup < plain.speedup or fastest.ties_with(plain):
-        pass_times = fastest.tokens_per_pass / fastest.speedup
+        tokens = fastest.row["mean_acceptance_length"]
         return (
-            f"Use {plain.overrides}: speculation does not pay on this pair, since even with {fastest.overrides} a pass "
-            f"commits {fastest.tokens_per_pass:.2f} tokens but takes {pass_times:.2f} times as long, waits included."
+            f"Use {setting(plain)}: speculation does not pay on this pair, since even with {setting(fastest)} a pass "
+            f"commits {tokens:.2f} tokens but takes {tokens / fastest.speedup:.2f} times as long, waits included."
         )
-    equals = [option for option in drafting if option.mode == fastest.mode and option.ties_with(fastest)]
-    best = next((option for option in equals if option.policy == "auto"), fastest)
+    equals = [option for option in drafting if _mode(option) == _mode(fastest) and option.ties_with(fastest)]
+    best = next((option for option in equals if option.row["policy"] == "auto"), fastest)
     gain = f"{best.speedup:.2f} times as fast as plain decoding"
-    others = [option for option in drafting if option.mode != best.mode]
+    others = [option for option in drafting if _mode(option) != _mode(best)]
     if not others:
-        return f"Use {best.overrides}: {gain}."
+        return f"Use {setting(best)}: {gain}."
     rival = max(others, key=lambda option: option.speedup)
     if best.ties_with(rival):
-        return f"Use {best.overrides} or {rival.overrides}: both are about {gain}."
-    return f"Use {best.overrides}: {gain}, and {best.speedup / rival.speedup:.2f} times as fast as {rival.overrides}."
+        return f"Use {setting(best)} or {setting(rival)}: both are about {gain}."
+    return f"Use {setting(best)}: {gain}, and {best.speedup / rival.speedup:.2f} times as fast as {setting(rival)}."
+
+
+def _mode(option: Option) -> str:
+    return str(option.row["mode"])

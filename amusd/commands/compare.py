@@ -1,17 +1,16 @@
 """Plain, synchronous and asynchronous decoding on the same prompts, models and devices, in one run.
 
-Contestants take turns prompt by prompt (and in rotating order), so that a machine whose speed drifts treats them alike.
+Contestants take turns in rotating order, so that a machine whose speed drifts treats them alike. A turn is a prompt, or
+a load where a contestant makes several answers at a time (`compare.batch_sizes`): some answers per place, the next one
+begun as soon as one has all its tokens. The tokens per second of loads are those of all answers together, from the
+first request to the last token.
+
 A synchronous row is tuned: every length of `compare.synchronous_lengths` runs, the table shows the fastest. Where a
 draft is lost, the next one is waited for before anything else is measured.
-
-With `compare.batch_sizes` the same is done with several answers at a time. Contestants then take turns load by load: a
-load is some answers per place, and as soon as one has all its tokens the next one begins. Its tokens per second are
-those of all answers together, from the first request to the last token.
 """
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -62,36 +61,30 @@ def run_comparison(
     """
     drafts = _Drafts(engine, config, comparison.contestants, note)
     drafts.warm_up()
-    alone = [index for index, contestant in enumerate(comparison.contestants) if contestant.batch_size == 1]
-    num_alone = len(prompts) * len(alone)
-    num_steps = num_alone + sum(
-        len(prompts) * _num_repeats(len(prompts), one) for one in comparison.contestants if one.batch_size > 1
-    )
-    for turn, prompt in enumerate(prompts):
+    for prompt in prompts:
         try:
             encoded = engine.encode(prompt.turns, raw=config.workload.raw)
         except ConfigError as error:
             comparison.refused.append((prompt.number, str(error)))
             continue
-        answers: dict[int, Generation] = {}
-        for step in range(len(alone)):
-            index = alone[(turn + step) % len(alone)]
-            contestant = comparison.contestants[index]
-            drafts.wait()
-            progress(f"prompt {prompt.number}: {contestant.name}", turn * len(alone) + step, num_steps)
-            (answers[index],), _ = answer(engine, contestant, [encoded], config.sampling)
-        comparison.add(prompt, encoded, answers)
+        comparison.prompts.append(prompt)
+        comparison.encoded.append(encoded)
     if not comparison.prompts:
         raise ConfigError(f"workload: none of {len(prompts)} prompts could be used: {comparison.refused[0][1]}")
-    num_done = num_alone
-    for index, load in _loads(comparison):
-        drafts.wait()
-        progress(comparison.contestants[index].name, num_done, num_steps)
-        prompts_of_load = [comparison.encoded[number] for number in load]
-        generations, seconds = answer(engine, comparison.contestants[index], prompts_of_load, config.sampling)
-        comparison.answers[index] += generations
-        comparison.seconds[index] = comparison.seconds.get(index, 0.0) + seconds
-        num_done += len(load)
+    turns = list(_turns(comparison))
+    num_done, num_answers = 0, sum(len(load) for turn in turns for _, load in turn)
+    for turn in turns:
+        answered = []
+        for index, load in turn:
+            contestant = comparison.contestants[index]
+            drafts.wait()
+            progress(f"prompt {comparison.prompts[load[0]].number}: {contestant.name}", num_done, num_answers)
+            own = [comparison.encoded[place] for place in load]
+            answered.append((index, *answer(engine, contestant, own, config.sampling)))
+            num_done += len(load)
+        for index, generations, seconds in answered:
+            comparison.answers[index] += generations
+            comparison.seconds[index] += seconds
 
 
 def answer(
@@ -106,27 +99,24 @@ def answer(
     return generations, max(one.all_tokens_at or begin for one in answers.values()) - begin
 
 
-def _num_repeats(num_prompts: int, contestant: Contestant) -> int:
-    """How often a contestant answers each prompt: so that all its places are taken."""
-    return -(-contestant.batch_size // num_prompts)
+def _turns(comparison: Comparison) -> Iterator[list[tuple[int, list[int]]]]:
+    """Each turn: contestants in their order, and the places of the prompts that each is to answer then.
 
-
-def _loads(comparison: Comparison) -> Iterator[tuple[int, list[int]]]:
-    """Contestants with several answers at a time, in turns, and the places of prompts that each is to answer then."""
-    waiting: dict[int, list[list[int]]] = {}
-    places = range(len(comparison.prompts))
-    for index, contestant in enumerate(comparison.contestants):
-        if contestant.batch_size > 1:
-            load = [*places] * _num_repeats(len(places), contestant)
-            size = LOAD_SIZE * contestant.batch_size
-            waiting[index] = [load[start : start + size] for start in range(0, len(load), size)]
-    for turn in itertools.count():
-        order = [index for index in waiting if turn < len(waiting[index])]
-        if not order:
-            return
-        for step in range(len(order)):
-            index = order[(turn + step) % len(order)]
-            yield index, waiting[index][turn]
+    Loads come last: they are compared with plain decoding of one.
+    """
+    number = len(comparison.prompts)
+    sizes = [contestant.batch_size for contestant in comparison.contestants]
+    for are_alone in (True, False):
+        loads: dict[int, list[list[int]]] = {}
+        for index, size in enumerate(sizes):
+            if (size == 1) is are_alone:
+                places = [*range(number)] * -(-size // number)  # all of its places are taken
+                step = 1 if are_alone else LOAD_SIZE * size
+                loads[index] = [places[start : start + step] for start in range(0, len(places), step)]
+        for turn in range(max(map(len, loads.values()), default=0)):
+            going_on = [index for index, own in loads.items() if turn < len(own)]
+            first = turn % len(going_on)
+            yield [(index, loads[index][turn]) for index in (*going_on[first:], *going_on[:first])]
 
 
 @dataclass
@@ -181,8 +171,8 @@ def compare(
 
     def progress(label: str, num_done: int, number: int) -> None:
         nonlocal num_kept
-        if len(comparison.prompts) > num_kept:  # between two answers, where nothing is timed
-            num_kept = len(comparison.prompts)
+        if len(comparison.answers[0]) > num_kept:  # between two answers, where nothing is timed
+            num_kept = len(comparison.answers[0])
             with suppress(ConfigError):  # what cannot be written is said at the end
                 write_answers(run_directory, records_of(comparison))
         console.progress(label, num_done, number)
@@ -192,7 +182,7 @@ def compare(
         complete = True
     finally:
         console.clear_progress()
-        if not complete and comparison.prompts:
+        if not complete and comparison.answers[0]:
             write_json(run_directory / "result.json", {"complete": False, "rows": rows_of(comparison, engine)})
             write_answers(run_directory, records_of(comparison))
     rows = rows_of(comparison, engine)
@@ -200,7 +190,6 @@ def compare(
     for row in rows:
         sequence_ids = row.pop("sequence_ids")
         is_told = row.get("batch_size", 1) == 1  # events tell how the time of one answer at a time was used
-        row["draft_overlap_fraction"] = timeline.draft_overlap(sequence_ids) if is_told else None
         row["time"] = time_fractions(timeline, sequence_ids) if is_told else None
     found = per_prompt(comparison)
     categories = by_category(rows, found)

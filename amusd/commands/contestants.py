@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -89,8 +89,8 @@ class Comparison:
     prompts: list[WorkloadPrompt] = field(default_factory=list)
     encoded: list[tuple[int, ...]] = field(default_factory=list)
     answers: list[list[Generation]] = field(default_factory=list)
-    seconds: dict[int, float] = field(default_factory=dict)
-    """Time that each contestant's loads took, by its index; only of those with several answers at a time."""
+    seconds: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
+    """Time that each contestant's answers took, by its index."""
     refused: list[tuple[int, str]] = field(default_factory=list)
     """Prompts that did not fit: line number, reason."""
     repeatable: bool = True
@@ -107,13 +107,6 @@ class Comparison:
     def has_batches(self) -> bool:
         """Some make several answers at a time."""
         return any(contestant.batch_size > 1 for contestant in self.contestants)
-
-    def add(self, prompt: WorkloadPrompt, encoded: tuple[int, ...], answers: Mapping[int, Generation]) -> None:
-        """Every contestant's answer to one prompt, by its index."""
-        self.prompts.append(prompt)
-        self.encoded.append(encoded)
-        for index, answer in answers.items():
-            self.answers[index].append(answer)
 
 
 def contestants_of(config: RunConfig) -> list[Contestant]:
@@ -260,6 +253,11 @@ def _row(comparison: Comparison, index: int, engine: Engine) -> dict[str, Any]:
         for reference, answer in zip(comparison.answers[0], answers if is_alone else (), strict=is_alone)
     ]
     is_synchronous = decoding.mode is Mode.SYNCHRONOUS
+    of_batch = {
+        "batch_size": contestant.batch_size,
+        "p50_inter_token_ms": metrics["median_inter_token_latency_ms"],
+        "p99_inter_token_ms": metrics["p99_inter_token_latency_ms"],
+    }
     return {
         "contestant": contestant.name,
         "mode": decoding.mode.value,
@@ -267,7 +265,7 @@ def _row(comparison: Comparison, index: int, engine: Engine) -> dict[str, Any]:
         "drafter": contestant.drafter,
         "num_speculative_tokens": decoding.num_speculative_tokens if is_synchronous else None,
         "tree": is_synchronous and decoding.tree,
-        **(_batch_figures(contestant, metrics) if comparison.has_batches else {}),
+        **(of_batch if comparison.has_batches else {}),
         "num_prompts": len(answers),
         **metrics,
         "speedup_vs_autoregressive": statistics.median(ratios) if is_alone else None,
@@ -278,14 +276,6 @@ def _row(comparison: Comparison, index: int, engine: Engine) -> dict[str, Any]:
         "sequence_ids": [answer.sequence_id for answer in answers],
         # Under the ratio test only the law is the same, not the answer.
         "identical_to_autoregressive": _identity(comparison, index, engine) if comparison.repeatable else None,
-    }
-
-
-def _batch_figures(contestant: Contestant, metrics: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "batch_size": contestant.batch_size,
-        "p50_inter_token_ms": metrics["median_inter_token_latency_ms"],
-        "p99_inter_token_ms": metrics["p99_inter_token_latency_ms"],
     }
 
 
@@ -325,24 +315,17 @@ def comparison_text(rows: Sequence[dict[str, Any]], categories: str = "") -> str
     `categories`: a table of the categories of prompts, shown before the advice.
     """
     sizes = dict.fromkeys(row.get("batch_size", 1) for row in rows)
-    advices = {size: _advice([row for row in rows if row.get("batch_size", 1) == size]) for size in sizes}
+    advices = {size: advice([_option(row) for row in rows if row.get("batch_size", 1) == size]) for size in sizes}
     lines = [f"{size} at a time: {text}" if len(sizes) > 1 else text for size, text in advices.items() if text]
     legend = _LEGEND.format(times=_BETWEEN if any("batch_size" in row for row in rows) else _IDLE)
     return "\n\n".join(part for part in (_table(rows), legend, categories, "\n".join(lines)) if part)
 
 
-def _advice(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the advice for one batch size."""
-    names_drafter = len({row["drafter"] for row in rows} - {None}) > 1
-    return advice([_option(row, names_drafter=names_drafter) for row in rows])
-
-
-def _option(row: dict[str, Any], *, names_drafter: bool) -> Option:
+def _option(row: dict[str, Any]) -> Option:
     """Return the option of a row. The standard error of a median of n is 0.93 interquartile ranges / sqrt(n)."""
     speedup = row["speedup_vs_autoregressive"]
     lower, upper = row["speedup_quartiles"] or (speedup, speedup)
-    error = 0.93 * (upper - lower) / speedup / math.sqrt(row["num_prompts"])
-    return Option.of(row, speedup, error, names_drafter=names_drafter)
+    return Option(row, speedup, 0.93 * (upper - lower) / speedup / math.sqrt(row["num_prompts"]))
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:

@@ -39,18 +39,19 @@ def generate(config: RunConfig, engine: Engine, console: Console, prompt: Worklo
         console.text(f"> {prompt.text}\n")
     answer = engine.stream(prompt.turns, config.sampling, decoding=config.decoding(), raw=config.workload.raw)
     complete = False
-    (run_directory / PARTIAL_FILE).unlink(missing_ok=True)  # a file, or a link, that lay in the folder before
+    partial_file = run_directory / PARTIAL_FILE
+    partial_file.unlink(missing_ok=True)  # a file, or a link, that lay in the folder before
     try:
         with console.streaming(partial(_status, engine, engine.status.counts, time.perf_counter())) as write:
             for token in answer:
-                _append(run_directory / PARTIAL_FILE, token.text)
+                _append(partial_file, token.text)
                 write(token.text)
         complete = True
     finally:
         if not complete:
             kept = {"complete": False, "text": answer.text, "token_ids": list(answer.token_ids)}
             write_json(run_directory / "result.json", kept)
-            (run_directory / PARTIAL_FILE).unlink(missing_ok=True)
+            partial_file.unlink(missing_ok=True)
             console.text("")
     return Done({"complete": True, **answer.generation.as_dict()}, "", (_summary(answer.generation),))
 
@@ -61,19 +62,21 @@ def generate_file(config: RunConfig, engine: Engine, console: Console, run_direc
     with out.opened() as file:
         prompts = prompts_of("generate", config)  # nobody else adds to the file from now on
         run = _FileRun(out, file, prompts, engine.worker.max_num_seqs)
-        complete = False
         try:
             with closing(in_flight(engine, run.submitted(engine, config), run.max_num_seqs)) as answers:
                 for place, answer in answers:
                     run.add(place, answer.result())
-                    num_over = run.num_answers + len(run.refused)
-                    console.progress(f"{run.tokens_per_second:.1f} tokens/s", num_over, len(prompts))
-            complete = True
+                    console.progress(f"{run.tokens_per_second:.1f} tokens/s", run.num_over, len(prompts))
+            run.complete = True
         finally:
             console.clear_progress()
-            if not complete:
-                write_json(run_directory / "result.json", {"complete": False, **run.as_dict()})
-    return Done({"complete": True, **run.as_dict()}, run.text, list(run.refused.values()))
+            if not run.complete:
+                write_json(run_directory / "result.json", run.as_dict())
+    text = (
+        f"{out.path}: {run.num_written} answers, {run.num_tokens} tokens in {run.seconds:.1f} s: "
+        f"{run.tokens_per_second:.1f} tokens/s"
+    )
+    return Done(run.as_dict(), text, run.refused)
 
 
 @dataclass
@@ -84,17 +87,19 @@ class _FileRun:
     file: BinaryIO
     prompts: Sequence[WorkloadPrompt]
     max_num_seqs: int
+    complete: bool = False
     begin: float = field(default_factory=time.perf_counter)
     seconds: float = 0.0
     """Seconds from `begin` to the last answer."""
+    num_tokens: int = 0
+    num_written: int = 0
+    """Answers in the file."""
+    refused: list[str] = field(default_factory=list)
+    """Prompts that do not fit, and why."""
     num_done: int = 0
     """Places that are written or refused, and so are all before them."""
-    num_tokens: int = 0
-    num_answers: int = 0
-    refused: dict[int, str] = field(default_factory=dict)
-    """Prompts that do not fit, and why, by place."""
-    waiting: dict[int, Generation] = field(default_factory=dict)
-    """Answers behind one that is not there yet, by place."""
+    waiting: dict[int, bytes] = field(default_factory=dict)
+    """Lines behind a place that is not done yet, by place; empty where the prompt is refused."""
 
     def submitted(self, engine: Engine, config: RunConfig) -> Iterator[tuple[int, Answer]]:
         """Places and answers; each prompt is submitted when its answer is asked for."""
@@ -102,48 +107,39 @@ class _FileRun:
             try:
                 token_ids = engine.encode(prompt.turns, raw=config.workload.raw)
             except ConfigError as error:
-                self.refused[place] = f"prompt {prompt.number} was left out: {error}"
+                self.refused.append(f"prompt {prompt.number} was left out: {error}")
+                self.waiting[place] = b""
                 continue
             yield place, engine.submit(token_ids, config.sampling, decoding=config.decoding())
 
     def add(self, place: int, generation: Generation) -> None:
         """Take an answer, and write what can be written now."""
-        self.num_answers += 1
         self.num_tokens += len(generation.token_ids)
         self.seconds = time.perf_counter() - self.begin
-        self.waiting[place] = generation
-        self.write()
-
-    def write(self) -> None:
-        """Write what can be written now."""
-        while self.num_done < len(self.prompts):
-            prompt = self.prompts[self.num_done]
-            if self.num_done in self.waiting:
-                self.file.write(self.out.line(prompt, self.waiting.pop(self.num_done).as_dict()))
-            elif self.num_done not in self.refused:
-                break
+        self.waiting[place] = self.out.line(self.prompts[place], generation.as_dict())
+        while (line := self.waiting.pop(self.num_done, None)) is not None:
+            self.file.write(line)
+            self.num_written += line != b""
             self.num_done += 1
         self.file.flush()
+
+    @property
+    def num_over(self) -> int:
+        """Prompts that are answered or refused."""
+        return self.num_done + len(self.waiting)
 
     @property
     def tokens_per_second(self) -> float:
         """The rate of all answers together; 0 without any."""
         return self.num_tokens / self.seconds if self.seconds else 0.0
 
-    @property
-    def text(self) -> str:
-        """The result in a line, for a person."""
-        return (
-            f"{self.out.path}: {self.num_answers} answers, {self.num_tokens} tokens in {self.seconds:.1f} s: "
-            f"{self.tokens_per_second:.1f} tokens/s"
-        )
-
     def as_dict(self) -> dict[str, Any]:
         """The documented JSON."""
         return {
+            "complete": self.complete,
             "out": str(self.out.path),
             "num_prompts": len(self.prompts),
-            "num_answers": self.num_answers - len(self.waiting),
+            "num_answers": self.num_written,
             "num_refused_prompts": len(self.refused),
             "num_tokens": self.num_tokens,
             "seconds": self.seconds,
@@ -192,18 +188,14 @@ def _summary(generation: Generation) -> str:
         f"{figures['tokens_per_second']:.1f} tokens/s, first after {figures['time_to_first_token_ms']:.0f} ms",
     ]
     if generation.drafter is not None:
+        counts = f"{figures['num_accepted_draft_tokens']} of {figures['num_draft_tokens']}"
         parts += [
-            f"drafter {generation.drafter}: {_accepted(figures)}",
+            f"drafter {generation.drafter}: {counts} candidates accepted",
             f"{figures['mean_acceptance_length']:.2f} tokens a pass",
             f"target idle {percent(figures['target_idle_fraction'])}",
             f"draft idle {percent(figures['draft_idle_fraction'])}",
         ]
     return "; ".join(parts)
-
-
-def _accepted(figures: dict[str, Any]) -> str:
-    verified = figures["num_draft_tokens"]
-    return f"{figures['num_accepted_draft_tokens']} of {verified} candidates accepted" if verified else "no candidates"
 
 
 def _append(path: Path, text: str) -> None:

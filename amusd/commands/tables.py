@@ -27,38 +27,22 @@ class Column:
         return "" if value is None else self.write(value)
 
 
-def _one(value: float) -> str:
-    return f"{value:.1f}"
-
-
-def _two(value: float) -> str:
-    return f"{value:.2f}"
-
-
-def _between(value: Sequence[float]) -> str:
-    return f"{value[0]:.2f}-{value[1]:.2f}"
-
-
-def _same(value: Row) -> str:
-    return f"{value['num_identical']}/{value['num_prompts']}"
-
-
 COLUMNS = (
     Column("batch_size", "at a time", str),
-    Column("tokens_per_second", "tokens/s", _one),
-    Column("tokens_per_second_per_device", "per device", _one),
-    Column("speedup_vs_autoregressive", "x plain", _two),
-    Column("speedup_quartiles", "quartiles", _between),
-    Column("speedup_vs_best_synchronous", "x best sync", _two),
+    Column("tokens_per_second", "tokens/s", "{:.1f}".format),
+    Column("tokens_per_second_per_device", "per device", "{:.1f}".format),
+    Column("speedup_vs_autoregressive", "x plain", "{:.2f}".format),
+    Column("speedup_quartiles", "quartiles", "{0[0]:.2f}-{0[1]:.2f}".format),
+    Column("speedup_vs_best_synchronous", "x best sync", "{:.2f}".format),
     Column("acceptance_rate", "accepted", percent),
-    Column("mean_acceptance_length", "tokens/pass", _two),
-    Column("p50_inter_token_ms", "p50 ms", _one),
-    Column("p99_inter_token_ms", "p99 ms", _one),
+    Column("mean_acceptance_length", "tokens/pass", "{:.2f}".format),
+    Column("p50_inter_token_ms", "p50 ms", "{:.1f}".format),
+    Column("p99_inter_token_ms", "p99 ms", "{:.1f}".format),
     Column("target_idle_fraction", "idle t", percent),
     Column("draft_idle_fraction", "idle d", percent),
     Column("wasted_draft_fraction", "wasted", percent),
-    Column("mean_latency_s", "s/answer", _two),
-    Column("identical_to_autoregressive", "identical", _same),
+    Column("mean_latency_s", "s/answer", "{:.2f}".format),
+    Column("identical_to_autoregressive", "identical", "{0[num_identical]}/{0[num_prompts]}".format),
 )
 
 

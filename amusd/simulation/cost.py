@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
@@ -76,6 +76,10 @@ class Shared:
         """Return this many times as long ones."""
         return Shared(self.alone.times(factor), self.together.times(factor))
 
+    def with_spread(self, spread: float) -> Shared:
+        """Return the same times with this spread."""
+        return Shared(replace(self.alone, spread=spread), replace(self.together, spread=spread))
+
     def when(self, other_works: bool) -> Duration:
         """Return the duration that holds."""
         return self.together if other_works else self.alone
@@ -95,8 +99,6 @@ class Costs:
     """A target pass, by number of candidates, alternatives included; a number that is not named takes the nearest."""
     draft_token: Shared
     """A draft step on a chain, for each token that it drafts."""
-    row_ns: int = 0
-    """Added to a target pass for each row beyond the first: for each candidate, and for each further sequence."""
     sequence_ns: int = 0
     """Added to a target pass for each sequence beyond the first, whatever its rows: reading its cache."""
     tree_steps: Mapping[int, Shared] = field(default_factory=dict)
@@ -130,8 +132,8 @@ class Costs:
         shared = self.passes.get(more)
         if shared is None:
             shared = self.passes[min(self.passes, key=lambda known: (abs(known - more), known))]
-        ns = shared.when(draft_works).draw(random) + self.row_ns * more
-        return self._beyond_knee(ns, num_rows) + self.sequence_ns * (num_sequences - 1)
+        ns = self._beyond_knee(shared.when(draft_works).draw(random), num_rows)
+        return ns + self.sequence_ns * (num_sequences - 1)
 
     def step_ns(self, num_tokens: int, target_works: bool, random: Random, *, num_sequences: int = 1) -> int:
         """Draw the time of a draft step on chains: `num_tokens` one after another, for each sequence."""
@@ -152,9 +154,17 @@ class Costs:
         return replace(
             self,
             passes={number: shared.times(factor) for number, shared in self.passes.items()},
-            row_ns=round(factor * self.row_ns),
             sequence_ns=round(factor * self.sequence_ns),
             target_prefill=self.target_prefill.times(factor),
+        )
+
+    def each(self, change: Callable[[Shared], Shared]) -> Costs:
+        """Return the costs with other times of passes and draft steps."""
+        return replace(
+            self,
+            passes={number: change(shared) for number, shared in self.passes.items()},
+            draft_token=change(self.draft_token),
+            tree_steps={number: change(shared) for number, shared in self.tree_steps.items()},
         )
 
     def where_other(self, works: bool) -> Costs:
@@ -162,16 +172,7 @@ class Costs:
 
         The first is as if `together` were always so, the second as if each device shared nothing with the other.
         """
-
-        def always(shared: Shared) -> Shared:
-            return Shared.same(shared.when(works))
-
-        return replace(
-            self,
-            passes={number: always(shared) for number, shared in self.passes.items()},
-            draft_token=always(self.draft_token),
-            tree_steps={number: always(shared) for number, shared in self.tree_steps.items()},
-        )
+        return self.each(lambda shared: Shared.same(shared.when(works)))
 
     def _below_knee(self, num_rows: int) -> int:
         return num_rows if self.knee_rows is None else min(num_rows, self.knee_rows)
@@ -191,7 +192,6 @@ class Costs:
         """Return all of it in milliseconds, for a result."""
         return {
             "target_pass": {str(num): shared.as_dict() for num, shared in sorted(self.passes.items())},
-            "row_ms": self.row_ns / 1e6,
             "sequence_ms": self.sequence_ns / 1e6,
             "draft_token": self.draft_token.as_dict(),
             "tree_step": {str(num): shared.as_dict() for num, shared in sorted(self.tree_steps.items())},

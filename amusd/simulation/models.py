@@ -163,11 +163,6 @@ class ScriptedDrafter(Drafter):
         """Committed tokens; of a chain, with those drafted."""
         return self._length
 
-    @property
-    def tokens_per_replay(self) -> int:
-        """As the simulation has it."""
-        return self.simulator.tokens_per_step
-
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:  # noqa: ARG002
         """Take in a prompt, whose first token is the number of the answer."""
         simulator, number = self.simulator, token_ids[0]

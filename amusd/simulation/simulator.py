@@ -98,8 +98,6 @@ class Simulator:
     answers: Sequence[Answer]
     max_candidates: int
     """Candidates that a target pass can take."""
-    tokens_per_step: int = 1
-    """Tokens that the draft makes in one step (a replay of several), where it runs ahead and none is urgent."""
     accept_next: float = 0.0
     """Probability in a tree that each further guess is right where those before it are wrong."""
     can_branch: bool = True

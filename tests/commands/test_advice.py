@@ -11,7 +11,7 @@ from amusd.commands.advice import Option, advice
 
 def option(mode: str, speedup: float, error: float = 0.005, tokens_per_pass: float = 1.0, **setting: Any) -> Option:
     row = {"mode": mode, "policy": None, "mean_acceptance_length": tokens_per_pass, **setting}
-    return Option.of(row, speedup, error)
+    return Option(row, speedup, error)
 
 
 def blocks(speedup: float, error: float = 0.005, tokens_per_pass: float = 1.0) -> Option:

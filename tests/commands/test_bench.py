@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from models import tiny
 
-from amusd.commands.bench import bench_text, load_transformers, measure_links, measure_models, read_bandwidth
+from amusd.commands.bench import bench_text, load_transformers, measure_links, measure_models
 from amusd.config import BenchConfig, HardwareConfig, TransportConfig
 from amusd.console import Console
 from amusd.models.cached_model import CachedModel
@@ -55,17 +55,7 @@ def test_every_figure_stands_in_the_document_and_in_the_text(
         assert name in text
 
 
-def test_without_transformers_there_is_no_figure_of_it(model: CachedModel) -> None:
-    document = measure_models(model, {}, None, PROMPT, BENCH, Console()) | {"transport": {}}
-    assert document["peer"] == {"hf_generate_ms_per_token": None}
-    assert "transformers.generate" not in bench_text(document)
-
-
 def test_transformers_decodes_the_same_tokens(model: CachedModel, checkpoint: Path) -> None:
     generate, cache = load_transformers(str(checkpoint), "float32", "cpu"), model.new_cache(64)
     model.prefill(PROMPT[:-1], cache)
     assert generate(PROMPT, 30) == model.extend(PROMPT[-1:], cache, 30)[-1]
-
-
-def test_memory_is_read_at_some_speed() -> None:
-    assert 0.1 < read_bandwidth("cpu") < 10_000

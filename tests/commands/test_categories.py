@@ -51,16 +51,6 @@ def test_each_category_has_the_medians_of_its_own_prompts() -> None:
     assert found == {"math": (3, 4, 2), "other": (1, 1, 1), "qa": (1, 2, pytest.approx(4 / 3))}
 
 
-def test_the_table_has_the_fastest_asynchronous_row() -> None:
-    heading, _, *lines = category_table(ROWS, by_category(ROWS, PER_PROMPT)).splitlines()
-    assert heading.startswith("asynchronous (chain), hf")
-    assert [line.split() for line in lines[2:]] == [
-        ["math", "3", "4.00", "2.00"],
-        ["other", "1", "1.00", "1.00"],
-        ["qa", "1", "2.00", "1.33"],
-    ]
-
-
 def test_rows_that_share_a_pass_are_not_counted() -> None:
     rows = [*ROWS[:2], row(CHAIN, 20, batch_size=4)]
     categories = by_category(rows, PER_PROMPT)

@@ -8,10 +8,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 from runtime.pair import pair
 
-from amusd.answer import Answer
 from amusd.commands import compare as command
 from amusd.commands.compare import run_comparison
 from amusd.commands.contestants import Comparison, comparison_text, contestants_of, records_of, rows_of
@@ -19,7 +17,6 @@ from amusd.commands.run import answer
 from amusd.config import RunConfig
 from amusd.console import Console
 from amusd.drafters.ngram import NgramDrafter
-from amusd.engine import Engine
 from amusd.settings import from_mapping
 from amusd.workload import user_prompt
 
@@ -47,19 +44,6 @@ def compared(config: RunConfig, **options: Any) -> tuple[Comparison, list[dict[s
         return comparison, rows_of(comparison, engine)
 
 
-def most_at_work(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many answers were in the making, at each pass."""
-    found: list[int] = []
-    take = Answer.take
-
-    def counted(self: Answer, *arguments: Any) -> None:
-        found.append(len(self._turns._at_work))
-        take(self, *arguments)
-
-    monkeypatch.setattr(Answer, "take", counted)
-    return found
-
-
 def test_every_mode_is_compared_at_each_size_and_all_with_plain_decoding_of_one() -> None:
     comparison, rows = compared(run_config(1, 2, 5))
     assert [(row["mode"], row["batch_size"]) for row in rows] == [
@@ -83,13 +67,6 @@ def test_every_mode_is_compared_at_each_size_and_all_with_plain_decoding_of_one(
             assert row["tokens_per_second"] == row["num_tokens"] / comparison.seconds[index]
             assert row["target_idle_fraction"] is row["draft_idle_fraction"] is row["speedup_quartiles"] is None
     assert len({row["contestant"] for row in rows}) == 6
-
-
-@pytest.mark.parametrize("size", [5])
-def test_as_many_are_in_the_making_as_the_size_says(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = most_at_work(monkeypatch)
-    compared(run_config(size, mode="autoregressive"))
-    assert max(found) == size
 
 
 def test_plain_decoding_of_one_is_measured_in_any_case_and_nothing_twice() -> None:
@@ -118,15 +95,14 @@ def test_one_answer_at_a_time_has_the_rows_that_it_always_had() -> None:
     assert advice.endswith(".")
 
 
-def test_loads_take_turns() -> None:
-    prompts = [user_prompt("bad", number) for number in range(1, 20)]
+def test_prompts_and_loads_take_turns() -> None:
     comparison = Comparison.of(run_config(1, 2))
-    for prompt in prompts:
-        comparison.add(prompt, (1,), {})
-    loads = list(command._loads(comparison))
-    assert [index for index, _ in loads] == [2, 3, 3, 2, 2, 3]
-    for index in (2, 3):
-        assert [place for own, load in loads if own == index for place in load] == list(range(19))
+    comparison.prompts += [user_prompt("bad", number) for number in range(1, 20)]
+    turns = list(command._turns(comparison))
+    order = [index for turn in turns for index, _ in turn]
+    assert (order[:6], order[-6:]) == ([0, 1, 1, 0, 0, 1], [2, 3, 3, 2, 2, 3])
+    for index in range(4):
+        assert [place for turn in turns for own, load in turn if own == index for place in load] == list(range(19))
 
 
 def test_a_run_keeps_a_table_a_figure_and_every_answer(tmp_path: Path) -> None:
@@ -146,12 +122,3 @@ def test_a_run_keeps_a_table_a_figure_and_every_answer(tmp_path: Path) -> None:
         (prompt, size, repeat) for prompt in "135" for size, repeat in (("1", "1"), ("4", "1"), ("4", "2"))
     ]
     assert {row["identical"] for row in rows} == {"True"}
-
-
-def test_an_engine_with_too_little_room_still_answers_all() -> None:
-    config = run_config(5, mode="autoregressive")
-    comparison = Comparison.of(config)
-    with pair(NGRAM, max_num_seqs=2, pass_seconds=0.0) as (engine, _):
-        assert isinstance(engine, Engine)
-        run_comparison(engine, config, PROMPTS, comparison, lambda *_: None)
-        assert rows_of(comparison, engine)[1]["identical_to_autoregressive"]["num_identical"] == 6

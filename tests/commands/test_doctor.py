@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 from models import tiny
-from models.other_tokenizer import save_reindexed, word_tokenizer
-from models.test_eagle import LAYERS, SIZES, eagle3_weights, save_speculators
 
 from amusd.commands.doctor import Finding, _guard, _links, _machine, _models
 from amusd.config import DrafterConfig, EngineConfig, HardwareConfig, TargetConfig, TransportConfig
@@ -47,25 +45,6 @@ def test_it_says_what_is_loaded_whether_it_fits_and_whether_widths_show(width: A
     assert width != "fixed" or exactness.text.startswith(f"{said[1]} of {said[1]} ")
 
 
-def test_caches_that_do_not_fit_beside_the_weights_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer = tiny.byte_tokenizer()
-    size = {"vocab_size": len(tokenizer)}
-    tiny.save_checkpoint(tmp_path / "target", tiny.tiny_config(num_hidden_layers=LAYERS, **size), tokenizer)
-    weights = eagle3_weights("layers.0")
-    del weights["t2d"]
-    save_speculators(tmp_path / "eagle", weights, transformer_layer_config={**SIZES, **size, "head_dim": 8})
-    config = EngineConfig(
-        target=TargetConfig(kind="hf", model=str(tmp_path / "target"), dtype="float32"),
-        drafters=(DrafterConfig(kind="eagle", model=str(tmp_path / "eagle"), dtype="float32"),),
-        max_model_len=256,
-    )
-    assert looked_at(config)["memory cpu"].ok
-    monkeypatch.setattr("amusd.commands.doctor.free_bytes", lambda _device: 1_000_000)
-    memory = looked_at(config)["memory cpu"]
-    assert not memory.ok
-    assert memory.text.endswith(" of 1 free MB")
-
-
 RANKS = "each rank needs a key head, and this model has 3; allowed: 1 to 3"
 
 
@@ -83,22 +62,6 @@ def test_what_cannot_run_is_refused_before_weights_are_read(
         monkeypatch.setattr("amusd.models.load_options.why_not_covered", lambda _config: "a reason")
     monkeypatch.setattr("amusd.commands.doctor.load_target", lambda *_arguments: pytest.fail("weights are read"))
     assert looked_at(EngineConfig(**keys)) == {"models": Finding("models", False, text)}
-
-
-def test_it_says_how_much_of_the_vocabulary_a_draft_with_another_tokenizer_can_propose(tmp_path: Path) -> None:
-    tokenizer = word_tokenizer()
-    tiny.save_checkpoint(tmp_path / "target", tiny.tiny_config(vocab_size=len(tokenizer)), tokenizer)
-    for name, num_kept in (("near", 320), ("far", 100)):
-        save_reindexed(tmp_path / "target", tmp_path / name, keep=lambda token_id: token_id < num_kept)  # noqa: B023
-    target = TargetConfig(kind="hf", model=str(tmp_path / "target"))
-    near, far = (
-        looked_at(EngineConfig(target=target, drafters=(DrafterConfig(kind="hf", model=str(tmp_path / name)),)))
-        for name in ("near", "far")
-    )
-    assert near["drafter"].ok
-    assert "its tokenizer differs from the target's: it can propose 320 of 340 token ids" in near["drafter"].text
-    assert far["models"].ok is False
-    assert "it can propose 100 of 340 token ids" in far["models"].text
 
 
 @pytest.mark.parametrize("wanted", ["auto", "gloo", "nccl"])

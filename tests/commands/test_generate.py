@@ -180,12 +180,3 @@ def test_a_place_where_no_file_can_be_is_one_line(config: RunConfig, path: str) 
         prompts_of("generate", other)
     with pytest.raises(ConfigError, match=path), plain_engine() as engine:
         generate(other, engine)
-
-
-def test_an_engine_has_room_for_the_answers_that_its_command_makes_at_a_time() -> None:
-    def room(command: str, **values: Any) -> int:
-        return from_mapping(RunConfig, values).engine_for(command).max_num_seqs
-
-    assert room("generate") == room("compare", max_num_seqs=4) == 1
-    assert room("generate", out="a.jsonl", max_num_seqs=4) == room("doctor", max_num_seqs=4) == 4
-    assert room("compare", compare={"batch_sizes": [1, 6, 2]}) == 6

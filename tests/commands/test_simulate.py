@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,12 @@ from typing import Any
 import pytest
 
 from amusd.commands import simulate as command
-from amusd.commands.simulate import inputs, schedules, simulate_text
+from amusd.commands.simulate import schedules, simulate_text
 from amusd.commands.simulate.inputs import inputs_of
 from amusd.config import RunConfig
 from amusd.console import Console
 from amusd.errors import ConfigError
 from amusd.settings import from_mapping
-from amusd.simulation.calibration import Calibration
-from amusd.simulation.cost import Costs, Duration, Shared
 from experiments.closed_forms import best_synchronous
 
 SMALL = {"num_answers": 2, "num_tokens": 30, "synchronous_lengths": [2, 4], "min_candidates": [0, 3]}
@@ -81,13 +78,6 @@ def test_rows_are_plain_every_length_every_wait_and_what_finds_its_own(tmp_path:
     assert result["inputs"]["costs"]["tree_row_ms"] == pytest.approx(0.06 * 2.5)
 
 
-def test_the_same_configuration_gives_the_same_bytes(tmp_path: Path) -> None:
-    config = configured({"jitter": 0.1})
-    first, second = (json.dumps(predicted(config, tmp_path / name)) for name in ("first", "second"))
-    assert first == second
-    assert len({(tmp_path / name / "target.jsonl").read_bytes() for name in ("first", "second")}) == 1
-
-
 def test_the_map_names_the_winner_of_each_place(mapped: dict[str, Any]) -> None:
     cells = {(cell["accept"], cell["ratio"]): cell for cell in mapped["grid"]}
     assert set(cells) == {(0.0, 2.0), (0.0, 10.0), (0.8, 2.0), (0.8, 10.0)}
@@ -102,12 +92,6 @@ def test_the_map_names_the_winner_of_each_place(mapped: dict[str, Any]) -> None:
     assert cells[0.8, 2.0]["speedups"]["chain"] > cells[0.8, 2.0]["speedups"]["synchronous"]
     assert cells[0.0, 2.0]["speedups"]["chain"] == 1
     assert cells[0.8, 10.0]["winner"] == "branching"
-
-
-def test_a_draft_without_probabilities_keeps_to_one_chain(tmp_path: Path) -> None:
-    result = predicted(configured(drafter={"kind": "cascade", "model": "middle"}), tmp_path)
-    assert "branching" not in {row["policy"] for row in result["rows"]}
-    assert (result["rows"][-1]["policy"], result["rows"][-1]["fan_out"]) == ("auto", None)
 
 
 def test_what_a_tree_costs_and_brings_is_given_or_measured(recorded: tuple[Path, dict[str, Any]]) -> None:
@@ -127,14 +111,6 @@ def test_what_a_tree_costs_and_brings_is_given_or_measured(recorded: tuple[Path,
     assert found(accept=0.5, drafter={"accept_next": 0.2}).accept_next == 0.2
 
 
-@pytest.mark.parametrize(("policy", "has_tree"), [("chain", False), ("auto", True)])
-def test_the_events_are_of_the_configured_policy(tmp_path: Path, policy: str, has_tree: bool) -> None:
-    predicted(configured({"synchronous_lengths": [2], "min_candidates": [0]}, policy=policy), tmp_path)
-    events = [json.loads(line) for line in (tmp_path / "draft.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert {event["message"] for event in events if event["name"] == "send"} == {"candidate", "progress"}
-    assert {event["fan_out"] > 1 for event in events if event["name"] == "draft_prefill"} == {has_tree}
-
-
 def test_a_run_is_simulated_from_its_own_events(recorded: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     folder, first = recorded
     tried = {"synchronous_lengths": [4], "min_candidates": [2], "batch_size": 3, "knee_rows": 200}
@@ -145,19 +121,6 @@ def test_a_run_is_simulated_from_its_own_events(recorded: tuple[Path, dict[str, 
     assert again["inputs"]["costs"]["knee_rows"] == 200
     for before, after in zip(first["rows"], again["rows"], strict=True):
         assert after["speedup"] == pytest.approx(before["speedup"], rel=0.15)
-
-
-def test_devices_apart_take_the_times_that_were_measured_while_the_other_worker_rested(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    passes = {0: Shared(Duration.of_ms(20.0), Duration.of_ms(30.0))}
-    costs = Costs(passes=passes, draft_token=Shared(Duration.of_ms(2.0), Duration.of_ms(3.0)))
-    calibration = Calibration(costs, ((True, False),), "embedded")
-    monkeypatch.setattr(inputs, "calibrate", lambda *_: calibration)
-    known = {"verify_ms": None, "draft_ms": None, "calibration": "run"}
-    shared, apart = (inputs_of(configured({"devices_apart": each}, **known)).simulator.costs for each in (False, True))
-    assert (shared.passes, shared.draft_token) == (costs.passes, costs.draft_token)
-    assert (apart.passes, apart.draft_token) == ({0: Shared.of_ms(20.0)}, Shared.of_ms(2.0))
 
 
 def test_what_is_given_wins_over_what_was_measured(recorded: tuple[Path, dict[str, Any]]) -> None:
@@ -194,24 +157,6 @@ def test_the_table_has_one_line_for_each_schedule_and_says_what_it_means_and_wha
     assert places.splitlines()[3].startswith("0.8 ")
     assert meaning.startswith("for each acceptance")
     assert advice.startswith("Use mode=asynchronous policy=")
-
-
-OWN_POLICY = """
-from amusd.policies.schedules import ChainPolicy
-
-def make(decoding, *, can_branch):
-    return ChainPolicy(max_lookahead=4, min_candidates=1, max_wait_passes=1.0)
-"""
-
-
-def test_a_policy_of_the_users_own_has_a_row(tmp_path: Path) -> None:
-    own = f"{tmp_path / 'mine.py'}:make"
-    (tmp_path / "mine.py").write_text(OWN_POLICY)
-    config = configured({"synchronous_lengths": [4], "min_candidates": [2]}, policy=own)
-    *others, row = predicted(config, tmp_path)["rows"]
-    assert row["policy"] == own
-    assert row["speedup"] > 1
-    assert own not in [other["policy"] for other in others]
 
 
 def test_no_more_answers_are_simulated_than_tell_the_speed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,11 @@ def costs(c: float, *, delay: float = 0.0, spread: float = 0.0, **changes: Any) 
     return Costs(**{**settings, **changes})
 
 
+def rows_of(c: float, row_ms: float, spread: float = 0.0) -> dict[int, Shared]:
+    """Passes that take `c` milliseconds, and `row_ms` more for each row beyond the first."""
+    return {number: Shared.same(Duration.of_ms(c + row_ms * number, spread)) for number in range(80)}
+
+
 def simulator(a: float, costs: Costs, *, num_answers: int = 1, num_tokens: int = 3000, seed: int = 3) -> Simulator:
     answers = drawn_answers(a, num_answers=num_answers, num_tokens=num_tokens, seed=seed)
     return Simulator(costs=costs, answers=answers, max_candidates=64, seed=seed)

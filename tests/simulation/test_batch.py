@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulation.builders import PLAIN, branching, chain, costs, of_answers, simulator, synchronous, windowed
+from simulation.builders import PLAIN, branching, chain, costs, of_answers, rows_of, simulator, synchronous, windowed
 from simulation.test_simulator import any_answers, spans
 
 from amusd.config import DecodingConfig
@@ -26,7 +26,7 @@ MILLISECOND = 1_000_000
 def test_plain_decoding_takes_a_pass_over_all_of_them_for_a_token_of_each(
     batch_size: int, row_ms: int, sequence_ms: int, knee_rows: int | None
 ) -> None:
-    more = {"row_ns": row_ms * MILLISECOND, "sequence_ns": sequence_ms * MILLISECOND, "knee_rows": knee_rows}
+    more = {"passes": rows_of(10, row_ms), "sequence_ns": sequence_ms * MILLISECOND, "knee_rows": knee_rows}
     machine = simulator(0.5, costs(10, **more), num_answers=2 * batch_size, num_tokens=5)
     throughput = replace(machine, batch_size=batch_size).run(PLAIN).throughput
     counted = min(batch_size, knee_rows or batch_size)
@@ -63,21 +63,11 @@ def test_where_a_row_costs_as_much_as_a_pass_nothing_is_gained_by_candidates(
     assert machine.run(decoding).throughput.over(machine.run(PLAIN).throughput) <= 1.01  # slots end one by one
 
 
-def test_wider_passes_make_shorter_blocks_best() -> None:
-    def best_length(batch_size: int) -> int:
-        machine = simulator(0.8, costs(6.5, knee_rows=20), num_answers=32, num_tokens=60)
-        machine = replace(machine, batch_size=batch_size)
-        return max((1, 2, 4), key=lambda length: machine.run(synchronous(length)).throughput.tokens_per_second)
-
-    assert best_length(1) > best_length(8) > best_length(32)
-
-
 def test_auto_does_not_take_the_time_of_prompts_for_that_of_drafting() -> None:
     """Prompts come in beside the answers of others, at the costs of a CPU. With a rest for each sequence it lost."""
     costs = Costs(
-        passes={0: Shared.of_ms(36.0, 0.05)},
+        passes=rows_of(36.0, 1.5, 0.05),
         draft_token=Shared.of_ms(3.0, 0.1),
-        row_ns=3 * MILLISECOND // 2,
         sequence_ns=5 * MILLISECOND // 2,
         tree_row_ns=MILLISECOND // 5,
         draft_sequence_ns=4 * MILLISECOND // 5,
@@ -123,16 +113,9 @@ def test_the_slot_of_a_finished_sequence_is_taken_by_the_next_answer(lengths: li
     assert {event.sequence_id: event.start_ns / MILLISECOND for event in found} == begin_ms
 
 
-def test_rollbacks_come_before_the_next_joint_step_so_that_nobody_is_left_out_of_it() -> None:
-    machine = simulator(0.5, costs(8, rollback=Duration((1000,))), num_answers=4, num_tokens=100)
-    one, four = (replace(machine, batch_size=size).run(synchronous(3)).throughput for size in (1, 4))
-    assert four.over(one) == pytest.approx(4, rel=0.02)
-
-
 def test_the_throughput_is_that_of_full_slots() -> None:
     """The last answer has the machine to itself from its tenth token on, when the other slot finds no more."""
     answers = tuple((True,) * length for length in (10, 10, 30, 20, 200))
-    row = {"row_ns": 10 * MILLISECOND}
-    outcome = of_answers(answers, costs(10, **row), batch_size=2).run(PLAIN)
+    outcome = of_answers(answers, costs(10, passes=rows_of(10, 10)), batch_size=2).run(PLAIN)
     assert outcome.throughput.tokens_per_second == pytest.approx(2 * 1000 / 20)
     assert outcome.throughput.num_tokens == 2 * (10 + 30)

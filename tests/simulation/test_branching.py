@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation.builders import branching, chain, costs, simulator, speedup, synchronous
 
-from amusd.commands.simulate import upper_bound
 from amusd.config import DecodingConfig
-from amusd.simulation.simulator import Outcome, Simulator
+from amusd.simulation.simulator import Simulator
 from amusd.simulation.tokens import guess_places
-from amusd.tracing.messages import SEND
 from experiments import closed_forms
 
 NARROW = {"fan_out": 2, "rows_per_step": 1, "max_lookahead": 64}
@@ -41,16 +38,6 @@ def test_with_a_wait_it_is_the_chain_that_loses_no_step_to_a_restart(a: float, c
     assert speedup(machine, branching(1, **NARROW)) == pytest.approx(closed_forms.chain(a, c, 1), rel=0.02)
 
 
-@pytest.mark.parametrize(("decoding", "fewest", "most"), [(branching(1, **NARROW), 0.0, 0.05), (chain(1), 0.9, 1.0)])
-def test_a_verdict_that_is_due_finds_no_step_under_way(decoding: DecodingConfig, fewest: float, most: float) -> None:
-    outcome = simulator(0.8, costs(7.3), num_tokens=400).run(decoding, keep_events=True)
-    steps = [event for event in outcome.draft_events if event.name == "draft_step"]
-    verdicts = [event for event in outcome.target_events if event.fields.get("message") == "verdict"]
-    sent = [event.start_ns for event in verdicts if event.name == SEND]
-    interrupted = [any(step.start_ns < time_ns < step.end_ns for step in steps) for time_ns in sent]
-    assert fewest <= sum(interrupted) / len(interrupted) <= most
-
-
 # Limits
 
 
@@ -71,7 +58,7 @@ def test_no_tree_exceeds_the_bound_of_one_path(
     """
     machine = guessing(accept_next, simulator(a, costs(c, delay=delay), num_tokens=150))
     gained = speedup(machine, branching(wait, fan_out=fan_out, rows_per_step=rows))
-    assert gained <= upper_bound(machine.accept, c) * 1.02
+    assert gained <= closed_forms.upper_bound(machine.accept, c) * 1.02
 
 
 # Several paths a pass
@@ -93,41 +80,7 @@ def test_several_paths_lift_the_bound_of_one_to_that_of_all_their_guesses(
     assert metrics.num_passes >= num_missed
 
 
-def test_several_paths_take_fewer_passes() -> None:
-    machine = guessing(0.4, simulator(0.6, costs(8), num_tokens=300))
-    one, two, three = (machine.run(branching(1, fan_out=4, verify_breadth=n)).metrics for n in (1, 2, 3))
-    assert one.num_accepted_alternatives == one.num_alternatives == 0
-    assert three.num_passes < two.num_passes < 0.95 * one.num_passes
-
-
 # Rows and guesses
-
-
-def test_a_step_costs_what_its_nodes_cost() -> None:
-    machine = guessing(0.5, simulator(0.7, costs(6, tree_row_ns=50_000), num_tokens=200))
-    outcome = machine.run(branching(1, fan_out=3, rows_per_step=4), keep_events=True)
-    steps = [event for event in outcome.draft_events if event.name == "draft_step"]
-    sizes = {event.fields["num_tokens"] for event in steps}
-    assert {1, 4} < sizes <= {1, 2, 3, 4}
-    for event in steps:
-        assert event.duration_ns == 1_000_000 + 50_000 * (event.fields["num_tokens"] - 1)
-
-
-def test_more_guesses_foresee_more_verdicts() -> None:
-    machine = guessing(0.5, simulator(0.7, costs(8), num_tokens=300))
-    one = guessing(0.0, machine).run(branching(1, fan_out=2), keep_events=True)
-    outcomes = [one, *(machine.run(branching(1, fan_out=fan_out), keep_events=True) for fan_out in (2, 4))]
-    shares = [foreseen_share(outcome) for outcome in outcomes]
-    assert all(more > fewer + 0.02 for fewer, more in pairwise(shares))
-    speeds = [outcome.metrics.num_tokens / outcome.metrics.total_ns for outcome in outcomes]
-    assert speeds == sorted(speeds)
-    assert speeds[-1] > 1.1 * speeds[0]
-
-
-def foreseen_share(outcome: Outcome) -> float:
-    """Of the verdicts that the draft took in, those whose every token the tree had."""
-    taken = [event for event in outcome.draft_events if "kept_steps" in event.fields]
-    return sum(event.fields["num_adopted"] == 0 for event in taken) / len(taken)
 
 
 # What auto makes of a tree

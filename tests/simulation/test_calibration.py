@@ -132,20 +132,6 @@ def test_a_tree_shows_how_good_its_further_guesses_are(tmp_path: Path, fan_out: 
     assert calibration.costs.draft_token == smallest  # without a chain
 
 
-def test_a_calibrated_tree_repeats_the_run(tmp_path: Path) -> None:
-    simulator = dataclasses.replace(machine(TREES), accept_next=0.5)
-    calibration = measured(tmp_path, simulator, PLAIN, branching(2, fan_out=3))
-    assert calibration.accept_next is not None
-    replayed = of_answers(
-        replayed_answers(calibration.traces, 0),
-        calibration.costs,
-        max_candidates=7,
-        accept_next=calibration.accept_next,
-    )
-    before, after = (each.run(branching(2, fan_out=3)).metrics for each in (simulator, replayed))
-    assert after.num_tokens / after.total_ns == pytest.approx(before.num_tokens / before.total_ns, rel=0.05)
-
-
 @pytest.mark.parametrize("left_out", ["everything", "the draft", "what was compared"])
 def test_a_run_that_says_too_little_is_refused_in_one_line(tmp_path: Path, left_out: str) -> None:
     events = tmp_path / "events"
@@ -157,33 +143,6 @@ def test_a_run_that_says_too_little_is_refused_in_one_line(tmp_path: Path, left_
     with pytest.raises(ConfigError, match="no draft token that was compared") as caught:
         calibrate(tmp_path, "embedded")
     assert "\n" not in str(caught.value)
-
-
-def test_lines_that_are_no_events_are_refused_in_one_line(tmp_path: Path) -> None:
-    (tmp_path / "events").mkdir()
-    (tmp_path / "events" / "target.jsonl").write_text('{"name": "target_pass"}\n', encoding="utf-8")
-    with pytest.raises(ConfigError, match="cannot be read"):
-        calibrate(tmp_path, "embedded")
-
-
-def test_one_of_several_drafters_has_to_be_named(tmp_path: Path) -> None:
-    events = tmp_path / "events"
-    events.mkdir()
-    for index, name in enumerate(("ngram", "embedded")):
-        machine().run(chain(2), events_folder=events)
-        for role in ("target", "draft"):
-            path = events / f"{role}.jsonl"
-            text = path.read_text(encoding="utf-8").replace('"simulated", "num_prompt', f'"{name}", "num_prompt')
-            path.rename(events / f"{role}{index}")
-            (events / f"{role}{index}").write_text(text, encoding="utf-8")
-    second = [json.loads(line) for line in (events / "target1").read_text(encoding="utf-8").splitlines()]
-    moved = [line | {"sequence_id": line["sequence_id"] + 100} for line in second]
-    lines = (events / "target0").read_text(encoding="utf-8") + "".join(json.dumps(line) + "\n" for line in moved)
-    (events / "target.jsonl").write_text(lines, encoding="utf-8")
-    (events / "draft0").rename(events / "draft.jsonl")
-    with pytest.raises(ConfigError, match=r"drafter=hf: calibration=.* has these: embedded, ngram"):
-        calibrate(tmp_path, "hf")
-    assert calibrate(tmp_path, "ngram").drafter == "ngram"
 
 
 def test_where_a_lookup_found_nothing_it_was_not_right(tmp_path: Path) -> None:

@@ -88,14 +88,6 @@ def test_the_target_may_answer_at_once_what_the_draft_goes_on_behind() -> None:
     assert draft.clock.target_ns == 13
 
 
-def test_a_target_that_tells_what_it_has_computed_does_not_compute_any_more() -> None:
-    draft = Draft(delay=0)
-    draft.clock.compute(10)
-    draft.tell()
-    draft.clock.let_pass(10)
-    assert (draft.received, draft.target_worked) == ([(10, True)], [False])
-
-
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=20), st.lists(st.integers(0, 100), min_size=1, max_size=5))
 def test_a_link_keeps_the_order_and_the_least_delay(pauses: list[int], delays: list[int]) -> None:
     link, now_ns, sent = Direction(Duration(tuple(delays)), Random(1)), 0, []

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amusd.commands.simulate import upper_bound
 from experiments.closed_forms import (
     best_chain,
     best_synchronous,
     chain,
     synchronous,
+    upper_bound,
     windowed,
 )
 

@@ -61,20 +61,6 @@ def test_a_rank_speeds_up_passes_and_a_draft_is_auto(tmp_path: Path) -> None:
     assert "as a replica" in simulate_text(result)
 
 
-@pytest.mark.long
-def test_several_answers_are_divided_among_replicas(tmp_path: Path) -> None:
-    one = predicted(configured(num_answers=4, rank_speedup=1.6), tmp_path)
-    two = predicted(configured(num_answers=4, rank_speedup=1.6, batch_size=2, sequence_ms=4.0), tmp_path)
-    assert of("replica", two)[0] == pytest.approx(2 * of("replica", one)[0])
-    assert of("rank", two)[0] == pytest.approx(2 * of("rank", one)[0] * 20 / 24)
-    shared = predicted(configured(num_answers=5, rank_speedup=1.6, batch_size=5, num_target_devices=4), tmp_path)
-    assert of("replica", shared)[0] == pytest.approx(5 / 4 * 4 * 50, rel=0.02)
-    alike = predicted(configured(num_answers=4, rank_speedup=1.0, batch_size=2, sequence_ms=4.0), tmp_path)
-    speedups = alike["equal_devices"]["speedups"]
-    assert speedups["rank"] < speedups["replica"]
-    assert alike["equal_devices"]["gain"] == pytest.approx(speedups["draft"] / speedups["replica"] - 1)
-
-
 def test_replicas_disturb_each_other_as_the_workers_of_a_pair_do() -> None:
     passes = {0: Shared(Duration.of_ms(20.0), Duration.of_ms(25.0))}
     costs = Costs(passes=passes, draft_token=Shared(Duration.of_ms(2.0), Duration.of_ms(3.0)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import replace
 from itertools import groupby
 from random import Random
@@ -13,39 +12,23 @@ from hypothesis import strategies as st
 
 from amusd.simulation.cost import Costs, Duration, Shared
 from amusd.simulation.tokens import (
-    draft_token,
     drawn_answers,
     guess_places,
     guess_weights,
     replayed_answers,
-    target_token,
     trace_rate,
-    vocab_size,
 )
 
 rates = st.floats(0, 1)
 traces = st.lists(st.sampled_from([True, False, None]), min_size=1, max_size=50).map(tuple)
 
 
-def test_measured_times_are_drawn_alike() -> None:
-    random = Random(0)
-    drawn = [Duration((10, 20, 60)).draw(random) for _ in range(3000)]
-    assert {value: round(drawn.count(value) / 1000, 1) for value in set(drawn)} == {10: 1.0, 20: 1.0, 60: 1.0}
-
-
-def test_a_spread_is_a_relative_standard_deviation_around_the_time() -> None:
-    random = Random(0)
-    drawn = [Duration.of_ms(2.0, 0.1).draw(random) for _ in range(4000)]
-    assert statistics.fmean(drawn) == pytest.approx(2_000_000, rel=0.01)
-    assert statistics.stdev(drawn) == pytest.approx(200_000, rel=0.05)
-
-
-def test_a_pass_costs_what_the_nearest_measured_width_costs_and_its_rows() -> None:
+def test_a_pass_costs_what_the_nearest_measured_width_costs() -> None:
     passes = {width: Shared(Duration((1000 * width,)), Duration((1000 * width + 1,))) for width in (1, 4, 8)}
-    costs = Costs(passes=passes, draft_token=Shared.same(Duration((7,))), row_ns=100)
+    costs = Costs(passes=passes, draft_token=Shared.same(Duration((7,))))
 
     def pass_ns(num_candidates: int, draft_works: bool) -> int:
-        return costs.pass_ns(num_candidates, draft_works, Random(0)) - 100 * num_candidates
+        return costs.pass_ns(num_candidates, draft_works, Random(0))
 
     assert [pass_ns(n, draft_works=False) for n in (0, 1, 2, 3, 4, 6, 7, 20)] == [
         1000, 1000, 1000, 4000, 4000, 4000, 8000, 8000,
@@ -73,8 +56,8 @@ def test_a_step_on_a_tree_costs_what_the_nearest_number_of_nodes_costs_and_the_n
 
 
 def test_sequences_share_the_fixed_part_of_a_pass_and_of_a_step() -> None:
-    passes = {0: Shared.same(Duration((1000,))), 7: Shared.same(Duration((1400,)))}
-    costs = Costs(passes=passes, draft_token=Shared.same(Duration((100,))), row_ns=10, tree_row_ns=5)
+    passes = {number: Shared.same(Duration((1000 + 10 * number,))) for number in range(20)}
+    costs = Costs(passes=passes, draft_token=Shared.same(Duration((100,))), tree_row_ns=5)
 
     def pass_ns(costs: Costs, num_candidates: int, num_sequences: int) -> int:
         return costs.pass_ns(num_candidates, draft_works=False, random=Random(0), num_sequences=num_sequences)
@@ -85,7 +68,7 @@ def test_sequences_share_the_fixed_part_of_a_pass_and_of_a_step() -> None:
     def tree_ns(costs: Costs, num_nodes: int, num_sequences: int) -> int:
         return costs.tree_step_ns(num_nodes, target_works=False, random=Random(0), num_sequences=num_sequences)
 
-    assert [pass_ns(costs, 0, 1), pass_ns(costs, 0, 3), pass_ns(costs, 9, 3)] == [1000, 1020, 1400 + 110]
+    assert [pass_ns(costs, 0, 1), pass_ns(costs, 0, 3), pass_ns(costs, 9, 3)] == [1000, 1020, 1110]
     assert [step_ns(costs, 1), step_ns(costs, 4)] == [200, 230]
     cached = replace(costs, sequence_ns=50, draft_sequence_ns=7)
     assert pass_ns(cached, 9, 3) == pass_ns(costs, 9, 3) + 100
@@ -126,27 +109,6 @@ def test_each_further_guess_is_right_as_often_as_it_is_told_to_be() -> None:
     assert set(places[4000:]) == {0}
 
 
-@given(st.lists(st.booleans(), max_size=60).map(tuple), rates, rates, st.integers(1, 6))
-def test_more_or_better_guesses_only_add_to_what_is_foreseen(
-    answer: tuple[bool, ...], low: float, high: float, num_places: int
-) -> None:
-    low, high = sorted((low, high))
-    fewer = guess_places(answer, low, num_places, "s")
-    assert [place == 0 for place in fewer] == list(answer)
-    assert all(
-        place <= before for before, place in zip(fewer, guess_places(answer, high, num_places, "s"), strict=True)
-    )
-    more = guess_places(answer, low, num_places + 1, "s")
-    assert all(place == before or before == num_places for before, place in zip(fewer, more, strict=True))
-
-
-def test_wrong_guesses_at_one_position_differ_from_each_other_and_from_the_right_one() -> None:
-    ids = [draft_token(5, is_right=False, place=place) for place in range(4)]
-    assert len({*ids, target_token(5)}) == 5
-    assert draft_token(5, is_right=True, place=2) == target_token(5)
-    assert max(ids) < vocab_size(6, 4)
-
-
 @given(st.lists(traces, max_size=6), st.integers(0, 3))
 def test_a_replay_keeps_what_is_known(found: list[tuple[bool | None, ...]], seed: int) -> None:
     usable = [trace for trace in found if trace_rate(trace) is not None]
@@ -155,10 +117,3 @@ def test_a_replay_keeps_what_is_known(found: list[tuple[bool | None, ...]], seed
     for trace, answer in zip(usable, answers, strict=True):
         assert all(known in (None, outcome) for known, outcome in zip(trace, answer, strict=True))
     assert answers == replayed_answers(found, seed)
-
-
-def test_what_is_not_known_is_drawn_at_the_rate_of_its_own_sequence() -> None:
-    unknown = (None,) * 2000
-    often, never = replayed_answers([(True, True, True, False, *unknown), (False, *unknown)], seed=0)
-    assert sum(often) / len(often) == pytest.approx(0.75, abs=0.04)
-    assert not any(never)

@@ -7,7 +7,6 @@ no model, no process, no wait.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,12 +18,12 @@ from amusd.commands.advice import Option, advice
 from amusd.commands.simulate.equal_devices import worth, worth_text
 from amusd.commands.simulate.inputs import Inputs, drawn
 from amusd.commands.simulate.schedules import (
-    BEST,
     TRIED,
-    WAITING,
     Bench,
     Trial,
     best_of,
+    knobs,
+    schedule_name,
     steady_bench,
     waiting_policies,
 )  # fmt: skip
@@ -77,9 +76,10 @@ def simulate(config: RunConfig, inputs: Inputs, console: Console, events_folder:
     for policy in waiting:
         trials += [bench.asynchronous(policy), *bench.tuned(policy, settings.min_candidates)]
     trials += [bench.asynchronous("auto"), *own]
+    best = best_of(trials)  # of synchronous blocks, which come first
     result: dict[str, Any] = {
         "complete": True,
-        "rows": _rows(trials, plain, can_branch=simulator.can_branch),
+        "rows": [_row(trial, plain, best, can_branch=simulator.can_branch) for trial in trials],
         "inputs": replace(inputs, simulator=simulator).as_dict(),
     }
     if settings.rank_speedup is not None:
@@ -103,34 +103,20 @@ def simulate_text(result: dict[str, Any]) -> str:
         texts.append(worth_text(result["equal_devices"], batch_size))
     if "grid" in result:
         texts.append(grid_text(result["grid"]))
-    texts.append(advice([Option.of(row, row["speedup"], row["relative_error"]) for row in result["rows"]]))
+    texts.append(advice([Option(row, row["speedup"], row["relative_error"]) for row in result["rows"]]))
     return "\n\n".join(texts)
-
-
-def _rows(trials: Sequence[Trial], plain: Trial, *, can_branch: bool) -> list[dict[str, Any]]:
-    """Return a row of the result for each trial, compared with `plain` and with the best blocks."""
-    best_synchronous = next(
-        trial for trial in trials if trial.decoding.mode is Mode.SYNCHRONOUS and trial.choice == BEST
-    )
-    return [_row(trial, plain, best_synchronous, can_branch=can_branch) for trial in trials]
 
 
 def _row(trial: Trial, plain: Trial, best_synchronous: Trial, *, can_branch: bool) -> dict[str, Any]:
     decoding, metrics = trial.decoding, trial.outcome.metrics.as_dict()
-    policy = policy_name(decoding)
-    branches = policy in ("branching", "auto") and can_branch
+    branches = policy_name(decoding) in ("branching", "auto") and can_branch
     ratios = [
         reference.total_ns / answer.total_ns
         for reference, answer in zip(plain.outcome.answers, trial.outcome.answers, strict=True)
     ]
     return {
-        "mode": decoding.mode.value,
-        "policy": policy,
+        **knobs(decoding),
         "choice": trial.choice,
-        "num_speculative_tokens": decoding.num_speculative_tokens
-        if decoding.mode is Mode.SYNCHRONOUS or policy == "windowed"
-        else None,
-        "min_candidates": decoding.min_candidates if policy in WAITING else None,
         "fan_out": decoding.fan_out if branches else None,
         "rows_per_step": decoding.rows_per_step if branches else None,
         "speedup": trial.over(plain),
@@ -155,21 +141,13 @@ def _table(rows: Sequence[dict[str, Any]], *, in_batches: bool) -> str:
     columns = columns_of(rows, [*_SHOWN, *(["mean_latency_s"] if in_batches else [])])
     chosen: dict[str, set[str]] = {}
     for row in rows:
-        chosen.setdefault(_row_name(row), set()).add(row["choice"])
+        chosen.setdefault(schedule_name(row), set()).add(row["choice"])
     lines = []
-    for name, row in {_row_name(row): row for row in rows}.items():
+    for name, row in {schedule_name(row): row for row in rows}.items():
         has_choice = row["num_speculative_tokens"] is not None or row["min_candidates"] is not None
         choice = ", ".join(sorted(chosen[name] - {TRIED})) if has_choice else ""
         lines.append((name, *(column.text(row) for column in columns), choice))
     return f"{table(('schedule', *(column.heading for column in columns), 'chosen'), lines)}\n\n{LEGEND}"
-
-
-def _row_name(row: dict[str, Any]) -> str:
-    name = str(row["policy"] or row["mode"])
-    if row["num_speculative_tokens"] is not None:
-        number = row["num_speculative_tokens"]
-        return f"{name}, {number} token{'s' if number > 1 else ''}"
-    return name if row["min_candidates"] is None else f"{name}, waits for {row['min_candidates']}"
 
 
 def grid_of(config: RunConfig, simulator: Simulator, console: Console) -> list[dict[str, Any]]:
@@ -186,17 +164,7 @@ def grid_of(config: RunConfig, simulator: Simulator, console: Console) -> list[d
         machine = _with_ratio(simulator, ratio, settings.jitter)
         bench = steady_bench(replace(machine, answers=drawn(config, accept)), config.decoding())
         found.append({"accept": accept, "ratio": ratio, **_grid_cell(config, bench)})
-        found[-1]["upper_bound"] = upper_bound(accept, ratio)
     return found
-
-
-def upper_bound(accept: float, ratio: float) -> float:
-    """Return the speed-up that no schedule with one chain of candidates exceeds, with `ratio` draft steps per pass.
-
-    Every rejection needs a pass, and accepted tokens are drafted one after another.
-    """
-    by_passes = math.inf if accept == 1 else 1 / (1 - accept)
-    return min(by_passes, math.inf if accept == 0 else ratio / accept)
 
 
 def _with_ratio(simulator: Simulator, ratio: float, jitter: float) -> Simulator:

@@ -17,11 +17,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from amusd.commands.simulate.schedules import Bench, Trial
+from amusd.commands.simulate.schedules import Bench, Trial, knobs, schedule_name
 from amusd.config import DecodingConfig
 from amusd.console import table
 from amusd.simulation.simulator import Simulator
-from amusd.types import Mode
 
 _USES = ("draft", "rank", "replica")
 
@@ -61,9 +60,8 @@ def worth_text(found: Mapping[str, Any], batch_size: int) -> str:
     lines = []
     for use in _USES:
         best = _best(found["rows"], use)
-        length, how = best["num_speculative_tokens"], best["policy"] or best["mode"]
         speeds = (f"{best['tokens_per_second']:.1f}", f"{found['speedups'][use]:.2f}")
-        lines.append((f"as a {use}", *speeds, how if length is None else f"{how}, {length} tokens"))
+        lines.append((f"as a {use}", *speeds, schedule_name(best)))
     legend = (
         f"the draft's device beside {found['num_target_devices']} of the target, {batch_size} "
         f"answer{'s' if batch_size > 1 else ''} at a time in all: the best of each use; as a rank\nit makes a pass "
@@ -74,15 +72,8 @@ def worth_text(found: Mapping[str, Any], batch_size: int) -> str:
 
 
 def _row(use: str, trial: Trial, num_engines: float) -> dict[str, Any]:
-    decoding = trial.decoding
-    is_synchronous = decoding.mode is Mode.SYNCHRONOUS
-    return {
-        "use": use,
-        "mode": decoding.mode.value,
-        "policy": "auto" if use == "draft" else None,
-        "num_speculative_tokens": decoding.num_speculative_tokens if is_synchronous else None,
-        "tokens_per_second": num_engines * trial.outcome.throughput.tokens_per_second,
-    }
+    speed = num_engines * trial.outcome.throughput.tokens_per_second
+    return {"use": use, **knobs(trial.decoding), "tokens_per_second": speed}
 
 
 def _best(rows: list[dict[str, Any]], use: str) -> dict[str, Any]:

@@ -103,7 +103,8 @@ def _costs(config: RunConfig, measured: Costs | None) -> Costs:
     settings = config.simulate
     if settings.devices_apart and measured is None:
         raise ConfigError("simulate.devices_apart=true: needs calibration=RUN_DIR, a run that shows what workers share")
-    costs = _with_spread(measured, settings.jitter) if measured else Costs(passes={}, draft_token=Shared.of_ms(0.0))
+    costs = Costs(passes={}, draft_token=Shared.of_ms(0.0)) if measured is None else measured
+    costs = costs.each(lambda shared: shared.with_spread(settings.jitter))
     given: dict[str, Any] = {
         "sequence_ns": round(settings.sequence_ms * 1e6),
         "draft_sequence_ns": round(settings.draft_sequence_ms * 1e6),
@@ -121,18 +122,6 @@ def _costs(config: RunConfig, measured: Costs | None) -> Costs:
     if settings.draft_row_ms is None and not costs.tree_steps:
         costs = replace(costs, tree_row_ns=round(TREE_ROW_SHARE * costs.draft_token.alone.mean_ms * 1e6))
     return costs.where_other(works=False) if settings.devices_apart else costs
-
-
-def _with_spread(costs: Costs, spread: float) -> Costs:
-    def spread_out(shared: Shared) -> Shared:
-        return Shared(replace(shared.alone, spread=spread), replace(shared.together, spread=spread))
-
-    return replace(
-        costs,
-        passes={number: spread_out(shared) for number, shared in costs.passes.items()},
-        draft_token=spread_out(costs.draft_token),
-        tree_steps={number: spread_out(shared) for number, shared in costs.tree_steps.items()},
-    )
 
 
 def drawn(config: RunConfig, accept: float) -> tuple[Answer, ...]:

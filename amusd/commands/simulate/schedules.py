@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -66,12 +66,14 @@ class Bench:
         return self._best_of("min_candidates", waits, mode=Mode.ASYNCHRONOUS, policy=policy)
 
     def _best_of(self, knob: str, values: Iterable[int], **changes: Any) -> list[Trial]:
-        return _mark_best([self._trial(TRIED, **changes, **{knob: value}) for value in sorted(set(values))])
+        trials = [self._trial(TRIED, **changes, **{knob: value}) for value in sorted(set(values))]
+        fastest = max(trials, key=lambda trial: trial.outcome.throughput.tokens_per_second)
+        return [replace(trial, choice=BEST) if trial is fastest else trial for trial in trials]
 
     def _trial(self, choice: str, **changes: Any) -> Trial:
         decoding = replace(self.decoding, **changes)
         if decoding not in self._outcomes:
-            self.report(_name(decoding))
+            self.report(schedule_name(knobs(decoding)))
             self._outcomes[decoding] = self.simulator.run(decoding)
         return Trial(decoding, self._outcomes[decoding], choice)
 
@@ -101,13 +103,21 @@ def best_of(trials: Iterable[Trial]) -> Trial:
     return next(trial for trial in trials if trial.choice == BEST)
 
 
-def _mark_best(trials: Sequence[Trial]) -> list[Trial]:
-    fastest = max(trials, key=lambda trial: trial.outcome.throughput.tokens_per_second)
-    return [replace(trial, choice=BEST) if trial is fastest else trial for trial in trials]
+def knobs(decoding: DecodingConfig) -> dict[str, Any]:
+    """Return what names a schedule in a result; None where a knob is not its own."""
+    policy = policy_name(decoding)
+    in_blocks = decoding.mode is Mode.SYNCHRONOUS or policy == "windowed"
+    return {
+        "mode": decoding.mode.value,
+        "policy": policy,
+        "num_speculative_tokens": decoding.num_speculative_tokens if in_blocks else None,
+        "min_candidates": decoding.min_candidates if policy in WAITING else None,
+    }
 
 
-def _name(decoding: DecodingConfig) -> str:
-    policy, length = policy_name(decoding), decoding.num_speculative_tokens
-    if decoding.mode is Mode.SYNCHRONOUS or policy == "windowed":
-        return f"{policy or decoding.mode.value}, {length} token{'s' if length > 1 else ''}"
-    return f"{policy}, waits for {decoding.min_candidates}" if policy in WAITING else policy or decoding.mode.value
+def schedule_name(row: Mapping[str, Any]) -> str:
+    """Return the name of a schedule for people; `row` has its `knobs`."""
+    name, length = str(row["policy"] or row["mode"]), row["num_speculative_tokens"]
+    if length is not None:
+        return f"{name}, {length} token{'s' if length > 1 else ''}"
+    return name if row["min_candidates"] is None else f"{name}, waits for {row['min_candidates']}"
