@@ -13,7 +13,7 @@ from amusd.commands import plots
 from amusd.console import Console
 from amusd.errors import ConfigError
 from amusd.files import write_whole
-from amusd.tracing.accounting import Account, accounts
+from amusd.tracing.accounting import Account, accounts, fractions
 from amusd.tracing.chrome import chrome_trace
 from amusd.tracing.drafted import Fate, judge_steps
 from amusd.tracing.events import Rollback, TargetPass, WholeSequence
@@ -82,9 +82,9 @@ def summary_lines(part: Timeline) -> list[str]:
 
 def account_line(role: str, account: Account) -> str:
     """The parts of a worker's wall time, the largest first."""
-    parts = sorted(account.fractions().items(), key=lambda item: -item[1])
+    parts = sorted(fractions(account).items(), key=lambda item: -item[1])
     shares = ", ".join(f"{name.replace('_', ' ')} {100 * share:.1f} %" for name, share in parts if share > 0)
-    return f"{role}, {account.wall_ns / 1e6:.0f} ms: {shares}"
+    return f"{role}, {sum(account.values()) / 1e6:.0f} ms: {shares}"
 
 
 def _read(run_directory: Path) -> Timeline:

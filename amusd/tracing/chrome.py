@@ -26,7 +26,6 @@ from amusd.tracing.events import (
     MessageEvent,
     Rollback,
     TargetGone,
-    TargetPass,
     WholeSequence,
 )  # fmt: skip
 from amusd.tracing.messages import Flow
@@ -36,9 +35,6 @@ PROCESSES = {"target": 1, "draft": 2}
 THREADS = {"sequence": 1, "work": 2, "messages": 3}
 MESSAGE_NS = 2_000
 """Length of a message's slice, unless the next one comes sooner."""
-
-_GREEN, _ORANGE, _RED, _WHITE = "good", "bad", "terrible", "white"
-"""Colours by the names that the viewers give them."""
 
 _Json = dict[str, Any]
 
@@ -88,26 +84,8 @@ def _spans(role: str, events: Iterable[Event], steps: dict[int, Step]) -> list[_
         span = place | {"ph": "X", "name": event.name, "ts": event.start_ns, "dur": event.duration_ns}
         step = steps.get(event.start_ns) if isinstance(event, DraftStep) else None
         fates = {fate.value: step.count(fate) for fate in Fate} if step else {}
-        colour = _colour(event, fates)
-        found.append(span | {"args": event.fields | fates} | ({"cname": colour} if colour else {}))
+        found.append(span | {"args": event.fields | fates})
     return found
-
-
-def _colour(event: Event, fates: dict[str, int]) -> str | None:
-    """Green: all of use. Orange: a part. Red: none. White: waiting. None: the viewer's choice."""
-    if isinstance(event, WAITS):
-        return _WHITE
-    if isinstance(event, TargetPass):
-        return _share_colour(event.num_accepted, event.num_judged)
-    if isinstance(event, DraftStep):
-        return _share_colour(fates["accepted"] + fates["overtaken"], sum(fates.values()))
-    return _RED if isinstance(event, Rollback) else None
-
-
-def _share_colour(num_good: int, num_all: int) -> str | None:
-    if num_all == 0:
-        return None
-    return _GREEN if num_good == num_all else _ORANGE if num_good else _RED
 
 
 def _message_slices(role: str, events: Sequence[Event]) -> list[_Json]:

@@ -17,10 +17,7 @@ NO_SEQUENCE = -1
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened: a span when `end_ns > start_ns`, else an instant.
-
-    A field whose default is None is optional. Other defaults are for runs recorded before there was such a field.
-    """
+    """One thing that happened: a span when `end_ns > start_ns`, else an instant. A field with a default is optional."""
 
     name: ClassVar[str]
     start_ns: int
@@ -256,16 +253,9 @@ def event_of(name: str, start_ns: int, end_ns: int, sequence_id: int, own: dict[
     return EVENTS[name](start_ns, end_ns, sequence_id, **own)
 
 
-def event_of_line(record: Any) -> Event | None:
-    """The event of a JSON line, without fields that are not known; None for a name that is not known.
-
-    Raises `ValueError` for a line that is no event.
-    """
+def event_of_line(record: Any) -> Event:
+    """The event of a JSON line. Raises `ValueError` for a line that is none."""
     try:
-        kind = EVENTS.get(record["name"])
-        known = (
-            {} if kind is None else {field.name: record[field.name] for field in fields(kind) if field.name in record}
-        )
-        return None if kind is None else kind(**known)
+        return EVENTS[record["name"]](**{name: record[name] for name in record if name not in ("name", "role")})
     except (KeyError, TypeError) as error:
         raise ValueError(f"not an event: {record!r:.100}") from error

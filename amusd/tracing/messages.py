@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple, get_args
 
 from amusd.protocol.messages import Candidate, Features, Message, Verdict
-from amusd.tracing.events import NO_SEQUENCE, Event, MessageEvent, Receive, Send
+from amusd.tracing.events import NO_SEQUENCE, Event, Receive, Send
 from amusd.tracing.recorder import Recorder
 
 SEND, RECEIVE = Send.name, Receive.name
+_description = attrgetter("sequence_id", "message", "num_tokens", "first", "base", "start", "num_accepted", "epoch")
+"""The fields that are the same on both sides."""
 _KINDS = {kind: kind.__name__.lower() for kind in get_args(Message)}
 
 
@@ -71,17 +74,3 @@ def match_messages(sender: Sequence[Event], receiver: Sequence[Event]) -> list[F
             last, match = waiting.popleft()
             flows.append(Flow(match, received))
     return flows
-
-
-def _description(event: MessageEvent) -> tuple[object, ...]:
-    """The fields that are the same on both sides."""
-    return (
-        event.sequence_id,
-        event.message,
-        event.num_tokens,
-        event.first,
-        event.base,
-        event.start,
-        event.num_accepted,
-        event.epoch,
-    )

@@ -260,22 +260,6 @@ def total(parts: Sequence[GenerationMetrics]) -> GenerationMetrics:
     return whole
 
 
-def overlap_fraction(inner: Sequence[tuple[int, int]], outer: Sequence[tuple[int, int]]) -> float | None:
-    """Share of the time in `inner` spans that lies inside `outer` spans; None without inner time.
-
-    Spans are `(start_ns, end_ns)`, sorted and disjoint within each sequence (one worker does one thing at a time).
-    """
-    inside, j = 0, 0
-    for start, end in inner:
-        while j < len(outer) and outer[j][1] <= start:
-            j += 1
-        k = j
-        while k < len(outer) and outer[k][0] < end:
-            inside += min(end, outer[k][1]) - max(start, outer[k][0])
-            k += 1
-    return _ratio(inside, sum(end - start for start, end in inner))
-
-
 def _percentile(values: Sequence[float], share: float) -> float:
     """The smallest value that at least this share of the values does not exceed (nearest rank)."""
     return sorted(values)[math.ceil(share * len(values)) - 1]

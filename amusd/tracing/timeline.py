@@ -1,15 +1,14 @@
-"""The events of a run read back, and what the two workers did at the same time."""
+"""The events of a run read back: those of both workers, and the messages between them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from amusd.tracing.events import DRAFT_WORK, TARGET_WORK, Event, Worker, event_of_line
+from amusd.tracing.events import Event, Worker, event_of_line
 from amusd.tracing.messages import Flow, match_messages
-from amusd.tracing.metrics import overlap_fraction
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +38,6 @@ class Timeline:
             to_target=tuple(flow for flow in self.to_target if flow.sent.sequence_id == sequence_id),
         )
 
-    def draft_overlap(self, sequence_ids: Collection[int]) -> float | None:
-        """Share of the draft's working time on these sequences that lies inside target work; None without any."""
-
-        def spans(events: Sequence[Event], kinds: tuple[type[Event], ...]) -> list[tuple[int, int]]:
-            return sorted(
-                (event.start_ns, event.end_ns)
-                for event in events
-                if isinstance(event, kinds) and event.sequence_id in sequence_ids
-            )
-
-        return overlap_fraction(spans(self.draft, DRAFT_WORK), spans(self.target, TARGET_WORK))
-
 
 def read_timeline(run_directory: Path) -> Timeline:
     """The timeline of a run; empty where it left no events."""
@@ -60,14 +47,13 @@ def read_timeline(run_directory: Path) -> Timeline:
 def read_events(run_directory: Path, role: str) -> list[Event]:
     """The events of one worker, in the order in which they were recorded; empty when it left none.
 
-    Events of a name that is not known are left out. Raises `ValueError` for lines that are no events.
+    Raises `ValueError` for lines that are no events.
     """
     path = run_directory / "events" / f"{role}.jsonl"
     if not path.is_file():
         return []
     with path.open(encoding="utf-8") as file:
-        found = (event_of_line(json.loads(line)) for line in file)
-        return [event for event in found if event is not None]
+        return [event_of_line(json.loads(line)) for line in file]
 
 
 def by_sequence(events: Sequence[Event]) -> dict[int, list[Event]]:

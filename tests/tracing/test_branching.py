@@ -2,44 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 from tracing.runs import Run, made, named
 
-from amusd.tracing.accounting import accounts
 from amusd.tracing.drafted import Fate, accepted_positions, judge_steps
-from amusd.tracing.events import Event
 from amusd.tracing.timeline import Timeline
 
 SEQUENCES = [1, 2]
-
-
-def workers(run: Run, sequence_id: int) -> tuple[Sequence[Event], Sequence[Event]]:
-    part = run.timeline.only(sequence_id)
-    return part.target, part.draft
 
 
 def accepted_at_the_end(part: Timeline) -> int:
     """By the passes that the draft heard nothing of before the sequence was closed: the last one, sometimes more."""
     heard = max(e.committed_length for e in (*named(part.draft, "advance"), *named(part.draft, "rollback")))
     return sum(e.num_accepted for e in named(part.target, "target_pass") if e.committed_length > heard)
-
-
-@pytest.mark.parametrize("sequence_id", SEQUENCES)
-def test_parts_add_up_and_agree_with_the_metrics(branching_run: Run, sequence_id: int) -> None:
-    metrics = branching_run.answers[sequence_id - 1].metrics
-    found = accounts(*workers(branching_run, sequence_id))
-    assert set(found) == {"target", "draft"}
-    for account in found.values():
-        assert sum(account.parts.values()) == pytest.approx(account.wall_ns, rel=1e-9)
-    assert metrics.draft is not None
-    draft = found["draft"].parts
-    assert sum(part for name, part in draft.items() if name not in ("waits", "host")) == metrics.draft.busy_ns
-    assert draft["waits"] == metrics.draft.wait_ns
-    assert draft["accepted_steps"] > 0
-    assert draft["wasted_steps"] > 0
-    assert found["target"].parts["waits"] == metrics.wait_ns
 
 
 @pytest.mark.parametrize("sequence_id", SEQUENCES)
@@ -77,12 +52,3 @@ def test_a_token_counts_in_its_own_step_and_what_was_looked_up_in_none() -> None
         (Fate.ACCEPTED, Fate.OVERTAKEN, Fate.WASTED),
         (Fate.ACCEPTED, Fate.WASTED),
     ]
-
-
-def test_a_tree_that_never_heard_a_verdict_was_for_nothing() -> None:
-    draft = [
-        made("draft_prefill", 0, 1, 1, num_tokens=4, fan_out=2),
-        made("draft_step", 1, 2, 1, num_tokens=1, length=5),
-    ]
-    target = [made("target_pass", 0, 1, 1, committed_length=6, num_tokens=2, num_accepted=1)]
-    assert [step.fates for step in judge_steps(draft, target)] == [(Fate.WASTED,)]
