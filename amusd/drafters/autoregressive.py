@@ -5,7 +5,7 @@ small models run into. Where a long enough suffix of the context has occurred be
 more often than a small model is (`experiments/embedded_draft/` measures from which length on), and costs nothing.
 
 context   [0, length)            tokens taken in, the tail included
-cache     [0, cache_length)      keys and values present; at most length - 1, so that a step always has an input
+cache     [0, _cache.length)     keys and values present; at most length - 1, so that a step always has an input
 """
 
 from __future__ import annotations
@@ -56,11 +56,6 @@ class AutoregressiveDrafter(ChainDrafter):
     def max_length(self) -> int:
         """The positions of its cache."""
         return self._cache.capacity
-
-    @property
-    def cache_length(self) -> int:
-        """Positions whose keys and values are held."""
-        return self._cache.length
 
     def set_distribution(self, distribution: Distribution) -> None:
         """Draw the next sequence from it with the noise of the target, so that the two agree often."""

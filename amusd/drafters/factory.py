@@ -14,7 +14,7 @@ from amusd.drafters.block import BlockDrafter
 from amusd.drafters.cascade import CascadeDrafter
 from amusd.drafters.custom import load_own
 from amusd.drafters.eagle import EagleDrafter
-from amusd.drafters.ngram import EarlierAnswers, NgramCache, NgramDrafter, NgramTreeDrafter
+from amusd.drafters.ngram import EarlierAnswers, NgramCache, NgramDrafter
 from amusd.drafters.synthetic import SyntheticDrafter
 from amusd.drafters.tree import ModelTreeDrafter
 from amusd.errors import ConfigError
@@ -83,7 +83,8 @@ class _Loader:
 
     def ngram(self, config: DrafterConfig) -> _Loaded:
         """Prompt lookup. Chains and trees remember the same earlier answers."""
-        return _Loaded(Makers(*_ngram_makers(config)))
+        make = _ngram_maker(config)
+        return _Loaded(Makers(make, make))
 
     def custom(self, config: DrafterConfig) -> _Loaded:
         """Drafters from outside of the package."""
@@ -119,7 +120,7 @@ class _Loader:
         """
         inner = config.stages[1]
         if inner.kind == "ngram":
-            return _ngram_makers(inner)[0], 0
+            return _ngram_maker(inner), 0
         model, own = load_draft_model(inner, self.engine, self.device)
         if own is None or tokenizer is None or own.fingerprint != tokenizer.fingerprint:
             raise ConfigError(f"drafter.inner={config.inner}: its tokenizer differs from that of {config.model}")
@@ -174,11 +175,9 @@ def load_drafters(engine: EngineConfig, device: str, start_inner: StartInner | N
     return LoadedDrafters(factories, vocab_size, tokenizer_hash, num_ids, notes, models)
 
 
-def _ngram_makers(config: DrafterConfig) -> tuple[DrafterFactory, DrafterFactory]:
+def _ngram_maker(config: DrafterConfig) -> DrafterFactory:
     earlier = EarlierAnswers(config.remember) if config.remember else None
-    made = (functools.partial(cls, config.min_lookup or 1, earlier=earlier) for cls in (NgramDrafter, NgramTreeDrafter))
-    chain, tree = map(one_by_one, made)
-    return chain, tree
+    return one_by_one(lambda: NgramDrafter(config.min_lookup or 1, earlier=earlier))
 
 
 def _cascade_maker(middle: CachedModel, make_inner: DrafterFactory, num_inner_ids: int = 0) -> DrafterFactory:

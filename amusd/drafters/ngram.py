@@ -26,9 +26,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from typing_extensions import Self
+
 from amusd.config.engine import MAX_MATCH
-from amusd.drafters.base import ChainDrafter, Drafter, path_to
-from amusd.protocol.draft_session import Guesses, Node, Transition
+from amusd.drafters.base import ChainDrafter, Expansion, path_to
+from amusd.protocol.draft_session import Guesses, Transition
 
 WEIGHTS = (
     (-0.2, 0.6),
@@ -231,12 +233,17 @@ class NgramCache:
 
 
 class NgramDrafter(ChainDrafter):
-    """Proposes what followed the longest suffix of `min_ngram` to `max_ngram` tokens when it last occurred."""
+    """Proposes what followed the longest suffix of `min_ngram` to `max_ngram` tokens when it last occurred.
+
+    In a tree it guesses the different tokens that followed such suffixes, by `CHANCES`.
+    """
 
     def __init__(self, min_ngram: int = 1, max_ngram: int = MAX_MATCH, earlier: EarlierAnswers | None = None) -> None:
         super().__init__()
+        self._min_ngram = min_ngram
         self._ngrams = NgramCache(min_ngram, max_ngram, earlier)
         self._committed_length = 0
+        self._fan_out = 1
 
     @property
     def tokens_per_step(self) -> int:
@@ -245,15 +252,39 @@ class NgramDrafter(ChainDrafter):
 
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
         """Start from `token_ids` and index them."""
-        super().open(token_ids, capacity, fan_out)
+        super().open(token_ids, capacity)
         self._ngrams.open(token_ids)
-        self._committed_length = self.length
+        self._committed_length, self._fan_out = self.length, fan_out
 
     def propose(self, max_tokens: int) -> tuple[int, ...]:
         """Up to `max_tokens` tokens; none when no suffix occurred before."""
         proposed = self._ngrams.continuation(min(max_tokens, self._capacity - self.length))
         self.commit(proposed)
         return proposed
+
+    @classmethod
+    def expand_together(cls, drafters: Sequence[Self], parts: Sequence[Expansion]) -> list[Sequence[Guesses]]:
+        """The continuation of each chain, or the guesses behind the nodes of each tree."""
+        if drafters[0].is_chain:
+            return super().expand_together(drafters, parts)
+        return [drafter.guesses(part) for drafter, part in zip(drafters, parts, strict=True)]
+
+    @property
+    def is_chain(self) -> bool:
+        """It has one guess behind each token."""
+        return self._fan_out == 1
+
+    def guesses(self, part: Expansion) -> list[Guesses]:
+        """The tokens that followed before what leads to each node of a tree."""
+        found = [self._ngrams.continuations(path_to(part.root, node)) for node in part.nodes]
+        return [chances_of([one for one in own if one[1] >= self._min_ngram][: self._fan_out]) for own in found]
+
+    def look_up(self) -> tuple[tuple[int, ...], float]:
+        """The continuation of the longest suffix behind a tree's committed tokens, and its chance."""
+        if self.is_chain:
+            return (), 0.0
+        found, agreement = self._ngrams.longest(LOOKUP_TOKENS)
+        return found, CHANCES[min(agreement, len(CHANCES) - 1)]
 
     def commit(self, token_ids: Sequence[int]) -> None:
         """Append tokens and index them."""
@@ -266,8 +297,11 @@ class NgramDrafter(ChainDrafter):
         self._ngrams.truncate(length)
 
     def follow(self, transition: Transition) -> None:
-        """See `Drafter`."""
-        super().follow(transition)
+        """See `Drafter`. A tree's own tokens are in the index once they are committed."""
+        if self.is_chain:
+            super().follow(transition)
+        else:
+            self.commit([*(node.token_id for node in transition.kept), *transition.token_ids])
         self._committed_length = transition.committed_length
 
     def close(self) -> None:
@@ -275,47 +309,6 @@ class NgramDrafter(ChainDrafter):
         super().close()
         self._ngrams.close(self._committed_length)
         self._committed_length = 0
-
-
-class NgramTreeDrafter(Drafter):
-    """Guesses the different tokens that followed suffixes of `min_ngram` tokens or more, by `CHANCES`."""
-
-    def __init__(self, min_ngram: int = 1, max_ngram: int = MAX_MATCH, earlier: EarlierAnswers | None = None) -> None:
-        self._min_ngram = min_ngram
-        self._ngrams = NgramCache(min_ngram, max_ngram, earlier)
-
-    @property
-    def length(self) -> int:
-        """Committed tokens."""
-        return self._ngrams.length
-
-    def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
-        """Start from `token_ids` and index them. Raises `ValueError` when there are none or more than `capacity`."""
-        if not 1 <= len(token_ids) <= capacity:
-            raise ValueError(f"{len(token_ids)} tokens to start from, between 1 and {capacity} allowed")
-        self._ngrams.open(token_ids)
-        self._fan_out = fan_out
-
-    def expand(self, root: Node, nodes: Sequence[Node], num_tokens: int = 1) -> Sequence[Guesses]:  # noqa: ARG002
-        """The tokens that followed before what leads to each of `nodes`."""
-        return [self._guesses(path_to(root, node)) for node in nodes]
-
-    def follow(self, transition: Transition) -> None:
-        """Index what was committed."""
-        self._ngrams.commit([*(node.token_id for node in transition.kept), *transition.token_ids])
-
-    def look_up(self) -> tuple[tuple[int, ...], float]:
-        """The continuation of the longest suffix, and its chance."""
-        found, agreement = self._ngrams.longest(LOOKUP_TOKENS)
-        return found, CHANCES[min(agreement, len(CHANCES) - 1)]
-
-    def close(self) -> None:
-        """Forget the sequence, but for its answer where earlier answers are asked for."""
-        self._ngrams.close(self.length)
-
-    def _guesses(self, path: Sequence[int]) -> Guesses:
-        found = [each for each in self._ngrams.continuations(path) if each[1] >= self._min_ngram]
-        return chances_of(found[: self._fan_out])
 
 
 def chances_of(continuations: Sequence[tuple[int, int]]) -> list[tuple[int, float]]:

@@ -24,7 +24,6 @@ from models.test_eagle import LAYERS, WIDTH, shared_weights
 from torch import Tensor
 
 from amusd.config import GREEDY, Distribution
-from amusd.drafters.base import Expansion
 from amusd.drafters.block import BlockDrafter
 from amusd.models.block_models import BlockModel
 from amusd.protocol.draft_session import MIN_PROBABILITY, Node
@@ -187,39 +186,3 @@ def test_features_that_never_come_cost_guesses_and_no_more(make: Callable[..., P
     pair.commit(11)
     propose([pair.manager])
     assert pair.check() > 0
-
-
-def test_it_can_be_opened_again(make: Callable[..., Pair]) -> None:
-    first, again = make([5, 6, 7, 8]), make([20, 21, 22])
-    first.send_features()
-    propose([first.manager])
-    again.drafter = first.drafter
-    again.manager.close()
-    again.manager = RollbackManager(Open(1, 1, (20, 21, 22), CAPACITY, "block", 8, 1, fan_out=FAN_OUT), first.drafter)
-    assert not again.manager.has_work, "the features of the sequence before are not its own"
-    again.send_features()
-    propose([again.manager])
-    assert again.check() > 0
-
-
-@pytest.mark.parametrize(
-    ("start", "shape", "message"),
-    [(0, (2, 3), "3 numbers a token, the drafter reads 32"), (127, (2, WIDTH), "positions 127 to 129 of 128")],
-)
-def test_features_that_cannot_be_are_refused(
-    make: Callable[..., Pair], start: int, shape: tuple[int, int], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        make([5, 6, 7]).drafter.take_features(start, torch.zeros(shape))
-
-
-def test_several_sequences_at_a_time_are_drafted_as_each_alone(make: Callable[..., Pair]) -> None:
-    pairs = [make([5, 6, 7, number]) for number in range(4)]
-    for pair in pairs:
-        pair.send_features()
-    for _ in range(3):
-        propose([pair.manager for pair in pairs])
-    assert all(pair.check() > 3 for pair in pairs)
-    drafters = [pair.drafter for pair in pairs]
-    parts = [Expansion(pair.manager.session.root, [pair.manager.session.root]) for pair in pairs]
-    assert all(guesses[0] for guesses in BlockDrafter.expand_together(drafters, parts))

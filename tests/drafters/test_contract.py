@@ -14,7 +14,7 @@ from amusd.contract import CAPACITY
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import ChainDrafter
 from amusd.drafters.cascade import CascadeDrafter
-from amusd.drafters.ngram import NgramCache, NgramDrafter, NgramTreeDrafter
+from amusd.drafters.ngram import NgramCache, NgramDrafter
 from amusd.drafters.synthetic import right_with_probability
 from amusd.models.adapter import adopt_into
 from amusd.models.attention import register_attention
@@ -65,16 +65,4 @@ def test_every_drafter_keeps_the_contract(name: str) -> None:
 
 
 def test_a_lookup_drafts_trees() -> None:
-    contract.check_tree_drafter(lambda: NgramTreeDrafter(1, 3), vocab_size=VOCAB_SIZE)
-
-
-def test_a_long_repeated_suffix_is_looked_up_and_the_model_drafts_elsewhere() -> None:
-    drafter = AutoregressiveDrafter(MODEL, NgramCache(3, 4))
-    model = AutoregressiveDrafter(MODEL)
-    drafter.open([5, 1, 2, 3, 4, 0, 1, 2, 3], CAPACITY)
-    assert drafter.tokens_per_step > 1
-    assert drafter.propose(2) == (4, 0)
-    drafter.truncate(8)  # only two tokens of the suffix are left
-    assert drafter.tokens_per_step == 1
-    model.open([5, 1, 2, 3, 4, 0, 1, 2], CAPACITY)
-    assert drafter.propose(1) == model.propose(1)
+    contract.check_tree_drafter(lambda: NgramDrafter(1, 3), vocab_size=VOCAB_SIZE)

@@ -134,16 +134,6 @@ def test_whatever_was_committed_a_new_tree_is_that_of_a_fresh_drafter(make: Call
     assert pair.check() >= 3
 
 
-def test_without_features_it_drafts_on_its_own_states_once_a_verdict_has_come(make: Callable[..., Pair]) -> None:
-    pair = make(random_tokens(random.Random(1), 5))
-    assert not pair.manager.has_work
-    pair.commit(7, send=False)
-    assert pair.manager.has_work
-    for _ in range(3):
-        propose([pair.manager])
-    assert pair.manager.session.num_nodes > 3
-
-
 def test_a_token_behind_kept_ones_starts_from_their_own_states_where_features_are_lost(
     make: Callable[..., Pair],
 ) -> None:
@@ -169,15 +159,6 @@ def test_under_the_ratio_test_it_is_certain_of_the_likeliest(make: Callable[...,
     assert pair.check() >= 4
 
 
-def test_it_waits_for_the_features_of_the_whole_prompt(make: Callable[..., Pair]) -> None:
-    pair = make(random_tokens(random.Random(5), 9))
-    pair.send_features(0, 4)
-    pair.send_features(4, 7)
-    assert not pair.manager.has_work
-    pair.send_features(7)
-    assert pair.manager.has_work
-
-
 @pytest.mark.parametrize("rule", ["rejection", "matching"])
 def test_a_chain_of_a_pass_without_numbers_has_no_token(
     make: Callable[..., Pair], rule: AcceptanceRule, monkeypatch: pytest.MonkeyPatch
@@ -197,14 +178,6 @@ def test_a_chain_of_a_pass_without_numbers_has_no_token(
     assert not pair.manager.session.root.children
     pair.commit(7)
     assert [proposal.num_tokens for proposal in propose([pair.manager])] == [1]
-
-
-def test_a_chain_goes_on_however_unlikely_it_is(make: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("amusd.drafters.tree.MIN_PROBABILITY", 0.99)
-    pair = make(random_tokens(random.Random(7), 6), fan_out=1)
-    pair.send_features()
-    propose([pair.manager])
-    assert pair.manager.session.root.children
 
 
 def test_a_sequence_of_one_token_can_be_drafted_from(make: Callable[..., Pair]) -> None:

@@ -75,22 +75,6 @@ def test_the_share_of_right_proposals_is_the_one_asked_for(accept: float) -> Non
     assert sum(right) / len(right) == pytest.approx(accept, abs=0.01)
 
 
-@pytest.mark.parametrize(("accept", "distance"), [(0.3, 1), (0.8, 3)])
-def test_whether_a_proposal_is_right_says_nothing_about_its_neighbours(accept: float, distance: int) -> None:
-    right = is_right(accept)
-    behind_right = [later for earlier, later in zip(right, right[distance:], strict=False) if earlier]
-    behind_wrong = [later for earlier, later in zip(right, right[distance:], strict=False) if not earlier]
-    assert sum(behind_right) / len(behind_right) == pytest.approx(accept, abs=0.02)
-    assert sum(behind_wrong) / len(behind_wrong) == pytest.approx(accept, abs=0.03)
-
-
-def test_another_text_is_right_elsewhere_and_the_same_text_at_the_same_positions() -> None:
-    other = (*REFERENCE[:-1], (REFERENCE[-1] + 1) % VOCAB_SIZE)
-    assert is_right(0.8) == is_right(0.8)
-    both = [a and b for a, b in zip(is_right(0.8), is_right(0.8, other), strict=True)]
-    assert sum(both) / len(both) == pytest.approx(0.64, abs=0.02)
-
-
 def test_a_wrong_proposal_is_another_id_of_the_smallest_vocabulary_that_holds_the_right_one() -> None:
     proposed = propose(opened(0.0), 1000)
     for mine, own in zip(proposed, REFERENCE[len(PROMPT) :], strict=False):

@@ -189,15 +189,6 @@ def test_guesses_depend_on_the_path_and_on_what_is_committed_alone(distribution:
     assert sequence.num_compared > 5
 
 
-def test_many_tokens_that_were_not_computed_go_through_in_as_many_passes_as_they_need() -> None:
-    sequence = Checked(random.Random(4))
-    sequence.compute()
-    sequence.commit(random_ids(3 * ROWS + 2, seed=8))
-    sequence.compute()
-    sequence.compute()
-    assert sequence.num_compared > 2
-
-
 def test_it_drafts_up_to_the_last_position_of_the_model() -> None:
     rng = random.Random(6)
     prompt = random_ids(tiny.MAX_LENGTH - 12, seed=6)
@@ -226,20 +217,6 @@ def test_a_repeated_suffix_is_looked_up_behind_the_committed_tokens() -> None:
     drafter.follow(missed(drafter, 6, 7))
     assert drafter.look_up()[0][:3] == (9, 6, 7)  # what a lookup proposed was not taken for committed
     assert ModelTreeDrafter(model_of("LlamaConfig")).look_up() == ((), 0.0)
-
-
-def test_a_lookup_and_the_model_may_guess_the_same_token() -> None:
-    """It is one node then, computed once."""
-    drafter = ModelTreeDrafter(model_of("LlamaConfig"))
-    drafter.open([5, 6], 100, 3)
-    root = Node(None, 6, 1, 1.0, 1.0)
-    best = drafter.expand(root, [root])[0][0][0]
-    session = DraftSession(Open(1, 1, (5, 6), 100, "tree", 8, 1, fan_out=3, rows_per_step=ROWS))
-    session.guess_path([best, 9], LOOKUP_WEIGHT)
-    (root,) = session.next_nodes()
-    session.grow([root], [[(best, 0.6), (11, 0.2)]])
-    assert sorted(child.token_id for child in root.children) == sorted({best, 11})
-    assert len(session.next_nodes()) == session.num_nodes == 3
 
 
 # The drafter that is told the answer
@@ -302,25 +279,6 @@ def test_the_right_token_has_each_rank_as_often_as_asked_for(accept: float, acce
         assert here == pytest.approx(probability * left, abs=4.5 * (probability * (1 - probability) * left) ** 0.5)
         left -= here
     assert found == ranks(synthetic(accept, accept_next), 4)  # the text decides it, not the run
-
-
-@pytest.mark.parametrize("fan_out", [2, 4])
-def test_weights_say_how_often_each_rank_is_right(fan_out: int) -> None:
-    root = Node(None, REFERENCE[4], 4, 1.0, 1.0)
-    (guesses,) = synthetic(0.8, 0.5, fan_out=fan_out).expand(root, [root])
-    assert [weight for _, weight in guesses] == pytest.approx([0.8, 0.1, 0.05, 0.025][:fan_out])
-
-
-def test_off_the_reference_and_behind_its_end_nothing_is_right_and_it_goes_on() -> None:
-    drafter = synthetic(1.0, 1.0, reference=REFERENCE[:7])
-    root = Node(None, REFERENCE[4], 4, 1.0, 1.0)
-    assert drafter.expand(root, [root])[0][0][0] == REFERENCE[5]
-    drafter.follow(missed(drafter, REFERENCE[5] + 1))
-    root = Node(None, REFERENCE[5] + 1, 5, 1.0, 1.0)
-    assert [token_id for token_id, _ in drafter.expand(root, [root])[0]] == [0, 1, 2, 3]
-    drafter.follow(missed(drafter, REFERENCE[6], 8))
-    root = Node(None, 8, 7, 1.0, 1.0)
-    assert len(drafter.expand(root, [root])[0]) == 4
 
 
 def test_ids_beyond_the_models_vocabulary_are_brought_into_it() -> None:

@@ -19,7 +19,7 @@ from amusd.answer import Generation
 from amusd.config import DecodingConfig, SamplingParams
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter
-from amusd.drafters.ngram import EarlierAnswers, NgramCache, NgramDrafter, NgramTreeDrafter
+from amusd.drafters.ngram import EarlierAnswers, NgramCache, NgramDrafter
 from amusd.drafters.synthetic import SyntheticDrafter
 from amusd.engine import Engine
 from amusd.errors import ConfigError
@@ -41,7 +41,7 @@ TREES: dict[str, Callable[[], Drafter]] = {
     "spread": lambda: TableTreeDrafter(places=spread(1)),
     "stranger": lambda: TableTreeDrafter(TableModel(VOCAB_SIZE, seed=8, max_length=400)),
     "lookup": lambda: TableTreeDrafter(places=spread(2), ngrams=NgramCache(1, 3)),
-    "ngram": lambda: NgramTreeDrafter(1, 3, EarlierAnswers(200)),
+    "ngram": lambda: NgramDrafter(1, 3, EarlierAnswers(200)),
 }
 SAME: dict[str, Callable[[], Drafter]] = {"same": TableTreeDrafter}
 
