@@ -5,14 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
-from experiments.drafters.compare import cells, conditional, draft_steps, row_of
-
-
-def test_acceptance_behind_accepted_candidates_is_told_from_the_shares_of_positions() -> None:
-    assert conditional([0.5, 0.25, 0.2]) == pytest.approx([0.5, 0.5, 0.8])
-    assert conditional([0.5, 0.0, 0.0]) == pytest.approx([0.5, 0.0])
+from experiments.drafters.compare import cells, draft_steps, row_of
 
 
 def test_the_time_of_a_step_is_that_of_a_token_of_its_own_drafter(tmp_path: Path) -> None:

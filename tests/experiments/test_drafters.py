@@ -126,37 +126,6 @@ def test_unrolled_steps_are_what_drafting_token_by_token_gives(
             hidden = torch.cat((hidden, states[:, -1:]), dim=1)
 
 
-def test_blocks_see_the_features_before_their_anchor_and_themselves_only(
-    scripts: dict[str, ModuleType], target: LlamaForCausalLM
-) -> None:
-    batch, network = batch_of(scripts, 1, 20), make_network(scripts, "dflash", target)
-    features, anchors = batch.features.float(), torch.tensor([[5, 9]])
-    embedded = torch.randn(1, 2, 8, HIDDEN, generator=torch.Generator().manual_seed(2))
-    states = network.blocks(features, anchors, embedded)
-    late = features.clone()
-    late[:, 9:] += 1
-    torch.testing.assert_close(network.blocks(late, anchors, embedded), states)
-    late[:, 8] += 1
-    changed = network.blocks(late, anchors, embedded)
-    torch.testing.assert_close(changed[:, 0], states[:, 0])
-    assert not torch.allclose(changed[:, 1], states[:, 1])
-    alone = network.blocks(features, anchors[:, 1:], embedded[:, 1:])
-    torch.testing.assert_close(alone[:, 0], states[:, 1])
-
-
-def test_the_loss_and_its_gradient_are_those_of_the_formula(scripts: dict[str, ModuleType]) -> None:
-    generator = torch.Generator().manual_seed(0)
-    states = torch.randn(700, 16, generator=generator).requires_grad_(requires_grad=True)
-    head = torch.randn(30, 16, generator=generator)
-    targets = torch.randn(700, 30, generator=generator).softmax(-1)
-    expected = -(targets * (states @ head.t()).log_softmax(-1)).sum()
-    (wanted,) = torch.autograd.grad(expected, states)
-    loss = scripts["objective"].cross_entropy(states, targets, head)
-    (gradient,) = torch.autograd.grad(loss, states)
-    torch.testing.assert_close(loss, expected)
-    torch.testing.assert_close(gradient, wanted, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("name", ["eagle3", "eagle1", "medusa", "dflash"])
 def test_each_method_learns_goes_on_and_is_written_as_published(
     scripts: dict[str, ModuleType],

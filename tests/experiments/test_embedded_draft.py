@@ -66,33 +66,6 @@ def test_the_loss_and_its_gradient_are_those_of_the_formula(scripts: dict[str, M
     torch.testing.assert_close(gradient.double(), wanted, rtol=1e-3, atol=1e-4)
 
 
-def test_a_token_of_which_nothing_is_accepted_leaves_the_loss_and_its_gradient_finite(
-    scripts: dict[str, ModuleType],
-) -> None:
-    head = torch.eye(3)
-    teacher, states = 200 * head[:1], (200 * head[1:2]).requires_grad_()  # p and q share no token in float32
-    nothing = torch.tensor([[-1]]), torch.tensor([[-torch.inf]]), torch.tensor([[1.0]])
-    loss = scripts["losses"].negative_log_acceptance(states, teacher, head, *nothing)
-    (gradient,) = torch.autograd.grad(loss, states)
-    assert torch.isfinite(loss)
-    assert torch.isfinite(gradient).all()
-
-
-def test_agreement_is_the_mixtures(scripts: dict[str, ModuleType]) -> None:
-    """What neither the draft nor the cache can propose is wrong; what the cache gives counts."""
-    head = torch.eye(4)
-    teacher = torch.tensor([[0.0, 9, 0, 0], [0, 0, 0, 9], [0, 0, 0, 9]])
-    states = torch.tensor([[0.0, 9, 0, 0], [0, 9, 0, 0], [0, 9, 0, 0]])
-    known_ids = torch.tensor([[0, 0], [0, 0], [3, 2]])
-    biases = torch.full((3, 2), -torch.inf)
-    biases[2] = torch.tensor([3.0, 0.0])
-    slopes = torch.tensor([[1.0, 1.0], [1.0, 1.0], [0.3, 0.3]])
-    parts = scripts["losses"].agreement(states, teacher, head, torch.tensor([1, 2]), known_ids, biases, slopes)
-    assert parts[0].tolist() == [True, False, True]
-    known, other = math.exp(3 + 0.3 * UNPROPOSED), math.exp(0.3 * -9)  # q of the other known token is exp(-9)
-    assert parts[1].tolist() == pytest.approx([1.0, 0.0, known / (known + other + 1)], abs=0.01)
-
-
 def test_what_is_known_stands_behind_the_token_it_follows(scripts: dict[str, ModuleType]) -> None:
     dataset = scripts["dataset"]
     token_ids = np.array([[5, 6, 5, 0, 0], [6, 7, 8, 6, 7]])
@@ -106,87 +79,6 @@ def test_what_is_known_stands_behind_the_token_it_follows(scripts: dict[str, Mod
     said = zip(biases[:, 0].tolist(), slopes[:, 0].tolist(), strict=True)
     assert list(said) == [pytest.approx(each) for each in (*WEIGHTS[:2], (-math.inf, 1.0))]
     assert (biases[:, 1:] == -math.inf).all()
-
-
-def test_texts_come_back_and_batches_hold_every_row_once(scripts: dict[str, ModuleType], tmp_path: Path) -> None:
-    dataset = scripts["dataset"]
-    numbers = np.random.default_rng(0)
-    length = numbers.integers(3, 20, 50)
-    answer = numbers.random((50, 20)) < 0.5
-    text = dataset.Text(numbers.integers(0, 49152, (50, 20)), length, answer, np.full(50, 0.6, np.float32), 2)
-    dataset.write_text(tmp_path / "text.npz", text)
-    read = dataset.read_text(tmp_path / "text.npz")
-    assert np.array_equal(read.token_ids, text.token_ids)
-    assert np.array_equal(read.answer, answer)
-    assert read.num_tokens == length.sum()
-    batches = list(dataset.batches_by_length(read, tokens_per_batch=40))
-    assert sorted(np.concatenate(batches)) == list(range(50))
-    assert all(length[rows].max() * len(rows) <= 40 for rows in batches)
-
-
-def test_what_is_held_out_stays_so_when_corpora_are_added(scripts: dict[str, ModuleType]) -> None:
-    held_out, others = scripts["train"].split([200, 10])
-    assert sorted([*held_out, *others]) == list(range(210))
-    assert len(held_out) == 4
-    with_more, rest = scripts["train"].split([200, 10, 50])
-    assert sorted(with_more)[:4] == sorted(held_out)
-    assert sorted([*with_more, *rest]) == list(range(260))
-    behind, _ = scripts["train"].split([10, 200])
-    assert sorted(row - 10 for row in behind if row >= 10) == sorted(row for row in held_out if row < 200)
-
-
-def test_each_time_round_holds_every_row_once_and_an_interrupted_run_goes_on_with_the_same_batches(
-    scripts: dict[str, ModuleType],
-) -> None:
-    batches = scripts["train"].batches
-    length = np.array([30] * 20 + [50] * 7)
-    pool = np.arange(27)
-    whole = list(batches(pool, length, 4, 21, 5, 0))
-    assert len(whole) == 21
-    for time_round in (whole[:7], whole[7:14], whole[14:]):
-        assert sorted(np.concatenate(time_round)) == list(range(27))
-        assert sum(len(set(length[rows])) > 1 for rows in time_round) <= 1  # padding is rare
-    rest = list(batches(pool, length, 4, 21, 5, 9))
-    assert all(np.array_equal(a, b) for a, b in zip(whole[9:], rest, strict=True))
-
-
-def test_the_vocabulary_is_what_must_be_in_it_and_what_answers_hold_most(scripts: dict[str, ModuleType]) -> None:
-    text = scripts["dataset"].Text(
-        np.array([[5, 6, 6, 7, 7, 7]]),
-        np.array([6]),
-        np.array([[False, True, True, True, True, True]]),
-        np.zeros(1, np.float32),
-        0,
-    )
-    most_frequent = scripts["train"].most_frequent
-    assert most_frequent(text, 4, 10, [9]).tolist() == [9, 7, 6, 0]
-    assert most_frequent(text, 5, 10, [8, 6, 1]).tolist() == [8, 6, 1, 7, 0]
-    assert sorted(most_frequent(text, 99, 10, [8, 6, 1])) == list(range(10))
-
-
-def test_loops_are_told_from_prose(scripts: dict[str, ModuleType]) -> None:
-    loops = scripts["dataset"].loops
-    assert not loops(list(range(100)))
-    assert loops([1, 2, 3, 4] * 25)
-    assert not loops([1, 2])
-    assert not loops([*range(88), *range(12)])  # one window of 89 has occurred before
-
-
-def test_a_tree_holds_a_token_only_behind_a_path_that_it_holds(scripts: dict[str, ModuleType]) -> None:
-    evaluate = scripts["evaluate"]
-    greedy, sampled = [[0, 0, 3, 0], [1, 0]], [[0, 0]]
-    judged = [
-        evaluate.Judged("", temperature, position, False, 0.0, 0.0, 0.0, rank, False)
-        for temperature, answers in ((0.0, greedy), (1.0, sampled))
-        for ranks in answers
-        for position, rank in enumerate(ranks)
-    ]
-    table = evaluate.by_depth(judged)
-    assert evaluate.WIDTHS == (1, 2, 4, 8)
-    assert table[1] == [4 / 6, 5 / 6, 1.0, 1.0]
-    assert table[2] == [1 / 2, 2 / 3, 1.0, 1.0]  # in pairs whose first token is held: 00, 03; with two guesses also 10
-    assert table[3] == [0.0, 0.0, 1.0, 1.0]
-    assert table[5] == [None] * 4
 
 
 class Workshop:
@@ -322,25 +214,3 @@ def test_a_draft_is_judged_by_every_token_of_the_answers(
     assert tables["by depth"]["1"] == sorted(tables["by depth"]["1"])
     assert of_all["greedy_mixture"] > of_all["greedy"]  # the second answer says the same four times
     assert 0 < of_all["sampled"] < 1
-
-
-def test_greedy_answers_are_the_likeliest_tokens_and_sampled_ones_follow_their_seed(
-    workshop: Workshop, scripts: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scripts["evaluate"], "MAX_NEW_TOKENS", 6)
-    answer = scripts["evaluate"].answer_one
-    greedy = answer(workshop.teacher, [5, 6, 7], 0.0, 1)
-    logits = workshop.teacher(input_ids=torch.tensor([[5, 6, 7, *greedy]])).logits[0]
-    assert greedy == logits[2:-1].argmax(-1).tolist()
-    sampled = [answer(workshop.teacher, [5, 6, 7], 1.0, seed) for seed in (1, 1, 2)]
-    assert sampled[0] == sampled[1] != sampled[2]
-
-
-@pytest.mark.long
-def test_the_loss_can_be_compiled(scripts: dict[str, ModuleType]) -> None:
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(2, 40, 30, generator=generator)
-    columns = torch.randint(-1, 30, (40, 1), generator=generator)
-    operands = (*logits, columns, torch.rand(40, 1, generator=generator), torch.rand(40, 1, generator=generator))
-    compiled = torch.compile(scripts["losses"].loss_of_block, backend="aot_eager")  # needs no C++ compiler
-    torch.testing.assert_close(compiled(*operands), scripts["losses"].loss_of_block(*operands))

@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,16 +17,15 @@ import torch
 from simulation.builders import PLAIN, chain, of_answers, synchronous, write_run
 from torch import Tensor
 
-from amusd.errors import ConfigError
 from amusd.models.configuration import ModelConfig
 from amusd.models.decoder import weight_shapes
 from amusd.models.synthetic import SHAPES
 from amusd.simulation.cost import Costs, Duration, Shared
 from amusd.simulation.tokens import drawn_answers
-from experiments.gpu_proof import correctness, predictions, projection, sharing, smoke
+from experiments.gpu_proof import correctness, predictions, projection, smoke
 from experiments.gpu_proof.expectations import AWAITS, EXPECTATIONS, Expectation, table
-from experiments.gpu_proof.plan import CPU, GPU, GROUPS, PARTS, SCALES, chosen
-from experiments.gpu_proof.records import DONE, FAILED, TIMED_OUT, Ending, Job, read_records, write_ending, writer
+from experiments.gpu_proof.plan import CPU, GPU, PARTS, SCALES
+from experiments.gpu_proof.records import DONE, FAILED, Ending, Job, read_records, write_ending, writer
 from experiments.gpu_proof.report import write_report
 from experiments.gpu_proof.runner import run_limited
 
@@ -42,33 +40,6 @@ def ended(folder: Path, code: str, seconds: float = 60.0) -> Ending:
     return run_limited("passes", [sys.executable, "-I", "-S", "-c", code], seconds, folder / "log")
 
 
-@pytest.mark.long
-def test_a_part_that_hangs_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
-    code = (
-        "import subprocess, sys, time\n"
-        "child = subprocess.Popen([sys.executable, '-S', '-c', 'import time; time.sleep(1000)'])\n"
-        f"open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid))\n"
-        "print('loading', flush=True)\n"
-        "time.sleep(1000)"
-    )
-    ending = ended(tmp_path, code, seconds=3.0)
-    assert (ending.status, ending.exit_code) == (TIMED_OUT, None)
-    assert ending.reason == "killed after 3 seconds\nloading"
-    pid = int((tmp_path / "pid").read_text())
-    deadline = time.monotonic() + 30.0  # it was killed, and has to be scheduled once to end
-    while is_running(pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state.rpartition(")")[2].split()[0] != "Z"
-
-
 @pytest.mark.parametrize(
     ("code", "status", "exit_code", "reason"),
     [
@@ -80,29 +51,6 @@ def is_running(pid: int) -> bool:
 def test_how_a_part_ended_is_reported(tmp_path: Path, code: str, status: str, exit_code: int, reason: str) -> None:
     ending = ended(tmp_path, code)
     assert (ending.status, ending.exit_code, ending.reason) == (status, exit_code, reason)
-
-
-def test_what_a_part_wrote_before_it_was_killed_stays(tmp_path: Path) -> None:
-    write = writer(tmp_path / "passes.jsonl")
-    write("pass", ms=4.0)
-    write("pass", ms=5.0)
-    with (tmp_path / "passes.jsonl").open("a") as file:
-        file.write('{"kind": "pass", "m')
-    assert read_records(tmp_path / "passes.jsonl") == [{"kind": "pass", "ms": 4.0}, {"kind": "pass", "ms": 5.0}]
-    assert read_records(tmp_path / "links.jsonl") == []
-
-
-def test_parts_are_chosen_by_name_and_by_group_in_the_order_of_the_plan() -> None:
-    assert chosen(()) == PARTS
-    assert [part.name for part in chosen(("links", "smoke"))] == ["smoke", "versions", "links"]
-    assert [part.name for part in PARTS][:5] == ["smoke", "versions", "logits", "tests", "neighbours"]
-    with pytest.raises(ConfigError, match=r"--parts=link: no such part.*did you mean 'links'"):
-        chosen(("link",))
-
-
-def test_a_group_fits_into_a_command_of_ten_minutes() -> None:
-    for group in GROUPS:
-        assert sum(part.seconds for part in PARTS if part.group == group) < 600, group
 
 
 def test_each_part_has_its_function() -> None:
@@ -122,7 +70,6 @@ class Blocked(importlib.abc.MetaPathFinder):
             raise ModuleNotFoundError(f"{name} is not on that machine", name=name)
 sys.meta_path.insert(0, Blocked())
 """
-MODULES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "part")
 
 
 def bare_machine(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
@@ -136,13 +83,6 @@ def bare_machine(folder: Path, *command: str) -> subprocess.CompletedProcess[str
     )
 
 
-@pytest.mark.long
-def test_all_of_it_imports_without_the_packages_that_the_machine_lacks(tmp_path: Path) -> None:
-    names = ", ".join(f"experiments.gpu_proof.{name}" for name in MODULES)
-    done = bare_machine(tmp_path, "-c", f"import {names}\ntry:\n  import zmq\nexcept ImportError:\n  print('blocked')")
-    assert (done.returncode, done.stdout) == (0, "blocked\n"), done.stderr
-
-
 def test_a_part_runs_there_and_the_report_says_that_it_was_no_gpu(tmp_path: Path) -> None:
     folders = ["--results", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]
     done = bare_machine(tmp_path, str(FOLDER / "run.py"), "--device", "cpu", "--parts", "neighbours", *folders)
@@ -154,20 +94,6 @@ def test_a_part_runs_there_and_the_report_says_that_it_was_no_gpu(tmp_path: Path
     text = (tmp_path / "out" / "cpu.md").read_text()
     assert "**No GPU: this is a test of the proof itself" in text
     assert "| graphs | captured graphs of both roles: number, time, memory | not tried | |" in text
-
-
-@pytest.mark.long
-def test_the_suites_tests_for_a_gpu_are_found_there(tmp_path: Path) -> None:
-    done = bare_machine(tmp_path, *correctness.PYTEST[1:], "--collect-only", "-q")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "test_rows_do_not_depend_on_their_block_at_a_fixed_width" in done.stdout
-
-
-def test_help_needs_no_torch() -> None:
-    code = "import sys; sys.modules['torch'] = None; import experiments.gpu_proof.run as run; run.main(['--help'])"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    assert all(part.does in done.stdout for part in PARTS)
 
 
 # The smoke test, where a CPU can run it
@@ -270,12 +196,6 @@ def test_the_readme_has_the_table_of_expected_figures() -> None:
     assert table(predictions.H200, lambda _: AWAITS) in (FOLDER / "README.md").read_text()
 
 
-def test_the_committed_report_is_of_all_parts_and_says_where_it_comes_from() -> None:
-    report = json.loads((FOLDER / "results" / "cpu.json").read_text())
-    assert {part["part"]: part["status"] for part in report["parts"]} == {part.name: DONE for part in PARTS}
-    assert len(report["measured"]["versions"][0]["commit"].removesuffix("+changes")) == 40
-
-
 # Predictions
 
 
@@ -307,34 +227,6 @@ def test_a_row_that_depends_on_its_neighbours_is_found(tmp_path: Path, monkeypat
     correctness.neighbours(job_of(tmp_path, "neighbours"))
     (record,) = read_records(tmp_path / "neighbours.jsonl")
     assert (record["num_sequences"], record["num_equal"]) == (4, 0)
-
-
-CONTROL = """#!{python}
-import os, pathlib, sys, time
-folder = pathlib.Path(os.environ["CUDA_MPS_PIPE_DIRECTORY"])
-if sys.argv[1:] == ["-f"]:
-    (folder / "control").touch()
-    while not (folder / "quit").exists():
-        time.sleep(0.02)
-elif sys.stdin.read() == "quit\\n":
-    (folder / "quit").touch()
-"""
-
-
-def install_control(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (folder / "bin").mkdir()
-    script = folder / "bin" / sharing.CONTROL
-    script.write_text(CONTROL.format(python=sys.executable))
-    script.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}")
-
-
-def test_mps_is_started_and_stopped_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install_control(tmp_path, monkeypatch)
-    with sharing.mps(tmp_path) as environment:
-        pipe = Path(environment["CUDA_MPS_PIPE_DIRECTORY"])
-        assert not (pipe / "quit").exists()
-    assert (pipe / "quit").exists()
 
 
 # The projection
