@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from amusd.commands.tables import Row, row_kind, row_name
+from amusd.commands.tables import Row, columns_of, row_kind, row_name
 from amusd.console import table
 from amusd.types import Mode
 
@@ -55,18 +55,11 @@ def category_table(rows: Sequence[Row], categories: Sequence[Row]) -> str:
     if not asynchronous or {one["category"] for one in categories} == {OTHER}:
         return ""
     best = max(asynchronous, key=lambda row: float(row["tokens_per_second"]))
-    lines = [
-        (
-            one["category"],
-            str(one["num_prompts"]),
-            f"{one['speedup_vs_autoregressive']:.2f}",
-            "" if one["speedup_vs_best_synchronous"] is None else f"{one['speedup_vs_best_synchronous']:.2f}",
-        )
-        for one in categories
-        if one["contestant"] == best["contestant"]
-    ]
-    heading = f"{row_name(best)}: medians over the prompts of a category"
-    return f"{heading}\n\n{table(('category', 'prompts', 'x plain', 'x best sync'), lines)}"
+    own = [one for one in categories if one["contestant"] == best["contestant"]]
+    columns = columns_of(own, ("speedup_vs_autoregressive", "speedup_vs_best_synchronous"))
+    lines = [(one["category"], str(one["num_prompts"]), *(column.text(one) for column in columns)) for one in own]
+    header = ("category", "prompts", *(column.heading for column in columns))
+    return f"{row_name(best)}: medians over the prompts of a category\n\n{table(header, lines)}"
 
 
 def _alone(rows: Sequence[Row]) -> list[Row]:

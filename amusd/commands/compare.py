@@ -36,8 +36,6 @@ from amusd.files import (
     write_json,
     write_whole,
 )
-from amusd.tracing.accounting import time_fractions
-from amusd.tracing.timeline import read_timeline
 from amusd.workload import WorkloadPrompt
 
 WARM_UP_TOKENS = 8
@@ -142,14 +140,15 @@ class _Drafts:
         self.note("the draft was lost; nothing is measured before the next one is there")
         timeout = self.config.startup_timeout_seconds
         deadline = time.monotonic() + timeout
-        while self._is_one_missing() and time.monotonic() < deadline:
+        while self._is_one_missing():
+            if time.monotonic() > deadline:
+                self.num_given_up = len(self.engine.draft_losses)
+                self.note(f"no draft came within {timeout:g} seconds; what follows is measured without one")
+                return
             time.sleep(LOOK_SECONDS)
             self._answer(self.contestants[0], 1)  # the target looks for a draft when it begins; this one needs none
-            if self.engine.worker.client.has_draft:
-                self.warm_up()
-        if self._is_one_missing():
-            self.num_given_up = len(self.engine.draft_losses)
-            self.note(f"no draft came within {timeout:g} seconds; what follows is measured without one")
+        if self.engine.worker.client.has_draft:
+            self.warm_up()
 
     def _is_one_missing(self) -> bool:
         """One was lost, and another one may come."""
@@ -186,11 +185,6 @@ def compare(
             write_json(run_directory / "result.json", {"complete": False, "rows": rows_of(comparison, engine)})
             write_answers(run_directory, records_of(comparison))
     rows = rows_of(comparison, engine)
-    timeline = read_timeline(run_directory)
-    for row in rows:
-        sequence_ids = row.pop("sequence_ids")
-        is_told = row.get("batch_size", 1) == 1  # events tell how the time of one answer at a time was used
-        row["time"] = time_fractions(timeline, sequence_ids) if is_told else None
     found = per_prompt(comparison)
     categories = by_category(rows, found)
     result = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -115,31 +115,25 @@ def contestants_of(config: RunConfig) -> list[Contestant]:
     `mode=synchronous` compares that one mode and length with plain decoding, `mode=autoregressive` only measures it.
     All of this for each batch size; plain decoding of one answer at a time comes first in any case.
     """
-    decoding = config.decoding()
-    engine = config.engine_for("compare")
-    devices = devices_of(engine)
-    num_devices = count_devices(devices)
-    num_of_target = count_devices(in_role(devices, Role.TARGET))
-    plain = Contestant(replace(decoding, mode=Mode.AUTOREGRESSIVE), None, num_devices=num_of_target)
+    decoding, devices = config.decoding(), devices_of(config.engine_for("compare"))
+
+    def one(drafter: str | None, **changes: Any) -> Contestant:
+        occupied = devices if drafter is not None else in_role(devices, Role.TARGET)
+        return Contestant(replace(decoding, **changes), drafter, num_devices=count_devices(occupied))
+
+    plain = one(None, mode=Mode.AUTOREGRESSIVE)
     found = [plain]
     for drafter in config.engine().drafters:
         has_trees = config.compare.trees and drafter.can.tree and config.sampling.rule != "rejection"
-        shapes = dict.fromkeys((decoding.tree, *((False, True) if has_trees else ())))
         found += [
-            Contestant(
-                replace(decoding, mode=Mode.SYNCHRONOUS, num_speculative_tokens=length, tree=is_tree),
-                drafter.kind,
-                num_devices=num_devices,
-            )
-            for is_tree in shapes
+            one(drafter.kind, mode=Mode.SYNCHRONOUS, num_speculative_tokens=length, tree=is_tree)
+            for is_tree in dict.fromkeys((decoding.tree, *((False, True) if has_trees else ())))
             for length in config.synchronous_lengths()
         ]
         policies = config.asynchronous_policies() if drafter.can.runs_ahead else ()
-        found += [
-            Contestant(replace(decoding, policy=policy), drafter.kind, num_devices=num_devices) for policy in policies
-        ]
+        found += [one(drafter.kind, policy=policy) for policy in policies]
     sizes = config.compare.batch_sizes
-    return list(dict.fromkeys([plain, *(replace(one, batch_size=size) for size in sizes for one in found)]))
+    return list(dict.fromkeys([plain, *(replace(each, batch_size=size) for size in sizes for each in found)]))
 
 
 def count_devices(devices: Sequence[str]) -> int:
@@ -204,23 +198,18 @@ def per_prompt(comparison: Comparison) -> list[dict[str, Any]]:
 
 def records_of(comparison: Comparison) -> list[dict[str, Any]]:
     """Every answer, prompt by prompt, as `files.py` keeps them; `length` where it is the schedule's own."""
-    times: Counter[int] = Counter()
-    records = []
-    for position, prompt in enumerate(comparison.prompts):
-        times[prompt.number] += 1
-        records += [
-            _record(comparison, index, place, repeat)
-            for index, answers in enumerate(comparison.answers)
-            for repeat, place in enumerate(
-                range(position, len(answers), len(comparison.prompts)), start=times[prompt.number]
-            )
-        ]
-    return records
+    number = len(comparison.prompts)
+    return [
+        _record(comparison, index, place)
+        for position in range(number)
+        for index, answers in enumerate(comparison.answers)
+        for place in range(position, len(answers), number)
+    ]
 
 
-def _record(comparison: Comparison, index: int, place: int, repeat: int) -> dict[str, Any]:
+def _record(comparison: Comparison, index: int, place: int) -> dict[str, Any]:
     contestant, answer = comparison.contestants[index], comparison.answers[index][place]
-    position = place % len(comparison.prompts)
+    repeat, position = divmod(place, len(comparison.prompts))
     return {
         "prompt": comparison.prompts[position].number,
         "mode": contestant.decoding.mode.value,
@@ -228,7 +217,7 @@ def _record(comparison: Comparison, index: int, place: int, repeat: int) -> dict
         "drafter": contestant.drafter,
         "length": contestant.length,
         **({"batch_size": contestant.batch_size} if comparison.has_batches else {}),
-        "repeat": repeat,
+        "repeat": repeat + 1,
         "text": answer.text,
         "token_ids": list(answer.token_ids),
         "finish_reason": answer.finish_reason.value,

@@ -30,7 +30,7 @@ COLOURS = {
     "windowed": "#cc79a7",
     "auto": "#2fb58c",
 }
-"""Colour of each mode and policy."""
+"""Colour of each mode and policy; one of the user's own has that of `auto`."""
 FATES = {
     Fate.ACCEPTED: ("#0072b2", "drafted, accepted"),
     Fate.OVERTAKEN: ("#56b4e9", "drafted right, but too late"),
@@ -64,8 +64,10 @@ def draw_comparison(rows: Sequence[Row]) -> Figure:
     """Tokens per second of each row of a comparison, with its speed-up over plain decoding."""
     figure, axes = _subplots(7.0, 1.0 + 0.34 * len(rows))
     speeds = [row["tokens_per_second"] for row in rows]
-    bars = axes.barh(range(len(rows)), speeds, color=[COLOURS[_kind(row)] for row in rows], height=0.75)
-    axes.bar_label(bars, [f"{row['tokens_per_second']:.1f}  ({_times(row)})" for row in rows], padding=4)
+    colours = [COLOURS.get(row.get("policy") or row["mode"], COLOURS["auto"]) for row in rows]
+    bars = axes.barh(range(len(rows)), speeds, color=colours, height=0.75)
+    gains = [f"{row['tokens_per_second']:.1f}  ({row['speedup_vs_autoregressive']:.2f}x)" for row in rows]
+    axes.bar_label(bars, gains, padding=4)
     axes.set_yticks(range(len(rows)), [row_name(row) for row in rows])
     axes.invert_yaxis()
     axes.set_xlim(0, 1.25 * max(speeds))
@@ -176,12 +178,3 @@ def _box(left: float, bottom: float, width: float, height: float, colour: str) -
     from matplotlib.patches import Rectangle
 
     return Rectangle((left, bottom), width, height, facecolor=colour, edgecolor="white", linewidth=0.5)
-
-
-def _kind(row: Row) -> str:
-    return str(row["policy"] if row["mode"] == "asynchronous" else row["mode"])
-
-
-def _times(row: Row) -> str:
-    speedup = row.get("speedup_vs_autoregressive")
-    return "-" if speedup is None else f"{speedup:.2f}x"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from amusd.tracing.drafted import Fate, judge_steps
@@ -18,7 +17,6 @@ from amusd.tracing.events import (
     TargetWait,
     WholeSequence,
 )  # fmt: skip
-from amusd.tracing.timeline import Timeline, by_sequence
 
 TARGET_PARTS = ("prefill", "full_passes", "partial_passes", "passes_without_candidates", "waits", "host")
 """Parts of the target's time, from the request to the last committed tokens. A full pass has as many candidates as it
@@ -59,16 +57,6 @@ def fractions(account: Account) -> dict[str, float]:
     """Each part as a share of the wall time."""
     wall_ns = sum(account.values())
     return {name: part / wall_ns if wall_ns else 0.0 for name, part in account.items()}
-
-
-def time_fractions(timeline: Timeline, sequence_ids: Collection[int]) -> dict[str, dict[str, float] | None]:
-    """Each part as a share of the wall time of several sequences together, by worker; None for one without events."""
-    target, draft = by_sequence(timeline.target), by_sequence(timeline.draft)
-    sums: dict[str, Counter[str]] = {"target": Counter(), "draft": Counter()}
-    for id_ in sequence_ids:
-        for role, account in accounts(target.get(id_, ()), draft.get(id_, ())).items():
-            sums[role].update(account)
-    return {role: fractions(account) if account else None for role, account in sums.items()}
 
 
 def _part(event: Event) -> str | None:

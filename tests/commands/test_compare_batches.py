@@ -12,7 +12,7 @@ from runtime.pair import pair
 
 from amusd.commands import compare as command
 from amusd.commands.compare import run_comparison
-from amusd.commands.contestants import Comparison, comparison_text, contestants_of, records_of, rows_of
+from amusd.commands.contestants import Comparison, contestants_of, rows_of
 from amusd.commands.run import answer
 from amusd.config import RunConfig
 from amusd.console import Console
@@ -79,22 +79,6 @@ def test_plain_decoding_of_one_is_measured_in_any_case_and_nothing_twice() -> No
     assert names(4, 1) == [plain, *names(4)[1:], synchronous]
 
 
-def test_one_answer_at_a_time_has_the_rows_that_it_always_had() -> None:
-    comparison, rows = compared(run_config(1))
-    assert not {"batch_size", "p50_inter_token_ms", "p99_inter_token_ms"} & set(rows[0])
-    assert "batch_size" not in records_of(comparison)[0]
-    table = comparison_text(rows)
-    assert table.splitlines()[0].split("  ")[0] == "mode"
-    assert "idle t" in table
-    assert "at a time" not in table
-    _, legend, advice = table.split("\n\n")
-    assert len(legend.splitlines()) == 3
-    assert "p50" not in legend  # no such column
-    assert all(column in legend for column in ("x plain", "x best sync", "accepted", "tokens/pass", "identical"))
-    assert advice.startswith("Use mode=")
-    assert advice.endswith(".")
-
-
 def test_prompts_and_loads_take_turns() -> None:
     comparison = Comparison.of(run_config(1, 2))
     comparison.prompts += [user_prompt("bad", number) for number in range(1, 20)]
@@ -115,7 +99,7 @@ def test_a_run_keeps_a_table_a_figure_and_every_answer(tmp_path: Path) -> None:
     assert header.split()[:4] == ["mode", "at", "a", "time"]
     assert [line.split()[-1] for line in lines[1:]] == ["3/3", "6/6", "6/6"]
     result = json.loads((tmp_path / "result.json").read_text())
-    assert [row["time"] is None for row in result["rows"]] == [False, False, True, True]
+    assert [len(row["sequence_ids"]) for row in result["rows"]] == [3, 3, 6, 6]
     assert "synchronous (best: 2), ngram, 4 at a time" in (tmp_path / "comparison.svg").read_text()
     rows = list(csv.DictReader((tmp_path / "prompts.csv").read_text().splitlines()))
     assert [(row["prompt"], row["batch_size"], row["repeat"]) for row in rows if row["mode"] == "autoregressive"] == [

@@ -45,25 +45,6 @@ def test_it_says_what_is_loaded_whether_it_fits_and_whether_widths_show(width: A
     assert width != "fixed" or exactness.text.startswith(f"{said[1]} of {said[1]} ")
 
 
-RANKS = "each rank needs a key head, and this model has 3; allowed: 1 to 3"
-
-
-@pytest.mark.parametrize(
-    ("keys", "text"),
-    [
-        ({"target": TargetConfig(model_impl="amusd")}, "model_impl=amusd: model type 'llama': a reason"),
-        ({"target_tensor_parallel_size": 4}, f"target_tensor_parallel_size=4: {RANKS}"),
-    ],
-)
-def test_what_cannot_run_is_refused_before_weights_are_read(
-    keys: dict[str, Any], text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if "target" in keys:
-        monkeypatch.setattr("amusd.models.load_options.why_not_covered", lambda _config: "a reason")
-    monkeypatch.setattr("amusd.commands.doctor.load_target", lambda *_arguments: pytest.fail("weights are read"))
-    assert looked_at(EngineConfig(**keys)) == {"models": Finding("models", False, text)}
-
-
 @pytest.mark.parametrize("wanted", ["auto", "gloo", "nccl"])
 def test_a_link_that_does_not_work_is_only_wrong_where_it_is_wanted(
     monkeypatch: pytest.MonkeyPatch, wanted: Any

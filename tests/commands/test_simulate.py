@@ -193,14 +193,10 @@ def test_batches_share_passes_and_are_compared_with_plain_batches(tmp_path: Path
 MISTAKES = [
     ({"accept": None, "verify_ms": 1.0}, "accept: required to simulate without calibration=RUN_DIR"),
     ({"simulate": {"devices_apart": True}}, "simulate.devices_apart=true: needs calibration=RUN_DIR"),
-    ({"verify_ms": 0}, "verify_ms=0: expected a number above 0"),
-    ({"delay_ms": float("inf")}, "delay_ms=inf: expected a number from 0"),
     ({"policy": "/proc/nowhere.py:make"}, "policy=/proc/nowhere.py:make: "),
     ({"max_lookahead": 2}, "simulate.min_candidates=3: must be at most max_lookahead (2)"),
     ({"max_verify_width": 4}, "max_verify_width=4: must be at least 5: 4 candidates"),
     ({"calibration": "/proc/nowhere"}, "calibration=/proc/nowhere: its events/ show no draft token"),
-    ({"simulate": {"num_tokens": 0}}, "simulate.num_tokens=0: expected a whole number from 1"),
-    ({"simulate": {"jitter": 0.6}}, "simulate.jitter=0.6: expected a number from 0 to 0.5"),
     ({"simulate": {"batch_size": 2, "grid": True}}, "simulate.batch_size=2: must be 1 with simulate.grid=true"),
 ]
 

@@ -39,10 +39,15 @@ def test_a_comparison_has_a_bar_for_each_row_and_its_speed_up() -> None:
     rows = [
         {"mode": "autoregressive", "tokens_per_second": 20.0, "speedup_vs_autoregressive": 1.0},
         {"mode": "asynchronous", "policy": "auto", "tokens_per_second": 31.0, "speedup_vs_autoregressive": 1.54},
+        {"mode": "asynchronous", "policy": "mine.py:make", "tokens_per_second": 30.0, "speedup_vs_autoregressive": 1.5},
     ]
     (axes,) = plots.draw_comparison(rows).axes
-    assert [patch.get_width() for patch in axes.patches] == [20.0, 31.0]
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["autoregressive", "asynchronous (auto)"]
+    assert [patch.get_width() for patch in axes.patches] == [20.0, 31.0, 30.0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == [
+        "autoregressive",
+        "asynchronous (auto)",
+        "asynchronous (mine.py:make)",
+    ]
     assert "31.0  (1.54x)" in [text.get_text() for text in axes.texts]
 
 
