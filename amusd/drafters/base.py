@@ -88,13 +88,13 @@ class Drafter(abc.ABC):
         `capacity`: longest sequence ever asked for, at most `max_length`; `fan_out`: guesses behind a node at most.
         """
 
-    @abc.abstractmethod
     def expand(self, root: Node, nodes: Sequence[Node], num_tokens: int = 1) -> Sequence[Guesses]:
         """Guess the tokens behind each of `nodes`: the root alone, or nodes whose parents were computed.
 
         A chain goes on behind its own guess, up to `num_tokens` in all: an entry for each, none where it has no
-        proposal.
+        proposal. A drafter has this method of its own, or the next one.
         """
+        return self.expand_together([self], [Expansion(root, nodes, num_tokens)])[0]
 
     @classmethod
     def expand_together(cls, drafters: Sequence[Self], parts: Sequence[Expansion]) -> list[Sequence[Guesses]]:
@@ -184,10 +184,6 @@ class ChainDrafter(Drafter):
     def propose_together(cls, drafters: Sequence[Self], max_tokens: Sequence[int]) -> list[tuple[int, ...]]:
         """`propose` of several drafters that were made together, each for its number of tokens."""
         return [drafter.propose(number) for drafter, number in zip(drafters, max_tokens, strict=True)]
-
-    def expand(self, root: Node, nodes: Sequence[Node], num_tokens: int = 1) -> Sequence[Guesses]:
-        """The next tokens behind the last node."""
-        return self.expand_together([self], [Expansion(root, nodes, num_tokens)])[0]
 
     @classmethod
     def expand_together(cls, drafters: Sequence[Self], parts: Sequence[Expansion]) -> list[Sequence[Guesses]]:

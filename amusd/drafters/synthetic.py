@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing_extensions import Self
 
 from amusd.config import Distribution
-from amusd.drafters.base import Drafter, Expansion
+from amusd.drafters.base import Drafter, Expansion, path_to
 from amusd.protocol import prefix_hash
 from amusd.protocol.draft_session import Guesses, Node, Transition
 
@@ -39,6 +39,15 @@ def right_with_probability(probability: float, seed: int) -> Schedule:
     return schedule
 
 
+def guess_weights(accept: float, accept_next: float, num_places: int) -> tuple[float, ...]:
+    """Return each guess's probability: `accept` for the first, then `accept_next` times what is left."""
+    weights, left = [accept], 1.0 - accept
+    for _ in range(num_places - 1):
+        weights.append(left * accept_next)
+        left -= weights[-1]
+    return tuple(weights)
+
+
 class SyntheticDrafter(Drafter):
     """Replaces what `model` guesses, along a chain or behind the nodes of a tree; the model spends the time.
 
@@ -57,8 +66,6 @@ class SyntheticDrafter(Drafter):
         self._fan_out = 1
         self._follows = True
         """The committed tokens are the beginning of the reference."""
-        self._right: dict[Node, bool] = {}
-        """Whether the target's text goes through a node of a tree."""
         self.set_reference(())
 
     @property
@@ -94,17 +101,12 @@ class SyntheticDrafter(Drafter):
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
         """Start from `token_ids`."""
         self._fan_out = fan_out
-        self._right = {}
         self._follows = self._reference[: len(token_ids)] == tuple(token_ids)
         self.model.open(_reduced(token_ids, self._vocab_size), capacity, fan_out)
 
-    def expand(self, root: Node, nodes: Sequence[Node], num_tokens: int = 1) -> Sequence[Guesses]:
-        """As many tokens of a chain as the model proposes; of a tree as many guesses as asked for."""
-        return self.expand_together([self], [Expansion(root, nodes, num_tokens)])[0]
-
     @classmethod
     def expand_together(cls, drafters: Sequence[Self], parts: Sequence[Expansion]) -> list[Sequence[Guesses]]:
-        """The same for each; their models share their passes."""
+        """As many tokens of a chain as its model proposes, or a tree's guesses; their models share their passes."""
         models = [drafter.model for drafter in drafters]
         found = models[0].expand_together(models, parts)
         return [drafter.replaced(part, len(own)) for drafter, part, own in zip(drafters, parts, found, strict=True)]
@@ -121,7 +123,6 @@ class SyntheticDrafter(Drafter):
         committed = (*(node.token_id for node in transition.kept), *transition.token_ids)
         end = transition.committed_length
         self._follows = self._follows and self._reference[end - len(committed) : end] == committed
-        self._right = {node: self._right[node] for node in transition.alive if node in self._right}
         self.model.follow(replace(transition, token_ids=tuple(_reduced(transition.token_ids, self._vocab_size))))
 
     def close(self) -> None:
@@ -140,27 +141,13 @@ class SyntheticDrafter(Drafter):
     def _guesses(self, root: Node, node: Node) -> Guesses:
         """As many guesses as asked for, behind `node`."""
         position = node.position + 1
-        on_path = self._follows if node is root else self._is_right(root, node)
-        right = self._reference[position] if on_path and position < len(self._reference) else -1
+        is_right = self._follows and self._reference[root.position + 1 : position] == tuple(path_to(root, node))
+        right = self._reference[position] if is_right and position < len(self._reference) else -1
         rank = self._rank(position)
-        weight, left = self._accept, 1.0 - self._accept
-        guesses: list[tuple[int, float]] = []
-        for place in range(self._fan_out):
-            token_id = right if place == rank and right >= 0 else self._wrong(right, place)
-            guesses.append((token_id, weight))
-            weight = left * self._accept_next
-            left -= weight
-        return guesses
-
-    def _is_right(self, root: Node, node: Node) -> bool:
-        known = self._right.get(node)
-        if known is None:
-            above = node.parent is root or node.parent is None
-            follows = self._follows if above else self._is_right(root, node.parent)  # type: ignore[arg-type]  # not None
-            inside = node.position < len(self._reference)
-            known = follows and inside and self._reference[node.position] == node.token_id
-            self._right[node] = known
-        return known
+        return [
+            (right if place == rank and right >= 0 else self._wrong(right, place), weight)
+            for place, weight in enumerate(guess_weights(self._accept, self._accept_next, self._fan_out))
+        ]
 
     def _rank(self, position: int) -> int:
         if self._is_first(position):

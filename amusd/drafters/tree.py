@@ -113,13 +113,9 @@ class ModelTreeDrafter(Drafter):
         self._free = list(range(self._num_slots - 1, self._num_computed - 1, -1))  # the lowest is taken first
         return self._num_computed
 
-    def expand(self, root: Node, nodes: Sequence[Node], num_tokens: int = 1) -> Sequence[Guesses]:
-        """One pass over `nodes`; over the committed tokens that are still missing, where they are the root."""
-        return self.expand_together([self], [Expansion(root, nodes, num_tokens)])[0]
-
     @classmethod
     def expand_together(cls, drafters: Sequence[Self], parts: Sequence[Expansion]) -> list[Sequence[Guesses]]:
-        """One pass over the nodes of all trees."""
+        """One pass over the nodes of all trees; of a root, over the committed tokens that are still missing."""
         planned = [drafter.plan(part) for drafter, part in zip(drafters, parts, strict=True)]
         outputs = drafters[0].model.forward_trees([part.rows for part in planned])
         together = zip(drafters, planned, outputs, strict=True)

@@ -53,11 +53,6 @@ class Calibration:
         """The share of right tokens among all that were compared."""
         return statistics.fmean(outcome for trace in self.traces for outcome in trace if outcome is not None)
 
-    @property
-    def known_fraction(self) -> float:
-        """The share of positions whose draft token was compared."""
-        return statistics.fmean(outcome is not None for trace in self.traces for outcome in trace)
-
 
 def calibrate(run_directory: Path, drafter: str) -> Calibration:
     """Read a run. Raises `ConfigError` if its events do not tell what a simulation has to know.

@@ -16,7 +16,7 @@ from typing_extensions import Self
 
 from amusd.drafters.base import Drafter, Expansion
 from amusd.models.language_model import FeatureRows, KVCache, Sampler, SequenceRows
-from amusd.protocol.draft_session import Guesses, Node, Transition
+from amusd.protocol.draft_session import Guesses, Transition
 from amusd.simulation.clock import Clock
 from amusd.simulation.cost import Costs
 from amusd.simulation.tokens import all_guesses, target_token
@@ -173,10 +173,6 @@ class ScriptedDrafter(Drafter):
         self._guesses = all_guesses(answer, simulator.accept, simulator.accept_next, fan_out, seed)
         self.step_random = Random(f"drafting {seed}")  # noqa: S311 - nothing here is secret
         self.clock.draft_ns += simulator.costs.draft_prefill.draw(self.random)
-
-    def expand(self, root: Node, nodes: Sequence[Node], num_tokens: int = 1) -> Sequence[Guesses]:
-        """A step for this sequence alone."""
-        return self.expand_together([self], [Expansion(root, nodes, num_tokens)])[0]
 
     @classmethod
     def expand_together(cls, drafters: Sequence[Self], parts: Sequence[Expansion]) -> list[Sequence[Guesses]]:

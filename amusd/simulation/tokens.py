@@ -15,6 +15,8 @@ from itertools import pairwise, repeat
 from random import Random
 from typing import TypeAlias
 
+from amusd.drafters.synthetic import guess_weights
+
 Answer: TypeAlias = tuple[bool, ...]
 """Whether the draft's own token, behind the right prefix, is the target's; for each position of an answer."""
 
@@ -62,15 +64,6 @@ def _run_lengths(num_right: int, num_wrong: int) -> list[int]:
             lengths[index] += 1
         left -= number
     return lengths
-
-
-def guess_weights(accept: float, accept_next: float, num_places: int) -> tuple[float, ...]:
-    """Return each guess's probability: `accept` for the first, then `accept_next` times what is left."""
-    weights, left = [accept], 1.0 - accept
-    for _ in range(num_places - 1):
-        weights.append(left * accept_next)
-        left -= weights[-1]
-    return tuple(weights)
 
 
 def guess_places(answer: Answer, accept_next: float, num_places: int, seed: str) -> tuple[int, ...]:

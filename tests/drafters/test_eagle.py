@@ -178,12 +178,3 @@ def test_a_chain_of_a_pass_without_numbers_has_no_token(
     assert not pair.manager.session.root.children
     pair.commit(7)
     assert [proposal.num_tokens for proposal in propose([pair.manager])] == [1]
-
-
-def test_a_sequence_of_one_token_can_be_drafted_from(make: Callable[..., Pair]) -> None:
-    pair = make([5])
-    assert pair.manager.has_work
-    propose([pair.manager])
-    pair.commit(9)
-    propose([pair.manager])
-    assert pair.manager.session.root.children

@@ -52,17 +52,6 @@ def but_for_shares(answer: GenerationMetrics) -> GenerationMetrics:
     return answer if answer.draft is None else replace(answer, draft=replace(answer.draft, busy_ns=0))
 
 
-@given(
-    st.sampled_from([synchronous(1), synchronous(4), windowed(3), chain(0), chain(2), branching(1)]), st.floats(0, 1)
-)
-@settings(max_examples=10)
-def test_where_a_row_costs_as_much_as_a_pass_nothing_is_gained_by_candidates(
-    decoding: DecodingConfig, a: float
-) -> None:
-    machine = replace(simulator(a, costs(20, knee_rows=1), num_answers=4, num_tokens=40), batch_size=4)
-    assert machine.run(decoding).throughput.over(machine.run(PLAIN).throughput) <= 1.01  # slots end one by one
-
-
 def test_auto_does_not_take_the_time_of_prompts_for_that_of_drafting() -> None:
     """Prompts come in beside the answers of others, at the costs of a CPU. With a rest for each sequence it lost."""
     costs = Costs(

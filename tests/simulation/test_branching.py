@@ -11,7 +11,6 @@ from simulation.builders import branching, chain, costs, simulator, speedup, syn
 
 from amusd.config import DecodingConfig
 from amusd.simulation.simulator import Simulator
-from amusd.simulation.tokens import guess_places
 from experiments import closed_forms
 
 NARROW = {"fan_out": 2, "rows_per_step": 1, "max_lookahead": 64}
@@ -62,22 +61,6 @@ def test_no_tree_exceeds_the_bound_of_one_path(
 
 
 # Several paths a pass
-
-
-@given(st.floats(0.4, 0.8), st.floats(0.3, 0.6), st.floats(4, 12), st.integers(2, 4))
-@settings(max_examples=8)
-def test_several_paths_lift_the_bound_of_one_to_that_of_all_their_guesses(
-    a: float, accept_next: float, c: float, breadth: int
-) -> None:
-    """A pass ends where none of `breadth` guesses is right, which a share (1 - a)(1 - accept_next)^(breadth-1) are."""
-    machine = guessing(accept_next, simulator(a, costs(c), num_tokens=150))
-    outcome = machine.run(branching(1, fan_out=4, verify_breadth=breadth))
-    places = guess_places(machine.answers[0], accept_next, 4, f"1 {machine.seed}")
-    metrics = outcome.metrics
-    assert metrics.num_accepted_alternatives > 0
-    assert metrics.num_alternatives > metrics.num_accepted_alternatives
-    num_missed = sum(place >= breadth for place in places)
-    assert metrics.num_passes >= num_missed
 
 
 # Rows and guesses

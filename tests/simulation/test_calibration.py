@@ -85,7 +85,7 @@ def test_outcomes_are_seen_as_they_were(tmp_path: Path, decoding: DecodingConfig
     assert len(calibration.traces) == len(simulator.answers)
     for trace, answer in zip(calibration.traces, simulator.answers, strict=True):
         assert all(known in (None, right) for known, right in zip(trace, answer, strict=True))
-    assert calibration.known_fraction > 0.8
+    assert sum(known is None for trace in calibration.traces for known in trace) < 0.2 * 300
     assert calibration.acceptance == pytest.approx(0.7, abs=0.05)
 
 

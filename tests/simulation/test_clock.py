@@ -57,35 +57,12 @@ def test_a_wait_ends_by_itself_once_the_target_has_come_that_far() -> None:
     assert draft.received == [(7, False), (14, False)]
 
 
-def test_what_comes_amid_work_is_seen_after_it() -> None:
-    draft = Draft(delay=1, work=20)
-    draft.tell()
-    draft.clock.let_pass(5)
-    draft.tell()
-    assert draft.clock.draft_works
-    draft.clock.let_pass(15)
-    assert draft.received == [(1, True)]
-    draft.clock.let_pass(1)
-    assert draft.received == [(1, True), (21, True)]
-
-
 @pytest.mark.parametrize(("timeout", "time_ns", "comes"), [(10, 7, True), (7, 7, True), (6, 6, False), (0, 0, False)])
 def test_the_target_waits_for_an_answer_as_long_as_it_may(timeout: int, time_ns: int, comes: bool) -> None:
     draft = Draft(delay=2, work=3, num_answers=1)
     draft.tell()
     message = draft.clock.receive_at_target(timeout / 1e9)
     assert (draft.clock.target_ns, message is not None) == (time_ns, comes)
-
-
-def test_the_target_may_answer_at_once_what_the_draft_goes_on_behind() -> None:
-    """So the draft does not look for messages beyond the arrival that ends the target's wait."""
-    draft = Draft(delay=1, patience=3e-9, work=1, num_answers=1)
-    draft.tell()
-    assert draft.clock.receive_at_target(100e-9) is not None
-    draft.tell()
-    draft.clock.let_pass(10)
-    assert draft.received[:2] == [(1, True), (4, True)]
-    assert draft.clock.target_ns == 13
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=20), st.lists(st.integers(0, 100), min_size=1, max_size=5))

@@ -86,7 +86,6 @@ def _answers(config: RunConfig, calibration: Calibration | None) -> tuple[tuple[
             "kind": "replay",
             "drafter": calibration.drafter,
             "accept": calibration.acceptance,
-            "known_fraction": calibration.known_fraction,
         }
     assert config.accept is not None
     return drawn(config, config.accept), {"kind": "drawn", "accept": config.accept}
