@@ -10,12 +10,10 @@ import types
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -75,55 +73,6 @@ def call(script: ModuleType, monkeypatch: pytest.MonkeyPatch, *positional: str, 
     arguments = [f"--{key.replace('_', '-')}={value}" for key, value in options.items()]
     monkeypatch.setattr(sys, "argv", [script.__name__, *positional, *arguments])
     script.main()
-
-
-def batch_of(scripts: dict[str, ModuleType], rows: int, width: int) -> Any:
-    generator = torch.Generator().manual_seed(1)
-    counted = torch.zeros(rows, width, dtype=torch.bool)
-    counted[:, 6:-1] = True
-    return scripts["networks"].Batch(
-        torch.randint(VOCABULARY, (rows, width), generator=generator),
-        torch.randn(rows, width, HIDDEN, generator=generator),
-        torch.randn(rows, width, 4, HIDDEN, generator=generator).to(torch.bfloat16),
-        counted,
-    )
-
-
-def make_network(scripts: dict[str, ModuleType], name: str, target: LlamaForCausalLM) -> Any:
-    arguments = scripts["train_drafter"].argparse.Namespace(method=name, layers=2, mask_token=16)
-    network = scripts["train_drafter"].NETWORKS[name](scripts["layouts"].drafter_config(arguments, target.config))
-    network.start_from(target, torch.ones(4))
-    return network
-
-
-@pytest.mark.parametrize("name", ["eagle3", "eagle1"])
-def test_unrolled_steps_are_what_drafting_token_by_token_gives(
-    scripts: dict[str, ModuleType], target: LlamaForCausalLM, name: str
-) -> None:
-    """Row r of step k: features of the target up to row r - k, then the network's own states, in one causal pass."""
-    networks, batch = scripts["networks"], batch_of(scripts, 2, 14)
-    network = make_network(scripts, name, target).requires_grad_(requires_grad=False)
-    batch = networks.Batch(batch.token_ids, batch.embedded, batch.features.float(), batch.counted)
-    unrolled = network.unroll(batch, 4)
-    (layer,) = network._layer
-    attention, embedded, fused = layer.self_attn, batch.embedded[:, 1:], network.fuse(batch.features[:, :-1])
-    rotary = networks.rotary_table(target.config, torch.arange(13))
-
-    def plain(hidden: torch.Tensor) -> torch.Tensor:
-        width = hidden.shape[1]
-        table = (rotary[0][:width], rotary[1][:width])
-        residual, inputs = network.inputs(embedded[:, :width], hidden)
-        query, key = attention.query(inputs, table), attention.key(inputs, table)
-        mixed = F.scaled_dot_product_attention(query, key, attention.value(inputs), is_causal=True, scale=1.0)
-        residual = residual + attention.output(mixed)
-        return residual + layer.mlp(layer.post_attention_layernorm(residual))
-
-    for row in (5, 9, 12):
-        hidden = fused[:, : row - 2]  # rows up to row - 3 have the target's features
-        for step in range(4):
-            states = plain(hidden)
-            torch.testing.assert_close(unrolled[step][:, row - 3 + step], states[:, -1], rtol=1e-4, atol=1e-4)
-            hidden = torch.cat((hidden, states[:, -1:]), dim=1)
 
 
 @pytest.mark.parametrize("name", ["eagle3", "eagle1", "medusa", "dflash"])

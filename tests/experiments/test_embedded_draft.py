@@ -16,7 +16,6 @@ import pytest
 import torch
 from models import tiny
 
-from amusd.drafters.ngram import WEIGHTS
 from amusd.models.embedded_draft import load_embedded_draft, read_draft
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
@@ -64,21 +63,6 @@ def test_the_loss_and_its_gradient_are_those_of_the_formula(scripts: dict[str, M
     (gradient,) = torch.autograd.grad(loss, states)
     torch.testing.assert_close(loss.double(), expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(gradient.double(), wanted, rtol=1e-3, atol=1e-4)
-
-
-def test_what_is_known_stands_behind_the_token_it_follows(scripts: dict[str, ModuleType]) -> None:
-    dataset = scripts["dataset"]
-    token_ids = np.array([[5, 6, 5, 0, 0], [6, 7, 8, 6, 7]])
-    text = dataset.Text(token_ids, np.array([3, 5]), np.ones((2, 5), bool), np.zeros(2, np.float32), 1)
-    known = dataset.known_tokens(text)
-    assert known.token_ids[:, 0].tolist() == [0, 0, 6, 0, 0, 0, 7, 8]  # rows know nothing of each other
-    assert known.agreeing[:, 0].tolist() == [0, 0, 1, 0, 0, 0, 1, 2]
-    assert not known.agreeing[:, 1:].any()
-    ids, biases, slopes = known.at(np.array([6, 7, 3]))
-    assert ids[:, 0].tolist() == [7, 8, 0]
-    said = zip(biases[:, 0].tolist(), slopes[:, 0].tolist(), strict=True)
-    assert list(said) == [pytest.approx(each) for each in (*WEIGHTS[:2], (-math.inf, 1.0))]
-    assert (biases[:, 1:] == -math.inf).all()
 
 
 class Workshop:

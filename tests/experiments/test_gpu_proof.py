@@ -53,12 +53,6 @@ def test_how_a_part_ended_is_reported(tmp_path: Path, code: str, status: str, ex
     assert (ending.status, ending.exit_code, ending.reason) == (status, exit_code, reason)
 
 
-def test_each_part_has_its_function() -> None:
-    for part in PARTS:
-        module, _, function = part.function.partition(":")
-        assert f"\ndef {function}(job: Job) -> None:\n" in (FOLDER / f"{module}.py").read_text()
-
-
 # The machine that it is for has few packages
 
 SITE = """

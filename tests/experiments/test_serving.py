@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 pytest.importorskip("httpx", reason="httpx is not installed: pip install httpx")
@@ -18,7 +17,7 @@ pytest.importorskip("httpx", reason="httpx is not installed: pip install httpx")
 from experiments import common
 from experiments.serving import load as load_script
 from experiments.serving import run as sweep
-from experiments.serving.client import Endpoint, Load, Sample, measure, poisson_arrivals
+from experiments.serving.client import Endpoint, Load, Sample, measure
 from experiments.serving.load import Limits, row_of
 from tests.experiments.openai_double import OpenAIDouble, answer, chat_chunk, events
 
@@ -44,18 +43,6 @@ def ask(reply: Callable[[Any], Any], load: Load, number: int = 1) -> tuple[list[
 
 
 # When requests are sent
-
-
-def test_arrivals_are_a_poisson_process_that_its_seed_repeats() -> None:
-    arrivals = poisson_arrivals(4.0, 5001, seed=3)
-    assert arrivals == poisson_arrivals(4.0, 5001, seed=3)
-    assert arrivals[:10] != poisson_arrivals(4.0, 10, seed=4)
-    assert arrivals[0] == 0
-    gaps = np.diff(arrivals)
-    assert gaps.min() >= 0
-    assert gaps.mean() == pytest.approx(0.25, rel=0.05)
-    assert gaps.std() == pytest.approx(0.25, rel=0.1)  # of an exponential distribution, the mean
-    assert poisson_arrivals(1.0, 1, seed=0) == [0.0]
 
 
 def test_a_user_asks_again_only_when_answered() -> None:
