@@ -115,12 +115,9 @@ def _parse(line: str, number: int, source: str) -> WorkloadPrompt:
             raise ValueError("no turns to answer")
         for text in (text for turn in turns for text in turn.values()):
             _check_text(text)
-    except KeyError as error:
-        raise ConfigError(f"{source}: line {number}: {_EXPECTED} (no {error})") from error
-    except (ValueError, TypeError, IndexError) as error:
-        raise ConfigError(f"{source}: line {number}: {_EXPECTED} ({error})") from error
-    except RecursionError as error:
-        raise ConfigError(f"{source}: line {number}: {_EXPECTED} (nested too deeply)") from error
+    except (KeyError, ValueError, TypeError, IndexError, RecursionError) as error:
+        why = {KeyError: f"no {error}", RecursionError: "nested too deeply"}.get(type(error), str(error))
+        raise ConfigError(f"{source}: line {number}: {_EXPECTED} ({why})") from error
     return WorkloadPrompt(number, turns, _label(record.get("category")))
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from amusd.protocol.messages import Message
 from amusd.simulation.cost import Duration
-from amusd.tracing.recorder import Recorder
+from amusd.tracing.recorder import Record, Recorder
 from amusd.types import Role
 
 
@@ -149,15 +149,9 @@ class Journal(Recorder):
     def _worker(self) -> dict[str, Any]:
         return {"host": "simulated", "pid": 0}
 
-    def span(self, name: str, start_ns: int, end_ns: int, sequence_id: int, **fields: Any) -> None:
-        """Record something that took time."""
+    def _add(self, record: Record) -> None:
         if self._keep:
-            super().span(name, start_ns, end_ns, sequence_id, **fields)
-
-    def mark(self, name: str, sequence_id: int, fields: dict[str, Any]) -> None:
-        """Record something that happened now."""
-        if self._keep:
-            super().mark(name, sequence_id, fields)
+            super()._add(record)
 
     def flush(self) -> None:
         """Write what was recorded, if there is a file; else it stays."""

@@ -54,8 +54,7 @@ class Throughput:
 
     def over(self, other: Throughput) -> float:
         """Return how many times as much as `other` it is."""
-        mine = self.num_slots * self.num_tokens * other.slot_ns
-        return mine / (other.num_slots * other.num_tokens * self.slot_ns)
+        return self.tokens_per_second / other.tokens_per_second
 
 
 @dataclass(frozen=True, slots=True)

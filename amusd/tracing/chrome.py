@@ -10,11 +10,11 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
-from amusd.tracing.drafted import Fate, Step, judge_steps
+from amusd.tracing.drafted import Fate, judge_steps
 from amusd.tracing.events import (
     DRAFT_WORK,
     TARGET_WORK,
@@ -41,83 +41,61 @@ _Json = dict[str, Any]
 
 def chrome_trace(timeline: Timeline, about: _Json) -> _Json:
     """The trace as a JSON object. `timeline`: one sequence, on one clock; `about`: what else the metadata says."""
-    origin_ns = min((event.start_ns for event in (*timeline.target, *timeline.draft)), default=0)
-    steps = {step.event.start_ns: step for step in judge_steps(timeline.draft, timeline.target)}
-    events: list[_Json] = []
-    for role, own in (("target", timeline.target), ("draft", timeline.draft)):
-        events += _names(role)
-        events += _spans(role, own, steps)
-        events += _message_slices(role, own)
-        events += _instants(role, own)
-    events += _arrows("target", "draft", timeline.to_draft, first_id=1)
-    events += _arrows("draft", "target", timeline.to_target, first_id=1 + len(timeline.to_draft))
-    return {
-        "traceEvents": [_in_microseconds(event, origin_ns) for event in events],
-        "displayTimeUnit": "ms",
-        "metadata": {**about, "zero_ns": origin_ns},
+    trace = _Trace(min((event.start_ns for event in (*timeline.target, *timeline.draft)), default=0))
+    fates = {
+        step.event.start_ns: {fate.value: step.count(fate) for fate in Fate}
+        for step in judge_steps(timeline.draft, timeline.target)
     }
+    for role, events in (("target", timeline.target), ("draft", timeline.draft)):
+        own = sorted(events, key=lambda event: event.start_ns)
+        trace.name(role)
+        trace.work(role, own, fates)
+        trace.messages(role, [event for event in own if isinstance(event, MessageEvent)])
+    trace.arrows("target", "draft", timeline.to_draft, first_id=1)
+    trace.arrows("draft", "target", timeline.to_target, first_id=1 + len(timeline.to_draft))
+    metadata = {**about, "zero_ns": trace.origin_ns}
+    return {"traceEvents": trace.found, "displayTimeUnit": "ms", "metadata": metadata}
 
 
-def _in_microseconds(event: _Json, origin_ns: int) -> _Json:
-    times = {"ts": (event["ts"] - origin_ns) / 1000} if "ts" in event else {}
-    return event | times | ({"dur": event["dur"] / 1000} if "dur" in event else {})
+class _Trace:
+    """The trace events so far, whose times are microseconds from `origin_ns` on."""
 
+    def __init__(self, origin_ns: int) -> None:
+        self.origin_ns = origin_ns
+        self.found: list[_Json] = []
 
-def _place(role: str, thread: str) -> _Json:
-    return {"pid": PROCESSES[role], "tid": THREADS[thread], "cat": thread}
+    def name(self, role: str) -> None:
+        """The process of a worker and its threads."""
+        process = {"ph": "M", "pid": PROCESSES[role]}
+        self.found.append({**process, "name": "process_name", "args": {"name": role}})
+        for name, tid in THREADS.items():
+            self.found.append({**process, "name": "thread_name", "tid": tid, "args": {"name": name}})
 
+    def work(self, role: str, events: Sequence[Event], fates: dict[int, dict[str, int]]) -> None:
+        """Spans, and marks of what happened at once. `fates`: of the tokens of draft steps, by their start."""
+        for event in events:
+            own = fates.get(event.start_ns, {}) if isinstance(event, DraftStep) else {}
+            if isinstance(event, (WholeSequence, *TARGET_WORK, *DRAFT_WORK, *WAITS)):
+                thread = "sequence" if isinstance(event, WholeSequence) else "work"
+                self._add(role, thread, "X", event.name, event.start_ns, event.duration_ns, args=event.fields | own)
+            if isinstance(event, (Rollback, DraftLost, DraftBack, TargetGone)):
+                self._add(role, "work", "i", event.name.replace("_", " "), event.start_ns, s="t", args=event.fields)
 
-def _names(role: str) -> list[_Json]:
-    process = {"ph": "M", "name": "process_name", "pid": PROCESSES[role], "args": {"name": role}}
-    return [process] + [
-        {"ph": "M", "name": "thread_name", "pid": PROCESSES[role], "tid": tid, "args": {"name": name}}
-        for name, tid in THREADS.items()
-    ]
+    def messages(self, role: str, events: Sequence[MessageEvent]) -> None:
+        """A short slice for each message."""
+        for event, after in zip_longest(events, events[1:]):
+            ns = MESSAGE_NS if after is None else min(MESSAGE_NS, after.start_ns - event.start_ns)
+            self._add(role, "messages", "X", f"{event.name} {event.message}", event.start_ns, ns, args=event.fields)
 
+    def arrows(self, sender: str, receiver: str, flows: Sequence[Flow], *, first_id: int) -> None:
+        """An arrow from each sending to its receiving."""
+        for number, flow in enumerate(flows, start=first_id):
+            self._add(sender, "messages", "s", flow.message, flow.sent.start_ns, id=number)
+            self._add(receiver, "messages", "f", flow.message, flow.received.start_ns, id=number, bp="e")
 
-def _spans(role: str, events: Iterable[Event], steps: dict[int, Step]) -> list[_Json]:
-    found = []
-    for event in sorted(events, key=lambda event: event.start_ns):
-        if not isinstance(event, (WholeSequence, *TARGET_WORK, *DRAFT_WORK, *WAITS)):
-            continue
-        place = _place(role, "sequence" if isinstance(event, WholeSequence) else "work")
-        span = place | {"ph": "X", "name": event.name, "ts": event.start_ns, "dur": event.duration_ns}
-        step = steps.get(event.start_ns) if isinstance(event, DraftStep) else None
-        fates = {fate.value: step.count(fate) for fate in Fate} if step else {}
-        found.append(span | {"args": event.fields | fates})
-    return found
-
-
-def _message_slices(role: str, events: Sequence[Event]) -> list[_Json]:
-    own = sorted((event for event in events if isinstance(event, MessageEvent)), key=lambda event: event.start_ns)
-    ends = [min(event.start_ns + MESSAGE_NS, after.start_ns) for event, after in pairwise(own)]
-    ends += [event.start_ns + MESSAGE_NS for event in own[-1:]]
-    return [
-        _place(role, "messages")
-        | {
-            "ph": "X",
-            "name": f"{event.name} {event.message}",
-            "ts": event.start_ns,
-            "dur": end_ns - event.start_ns,
-            "args": event.fields,
-        }
-        for event, end_ns in zip(own, ends, strict=True)
-    ]
-
-
-def _arrows(sender: str, receiver: str, flows: Sequence[Flow], *, first_id: int) -> list[_Json]:
-    found: list[_Json] = []
-    for number, flow in enumerate(flows, start=first_id):
-        arrow = {"name": flow.message, "id": number}
-        found.append(_place(sender, "messages") | arrow | {"ph": "s", "ts": flow.sent.start_ns})
-        found.append(_place(receiver, "messages") | arrow | {"ph": "f", "bp": "e", "ts": flow.received.start_ns})
-    return found
-
-
-def _instants(role: str, events: Iterable[Event]) -> list[_Json]:
-    return [
-        _place(role, "work")
-        | {"ph": "i", "s": "t", "name": event.name.replace("_", " "), "ts": event.start_ns, "args": event.fields}
-        for event in events
-        if isinstance(event, (Rollback, DraftLost, DraftBack, TargetGone))
-    ]
+    def _add(
+        self, role: str, thread: str, phase: str, name: str, ns: int, duration_ns: int | None = None, **more: Any
+    ) -> None:
+        place = {"pid": PROCESSES[role], "tid": THREADS[thread], "cat": thread, "ts": (ns - self.origin_ns) / 1000}
+        duration = {} if duration_ns is None else {"dur": duration_ns / 1000}
+        self.found.append({"ph": phase, "name": name, **place, **duration, **more})

@@ -41,6 +41,29 @@ def test_figures_of_one_generation() -> None:
     assert figures["target_idle_fraction"] == pytest.approx(12.5 / 130)
 
 
+def test_figures_under_the_names_that_benchmark_clients_read() -> None:
+    metrics = GenerationMetrics(
+        num_tokens=5,
+        first_token_ns=30_000_000,
+        total_ns=70_000_000,
+        chunk_gaps_ns=[10_000_000, 25_000_000, 5_000_000],
+        acceptance=Counter({(2, 2): 2, (3, 0): 1}),
+    )
+    figures = metrics.as_dict()
+    names = ("time_per_output_token_ms", "median_inter_token_latency_ms", "p99_inter_token_latency_ms")
+    assert [figures[name] for name in names] == [10, 10, 25]
+    assert figures["speculative_decoding"] == {
+        "mean_acceptance_length": 1 + 4 / 3,
+        "draft_acceptance_rate": 4 / 7,
+        "acceptance_histogram": [1, 0, 2, 0],
+        "acceptance_histogram_by_draft_length": {"2": [0, 0, 2], "3": [1, 0, 0, 0]},
+        "num_spec_steps": 3,
+        "num_accepted_draft_tokens": 4,
+        "num_draft_tokens": 7,
+        "num_spec_tokens": 3,
+    }
+
+
 def test_figures_that_do_not_exist_are_none() -> None:
     figures = OTHER.as_dict()
     names = ["acceptance_rate", "num_rollbacks", "wasted_draft_fraction", "draft_idle_fraction"]
