@@ -66,8 +66,6 @@ class ModelTreeDrafter(Drafter):
         self._is_chain = False
         self._num_drafted = 0
         """Nodes of a chain."""
-        self._slots: dict[Node, int] = {}
-        """The slot of each computed node."""
         self._paths: dict[Node, tuple[int, ...]] = {}
         """The slots behind the prefix that lead to each computed node, its own last."""
 
@@ -87,7 +85,7 @@ class ModelTreeDrafter(Drafter):
 
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:  # noqa: ARG002 - the session minds it
         """Prefill all but the last token."""
-        self._slots, self._paths = {}, {}
+        self._paths = {}
         self._context = list(token_ids)
         self._is_chain, self._num_drafted = fan_out == 1, 0
         self._cache.truncate(0)
@@ -125,21 +123,19 @@ class ModelTreeDrafter(Drafter):
         """Keys of kept nodes join the prefix where they lie; slots of nodes that are gone become free."""
         num_computed = self._num_computed
         for node in transition.kept:
-            slot = self._slots.pop(node, None)
-            self._paths.pop(node, None)
-            if slot is None:
+            path = self._paths.pop(node, None)
+            if path is None:
                 self._pending.append(node.position)
             else:
-                self._append_to_prefix([slot])
+                self._append_to_prefix(path[-1:])
             self._context.append(node.token_id)
         for token_id in transition.token_ids:
             self._pending.append(len(self._context))
             self._context.append(token_id)
         left = set(transition.alive)
         self._num_drafted = len(left)
-        for node in [node for node in self._slots if node not in left]:
-            self._free.append(self._slots.pop(node))
-            del self._paths[node]
+        for node in [node for node in self._paths if node not in left]:
+            self._free.append(self._paths.pop(node)[-1])
         if num_joined := self._num_computed - num_computed:
             self._paths = {node: path[num_joined:] for node, path in self._paths.items()}
         if self._ngrams is not None:
@@ -153,16 +149,15 @@ class ModelTreeDrafter(Drafter):
     def close(self) -> None:
         """Keep the cache's memory for the next sequence."""
         self._cache.truncate(0)
-        self._slots, self._paths = {}, {}
+        self._paths = {}
 
     def plan(self, expansion: Expansion) -> TreePart:
         """The rows of `expansion` in a pass. Committed tokens that do not fit into one are computed here."""
         root, nodes = expansion.root, expansion.nodes
         if nodes[0] is not root:
             for node in nodes:
-                slot = self._free.pop()
                 above = () if node.parent is None or node.parent is root else self._paths[node.parent]
-                self._slots[node], self._paths[node] = slot, (*above, slot)
+                self._paths[node] = (*above, self._free.pop())
             tokens, paths = [node.token_id for node in nodes], [self._paths[node] for node in nodes]
             return self._part(tokens, paths, [path_to(root, node) for node in nodes])
         most = self.model.max_rows(0)

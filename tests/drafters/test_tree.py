@@ -135,11 +135,11 @@ class Checked:
         """Each slot is free, holds a committed token, or holds a node: one of the three, and once."""
         drafter = self.drafter
         prefix = drafter._prefix[: drafter._num_computed].tolist()
-        nodes = list(drafter._slots.values())
+        nodes = [path[-1] for path in drafter._paths.values()]
         assert sorted([*prefix, *nodes, *drafter._free]) == list(range(tiny.MAX_LENGTH + MAX_NODES))
         assert len(prefix) + len(drafter._pending) == self.session.base
         computed = {node for node in self.session.root.below() if node.computed}
-        assert set(drafter._slots) == set(drafter._paths) == computed
+        assert set(drafter._paths) == computed
 
 
 def fresh_cache(token_ids: Sequence[int]) -> NgramCache:

@@ -106,8 +106,8 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     },
     ("amusd/drafters/tree.py", "tests/drafters/test_tree.py"): {
         "slots of nodes that are gone are not freed": (
-            "            self._free.append(self._slots.pop(node))",
-            "            self._slots.pop(node)",
+            "            self._free.append(self._paths.pop(node)[-1])",
+            "            self._paths.pop(node)",
         ),
     },
     ("amusd/models/adapter.py", "tests/models/test_quantization.py"): {
