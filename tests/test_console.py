@@ -100,3 +100,12 @@ def test_a_command_without_a_standard_output_says_so_in_one_line(
     assert said[0].startswith("amusd: standard output: c")
     if redirection != ">&-":
         assert json.loads((tmp_path / "run" / "result.json").read_text())["complete"] is True
+
+
+def test_a_command_whose_output_is_cut_off_says_nothing_and_succeeds() -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    command = [sys.executable, "-m", "launch.main", "generate", "--help"]
+    done = subprocess.run(command, cwd=ROOT, stdout=write_end, stderr=subprocess.PIPE, text=True, timeout=240)
+    os.close(write_end)
+    assert (done.returncode, done.stderr) == (0, "")

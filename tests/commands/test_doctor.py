@@ -22,18 +22,19 @@ def looked_at(config: EngineConfig) -> dict[str, Finding]:
 
 
 @pytest.mark.parametrize("width", ["fixed", "bucketed"])
-def test_it_says_what_is_loaded_whether_it_fits_and_whether_widths_show(width: Any, tmp_path: Path) -> None:
+def test_it_says_what_is_loaded_whether_it_fits_and_whether_widths_show(
+    width: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tokenizer = tiny.byte_tokenizer()
     tiny.save_checkpoint(tmp_path, tiny.tiny_config(vocab_size=len(tokenizer)), tokenizer)
     checkpoint = {"kind": "hf", "model": str(tmp_path), "dtype": "float32"}
-    found = looked_at(
-        EngineConfig(
-            target=TargetConfig(**checkpoint),
-            drafters=(DrafterConfig(**checkpoint), DrafterConfig(kind="ngram")),
-            verify_width=width,
-            max_model_len=256,
-        )
+    config = EngineConfig(
+        target=TargetConfig(**checkpoint),
+        drafters=(DrafterConfig(**checkpoint), DrafterConfig(kind="ngram")),
+        verify_width=width,
+        max_model_len=256,
     )
+    found = looked_at(config)
     exactness = found.pop("exactness")
     assert all(finding.ok for finding in found.values()), found
     assert ", float32 on cpu, computed by amusd" in found["target"].text
@@ -43,6 +44,8 @@ def test_it_says_what_is_loaded_whether_it_fits_and_whether_widths_show(width: A
     assert said
     assert exactness.ok is (True if width == "fixed" else None)  # at changing widths it only tells what it measured
     assert width != "fixed" or exactness.text.startswith(f"{said[1]} of {said[1]} ")
+    monkeypatch.setattr("amusd.commands.doctor.free_bytes", lambda _device: 1_000)
+    assert looked_at(config)["memory cpu"].ok is False
 
 
 @pytest.mark.parametrize("wanted", ["auto", "gloo", "nccl"])

@@ -207,3 +207,21 @@ def test_a_mistake_is_one_line(values: dict[str, Any], message: str) -> None:
         inputs_of(configured(values.pop("simulate", None), **values))
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
+
+
+OWN_POLICY = """
+from amusd.policies.schedules import ChainPolicy
+
+def make(decoding, *, can_branch):
+    return ChainPolicy(max_lookahead=4, min_candidates=1, max_wait_passes=1.0)
+"""
+
+
+def test_a_policy_of_the_users_own_has_a_row(tmp_path: Path) -> None:
+    own = f"{tmp_path / 'mine.py'}:make"
+    (tmp_path / "mine.py").write_text(OWN_POLICY)
+    config = configured({"synchronous_lengths": [4], "min_candidates": [2]}, policy=own)
+    *others, row = predicted(config, tmp_path)["rows"]
+    assert row["policy"] == own
+    assert row["speedup"] > 1
+    assert own not in [other["policy"] for other in others]

@@ -225,10 +225,6 @@ def test_what_the_factory_is_told(files: Path, monkeypatch: pytest.MonkeyPatch, 
         (["drafter=custom", "drafter.factory=mine"], DrafterConfig(kind="custom", factory="mine")),
         (["drafter=a:c", "drafter.options.n=3", "drafter.options.s='x, y'"], {"n": 3, "s": "x, y"}),
         (["drafter=a:c", "drafter.options.l=[1,a]", "drafter.options.m={k: 2.5}"], {"l": (1, "a"), "m": {"k": 2.5}}),
-        (
-            ["drafter=a:c", "drafter.options.deep.er=true", "drafter.options.p=/a/b.txt"],
-            {"deep": {"er": True}, "p": "/a/b.txt"},
-        ),
         (["drafter=a:c", "drafter.options={a: 1, b: null}"], {"a": 1, "b": None}),
     ],
 )

@@ -25,7 +25,7 @@ from amusd.simulation.tokens import drawn_answers
 from experiments.gpu_proof import correctness, predictions, projection, smoke
 from experiments.gpu_proof.expectations import AWAITS, EXPECTATIONS, Expectation, table
 from experiments.gpu_proof.plan import CPU, GPU, PARTS, SCALES
-from experiments.gpu_proof.records import DONE, FAILED, Ending, Job, read_records, write_ending, writer
+from experiments.gpu_proof.records import DONE, FAILED, TIMED_OUT, Ending, Job, read_records, write_ending, writer
 from experiments.gpu_proof.report import write_report
 from experiments.gpu_proof.runner import run_limited
 
@@ -46,11 +46,12 @@ def ended(folder: Path, code: str, seconds: float = 60.0) -> Ending:
         ("print('fine')", DONE, 0, ""),
         ("raise SystemExit('no memory')", FAILED, 1, "exit code 1\nno memory"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", FAILED, -9, "killed by signal 9"),
+        ("import time; time.sleep(1000)", TIMED_OUT, None, "killed after 1 seconds"),
     ],
 )
 def test_how_a_part_ended_is_reported(tmp_path: Path, code: str, status: str, exit_code: int, reason: str) -> None:
-    ending = ended(tmp_path, code)
-    assert (ending.status, ending.exit_code, ending.reason) == (status, exit_code, reason)
+    ending = ended(tmp_path, code, 1.0 if status == TIMED_OUT else 60.0)
+    assert (ending.status, ending.exit_code, ending.reason.strip()) == (status, exit_code, reason)
 
 
 # The machine that it is for has few packages
