@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,3 +74,9 @@ def test_replicas_disturb_each_other_as_the_workers_of_a_pair_do() -> None:
     plain = {row["use"]: row["tokens_per_second"] for row in found["rows"] if row["mode"] == "autoregressive"}
     assert plain == pytest.approx({"rank": 2 * 50, "replica": 2 * 40})
     assert found["gain"] == pytest.approx(found["speedups"]["draft"] / found["speedups"]["rank"] - 1)
+    apart = replace(
+        machine, costs=Costs(passes={0: Shared.of_ms(20)}, draft_token=Shared.of_ms(2), sequence_ns=4000000)
+    )
+    found = worth(1.0, 1, apart, config.decoding(), 2)
+    assert found["speedups"]["rank"] < found["speedups"]["replica"]
+    assert found["gain"] == pytest.approx(found["speedups"]["draft"] / found["speedups"]["replica"] - 1)
