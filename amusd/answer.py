@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 from typing_extensions import Self
 
 from amusd.errors import StateError
-from amusd.runtime.target_sequence import Outcome, Request, TargetSequence
+from amusd.runtime.target_sequence import Request, TargetSequence
 from amusd.runtime.target_worker import TargetWorker
 from amusd.sampling.stopping import AnswerText, Emission, StopChecker
 from amusd.tracing.metrics import GenerationMetrics
@@ -261,14 +261,15 @@ class Answer:
         request: Request,
         stop: StopChecker,
         text: AnswerText,
-        make: Callable[[str, Sequence[Token], Outcome], Generation],
+        kind: Callable[..., Generation],
         turns: Turns,
     ) -> None:
+        """`kind` is `Generation` with what the request decides."""
         self._turns = turns
         self._request = request
         self._stop = stop
         self._text = text
-        self._make = make
+        self._kind = kind
         self._tokens: list[Token] = []
         self._unread: deque[Token] = deque()
         self._generation: Generation | None = None
@@ -361,7 +362,15 @@ class Answer:
                 return
             if sequence.error is not None:
                 raise sequence.error
-            self._generation = self._make(self._text.text, self._tokens, sequence.outcome())
+            self._generation = self._kind(
+                text=self._text.text,
+                token_ids=tuple(token.token_id for token in self._tokens),
+                finish_reason=sequence.ended_by,
+                metrics=sequence.metrics,
+                sequence_id=sequence.sequence_id,
+                logprobs=tuple(token.logprob for token in self._tokens if token.logprob is not None),
+                top_logprobs=tuple(token.top_logprobs for token in self._tokens if token.top_logprobs),
+            )
             self.is_over = True
         except Exception as error:  # noqa: BLE001 - raised again, by whoever reads the answer
             self.fail(error)

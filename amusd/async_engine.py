@@ -16,14 +16,13 @@ from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from itertools import islice
-from types import TracebackType
 from typing import Any
 
-from typing_extensions import Self
+from typing_extensions import Self, Unpack
 
 from amusd.answer import Answer, Generation, Token
-from amusd.config import DecodingConfig, SamplingParams
-from amusd.engine import Engine, Prompt
+from amusd.config import SamplingParams
+from amusd.engine import Engine, Options, Prompt
 from amusd.errors import StateError
 
 LOOK_SECONDS = 1.0
@@ -39,8 +38,8 @@ class AsyncEngine:
         self._made: Future[Engine] = Future()
         self._ended: Future[None] = Future()
         self._condition = threading.Condition()
-        self._waiting: list[tuple[asyncio.Future[None], Answer]] = []
-        """Those to wake when there is news of an answer."""
+        self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Event, Answer]] = []
+        """Events to set, in their loops, when there is news of an answer."""
         self._has_work = False
         self._is_closing = False
         self._thread = threading.Thread(target=self._live, name="amusd engine", daemon=True)
@@ -62,9 +61,7 @@ class AsyncEngine:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     async def aclose(self) -> None:
@@ -84,28 +81,14 @@ class AsyncEngine:
         return self._made.result()
 
     async def generate(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        *,
-        decoding: DecodingConfig | None = None,
-        drafter: str | None = None,
-        raw: bool = False,
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[Options]
     ) -> Generation:
         """The whole answer; arguments as of `Engine.stream`. Cancelling the task ends it."""
-        return await self.stream(prompt, params, decoding=decoding, drafter=drafter, raw=raw).result()
+        return await self.stream(prompt, params, **options).result()
 
-    def stream(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        *,
-        decoding: DecodingConfig | None = None,
-        drafter: str | None = None,
-        raw: bool = False,
-    ) -> AsyncAnswer:
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[Options]) -> AsyncAnswer:
         """The answer token by token; arguments as of `Engine.stream`. What is wrong with them is raised by reading."""
-        return AsyncAnswer(self, partial(self._submit, prompt, params, decoding=decoding, drafter=drafter, raw=raw))
+        return AsyncAnswer(self, partial(self._submit, prompt, params, **options))
 
     async def encode(
         self, prompt: Prompt, *, raw: bool = False, template: Mapping[str, Any] | None = None
@@ -115,13 +98,10 @@ class AsyncEngine:
 
     def _submit(self, *request: Any, **options: Any) -> Answer:
         answer = self.engine.submit(*request, **options)
-        self._begin_work()
-        return answer
-
-    def _begin_work(self) -> None:
         with self._condition:
             self._has_work = True
             self._condition.notify()
+        return answer
 
     async def await_news(self, answer: Answer) -> None:
         """Return when a token can be read, or the answer is over; for `AsyncAnswer`.
@@ -133,9 +113,9 @@ class AsyncEngine:
                 if answer.has_news:
                     return
                 self._made.result().turns.check()
-                news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                self._waiting.append((news, answer))
-            await news
+                news = asyncio.Event()
+                self._waiting.append((asyncio.get_running_loop(), news, answer))
+            await news.wait()
 
     # What the thread does
 
@@ -149,8 +129,7 @@ class AsyncEngine:
         self._made.set_result(engine)
         try:
             while self._sleep_until_work(engine):
-                is_any_left = engine.turns.step()
-                self._wake(lambda answer: answer.has_news, is_any_left=is_any_left)
+                self._wake(is_any_left=engine.turns.step())
         except StateError:
             pass  # somebody else has closed it, which is said where an answer is read
         finally:
@@ -159,7 +138,7 @@ class AsyncEngine:
                 self._ended.set_result(None)
             except BaseException as error:  # noqa: BLE001 - raised again by `aclose`
                 self._ended.set_exception(error)
-            self._wake(lambda _answer: True, is_any_left=False)
+            self._wake(is_any_left=False)
 
     def _sleep_until_work(self, engine: Engine) -> bool:
         """Whether there is something to compute; False when the engine is to be closed.
@@ -175,26 +154,22 @@ class AsyncEngine:
                     return not self._is_closing
             engine.turns.look_after_draft()
 
-    def _wake(self, concerns: Callable[[Answer], bool], *, is_any_left: bool) -> None:
+    def _wake(self, *, is_any_left: bool) -> None:
+        """Wake those that wait for an answer with news, and all once the engine is closed."""
         with self._condition:
             self._has_work |= is_any_left
             waiting, self._waiting = self._waiting, []
-            for news, answer in waiting:
-                if not concerns(answer):
-                    self._waiting.append((news, answer))
+            for loop, news, answer in waiting:
+                if not (answer.has_news or self._ended.done()):
+                    self._waiting.append((loop, news, answer))
                     continue
-                with suppress(RuntimeError):  # its event loop is closed: nobody waits any more
-                    news.get_loop().call_soon_threadsafe(_settle, news)
+                with suppress(RuntimeError):  # the event loop is closed: nobody waits any more
+                    loop.call_soon_threadsafe(news.set)
 
     def _begin_closing(self) -> None:
         with self._condition:
             self._is_closing = True
             self._condition.notify()
-
-
-def _settle(news: asyncio.Future[None]) -> None:
-    if not news.done():
-        news.set_result(None)
 
 
 class AsyncAnswer:

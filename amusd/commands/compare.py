@@ -14,14 +14,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 from amusd.answer import Generation
 from amusd.commands.categories import by_category, category_table
 from amusd.commands.contestants import Comparison, Contestant, comparison_text, per_prompt, records_of, rows_of
-from amusd.commands.generate import Done, in_flight
+from amusd.commands.generate import Done, Scripts, in_flight
 from amusd.config import RunConfig, SamplingParams
 from amusd.console import Console
 from amusd.engine import Engine
@@ -78,7 +78,7 @@ def run_comparison(
             drafts.wait()
             progress(f"prompt {comparison.prompts[load[0]].number}: {contestant.name}", num_done, num_answers)
             own = [comparison.encoded[place] for place in load]
-            answered.append((index, *answer(engine, contestant, own, config.sampling)))
+            answered.append((index, *answer(drafts.scripts, contestant, own, config.sampling)))
             num_done += len(load)
         for index, generations, seconds in answered:
             comparison.answers[index] += generations
@@ -86,11 +86,16 @@ def run_comparison(
 
 
 def answer(
-    engine: Engine, contestant: Contestant, prompts: Sequence[Sequence[int]], params: SamplingParams
+    scripts: Scripts, contestant: Contestant, prompts: Sequence[tuple[int, ...]], params: SamplingParams
 ) -> tuple[list[Generation], float]:
     """Return the answers in the order of the prompts, and the seconds from the first request to the last token."""
+    engine = scripts.engine
     asked = partial(engine.submit, decoding=contestant.decoding, drafter=contestant.drafter)
-    submitted = ((number, asked(prompt, params)) for number, prompt in enumerate(prompts))
+    references = [scripts.of(prompt, params, contestant.decoding, contestant.drafter) for prompt in prompts]
+    submitted = (
+        (number, asked(prompt, params, reference=reference))
+        for number, (prompt, reference) in enumerate(zip(prompts, references, strict=True))
+    )
     begin = time.perf_counter()
     answers = dict(in_flight(engine, submitted, contestant.batch_size))
     generations = [answers[number].result() for number in range(len(prompts))]
@@ -127,6 +132,10 @@ class _Drafts:
     note: Callable[[str], None]
     num_given_up: int = 0
     """Losses after which no draft came in time: nobody waits again before there is another."""
+    scripts: Scripts = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.scripts = Scripts(self.engine)
 
     def warm_up(self) -> None:
         """A short answer of every contestant, which nobody measures."""
@@ -157,7 +166,7 @@ class _Drafts:
 
     def _answer(self, contestant: Contestant, num_tokens: int) -> None:
         params = replace(self.config.sampling, max_new_tokens=num_tokens, stop=())
-        answer(self.engine, contestant, [self.engine.encode("Hello")] * contestant.batch_size, params)
+        answer(self.scripts, contestant, [self.engine.encode("Hello")] * contestant.batch_size, params)
 
 
 def compare(

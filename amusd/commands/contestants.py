@@ -294,8 +294,18 @@ def _identity(comparison: Comparison, index: int, engine: Engine) -> dict[str, A
             gaps.append(float("inf"))
             continue
         prefix = (*prompt, *reference.token_ids[:first])
-        gaps.append(engine.logit_gap(prefix, reference.token_ids[first], answer.token_ids[first]))
+        gaps.append(_logit_gap(engine, prefix, reference.token_ids[first], answer.token_ids[first]))
     return {"num_prompts": len(answers), "num_identical": len(answers) - len(gaps), "first_difference_gaps": gaps}
+
+
+def _logit_gap(engine: Engine, prefix: Sequence[int], token_id: int, other_id: int) -> float:
+    """Return how much the target prefers `token_id` to `other_id` behind `prefix`, or how near to a tie it was."""
+    model = engine.worker.model
+    with engine.turns.alone():
+        cache = model.new_cache(len(prefix))
+        model.prefill(prefix[:-1], cache)
+        logits = model.forward(prefix[-1:], cache).logits[0]
+    return float(logits[token_id]) - float(logits[other_id])
 
 
 def comparison_text(rows: Sequence[dict[str, Any]], categories: str = "") -> str:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from amusd.answer import Answer, Generation
-from amusd.config import RunConfig
+from amusd.config import DecodingConfig, RunConfig, SamplingParams
 from amusd.console import Console, percent
-from amusd.engine import Engine
+from amusd.engine import SYNTHETIC, Engine
 from amusd.errors import ConfigError
 from amusd.files import PARTIAL_FILE, Record, write_json
 from amusd.tracing.metrics import TargetCounts
+from amusd.types import Mode
 from amusd.workload import AnswersFile, WorkloadPrompt, prompts_of
 
 
@@ -37,7 +38,9 @@ def generate(config: RunConfig, engine: Engine, console: Console, prompt: Worklo
     """One answer, streamed. What there is of it is kept when the run is interrupted or this process is killed."""
     if config.prompt is None:
         console.text(f"> {prompt.text}\n")
-    answer = engine.stream(prompt.turns, config.sampling, decoding=config.decoding(), raw=config.workload.raw)
+    decoding, prompt_ids = config.decoding(), engine.encode(prompt.turns, raw=config.workload.raw)
+    reference = Scripts(engine).of(prompt_ids, config.sampling, decoding)
+    answer = engine.stream(prompt_ids, config.sampling, decoding=decoding, reference=reference)
     complete = False
     partial_file = run_directory / PARTIAL_FILE
     partial_file.unlink(missing_ok=True)  # a file, or a link, that lay in the folder before
@@ -103,6 +106,7 @@ class _FileRun:
 
     def submitted(self, engine: Engine, config: RunConfig) -> Iterator[tuple[int, Answer]]:
         """Places and answers; each prompt is submitted when its answer is asked for."""
+        scripts = Scripts(engine)
         for place, prompt in enumerate(self.prompts):
             try:
                 token_ids = engine.encode(prompt.turns, raw=config.workload.raw)
@@ -110,7 +114,8 @@ class _FileRun:
                 self.refused.append(f"prompt {prompt.number} was left out: {error}")
                 self.waiting[place] = b""
                 continue
-            yield place, engine.submit(token_ids, config.sampling, decoding=config.decoding())
+            reference = scripts.of(token_ids, config.sampling, config.decoding())
+            yield place, engine.submit(token_ids, config.sampling, decoding=config.decoding(), reference=reference)
 
     def add(self, place: int, generation: Generation) -> None:
         """Take an answer, and write what can be written now."""
@@ -146,6 +151,26 @@ class _FileRun:
             "tokens_per_second": self.tokens_per_second,
             "max_num_seqs": self.max_num_seqs,
         }
+
+
+@dataclass
+class Scripts:
+    """The answers of plain decoding that the synthetic drafter has to be told; each is decoded once, in no figure."""
+
+    engine: Engine
+    _known: dict[tuple[tuple[int, ...], SamplingParams], tuple[int, ...]] = field(default_factory=dict)
+
+    def of(
+        self, prompt: tuple[int, ...], params: SamplingParams, decoding: DecodingConfig, drafter: str | None = None
+    ) -> tuple[int, ...]:
+        """The answer to a prompt; empty unless the synthetic drafter is asked."""
+        names = (drafter,) if drafter else self.engine.drafters[:1]
+        if decoding.mode is Mode.AUTOREGRESSIVE or SYNTHETIC not in names:
+            return ()
+        if (prompt, params) not in self._known:
+            plain = replace(decoding, mode=Mode.AUTOREGRESSIVE)
+            self._known[prompt, params] = self.engine.generate(prompt, params, decoding=plain).token_ids
+        return self._known[prompt, params]
 
 
 def in_flight(

@@ -31,7 +31,7 @@ from amusd.sampling.acceptance import ProbabilityRow, unpack_rows
 from amusd.tracing.messages import RECEIVE, SEND, record_message
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport
-from amusd.types import FinishReason
+from amusd.types import DraftPresence, FinishReason
 
 logger = logging.getLogger(__name__)
 
@@ -126,6 +126,15 @@ class DraftClient:
     def has_draft(self) -> bool:
         """A draft is connected and has not failed."""
         return self.link is not None and self.peer is not None and self.failure is None
+
+    @property
+    def presence(self) -> DraftPresence:
+        """The state of the draft, where there is to be one."""
+        if self.failure is not None:
+            return DraftPresence.FAILED
+        if not self.has_draft:
+            return DraftPresence.AWAY
+        return DraftPresence.SILENT if self.is_silent else DraftPresence.PRESENT
 
     @property
     def patience_seconds(self) -> float:

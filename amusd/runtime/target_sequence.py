@@ -45,16 +45,6 @@ class Request:
     """The answer, where it is known in advance and the drafter is to be told (a synthetic one)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a sequence ended."""
-
-    finish_reason: FinishReason
-    metrics: GenerationMetrics
-    sequence_id: int
-    """Names the sequence in the events of both workers."""
-
-
 @dataclass(eq=False)
 class TargetSequence:
     """The state of one request while the target decodes it."""
@@ -196,10 +186,6 @@ class TargetSequence:
         """Count a wait for the draft, which began with `num_before` candidates at hand."""
         self.metrics.wait_ns += ns
         self.observer.waited(ns, num_before=num_before, num_after=self.session.num_candidates)
-
-    def outcome(self) -> Outcome:
-        """How it ended."""
-        return Outcome(self.ended_by, self.metrics, self.sequence_id)
 
     def summary(self) -> dict[str, Any]:
         """Fields of its event `sequence`."""

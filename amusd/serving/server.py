@@ -19,7 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from amusd.async_engine import AsyncEngine
 from amusd.config import EngineConfig, RunConfig
-from amusd.engine import Engine
+from amusd.engine import SYNTHETIC, Engine
 from amusd.errors import ConfigError
 from amusd.serving.app import Gate, make_app
 from amusd.serving.requests import Limits
@@ -39,6 +39,8 @@ def run_server(config: RunConfig, connect: Callable[[EngineConfig], Engine], tel
     `connect` makes the engine, and is called in the engine's own thread. `tell` gets the lines for the operator. Raises
     `ConfigError` for an address that cannot be had, before anything is loaded, and what `connect` raises.
     """
+    if SYNTHETIC in [drafter.kind for drafter in config.engine_for("serve").drafters]:
+        raise ConfigError("drafter=synthetic: has to be told answers that a server does not know; choose another one")
     with closing(listener(config.serve.host, config.serve.port)) as own:
         asyncio.run(_serve(config, connect, tell, own))
 

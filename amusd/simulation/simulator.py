@@ -170,7 +170,7 @@ class _Run:
         for journal in self._journals:
             journal.flush()
         return Outcome(
-            answers=tuple(sequence.outcome().metrics for sequence in sequences),
+            answers=tuple(sequence.metrics for sequence in sequences),
             target_events=events[0],
             draft_events=events[1],
             throughput=throughput or _throughput(self._simulator.num_slots, sequences),

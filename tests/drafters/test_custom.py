@@ -193,7 +193,7 @@ def test_an_entry_point_is_a_name_like_any_other(entry_point: str) -> None:
     config = compose_config([f"drafter={entry_point}", "drafter.options.x=3"])
     assert config.drafter == DrafterConfig(kind="custom", factory=entry_point, options={"x": 3})
     assert loaded(entry_point).names(drafts_trees=False) == ("custom",)
-    assert _kind_or_model(DrafterConfig, "drafter", entry_point) == {"kind": "custom", "factory": entry_point}
+    assert _kind_or_model(DrafterConfig, entry_point) == {"kind": "custom", "factory": entry_point}
     with pytest.raises(ConfigError, match=r"^drafter.factory=odd: allowed: MODULE:FUNCTION, FILE.py:FUNCTION, "):
         loaded("odd")
     with pytest.raises(ConfigError, match=r"FILE.py:FUNCTION, (odd, phrases|phrases, odd) \("):

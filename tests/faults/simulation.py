@@ -280,14 +280,14 @@ class Simulation:
             sequence.stop.max_new_tokens = min(asked.num_tokens, number + MORE_TOKENS)
 
     def _check_end(self, answer: Answer) -> None:
-        asked, outcome = answer.asked, answer.sequence.outcome()
+        asked, sequence = answer.asked, answer.sequence
         committed = (*asked.prompt, *answer.committed)
-        is_whole = outcome.finish_reason is FinishReason.LENGTH
+        is_whole = sequence.ended_by is FinishReason.LENGTH
         length = len(asked.prompt) + answer.sequence.stop.max_new_tokens if is_whole else len(committed)
-        is_cancelled = outcome.finish_reason is FinishReason.ABORTED and asked.cancelled_after is not None
+        is_cancelled = sequence.ended_by is FinishReason.ABORTED and asked.cancelled_after is not None
         if committed != text_of(asked.prompt, length)[:length] or not (is_whole or is_cancelled):
-            raise Violation(f"the answer is not the target's, or ends by {outcome.finish_reason}")
-        self.world.counts["stale candidate"] += outcome.metrics.num_stale_candidates
+            raise Violation(f"the answer is not the target's, or ends by {sequence.ended_by}")
+        self.world.counts["stale candidate"] += sequence.metrics.num_stale_candidates
 
     def _calm_down(self, worker: WatchedTarget, answers: Sequence[Answer]) -> None:
         """In liveness mode: when it is time, nothing goes wrong any more."""

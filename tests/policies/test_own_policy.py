@@ -83,4 +83,4 @@ def test_an_engine_keeps_to_it_and_the_answer_is_exact(file: Path) -> None:
 def test_a_drafter_of_trees_alone_is_not_asked_for_chains() -> None:
     with pair({}, {"oracle": oracle(12, always_right())}) as (engine, _), pytest.raises(ConfigError) as caught:
         engine.generate(PROMPT, params(12), decoding=from_mapping(RunConfig, {"mode": "synchronous"}).decoding())
-    assert str(caught.value) == "drafter=oracle: drafts trees only: use policy=branching, or mode=synchronous tree=true"
+    assert str(caught.value) == "tree=false: drafter=oracle drafts no chains; allowed: none of this engine's"

@@ -26,7 +26,7 @@ from amusd.protocol.messages import Candidate, Close, Message
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.handshake import await_hello
 from amusd.runtime.startup import serve, target_hello
-from amusd.runtime.target_sequence import Outcome, Request
+from amusd.runtime.target_sequence import Request, TargetSequence
 from amusd.runtime.target_worker import TargetWorker
 from amusd.sampling.stopping import Emission, StopChecker
 from amusd.tracing.recorder import Recorder
@@ -201,7 +201,7 @@ def params(num_tokens: int, stop: tuple[str, ...] = ()) -> SamplingParams:
     return SamplingParams(max_new_tokens=num_tokens, stop=stop)
 
 
-def decode(worker: TargetWorker, request: Request, stop: StopChecker) -> Generator[Emission, None, Outcome]:
+def decode(worker: TargetWorker, request: Request, stop: StopChecker) -> Generator[Emission, None, TargetSequence]:
     """What each pass over one sequence commits, and how it ended. Closing the generator aborts the sequence."""
     sequence = worker.admit(request, stop)
     try:
@@ -212,7 +212,7 @@ def decode(worker: TargetWorker, request: Request, stop: StopChecker) -> Generat
             raise sequence.error
     finally:
         worker.end(sequence)
-    return sequence.outcome()
+    return sequence
 
 
 def on_pass(engine: Engine, act: Callable[[int], None]) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import partial
 
 from runtime.pair import decoding, params
 
@@ -22,17 +23,19 @@ def test_the_answer_is_the_plain_one_in_every_mode_and_when_the_draft_is_killed(
         for mode in Mode
     ]
     with Engine.launch(drafter="synthetic", hardware=hardware, transport=transport, max_model_len=64) as engine:
-        plain, *others = [engine.generate("hello", params(16), decoding=schedule) for schedule in schedules]
+        plain = engine.generate("hello", params(16), decoding=schedules[0])
+        asked = partial(engine.stream, "hello", params(16), reference=plain.token_ids)
+        others = [asked(decoding=schedule).result() for schedule in schedules[1:]]
         assert plain.metrics.num_verified == 0
         assert all(answer.metrics.num_accepted > 0 for answer in others)
         assert [answer.token_ids for answer in others] == [plain.token_ids] * 2
         assert engine.draft_failure is None
-        stream = engine.stream("hello", params(16), decoding=decoding(Mode.ASYNCHRONOUS, 4))
+        stream = asked(decoding=decoding(Mode.ASYNCHRONOUS, 4))
         next(stream)
         assert engine.draft_pid is not None
         os.kill(engine.draft_pid, signal.SIGKILL)
         for _ in stream:
             pass
         assert stream.generation.token_ids == plain.token_ids
-        engine.generate("hello", params(16), decoding=decoding(Mode.ASYNCHRONOUS, 4))
+        asked(decoding=decoding(Mode.ASYNCHRONOUS, 4)).result()
         assert engine.draft_failure is not None

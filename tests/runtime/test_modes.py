@@ -92,7 +92,7 @@ def test_plain_decoding_takes_one_pass_a_token_and_no_draft() -> None:
 
 def test_a_drafter_that_the_draft_has_not_named_is_one_line_and_the_engine_goes_on() -> None:
     with pair({"oracle": oracle(20, always_right())}) as (engine, draft):
-        engine._drafters = ["oracle", "ngram"]  # as configured for this side alone
+        engine.drafters = ["oracle", "ngram"]  # as configured for this side alone
         for policy, there in (("chain", "oracle"), ("branching", "none")):
             schedule = decoding(Mode.ASYNCHRONOUS, policy=policy)
             with pytest.raises(ConfigError, match=f"drafter=ngram.*{there}"):

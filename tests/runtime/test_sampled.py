@@ -20,7 +20,6 @@ from amusd.drafters.cascade import CascadeDrafter
 from amusd.drafters.ngram import NgramCache, NgramDrafter
 from amusd.drafters.synthetic import right_with_probability
 from amusd.engine import Engine
-from amusd.errors import ConfigError
 from amusd.protocol.messages import Candidate
 from amusd.sampling.acceptance import certain
 from amusd.types import Mode, TokenSource
@@ -186,19 +185,3 @@ def test_a_row_that_nothing_can_be_drawn_from_is_refused_and_the_answer_goes_on(
     assert answer.metrics.num_refused > 1
     assert answer.metrics.num_accepted > 1  # what is refused is offered again
     assert draft.error is None
-
-
-def test_a_draft_that_is_told_the_answer_does_not_fit_the_ratio_test() -> None:
-    with (
-        pair({"synthetic": DRAFTERS["same"]}) as (engine, _),
-        pytest.raises(ConfigError, match="acceptance=rejection: not with drafter=synthetic"),
-    ):
-        engine.generate(PROMPT, params(1.0, acceptance="rejection"), decoding=decoding(Mode.ASYNCHRONOUS))
-
-
-def test_a_biased_token_that_the_target_does_not_have_is_refused() -> None:
-    with (
-        pair({}) as (engine, _),
-        pytest.raises(ConfigError, match=r"logit_bias=\[50, 1.0\]: .*; its ids are 0 to 49$"),
-    ):
-        plain(engine, params(1.0, logit_bias=((50, 1.0),)))

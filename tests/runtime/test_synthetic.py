@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 from runtime.pair import PROMPT, VOCAB_SIZE, decoding, pair, params, reference, target_model
 
+from amusd.commands.generate import Scripts
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter
 from amusd.drafters.synthetic import SyntheticDrafter
@@ -29,8 +30,9 @@ def synthetic(accept: float) -> dict[str, Callable[[], Drafter]]:
 def test_the_answer_is_that_of_plain_decoding(mode: Mode, accept: float) -> None:
     with pair(synthetic(accept)) as (engine, draft):
         for prompt in (PROMPT, PROMPT[:2]):
-            answer = engine.generate(prompt, params(NUM_TOKENS), decoding=decoding(mode))
-            assert answer.token_ids == reference(NUM_TOKENS, prompt)[len(prompt) :]
+            told = reference(NUM_TOKENS, prompt)[len(prompt) :]
+            answer = engine.generate(prompt, params(NUM_TOKENS), decoding=decoding(mode), reference=told)
+            assert answer.token_ids == told
             assert answer.finish_reason is FinishReason.LENGTH
             assert answer.metrics.num_verified > 0
             if accept in (0.0, 1.0):
@@ -42,36 +44,23 @@ def test_a_candidate_whose_predecessors_were_accepted_is_accepted_with_the_proba
     """Blocks that are waited for are the same in each run, so this is no matter of luck."""
     accept, schedule = 0.8, decoding(Mode.SYNCHRONOUS, 4)
     with pair(synthetic(accept), pass_seconds=0.0) as (engine, _):
-        answers = [engine.generate((first, 7), params(150), decoding=schedule).metrics for first in range(3)]
+        told = [reference(150, (first, 7))[2:] for first in range(3)]
+        answers = [
+            engine.generate((first, 7), params(150), decoding=schedule, reference=told[first]).metrics
+            for first in range(3)
+        ]
     counts = total(answers)
     for before, after in itertools.pairwise((counts.num_drafts, *counts.accepted_by_position[:3])):
         assert before > 50
         assert after / before == pytest.approx(accept, abs=4 * (accept * (1 - accept) / before) ** 0.5)
 
 
-def test_the_answer_is_decoded_in_advance_once_for_each_request_and_in_no_figure() -> None:
-    """Sequences are numbered as they are decoded, so a gap is one that nobody asked for."""
+def test_a_command_decodes_the_answer_in_advance_once_for_each_request() -> None:
     with pair(synthetic(1.0)) as (engine, _):
-
-        def ask(mode: Mode, num_tokens: int = 20) -> int:
-            answer = engine.generate(PROMPT, params(num_tokens), decoding=decoding(mode))
-            assert (answer.metrics.num_passes < num_tokens) == (mode is not Mode.AUTOREGRESSIVE)
-            return answer.sequence_id
-
-        assert ask(Mode.SYNCHRONOUS) == 2
-        assert ask(Mode.ASYNCHRONOUS) == 3
-        assert ask(Mode.ASYNCHRONOUS, 30) == 5
-        assert ask(Mode.AUTOREGRESSIVE) == 6
-        assert ask(Mode.SYNCHRONOUS) == 7
-
-
-def test_nothing_is_decoded_in_advance_for_a_draft_that_is_gone() -> None:
-    with pair(synthetic(1.0)) as (engine, draft):
-        draft.link.kill()
-        first, second = (
-            engine.generate(prompt, params(8), decoding=decoding(Mode.SYNCHRONOUS)) for prompt in (PROMPT, PROMPT[:2])
-        )
-    assert engine.draft_failure is not None
-    assert first.token_ids == reference(8)[len(PROMPT) :]
-    assert second.token_ids == reference(8, PROMPT[:2])[2:]
-    assert (first.sequence_id, second.sequence_id) == (2, 3)
+        scripts, schedule = Scripts(engine), decoding(Mode.SYNCHRONOUS)
+        assert scripts.of(PROMPT, params(8), decoding(Mode.AUTOREGRESSIVE)) == ()
+        assert scripts.of(PROMPT, params(8), schedule, "ngram") == ()
+        for num_tokens in (8, 8, 9):
+            told = scripts.of(PROMPT, params(num_tokens), schedule)
+            assert told == reference(num_tokens)[len(PROMPT) :]
+        assert engine.status.counts.num_tokens == 8 + 9
