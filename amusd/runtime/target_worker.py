@@ -1,4 +1,4 @@
-"""The target's loop over its sequences: drain, prefill, decide, verify, commit, answer.
+"""The target's loop over its sequences: gather, decide, verify, commit, tell.
 
 It never waits for an acknowledgement, and it can always go on alone: what it hears from a draft comes through its
 `DraftClient`. The three modes are this loop under three policies (`amusd/policies`). No sequence waits for another one:
@@ -7,12 +7,12 @@ a pass takes in what each of them has (docs/batching.md).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from amusd.errors import NotFiniteError
-from amusd.models.language_model import FeatureRows, KVCache, LanguageModel
-from amusd.policies.base import Wait, because
+from amusd.models.language_model import FeatureRows, KVCache, LanguageModel, ModelOutput
+from amusd.policies.base import Decision, Wait, because
 from amusd.policies.observer import Observer, Switches
 from amusd.protocol.target_session import TargetSession
 from amusd.protocol.verification import Block, PassOutcome
@@ -30,6 +30,19 @@ class _Slot:
 
     cache: KVCache
     observer: Observer
+
+
+@dataclass(slots=True)
+class _Pass:
+    """One forward over a block of each sequence, and what came of it."""
+
+    sequences: Sequence[TargetSequence]
+    blocks: Sequence[Block]
+    outputs: Sequence[ModelOutput]
+    start_ns: int
+    end_ns: int
+    outcomes: dict[TargetSequence, PassOutcome] = field(default_factory=dict)
+    """Without those whose logits are not finite."""
 
 
 @dataclass
@@ -92,11 +105,13 @@ class TargetWorker:
 
     def step(self) -> None:
         """Compute one chunk of a prompt, if one waits, and one pass over all sequences whose prompt is taken in."""
-        self._prefill()
-        sequences = self._next_sequences()
+        sequences = self._gather()
         if sequences:
-            blocks = self._next_blocks(sequences)
-            self._verify(sequences, blocks)
+            blocks = self._decide(sequences)
+            passed = self._verify(sequences, blocks)
+            self._commit(passed)
+            self._tell(passed)
+            self._count_pass(passed)
         self._settle()
 
     def end(self, sequence: TargetSequence) -> None:
@@ -119,102 +134,90 @@ class TargetWorker:
 
     # The steps, in their order
 
-    def _prefill(self) -> None:
+    def _gather(self) -> list[TargetSequence]:
         """Take in a chunk of the first prompt, and of the next ones as far as all are no more than a chunk.
 
-        A sequence that is alone takes in all of its prompt: no other one waits for it.
+        A sequence that is alone takes in all of its prompt: no other one waits for it. Returns those of the next pass.
         """
-        num_left = self.model.prefill_chunk
-        for sequence in self._slots_in_use:
-            if sequence.is_prefilled:
-                continue
+        num_left = chunk = self.model.prefill_chunk
+        for sequence in [sequence for sequence in self._slots_in_use if not sequence.is_prefilled]:
             start, end = sequence.cache.length, len(sequence.request.prompt) - 1
             if len(self._slots_in_use) > 1:
-                end = min(end, start - start % self.model.prefill_chunk + self.model.prefill_chunk)
+                end = min(end, start - start % chunk + chunk)
                 if end - start > num_left:
                     break
             num_left -= end - start
             self._take_in(sequence, start, end)
+        return self._prefilled()
 
     def _take_in(self, sequence: TargetSequence, start: int, end: int) -> None:
         """Compute the tokens `[start, end)` of a prompt."""
         start_ns = self.recorder.now_ns()
         self.model.prefill(sequence.request.prompt[start:end], sequence.cache)
-        end_ns = self.recorder.now_ns()
-        sequence.metrics.prefilled(end_ns - start_ns)
-        for other in self._next_sequences():
-            other.observer.held_up(end_ns - start_ns)
-        self.recorder.span("target_prefill", start_ns, end_ns, sequence.sequence_id)
+        self._count_prefill(sequence, start_ns)
         if sequence.is_prefilled:
             self._send_features([sequence])
 
-    def _next_sequences(self) -> list[TargetSequence]:
-        """Those that the next pass takes in."""
+    def _prefilled(self) -> list[TargetSequence]:
         return [sequence for sequence in self._slots_in_use if sequence.is_prefilled]
 
-    def _next_blocks(self, sequences: Sequence[TargetSequence]) -> list[Block]:
-        """Drain what has arrived and ask each policy, until the pass begins.
+    def _decide(self, sequences: Sequence[TargetSequence]) -> list[Block]:
+        """Drain what has arrived and ask each policy, until a wait is worth nothing to all together.
 
-        It takes in what each has. It begins once a wait is worth nothing to all together, so one whose draft starts
-        anew holds up no other for long.
+        The pass takes in what each has by then, so one whose draft starts anew holds up no other for long.
         """
-        client = self.client
         ready_ns = self.recorder.now_ns()
-        if client.look_for_next():
+        if self.client.look_for_next():
             self._send_features(sequences)
         while True:
-            client.drain()
-            waited_ns = self.recorder.now_ns() - ready_ns
-            waits: dict[TargetSequence, Wait] = {}
-            worth = 0.0
-            for sequence in sequences:
-                max_rows = self.model.max_rows(sequence.session.committed_length - 1)
-                decision = sequence.decide(max_rows, waited_ns, may_hear=client.may_hear(sequence))
-                worth += decision.worth
-                if isinstance(decision, Wait):
-                    waits[sequence] = decision
-            if not waits or worth <= 0:
+            self.client.drain()
+            decisions = self._ask(sequences, self.recorder.now_ns() - ready_ns)
+            waits = {sequence: found for sequence, found in decisions.items() if isinstance(found, Wait)}
+            if not waits or sum(decision.worth for decision in decisions.values()) <= 0:
                 return [sequence.begin() for sequence in sequences]
             self._wait(waits)
+
+    def _ask(self, sequences: Sequence[TargetSequence], waited_ns: int) -> dict[TargetSequence, Decision]:
+        """Return what the policy of each says, `waited_ns` after the sequences could have begun."""
+        decisions: dict[TargetSequence, Decision] = {}
+        for sequence in sequences:
+            max_rows = self.model.max_rows(sequence.session.committed_length - 1)
+            may_hear = self.client.may_hear(sequence)
+            decisions[sequence] = sequence.decide(max_rows, waited_ns, may_hear=may_hear)
+        return decisions
 
     def _wait(self, waits: dict[TargetSequence, Wait]) -> None:
         """Wait for one message, no longer than any policy says, nor than a silent draft is waited for."""
         start_ns, num_before = self.recorder.now_ns(), [sequence.session.num_candidates for sequence in waits]
         seconds = min(decision.seconds for decision in waits.values())
         self.client.take(min(seconds, self.client.patience_seconds), waits)
-        end_ns = self.recorder.now_ns()
-        for (sequence, decision), before in zip(waits.items(), num_before, strict=True):
-            sequence.waited(end_ns - start_ns, num_before=before)
-            self.recorder.span("target_wait", start_ns, end_ns, sequence.sequence_id, **because(decision))
+        self._count_wait(waits, num_before, start_ns)
 
-    def _verify(self, sequences: Sequence[TargetSequence], blocks: Sequence[Block]) -> None:
-        """One forward over [last committed token, candidates] of each; accept, commit, cut the caches back, tell."""
+    def _verify(self, sequences: Sequence[TargetSequence], blocks: Sequence[Block]) -> _Pass:
+        """One forward over [last committed token, candidates] of each."""
         start_ns = self.recorder.now_ns()
         rows = [sequence.verifier.rows(block) for sequence, block in zip(sequences, blocks, strict=True)]
         outputs = self.model.forward_batch(rows)
-        end_ns = self.recorder.now_ns()
+        return _Pass(sequences, blocks, outputs, start_ns, self.recorder.now_ns())
+
+    def _commit(self, passed: _Pass) -> None:
+        """Judge the candidates, and make final what is accepted, with the target's own token behind it."""
         self.client.drain()  # a candidate that came meanwhile is judged in the place of the bonus token
-        outcomes: dict[TargetSequence, PassOutcome] = {}
-        for sequence, block, output in zip(sequences, blocks, outputs, strict=True):
+        for sequence, block, output in zip(passed.sequences, passed.blocks, passed.outputs, strict=True):
             try:
                 acceptance = sequence.verifier.judge(sequence.session, block, output)
             except NotFiniteError as error:  # noqa: PERF203 - the others go on
                 sequence.error = error
                 self.end(sequence)
             else:
-                outcomes[sequence] = sequence.commit(block, acceptance)
-        told = [sequence for sequence in outcomes if sequence.tells_draft]
+                passed.outcomes[sequence] = sequence.commit(block, acceptance)
+
+    def _tell(self, passed: _Pass) -> None:
+        """Tell the draft what is committed: together, so that its next step is for all sequences."""
+        told = [sequence for sequence in passed.outcomes if sequence.tells_draft]
         self._send_features(told)
-        for sequence in told:  # together, so that the draft's next step is for all of them
+        for sequence in told:
             self.client.answer(sequence)
-        committed_ns = self.recorder.now_ns()
-        self.counts.num_passes += 1
-        num_rows = sum(len(block.token_ids) for block in blocks)
-        for sequence, outcome in outcomes.items():
-            self._observe(sequence, outcome, (start_ns, end_ns, committed_ns), num_rows, len(sequences))
-            if sequence.finish_reason is not None:
-                self._close(sequence)
-                self._finished.append(sequence)
 
     def _send_features(self, sequences: Sequence[TargetSequence]) -> None:
         """Send the draft what its drafters read of tokens that are committed by now: one copy from a GPU for all."""
@@ -228,46 +231,62 @@ class TargetWorker:
             for (sequence, rows), features in zip(batch.items(), found, strict=True):
                 self.client.send_features(sequence, rows.start, features)
 
-    def _observe(
-        self,
-        sequence: TargetSequence,
-        outcome: PassOutcome,
-        times_ns: tuple[int, int, int],
-        num_rows: int,
-        num_sequences: int,
-    ) -> None:
-        """Count and record what a pass did for one sequence; arguments as of `TargetSequence.observe`."""
-        if outcome.num_accepted:
-            self.client.accepted()
-        is_alone = sequence.uses_draft and not self.client.may_hear(sequence)
-        self.counts.add(outcome, is_alone=is_alone)
-        sequence.observe(times_ns, outcome, is_alone=is_alone, num_rows=num_rows, num_sequences=num_sequences)
-        self.recorder.span(
-            "target_pass",
-            times_ns[0],
-            times_ns[1],
-            sequence.sequence_id,
-            max_candidates=sequence.max_candidates,
-            committed_length=sequence.session.committed_length,
-            num_ready=sequence.session.num_candidates,
-            **asdict(outcome),
-            **because(sequence.decision),
-        )
-
     def _close(self, sequence: TargetSequence) -> None:
         """Free the slot of a sequence that computes nothing any more, and tell the draft."""
         self._free_slots.append(self._slots_in_use.pop(sequence))
-        start_ns, sequence_id = sequence.start_ns, sequence.sequence_id
-        self.recorder.span(
-            "sequence", start_ns, start_ns + sequence.metrics.total_ns, sequence_id, **sequence.summary()
-        )
+        start_ns, end_ns = sequence.start_ns, sequence.start_ns + sequence.metrics.total_ns
+        self.recorder.span("sequence", start_ns, end_ns, sequence.sequence_id, **sequence.summary())
         self.client.close(sequence, sequence.ended_by)
         self.recorder.flush()
 
     def _settle(self) -> None:
-        """End what is finished and whose counts the draft has said. They are waited for where nothing else is to do."""
+        """Close what has come to its end, and end it once the draft has said its counts.
+
+        They are waited for where nothing else is to do.
+        """
+        for sequence in [sequence for sequence in self._slots_in_use if sequence.finish_reason is not None]:
+            self._close(sequence)
+            self._finished.append(sequence)
         for sequence in tuple(self._finished):
             while (seconds := self.client.seconds_for_counts(sequence)) and not self._slots_in_use:
                 self.client.take(seconds)
             if not seconds:
                 self.end(sequence)
+
+    # What is counted and recorded of them
+
+    def _count_prefill(self, sequence: TargetSequence, start_ns: int) -> None:
+        end_ns = self.recorder.now_ns()
+        sequence.metrics.prefilled(end_ns - start_ns)
+        for other in self._prefilled():
+            other.observer.held_up(end_ns - start_ns)
+        self.recorder.span("target_prefill", start_ns, end_ns, sequence.sequence_id)
+
+    def _count_wait(self, waits: Mapping[TargetSequence, Wait], num_before: Sequence[int], start_ns: int) -> None:
+        end_ns = self.recorder.now_ns()
+        for (sequence, decision), before in zip(waits.items(), num_before, strict=True):
+            sequence.waited(end_ns - start_ns, num_before=before)
+            self.recorder.span("target_wait", start_ns, end_ns, sequence.sequence_id, **because(decision))
+
+    def _count_pass(self, passed: _Pass) -> None:
+        start_ns, end_ns, committed_ns = passed.start_ns, passed.end_ns, self.recorder.now_ns()
+        self.counts.num_passes += 1
+        num_rows, num_sequences = sum(len(block.token_ids) for block in passed.blocks), len(passed.sequences)
+        for sequence, outcome in passed.outcomes.items():
+            if outcome.num_accepted:
+                self.client.accepted()
+            is_alone = sequence.uses_draft and not self.client.may_hear(sequence)
+            self.counts.add(outcome, is_alone=is_alone)
+            times_ns = start_ns, end_ns, committed_ns
+            sequence.observe(times_ns, outcome, is_alone=is_alone, num_rows=num_rows, num_sequences=num_sequences)
+            fields = asdict(outcome) | because(sequence.decision)
+            self.recorder.span(
+                "target_pass",
+                start_ns,
+                end_ns,
+                sequence.sequence_id,
+                max_candidates=sequence.max_candidates,
+                committed_length=sequence.session.committed_length,
+                num_ready=sequence.session.num_candidates,
+                **fields,
+            )

@@ -469,7 +469,10 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "amusd/runtime/target_worker.py",
         "tests/runtime/test_gathering.py",
     ): {
-        "a pass waits for each of its sequences": ("if not waits or worth <= 0:", "if not waits:"),
+        "a pass waits for each of its sequences": (
+            "if not waits or sum(decision.worth for decision in decisions.values()) <= 0:",
+            "if not waits:",
+        ),
     },
     (
         "amusd/runtime/target_worker.py",
