@@ -20,14 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from amusd import __version__
-from amusd.serving.requests import (
-    ChatRequest,
-    CompletionRequest,
-    ErrorBody,
-    RequestError,
-    plan,
-    validation_error,
-)
+from amusd.serving.requests import ChatRequest, CompletionRequest, ErrorBody, RequestError, validation_error
 from amusd.serving.service import EventStream, Service, closing_error
 from amusd.serving.timeline import listen
 
@@ -45,22 +38,13 @@ def make_app(service: Service) -> FastAPI:
     """The routes of a server."""
     app = FastAPI(title="amusd", version=__version__, docs_url=None, redoc_url=None)
 
-    def check_model(name: str | None) -> None:
-        if name is not None and name != service.model:
-            message = f"the model '{name[:200]}' does not exist; this server has '{service.model}'"
-            raise RequestError(message, param="model", code="model_not_found", status=404)
-
-    async def answered(body: ChatRequest | CompletionRequest, request: Request) -> Response:
-        check_model(body.model)
-        return await service.respond(plan(body, service.decoding, service.limits), request.receive)
-
     @app.post("/v1/chat/completions", responses=_RESPONSES)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
-        return await answered(body, request)
+        return await service.respond(body, request.receive)
 
     @app.post("/v1/completions", responses=_RESPONSES)
     async def completions(body: CompletionRequest, request: Request) -> Response:
-        return await answered(body, request)
+        return await service.respond(body, request.receive)
 
     def model_card() -> dict[str, Any]:
         return {
@@ -68,7 +52,7 @@ def make_app(service: Service) -> FastAPI:
             "object": "model",
             "created": service.began,
             "owned_by": "amusd",
-            "max_model_len": service.limits.max_length,
+            "max_model_len": service.max_length,
         }
 
     @app.get("/v1/models")
@@ -77,7 +61,7 @@ def make_app(service: Service) -> FastAPI:
 
     @app.get("/v1/models/{name:path}", responses={"default": _RESPONSES["default"]})
     async def model(name: str) -> dict[str, Any]:
-        check_model(name)
+        service.check_model(name)
         return model_card()
 
     @app.head("/health", include_in_schema=False)
@@ -96,7 +80,12 @@ def make_app(service: Service) -> FastAPI:
     async def version() -> dict[str, str]:
         return {"version": __version__}
 
-    _shape_errors(app)
+    app.exception_handlers |= {
+        RequestError: lambda _request, error: error_response(error),
+        RequestValidationError: lambda _request, error: error_response(validation_error(error.errors())),
+        HTTPException: _http_error,
+        Exception: lambda *_: error_response(RequestError("internal error", status=500)),  # and goes on to `Gate`
+    }
     return app
 
 
@@ -134,25 +123,9 @@ def _page_policy(html: str) -> str:
     )
 
 
-def _shape_errors(app: FastAPI) -> None:
-    """Have every error answered in OpenAI's shape."""
-
-    @app.exception_handler(RequestError)
-    async def on_mistake(_request: Request, error: RequestError) -> JSONResponse:
-        return error_response(error)
-
-    @app.exception_handler(RequestValidationError)
-    async def on_invalid(_request: Request, error: RequestValidationError) -> JSONResponse:
-        return error_response(validation_error(error.errors()))
-
-    @app.exception_handler(HTTPException)
-    async def on_http(request: Request, error: HTTPException) -> JSONResponse:
-        message = f"{request.method} {request.url.path[:200]}: {error.detail}"
-        return error_response(RequestError(message, status=error.status_code, headers=error.headers))
-
-    @app.exception_handler(Exception)
-    async def on_bug(_request: Request, _error: Exception) -> JSONResponse:  # which goes on to `Gate`
-        return error_response(RequestError("internal error", status=500))
+def _http_error(request: Request, error: HTTPException) -> JSONResponse:
+    message = f"{request.method} {request.url.path[:200]}: {error.detail}"
+    return error_response(RequestError(message, status=error.status_code, headers=error.headers))
 
 
 def error_response(error: RequestError) -> JSONResponse:

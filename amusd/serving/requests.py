@@ -11,9 +11,9 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from itertools import takewhile
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -26,8 +26,6 @@ from amusd.types import Mode
 MAX_CHOICES = 128
 COMPLETION_TOKENS = 16
 """Tokens of a completion that names no number, as in OpenAI's protocol."""
-CHARACTERS_PER_TOKEN = 128
-"""No vocabulary has longer tokens to speak of: a text with more for each token of the context is too long."""
 MAX_STOPS, STOP_CHARACTERS, MAX_BIASES = 64, 1024, 1024
 """Stop strings of a request, characters of each, and entries of its `logit_bias`."""
 _RANDOM_SEEDS = 1 << 31
@@ -45,24 +43,15 @@ _WITHOUT_EFFECT = frozenset(
 _TEMPLATE_FIELDS = {"add_generation_prompt", "continue_final_message", "documents", "reasoning_effort", "tools"}
 
 
+@dataclass(eq=False)
 class RequestError(Exception):
     """A mistake in a request, for the client: `message` names the field, `param` is its path."""
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        param: str | None = None,
-        code: str | None = None,
-        status: int = 400,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.message = _encodable(message)
-        self.param = None if param is None else _encodable(param)
-        self.code = code
-        self.status = status
-        self.headers = headers
+    message: str
+    param: str | None = None
+    code: str | None = None
+    status: int = 400
+    headers: Mapping[str, str] | None = None
 
     @property
     def body(self) -> dict[str, Any]:
@@ -70,7 +59,8 @@ class RequestError(Exception):
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         if self.status == 429:
             kind = "rate_limit_error"
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+        param = None if self.param is None else _encodable(self.param)
+        return {"error": {"message": _encodable(self.message), "type": kind, "param": param, "code": self.code}}
 
 
 def _encodable(text: str) -> str:
@@ -99,19 +89,10 @@ def _asks_for_nothing(value: Any) -> bool:
     return value is False or value in ("", [], {})
 
 
-class ErrorDetail(BaseModel):
-    """One error, as OpenAI's API describes it."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
 class ErrorBody(BaseModel):
     """An error, as OpenAI has it."""
 
-    error: ErrorDetail
+    error: dict[Literal["message", "type", "param", "code"], str | None]
 
 
 class TextPart(_Fields):
@@ -230,8 +211,19 @@ class ChatRequest(_Request):
     response_format: TextFormat | None = None
     modalities: list[Literal["text"]] = []
 
+    @property
+    def prompts(self) -> tuple[Prompt, ...]:
+        """The conversation."""
+        return ([message.turn() for message in self.messages],)
+
+    @property
+    def alternatives(self) -> int | None:
+        """Alternatives that are told of each token; None: no log-probabilities either."""
+        return self.top_logprobs if self.logprobs else None
+
+    @property
     def template(self) -> dict[str, Any]:
-        """Return the arguments of the chat template that differ from its defaults."""
+        """The arguments of the chat template that differ from its defaults."""
         found = self.chat_template_kwargs | self.model_dump(include=_TEMPLATE_FIELDS, exclude_defaults=True)
         if self.reasoning_effort is not None:
             found.setdefault("enable_thinking", self.reasoning_effort != "none")
@@ -248,114 +240,68 @@ class CompletionRequest(_Request):
     logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     best_of: Literal[1] = 1
     add_special_tokens: Literal[True] = True
+    template: ClassVar[Mapping[str, Any]] = {}
+
+    @property
+    def prompts(self) -> tuple[Prompt, ...]:
+        """The prompts."""
+        return tuple(self.prompt)
+
+    @property
+    def alternatives(self) -> int | None:
+        """As of a chat."""
+        return self.logprobs
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Plan:
     """The work of the engine for one request."""
 
-    prompts: tuple[Prompt, ...]
-    is_chat: bool
+    request: ChatRequest | CompletionRequest
     params: SamplingParams
     """Parameters of the first choice; the next one has the next seed."""
-    num_choices: int
-    """The number of choices for each prompt."""
     decoding: DecodingConfig
-    streams: bool = False
-    includes_usage: bool = False
-    """A stream ends with one more chunk."""
-    counts_on: bool = False
-    """Each chunk has the usage so far."""
-    template: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of the chat template."""
-    top_logprobs: int | None = None
-    """Alternatives that are told of each token; None: no log-probabilities either."""
-    token_sources: bool = False
 
     @property
-    def num_answers(self) -> int:
-        """Places that it takes in the queue, one for each answer."""
-        return len(self.prompts) * self.num_choices
+    def is_chat(self) -> bool:
+        """The prompt is a conversation."""
+        return isinstance(self.request, ChatRequest)
 
     def params_of(self, choice: int) -> SamplingParams:
         """The parameters of a prompt's choice, from 0."""
         return replace(self.params, seed=(self.params.seed + choice) & _SEED_MASK)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """The limits of the engine."""
+def plan(
+    request: ChatRequest | CompletionRequest, decoding: DecodingConfig, max_length: int, max_speculative_tokens: int
+) -> Plan:
+    """Return the plan of a request; `decoding` is the default. Raises `RequestError`.
 
-    max_length: int
-    """Tokens of prompt and answer together."""
-    max_speculative_tokens: int
-    """Candidates that fit into one verification."""
-
-
-def plan(request: ChatRequest | CompletionRequest, decoding: DecodingConfig, limits: Limits) -> Plan:
-    """Return the plan of a request. Raises `RequestError`."""
+    `max_length`: tokens of prompt and answer together. `max_speculative_tokens`: candidates that fit into one pass.
+    """
+    max_tokens = request.max_completion_tokens or request.max_tokens or COMPLETION_TOKENS
     if isinstance(request, ChatRequest):
+        max_tokens = request.max_completion_tokens or request.max_tokens or max_length
         if request.tools and request.tool_choice != "none":
-            raise RequestError("tools: is not supported by this server", param="tools", code="unsupported_parameter")
+            raise RequestError("tools: is not supported by this server", "tools", "unsupported_parameter")
         if request.top_logprobs and not request.logprobs:
-            raise RequestError("top_logprobs: needs logprobs=true", param="top_logprobs")
-        prompts: tuple[Prompt, ...] = ([message.turn() for message in request.messages],)
-        top_logprobs = request.top_logprobs if request.logprobs else None
-        template, default_tokens = request.template(), limits.max_length
-    else:
-        prompts = tuple(request.prompt)
-        top_logprobs = request.logprobs
-        template, default_tokens = {}, COMPLETION_TOKENS
-    for prompt in prompts:
-        _check_size(prompt, limits.max_length)
-    max_tokens = request.max_completion_tokens or request.max_tokens or default_tokens
+            raise RequestError("top_logprobs: needs logprobs=true", "top_logprobs")
     if request.min_tokens > (max_tokens if request.ignore_eos and not request.stop else 0):
         message = "min_tokens: needs ignore_eos=true, no stop, and max_tokens that are not fewer"
-        raise RequestError(message, param="min_tokens", code="unsupported_parameter")
+        raise RequestError(message, "min_tokens", "unsupported_parameter")
     seed = secrets.randbelow(_RANDOM_SEEDS) if request.seed is None else request.seed & _SEED_MASK
+    own = request.model_dump(include={each.name for each in fields(SamplingParams)})
+    own |= {"max_new_tokens": max_tokens, "seed": seed}
+    own |= {"top_p": max(request.top_p, _LEAST_TOP_P), "top_k": max(request.top_k, 0)}
+    own |= {"logprobs": request.alternatives is not None, "top_logprobs": request.alternatives or 0}
+    schedule = request.model_dump(include={"mode", "num_speculative_tokens"}, exclude_none=True)
+    if schedule.get("num_speculative_tokens", 0) > max_speculative_tokens:
+        message = f"num_speculative_tokens: this server takes {max_speculative_tokens}"
+        raise RequestError(message, "num_speculative_tokens")
     try:
-        own = request.model_dump(include={each.name for each in fields(SamplingParams)})
-        own |= {"max_new_tokens": max_tokens, "seed": seed}
-        own |= {"top_p": max(request.top_p, _LEAST_TOP_P), "top_k": max(request.top_k, 0)}
-        own |= {"logprobs": top_logprobs is not None, "top_logprobs": top_logprobs or 0}
-        params = SamplingParams(**own)
-        decoding = _decoding(request, decoding, limits)
+        return Plan(request, SamplingParams(**own), replace(decoding, **schedule))
     except ConfigError as error:
         raise config_error(error) from None
-    return Plan(
-        prompts=prompts,
-        is_chat=isinstance(request, ChatRequest),
-        params=params,
-        num_choices=request.n,
-        decoding=decoding,
-        streams=request.stream,
-        includes_usage=request.stream_options.include_usage,
-        counts_on=request.stream_options.include_usage and request.stream_options.continuous_usage_stats,
-        template=template,
-        top_logprobs=top_logprobs,
-        token_sources=request.token_sources,
-    )
-
-
-def _check_size(prompt: Prompt, max_length: int) -> None:
-    """Refuse a prompt that cannot fit before it is tokenized, for which other requests would have to wait."""
-    texts = [prompt] if isinstance(prompt, str) else [turn["content"] for turn in prompt if isinstance(turn, dict)]
-    num_items = 1 if isinstance(prompt, str) else len(prompt)
-    if num_items > max_length or sum(map(len, texts)) > max_length * CHARACTERS_PER_TOKEN:
-        param = "prompt" if isinstance(prompt, str) or not texts else "messages"
-        message = f"{param}: leaves no room in a context of {max_length} tokens (max_model_len)"
-        raise RequestError(message, param=param, code="context_length_exceeded")
-
-
-def _decoding(request: _Request, decoding: DecodingConfig, limits: Limits) -> DecodingConfig:
-    if request.mode is not None:
-        decoding = replace(decoding, mode=request.mode)
-    number = request.num_speculative_tokens
-    if number is not None:
-        if number > limits.max_speculative_tokens:
-            raise ConfigError(f"num_speculative_tokens={number}: this server takes {limits.max_speculative_tokens}")
-        decoding = replace(decoding, num_speculative_tokens=number)
-    return decoding
 
 
 _NAMES = frozenset(
@@ -372,7 +318,7 @@ def config_error(error: ConfigError, param: str | None = None) -> RequestError:
     if found is not None and param is None:
         param = "max_tokens" if found[1] == "max_new_tokens" else found[1]
     is_too_long = isinstance(error, ContextLengthError)
-    return RequestError(message, param=param, code="context_length_exceeded" if is_too_long else None)
+    return RequestError(message, param, "context_length_exceeded" if is_too_long else None)
 
 
 def validation_error(errors: Sequence[Mapping[str, Any]]) -> RequestError:
@@ -385,14 +331,14 @@ def validation_error(errors: Sequence[Mapping[str, Any]]) -> RequestError:
     if first["type"] == "extra_forbidden":
         message = f"{shown(name)}: is not known or not supported by this server{nearest(shown(name), _NAMES)}"
         param = ".".join(filter(None, (_param(place), shown(name))))
-        return RequestError(message, param=param, code="unsupported_parameter")
+        return RequestError(message, param, "unsupported_parameter")
     if not param:
         return RequestError("the body must be a JSON object of text, sent as Content-Type: application/json")
     if first["type"] == "missing":
-        return RequestError(f"missing required parameter: {param}", param=param, code="missing_required_parameter")
+        return RequestError(f"missing required parameter: {param}", param, "missing_required_parameter")
     own = [error["msg"] for error in errors if _param(error["loc"]) == param]
     reasons = dict.fromkeys(message.removeprefix("Input should be ") for message in own)
-    return RequestError(f"{param}: should be {' or '.join(reasons)}", param=param, code="invalid_value")
+    return RequestError(f"{param}: should be {' or '.join(reasons)}", param, "invalid_value")
 
 
 def _param(location: Sequence[str | int]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,15 +46,15 @@ class _Choice:
 
 
 class Writer:
-    """Writes the answer to one request. `make_decoder` makes the decoder of a choice, behind its prompt."""
+    """Writes the answer to one request. `decoders`: one for each choice, behind its prompt."""
 
     def __init__(
-        self, plan: Plan, *, model: str, num_prompt_tokens: int, make_decoder: Callable[[int], IncrementalDecoder]
+        self, plan: Plan, *, model: str, num_prompt_tokens: int, decoders: Sequence[IncrementalDecoder]
     ) -> None:
-        self._plan = plan
-        self._make_decoder = make_decoder
+        self._request, self._is_chat = plan.request, plan.is_chat
         self.num_prompt_tokens = num_prompt_tokens
         self._num_tokens = 0
+        self._choices = [_Choice(decoder) for decoder in decoders]
         self._head = {
             "id": f"{'chatcmpl' if plan.is_chat else 'cmpl'}-{secrets.token_hex(12)}",
             "object": "chat.completion" if plan.is_chat else "text_completion",
@@ -64,122 +64,95 @@ class Writer:
             "seed": plan.params.seed,
         }
         self._chunk_head = self._head | {"object": "chat.completion.chunk" if plan.is_chat else "text_completion"}
-        self._choices: dict[int, _Choice] = {}
-
-    # A stream
 
     def opening(self) -> list[dict[str, Any]]:
         """The first chunk of each choice of a chat, which has the role."""
-        if not self._plan.is_chat:
-            return []
-        delta = {"role": "assistant", "content": ""}
-        return [self._chunk(self._delta(index, delta)) for index in range(self._plan.num_choices)]
+        said = {"delta": {"role": "assistant", "content": ""}}
+        return [self._chunk(self._choice(index, said)) for index in range(len(self._choices) if self._is_chat else 0)]
 
     def piece(self, index: int, tokens: Sequence[Token]) -> dict[str, Any] | None:
         """The chunk of tokens that became readable together; None while they show no text."""
-        choice = self._choice(index)
-        choice.waiting += tokens
+        waiting = self._choices[index].waiting
+        waiting += tokens
         self._num_tokens += len(tokens)
-        if not any(token.text for token in choice.waiting):
-            return None
-        return self._chunk(self._next_piece(index, choice))
+        return self._next_piece(index) if any(token.text for token in waiting) else None
 
     def closing(self, index: int, generation: Generation) -> list[dict[str, Any]]:
         """The last chunk of a choice; before it one with the tokens that have shown no text, if they are asked for."""
-        choice = self._choice(index)
         chunks = []
-        if choice.waiting and (self._plan.top_logprobs is not None or self._plan.token_sources):
-            chunks.append(self._chunk(self._next_piece(index, choice)))
-        reason = FINISH_REASONS[generation.finish_reason]
-        last = self._delta(index, {}) if self._plan.is_chat else {"index": index, "text": "", "logprobs": None}
-        return [*chunks, self._chunk(last | {"finish_reason": reason})]
+        tells_all = self._request.alternatives is not None or self._request.token_sources
+        if self._choices[index].waiting and tells_all:
+            chunks.append(self._next_piece(index))
+        last = self._choice(index, {"delta": {}} if self._is_chat else {"text": ""}, generation=generation)
+        return [*chunks, self._chunk(last)]
 
     def usage_chunk(self, generations: Sequence[Generation]) -> dict[str, Any]:
         """The chunk behind all choices."""
         return {**self._chunk_head, "choices": [], "usage": usage(self.num_prompt_tokens, generations)}
 
-    # One object
-
     def whole(self, answers: Sequence[tuple[Sequence[Token], Generation]]) -> dict[str, Any]:
         """The answer that is not streamed: of each choice its tokens and what it came to."""
         choices = []
         for index, (tokens, generation) in enumerate(answers):
-            choice: dict[str, Any] = {"index": index, "finish_reason": FINISH_REASONS[generation.finish_reason]}
-            if self._plan.is_chat:
-                choice["message"] = {"role": "assistant", "content": generation.text, "refusal": None}
-                choice["logprobs"] = self._chat_logprobs(index, tokens)
-            else:
-                choice["text"] = generation.text
-                choice["logprobs"] = self._text_logprobs(index, tokens)
-            if self._plan.token_sources:
-                choice["tokens"] = _sources(tokens)
-            choices.append(choice)
+            message = {"role": "assistant", "content": generation.text, "refusal": None}
+            said = {"message": message} if self._is_chat else {"text": generation.text}
+            choices.append(self._choice(index, said, tokens, generation))
         generations = [generation for _, generation in answers]
         return {**self._head, "choices": choices, "usage": usage(self.num_prompt_tokens, generations)}
 
-    # Their parts
-
-    def _choice(self, index: int) -> _Choice:
-        if index not in self._choices:
-            self._choices[index] = _Choice(self._make_decoder(index))
-        return self._choices[index]
+    def _next_piece(self, index: int) -> dict[str, Any]:
+        """The chunk for the tokens that waited."""
+        tokens, self._choices[index].waiting = self._choices[index].waiting, []
+        text = "".join(token.text for token in tokens)
+        said = {"delta": {"content": text}} if self._is_chat else {"text": text}
+        return self._chunk(self._choice(index, said, tokens))
 
     def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
-        chunk = {**self._chunk_head, "choices": [choice]}
-        if self._plan.counts_on:
-            return {**chunk, "usage": _counts(self.num_prompt_tokens, self._num_tokens)}
-        return {**chunk, "usage": None} if self._plan.includes_usage else chunk
+        chunk: dict[str, Any] = {**self._chunk_head, "choices": [choice]}
+        options = self._request.stream_options
+        if options.include_usage:
+            so_far = _counts(self.num_prompt_tokens, self._num_tokens)
+            chunk["usage"] = so_far if options.continuous_usage_stats else None
+        return chunk
 
-    def _delta(self, index: int, delta: dict[str, Any]) -> dict[str, Any]:
-        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+    def _choice(
+        self, index: int, said: dict[str, Any], tokens: Sequence[Token] = (), generation: Generation | None = None
+    ) -> dict[str, Any]:
+        """Part of a choice, or all of it: these tokens and, with a generation, why it ended."""
+        reason = None if generation is None else FINISH_REASONS[generation.finish_reason]
+        logprobs = self._logprobs(self._choices[index], tokens) if tokens else None
+        choice = {"index": index, **said, "logprobs": logprobs, "finish_reason": reason}
+        if self._request.token_sources and tokens:
+            choice["tokens"] = [{"text": token.text, "source": token.source.value} for token in tokens]
+        return choice
 
-    def _next_piece(self, index: int, choice: _Choice) -> dict[str, Any]:
-        """The chunk for the tokens that waited."""
-        tokens, choice.waiting = choice.waiting, []
-        text = "".join(token.text for token in tokens)
-        if self._plan.is_chat:
-            piece = self._delta(index, {"content": text}) | {"logprobs": self._chat_logprobs(index, tokens)}
-        else:
-            logprobs = self._text_logprobs(index, tokens)
-            piece = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None}
-        if self._plan.token_sources:
-            piece["tokens"] = _sources(tokens)
-        return piece
-
-    def _chat_logprobs(self, index: int, tokens: Sequence[Token]) -> dict[str, Any] | None:
-        if self._plan.top_logprobs is None:
+    def _logprobs(self, choice: _Choice, tokens: Sequence[Token]) -> dict[str, Any] | None:
+        if self._request.alternatives is None:
             return None
-        decoder = self._choice(index).decoder
-        content = []
+        chat: list[dict[str, Any]] = []
+        text: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for token in tokens:
-            top = [_entry(decoder.spell(token_id), logprob) for token_id, logprob in token.top_logprobs]
-            content.append({**_entry(decoder.spell(token.token_id), token.logprob), "top_logprobs": top})
-            decoder.push(token.token_id)
-        return {"content": content, "refusal": None}
-
-    def _text_logprobs(self, index: int, tokens: Sequence[Token]) -> dict[str, Any] | None:
-        if self._plan.top_logprobs is None:
-            return None
-        choice = self._choice(index)
-        found: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-        for token in tokens:
-            own = choice.decoder.spell(token.token_id)
-            top: dict[str, float | None] = {}
-            for token_id, logprob in (*token.top_logprobs, (token.token_id, token.logprob)):  # it is always there
-                top.setdefault(choice.decoder.spell(token_id).label, _finite(logprob))  # of equal labels the likelier
-            found["tokens"].append(own.label)
-            found["token_logprobs"].append(_finite(token.logprob))
-            found["top_logprobs"].append(top)
-            found["text_offset"].append(choice.num_characters)
-            choice.num_characters += own.num_characters
+            spelling = choice.decoder.spell(token.token_id)
+            own = _entry(spelling, token.logprob)
+            top = [_entry(choice.decoder.spell(token_id), logprob) for token_id, logprob in token.top_logprobs]
+            chat.append({**own, "top_logprobs": top})
+            text["tokens"].append(own["token"])
+            text["token_logprobs"].append(own["logprob"])
+            labelled: dict[str, float | None] = {}
+            for one in (*top, own):  # which is always there
+                labelled.setdefault(one["token"], one["logprob"])  # of equal labels the likelier
+            text["top_logprobs"].append(labelled)
+            text["text_offset"].append(choice.num_characters)
+            choice.num_characters += spelling.num_characters
             choice.decoder.push(token.token_id)
-        return found
+        return {"content": chat, "refusal": None} if self._is_chat else text
 
 
 def _entry(spelling: Spelling, logprob: float | None) -> dict[str, Any]:
-    """One token of a chat."""
+    """One token of a chat; JSON has no infinity."""
     utf8 = None if spelling.utf8 is None else list(spelling.utf8)
-    return {"token": spelling.label, "logprob": _finite(logprob), "bytes": utf8}
+    known = None if logprob is None else max(logprob, LEAST_LOGPROB)
+    return {"token": spelling.label, "logprob": known, "bytes": utf8}
 
 
 def usage(num_prompt_tokens: int, generations: Sequence[Generation]) -> dict[str, Any]:
@@ -201,12 +174,3 @@ def usage(num_prompt_tokens: int, generations: Sequence[Generation]) -> dict[str
 def _counts(num_prompt_tokens: int, num_tokens: int) -> dict[str, int]:
     total_tokens = num_prompt_tokens + num_tokens
     return {"prompt_tokens": num_prompt_tokens, "completion_tokens": num_tokens, "total_tokens": total_tokens}
-
-
-def _finite(logprob: float | None) -> float | None:
-    """JSON has no infinity."""
-    return None if logprob is None else max(logprob, LEAST_LOGPROB)
-
-
-def _sources(tokens: Sequence[Token]) -> list[dict[str, str]]:
-    return [{"text": token.text, "source": token.source.value} for token in tokens]

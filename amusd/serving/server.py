@@ -22,7 +22,6 @@ from amusd.config import EngineConfig, RunConfig
 from amusd.engine import SYNTHETIC, Engine
 from amusd.errors import ConfigError
 from amusd.serving.app import Gate, make_app
-from amusd.serving.requests import Limits
 from amusd.serving.service import Service
 
 _BACKLOG = 64
@@ -76,15 +75,8 @@ async def _serve(
 
 def make_service(engine: AsyncEngine, config: RunConfig, settings: EngineConfig) -> Service:
     """Return the service over an engine that was made from `settings`."""
-    return Service(
-        engine,
-        config.serve,
-        model=config.serve.model_name or model_name(settings),
-        decoding=config.decoding(),
-        limits=Limits(
-            max_length=engine.engine.worker.model.max_length, max_speculative_tokens=settings.max_verify_width - 1
-        ),
-    )
+    name = config.serve.model_name or model_name(settings)
+    return Service(engine, config.serve, name, config.decoding(), settings.max_verify_width - 1)
 
 
 class _Connection(H11Protocol):
@@ -173,19 +165,13 @@ async def _until_empty(gate: Gate, seconds: float) -> None:
 def _first_signal() -> Iterator[asyncio.Event]:
     """An event that the first signal sets; from then on signals are answered as they were before."""
     loop, event = asyncio.get_running_loop(), asyncio.Event()
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
 
-    def restore() -> None:
+    def restore(*_: object) -> None:
         for number, handler in before.items():
-            loop.remove_signal_handler(number)
             signal.signal(number, handler)
+        loop.call_soon_threadsafe(event.set)
 
-    def on_signal() -> None:
-        restore()
-        event.set()
-
-    for number in before:
-        loop.add_signal_handler(number, on_signal)
+    before = {number: signal.signal(number, restore) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         yield event
     finally:
@@ -195,13 +181,13 @@ def _first_signal() -> Iterator[asyncio.Event]:
 def url(own: socket.socket) -> str:
     """The address at which a browser on this machine finds the server."""
     host, port = own.getsockname()[:2]
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
+    return f"http://{host}:{port}"
 
 
 def model_name(config: EngineConfig) -> str:
     """Return the model's name for clients: the hub's or the folder's of a checkpoint, else the kind of the target."""
-    name = config.target.model
-    if config.target.kind != "hf" or name is None:
-        return str(config.target.kind)
-    return PurePath(name).name if PurePath(name).is_absolute() else name
+    target = config.target
+    if target.kind != "hf" or target.model is None:
+        return str(target.kind)
+    return PurePath(target.model).name if PurePath(target.model).is_absolute() else target.model

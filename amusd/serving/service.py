@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from starlette.responses import JSONResponse, Response
@@ -17,7 +18,7 @@ from amusd.config import DecodingConfig, SamplingParams, ServeConfig
 from amusd.errors import ConfigError, NotFiniteError, StateError
 from amusd.models.tokenizer import IncrementalDecoder
 from amusd.serving.metrics import ServerMetrics
-from amusd.serving.requests import Limits, Plan, RequestError, config_error
+from amusd.serving.requests import ChatRequest, CompletionRequest, Plan, RequestError, config_error, plan
 from amusd.serving.responses import DONE, Writer, event
 from amusd.types import Mode
 
@@ -28,25 +29,27 @@ _RETRY = {"Retry-After": "1"}
 """The header of an error that passes; seconds."""
 
 
+@dataclass(eq=False)
 class Service:
-    """Answers plans with an engine. For one event loop."""
+    """Answers requests with an engine. For one event loop."""
 
-    def __init__(
-        self, engine: AsyncEngine, config: ServeConfig, *, model: str, decoding: DecodingConfig, limits: Limits
-    ) -> None:
-        self.engine = engine
-        self.config = config
-        self.model = model
-        self.decoding = decoding
-        """The schedule of requests that name none."""
-        self.limits = limits
-        self.began = int(time.time())
-        self.is_closing = False
-        """No further request is taken."""
-        self.requests: set[AnsweredRequest] = set()
-        self.may_be_broken = False
-        """The engine has failed at the last answer that came to its end."""
-        self.metrics = ServerMetrics(model, lambda: engine.engine.status)
+    engine: AsyncEngine
+    config: ServeConfig
+    model: str
+    decoding: DecodingConfig
+    """The schedule of requests that name none."""
+    max_speculative_tokens: int
+    """Candidates that fit into one pass."""
+    began: int = field(default_factory=lambda: int(time.time()))
+    is_closing: bool = False
+    """No further request is taken."""
+    requests: set[AnsweredRequest] = field(default_factory=set)
+    may_be_broken: bool = False
+    """The engine has failed at the last answer that came to its end."""
+
+    def __post_init__(self) -> None:
+        self.max_length = self.engine.engine.worker.model.max_length
+        self.metrics = ServerMetrics(self.model, lambda: self.engine.engine.status)
 
     @property
     def num_in_flight(self) -> int:
@@ -56,16 +59,15 @@ class Service:
     async def health(self) -> tuple[int, dict[str, Any]]:
         """Status and document: 200 only when a token could be made. Behind a failure, one is made to find out."""
         state = "ok"
+        try:
+            self.engine.engine.turns.check()
+            if self.may_be_broken and not self.is_closing:
+                await self.engine.generate([0, 0], _ONE_TOKEN, decoding=_PLAIN)
+                self.may_be_broken = False
+        except Exception as error:  # noqa: BLE001 - whatever it is, there are no tokens
+            state = f"failing: {type(error).__name__}"
         if self.is_closing:
             state = "shutting down"
-        else:
-            try:
-                self.engine.engine.turns.check()
-                if self.may_be_broken:
-                    await self.engine.generate([0, 0], _ONE_TOKEN, decoding=_PLAIN)
-                    self.may_be_broken = False
-            except Exception as error:  # noqa: BLE001 - whatever it is, there are no tokens
-                state = f"failing: {type(error).__name__}"
         status = self.engine.engine.status
         document = {
             "status": state,
@@ -76,31 +78,34 @@ class Service:
         }
         return (200 if state == "ok" else 503), document
 
-    async def respond(self, plan: Plan, receive: Receive) -> Response:
-        """Have a plan answered. Raises `RequestError` as long as nothing is sent.
+    async def respond(self, body: ChatRequest | CompletionRequest, receive: Receive) -> Response:
+        """Answer a request. Raises `RequestError` as long as nothing is sent.
 
         When the client goes away, its answers end before another pass over them begins.
         """
-        request = AnsweredRequest(self, plan)
+        self.check_model(body.model)
+        request = AnsweredRequest(self, plan(body, self.decoding, self.max_length, self.max_speculative_tokens))
+        response: Response | None = None
         try:
-            response = await unless_gone(receive, request.stream() if plan.streams else request.whole())
-        except BaseException:
-            request.end(is_whole=False)
-            raise
-        if response is None:
-            request.end(is_whole=False)
-            return Response(status_code=499)  # which goes nowhere
-        return response
+            response = await unless_gone(receive, request.stream() if body.stream else request.whole())
+        finally:
+            if response is None:
+                request.end(is_whole=False)
+        return response or Response(status_code=499)  # which goes nowhere
 
-    def check_room(self, plan: Plan) -> None:
-        """Raise `RequestError` where the queue is full."""
-        number, room = plan.num_answers, self.engine.engine.worker.max_num_seqs + self.config.max_queue
+    def check_model(self, name: str | None) -> None:
+        """Raise `RequestError` for another model than this server's."""
+        if name is not None and name != self.model:
+            message = f"the model '{name[:200]}' does not exist; this server has '{self.model}'"
+            raise RequestError(message, "model", "model_not_found", status=404)
+
+    def check_room(self, number: int, param: str) -> None:
+        """Raise `RequestError` where the queue has no room for so many answers; `param` asks for several."""
+        room = self.engine.engine.worker.max_num_seqs + self.config.max_queue
         if number > room:
-            param = "n" if plan.num_choices > 1 else "prompt"
-            raise RequestError(f"{param}: {number} answers are more than this server takes, {room}", param=param)
+            raise RequestError(f"{param}: {number} answers are more than this server takes, {room}", param)
         if self.num_in_flight + number > room:
-            message = "the queue is full; try again later"
-            raise RequestError(message, code="queue_full", status=429, headers=_RETRY)
+            raise RequestError("the queue is full; try again later", None, "queue_full", status=429, headers=_RETRY)
 
     def error_of(self, error: Exception, plan: Plan) -> RequestError:
         """Return the error for the client of an answer that failed."""
@@ -155,30 +160,26 @@ class AnsweredRequest:
     async def _submit(self) -> None:
         """Queue the answers."""
         plan, service, engine = self._plan, self._service, self._service.engine
+        prompts, num_choices = plan.request.prompts, plan.request.n
+        room = len(prompts) * num_choices, "n" if num_choices > 1 else "prompt"
         try:
-            service.check_room(plan)
-            prompts = [
-                await engine.encode(prompt, raw=not plan.is_chat, template=plan.template) for prompt in plan.prompts
-            ]
-            service.check_room(plan)  # others may have come meanwhile
+            service.check_room(*room)
+            template = plan.request.template
+            encoded = [await engine.encode(prompt, raw=not plan.is_chat, template=template) for prompt in prompts]
+            service.check_room(*room)  # others may have come meanwhile
+            places = [(ids, choice) for ids in encoded for choice in range(num_choices)]
             self.answers = [
-                engine.stream(prompt, plan.params_of(choice), decoding=plan.decoding)
-                for prompt in prompts
-                for choice in range(plan.num_choices)
+                engine.stream(ids, plan.params_of(choice), decoding=plan.decoding) for ids, choice in places
             ]
             service.requests.add(self)
             for answer in self.answers:
                 await answer.submit()
         except Exception as error:
             raise service.error_of(error, plan) from error
-        tokenizer = engine.engine.tokenizer
-        self._writer = Writer(
-            plan,
-            model=service.model,
-            num_prompt_tokens=sum(map(len, prompts)),
-            make_decoder=lambda index: IncrementalDecoder(tokenizer, prompts[index // plan.num_choices]),
-        )
-        service.metrics.begun(self._writer.num_prompt_tokens)
+        decoders = [IncrementalDecoder(engine.engine.tokenizer, ids) for ids, _ in places]
+        num_prompt_tokens = sum(map(len, encoded))
+        self._writer = Writer(plan, model=service.model, num_prompt_tokens=num_prompt_tokens, decoders=decoders)
+        service.metrics.begun(num_prompt_tokens)
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
         writer = self._writer
@@ -194,7 +195,7 @@ class AnsweredRequest:
                             documents.append(piece)
                     if documents:
                         yield b"".join(map(event, documents))
-            if self._plan.includes_usage:
+            if self._plan.request.stream_options.include_usage:
                 yield event(writer.usage_chunk([answer.generation for answer in self.answers]))
         except Exception as error:  # noqa: BLE001 - told to the client: the status is sent
             yield event(self._service.error_of(error, self._plan).body)
@@ -273,5 +274,4 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T | Non
 
 def closing_error() -> RequestError:
     """Return the error for a client that comes, or still waits, when the server ends."""
-    message = "the server is shutting down"
-    return RequestError(message, status=503, code="shutting_down", headers=_RETRY)
+    return RequestError("the server is shutting down", None, "shutting_down", status=503, headers=_RETRY)

@@ -560,10 +560,13 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "all choices have one seed": ("(self.params.seed + choice)", "self.params.seed"),
     },
     ("amusd/serving/responses.py", "tests/serving/test_pure.py"): {
-        "the last tokens of a stream are lost when they show no text": ("if choice.waiting and (", "if False and ("),
+        "the last tokens of a stream are lost when they show no text": (
+            "if self._choices[index].waiting and tells_all:",
+            "if False:",
+        ),
         "of alternatives that read alike the last one stands": (
-            "top.setdefault(choice.decoder.spell(token_id).label, _finite(logprob))",
-            "top[choice.decoder.spell(token_id).label] = _finite(logprob)",
+            'labelled.setdefault(one["token"], one["logprob"])',
+            'labelled[one["token"]] = one["logprob"]',
         ),
     },
     ("amusd/serving/service.py", "tests/serving/test_api.py"): {
@@ -578,8 +581,8 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     },
     ("amusd/serving/service.py", "tests/serving/test_text.py"): {
         "log-probabilities are of tokens behind no prompt": (
-            "IncrementalDecoder(tokenizer, prompts[index // plan.num_choices])",
-            "IncrementalDecoder(tokenizer)",
+            "IncrementalDecoder(engine.engine.tokenizer, ids)",
+            "IncrementalDecoder(engine.engine.tokenizer)",
         ),
     },
     ("amusd/serving/timeline.py", "tests/serving/test_timeline.py"): {

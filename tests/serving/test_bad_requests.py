@@ -11,7 +11,7 @@ import pytest
 from openai import BadRequestError, NotFoundError
 from serving.running import MODEL, TEXT, Running, plain_engine, serving
 
-from amusd.serving.requests import CHARACTERS_PER_TOKEN, MAX_BIASES, MAX_STOPS, STOP_CHARACTERS
+from amusd.serving.requests import MAX_BIASES, MAX_STOPS, STOP_CHARACTERS
 from amusd.types import Mode
 
 CHAT, TEXTS = "/v1/chat/completions", "/v1/completions"
@@ -20,7 +20,6 @@ HEADERS = {"Content-Type": "application/json"}
 INVALID = "invalid_request_error"
 CONTEXT = 400
 """Tokens of the table model's context."""
-CHARACTERS = CONTEXT * CHARACTERS_PER_TOKEN
 
 
 @pytest.fixture(scope="module")
@@ -38,43 +37,32 @@ IMAGE = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 MISTAKES: list[tuple[dict[str, Any], str | None, str]] = [
     ({"model": 5}, "model", "model: should be a valid string"),
-    ({"messages": None}, "messages", "missing required parameter"),
     ({"messages": []}, "messages", "at least 1 item"),
     ({"messages": [{"content": "a"}]}, "messages.0.role", "missing required parameter"),
     ({"messages": [USER, {"role": "narrator", "content": "a"}]}, "messages.1.role", "'assistant'"),
     (message(content=5), "messages.0.content", "valid list"),
     (message(content=[IMAGE]), "messages.0.content.0.type", "should be 'text'"),
     (message(audio={"id": "1"}), "messages.0.audio", "not supported by this server"),
-    ({"temperature": -0.1}, "temperature", "greater than or equal to 0"),
-    ({"temperature": True}, "temperature", "valid number"),
     ({"temperature": 1e9}, "temperature", "expected a number from 0 to 1000000"),
     ({"top_p": 1.5}, "top_p", "less than or equal to 1"),
-    ({"max_tokens": 1.5}, "max_tokens", "valid integer"),
     ({"n": 100}, "n", "more than this server takes"),
     ({"stop": ""}, "stop", "text that is not empty"),
-    ({"stop": [1]}, "stop.0", "valid string"),
     ({"stop": ["b"] * (MAX_STOPS + 1)}, "stop", f"at most {MAX_STOPS} items"),
     ({"stop": "b" * (STOP_CHARACTERS + 1)}, "stop.0", f"at most {STOP_CHARACTERS} characters"),
     ({"logit_bias": {"a": 1}}, "logit_bias", "valid integer"),
-    ({"logit_bias": {"5000": 1}}, "logit_bias", "no such token"),
-    ({"logit_bias": {"5": 101}}, "logit_bias", "less than or equal to 100"),
+    ({"logit_bias": {"5000": 1}}, "logit_bias", "has no token 5000"),
     ({"logit_bias": {str(id_): 1 for id_ in range(MAX_BIASES + 1)}}, "logit_bias", f"at most {MAX_BIASES} items"),
     ({"top_logprobs": 2}, "top_logprobs", "needs logprobs=true"),
     ({"stream_options": {"more": 1}}, "stream_options.more", "not known"),
     ({"mode": "fast"}, "mode", "'asynchronous'"),
     ({"num_speculative_tokens": 100}, "num_speculative_tokens", "this server takes 7"),
     ({"tools": [TOOL]}, "tools", "is not supported by this server"),
-    ({"tool_choice": "required"}, "tool_choice", "should be 'none' or 'auto'"),
     ({"response_format": {"type": "json_object"}}, "response_format.type", "should be 'text'"),
     ({"min_tokens": 1}, "min_tokens", "needs ignore_eos=true, no stop"),
     ({"min_tokens": 3, "ignore_eos": True, "max_tokens": 2}, "min_tokens", "max_tokens that are not fewer"),
     ({"guided_json": {"type": "object"}}, "guided_json", "not supported"),
-    ({"prompt_logprobs": 0}, "prompt_logprobs", "not supported"),
-    ({"skip_special_tokens": False}, "skip_special_tokens", "should be True"),
     ({"max_token": 1}, "max_token", "did you mean 'max_tokens'?"),
     (message(content="a" * 500), "messages", "leave no room in a context of 400"),
-    (message(content="a" * (CHARACTERS + 1)), "messages", "leaves no room"),
-    ({"messages": [USER] * (CONTEXT + 1)}, "messages", "leaves no room"),
     (message(content="\ud800"), "messages", "half of a surrogate pair"),
     ({"\ud800": 1}, None, "the body"),
     ({"prompt": []}, "prompt", "at least 1 item"),
@@ -83,10 +71,7 @@ MISTAKES: list[tuple[dict[str, Any], str | None, str]] = [
     ({"prompt": [-1]}, "prompt.0", "greater than or equal to 0"),
     ({"prompt": {"text": "a"}}, "prompt", "valid list"),
     ({"prompt": ["a"] * 69}, "prompt", "69 answers are more than this server takes, 68"),
-    ({"prompt": ["a", "a" * (CHARACTERS + 1)]}, "prompt", "leaves no room"),
-    ({"prompt": [1] * (CONTEXT + 1)}, "prompt", "leaves no room"),
-    ({"prompt": "a", "suffix": "and so on"}, "suffix", "not supported"),
-    ({"prompt": "a", "best_of": 3}, "best_of", "should be 1"),
+    ({"prompt": [1] * (CONTEXT + 1)}, "prompt", "leave no room"),
     ({"prompt": "a", "messages": [USER]}, "messages", "not known"),
 ]
 
@@ -111,15 +96,6 @@ def test_a_mistake_in_a_request_is_named(server: Running, fields: dict[str, Any]
     assert server.lines == []  # nothing of a request is told to the operator
 
 
-@pytest.mark.parametrize("fields", [{"prompt": "a" * (CHARACTERS + 1)}, {"messages": [USER] * (CONTEXT + 1)}])
-def test_what_is_too_large_is_refused_before_it_is_tokenized(
-    server: Running, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
-) -> None:
-    monkeypatch.setattr(server.engine, "encode", lambda *_, **__: pytest.fail("others would wait for that"))
-    response = post(server, fields)
-    assert (response.status_code, response.json()["error"]["code"]) == (400, "context_length_exceeded")
-
-
 def test_what_just_fits_is_answered(server: Running) -> None:
     stops = [f"{number:0{STOP_CHARACTERS}d}" for number in range(MAX_STOPS)]
     for fields in ({"prompt": "a", "stop": stops}, {"prompt": [1] * (CONTEXT - 3)}):
@@ -133,9 +109,7 @@ def test_what_just_fits_is_answered(server: Running) -> None:
     ("method", "path", "content", "status", "text"),
     [
         ("POST", CHAT, b"{", 400, "the body is not JSON"),
-        ("POST", CHAT, b"", 400, "must be a JSON object"),
         ("POST", CHAT, b"[]", 400, "must be a JSON object"),
-        ("POST", CHAT, b"\xff\xfe{}", 400, ""),
         ("POST", CHAT, b"[" * 10_000, 400, ""),
         ("POST", CHAT, b'{"a": ' + b"1" * 5_000 + b"}", 400, ""),
         ("POST", CHAT, b'{"model": "' + b"a" * 80_000 + b'"}', 413, "larger than 80000 bytes"),
@@ -203,7 +177,7 @@ def test_fields_that_change_nothing_are_taken(server: Running) -> None:
 
 def test_a_bug_is_an_error_in_openais_shape_too(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(plain_engine(), mode=Mode.AUTOREGRESSIVE) as own:
-        monkeypatch.setattr("amusd.serving.app.plan", lambda *_: 1 / 0)
+        monkeypatch.setattr("amusd.serving.service.plan", lambda *_: 1 / 0)
         response = own.post(CHAT, own.chat())
         assert response.status_code == 500
         told = {"message": "internal error", "type": "server_error", "param": None, "code": None}
