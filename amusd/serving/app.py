@@ -39,30 +39,24 @@ def make_app(service: Service) -> FastAPI:
     app = FastAPI(title="amusd", version=__version__, docs_url=None, redoc_url=None)
 
     @app.post("/v1/chat/completions", responses=_RESPONSES)
-    async def chat_completions(body: ChatRequest, request: Request) -> Response:
-        return await service.respond(body, request.receive)
+    async def chat_completions(body: ChatRequest) -> Response:
+        return service.respond(body)
 
     @app.post("/v1/completions", responses=_RESPONSES)
-    async def completions(body: CompletionRequest, request: Request) -> Response:
-        return await service.respond(body, request.receive)
+    async def completions(body: CompletionRequest) -> Response:
+        return service.respond(body)
 
-    def model_card() -> dict[str, Any]:
-        return {
-            "id": service.model,
-            "object": "model",
-            "created": service.began,
-            "owned_by": "amusd",
-            "max_model_len": service.max_length,
-        }
+    card = {"id": service.model, "object": "model", "created": service.began, "owned_by": "amusd"}
+    card["max_model_len"] = service.max_length
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [model_card()]}
+        return {"object": "list", "data": [card]}
 
     @app.get("/v1/models/{name:path}", responses={"default": _RESPONSES["default"]})
     async def model(name: str) -> dict[str, Any]:
         service.check_model(name)
-        return model_card()
+        return card
 
     @app.head("/health", include_in_schema=False)
     @app.get("/health", responses={503: {"description": "No token can be made now."}})
@@ -105,8 +99,7 @@ def _add_page(app: FastAPI, service: Service) -> None:
 
     @app.get("/timeline", include_in_schema=False)
     async def timeline() -> Response:
-        events = listen(service.engine.engine.worker.recorder, lambda: service.is_closing)
-        return EventStream(events)
+        return EventStream(listen(service.engine.engine.worker.recorder, lambda: service.is_closing))
 
 
 def _page_policy(html: str) -> str:

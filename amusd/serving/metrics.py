@@ -20,15 +20,44 @@ _WHOLE = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240
 """Upper bounds of the buckets in seconds, as vLLM has them."""
 
 
-class _EngineFigures(Collector):
-    """The engine's own counts, read when they are asked for."""
+class ServerMetrics(Collector):
+    """Counts since the server began. For the event loop's thread; the engine's own are read when somebody asks."""
 
-    def __init__(self, labels: dict[str, str], read: Callable[[], EngineStatus]) -> None:
-        self._labels = labels
+    def __init__(self, model: str, read: Callable[[], EngineStatus]) -> None:
+        """`read`: what the engine says of itself."""
         self._read = read
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        self._labels = {"model_name": model, "engine": "0"}
+        self._prompt_tokens = self._counter("vllm:prompt_tokens", "Tokens of prompts.").labels(**self._labels)
+        self._tokens = self._counter("vllm:generation_tokens", "Tokens of answers.").labels(**self._labels)
+        text = "Tokens that the draft computed, judged or not."
+        self._drafted = self._counter("amusd:drafted_tokens", text).labels(**self._labels)
+        text = "Requests whose client went away, or whose answer failed."
+        self._gone = self._counter("amusd:requests_aborted", text).labels(**self._labels)
+        self._success = self._counter("vllm:request_success", "Finished answers.", "finished_reason")
+        text = "Accepted candidates by their place in the pass, from 0."
+        self._accepted_at = self._counter("vllm:spec_decode_num_accepted_tokens_per_pos", text, "position")
+        text = "From the request to the first token."
+        self._first_token = self._histogram("vllm:time_to_first_token_seconds", text, _FIRST_TOKEN)
+        text = "Between two target passes of an answer, each of which brings one token or more."
+        self._between = self._histogram("vllm:inter_token_latency_seconds", text, _BETWEEN_TOKENS)
+        text = "From the request to its end."
+        self._latency = self._histogram("vllm:e2e_request_latency_seconds", text, _WHOLE)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(name, text, (*self._labels, *labels), registry=self._registry)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        found = Histogram(name, text, (*self._labels,), buckets=buckets, registry=self._registry)
+        return found.labels(**self._labels)
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing, so that the engine is not asked before there is one."""
+        return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """The figures of now."""
+        """The engine's figures of now."""
         status = self._read()
         counts = status.counts
         gauges = (
@@ -50,47 +79,6 @@ class _EngineFigures(Collector):
                 family.add_metric([*self._labels.values()], float(value))
                 yield family
 
-
-class ServerMetrics:
-    """Counts since the server began. For the event loop's thread; gauges are read when somebody asks."""
-
-    def __init__(self, model: str, read: Callable[[], EngineStatus]) -> None:
-        """`read`: what the engine says of itself."""
-        self._registry = CollectorRegistry()
-        self._labels = labels = {"model_name": model, "engine": "0"}
-        self._registry.register(_EngineFigures(labels, read))
-
-        def counter(name: str, text: str) -> Counter:
-            return Counter(name, text, (*labels,), registry=self._registry).labels(**labels)
-
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            found = Histogram(name, text, (*labels,), buckets=buckets, registry=self._registry)
-            return found.labels(**labels)
-
-        self._prompt_tokens = counter("vllm:prompt_tokens", "Tokens of prompts.")
-        self._tokens = counter("vllm:generation_tokens", "Tokens of answers.")
-        self._first_token = histogram(
-            "vllm:time_to_first_token_seconds", "From the request to the first token.", _FIRST_TOKEN
-        )
-        self._between = histogram(
-            "vllm:inter_token_latency_seconds",
-            "Between two target passes of an answer, each of which brings one token or more.",
-            _BETWEEN_TOKENS,
-        )
-        self._latency = histogram("vllm:e2e_request_latency_seconds", "From the request to its end.", _WHOLE)
-        self._accepted_at = Counter(
-            "vllm:spec_decode_num_accepted_tokens_per_pos",
-            "Accepted candidates by their place in the pass, from 0.",
-            (*labels, "position"),
-            registry=self._registry,
-        )
-        self._drafted = counter("amusd:drafted_tokens", "Tokens that the draft computed, judged or not.")
-        success = Counter(
-            "vllm:request_success", "Finished answers.", (*labels, "finished_reason"), registry=self._registry
-        )
-        self._success = {word: success.labels(**labels, finished_reason=word) for word in FINISH_REASONS.values()}
-        self._gone = counter("amusd:requests_aborted", "Requests whose client went away, or whose answer failed.")
-
     def begun(self, num_prompt_tokens: int) -> None:
         """The engine has got a request."""
         self._prompt_tokens.inc(num_prompt_tokens)
@@ -104,11 +92,11 @@ class ServerMetrics:
     def finished(self, generation: Generation) -> None:
         """An answer is complete."""
         metrics = generation.metrics
-        self._success[FINISH_REASONS[generation.finish_reason]].inc()
+        self._success.labels(**self._labels, finished_reason=FINISH_REASONS[generation.finish_reason]).inc()
         if metrics.draft is not None:
             self._drafted.inc(metrics.draft.num_drafted)
         for position, number in enumerate(metrics.accepted_by_position):
-            self._accepted_at.labels(**self._labels, position=str(position)).inc(number)
+            self._accepted_at.labels(**self._labels, position=position).inc(number)
         for gap_ns in metrics.chunk_gaps_ns:
             self._between.observe(gap_ns / 1e9)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from amusd.answer import Token
@@ -78,20 +78,10 @@ class Service:
         }
         return (200 if state == "ok" else 503), document
 
-    async def respond(self, body: ChatRequest | CompletionRequest, receive: Receive) -> Response:
-        """Answer a request. Raises `RequestError` as long as nothing is sent.
-
-        When the client goes away, its answers end before another pass over them begins.
-        """
+    def respond(self, body: ChatRequest | CompletionRequest) -> Response:
+        """The response to a request. Raises `RequestError` for one that cannot be answered."""
         self.check_model(body.model)
-        request = AnsweredRequest(self, plan(body, self.decoding, self.max_length, self.max_speculative_tokens))
-        response: Response | None = None
-        try:
-            response = await unless_gone(receive, request.stream() if body.stream else request.whole())
-        finally:
-            if response is None:
-                request.end(is_whole=False)
-        return response or Response(status_code=499)  # which goes nowhere
+        return AnsweredRequest(self, plan(body, self.decoding, self.max_length, self.max_speculative_tokens))
 
     def check_model(self, name: str | None) -> None:
         """Raise `RequestError` for another model than this server's."""
@@ -119,67 +109,69 @@ class Service:
         return RequestError("the engine failed at this answer", status=500, code="engine_failed")
 
 
-class AnsweredRequest:
-    """One request while it is answered."""
+class AnsweredRequest(Response):
+    """The response to one request. It raises `RequestError` as long as nothing is sent.
+
+    When the client goes away, its answers end before another pass over them begins.
+    """
 
     def __init__(self, service: Service, plan: Plan) -> None:
+        super().__init__()
         self._service = service
         self._plan = plan
         self._began = time.perf_counter()
         self.answers: list[AsyncAnswer] = []
         self._writer: Writer
 
-    async def whole(self) -> Response:
-        """The answer as one object."""
-        await self._submit()
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, as one object or as server-sent events."""
+        is_whole = None
         try:
-            tokens: list[list[Token]] = [[] for _ in self.answers]
-            async with aclosing(self._pieces()) as all_pieces:
-                async for pieces in all_pieces:
-                    for index, chunk in pieces:
-                        tokens[index] += chunk
+            is_whole = await unless_gone(receive, self._answer(scope, receive, send))
+        finally:
+            if self in self._service.requests:
+                self._service.requests.remove(self)
+                self._service.metrics.ended(self._began, is_whole=is_whole is not None)
+            for answer in self.answers:
+                answer.cancel()
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> bool:
+        try:
+            await self._submit()
+            document = None if self._plan.request.stream else await self._whole()
         except Exception as error:
             raise self._service.error_of(error, self._plan) from error
-        answers = [(tokens[index], answer.generation) for index, answer in enumerate(self.answers)]
-        self.end(is_whole=True)
-        return JSONResponse(self._writer.whole(answers))
-
-    async def stream(self) -> Response:
-        """The answer as server-sent events; what is wrong with the request is raised before they begin."""
-        await self._submit()
-        return EventStream(self._events(), self.end)
-
-    def end(self, is_whole: bool) -> None:
-        """Give the place back, and end the answers that are not over."""
-        if self in self._service.requests:
-            self._service.requests.remove(self)
-            self._service.metrics.ended(self._began, is_whole)
-        for answer in self.answers:
-            answer.cancel()
+        if document is None:
+            return await EventStream(self._events()).send_all(send)
+        await JSONResponse(document)(scope, receive, send)
+        return True
 
     async def _submit(self) -> None:
         """Queue the answers."""
         plan, service, engine = self._plan, self._service, self._service.engine
         prompts, num_choices = plan.request.prompts, plan.request.n
         room = len(prompts) * num_choices, "n" if num_choices > 1 else "prompt"
-        try:
-            service.check_room(*room)
-            template = plan.request.template
-            encoded = [await engine.encode(prompt, raw=not plan.is_chat, template=template) for prompt in prompts]
-            service.check_room(*room)  # others may have come meanwhile
-            places = [(ids, choice) for ids in encoded for choice in range(num_choices)]
-            self.answers = [
-                engine.stream(ids, plan.params_of(choice), decoding=plan.decoding) for ids, choice in places
-            ]
-            service.requests.add(self)
-            for answer in self.answers:
-                await answer.submit()
-        except Exception as error:
-            raise service.error_of(error, plan) from error
+        service.check_room(*room)
+        template = plan.request.template
+        encoded = [await engine.encode(prompt, raw=not plan.is_chat, template=template) for prompt in prompts]
+        service.check_room(*room)  # others may have come meanwhile
+        places = [(ids, choice) for ids in encoded for choice in range(num_choices)]
+        self.answers = [engine.stream(ids, plan.params_of(choice), decoding=plan.decoding) for ids, choice in places]
+        service.requests.add(self)
+        for answer in self.answers:
+            await answer.submit()
         decoders = [IncrementalDecoder(engine.engine.tokenizer, ids) for ids, _ in places]
         num_prompt_tokens = sum(map(len, encoded))
         self._writer = Writer(plan, model=service.model, num_prompt_tokens=num_prompt_tokens, decoders=decoders)
         service.metrics.begun(num_prompt_tokens)
+
+    async def _whole(self) -> dict[str, Any]:
+        tokens: list[list[Token]] = [[] for _ in self.answers]
+        async with aclosing(self._pieces()) as all_pieces:
+            async for pieces in all_pieces:
+                for index, chunk in pieces:
+                    tokens[index] += chunk
+        return self._writer.whole([(tokens[index], answer.generation) for index, answer in enumerate(self.answers)])
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
         writer = self._writer
@@ -226,32 +218,23 @@ class AnsweredRequest:
             await asyncio.gather(*reading, return_exceptions=True)
 
 
-class EventStream(Response):
+class EventStream(StreamingResponse):
     """Server-sent events, until they end or the client goes away."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], end: Callable[[bool], None] = lambda _: None) -> None:
-        """`end` is called in the end, whatever happens, with whether everything was sent."""
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-        del self.headers["content-length"]
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         self._events = events
-        self._end = end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI's
         """Send the events."""
-        is_whole = None
-        try:
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            is_whole = await unless_gone(receive, self._send_all(send))
-        finally:
-            self._end(bool(is_whole))
+        await unless_gone(receive, self.send_all(send))
 
-    async def _send_all(self, send: Send) -> bool:
-        async with aclosing(self._events) as events:
-            async for body in events:
-                await send({"type": "http.response.body", "body": body, "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
+    async def send_all(self, send: Send) -> bool:
+        """Send the events, whoever goes away."""
+        async with aclosing(self._events):
+            await self.stream_response(send)
         return True
 
 
