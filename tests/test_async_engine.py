@@ -14,23 +14,18 @@ from runtime.pair import (
     PROMPT,
     VOCAB_SIZE,
     KeepingRecorder,
-    decoding,
     on_pass,
-    oracle,
     paced_model,
-    pair,
     params,
     reference,
 )
 from table_model import TableTokenizer
 
 from amusd import AsyncEngine
-from amusd.drafters.synthetic import right_with_probability
 from amusd.engine import Engine
 from amusd.errors import ConfigError, StateError
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.target_worker import TargetWorker
-from amusd.types import Mode
 
 DEADLINE_SECONDS = 60.0
 LONG = 300
@@ -83,19 +78,6 @@ async def until(holds: Callable[[], bool]) -> None:
         await asyncio.sleep(0.001)
 
 
-def test_an_answer_is_streamed_and_kept_whole() -> None:
-    async def work() -> None:
-        async with launched() as (engine, _):
-            answer = engine.stream(PROMPT, params(20))
-            with pytest.raises(StateError, match="not finished"):
-                _ = answer.generation
-            assert [token.token_id async for token in answer] == answer_of(20)
-            assert list(answer.generation.token_ids) == answer_of(20)
-            assert (await engine.generate(PROMPT, params(7))).finish_reason.value == "length"
-
-    run(work())
-
-
 def test_the_status_is_read_while_another_thread_computes() -> None:
     async def work() -> None:
         async with launched(max_num_seqs=2) as (engine, own):
@@ -116,20 +98,6 @@ def test_the_status_is_read_while_another_thread_computes() -> None:
             assert status.counts.num_verified == 0
 
     run(work())
-
-
-@pytest.mark.parametrize("mode", [Mode.SYNCHRONOUS, Mode.ASYNCHRONOUS])
-def test_answers_are_drafted_as_ever(mode: Mode) -> None:
-    async def work(own: Engine) -> None:
-        async with AsyncEngine(lambda: own) as engine:
-            asked = (engine.generate(PROMPT, params(10 + n), decoding=decoding(mode)) for n in range(6))
-            found = await asyncio.gather(*asked)
-        assert [list(one.token_ids) for one in found] == [answer_of(10 + n) for n in range(6)]
-        assert sum(one.metrics.num_accepted for one in found) > 0
-
-    with pair({"oracle": oracle(LONG, right_with_probability(0.7, 1))}, max_num_seqs=3) as (engine, draft):
-        run(work(engine))
-    assert draft.error is None
 
 
 def test_the_event_loop_runs_while_a_pass_is_computed() -> None:
@@ -153,21 +121,6 @@ def test_the_event_loop_runs_while_a_pass_is_computed() -> None:
                 await asyncio.wait([reading])
                 await engine.aclose()
             assert all(turns)
-
-    run(work())
-
-
-def test_a_cancelled_task_frees_its_slot_within_a_pass() -> None:
-    async def work() -> None:
-        async with launched(max_num_seqs=1) as (engine, own):
-            with slowed(own) as passes:
-                task = asyncio.ensure_future(engine.generate(PROMPT, params(LONG)))
-                await until(lambda: passes[-1] > 3)
-                task.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await task
-                assert passes[-1] < LONG
-                assert list((await engine.generate(PROMPT, params(5))).token_ids) == answer_of(5)
 
     run(work())
 

@@ -22,7 +22,6 @@ SECONDS = 60.0
 """How long the browser may take for anything: the machine may be busy."""
 
 KEYS = {
-    "Backspace": 8,
     "Enter": 13,
     "Escape": 27,
     "Tab": 9,
@@ -102,10 +101,9 @@ class Browser:
                 return reply["result"]
             self._note(reply)
 
-    def show(self, url: str, *, width: int = 1280, height: int = 800, scheme: str = "light") -> None:
-        """Open a page as a screen of this size (in CSS pixels) shows it."""
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
-        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+    def show(self, url: str) -> None:
+        """Open a page."""
+        self.call("Emulation.setDeviceMetricsOverride", width=1280, height=800, deviceScaleFactor=1, mobile=False)
         self.call("Page.navigate", url=url)
         self.wait_for(f"document.readyState === 'complete' && location.href === {json.dumps(url)}")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import re
 import resource
@@ -11,10 +10,8 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
-from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from descriptors import num_descriptors
 from openai import APIError
@@ -195,37 +192,3 @@ def test_an_answer_that_takes_too_long_is_cut_off_in_words() -> None:
         assert [answer.result(SECONDS) for answer in answers] == ["shutting_down"] * 2
     assert any("3 requests were cut off" in line for line in server.lines)
     half_sent.close()
-
-
-@pytest.mark.long
-@pytest.mark.timeout(1200)
-def test_a_thousand_requests_leave_the_process_as_it_was() -> None:
-    """Memory, descriptors and threads after 300 requests and after 1,300, of which a tenth goes away early."""
-
-    async def load(server: Running, seeds: range) -> None:
-        left = iter(seeds)
-
-        async def user(client: httpx.AsyncClient) -> None:
-            for seed in left:
-                draws = random.Random(seed)
-                body = server.chat(max_tokens=draws.randint(1, 60), stream=draws.random() < 0.5, seed=seed)
-                async with client.stream("POST", "/v1/chat/completions", json=body) as response:
-                    assert response.status_code == 200
-                    if draws.random() < 0.9:
-                        await response.aread()
-
-        async with httpx.AsyncClient(base_url=server.url, timeout=SECONDS) as client:
-            await asyncio.gather(*(user(client) for _ in range(8)))
-
-    def figures() -> tuple[int, int, int]:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        return pages * resource.getpagesize() >> 20, num_descriptors(), threading.active_count()
-
-    with serving(plain_engine(), mode=Mode.AUTOREGRESSIVE, max_queue=64) as server:
-        asyncio.run(load(server, range(300)))
-        before = figures()
-        asyncio.run(load(server, range(300, 1300)))
-        until(lambda: server.num_at_work == 0)
-        megabytes, descriptors, threads = figures()
-        assert megabytes < before[0] + 8  # a leak of 8 kB a request would be 8 MB
-        assert (descriptors, threads) <= (before[1] + 1, before[2] + 1)

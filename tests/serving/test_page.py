@@ -6,8 +6,7 @@ for a time: what is to be seen is waited for, with a deadline.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,8 +16,8 @@ pytest.importorskip("fastapi", reason="the server is an extra: pip install 'amus
 
 from runtime.pair import PROMPT, VOCAB_SIZE, oracle, pair, reference
 from runtime.table_tree import TableTreeDrafter, spread
-from serving.browser import NAMES, SECONDS, Browser, browsing, find_browser
-from serving.running import TEXT, Running, serving
+from serving.browser import NAMES, Browser, browsing, find_browser
+from serving.running import TEXT, Running, serving, until
 from table_model import TableTokenizer
 
 from amusd.drafters.synthetic import right_with_probability
@@ -60,8 +59,8 @@ def browser(chromium: Browser) -> Iterator[Browser]:
     assert chromium.problems == []
 
 
-def open_page(browser: Browser, running: Running, **screen: Any) -> None:
-    browser.show(f"{running.url}/", **screen)
+def open_page(browser: Browser, running: Running) -> None:
+    browser.show(f"{running.url}/")
     browser.wait_for("document.querySelector('#about').textContent === 'table'")
 
 
@@ -74,17 +73,13 @@ def tab_to(browser: Browser, selector: str, *, back: bool = False) -> None:
     raise AssertionError(f"{selector} cannot be reached with the keyboard")
 
 
-def set_number(browser: Browser, selector: str, number: int) -> None:
-    tab_to(browser, selector)
-    browser.evaluate("document.activeElement.select()")  # as Ctrl+A, which is another key on some systems
-    browser.write(str(number))
-
-
 def ask(browser: Browser, num_tokens: int = NUM_TOKENS) -> None:
     """Ask for an answer at temperature 0."""
     tab_to(browser, "#temperature")
     browser.press("Home")
-    set_number(browser, "#tokens", num_tokens)
+    tab_to(browser, "#tokens")
+    browser.evaluate("document.activeElement.select()")  # as Ctrl+A, which is another key on some systems
+    browser.write(str(num_tokens))
     tab_to(browser, "#prompt")
     browser.write(TEXT)
     browser.press("Enter")
@@ -97,13 +92,6 @@ def texts(browser: Browser) -> list[str]:
 
 def text_of(browser: Browser, selector: str) -> str:
     return str(browser.evaluate(f"document.querySelector({selector!r}).textContent"))
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @needs_browser
@@ -147,30 +135,6 @@ def test_the_same_answer_in_every_mode_is_coloured_by_its_sources(browser: Brows
 
 
 @needs_browser
-def test_a_mode_is_chosen_and_a_conversation_goes_on_and_begins_anew(browser: Browser) -> None:
-    with server(browser) as running:
-        open_page(browser, running, width=390, height=844)
-        tab_to(browser, "#more summary", back=True)  # the settings are folded on a phone
-        browser.press("Enter")
-        ask(browser, 5)
-        browser.wait_for(IS_ANSWERED)
-        tab_to(browser, "[name=mode]", back=True)
-        browser.press("ArrowLeft")
-        assert browser.evaluate("document.activeElement.value") == "synchronous"
-        tab_to(browser, "#prompt")
-        browser.write("aa")
-        browser.press("Enter")
-        browser.wait_for(f"turns.length === 2 && turns[1].runs[0].state === 'finished' && {IS_ANSWERED}")
-        runs = "[...document.querySelectorAll('.run')].map((run) => run.dataset.mode)"
-        assert browser.evaluate(runs) == ["asynchronous", "synchronous"]
-        roles = browser.evaluate("turns[1].messages.map((message) => [message.role, message.content])")
-        assert roles == [["user", TEXT], ["assistant", ANSWER[:5]], ["user", "aa"]]
-        tab_to(browser, "#new", back=True)
-        browser.press("Enter")
-        assert browser.evaluate("[turns.length, document.querySelectorAll('.turn').length]") == [0, 0]
-
-
-@needs_browser
 def test_stopping_ends_the_answer_at_the_server(browser: Browser) -> None:
     with server(browser, pass_seconds=0.05) as running:
         open_page(browser, running)
@@ -186,28 +150,6 @@ def test_stopping_ends_the_answer_at_the_server(browser: Browser) -> None:
         (text,) = texts(browser)
         assert ANSWER.startswith(text[:NUM_TOKENS])
         assert browser.evaluate("document.querySelector('.again').hidden") is False
-
-
-@needs_browser
-def test_what_goes_wrong_is_said_in_a_line(browser: Browser) -> None:
-    with server(browser) as running:
-        open_page(browser, running)
-        tab_to(browser, "#prompt")
-        browser.call("Input.insertText", text="a" * 500)  # pasted
-        browser.press("Enter")
-        browser.wait_for("document.querySelector('.error[role=alert]')")
-        assert "500 tokens" in text_of(browser, ".error[role=alert]")
-        browser.problems[:] = [problem for problem in browser.problems if "status of 400" not in problem]
-        set_number(browser, "#tokens", 7)
-        tab_to(browser, "[data-again=asynchronous]", back=True)  # it has failed, so it is offered once more
-        set_number(browser, "#seed", 5)
-        browser.evaluate("document.activeElement.select()")
-        browser.press("Backspace")
-        tab_to(browser, "#prompt")
-        browser.write(TEXT)
-        browser.press("Enter")
-        browser.wait_for("document.querySelector('#means.error')")
-        assert text_of(browser, "#means").startswith("Seed: ")
 
 
 @needs_browser
@@ -257,18 +199,6 @@ def test_the_timeline_shows_what_both_devices_did(browser: Browser) -> None:
         drawn = "new Uint32Array(timeline.canvas.getContext('2d').getImageData(0, 0, 600, 100).data.buffer)"
         assert browser.evaluate(f"new Set({drawn}).size") > 4
     until(lambda: running.engine.worker.recorder.listeners == ())
-
-
-@needs_browser
-def test_it_fits_a_phone_and_everything_has_a_name(browser: Browser) -> None:
-    with server(browser) as running:
-        open_page(browser, running, width=390, height=844, scheme="dark")
-        assert browser.evaluate("document.documentElement.scrollWidth") == 390
-        unnamed = (
-            "[...document.querySelectorAll('button, input, textarea')].filter((e) => e.checkVisibility() && "
-            "!(e.textContent.trim() || e.ariaLabel || e.labels?.length)).length"
-        )
-        assert browser.evaluate(unnamed) == 0
 
 
 def test_the_page_may_load_nothing_else_and_asks_for_no_key() -> None:

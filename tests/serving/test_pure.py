@@ -224,33 +224,13 @@ SENTENCEPIECE = sentencepiece_tokenizer()
 PROMPT_IDS = ids_of(SENTENCEPIECE, ["▁why", "▁is", "▁the"])
 ALIKE = ["▁true", "<0x74>", "</s>", "<0xC3>", "t", "<0xC4>"]
 """Alternatives, the likeliest first; the second and the fifth are the same letter."""
-READ = [" true", "t", "</s>", "bytes:\\xc3", "t", "bytes:\\xc4"]
-UTF8 = [list(b" true"), [0x74], None, [0xC3], [0x74], [0xC4]]
-
-
-def answered(is_chat: bool, pieces: Sequence[str]) -> dict[str, Any]:
-    """The log-probabilities of an answer of these tokens, each with the alternatives that read alike."""
-    alike = tuple(zip(ids_of(SENTENCEPIECE, ALIKE), [-0.5, -1.0, -2.0, -3.0, -4.0, -5.0], strict=True))
-    found = [Token(token_id, "", -0.5, alike) for token_id in ids_of(SENTENCEPIECE, pieces)]
-    asked = plan(chat(logprobs=True, top_logprobs=6) if is_chat else {"prompt": "a", "logprobs": 6}, is_chat)
-    out = writer_of(asked, HuggingFaceTokenizer(SENTENCEPIECE, frozenset()), PROMPT_IDS)
-    (choice,) = out.whole([(found, made([""])[1])])["choices"]
-    logprobs: dict[str, Any] = choice["logprobs"]
-    return logprobs
-
-
-def test_log_probabilities_of_a_completion_are_of_pieces_of_its_text() -> None:
-    found = answered(is_chat=False, pieces=["▁true", "<tool>", "▁sky", "<0xC3>", "<0xA9>"])
-    assert found["tokens"] == [" true", "<tool>", " sky", "bytes:\\xc3", "é"]
-    assert found["text_offset"] == [0, 5, 5, 9, 9]
 
 
 def test_of_alternatives_that_read_alike_the_likelier_stands() -> None:
-    (top,) = answered(is_chat=False, pieces=["▁true"])["top_logprobs"]
+    alike = tuple(zip(ids_of(SENTENCEPIECE, ALIKE), [-0.5, -1.0, -2.0, -3.0, -4.0, -5.0], strict=True))
+    found = [Token(ids_of(SENTENCEPIECE, ["▁true"])[0], "", -0.5, alike)]
+    asked = plan({"prompt": "a", "logprobs": 6}, is_chat=False)
+    out = writer_of(asked, HuggingFaceTokenizer(SENTENCEPIECE, frozenset()), PROMPT_IDS)
+    (choice,) = out.whole([(found, made([""])[1])])["choices"]
+    (top,) = choice["logprobs"]["top_logprobs"]
     assert top == {" true": -0.5, "t": -1.0, "</s>": -2.0, "bytes:\\xc3": -3.0, "bytes:\\xc4": -5.0}
-
-
-def test_log_probabilities_of_a_chat_have_the_bytes_of_each_token() -> None:
-    first, second, third = answered(is_chat=True, pieces=["▁true", "<0xC3>", "<0xA9>"])["content"]
-    assert [(entry["token"], entry["bytes"]) for entry in first["top_logprobs"]] == [*zip(READ, UTF8, strict=True)]
-    assert [(entry["token"], entry["bytes"]) for entry in (second, third)] == [("bytes:\\xc3", [0xC3]), ("é", [0xA9])]

@@ -110,20 +110,3 @@ def test_a_slow_listener_misses_the_oldest_events_and_is_told_how_many(monkeypat
             assert len(frames(await anext(events))) == 1
 
     asyncio.run(hear())
-
-
-def test_listening_ends_with_the_server(monkeypatch: Any) -> None:
-    monkeypatch.setattr(timeline, "LOOK_SECONDS", 0.0)
-    recorder, is_over = Recorder("target"), False
-
-    async def hear() -> list[bytes]:
-        nonlocal is_over
-        heard = []
-        async with aclosing(listen(recorder, lambda: is_over)) as events:
-            async for sent in events:
-                heard.append(sent)
-                is_over = True
-        return heard
-
-    assert len(asyncio.run(hear())) == 1
-    assert recorder.listeners == ()
