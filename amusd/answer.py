@@ -12,7 +12,8 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 from typing_extensions import Self
@@ -250,35 +251,28 @@ class Turns:
             self._worker.end(sequence)
 
 
+@dataclass(eq=False, repr=False)
 class Answer:
     """Iterates over the tokens of one answer; afterwards `generation` holds the whole. `close` ends it early.
 
     Nothing is computed before it is queued: with its first token asked for, or with `Engine.submit`.
     """
 
-    def __init__(
-        self,
-        request: Request,
-        stop: StopChecker,
-        text: AnswerText,
-        kind: Callable[..., Generation],
-        turns: Turns,
-    ) -> None:
-        """`kind` is `Generation` with what the request decides."""
-        self._turns = turns
-        self._request = request
-        self._stop = stop
-        self._text = text
-        self._kind = kind
-        self._tokens: list[Token] = []
-        self._unread: deque[Token] = deque()
-        self._generation: Generation | None = None
-        self._error: Exception | None = None
-        self.is_queued = False
-        self.is_over = False
-        """Nothing more will be computed."""
-        self.all_tokens_at: float | None = None
-        """When its last token came (`time.perf_counter`): what may follow is the draft's counts."""
+    _request: Request
+    _stop: StopChecker
+    _text: AnswerText
+    _kind: Callable[..., Generation]
+    """`Generation` with what the request decides."""
+    _turns: Turns
+    _tokens: list[Token] = field(default_factory=list)
+    _unread: deque[Token] = field(default_factory=deque)
+    _generation: Generation | None = None
+    _error: Exception | None = None
+    is_queued: bool = False
+    is_over: bool = False
+    """Nothing more will be computed."""
+    all_tokens_at: float | None = None
+    """When its last token came (`time.perf_counter`): what may follow is the draft's counts."""
 
     def __iter__(self) -> Self:
         return self
@@ -380,14 +374,12 @@ class Answer:
         return self._tokens[: len(self._tokens) - len(self._unread)]
 
     def _take(self, emission: Emission) -> None:
-        for index, token_id in enumerate(emission.token_ids, start=1):
+        parts = zip_longest(emission.token_ids, emission.logprobs, emission.top_logprobs, emission.sources)
+        for number, (token_id, logprob, top_logprobs, source) in enumerate(parts, start=1):
             text = self._text.push(token_id)
-            if emission.finish_reason is not None and index == len(emission.token_ids):
+            if emission.finish_reason is not None and number == len(emission.token_ids):
                 text += self._text.finish(emission.finish_reason)
-            logprob = emission.logprobs[index - 1] if emission.logprobs else None
-            top_logprobs = emission.top_logprobs[index - 1] if emission.top_logprobs else ()
-            token = Token(token_id, text, logprob, top_logprobs, emission.sources[index - 1])
+                self.all_tokens_at = time.perf_counter()
+            token = Token(token_id, text, logprob, top_logprobs or (), source)
             self._tokens.append(token)
             self._unread.append(token)
-        if emission.finish_reason is not None:
-            self.all_tokens_at = time.perf_counter()

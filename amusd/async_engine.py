@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -172,6 +173,7 @@ class AsyncEngine:
             self._condition.notify()
 
 
+@dataclass(eq=False, repr=False)
 class AsyncAnswer:
     """Iterates over the tokens of one answer; afterwards `generation` holds the whole. For one task at a time.
 
@@ -179,10 +181,9 @@ class AsyncAnswer:
     free before another pass begins.
     """
 
-    def __init__(self, engine: AsyncEngine, submit: Callable[[], Answer]) -> None:
-        self._engine = engine
-        self._submit = submit
-        self._answer: Answer | None = None
+    _engine: AsyncEngine
+    _submit: Callable[[], Answer]
+    _answer: Answer | None = None
 
     def __aiter__(self) -> Self:
         return self
