@@ -371,8 +371,9 @@ class Engine:
             raise ConfigError(f"mode={decoding.mode.value}: this engine has no drafter; allowed: autoregressive")
         name = self.drafters[0] if drafter is None else drafter
         if name not in self.drafters:
-            others = ", ".join(self.drafters) + nearest(name, self.drafters)
-            raise ConfigError(f"drafter={name}: this engine has {others}")
+            raise ConfigError(
+                f"drafter={name}: this engine has {', '.join(self.drafters)}{nearest(name, self.drafters)}"
+            )
         if decoding is None:
             decoding = DecodingConfig(mode=Mode.ASYNCHRONOUS if runs_ahead(name) else Mode.SYNCHRONOUS)
         check_runs_ahead(name, decoding)

@@ -165,13 +165,19 @@ async def _until_empty(gate: Gate, seconds: float) -> None:
 def _first_signal() -> Iterator[asyncio.Event]:
     """An event that the first signal sets; from then on signals are answered as they were before."""
     loop, event = asyncio.get_running_loop(), asyncio.Event()
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
 
-    def restore(*_: object) -> None:
+    def restore() -> None:
         for number, handler in before.items():
+            loop.remove_signal_handler(number)
             signal.signal(number, handler)
-        loop.call_soon_threadsafe(event.set)
 
-    before = {number: signal.signal(number, restore) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    def on_signal() -> None:
+        restore()
+        event.set()
+
+    for number in before:  # not by `signal`: asyncio's own way also takes the wakeup descriptor from who had it
+        loop.add_signal_handler(number, on_signal)
     try:
         yield event
     finally:
