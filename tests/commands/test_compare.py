@@ -16,6 +16,7 @@ from amusd.answer import Answer
 from amusd.commands import compare as command
 from amusd.commands.compare import run_comparison
 from amusd.commands.contestants import Comparison, Contestant, contestants_of
+from amusd.commands.generate import Scripts
 from amusd.config import RunConfig, SamplingParams
 from amusd.console import Console
 from amusd.drafters.ngram import NgramDrafter
@@ -126,9 +127,9 @@ def test_answers_are_in_the_order_of_their_prompts_whichever_ends_first(monkeypa
     plain = Contestant(decoding(Mode.AUTOREGRESSIVE), None, batch_size=3)
     prompts, params = [(5, 6), (7,), (8, 9, 10)], SamplingParams(max_new_tokens=4, ignore_eos=True)
     with pair({"ngram": lambda: NgramDrafter(2)}, max_num_seqs=3, pass_seconds=0.0) as (engine, _):
-        expected = [command.answer(engine, plain, [prompt], params)[0][0].token_ids for prompt in prompts]
+        expected = [command.answer(Scripts(engine), plain, [prompt], params)[0][0].token_ids for prompt in prompts]
         monkeypatch.setattr(command, "in_flight", backwards)
-        found, seconds = command.answer(engine, plain, prompts, params)
+        found, seconds = command.answer(Scripts(engine), plain, prompts, params)
     assert [one.token_ids for one in found] == expected
     assert len({one.token_ids for one in found}) == len(prompts)
     assert seconds > 0

@@ -16,7 +16,7 @@ from amusd.protocol.target_session import Reception
 from amusd.protocol.verification import Block
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.target_sequence import Request, TargetSequence
-from amusd.runtime.target_worker import TargetWorker
+from amusd.runtime.target_worker import TargetWorker, _Pass
 from amusd.sampling.stopping import StopChecker
 from amusd.types import FinishReason
 
@@ -89,9 +89,9 @@ class WatchedTarget(TargetWorker):
         self.watch.begin(self._next_sequence_id, request.prompt, request.max_length)
         return super().admit(request, stop)
 
-    def _next_blocks(self, sequences: Sequence[TargetSequence]) -> list[Block]:
+    def _decide(self, sequences: Sequence[TargetSequence]) -> list[Block]:
         self._ready_ns, self._num_waits = self.world.now_ns - self.client.delayed_ns, 0
-        blocks = super()._next_blocks(sequences)
+        blocks = super()._decide(sequences)
         for sequence, block in zip(sequences, blocks, strict=True):
             self.watch.evaluated(sequence.session, block.candidates)
             self.watch.scored(sequence.session, block)
@@ -104,12 +104,14 @@ class WatchedTarget(TargetWorker):
         self._num_waits += 1
         self.watch.waited(self.world.now_ns - self.client.delayed_ns - self._ready_ns, self._num_waits)
 
-    def _verify(self, sequences: Sequence[TargetSequence], blocks: Sequence[Block]) -> None:
-        metrics = [sequence.metrics for sequence in sequences]
+    def _count_pass(self, passed: _Pass) -> None:
+        metrics = [sequence.metrics for sequence in passed.sequences]
         before = [(own.num_accepted, own.num_accepted_alternatives) for own in metrics]
-        super()._verify(sequences, blocks)
+        super()._count_pass(passed)
         self.num_passes += 1
-        for sequence, block, (num_accepted, num_alternatives) in zip(sequences, blocks, before, strict=True):
+        for sequence, block, (num_accepted, num_alternatives) in zip(
+            passed.sequences, passed.blocks, before, strict=True
+        ):
             session, own = sequence.session, sequence.metrics
             self.watch.committed(session)
             self.world.counts["rest"] += not sequence.decision.tells_draft
