@@ -30,9 +30,8 @@ from dataclasses import dataclass, field, replace
 
 from amusd.config import MAX_FAN_OUT
 from amusd.errors import PeerProtocolError
-from amusd.protocol.messages import CERTAINTY, MAX_EPOCH, Candidate, Open, Verdict
+from amusd.protocol.messages import CERTAINTY, MAX_EPOCH, MAX_TOKENS, Candidate, Open, Verdict
 from amusd.protocol.prefix_hash import CommittedPrefix
-from amusd.protocol.wire import MAX_TOKENS
 
 MIN_PROBABILITY = 0.005
 """Below this a prepared token is worth neither energy nor a message."""

@@ -21,9 +21,18 @@ import torch
 from torch import Tensor
 
 from amusd.errors import PeerLostError, PeerProtocolError, first_line
-from amusd.protocol.messages import Candidate, Close, Failed, Features, Hello, Message, Progress, Shutdown
+from amusd.protocol.messages import (
+    MAX_FEATURE_BYTES,
+    Candidate,
+    Close,
+    Failed,
+    Features,
+    Hello,
+    Message,
+    Progress,
+    Shutdown,
+)
 from amusd.protocol.target_session import Reception
-from amusd.protocol.wire import MAX_FEATURE_BYTES
 from amusd.runtime.draft_restart import DraftRestart
 from amusd.runtime.handshake import told
 from amusd.runtime.target_sequence import TargetSequence

@@ -28,8 +28,7 @@ from amusd.models.rank_commands import follow
 from amusd.models.ranks import Follower, Leader
 from amusd.models.sharding import ALONE
 from amusd.models.tokenizer import Tokenizer
-from amusd.protocol.messages import PROTOCOL_VERSION, Failed, Hello
-from amusd.protocol.wire import MAX_TEXT_BYTES
+from amusd.protocol.messages import MAX_TEXT_LENGTH, PROTOCOL_VERSION, Failed, Hello
 from amusd.runtime.devices import check_devices, claim_device, device_of, devices_of
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.draft_process import DraftProcess
@@ -78,7 +77,7 @@ def connect_target(
     try:
         drafts.tell(FIRST_INCARNATION, Rendezvous(listener.address, nonce))
         model, tokenizer = load()
-        own, timeout_seconds = target_hello(model, tokenizer), config.startup_timeout_seconds
+        own, timeout_seconds = target_hello(model.vocab_size, tokenizer), config.startup_timeout_seconds
         restart = (
             DraftRestart(drafts, lambda nonce: listen(config.transport, nonce), own, timeout_seconds)
             if can_listen_again(config.transport)
@@ -121,13 +120,13 @@ def _await_next(restart: DraftRestart, loss: PeerLostError, deadline: float) -> 
     return found
 
 
-def target_hello(model: LanguageModel, tokenizer: Tokenizer) -> Hello:
+def target_hello(vocab_size: int, tokenizer: Tokenizer) -> Hello:
     """The first message of the target on every link."""
     return Hello(
         protocol_version=PROTOCOL_VERSION,
         role=Role.TARGET,
         incarnation=0,
-        vocab_size=model.vocab_size,
+        vocab_size=vocab_size,
         tokenizer_hash=tokenizer.fingerprint,
         drafters=(),
     )
@@ -291,7 +290,7 @@ def start_inner(
     process = DraftProcess(config)
     running.callback(process.stop)
     process.tell(FIRST_INCARNATION, Rendezvous(link.address, nonce))
-    own = replace(target_hello(middle, tokenizer), vocab_size=middle.num_ids)
+    own = target_hello(middle.num_ids, tokenizer)
     peer = await_hello(link, own, config.startup_timeout_seconds, process.ending)
     process.met()
     remote = RemoteDraft(link, peer, stage.kind, middle.num_ids)
@@ -306,7 +305,7 @@ def failure_report(error: BaseException) -> Failed:
         kind = ConfigError.__name__
     elif not text.startswith(kind):
         text = f"{kind}: {text}"
-    return Failed(Role.DRAFT, kind, text.encode(errors="replace")[:MAX_TEXT_BYTES].decode(errors="ignore"))
+    return Failed(Role.DRAFT, kind, text.encode(errors="replace").decode()[:MAX_TEXT_LENGTH])
 
 
 def serve(

@@ -110,8 +110,8 @@ class AnySession(FrameCodec):
     begun = False
 
     def accept(self, frame: bytes) -> Message | None:
-        if self.begun and len(frame) >= 16:
-            self._nonce = struct.unpack_from("<Q", frame, 8)[0]
+        if self.begun and len(frame) >= 14:
+            self._nonce = struct.unpack_from("<Q", frame, 6)[0]
         message = super().accept(frame)
         self.begun |= isinstance(message, Hello)
         return message

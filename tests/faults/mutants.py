@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 from faults.simulation import MAX_NUM_SEQS, Simulation
 from faults.target import WatchedClient, WatchedTarget
+from msgspec.structs import replace
 
 from amusd.policies.base import Decision, Wait
 from amusd.protocol.messages import Candidate, Close, Open

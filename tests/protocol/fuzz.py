@@ -6,11 +6,12 @@ which may refuse it with `PeerProtocolError` and nothing else. Between frames an
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
+
+from msgspec import structs
 
 from amusd.config import Distribution
 from amusd.errors import PeerProtocolError, WireError
@@ -26,7 +27,7 @@ MAX_LENGTH = 400
 NONCE = 7
 EXTREMES = (0, 1, 2, 3, 7, VOCAB_SIZE, VOCAB_SIZE + 1, MAX_LENGTH, 2**31 - 1, 2**31, 2**32, 2**32 + 1, 2**62, 2**63 - 1)
 OPENING = Open(1, 1, PROMPT, MAX_LENGTH, "d", 16, 2)
-TREE_OPENING = dataclasses.replace(OPENING, fan_out=3, rows_per_step=4)
+TREE_OPENING = structs.replace(OPENING, fan_out=3, rows_per_step=4)
 
 
 class Pair:
@@ -121,14 +122,11 @@ def fuzz(num_frames: int, seed: int) -> Counter[str]:
 def _fields(rng: random.Random, message: Message) -> bytes:
     """A valid frame of a message with one to three fields that no correct peer would give it."""
     for _ in range(rng.randint(1, 3)):
-        fields = dataclasses.fields(message)
-        if not fields:
-            break
-        name = rng.choice(fields).name
+        name = rng.choice(message.__struct_fields__)
         try:
-            changed = dataclasses.replace(message, **{name: _other(rng, getattr(message, name))})
+            changed = structs.replace(message, **{name: _other(rng, getattr(message, name))})
             encode(changed, NONCE)
-        except (ValueError, TypeError):
+        except ValueError:
             continue
         message = changed
     return encode(message, NONCE)
@@ -166,7 +164,7 @@ def _length(rng: random.Random, message: Message) -> bytes:
 
 def _body(rng: random.Random, message: Message) -> bytes:
     """A sound header, and anything."""
-    return seal(encode(message, NONCE)[:24] + rng.randbytes(rng.randrange(120)))
+    return seal(encode(message, NONCE)[:22] + rng.randbytes(rng.randrange(120)))
 
 
 MUTATIONS: tuple[Callable[[random.Random, Message], bytes], ...] = (_fields, _fields, _fields, _bytes, _length, _body)
@@ -174,5 +172,5 @@ OTHERS: tuple[Message, ...] = (
     Hello(1, Role.DRAFT, 1, VOCAB_SIZE, "ab", ("d",)),
     Close(1, FinishReason.EOS),
     Progress(Role.DRAFT, 1, 1, 1, 1, 1, 1, 1, 1),
-    dataclasses.replace(OPENING, distribution=Distribution(temperature=0.5, logit_bias=((3, 1.0),))),
+    structs.replace(OPENING, distribution=Distribution(temperature=0.5, logit_bias=((3, 1.0),))),
 )

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec import structs
+
 from amusd.protocol.draft_session import DraftSession, Node, Transition
 from amusd.protocol.messages import Candidate, Verdict
 from amusd.protocol.target_session import Reception, TargetSession, _Node
@@ -23,7 +25,7 @@ class IncarnationIgnored(Unhashed):
     """Candidates of an earlier life of the draft are taken."""
 
     def receive(self, candidate: Candidate, rows: Sequence[Any] = ()) -> Reception:
-        return super().receive(dataclasses.replace(candidate, incarnation=self._incarnation), rows)
+        return super().receive(structs.replace(candidate, incarnation=self._incarnation), rows)
 
 
 class TreeKeptOverRestart(Unhashed):
@@ -135,7 +137,7 @@ class EpochNotAdopted(DraftSession):
     """The draft does not hear that something was lost."""
 
     def preview(self, verdict: Verdict) -> Transition | None:
-        return super().preview(dataclasses.replace(verdict, epoch=0))
+        return super().preview(structs.replace(verdict, epoch=0))
 
 
 class LostNotOfferedAgain(DraftSession):

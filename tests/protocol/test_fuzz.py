@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 import tracemalloc
 
 import pytest
+from msgspec.structs import replace
 from protocol.fuzz import MAX_LENGTH, OPENING, PROMPT, TREE_OPENING, VOCAB_SIZE, fuzz
 
 from amusd.config import MAX_FAN_OUT
 from amusd.errors import PeerProtocolError
 from amusd.protocol.draft_session import DraftSession
-from amusd.protocol.messages import CERTAINTY, MAX_EPOCH, Candidate, Open, Verdict
+from amusd.protocol.messages import CERTAINTY, MAX_EPOCH, MAX_TOKENS, Candidate, Open, Verdict
 from amusd.protocol.prefix_hash import EMPTY, extend
 from amusd.protocol.target_session import MAX_NUMBERS, Reception, TargetSession
-from amusd.protocol.wire import MAX_TOKENS, encode
+from amusd.protocol.wire import encode
 
 PROMPT_HASH = EMPTY
 for token_id in PROMPT:
     PROMPT_HASH = extend(PROMPT_HASH, token_id)
 CHAIN = Candidate(1, 1, 4, 4, PROMPT_HASH, 1, (0, 1), (5, 6), (), more=True)
-TREE = dataclasses.replace(CHAIN, weights=(CERTAINTY, 1))
+TREE = replace(CHAIN, weights=(CERTAINTY, 1))
 
 
 def target(fan_out: int = 1) -> TargetSession:
@@ -49,17 +49,17 @@ def test_a_million_hostile_frames_are_refused_or_harmless_in_bounded_memory() ->
 
 
 HOSTILE = {
-    "an id beyond the vocabulary": dataclasses.replace(TREE, token_ids=(5, VOCAB_SIZE)),
-    "a root beyond its base": dataclasses.replace(TREE, root=5),
-    "a root inside the prompt": dataclasses.replace(TREE, root=3),
-    "a base that is not committed": dataclasses.replace(TREE, base=2**62),
-    "a base inside the prompt": dataclasses.replace(TREE, base=3, root=3),
-    "a parent that comes later": dataclasses.replace(TREE, parents=(0, 2)),
-    "a number that is none": dataclasses.replace(TREE, first=0),
-    "a weight above certainty": dataclasses.replace(TREE, weights=(1, CERTAINTY + 1)),
-    "a weight too few": dataclasses.replace(TREE, weights=(1,)),
+    "an id beyond the vocabulary": replace(TREE, token_ids=(5, VOCAB_SIZE)),
+    "a root beyond its base": replace(TREE, root=5),
+    "a root inside the prompt": replace(TREE, root=3),
+    "a base that is not committed": replace(TREE, base=2**62),
+    "a base inside the prompt": replace(TREE, base=3, root=3),
+    "a parent that comes later": replace(TREE, parents=(0, 2)),
+    "a number that is none": replace(TREE, first=0),
+    "a weight above certainty": replace(TREE, weights=(1, CERTAINTY + 1)),
+    "a weight too few": replace(TREE, weights=(1,)),
     "no weights": CHAIN,
-    "more nodes than a tree has": dataclasses.replace(
+    "more nodes than a tree has": replace(
         TREE, parents=(0,) * (MAX_NUMBERS + 1), token_ids=(5,) * (MAX_NUMBERS + 1), weights=(1,) * (MAX_NUMBERS + 1)
     ),
 }
@@ -87,18 +87,18 @@ def test_a_chain_with_weights_or_rows_that_nobody_asked_for_is_refused() -> None
 
 def test_an_epoch_after_any_number_that_is_taken_fits_a_frame() -> None:
     session = target()
-    assert session.receive(dataclasses.replace(CHAIN, first=2**62)) is Reception.TAKEN
+    assert session.receive(replace(CHAIN, first=2**62)) is Reception.TAKEN
     assert session.epoch == 1
     encode(session.verdict(), 1)
 
 
 def test_a_node_offered_for_ever_under_new_numbers_takes_no_more_memory() -> None:
     session, number = target(fan_out=2), 1
-    same = dataclasses.replace(TREE, parents=(0,) * 1000, token_ids=(5,) * 1000, weights=(1,) * 1000)
+    same = replace(TREE, parents=(0,) * 1000, token_ids=(5,) * 1000, weights=(1,) * 1000)
     tracemalloc.start()
     try:
         for _ in range(50):
-            session.receive(dataclasses.replace(same, first=number))
+            session.receive(replace(same, first=number))
             number += 1000
         assert len(session._nodes) <= MAX_NUMBERS
         assert tracemalloc.get_traced_memory()[0] < 5_000_000
@@ -124,7 +124,7 @@ HOSTILE_OPENINGS = {
 
 @pytest.mark.parametrize("name", HOSTILE_OPENINGS)
 def test_a_hostile_opening_is_refused(name: str) -> None:
-    opening: Open = dataclasses.replace(OPENING, **HOSTILE_OPENINGS[name])  # type: ignore[arg-type]  # any field
+    opening: Open = replace(OPENING, **HOSTILE_OPENINGS[name])  # type: ignore[arg-type]  # any field
     with pytest.raises(PeerProtocolError):
         DraftSession(opening)
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
+from msgspec.structs import replace
 
 from amusd.errors import InvariantError, PeerProtocolError
 from amusd.protocol import prefix_hash
@@ -185,22 +184,22 @@ def test_a_late_message_of_an_earlier_request_changes_nothing() -> None:
     session = target()
     session.receive(candidate(4))
     before = (session.committed, session.num_candidates, session.verdict())
-    assert session.receive(dataclasses.replace(candidate(9), sequence_id=0)) is Reception.STALE
+    assert session.receive(replace(candidate(9), sequence_id=0)) is Reception.STALE
     assert (session.committed, session.num_candidates, session.verdict()) == before
     newer = draft(4)
-    verdict = dataclasses.replace(session.verdict(), sequence_id=0, token_ids=(9,))
+    verdict = replace(session.verdict(), sequence_id=0, token_ids=(9,))
     assert newer.preview(verdict) is None
     assert newer.num_stale == 1
 
 
 def test_a_candidate_from_another_prefix_is_dropped() -> None:
     session = target()
-    assert session.receive(dataclasses.replace(candidate(4), prefix_hash=0)) is Reception.FOREIGN
+    assert session.receive(replace(candidate(4), prefix_hash=0)) is Reception.FOREIGN
     assert session.num_candidates == 0
 
 
 def test_a_draft_that_is_done_says_so_once() -> None:
-    other = DraftSession(dataclasses.replace(OPENING, max_lookahead=2))
+    other = DraftSession(replace(OPENING, max_lookahead=2))
     grow(other, 4)
     first = other.offer()
     grow(other, 5)
@@ -213,7 +212,7 @@ def test_a_draft_that_is_done_says_so_once() -> None:
 
 
 def test_a_draft_that_is_done_goes_on_behind_a_verdict() -> None:
-    other = DraftSession(dataclasses.replace(OPENING, max_lookahead=2))
+    other = DraftSession(replace(OPENING, max_lookahead=2))
     for token_id in (4, 5):
         grow(other, token_id)
         other.offer()
@@ -227,7 +226,7 @@ def test_a_draft_that_is_done_goes_on_behind_a_verdict() -> None:
 
 
 def test_several_tokens_of_one_step_make_one_path_and_a_message_of_so_many() -> None:
-    other = DraftSession(dataclasses.replace(OPENING, tokens_per_message=3))
+    other = DraftSession(replace(OPENING, tokens_per_message=3))
     grow(other, 4, 5)
     assert other.offer() is None
     assert [node.token_id for node in other.next_nodes()] == [5]

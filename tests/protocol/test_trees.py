@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from amusd.errors import InvariantError
 from amusd.protocol.draft_session import DraftSession, Guesses, Node, Transition, next_nodes
@@ -160,7 +160,7 @@ weights = st.lists(st.floats(0.01, 0.99), min_size=1, max_size=4)
 
 
 def with_guesses(of_root: Sequence[float], of_first: Sequence[float] = ()) -> DraftSession:
-    session = DraftSession(dataclasses.replace(OPENING, rows_per_step=8), min_probability=0)
+    session = DraftSession(replace(OPENING, rows_per_step=8), min_probability=0)
     session.grow(*_root_with(session, *enumerate(of_root)))
     if of_first:
         session.grow(session.next_nodes(1.0)[:1], [list(enumerate(of_first))])

@@ -9,11 +9,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
+from msgspec.structs import replace
 from oracle import OracleDrafter, always_wrong
 from runtime.pair import PROMPT, TIMEOUT_SECONDS, VOCAB_SIZE, KeepingRecorder, oracle, paced_model, params, reference
 from runtime.table_tree import TableTreeDrafter, spread

@@ -92,7 +92,7 @@ def restarting_pair(
     """As `pair`, with drafts that are replaced when they are lost."""
     drafts = DraftThreads(factories, tree_factories, max_num_seqs)
     tokenizer, model = TableTokenizer(VOCAB_SIZE, eos_token_id), paced_model(pass_seconds, prefill_chunk)
-    own, recorder = target_hello(model, tokenizer), KeepingRecorder("target")
+    own, recorder = target_hello(model.vocab_size, tokenizer), KeepingRecorder("target")
     link = drafts.listen(FIRST_INCARNATION)
     try:
         drafts.tell(FIRST_INCARNATION, Rendezvous(link.address, FIRST_INCARNATION))

@@ -140,7 +140,7 @@ def meet_draft(
     max_num_seqs: int = 1,
 ) -> TargetWorker:
     """Shake hands with the draft at the other end of `link`."""
-    peer = await_hello(link, target_hello(model, tokenizer), timeout_seconds)
+    peer = await_hello(link, target_hello(model.vocab_size, tokenizer), timeout_seconds)
     return TargetWorker(model, recorder, DraftClient(recorder, model.vocab_size, link, peer), max_num_seqs)
 
 

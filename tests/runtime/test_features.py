@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 import torch
 from memory_link import MemoryTransport, memory_pair
+from msgspec.structs import replace
 from runtime.draft_threads import restarting_pair
 from runtime.pair import PROMPT, decoding, pair, params, reference, target_model
 from torch import Tensor

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 from memory_link import memory_pair
+from msgspec.structs import replace
 from runtime.clocked import Clock, Link
 
 from amusd.config import Distribution
@@ -35,16 +34,16 @@ VOCAB = 97
 LOOKUP = {"ngram": Makers(one_by_one(lambda: NgramDrafter(2)))}
 OPENING = Open(1, 1, (1, 2, 1, 2), 20, "ngram", 4, 1, not_over=(1, 2))
 HOSTILE = {
-    "an opening without end": dataclasses.replace(OPENING, sequence_id=2, max_length=2**62),
-    "an opening of a life that is over": dataclasses.replace(OPENING, sequence_id=2, incarnation=7),
+    "an opening without end": replace(OPENING, sequence_id=2, max_length=2**62),
+    "an opening of a life that is over": replace(OPENING, sequence_id=2, incarnation=7),
     "the same opening again": OPENING,
     "a verdict behind a gap": Verdict(1, 1, 0, 9, (1,), 0),
-    "an opening with an id that no model has": dataclasses.replace(OPENING, sequence_id=2, token_ids=(1, VOCAB)),
-    "a reference with an id that no model has": dataclasses.replace(OPENING, sequence_id=2, reference=(VOCAB,)),
-    "a bias for an id that no model has": dataclasses.replace(
+    "an opening with an id that no model has": replace(OPENING, sequence_id=2, token_ids=(1, VOCAB)),
+    "a reference with an id that no model has": replace(OPENING, sequence_id=2, reference=(VOCAB,)),
+    "a bias for an id that no model has": replace(
         OPENING, sequence_id=2, distribution=Distribution(logit_bias=((VOCAB, 1.0),))
     ),
-    "an opening that says of itself that it is over": dataclasses.replace(OPENING, sequence_id=2, not_over=(1, 3)),
+    "an opening that says of itself that it is over": replace(OPENING, sequence_id=2, not_over=(1, 3)),
     "a verdict with an id that no model has": Verdict(1, 1, 0, 4, (VOCAB,), 0),
     "a verdict for nobody": Verdict(9, 1, 0, 4, (1,), 0),
     "a message of its own side": Candidate(1, 1, 4, 4, 0, 1, (0,), (1,), (), more=True),
@@ -73,13 +72,13 @@ def test_a_hostile_target_is_not_obeyed_and_the_next_message_is(name: str) -> No
     assert isinstance(answers_at(target)[-1], Progress)
 
 
-@pytest.mark.parametrize("opening", [OPENING, dataclasses.replace(OPENING, fan_out=2)])
+@pytest.mark.parametrize("opening", [OPENING, replace(OPENING, fan_out=2)])
 def test_a_drafter_that_there_is_not_is_refused_in_one_line_and_the_draft_goes_on(
     opening: Open, caplog: pytest.LogCaptureFixture
 ) -> None:
     target, draft = memory_pair()
     worker = DraftWorker(OneByOne(draft), LOOKUP, 1, Recorder("draft"))
-    wanted = dataclasses.replace(opening, drafter="\x1b[2Jwishful\nthinking")
+    wanted = replace(opening, drafter="\x1b[2Jwishful\nthinking")
     for message in (wanted, wanted, OPENING, Close(1, FinishReason.EOS), Shutdown()):
         target.send(message)
     worker.run()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TypeVar
 
 import pytest
+from msgspec.structs import replace
 from runtime.pair import PROMPT, VOCAB_SIZE, target_model
 from runtime.table_tree import TableTreeDrafter, spread
 

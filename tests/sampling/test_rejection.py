@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from sampling.law import PROMPT, VOCAB_SIZE, Experiment, PrefixModel, fit
 from torch import Tensor
 
@@ -103,7 +104,7 @@ def stop_where_unsure(candidate: Candidate) -> Candidate:
     """Drop candidates where the draft is unsure: this depends on its row, not on the token drawn from it."""
     tokens = candidate.token_ids
     if tokens and unpack_row(candidate.draft_probs[0], tokens[0], VOCAB_SIZE).probabilities.max() < 0.5:
-        return replace(candidate, parents=(), token_ids=(), draft_probs=(), more=False)
+        return structs.replace(candidate, parents=(), token_ids=(), draft_probs=(), more=False)
     return candidate
 
 
@@ -235,7 +236,7 @@ def test_a_token_that_is_withheld_because_of_its_own_probability_is_exposed() ->
     def withhold(candidate: Candidate) -> Candidate:
         tokens = candidate.token_ids
         if tokens and unpack_row(candidate.draft_probs[0], tokens[0], VOCAB_SIZE).of(tokens[0]) < 0.3:
-            return replace(candidate, parents=(), token_ids=(), draft_probs=(), more=False)
+            return structs.replace(candidate, parents=(), token_ids=(), draft_probs=(), more=False)
         return candidate
 
     assert is_exposed(filter_offer=withhold)

@@ -11,8 +11,8 @@ from strategies import EXAMPLES
 from transport.links import DEADLINE, LINKS, NONCE, Link, expect, fill, inject
 
 from amusd.errors import PeerLostError
-from amusd.protocol.messages import Candidate, Failed, Features, Open, Shutdown, Verdict
-from amusd.protocol.wire import MAX_FEATURE_BYTES, encode
+from amusd.protocol.messages import MAX_FEATURE_BYTES, Candidate, Failed, Features, Open, Shutdown, Verdict
+from amusd.protocol.wire import encode
 from amusd.transport import torch_distributed, zeromq
 from amusd.transport.base import Transport
 from amusd.types import Role
@@ -177,7 +177,7 @@ def test_garbage_and_foreign_frames_are_counted_and_dropped_and_the_link_goes_on
         b"garbage",
         frame[:-1],
         frame + b"\0",
-        frame[:4] + b"\x09" + frame[5:],
+        frame[:4] + b"\xff" + frame[5:],
         encode(verdict(1), NONCE ^ 1),
     ]
     with caplog.at_level("WARNING"):
