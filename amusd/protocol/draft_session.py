@@ -11,8 +11,8 @@ Rules
     R1  No node is more than `max_lookahead` tokens ahead of `base`, and none stands where the target alone writes: at
         the last position of the sequence, or beyond the drafter's last position.
         After `max_steps` steps, if there is such a limit, no node is computed before the next verdict.
-    R2  A guess that is less likely to be needed than `min_probability` is not made, and none is while the tree has
-        `max_nodes` nodes; each is thought of again when a verdict has changed that. A looked-up path is made whole.
+    R2  A guess that is less likely to be needed than `MIN_PROBABILITY` is not made, and none is while the tree has
+        `MAX_NODES` nodes; each is thought of again when a verdict has changed that. A looked-up path is made whole.
     R3  Every node is offered once, after its parent, with the prefix that the tree hangs behind; all are offered again,
         under new numbers, in a new epoch, which the target begins when something was lost.
     R4  A verdict that adds nothing is ignored; one that contradicts what the target committed before is refused.
@@ -118,38 +118,34 @@ def check_opening(opening: Open) -> None:
 class DraftSession:
     """The draft's state of one sequence, opened by `opening`. Raises `PeerProtocolError` for an impossible one."""
 
-    def __init__(
-        self,
-        opening: Open,
-        *,
-        draft_length: int | None = None,
-        min_probability: float = MIN_PROBABILITY,
-        max_nodes: int = MAX_NODES,
-    ) -> None:
+    def __init__(self, opening: Open, *, draft_length: int | None = None) -> None:
         """`draft_length`: longest sequence that the drafter takes; None: any."""
         check_opening(opening)
         self.sequence_id = opening.sequence_id
         self.incarnation = opening.incarnation
         self.is_chain = opening.fan_out == 1
+        self.tokens_per_message = opening.tokens_per_message
+        """Candidates go out once this many are ready."""
         self.num_stale = 0
+        self.epoch = 0
+        """How often the tree was to be offered again."""
         self._max_length = opening.max_length
         self._draft_length = opening.max_length if draft_length is None else draft_length
         self._max_lookahead = opening.max_lookahead
-        self._tokens_per_message = opening.tokens_per_message
         self._rows_per_step = opening.rows_per_step
         self._max_steps = opening.max_steps
         self._num_steps_before = 0
-        self._min_probability = min_probability
-        self._max_nodes = opening.max_lookahead if self.is_chain else max_nodes
+        self._max_nodes = opening.max_lookahead if self.is_chain else MAX_NODES
         self._prefix = CommittedPrefix(opening.token_ids)
         self._limit = self._next_limit()
-        self._epoch = 0
         self._next_number = 1
-        self._root = self._new_root()
+        self.root = self._new_root()
+        """The last committed token."""
+        self.num_nodes = 0
+        """Size of the tree, the root not counted."""
         self._guesses: list[tuple[float, int, Node]] = []  # a heap: the likeliest first, then the oldest
         self._num_guessed = 0
         self._num_steps = 0
-        self._num_nodes = 0
         self._num_ready = 0.0
         self._unsent: list[Node] = []
         self._said_no_more = False
@@ -165,40 +161,16 @@ class DraftSession:
         return self._prefix.token_ids
 
     @property
-    def epoch(self) -> int:
-        """How often the tree was to be offered again."""
-        return self._epoch
-
-    @property
-    def root(self) -> Node:
-        """The last committed token."""
-        return self._root
-
-    @property
-    def num_nodes(self) -> int:
-        """Size of the tree, the root not counted."""
-        return self._num_nodes
-
-    @property
-    def tokens_per_message(self) -> int:
-        """Candidates go out once this many are ready."""
-        return self._tokens_per_message
-
-    @property
     def room(self) -> int:
         """How many more tokens the path of a chain may have before the next verdict."""
-        return max(0, self._limit - self.base - self._num_nodes)
+        return max(0, self._limit - self.base - self.num_nodes)
 
     @property
     def has_work(self) -> bool:
         """There is something worth computing before the next verdict."""
         if self._max_steps and self._num_steps - self._num_steps_before >= self._max_steps:
             return False
-        return self._may_grow(self._root) and (not self._root.computed or self._has_guess())
-
-    def next_nodes(self, row_share: float = 0.0) -> tuple[Node, ...]:
-        """Choose what a step for this tree alone computes next; see the function `next_nodes`."""
-        return next_nodes([self], row_share)[0]
+        return self._may_grow(self.root) and (not self.root.computed or self._has_guess())
 
     def value_of_next(self, num_taken: int) -> float:
         """Return the value of the next node for a step that has taken `num_taken` of this tree; 0: there is none.
@@ -206,17 +178,17 @@ class DraftSession:
         It is the node's probability, divided by one more than the number of tokens that the tree is expected to have
         ready: a target that has few needs the next ones first.
         """
-        if not self._root.computed:
-            probability = 1.0 if num_taken == 0 and self._may_grow(self._root) else 0.0
+        if not self.root.computed:
+            probability = 1.0 if num_taken == 0 and self._may_grow(self.root) else 0.0
         else:
-            has_next = num_taken < self._rows_per_step and self._may_grow(self._root) and self._has_guess()
+            has_next = num_taken < self._rows_per_step and self._may_grow(self.root) and self._has_guess()
             probability = -self._guesses[0][0] if has_next else 0.0
         return probability / (1.0 + self._num_ready)
 
     def take_next(self, num_taken: int) -> Node:
         """Take that node, which has a value, out of the guesses."""
         self._num_steps += num_taken == 0
-        return heapq.heappop(self._guesses)[2] if self._root.computed else self._root
+        return heapq.heappop(self._guesses)[2] if self.root.computed else self.root
 
     def grow(self, nodes: Sequence[Node], found: Sequence[Guesses], rows: Sequence[bytes] = ()) -> None:
         """`nodes` were computed; `found`: what may follow each of them, nothing for those that it does not reach.
@@ -244,18 +216,18 @@ class DraftSession:
 
         Returns how many of these guesses are new.
         """
-        node, before = self._root, self._num_nodes
+        node, before = self.root, self.num_nodes
         for token_id in token_ids:
             if not self._may_grow(node):
                 break
             known = node.child(token_id)
             node = known if known is not None else self._guess(node, token_id, weight, 0)
-        return self._num_nodes - before
+        return self.num_nodes - before
 
     def offer(self) -> Candidate | None:
         """The next message for the target, or None while there is nothing (or too little) to say."""
         more = self.has_work
-        if len(self._unsent) < self._tokens_per_message and (more or (self._said_no_more and not self._unsent)):
+        if len(self._unsent) < self.tokens_per_message and (more or (self._said_no_more and not self._unsent)):
             return None
         nodes, self._unsent = self._unsent, []
         first = self._next_number
@@ -268,7 +240,6 @@ class DraftSession:
             sequence_id=self.sequence_id,
             incarnation=self.incarnation,
             base=self.base,
-            root=self.base,
             prefix_hash=self._prefix.hash_before(self.base),
             first=first,
             parents=tuple(self._number_of(node.parent) for node in nodes),
@@ -289,7 +260,7 @@ class DraftSession:
         self._check(verdict)
         new = verdict.token_ids[self.base - verdict.start :]
         kept: list[Node] = []
-        node = self._root
+        node = self.root
         while len(kept) < len(new) and (child := node.child(new[len(kept)])) is not None:
             kept.append(child)
             node = child
@@ -299,41 +270,41 @@ class DraftSession:
             token_ids=new[len(kept) :],
             root=node if is_foreseen else None,
             committed_length=self.base + len(new),
-            epoch=max(self._epoch, verdict.epoch),
-            num_discarded=self._num_nodes - len(kept) if node.children and not is_foreseen else 0,
+            epoch=max(self.epoch, verdict.epoch),
+            num_discarded=self.num_nodes - len(kept) if node.children and not is_foreseen else 0,
         )
 
     def without_tree(self, transition: Transition) -> Transition:
         """`transition` with nothing left of the tree."""
         kept = tuple(node.token_id for node in transition.kept)
         token_ids = kept + transition.token_ids
-        return replace(transition, kept=(), token_ids=token_ids, root=None, num_discarded=self._num_nodes)
+        return replace(transition, kept=(), token_ids=token_ids, root=None, num_discarded=self.num_nodes)
 
     def apply(self, transition: Transition) -> None:
         """Carry out what `preview` returned, with nothing in between."""
         self._prefix.append(tuple(node.token_id for node in transition.kept) + transition.token_ids)
         self._limit = self._next_limit()
-        self._root = transition.root or self._new_root()
-        self._root.parent = None
+        self.root = transition.root or self._new_root()
+        self.root.parent = None
         alive = transition.alive
         left = set(alive)
         self._unsent = [node for node in self._unsent if node in left]
-        if transition.epoch != self._epoch:
-            self._epoch = transition.epoch
+        if transition.epoch != self.epoch:
+            self.epoch = transition.epoch
             offered = sorted((node for node in alive if node.number), key=lambda node: node.number)
             for node in offered:
                 node.number = 0
             self._unsent = offered + self._unsent
-        self._num_nodes = len(alive)
+        self.num_nodes = len(alive)
         self._num_ready = 0.0
         self._guesses = []
         for node in alive:
-            node.probability /= self._root.probability
+            node.probability /= self.root.probability
             self._num_ready += node.probability
             if not node.computed:
                 self._push(node)
-        self._root.probability = 1.0
-        for node in (self._root, *alive):
+        self.root.probability = 1.0
+        for node in (self.root, *alive):
             if node.unmade:
                 self._make(node, node.unmade, node.unmade_step)
         self._said_no_more = False
@@ -349,7 +320,7 @@ class DraftSession:
         committed_length = verdict.start + len(verdict.token_ids)
         addressed = verdict.sequence_id == self.sequence_id and verdict.incarnation == self.incarnation
         return addressed and (
-            committed_length > self.base or (committed_length == self.base and verdict.epoch > self._epoch)
+            committed_length > self.base or (committed_length == self.base and verdict.epoch > self.epoch)
         )
 
     def _check(self, verdict: Verdict) -> None:
@@ -371,7 +342,7 @@ class DraftSession:
 
     def _guess(self, parent: Node, token_id: int, weight: float, step: int) -> Node:
         node = Node(parent, token_id, parent.position + 1, parent.probability * weight, weight, step=step)
-        self._num_nodes += 1
+        self.num_nodes += 1
         self._num_ready += node.probability
         parent.children.append(node)
         self._unsent.append(node)
@@ -386,7 +357,7 @@ class DraftSession:
             token_id, weight = guess
             if token_id in known:
                 continue
-            if node.probability * weight >= self._min_probability and self._num_nodes < self._max_nodes:
+            if node.probability * weight >= MIN_PROBABILITY and self.num_nodes < self._max_nodes:
                 self._guess(node, token_id, weight, step)
             else:
                 unmade.append(guess)
@@ -398,13 +369,13 @@ class DraftSession:
 
     def _may_grow(self, node: Node) -> bool:
         """Whether candidates may stand behind it."""
-        return node.position + 1 < self._limit and self._num_nodes < self._max_nodes
+        return node.position + 1 < self._limit and self.num_nodes < self._max_nodes
 
     def _has_guess(self) -> bool:
         """Whether the likeliest guess is worth computing. Drops those that never will be."""
         while self._guesses:
             probability, _, node = self._guesses[0]
-            if -probability < self._min_probability:
+            if -probability < MIN_PROBABILITY:
                 return False
             if self._may_grow(node) and not node.computed:
                 return True
@@ -412,7 +383,7 @@ class DraftSession:
         return False
 
     def _number_of(self, parent: Node | None) -> int:
-        return 0 if parent is None or parent is self._root else parent.number
+        return 0 if parent is None or parent is self.root else parent.number
 
 
 def next_nodes(sessions: Sequence[DraftSession], row_share: float = 0.0) -> list[tuple[Node, ...]]:

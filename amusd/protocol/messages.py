@@ -112,15 +112,13 @@ class Candidate(_Message, frozen=True, tag=3):
     incarnation: Count
     """The draft's life that drafted them."""
     base: Count
-    """Committed length that the draft knew when it sent this; tells the target how far the draft has got."""
-    root: Count
-    """Committed length that parent 0 stands for; `base` at most."""
+    """Committed length that the draft knew when it sent this, and that parent 0 stands for."""
     prefix_hash: Unsigned64
-    """64-bit rolling hash of all tokens before `root` (`prefix_hash.py`)."""
+    """64-bit rolling hash of the first `base` tokens (`prefix_hash.py`)."""
     first: Count
     """Number of the first node, from 1."""
     parents: Ids
-    """Number of the node that each follows; 0: it follows the first `root` tokens."""
+    """Number of the node that each follows; 0: it follows the first `base` tokens."""
     token_ids: Ids
     """The candidate at each node."""
     weights: Ids

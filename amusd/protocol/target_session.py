@@ -5,12 +5,12 @@
 
 The one invariant (I6): every candidate in the tree was drafted from exactly the prefix that stands before it here. It
 holds because the draft numbers its nodes and names the parent of each; 0 stands for the committed prefix of the length
-that the message names (its root). A node therefore says by itself which prefix it was drafted from: when tokens are
+that the message names (its base). A node therefore says by itself which prefix it was drafted from: when tokens are
 committed, the subtree that goes through them stays, and all else is gone.
 
 Rules
-    T1  A node counts if its parent does: the parent is in the tree, or is a committed token, or is the root, which is a
-        committed prefix (append-only, so it stands for ever). Where a node's place is committed by now, it must be the
+    T1  A node counts if its parent does: the parent is in the tree, or is a committed token, or is 0, which stands for
+        the base: a committed prefix, and so for ever. Where a node's place is committed by now, it must be the
         committed token; so a bonus token that agrees costs nothing.
     T2  What was committed is remembered by number as long as messages that name it may be on their way, which is until
         the draft is known to build on a longer prefix.
@@ -28,6 +28,8 @@ import enum
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import count, repeat
+from operator import attrgetter
 from typing import Any
 
 from amusd.errors import InvariantError, PeerProtocolError
@@ -57,12 +59,15 @@ class Reception(enum.Enum):
 @dataclass(slots=True)
 class _Node:
     token_id: int
-    position: int
     number: int
     weight: int
     row: Any
+    position: int = 0
     children: dict[int, _Node] = field(default_factory=dict)
     """Nodes that follow it, by token."""
+
+
+_weight = attrgetter("weight")
 
 
 class TargetSession:
@@ -89,10 +94,6 @@ class TargetSession:
 
         `wants_rows`: each candidate must come with the distribution that it was drawn from.
         """
-        if not prompt:
-            raise ValueError("a prompt has at least one token")
-        if max_length <= len(prompt):
-            raise ValueError(f"max_length {max_length} leaves no room behind a prompt of {len(prompt)} tokens")
         self.sequence_id = sequence_id
         self.max_length = max_length
         self.prompt_length = len(prompt)
@@ -103,9 +104,11 @@ class TargetSession:
         self._block: Block | None = None
         self._block_rows: tuple[Any, ...] = ()
         self._num_accepted = 0
-        self._attached = False
+        self.attached = False
+        """A draft works on this sequence."""
+        self.epoch = 0
+        """How often candidates of the present life of the draft were lost."""
         self._incarnation = 0
-        self._epoch = 0
         self._next_number = 1
         self._draft_base = len(prompt)
         self._draft_more = True
@@ -145,19 +148,9 @@ class TargetSession:
         return () if self._is_chain else tuple(node.weight / CERTAINTY for node in self._path())
 
     @property
-    def num_nodes(self) -> int:
-        """Size of the tree."""
-        return len(self._nodes)
-
-    @property
-    def attached(self) -> bool:
-        """A draft works on this sequence."""
-        return self._attached
-
-    @property
     def may_get_more(self) -> bool:
         """Waiting makes sense: the draft has not said that it is done with the present committed prefix."""
-        return self._attached and (self._draft_more or self._draft_base < self._prefix.length)
+        return self.attached and (self._draft_more or self._draft_base < self._prefix.length)
 
     @property
     def draft_restarting(self) -> bool:
@@ -170,11 +163,6 @@ class TargetSession:
             return self._contradicted or not self._draft_more
         return not self._children
 
-    @property
-    def epoch(self) -> int:
-        """How often candidates of the present life of the draft were lost."""
-        return self._epoch
-
     # The draft's side
 
     def attach(self, incarnation: int) -> None:
@@ -182,16 +170,16 @@ class TargetSession:
         if incarnation <= self._incarnation:
             raise PeerProtocolError(f"incarnation {incarnation} follows {self._incarnation}: must rise")
         self.detach()
-        self._attached = True
+        self.attached = True
         self._incarnation = incarnation
-        self._epoch, self._next_number = 0, 1
+        self.epoch, self._next_number = 0, 1
         # The opening message carries all that is committed.
         self._draft_base = self._prefix.length
         self._draft_more = True
 
     def detach(self) -> None:
         """The draft is gone: forget its candidates and go on alone."""
-        self._attached = False
+        self.attached = False
         self._forget_candidates()
 
     def receive(self, candidate: Candidate, rows: Sequence[Any] = ()) -> Reception:
@@ -200,7 +188,7 @@ class TargetSession:
         Raises `PeerProtocolError` for what no correct draft sends.
         """
         addressed = candidate.sequence_id == self.sequence_id and candidate.incarnation == self._incarnation
-        if not (addressed and self._attached):
+        if not (addressed and self.attached):
             return Reception.STALE
         self._check(candidate, len(rows))
         if not self._prefix_fits(candidate):
@@ -210,8 +198,12 @@ class TargetSession:
             # T2: what the draft sends from now on names nothing before its base
             self._passed = {number: at for number, at in self._passed.items() if at >= candidate.base}
         self._draft_more = candidate.more
-        self._note_numbers(candidate.first, len(candidate.token_ids))
-        found = {self._place(node, candidate.root, parent) for node, parent in self._nodes_of(candidate, rows)}
+        self.epoch += candidate.first > self._next_number  # T4
+        self._next_number = max(self._next_number, candidate.first + len(candidate.token_ids))
+        weights = candidate.weights or repeat(CERTAINTY)
+        nodes = map(_Node, candidate.token_ids, count(candidate.first), weights, rows or repeat(None))
+        placed = zip(nodes, candidate.parents, strict=True)
+        found = {self._place(node, candidate.base, parent) for node, parent in placed}
         self._contradicted |= Reception.CONTRADICTED in found
         if not found or Reception.TAKEN in found:
             return Reception.TAKEN
@@ -293,7 +285,7 @@ class TargetSession:
         return Verdict(
             sequence_id=self.sequence_id,
             incarnation=self._incarnation,
-            epoch=self._epoch,
+            epoch=self.epoch,
             start=start,
             token_ids=self._prefix.slice(start, self._prefix.length),
             num_accepted=self._num_accepted,
@@ -302,30 +294,9 @@ class TargetSession:
     # What arrives
 
     def _prefix_fits(self, candidate: Candidate) -> bool:
-        return candidate.prefix_hash == self._prefix.hash_before(candidate.root)
+        return candidate.prefix_hash == self._prefix.hash_before(candidate.base)
 
-    def _note_numbers(self, first: int, number: int) -> None:
-        """Count the numbers of a message (T4)."""
-        self._epoch += first > self._next_number
-        self._next_number = max(self._next_number, first + number)
-
-    def _nodes_of(self, candidate: Candidate, rows: Sequence[Any]) -> list[tuple[_Node, int]]:
-        """The nodes of a message, not yet placed, each with the number of its parent."""
-        number = len(candidate.token_ids)
-        return [
-            (_Node(token_id, 0, candidate.first + index, weight, row), parent)
-            for index, (token_id, parent, weight, row) in enumerate(
-                zip(
-                    candidate.token_ids,
-                    candidate.parents,
-                    candidate.weights or (CERTAINTY,) * number,
-                    rows or (None,) * number,
-                    strict=True,
-                )
-            )
-        ]
-
-    def _place(self, node: _Node, root: int, parent: int) -> Reception:
+    def _place(self, node: _Node, base: int, parent: int) -> Reception:
         """Put a node where it belongs (T1). A known number is no news."""
         if node.number in self._nodes or node.number in self._passed:
             return Reception.TAKEN
@@ -336,7 +307,7 @@ class TargetSession:
         if above is not None:
             node.position = above.position + 1
         elif parent == 0:
-            node.position = root
+            node.position = base
         elif parent in self._passed:
             node.position = self._passed[parent] + 1
         else:
@@ -364,8 +335,6 @@ class TargetSession:
         num_nodes = len(candidate.token_ids)
         if not self.prompt_length <= candidate.base <= self._prefix.length:
             raise PeerProtocolError(f"candidate builds on {candidate.base} tokens, {self._prefix.length} are committed")
-        if not self.prompt_length <= candidate.root <= candidate.base:
-            raise PeerProtocolError(f"nodes hang behind {candidate.root} tokens, their base is {candidate.base}")
         if any(not 0 <= token_id < self._vocab_size for token_id in candidate.token_ids):
             raise PeerProtocolError(f"candidate has an id outside [0, {self._vocab_size})")
         if num_nodes > MAX_NUMBERS:
@@ -411,13 +380,11 @@ class TargetSession:
         """The `number` likeliest candidates down to `depth` that have a track."""
         last = self.committed_length + depth
         guesses: list[tuple[float, int, _Node, int, int]] = []  # a heap: the likeliest first, then the oldest
-        num_seen = 0
+        order = count()
 
         def look_behind(children: dict[int, _Node], chance: float, row: int, track: int) -> None:
-            nonlocal num_seen
             for node in children.values():
-                num_seen += 1
-                heapq.heappush(guesses, (-chance * node.weight / CERTAINTY, num_seen, node, row, track))
+                heapq.heappush(guesses, (-chance * node.weight / CERTAINTY, next(order), node, row, track))
 
         look_behind(self._children, 1.0, 0, 0)
         chosen: list[tuple[_Node, int]] = []  # with the one it follows, from 1; 0: the last committed token
@@ -462,7 +429,3 @@ class TargetSession:
 
     def _forget_candidates(self) -> None:
         self._children, self._nodes, self._passed = {}, {}, {}
-
-
-def _weight(node: _Node) -> int:
-    return node.weight

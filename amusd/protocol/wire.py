@@ -38,6 +38,8 @@ _CHECKSUM = struct.Struct("<I")
 _MIN_FRAME_BYTES = _HEADER.size + _CHECKSUM.size
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+_REFUSALS = (msgspec.MsgspecError, ConfigError, ValueError, TypeError, OverflowError, RecursionError, struct.error)
+"""What packing and reading raise where a value, or the bytes of one, are no message."""
 
 
 class Frame(NamedTuple):
@@ -59,7 +61,7 @@ def encode(message: Message, nonce: int, sent_ns: int = 0) -> bytes:
         body = _ENCODER.encode(message)
         _DECODER.decode(body)  # the encoder takes any value
         frame = seal(_HEADER.pack(_MAGIC, PROTOCOL_VERSION, nonce, sent_ns) + body)
-    except (ValueError, TypeError, OverflowError, struct.error) as error:
+    except _REFUSALS as error:
         raise ValueError(f"{type(message).__name__} does not fit a frame: {error}") from error
     if len(frame) > MAX_FRAME_BYTES:
         raise ValueError(f"{type(message).__name__} of {len(frame)} bytes, at most {MAX_FRAME_BYTES} fit a frame")
@@ -83,7 +85,7 @@ def decode(frame: bytes | memoryview) -> Frame:
     body = sealed[_HEADER.size :]
     try:
         message = _DECODER.decode(body)
-    except (ValueError, ConfigError, RecursionError) as error:
+    except _REFUSALS as error:
         raise WireError(f"not a message: {shown(error)}") from None
     if _ENCODER.encode(message) != body:
         raise WireError(f"{type(message).__name__} in other bytes than those of its only frame")

@@ -28,7 +28,7 @@ ANSWER_SECONDS = 30.0
 NUM_WARM_UP_EXCHANGES = 100
 
 _NONCE = 1
-_CANDIDATE = Candidate(1, 1, 100, 100, 2**63 + 1, 5, (4,), (5,), (), more=True)
+_CANDIDATE = Candidate(1, 1, 100, 2**63 + 1, 5, (4,), (5,), (), more=True)
 _VERDICT = Verdict(1, 1, 3, 100, (5, 6, 7, 8), 3)
 
 

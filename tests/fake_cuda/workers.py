@@ -72,7 +72,6 @@ class Target:
             sequence_id=1,
             incarnation=1,
             base=length,
-            root=length,
             prefix_hash=reduce(extend, self.tokens, EMPTY),
             first=1,
             parents=(*range(len(candidates)), *(0 for _ in alternatives)),

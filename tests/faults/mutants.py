@@ -1,6 +1,6 @@
 """Test of the tester: seeded defects that the simulation must find, most of them within a few seeds.
 
-Hash and nonce, the last lines of defence, are switched off for all of them. `tests/protocol` finds defects of sessions.
+Hash and nonce, the last lines of defence, are off for all of them. `tests/mutation/rules.py` has defects of sessions.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from faults.watch import Violation, Watch
 from faults.weather import Weather
 from faults.world import World
-from protocol.mutants import Unhashed
+from protocol.sessions import Unhashed
 
 from amusd.policies.base import Wait
 from amusd.protocol.messages import Candidate

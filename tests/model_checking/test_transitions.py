@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import chain
+from itertools import chain, takewhile
 
 import pytest
 from model_checking import protocol_model
 from model_checking.explorer import Exploration, explore
 from model_checking.protocol_model import Bounds, Draft, Placed, ProtocolModel, Refused, Target, Values
-from protocol.harness import accept_equal
-from protocol.mutants import RootIgnored, TreeKeptOverRollback, Unhashed
+from protocol.sessions import Unhashed, nodes_of
 
 from amusd.errors import PeerProtocolError
 from amusd.protocol.draft_session import DraftSession, Node
@@ -117,41 +116,19 @@ def test_a_draft_may_only_go_on_where_the_models_may(model: ProtocolModel, draft
     for draft in drafts:
         session = draft_session(model, draft)
         proposals = {next(iter(set(after.tree) - set(draft.tree))).path[:-1] for after in model.propose(draft)}
-        while nodes := session.next_nodes():
+        while nodes := nodes_of(session):
             for node in nodes:
                 if len(draft.tree) < model.bounds.max_nodes:
                     assert path_to(node) in proposals or node.children
             session.grow(nodes, [[] for _ in nodes])
 
 
-def test_a_session_with_a_broken_rule_does_something_else(
-    model: ProtocolModel,
-    targets: set[Target],
-    candidates: set[protocol_model.Candidate],
-    drafts: set[Draft],
-    verdicts: set[protocol_model.Verdict],
-) -> None:
-    assert any(
-        received(target_session(model, target, RootIgnored), candidate)
-        != received(target_session(model, target), candidate)
-        for target in targets
-        for candidate in candidates
-    )
-    assert any(
-        heard(draft_session(model, draft, TreeKeptOverRollback), verdict) != heard(draft_session(model, draft), verdict)
-        for draft in drafts
-        for verdict in verdicts
-    )
-
-
 # A session in a state of the model
 
 
-def target_session(
-    model: ProtocolModel, target: Target, session_class: type[TargetSession] = Unhashed
-) -> TargetSession:
+def target_session(model: ProtocolModel, target: Target) -> TargetSession:
     """Without the hash, as the model is."""
-    session = session_class(
+    session = Unhashed(
         sequence_id=1,
         prompt=PROMPT,
         max_length=ORIGIN + model.bounds.max_length,
@@ -165,14 +142,14 @@ def target_session(
         if path not in nodes:
             siblings = session._children if len(path) == 1 else nodes[path[:-1]].children
             position = session.committed_length + len(path) - 1
-            nodes[path] = siblings[path[-1]] = _Node(path[-1], position, number, CERTAINTY, None)
+            nodes[path] = siblings[path[-1]] = _Node(path[-1], number, CERTAINTY, None, position)
         nodes[path].number = number
         session._nodes[number] = nodes[path]
     session._passed = {number: ORIGIN + at for number, at in target.passed}
-    session._epoch = target.epoch
+    session.epoch = target.epoch
     session._next_number = target.next_number
     session._draft_base = ORIGIN + target.draft_base
-    session._attached = target.attached
+    session.attached = target.attached
     session._incarnation = target.incarnation
     if target.block is not None:
         start = session.committed_length - 1
@@ -180,7 +157,7 @@ def target_session(
     return session
 
 
-def draft_session(model: ProtocolModel, draft: Draft, session_class: type[DraftSession] = DraftSession) -> DraftSession:
+def draft_session(model: ProtocolModel, draft: Draft) -> DraftSession:
     bounds = model.bounds
     opening = Open(
         sequence_id=1,
@@ -192,7 +169,7 @@ def draft_session(model: ProtocolModel, draft: Draft, session_class: type[DraftS
         tokens_per_message=1,
         fan_out=bounds.fan_out,
     )
-    session = session_class(opening)
+    session = DraftSession(opening)
     nodes: dict[Values, Node] = {(): session.root}
     for drafted in draft.tree:
         parent = nodes[drafted.path[:-1]]
@@ -200,7 +177,7 @@ def draft_session(model: ProtocolModel, draft: Draft, session_class: type[DraftS
         nodes[drafted.path] = session._guess(parent, drafted.path[-1], 1.0, 0)
         nodes[drafted.path].number = drafted.number
     session._unsent = [node for node in session._unsent if not node.number]
-    session._epoch = draft.epoch
+    session.epoch = draft.epoch
     session._next_number = draft.next_number
     return session
 
@@ -214,7 +191,6 @@ def received(session: TargetSession, candidate: protocol_model.Candidate) -> obj
         sequence_id=1,
         incarnation=candidate.incarnation,
         base=ORIGIN + candidate.base,
-        root=ORIGIN + candidate.base,
         prefix_hash=0,
         first=candidate.first,
         parents=candidate.parents,
@@ -250,11 +226,10 @@ def heard(session: DraftSession, verdict: protocol_model.Verdict) -> object:
 
 
 def committed(session: TargetSession) -> object:
-    judged = session.candidates_to_judge()
-    scored = (0,) * (len(session._verifying().candidates) + 1)
-    acceptance = accept_equal(scored, judged)
-    token_ids = acceptance.token_ids[: session.remaining]
-    session.commit(token_ids, min(acceptance.num_accepted, len(token_ids)))
+    """The target's own choice is 0 everywhere."""
+    num_accepted = len(tuple(takewhile(lambda token_id: token_id == 0, session.candidates_to_judge())))
+    number = min(num_accepted + 1, len(session._verifying().candidates) + 1, session.remaining)
+    session.commit((0,) * number, min(num_accepted, number))
     return session_facts(session)
 
 

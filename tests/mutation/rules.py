@@ -1,4 +1,4 @@
-"""Seeded defects, each with the tests that must notice it. Sessions with a broken rule: `tests/protocol/mutants.py`."""
+"""Seeded defects, each with the tests that must notice it."""
 
 from __future__ import annotations
 
@@ -248,14 +248,21 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "        pass",
         ),
     },
-    ("amusd/protocol/draft_session.py", "tests/protocol/test_sessions.py"): {
-        "a chain says that it has ended, again and again": (
-            "(self._said_no_more and not self._unsent)",
-            "not self._unsent",
-        ),
+    ("amusd/protocol/draft_session.py", "tests/protocol/test_fuzz.py"): {
         "an opening with too many tokens is taken": (
             "not len(opening.token_ids) <= opening.max_length <= MAX_TOKENS",
             "opening.max_length > MAX_TOKENS",
+        ),
+        "a verdict may change what was committed": (
+            "if self._prefix.slice(verdict.start, self.base) != verdict",
+            "if False and () != verdict",
+        ),
+    },
+    ("amusd/protocol/draft_session.py", "tests/protocol/test_sessions.py"): {
+        "a verdict for an earlier life is heard": ("and verdict.incarnation == self.incarnation", ""),
+        "a chain says that it has ended, again and again": (
+            "(self._said_no_more and not self._unsent)",
+            "not self._unsent",
         ),
         "the draft runs no further ahead after a verdict": (
             "transition.token_ids)\n        self._limit = self._next_limit()\n",
@@ -265,7 +272,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     ("amusd/protocol/draft_session.py", "tests/protocol/test_trees.py"): {
         "what was looked up is guessed again": ("            if token_id in known:\n                continue\n", ""),
         "an unlikely guess is forgotten for good": ("                unmade.append(guess)", "                pass"),
-        "probabilities stay relative to the old root": ("            node.probability /= self._root.probability\n", ""),
+        "probabilities stay relative to the old root": ("            node.probability /= self.root.probability\n", ""),
         "a tree that has much ready is as needy as one that has nothing": (
             "return probability / (1.0 + self._num_ready)",
             "return probability",
@@ -274,27 +281,52 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "            self._num_ready += node.probability\n            if not node.computed:",
             "            if not node.computed:",
         ),
-    },
-    ("amusd/protocol/draft_session.py", "tests/protocol/test_trees.py tests/protocol/test_sessions.py"): {
         "nodes may stand at the last position": (
             "self._max_length - 1, self._draft_length)",
             "self._max_length, self._draft_length)",
         ),
-        "a verdict may change what was committed": (
-            "if self._prefix.slice(verdict.start, self.base) != verdict",
-            "if False and () != verdict",
+    },
+    ("amusd/protocol/draft_session.py", "tests/model_checking/test_transitions.py"): {
+        "the tree is kept behind a token that was not in it": ("root=node if is_foreseen else None", "root=node"),
+        "every node claims to follow the root": ("self.root else parent.number", "self.root else 0"),
+        "numbers are given twice": (
+            "            self.epoch = transition.epoch\n",
+            "            self.epoch = transition.epoch\n            self._next_number = 1\n",
         ),
+        "the draft does not hear that something was lost": ("max(self.epoch, verdict.epoch)", "self.epoch"),
+        "what was lost is not offered again": ("self._unsent = offered + self._unsent", "pass"),
+        "an old verdict is applied again": ("            committed_length > self.base or", "            True or"),
     },
     ("amusd/protocol/draft_session.py", "tests/runtime/test_synchronous_trees.py"): {
         "a synchronous tree has no end": ("self._num_steps - self._num_steps_before >= self._max_steps", "False"),
     },
     ("amusd/protocol/target_session.py", "tests/protocol/test_sessions.py"): {
+        "candidates of an earlier life are taken": ("and candidate.incarnation == self._incarnation", ""),
         "the draft still restarts when a verification has begun": (
             "if self._wants_rows else ()\n        self._contradicted = False\n",
             "if self._wants_rows else ()\n",
         ),
         "the end of the answer is not told": ("if ends or not self.remaining", "if not self.remaining"),
+        "a block may fill the text": ("min(max_candidates, self.remaining - 1)", "min(max_candidates, self.remaining)"),
         "an incarnation may come again": ("if incarnation <= self._incarnation", "if incarnation < self._incarnation"),
+    },
+    ("amusd/protocol/target_session.py", "tests/model_checking/test_transitions.py"): {
+        "the tree is kept over a restart of the draft": ("        self.detach()\n", ""),
+        "what follows a token that was not committed stays": (
+            "                self._children, self._nodes = {}, {}\n                return",
+            "                return",
+        ),
+        "what was committed is forgotten": ("            self._passed[node.number] = node.position\n", ""),
+        "the draft's own token is not compared with the committed one": (
+            "if self._prefix.slice(node.position, node.position + 1)[0] != node.token_id",
+            "if False",
+        ),
+        "a node without a parent hangs behind what is committed now": (
+            "node.position = base",
+            "node.position = self._prefix.length",
+        ),
+        "an orphan hangs behind the base": ("elif parent == 0:", "elif parent not in self._passed:"),
+        "a loss is not noticed": ("self.epoch += candidate.first > self._next_number", "pass"),
     },
     ("amusd/protocol/target_session.py", "tests/protocol/test_trees.py"): {
         "a node at the base of the draft is forgotten": ("if at >= candidate.base}", "if at > candidate.base}"),
@@ -303,8 +335,17 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "unlikely alternatives are verified": (" and -guesses[0][0] >= min_chance", ""),
         "a draft that is done is waited for": ("(self._draft_more or self._draft_base < self._prefix.length)", "True"),
     },
-    ("amusd/protocol/target_session.py", "tests/protocol/test_trees.py tests/protocol/test_sessions.py"): {
+    ("amusd/protocol/target_session.py", "tests/protocol/test_fuzz.py"): {
         "a parent may follow its child": ("not 0 <= parent < candidate.first + index", "parent < 0"),
+    },
+    ("amusd/protocol/wire.py", "tests/protocol/test_wire.py"): {
+        "a message may come in other bytes than its own": ("if _ENCODER.encode(message) != body", "if False"),
+        "a sender may send what nobody takes": (
+            "        _DECODER.decode(body)  # the encoder",
+            "        # the encoder",
+        ),
+        "damage is not noticed": ("[0] != zlib.crc32(sealed)", "[0] is None"),
+        "endless nesting ends the reader": (" RecursionError,", ""),
     },
     ("amusd/protocol/verification.py", "tests/protocol/test_trees.py"): {
         "the path of a verification ends at its second row": (

@@ -79,7 +79,7 @@ def test_a_draft_is_mute_from_a_wait_in_vain_to_its_next_candidate() -> None:
     assert view().candidate_seconds < 1.5 * before.candidate_seconds
     passed(observer, 0, 40_000_000)
     assert view().draft_is_mute
-    tree.receive(Candidate(1, 1, 1, 1, extend(EMPTY, 1), 1, (0,), (2,), (CERTAINTY // 2,), more=True))
+    tree.receive(Candidate(1, 1, 1, extend(EMPTY, 1), 1, (0,), (2,), (CERTAINTY // 2,), more=True))
     assert not view().draft_is_mute
     observer.waited(round(1e9 * view().longest_wait), num_before=1, num_after=1)
     assert view().draft_is_mute, "there is one, and no further one came"
@@ -93,7 +93,7 @@ def test_a_draft_is_mute_from_a_wait_in_vain_to_its_next_candidate() -> None:
     observer.draft_joined()
     passed(observer, 0, 40_000_000)
     assert view().draft_is_mute, "it has the whole answer to take in"
-    tree.receive(Candidate(1, 2, 1, 1, extend(EMPTY, 1), 1, (0,), (2,), (CERTAINTY // 2,), more=True))
+    tree.receive(Candidate(1, 2, 1, extend(EMPTY, 1), 1, (0,), (2,), (CERTAINTY // 2,), more=True))
     assert not view().draft_is_mute
 
 
@@ -212,7 +212,7 @@ def test_an_alternative_in_the_place_of_the_first_candidate_says_that_the_draft_
     """And that a position with several candidates is accepted all the same."""
     tree = TargetSession(sequence_id=1, prompt=(1,), max_length=9, vocab_size=4, fan_out=2)
     tree.attach(1)
-    tree.receive(Candidate(1, 1, 1, 1, extend(EMPTY, 1), 1, (0,), (2,), (CERTAINTY // 2,), more=True))
+    tree.receive(Candidate(1, 1, 1, extend(EMPTY, 1), 1, (0,), (2,), (CERTAINTY // 2,), more=True))
 
     def seen(num_accepted_alternatives: int) -> tuple[float, float]:
         observer = Observer()

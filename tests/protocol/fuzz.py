@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from msgspec import structs
+from protocol.sessions import nodes_of
 
 from amusd.config import Distribution
 from amusd.errors import PeerProtocolError, WireError
@@ -51,7 +52,7 @@ class Pair:
 
     def step(self) -> list[Message]:
         """One honest step of each side; what they would send."""
-        nodes = self.draft.next_nodes()
+        nodes = nodes_of(self.draft)
         guesses = [(self._rng.randrange(5), 0.6), (5 + self._rng.randrange(5), 0.3)]
         self.draft.grow(nodes, [guesses[: self._opening.fan_out] for _ in nodes])
         offer = self.draft.offer()

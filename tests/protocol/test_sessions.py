@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
+from protocol.sessions import hash_of, hear, nodes_of
 
 from amusd.errors import InvariantError, PeerProtocolError
-from amusd.protocol import prefix_hash
 from amusd.protocol.draft_session import DraftSession
 from amusd.protocol.messages import Candidate, Open, Verdict
 from amusd.protocol.target_session import Reception, TargetSession
@@ -15,29 +15,20 @@ PROMPT = (1, 2, 3)
 OPENING = Open(1, 1, PROMPT, 20, "test", 6, 1)
 
 
-def hash_of(tokens: tuple[int, ...]) -> int:
-    value = prefix_hash.EMPTY
-    for token_id in tokens:
-        value = prefix_hash.extend(value, token_id)
-    return value
-
-
 def target(**options: bool) -> TargetSession:
     session = TargetSession(sequence_id=1, prompt=PROMPT, max_length=20, vocab_size=100, **options)
     session.attach(1)
     return session
 
 
-def candidate(
-    *tokens: int, first: int = 1, parent: int = 0, root: tuple[int, ...] = PROMPT, base: int = 3, more: bool = True
-) -> Candidate:
+def candidate(*tokens: int, first: int = 1, parent: int = 0, more: bool = True) -> Candidate:
     """A path, numbered from `first` on, behind node `parent`."""
     parents = (parent, *range(first, first + len(tokens) - 1)) if tokens else ()
-    return Candidate(1, 1, base, len(root), hash_of(root), first, parents, tokens, (), more)
+    return Candidate(1, 1, len(PROMPT), hash_of(PROMPT), first, parents, tokens, (), more)
 
 
 def grow(session: DraftSession, *tokens: int) -> None:
-    session.grow(session.next_nodes(), [[(token_id, 1.0)] for token_id in tokens])
+    session.grow(nodes_of(session), [[(token_id, 1.0)] for token_id in tokens])
 
 
 def draft(*tail: int) -> DraftSession:
@@ -76,9 +67,7 @@ def test_all_accepted_and_the_next_token_is_the_drafts_own() -> None:
     session, other = target(), draft(4, 5, 6, 7)
     session.receive(candidate(4, 5))
     judge(session, 4, 5, 6, accepted=2)
-    transition = other.preview(session.verdict())
-    assert transition is not None
-    other.apply(transition)
+    transition = hear(other, session.verdict())
     assert (transition.num_discarded, transition.token_ids) == (0, ())
     assert (text(other), other.base) == ((*PROMPT, 4, 5, 6, 7), 6)
     # What was on its way is still good: it overlaps the bonus token, and goes on behind it.
@@ -96,9 +85,7 @@ def test_all_accepted_and_the_next_token_differs() -> None:
     session.begin(6)
     assert session.receive(candidate(7, first=4, parent=3)) is Reception.STALE
     assert not session.draft_restarting  # what follows a contradicted token is no news
-    transition = other.preview(session.verdict())
-    assert transition is not None
-    other.apply(transition)
+    transition = hear(other, session.verdict())
     assert transition.num_discarded == 2
     assert text(other) == (*PROMPT, 4, 5, 9)
 
@@ -107,9 +94,7 @@ def test_all_accepted_and_the_next_token_comes_before_the_drafts_own() -> None:
     session, other = target(), draft(4, 5)
     session.receive(candidate(4, 5))
     judge(session, 4, 5, 9, accepted=2)
-    transition = other.preview(session.verdict())
-    assert transition is not None
-    other.apply(transition)
+    transition = hear(other, session.verdict())
     assert (transition.num_discarded, text(other)) == (0, (*PROMPT, 4, 5, 9))
     grow(other, 8)
     message = other.offer()
@@ -124,9 +109,7 @@ def test_rejected_at_each_index(index: int) -> None:
     session.receive(candidate(4, 5, 6, 7))
     judge(session, *(4, 5, 6, 7)[:index], 9, accepted=index)
     assert session.draft_restarting
-    transition = other.preview(session.verdict())
-    assert transition is not None
-    other.apply(transition)
+    transition = hear(other, session.verdict())
     assert transition.num_discarded == 4 - index
     assert text(other) == (*PROMPT, *(4, 5, 6, 7)[:index], 9)
 
@@ -156,9 +139,7 @@ def test_a_verdict_carries_all_that_the_draft_may_not_know() -> None:
     session.receive(candidate(4))
     judge(session, 4, 5, accepted=1)
     judge(session, 6, accepted=0)
-    transition = other.preview(session.verdict())
-    assert transition is not None
-    other.apply(transition)
+    hear(other, session.verdict())
     assert text(other) == (*PROMPT, 4, 5, 6)
 
 
@@ -170,9 +151,7 @@ def test_a_lost_candidate_is_offered_again_in_the_next_epoch() -> None:
     assert session.receive(message) is Reception.STALE  # number 1 was lost
     assert session.epoch == 1
     judge(session, 4, accepted=0)
-    transition = other.preview(session.verdict())
-    assert transition is not None
-    other.apply(transition)
+    transition = hear(other, session.verdict())
     assert (transition.num_discarded, other.epoch, text(other)) == (0, 1, (*PROMPT, 4, 5))
     message = other.offer()
     assert message is not None
@@ -180,16 +159,15 @@ def test_a_lost_candidate_is_offered_again_in_the_next_epoch() -> None:
     assert session.begin(6).candidates == (5,)
 
 
-def test_a_late_message_of_an_earlier_request_changes_nothing() -> None:
-    session = target()
+@pytest.mark.parametrize("of_another", [{"sequence_id": 0}, {"incarnation": 0}], ids=["request", "life"])
+def test_a_late_message_of_an_earlier_request_or_life_changes_nothing(of_another: dict[str, int]) -> None:
+    session, other = target(), draft(4)
     session.receive(candidate(4))
     before = (session.committed, session.num_candidates, session.verdict())
-    assert session.receive(replace(candidate(9), sequence_id=0)) is Reception.STALE
+    assert session.receive(replace(candidate(9), **of_another)) is Reception.STALE
     assert (session.committed, session.num_candidates, session.verdict()) == before
-    newer = draft(4)
-    verdict = replace(session.verdict(), sequence_id=0, token_ids=(9,))
-    assert newer.preview(verdict) is None
-    assert newer.num_stale == 1
+    assert other.preview(replace(Verdict(1, 1, 0, 3, (9,), 0), **of_another)) is None
+    assert other.num_stale == 1
 
 
 def test_a_candidate_from_another_prefix_is_dropped() -> None:
@@ -216,9 +194,7 @@ def test_a_draft_that_is_done_goes_on_behind_a_verdict() -> None:
     for token_id in (4, 5):
         grow(other, token_id)
         other.offer()
-    transition = other.preview(Verdict(1, 1, 1, 3, (4,), 0))
-    assert transition is not None
-    other.apply(transition)
+    hear(other, Verdict(1, 1, 1, 3, (4,), 0))
     grow(other, 6)
     other.offer()
     assert text(other) == (*PROMPT, 4, 5, 6)
@@ -229,7 +205,7 @@ def test_several_tokens_of_one_step_make_one_path_and_a_message_of_so_many() -> 
     other = DraftSession(replace(OPENING, tokens_per_message=3))
     grow(other, 4, 5)
     assert other.offer() is None
-    assert [node.token_id for node in other.next_nodes()] == [5]
+    assert [node.token_id for node in nodes_of(other)] == [5]
     grow(other)  # nothing more to propose: what there is goes out
     message = other.offer()
     assert message is not None
@@ -238,13 +214,11 @@ def test_several_tokens_of_one_step_make_one_path_and_a_message_of_so_many() -> 
 
 def test_a_token_travels_with_what_it_was_drawn_from_also_when_it_is_offered_again() -> None:
     other = DraftSession(OPENING)
-    other.grow(other.next_nodes(), [[(4, 1.0)], [(5, 1.0)]], [b"row of 4", b"row of 5"])
+    other.grow(nodes_of(other), [[(4, 1.0)], [(5, 1.0)]], [b"row of 4", b"row of 5"])
     message = other.offer()
     assert message is not None
     assert message.draft_probs == (b"row of 4", b"row of 5")
-    transition = other.preview(Verdict(1, 1, 1, 3, (4,), 0))
-    assert transition is not None
-    other.apply(transition)
+    hear(other, Verdict(1, 1, 1, 3, (4,), 0))
     message = other.offer()
     assert message is not None
     assert (message.token_ids, message.draft_probs) == ((5,), (b"row of 5",))

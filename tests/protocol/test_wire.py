@@ -26,8 +26,8 @@ BODIES = {name: frame[:-4] for name, frame in FRAMES.items()}
 """Without their checksum."""
 HEADER = "414d5344 0900 efcdab8967452301 1500000000000000"
 GOLDEN = {
-    m.Candidate(7, 1, 300, 9, 2**64 - 1, 4, (0, 4), (5, 70_000), (), more=True): HEADER
-    + "9c 03 07 01 cd012c 09 cfffffffffffffffff 04 920004 9205ce00011170 90 c3 90",
+    m.Candidate(7, 1, 300, 2**64 - 1, 4, (0, 4), (5, 70_000), (), more=True): HEADER
+    + "9b 03 07 01 cd012c cfffffffffffffffff 04 920004 9205ce00011170 90 c3 90",
     m.Verdict(7, 1, 3, 9, (5, 200), 2): HEADER + "97 04 07 01 03 09 9205ccc8 02",
     m.Hello(9, Role.DRAFT, 1, 10, "ab", ("a", "bc"), ("a",)): HEADER
     + "98 01 09 a56472616674 01 0a a26162 92a161a26263 91a161",
@@ -37,7 +37,7 @@ COUNT, ID, TEXT = 2**63 - 1, 2**31 - 1, "\N{GRINNING FACE}" * m.MAX_TEXT_LENGTH
 LARGEST = (
     m.Open(COUNT, COUNT, (ID,) * m.MAX_TOKENS, COUNT, TEXT, 1, 1, not_over=(2**64 - 1,) * (MAX_NUM_SEQS + 1)),
     m.Verdict(COUNT, COUNT, COUNT, COUNT, (ID,) * m.MAX_TOKENS, COUNT),
-    m.Candidate(1, 1, 1, 1, 1, 1, (), (), (), True, draft_probs=(bytes(m.MAX_ROW_BYTES), *(b"",) * (m.MAX_ROWS - 1))),
+    m.Candidate(1, 1, 1, 1, 1, (), (), (), True, draft_probs=(bytes(m.MAX_ROW_BYTES), *(b"",) * (m.MAX_ROWS - 1))),
     m.Hello(1, Role.DRAFT, 1, 1, TEXT, ("n",) * m.MAX_NAMES),
     m.Failed(Role.TARGET, TEXT, TEXT),
     m.Features(1, 1, 0, 1, bytes(m.MAX_FEATURE_BYTES)),
@@ -45,12 +45,12 @@ LARGEST = (
 MISTAKES: dict[str, Any] = {
     "a negative number": m.Verdict(-1, 0, 0, 0, (), 0),
     "a number of 64 bits": m.Verdict(2**63, 0, 0, 0, (), 0),
-    "a hash beyond 64 bits": m.Candidate(0, 0, 0, 0, 2**64, 0, (), (), (), more=True),
+    "a hash beyond 64 bits": m.Candidate(0, 0, 0, 2**64, 0, (), (), (), more=True),
     "a token id of 32 bits": m.Verdict(0, 0, 0, 0, (2**31,), 0),
     "a negative token id": m.Verdict(0, 0, 0, 0, (-1,), 0),
     "half a token": m.Verdict(0, 0, 0, 0, (0.5,), 0),  # type: ignore[arg-type]
     "no number": m.Verdict(None, 0, 0, 0, (), 0),  # type: ignore[arg-type]
-    "a number for a truth": m.Candidate(0, 0, 0, 0, 0, 0, (), (), (), more=2),  # type: ignore[arg-type]
+    "a number for a truth": m.Candidate(0, 0, 0, 0, 0, (), (), (), more=2),  # type: ignore[arg-type]
     "an unknown reason": m.Close(0, "tired"),  # type: ignore[arg-type]
     "a lone surrogate": m.Failed(Role.DRAFT, "E", "\ud800"),
     "an object": m.Failed(Role.DRAFT, "E", object()),  # type: ignore[arg-type]
@@ -59,8 +59,8 @@ MISTAKES: dict[str, Any] = {
     "too many sequences": m.Close(0, FinishReason.EOS, (0,) * (MAX_NUM_SEQS + 2)),
     "too long a text": m.Failed(Role.DRAFT, "E", "x" * (m.MAX_TEXT_LENGTH + 1)),
     "too many names": m.Hello(1, Role.DRAFT, 1, 10, "", ("x",) * (m.MAX_NAMES + 1)),
-    "too many rows": m.Candidate(0, 0, 0, 0, 0, 0, (), (), (), True, (b"",) * (m.MAX_ROWS + 1)),
-    "too long a row": m.Candidate(0, 0, 0, 0, 0, 0, (), (), (), True, (bytes(m.MAX_ROW_BYTES + 1),)),
+    "too many rows": m.Candidate(0, 0, 0, 0, 0, (), (), (), True, (b"",) * (m.MAX_ROWS + 1)),
+    "too long a row": m.Candidate(0, 0, 0, 0, 0, (), (), (), True, (bytes(m.MAX_ROW_BYTES + 1),)),
     "too many features": m.Features(1, 1, 0, 1, bytes(m.MAX_FEATURE_BYTES + 1)),
     "too long a frame": m.Hello(1, Role.DRAFT, 1, 10, "", (TEXT,) * m.MAX_NAMES),
 }

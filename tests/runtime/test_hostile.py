@@ -46,7 +46,7 @@ HOSTILE = {
     "an opening that says of itself that it is over": replace(OPENING, sequence_id=2, not_over=(1, 3)),
     "a verdict with an id that no model has": Verdict(1, 1, 0, 4, (VOCAB,), 0),
     "a verdict for nobody": Verdict(9, 1, 0, 4, (1,), 0),
-    "a message of its own side": Candidate(1, 1, 4, 4, 0, 1, (0,), (1,), (), more=True),
+    "a message of its own side": Candidate(1, 1, 4, 0, 1, (0,), (1,), (), more=True),
 }
 
 

@@ -1,31 +1,12 @@
-"""Acceptance, stopping and the streamed text, as the pure functions that they are."""
+"""Stopping and the streamed text, as the pure functions that they are."""
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from protocol.harness import accept_equal
 
-from amusd.sampling.acceptance import Acceptance
 from amusd.sampling.stopping import AnswerText, Emission, StopChecker, cut_at_stop, held_back
 from amusd.types import FinishReason
-
-
-@pytest.mark.parametrize(
-    ("choices", "candidates", "expected"),
-    [
-        ((7,), (), Acceptance((7,), 0)),
-        ((7, 8, 9), (7, 8), Acceptance((7, 8, 9), 2)),
-        ((7, 8, 9), (7, 8, 9), Acceptance((7, 8, 9), 3)),
-        ((7, 8, 9), (7, 8, 1), Acceptance((7, 8, 9), 2)),
-        ((7, 8, 9), (1, 8), Acceptance((7,), 0)),
-        ((7, 8, 9), (7, 1), Acceptance((7, 8), 1)),
-    ],
-    ids=["none", "all", "all and a late one", "all and a wrong late one", "first wrong", "last wrong"],
-)
-def test_greedy_acceptance(choices: tuple[int, ...], candidates: tuple[int, ...], expected: Acceptance) -> None:
-    assert accept_equal(choices, candidates) == expected
 
 
 class Letters:

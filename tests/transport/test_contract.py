@@ -49,7 +49,7 @@ def verdict(number: int) -> Verdict:
 
 
 def candidate(number: int) -> Candidate:
-    return Candidate(number, 1, 0, 0, 0, 1, (0,), (number,), (), more=True)
+    return Candidate(number, 1, 0, 0, 1, (0,), (number,), (), more=True)
 
 
 def test_many_messages_each_way_at_once_arrive_in_order(ends: tuple[Transport, Transport]) -> None:

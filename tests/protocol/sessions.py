@@ -1,0 +1,38 @@
+"""What tests of the two sessions share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from amusd.protocol.draft_session import DraftSession, Node, Transition, next_nodes
+from amusd.protocol.messages import Candidate, Verdict
+from amusd.protocol.prefix_hash import EMPTY, extend
+from amusd.protocol.target_session import TargetSession
+
+
+class Unhashed(TargetSession):
+    """Without the prefix hash, the last line of defence, so that the rules have to hold by themselves."""
+
+    def _prefix_fits(self, candidate: Candidate) -> bool:
+        return True
+
+
+def hash_of(token_ids: Sequence[int]) -> int:
+    """The hash of a prefix."""
+    value = EMPTY
+    for token_id in token_ids:
+        value = extend(value, token_id)
+    return value
+
+
+def nodes_of(session: DraftSession) -> tuple[Node, ...]:
+    """What a step for this tree alone computes next."""
+    return next_nodes([session])[0]
+
+
+def hear(session: DraftSession, verdict: Verdict) -> Transition:
+    """Apply a verdict that is news."""
+    transition = session.preview(verdict)
+    assert transition is not None
+    session.apply(transition)
+    return transition
