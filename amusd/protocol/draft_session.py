@@ -27,6 +27,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 
 from amusd.config import MAX_FAN_OUT
 from amusd.errors import PeerProtocolError
@@ -104,10 +105,8 @@ class Transition:
 
 
 def check_opening(opening: Open) -> None:
-    """Raises `PeerProtocolError` for what no correct target sends. Costs nothing, unlike a session."""
-    if not opening.token_ids:
-        raise PeerProtocolError("Open without tokens: nothing to draft from")
-    if not len(opening.token_ids) <= opening.max_length <= MAX_TOKENS:
+    """Raise `PeerProtocolError` for what no correct target sends. Costs nothing, unlike a session."""
+    if not 1 <= len(opening.token_ids) <= opening.max_length <= MAX_TOKENS:
         raise PeerProtocolError(f"Open with {len(opening.token_ids)} tokens and max_length {opening.max_length}")
     if opening.max_lookahead < 1 or opening.tokens_per_message < 1:
         raise PeerProtocolError("Open with max_lookahead or tokens_per_message below 1")
@@ -144,7 +143,7 @@ class DraftSession:
         self.num_nodes = 0
         """Size of the tree, the root not counted."""
         self._guesses: list[tuple[float, int, Node]] = []  # a heap: the likeliest first, then the oldest
-        self._num_guessed = 0
+        self._order = count()
         self._num_steps = 0
         self._num_ready = 0.0
         self._unsent: list[Node] = []
@@ -230,12 +229,10 @@ class DraftSession:
         if len(self._unsent) < self.tokens_per_message and (more or (self._said_no_more and not self._unsent)):
             return None
         nodes, self._unsent = self._unsent, []
-        first = self._next_number
-        for node in nodes:
-            node.number = self._next_number
-            self._next_number += 1
+        first, self._next_number = self._next_number, self._next_number + len(nodes)
+        for number, node in enumerate(nodes, start=first):
+            node.number = number
         self._said_no_more = not more
-        weighed = () if self.is_chain else nodes
         return Candidate(
             sequence_id=self.sequence_id,
             incarnation=self.incarnation,
@@ -244,7 +241,7 @@ class DraftSession:
             first=first,
             parents=tuple(self._number_of(node.parent) for node in nodes),
             token_ids=tuple(node.token_id for node in nodes),
-            weights=tuple(min(CERTAINTY, round(node.weight * CERTAINTY)) for node in weighed),
+            weights=() if self.is_chain else tuple(min(CERTAINTY, round(node.weight * CERTAINTY)) for node in nodes),
             more=more,
             draft_probs=tuple(node.row for node in nodes if node.row),
         )
@@ -276,8 +273,7 @@ class DraftSession:
 
     def without_tree(self, transition: Transition) -> Transition:
         """`transition` with nothing left of the tree."""
-        kept = tuple(node.token_id for node in transition.kept)
-        token_ids = kept + transition.token_ids
+        token_ids = tuple(node.token_id for node in transition.kept) + transition.token_ids
         return replace(transition, kept=(), token_ids=token_ids, root=None, num_discarded=self.num_nodes)
 
     def apply(self, transition: Transition) -> None:
@@ -328,9 +324,7 @@ class DraftSession:
         if verdict.epoch > MAX_EPOCH:
             raise PeerProtocolError(f"verdict of epoch {verdict.epoch}, at most {MAX_EPOCH} are counted")
         if verdict.start > self.base:
-            raise PeerProtocolError(
-                f"verdict starts at {verdict.start}, behind a gap: the draft knows {self.base} tokens"
-            )
+            raise PeerProtocolError(f"verdict starts at {verdict.start}, the draft knows {self.base} tokens alone")
         if committed_length > self._max_length:
             raise PeerProtocolError(f"verdict commits {committed_length} tokens, limit {self._max_length}")
         if self._prefix.slice(verdict.start, self.base) != verdict.token_ids[: self.base - verdict.start]:
@@ -353,19 +347,17 @@ class DraftSession:
         """Guess those that are worth it; what is known (by a lookup) is not guessed twice."""
         known = {child.token_id for child in node.children}
         unmade = []
-        for guess in guesses:
-            token_id, weight = guess
+        for token_id, weight in guesses:
             if token_id in known:
                 continue
             if node.probability * weight >= MIN_PROBABILITY and self.num_nodes < self._max_nodes:
                 self._guess(node, token_id, weight, step)
             else:
-                unmade.append(guess)
+                unmade.append((token_id, weight))
         node.unmade, node.unmade_step = unmade, step
 
     def _push(self, node: Node) -> None:
-        self._num_guessed += 1
-        heapq.heappush(self._guesses, (-node.probability, self._num_guessed, node))
+        heapq.heappush(self._guesses, (-node.probability, next(self._order), node))
 
     def _may_grow(self, node: Node) -> bool:
         """Whether candidates may stand behind it."""

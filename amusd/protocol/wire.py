@@ -68,12 +68,10 @@ def encode(message: Message, nonce: int, sent_ns: int = 0) -> bytes:
     return frame
 
 
-def decode(frame: bytes | memoryview) -> Frame:
+def decode(frame: bytes) -> Frame:
     """The content of one frame. Raises WireError, and nothing else, on any other bytes."""
-    size = frame.nbytes if isinstance(frame, memoryview) else len(frame)
-    if not _MIN_FRAME_BYTES <= size <= MAX_FRAME_BYTES:
-        raise WireError(f"frame of {size} bytes, {_MIN_FRAME_BYTES} to {MAX_FRAME_BYTES} are allowed")
-    frame = bytes(frame)  # no copy when it is bytes already
+    if not _MIN_FRAME_BYTES <= len(frame) <= MAX_FRAME_BYTES:
+        raise WireError(f"frame of {len(frame)} bytes, {_MIN_FRAME_BYTES} to {MAX_FRAME_BYTES} are allowed")
     magic, version, nonce, sent_ns = _HEADER.unpack_from(frame)
     if magic != _MAGIC:
         raise WireError("not a frame of this protocol")

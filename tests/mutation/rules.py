@@ -250,7 +250,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     },
     ("amusd/protocol/draft_session.py", "tests/protocol/test_fuzz.py"): {
         "an opening with too many tokens is taken": (
-            "not len(opening.token_ids) <= opening.max_length <= MAX_TOKENS",
+            "not 1 <= len(opening.token_ids) <= opening.max_length <= MAX_TOKENS",
             "opening.max_length > MAX_TOKENS",
         ),
         "a verdict may change what was committed": (
@@ -271,7 +271,10 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     },
     ("amusd/protocol/draft_session.py", "tests/protocol/test_trees.py"): {
         "what was looked up is guessed again": ("            if token_id in known:\n                continue\n", ""),
-        "an unlikely guess is forgotten for good": ("                unmade.append(guess)", "                pass"),
+        "an unlikely guess is forgotten for good": (
+            "                unmade.append((token_id, weight))",
+            "                pass",
+        ),
         "probabilities stay relative to the old root": ("            node.probability /= self.root.probability\n", ""),
         "a tree that has much ready is as needy as one that has nothing": (
             "return probability / (1.0 + self._num_ready)",

@@ -99,9 +99,7 @@ def decodes_or_refuses(frame: bytes) -> None:
 
 @given(message=messages, nonce=nonces, sent_ns=nonces)
 def test_every_message_comes_back_equal_with_its_header(message: m.Message, nonce: int, sent_ns: int) -> None:
-    frame = encode(message, nonce, sent_ns)
-    assert decode(frame) == (nonce, sent_ns, message)
-    assert decode(memoryview(frame)) == (nonce, sent_ns, message)
+    assert decode(encode(message, nonce, sent_ns)) == (nonce, sent_ns, message)
 
 
 @pytest.mark.parametrize("message", LARGEST, ids=lambda message: type(message).__name__)
