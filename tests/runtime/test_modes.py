@@ -183,7 +183,7 @@ def test_messages_do_not_grow_with_the_text() -> None:
         engine.generate(PROMPT, params(300), decoding=decoding(Mode.SYNCHRONOUS, 4))
     verdicts = links[0].sizes[2:-2]
     assert len(verdicts) > 40
-    assert max(verdicts[-10:]) <= max(verdicts[:10])
+    assert max(verdicts[-10:]) <= max(verdicts[:10]) + 8  # larger numbers take more bytes
 
 
 @pytest.mark.parametrize("mode", SPECULATIVE)
