@@ -154,7 +154,7 @@ class Turns:
     def step(self) -> bool:
         """Compute a step of all answers whose turn it is; return whether any is left, at work or in the queue.
 
-        For who reads many at once, and waits for none of them in particular.
+        Use this to read many answers without waiting for one.
         """
         with self.alone():
             self._step()

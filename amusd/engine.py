@@ -332,14 +332,10 @@ class Engine:
                 "drafter=synthetic: has to be told the answer of plain decoding (`reference`), which "
                 "sampling.acceptance=rejection leaves to chance"
             )
-        highest, vocab_size = (
-            max((token_id for token_id, _ in params.logit_bias), default=0),
-            self.worker.model.vocab_size,
-        )
+        vocab_size = self.worker.model.vocab_size
+        highest = max((token_id for token_id, _ in params.logit_bias), default=0)
         if highest >= vocab_size:
-            raise ConfigError(
-                f"sampling.logit_bias: the model has no token {highest}; its ids are 0 to {vocab_size - 1}"
-            )
+            raise ConfigError(f"sampling.logit_bias: no token is {highest}; the model's are 0 to {vocab_size - 1}")
 
     def _policy_of(self, params: SamplingParams, drafter: str | None, decoding: DecodingConfig) -> Policy:
         """The policy of a request. Raises `ConfigError` for trees or chains that drafter or acceptance rule forbid."""

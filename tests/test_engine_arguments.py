@@ -87,7 +87,7 @@ def test_an_engine_without_a_drafter_decodes_plainly() -> None:
 
 def test_a_bias_for_a_token_that_the_model_lacks_says_which_it_has() -> None:
     message = one_line_of(lambda: lone_engine().generate(PROMPT, SamplingParams(logit_bias={999999: 5})))
-    assert message == "sampling.logit_bias: the model has no token 999999; its ids are 0 to 49"
+    assert message == "sampling.logit_bias: no token is 999999; the model's are 0 to 49"
 
 
 @pytest.mark.parametrize(

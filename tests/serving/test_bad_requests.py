@@ -45,7 +45,7 @@ MISTAKES: list[tuple[dict[str, Any], str | None, str]] = [
     ({"stop": ""}, "stop", "text that is not empty"),
     ({"stop": ["b"] * (MAX_STOPS + 1)}, "stop", f"at most {MAX_STOPS} items"),
     ({"stop": "b" * (STOP_CHARACTERS + 1)}, "stop.0", f"at most {STOP_CHARACTERS} characters"),
-    ({"logit_bias": {"5000": 1}}, "logit_bias", "has no token 5000"),
+    ({"logit_bias": {"5000": 1}}, "logit_bias", "no token is 5000"),
     ({"logit_bias": {str(id_): 1 for id_ in range(MAX_BIASES + 1)}}, "logit_bias", f"at most {MAX_BIASES} items"),
     ({"top_logprobs": 2}, "top_logprobs", "needs logprobs=true"),
     ({"stream_options": {"more": 1}}, "stream_options.more", "not known"),
