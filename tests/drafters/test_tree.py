@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import tiny
 from models.blocks import random_ids
+from protocol.sessions import nodes_of
 
 from amusd.config import GREEDY, Distribution
 from amusd.drafters.base import Drafter
@@ -75,7 +76,7 @@ class Checked:
             1, 1, tuple(self.prompt), max_length, "tree", max_lookahead, 1, (), distribution, fan_out, rows_per_step
         )
         self.max_length = max_length
-        self.session = DraftSession(opening, min_probability=0.0005)
+        self.session = DraftSession(opening)
         self.drafter = drafter or ModelTreeDrafter(self.model, ngrams)
         self.drafter.set_distribution(distribution)
         self.drafter.open(self.prompt, max_length, fan_out)
@@ -85,7 +86,7 @@ class Checked:
 
     def compute(self) -> None:
         """One step."""
-        root, nodes = self.session.root, self.session.next_nodes()
+        root, nodes = self.session.root, nodes_of(self.session)
         if not nodes:
             return
         for node, guesses in zip(nodes, self.drafter.expand(root, nodes), strict=True):
@@ -290,7 +291,7 @@ def test_ids_beyond_the_models_vocabulary_are_brought_into_it() -> None:
     drafter.open(reference[:3], 100, 2)
     session = DraftSession(Open(1, 1, reference[:3], 100, "synthetic", 8, 1, fan_out=2, rows_per_step=4))
     for _ in range(3):
-        root, nodes = session.root, session.next_nodes()
+        root, nodes = session.root, nodes_of(session)
         for node, guesses in zip(nodes, drafter.expand(root, nodes), strict=True):
             session.grow([node], [guesses])
     transition = session.preview(Verdict(1, 1, 0, 3, reference[3:8], 0))

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from memory_link import MemoryTransport
+from msgspec.structs import replace as changed
 from oracle import always_wrong
 from runtime.pair import PROMPT, VOCAB_SIZE, SpoilingLink, decoding, oracle, pair, params, reference
 from runtime.table_tree import TableTreeDrafter, spread
@@ -291,8 +292,8 @@ def test_the_ratio_test_and_drafters_without_trees_are_refused_and_the_engine_go
 
 
 BREAKS: dict[str, Callable[[Candidate], Message]] = {
-    "an id that the target does not have": lambda m: replace(m, token_ids=(VOCAB_SIZE, *m.token_ids[1:])),
-    "another prefix": lambda m: replace(m, prefix_hash=m.prefix_hash ^ 1),
+    "an id that the target does not have": lambda m: changed(m, token_ids=(VOCAB_SIZE, *m.token_ids[1:])),
+    "another prefix": lambda m: changed(m, prefix_hash=m.prefix_hash ^ 1),
 }
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 from memory_link import MemoryTransport
 from oracle import OracleDrafter
@@ -176,7 +177,7 @@ def test_a_row_that_nothing_can_be_drawn_from_is_refused_and_the_answer_goes_on(
     wanted = params(1.0, acceptance="rejection")
 
     def wrap(link: MemoryTransport) -> Any:
-        return SpoilingLink(link, lambda told: replace(told, draft_probs=LIES[lie](told)))
+        return SpoilingLink(link, lambda told: msgspec.structs.replace(told, draft_probs=LIES[lie](told)))
 
     with pair({"same": DRAFTERS["same"]}, wrap_target_link=wrap) as (engine, draft):
         answer = engine.generate(PROMPT, wanted, decoding=decoding(Mode.ASYNCHRONOUS, 5))
