@@ -117,13 +117,18 @@ def _hydra(task: object, arguments: Sequence[str], program: str) -> int:
     before, sys.argv = sys.argv, [program, *arguments]
     try:
         decorate(task)()  # type: ignore[arg-type]  # any callable does
-    except BrokenPipeError:  # of Hydra's own prints
-        discard(sys.stdout)
+        return 0
+    except BrokenPipeError:  # nobody reads what Hydra prints
+        return 0
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     finally:
         sys.argv = before
-    return 0
+        if sys.stdout is not None:
+            try:
+                sys.stdout.flush()
+            except BrokenPipeError:
+                discard(sys.stdout)
 
 
 def _summarize(folder: Path, *, is_json: bool) -> bool:
