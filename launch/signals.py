@@ -26,18 +26,19 @@ class Interrupted(KeyboardInterrupt):
 
 
 def raise_on_signals() -> None:
-    """Have SIGINT, SIGTERM and SIGHUP raise `Interrupted`, once, in the main thread. A signal that is ignored stays so.
+    """Have SIGINT, SIGTERM and SIGHUP raise `Interrupted`, once, in the main thread. SIGHUP stays ignored if it is.
 
     Another thread ends the process after `GRACE_SECONDS`, also where the main thread does not come back from a pass or
     from loading.
     """
-    signals = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    is_hup_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # by nohup
+    signals = [number for number in _SIGNALS if number != signal.SIGHUP or not is_hup_ignored]
     if any(thread.name == _WATCH for thread in threading.enumerate()):
         return
 
     def on_signal(signum: int, _frame: FrameType | None) -> None:
         ignore_signals()
-        _end_later(signum)
+        threading.Thread(target=_end, args=(signum,), name="end", daemon=True).start()
         if _is_loading("torch"):  # nothing is to be saved yet, and C++ answers an exception with a page of text
             os.write(sys.stderr.fileno(), b"amusd: interrupted\n")
             os._exit(128 + signum)
@@ -47,7 +48,7 @@ def raise_on_signals() -> None:
         while (told := os.read(reading, 1)) and told[0] not in signals:
             pass
         if told:
-            _end_later(told[0])
+            _end(told[0])
 
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
@@ -75,12 +76,9 @@ def ignore_signals() -> None:
         signal.signal(number, lambda _number, _frame: None)
 
 
-def _end_later(signum: int) -> None:
-    def end() -> None:
-        time.sleep(GRACE_SECONDS)
-        os._exit(128 + signum)
-
-    threading.Thread(target=end, name="end", daemon=True).start()
+def _end(signum: int) -> None:
+    time.sleep(GRACE_SECONDS)
+    os._exit(128 + signum)
 
 
 def _is_loading(module: str) -> bool:
