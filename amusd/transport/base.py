@@ -104,6 +104,20 @@ class FrameCodec:
         self.sent_ns = sent_ns
         return message
 
+    def next_message(self, take: Callable[[], bytes | None]) -> Message | None:
+        """The next good message of the frames that `take` hands over, or None once it has none.
+
+        Bounded, so that a flood of bad frames cannot hold the worker.
+        """
+        for _ in range(MAX_QUEUED_MESSAGES):
+            frame = take()
+            if frame is None:
+                return None
+            message = self.accept(frame)
+            if message is not None:
+                return message
+        return None
+
     def reject(self, reason: str) -> None:
         """Count something that was dropped."""
         # the first one is news; a flood of them must not fill the log

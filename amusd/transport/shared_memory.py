@@ -26,7 +26,7 @@ from contextlib import suppress
 
 from amusd.errors import ConfigError, PeerLostError, PeerProtocolError, WireError
 from amusd.protocol.messages import Message
-from amusd.transport.base import MAX_QUEUED_MESSAGES, FrameCodec, spin
+from amusd.transport.base import FrameCodec, spin
 from amusd.transport.meeting import Door, introduce, knock, read_introduction
 from amusd.transport.ring import RING_BYTES, Area, Rings
 
@@ -155,19 +155,12 @@ class SharedMemoryTransport:
             self._lose(_CLOSED_BY_PEER)
 
     def _next_message(self) -> Message | None:
-        """The next good message that is here; bounded, so that a flood of bad frames cannot hold the worker."""
-        for _ in range(MAX_QUEUED_MESSAGES):
-            try:
-                frame = self._rings.take()
-            except PeerProtocolError as error:
-                self._break(error)
-                return None
-            if frame is None:
-                return None
-            message = self.frames.accept(frame)
-            if message is not None:
-                return message
-        return None
+        """The next good message that is here."""
+        try:
+            return self.frames.next_message(self._rings.take)
+        except PeerProtocolError as error:
+            self._break(error)
+            return None
 
     def _wait(self, deadline: float) -> None:
         """Wait until something may have changed, or `deadline`."""

@@ -26,7 +26,7 @@ from typing import Literal
 from amusd.errors import ConfigError, PeerLostError, WireError
 from amusd.protocol.messages import Message
 from amusd.transport.addresses import LOOPBACK, Endpoint, parse_endpoint
-from amusd.transport.base import MAX_QUEUED_MESSAGES, FrameCodec
+from amusd.transport.base import FrameCodec
 from amusd.transport.frame_queue import FrameQueue
 from amusd.transport.lanes import Lane, fit_a_block
 from amusd.transport.process_groups import Meeting, check_gloo, check_nccl
@@ -124,14 +124,7 @@ class TorchDistributedTransport:
     def receive(self, timeout: float) -> Message | None:
         """The next message, or None after `timeout` seconds. Raises PeerLostError."""
         deadline = time.monotonic() + timeout
-        for _ in range(MAX_QUEUED_MESSAGES):  # a flood of bad frames must not hold the worker
-            frame = self._inbox.take(deadline - time.monotonic())
-            if frame is None:
-                return None
-            message = self.frames.accept(frame)
-            if message is not None:
-                return message
-        return None
+        return self.frames.next_message(lambda: self._inbox.take(deadline - time.monotonic()))
 
     def close(self) -> None:
         """Release everything, at most `CLOSE_SECONDS` and a moment later. Idempotent; never raises."""

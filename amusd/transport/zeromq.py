@@ -175,14 +175,7 @@ class ZeroMQTransport:
     def receive(self, timeout: float) -> Message | None:
         """The next message, or None after `timeout` seconds. Raises PeerLostError."""
         deadline = time.monotonic() + timeout
-        for _ in range(MAX_QUEUED_MESSAGES):  # a flood of bad frames must not hold the worker
-            frame = self.receive_frame(deadline - time.monotonic())
-            if frame is None:
-                return None
-            message = self.frames.accept(frame)
-            if message is not None:
-                return message
-        return None
+        return self.frames.next_message(lambda: self.receive_frame(deadline - time.monotonic()))
 
     def receive_frame(self, timeout: float) -> bytes | None:
         """The next bytes, or None after `timeout` seconds (0 polls). Raises PeerLostError."""
