@@ -25,6 +25,7 @@ from amusd.console import Console, tell
 from amusd.errors import ConfigError, PeerError, PeerFailedError, PeerLostError
 from amusd.files import keep_traceback, read_json, write_json
 from amusd.runtime.cores import allowed_cores, pin_to
+from amusd.tracing.recorder import as_format
 from amusd.types import Role
 
 from .compose import config_of
@@ -238,8 +239,7 @@ def _job_elsewhere(command: str) -> Jobs:
 
 def events_of(directory: Path, number: int | None = None) -> str:
     """The folder of events of a run, or of all jobs of its sweep, as a format in which `{run}` is a job's number."""
-    whole = str(directory.parent if number is not None else directory).replace("{", "{{").replace("}", "}}")
-    return f"{whole}/{{run}}/events" if number is not None else f"{whole}/events"
+    return f"{as_format(directory)}/events" if number is None else f"{as_format(directory.parent)}/{{run}}/events"
 
 
 def with_api_key(config: RunConfig) -> RunConfig:
