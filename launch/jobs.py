@@ -13,6 +13,7 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +59,7 @@ _STOP_SECONDS = 0.3
 class Jobs:
     """The jobs of one command in this process. Close it at the end."""
 
-    def __init__(self, command: str, make_engine: MakeEngine | None = None) -> None:
+    def __init__(self, command: str, make_engine: MakeEngine | None = None, *, keeps_engine: bool = True) -> None:
         """`make_engine`: in the place of a target here and a draft that this process starts."""
         self.exit_code = 0
         """That of the first job that failed here."""
@@ -69,11 +70,11 @@ class Jobs:
         self._engine: Engine | None = None
         self._record: Callable[[], None] = lambda: None
         self._directory = Path()
-        self._keeps_engine = True
+        self._keeps_engine = keeps_engine
 
     def __reduce__(self) -> Any:
         """In another process, a job makes an engine and ends it."""
-        return _job_elsewhere, (self._command,)
+        return partial(Jobs, keeps_engine=False), (self._command,)
 
     def __call__(self, composed: DictConfig) -> float:
         """Do one job of Hydra's. Returns tokens a second, for sweepers that look for the best; NaN without a result.
@@ -229,12 +230,6 @@ class Jobs:
                 if followers is not None:
                     followers.stop(_STOP_SECONDS)
         return engine
-
-
-def _job_elsewhere(command: str) -> Jobs:
-    jobs = Jobs(command)
-    jobs._keeps_engine = False  # noqa: SLF001 - of this file
-    return jobs
 
 
 def events_of(directory: Path, number: int | None = None) -> str:
