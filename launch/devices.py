@@ -10,10 +10,10 @@ import dataclasses
 import os
 import sys
 
-from amusd.config import EngineConfig, RunConfig
+from amusd.config import EngineConfig
 from amusd.console import tell
 from amusd.runtime.cores import allowed_cores, pin_rank
-from amusd.runtime.devices import devices_of, settle_devices
+from amusd.runtime.devices import settle_devices
 from amusd.types import Role
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -30,20 +30,14 @@ then, and writes traces to /tmp after a timeout; 0: neither.
 """
 
 
-def claim_hardware(config: RunConfig, role: Role) -> RunConfig:
-    """Give this process, the first rank of `role`, its cores and threads; return `config` with all devices named.
+def claim_hardware(config: EngineConfig) -> EngineConfig:
+    """Give this process, the target's first rank, its cores; return `config` with the device of every rank named.
 
-    The target's process says which GPUs are shared, and raises `ConfigError` for a GPU that is not there.
+    Says which GPUs are shared. Raises `ConfigError` for a GPU that is not there.
     """
-    engine = config.engine()
-    set_environment(engine)
-    if role is Role.TARGET:
-        hardware = settle_devices(engine, tell)
-    else:
-        hardware = dataclasses.replace(config.hardware, devices=devices_of(engine))
-    on_cpu = set(hardware.devices) == {"cpu"}
-    if on_cpu:
-        pin_rank(engine, role, allowed_cores())
+    hardware = settle_devices(config, tell)
+    if set(hardware.devices) == {"cpu"}:
+        pin_rank(config, Role.TARGET, allowed_cores())
     return dataclasses.replace(config, hardware=hardware)
 
 

@@ -211,7 +211,7 @@ class Jobs:
         engine: Engine | None = None
         try:
             drafts.prepare()  # while torch is imported here
-            settled = dataclasses.replace(wanted, hardware=claim_hardware(config, Role.TARGET).hardware)
+            settled = claim_hardware(wanted)
             record()
             from amusd.engine import Engine
             from amusd.runtime.startup import make_recorder

@@ -40,7 +40,7 @@ from amusd.transport.factory import numbered_link
 from amusd.transport.zeromq import ZeroMQTransport
 from amusd.types import Role
 
-from .devices import NCCL_SETTINGS, set_threads
+from .devices import set_environment
 from .jobs import Jobs
 from .run_directory import write_workers
 
@@ -138,8 +138,7 @@ def run(arguments: Sequence[str]) -> int:
 def run_rank(command: str, config: RunConfig, own: Place) -> int:
     """The work of this process; returns its exit code. Raises `ConfigError`, `PeerError`."""
     cores = allowed_cores()
-    set_threads(config.hardware.num_threads)
-    os.environ.update(NCCL_SETTINGS)
+    set_environment(config.engine())
     config, meeting = _meet(config, own)
     engine = config.engine_for(command)
     (rank, *_), here = ranks_of(own, engine.target_tensor_parallel_size)

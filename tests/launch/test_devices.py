@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from runtime.gpu_doubles import pretend_gpus
 
-from amusd.config import HardwareConfig, RunConfig, TransportConfig
+from amusd.config import EngineConfig, HardwareConfig, TransportConfig
 from amusd.runtime.cores import allowed_cores, cores_for
 from amusd.runtime.devices import device_of
 from amusd.types import Role
-from launch.devices import NCCL_SETTINGS, claim_hardware
+from launch.devices import NCCL_SETTINGS, claim_hardware, set_environment
 from tests.launch.processes import amusd_command, environment, run
 
 
@@ -57,12 +57,11 @@ def test_all_ranks_of_a_machine_find_the_same_devices_and_one_of_them_says_what_
     devices: tuple[str, ...],
 ) -> None:
     pretend_gpus(monkeypatch, num_gpus)
-    monkeypatch.setattr("launch.devices.set_threads", lambda _number: None)
     monkeypatch.setattr("amusd.runtime.cores.pin_to", lambda _cores: None)
-    config = RunConfig(target_tensor_parallel_size=num_target_ranks)
-    assert claim_hardware(config, Role.TARGET).hardware.devices == devices
-    found = [device_of(config.engine(), Role.TARGET, rank) for rank in range(num_target_ranks)]
-    assert (*found, device_of(config.engine(), Role.DRAFT)) == devices
+    config = EngineConfig(target_tensor_parallel_size=num_target_ranks)
+    assert claim_hardware(config).hardware.devices == devices
+    found = [device_of(config, Role.TARGET, rank) for rank in range(num_target_ranks)]
+    assert (*found, device_of(config, Role.DRAFT)) == devices
     shares = len(set(devices)) < len(devices) and num_gpus > 0
     assert capsys.readouterr().err.count("\n") == shares
 
@@ -71,19 +70,20 @@ def test_all_ranks_of_a_machine_find_the_same_devices_and_one_of_them_says_what_
 def test_claimed_cores_and_threads_hold_in_the_process_and_its_torch() -> None:
     code = """
 import os, sys
-from amusd.config import HardwareConfig, RunConfig
-from amusd.types import Role
-from launch.devices import claim_hardware
+from amusd.config import EngineConfig, HardwareConfig
+from launch.devices import claim_hardware, set_environment
 import threading
 over = threading.Event()
 thread = threading.Thread(target=over.wait)
 thread.start()
-last = max(os.sched_getaffinity(0))
-config = claim_hardware(RunConfig(hardware=HardwareConfig(devices=("cpu", "cpu"))), Role.DRAFT)
+first = min(os.sched_getaffinity(0))
+config = EngineConfig(hardware=HardwareConfig(devices=("cpu", "cpu")))
+set_environment(config)
+config = claim_hardware(config)
 assert config.hardware.devices == ("cpu", "cpu")
 assert "torch" not in sys.modules
 for thread in os.listdir("/proc/self/task"):
-    assert os.sched_getaffinity(int(thread)) == {last}
+    assert os.sched_getaffinity(int(thread)) == {first}
 import torch
 assert torch.get_num_threads() == 1
 assert not torch.cuda.is_initialized()
@@ -113,12 +113,13 @@ def test_a_peer_that_dies_in_a_transfer_does_not_end_this_process(
     num_ranks = num_target_ranks + 1
     pretend_gpus(monkeypatch, num_ranks)
     devices = tuple(f"cuda:{rank}" if device == "cuda" else "cpu" for rank in range(num_ranks))
-    config = RunConfig(
+    config = EngineConfig(
         hardware=HardwareConfig(devices=devices, pin_cores=False),
         transport=TransportConfig(kind=kind),  # type: ignore[arg-type]  # a parameter's type
         target_tensor_parallel_size=num_target_ranks,
     )
-    assert claim_hardware(config, Role.TARGET).transport.kind == kind
+    set_environment(config)
+    assert claim_hardware(config).transport.kind == kind
     assert os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING") == ("2" if is_set else None)
     assert os.environ.get("TORCH_NCCL_DUMP_ON_TIMEOUT") == ("0" if is_set else None)
 
