@@ -7,9 +7,7 @@ import select
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,15 +41,6 @@ WAITS = DecodingConfig(mode=Mode.SYNCHRONOUS, max_silence_seconds=SECONDS)
 @pytest.fixture(autouse=True)
 def _table_target(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("amusd.engine.load_with_followers", lambda *_: (paced_model(0.0), TableTokenizer(VOCAB_SIZE)))
-
-
-@pytest.fixture
-def links_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where links put their socket files."""
-    with tempfile.TemporaryDirectory(prefix="amusd-") as folder:  # a short path: sockets need one
-        monkeypatch.setattr(tempfile, "tempdir", folder)
-        yield Path(folder)
-        monkeypatch.undo()
 
 
 @pytest.mark.parametrize(
@@ -205,3 +194,33 @@ def test_a_script_without_a_guard_and_a_daemon_of_it_have_drafts_which_end_with_
             for handle in handles:
                 assert select.select([handle], [], [], SECONDS)[0], "a draft outlives its parent"
                 os.close(handle)
+
+
+LOADS = "from pathlib import Path\nimport time\nPath(__file__).with_name('loads').touch()\ntime.sleep(600)\n"
+PREPARES = f"""
+import sys, time
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from amusd.config import DrafterConfig, EngineConfig
+from amusd.runtime.draft_process import DraftProcess
+
+process = DraftProcess(EngineConfig(drafters=(DrafterConfig(kind="custom", factory=sys.argv[1]),)))
+process.prepare()
+print(process.pid, flush=True)
+time.sleep({SECONDS})
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a process is forked")
+def test_a_draft_that_still_loads_ends_with_its_parent(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(LOADS)
+    (tmp_path / "parent.py").write_text(PREPARES)
+    command = [sys.executable, str(tmp_path / "parent.py"), f"{tmp_path}/own.py:make"]
+    with Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        handle = os.pidfd_open(int(parent.stdout.readline()))
+        deadline = time.monotonic() + SECONDS
+        while not (tmp_path / "loads").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        parent.kill()
+    assert select.select([handle], [], [], SECONDS)[0], "a draft outlives its parent"
+    os.close(handle)

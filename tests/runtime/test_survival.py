@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 import sys
-import tempfile
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,15 +40,6 @@ SCHEDULES = (
     decoding(Mode.ASYNCHRONOUS, 4, policy="branching"),
     decoding(Mode.ASYNCHRONOUS, 4, policy="auto"),
 )
-
-
-@pytest.fixture
-def links_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where links put their socket files: nowhere else, so that what stays behind is seen."""
-    with tempfile.TemporaryDirectory(prefix="amusd-") as folder:  # a short path: sockets need one
-        monkeypatch.setattr(tempfile, "tempdir", folder)
-        yield Path(folder)
-        monkeypatch.undo()
 
 
 @pytest.mark.parametrize("kind", KINDS)
