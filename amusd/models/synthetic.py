@@ -132,8 +132,8 @@ def load_synthetic(shape: ModelShape, options: LoadOptions, *, seed: int = 0) ->
 def random_weights(config: ModelConfig, *, dtype: torch.dtype, device: str, seed: int) -> dict[str, Tensor]:
     """The weights of a model, by name, drawn on `device` in `dtype`. A tied weight has two names.
 
-    Every product of a normed row has numbers around 1, whatever the width, so that eighty layers stay far from the
-    limits of float16, and the layers outweigh the embedding, so that an answer is not one token repeated.
+    A product of a normed row has numbers around 1 at every width, so eighty layers stay far from the limits of float16.
+    The layers outweigh the embedding, so an answer is not one token repeated.
     """
     torch.empty(0, device=device)  # a device that is not there says so here more plainly than in the next line
     generator = torch.Generator(device).manual_seed(seed)

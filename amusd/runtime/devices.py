@@ -42,7 +42,7 @@ def device_of(config: EngineConfig, role: Role, rank: int = 0) -> str:
 
 
 def free_bytes(device: str) -> int:
-    """Memory that is free; of a CPU where the system does not say that, all of it. Of a GPU, creates a context."""
+    """Free memory of a device, or all memory of a CPU whose system does not say what is free. Creates a GPU's context."""
     if device != "cpu":
         import torch
 

@@ -44,8 +44,8 @@ def noisy_argmax(logits: Tensor, codes: Tensor, keys: Tensor, scale: Tensor) -> 
 def choose(logits: Row, codes: Bits, key: Sequence[int], scale: float, left: Columns | None = None) -> int:
     """The same of one row on a CPU whose largest logit is finite, among the columns that are `left`; None: all.
 
-    Of all columns, noise is made for the likeliest first. Another one wins only with so much more noise that few
-    counters are small enough for it.
+    If all are left, the likeliest get noise first. Another column wins only with so much more noise that few counters
+    are small enough for it.
     """
     if scale == 0:
         return int(logits.argmax())
