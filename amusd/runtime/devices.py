@@ -42,7 +42,7 @@ def device_of(config: EngineConfig, role: Role, rank: int = 0) -> str:
 
 
 def free_bytes(device: str) -> int:
-    """Free memory of a device, or all memory of a CPU whose system does not say what is free. Creates a GPU's context."""
+    """Free memory of a device, or all of a CPU whose system does not say what is free. Creates a GPU's context."""
     if device != "cpu":
         import torch
 
