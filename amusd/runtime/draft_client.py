@@ -425,9 +425,19 @@ class DraftClient:
         try:
             self.link.send(message)
         except Exception as error:  # noqa: BLE001 - the target goes on, whatever it is
-            self._lose(first_line(error))
+            self._lose(self._last_words() or first_line(error))
             return False
         return True
+
+    def _last_words(self) -> str | None:
+        """Why a draft that cannot be reached has failed, if it has said so; what else it has sent is dropped."""
+        assert self.link is not None
+        with suppress(Exception):  # the link is of no more use, whatever it is
+            for _ in range(MAX_DRAINED):
+                message = self.link.receive(0.0)
+                if message is None or isinstance(message, Failed):
+                    return None if message is None else told(message)
+        return None
 
     def _lose(self, reason: str) -> None:
         """Go on without it, and look for the next one if that can be. The first line of the reason counts."""

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from memory_link import memory_pair
 from runtime.clocked import Clock, Link
 from runtime.pair import decode
 from table_model import TableModel
@@ -17,7 +18,7 @@ from table_model import TableModel
 from amusd.policies.base import Decision, TargetView, Wait
 from amusd.policies.schedules import AutoregressivePolicy, ChainPolicy, SynchronousPolicy
 from amusd.protocol import prefix_hash
-from amusd.protocol.messages import PROTOCOL_VERSION, Candidate, Close, Hello, Message, Open, Progress, Verdict
+from amusd.protocol.messages import PROTOCOL_VERSION, Candidate, Close, Failed, Hello, Message, Open, Progress, Verdict
 from amusd.runtime.draft_client import MAX_NONSENSE, SILENCES, TAKE_IN_SECONDS, DraftClient
 from amusd.runtime.target_sequence import Request, TargetSequence
 from amusd.runtime.target_worker import TargetWorker
@@ -349,3 +350,12 @@ def test_what_comes_for_one_sequence_changes_no_other() -> None:
     target.link.is_lost = True
     target.client.take(0.0)
     assert (first.metrics.num_draft_losses, second.metrics.num_draft_losses) == (0, 1)
+
+
+def test_a_draft_that_failed_before_it_was_written_to_is_lost_for_the_reason_that_it_gave() -> None:
+    target = Target()
+    target.client.link, draft = memory_pair()
+    draft.send(Failed(Role.DRAFT, "ValueError", "ValueError: no more than 9 tokens"))
+    draft.close()
+    target.open()
+    assert target.client.losses == ["ValueError: no more than 9 tokens"]
