@@ -26,6 +26,8 @@ from amusd.types import Mode
 MAX_CHOICES = 128
 COMPLETION_TOKENS = 16
 """Tokens of a completion that names no number, as in OpenAI's protocol."""
+_MOST_TOKENS = 1 << 31
+"""More than any context has; what an engine has no room for is refused by it."""
 MAX_STOPS, STOP_CHARACTERS, MAX_BIASES = 64, 1024, 1024
 """Stop strings of a request, characters of each, and entries of its `logit_bias`."""
 _RANDOM_SEEDS = 1 << 31
@@ -162,8 +164,10 @@ class _Request(_Fields):
     """The fields that both endpoints have. A value of null is as if the field were left out."""
 
     model: str | None = None
-    max_tokens: int | None = Field(default=None, ge=1)
-    max_completion_tokens: int | None = Field(default=None, ge=1, description="The newer name of `max_tokens`.")
+    max_tokens: int | None = Field(default=None, ge=1, le=_MOST_TOKENS)
+    max_completion_tokens: int | None = Field(
+        default=None, ge=1, le=_MOST_TOKENS, description="The newer name of `max_tokens`."
+    )
     min_tokens: int = Field(default=0, ge=0, description="Above 0 only with `ignore_eos` and without `stop`.")
     temperature: float = Field(default=1.0, ge=0)
     top_p: float = Field(default=1.0, ge=0, le=1, description="0: the likeliest token.")
