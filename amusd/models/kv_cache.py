@@ -17,6 +17,7 @@ only keys and values of truncated or dummy rows. `wipe` writes zeros again after
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+_ALIGNMENT = 64
 _FEATURES = (-1, "features")  # beside the keys and values of the layers: they move and are wiped with these
 
 
@@ -109,9 +111,18 @@ class KVMemory:
     def _tensor(self, part: tuple[int, str], num_heads: int, dim: int, device: torch.device) -> Tensor:
         tensor = self._tensors.get(part)
         if tensor is None:  # only the model knows its shape
-            tensor = torch.zeros((num_heads, self.num_slots, dim), dtype=self.dtype, device=device)
-            self._tensors[part] = tensor
+            tensor = self._tensors[part] = _zeros((num_heads, self.num_slots, dim), self.dtype, device)
         return tensor
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros whose memory a CPU's system provides as slots are first written; `torch.zeros` would write all of it."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    size = math.prod(shape) * dtype.itemsize
+    data = np.zeros(size + _ALIGNMENT, dtype=np.uint8)
+    start = -data.ctypes.data % _ALIGNMENT
+    return torch.from_numpy(data[start : start + size]).view(dtype).view(shape)
 
 
 class PreallocatedCache:
