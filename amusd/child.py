@@ -33,6 +33,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from amusd.huge_pages import environment_with_huge_pages
+
 Orders = dict[str, Any]
 
 _EXIT_SECONDS = 5.0
@@ -103,7 +105,8 @@ class Lives:
         self.close()
         self._socket, theirs = socket.socketpair()
         with theirs:
-            self._server = subprocess.Popen(self._command, stdin=theirs.fileno(), stdout=self._stdout)
+            environment = environment_with_huge_pages()
+            self._server = subprocess.Popen(self._command, stdin=theirs.fileno(), stdout=self._stdout, env=environment)
         self._unread, self._pid, self._end = b"", None, None
         self._send(settings)
 

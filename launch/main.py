@@ -16,6 +16,7 @@ from pathlib import Path
 import amusd
 from amusd.console import Console, discard, tell
 from amusd.errors import ConfigError
+from amusd.huge_pages import restart_with_huge_pages
 
 COMMANDS = {
     "generate": "answer one prompt, whose text streams to the terminal, or a file of them into another file",
@@ -43,6 +44,8 @@ _COMPLETION = ("-sc", "--shell-completion")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code."""
+    if argv is None:
+        restart_with_huge_pages()
     try:
         return _run(list(sys.argv[1:] if argv is None else argv))
     except ConfigError as error:

@@ -16,6 +16,8 @@ if __name__ == "__main__" and not __package__:  # run as a file: become a module
     __package__ = _folder.name
     __import__(__package__)
 
+from amusd.huge_pages import restart_with_huge_pages
+
 from .jobs import exit_code_of
 from .signals import Interrupted, end_with_parent, raise_on_signals
 from .torchrun import run
@@ -32,4 +34,5 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    restart_with_huge_pages()
     sys.exit(main(sys.argv[1:]))

@@ -17,6 +17,7 @@ from amusd.config import DrafterConfig, EngineConfig, TransportConfig
 from amusd.drafters.base import DrafterFactory, one_by_one, say_once
 from amusd.drafters.factory import LoadedDrafters, StartInner, load_drafters
 from amusd.errors import ConfigError, PeerLostError, first_line
+from amusd.huge_pages import use_huge_pages
 from amusd.models.cached_model import CachedModel
 from amusd.models.embedded_target import Report
 from amusd.models.huggingface import device_errors
@@ -163,6 +164,8 @@ def load_with_followers(
     """
     device = device_of(config, Role.TARGET)
     loaded = load_target(config, device, report, ALONE if leader is None else leader)
+    if device == "cpu":
+        use_huge_pages()
     if leader is not None:
         leader.await_followers(device, config.startup_timeout_seconds)
     if report is not None and config.max_num_seqs > 1:
