@@ -18,7 +18,7 @@ PARTIAL_FILE = "partial.txt"
 """The text of an unfinished answer; stays where the target is killed, and otherwise makes way for the result."""
 ANSWERS_FILE, PROMPTS_FILE = "answers.jsonl", "prompts.csv"
 """What was said, and what it took, as a comparison keeps them."""
-FIGURE_FILES = tuple(f"{name}.{kind}" for name in ("comparison", "timeline", "map") for kind in ("svg", "png"))
+FIGURE_FILES = tuple(f"{name}.{kind}" for name in ("comparison", "timeline") for kind in ("svg", "png"))
 KEYS = ("prompt", "mode", "policy", "drafter", "length", "repeat")
 """Columns that name an answer: line of the workload, how it was decoded, which time it was asked for; and `batch_size`
 where several were made at a time."""

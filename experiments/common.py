@@ -185,6 +185,16 @@ def rows_text(jobs: Sequence[Document]) -> str:
 # What is read off results
 
 
+def row_kind(row: Document) -> str:
+    """The name of a row without what was tuned: the same from job to job of a sweep."""
+    return row_name({**row, "num_speculative_tokens": None})
+
+
+def speedups(per_prompt: Sequence[Document], contestant: str) -> list[float]:
+    """Prompt by prompt, how many times as fast as plain decoding in the same run."""
+    return [one["ms_per_token"]["autoregressive"] / one["ms_per_token"][contestant] for one in per_prompt]
+
+
 def middle_half(values: Sequence[float]) -> tuple[float, float, float]:
     """Lower quartile, median, upper quartile."""
     if len(values) == 1:

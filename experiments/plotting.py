@@ -8,10 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from amusd.commands.categories import speedups
-from amusd.commands.tables import row_kind
 from amusd.errors import ConfigError
-from experiments.common import Document, middle_half, read_results, run
+from experiments.common import Document, middle_half, read_results, row_kind, run, speedups
 from experiments.request import ROOT
 
 LOOKS = {

@@ -33,16 +33,12 @@ def run_bench(config: RunConfig, directory: Path, _console: Console) -> int:
 
 def run_simulate(config: RunConfig, directory: Path, console: Console) -> int:
     """Predict; returns the exit code. Raises `ConfigError` when inputs are missing."""
-    from amusd.commands import plots
-    from amusd.commands.simulate import simulate, simulate_text
-    from amusd.commands.simulate.inputs import inputs_of
+    from amusd.commands.simulate import simulate, simulate_text, simulator_of
 
-    result = simulate(config, inputs_of(config), console, directory / EVENTS_FOLDER)
+    result = simulate(config, simulator_of(config), console, directory / EVENTS_FOLDER)
     result["run_dir"] = str(directory)
     try:
         write_json(directory / RESULT_FILE, result)
-        if "grid" in result:
-            plots.write(lambda: plots.draw_map(result["grid"]), directory, "map", tell)
     finally:  # what no file can take is shown all the same
         console.text(simulate_text(result))
         console.document(result)

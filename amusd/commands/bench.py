@@ -8,12 +8,13 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from amusd.config import BenchConfig, HardwareConfig, RunConfig
+from amusd.config import HardwareConfig, RunConfig
 from amusd.console import Console, table
 from amusd.errors import ConfigError, PeerLostError
 from amusd.files import read_json, write_json
@@ -33,6 +34,8 @@ CONTEXT_LENGTH = 200
 """Tokens in the cache before each pass."""
 WIDTHS = (1, 4, 8, 16)
 """Rows of the target passes that are timed."""
+NUM_ROUNDS = 15
+"""How often each pass and each chain of draft steps is timed; plain decoding a third as often."""
 NUM_MESSAGES = 2000
 """Messages over each link."""
 WARM_UP_ROUNDS = 2
@@ -51,24 +54,21 @@ def bench(config: RunConfig, run_directory: Path) -> int:
     console = Console(json_only=config.output == "json")
     engine = config.engine(max_num_seqs=1)
     transport = measure_links(config.hardware, console)
-    device = claim_device(engine, Role.TARGET)
+    device, draft_device = claim_device(engine, Role.TARGET), device_of(engine, Role.DRAFT)
     if device == "cpu":
         pin_to(cores_for(Role.TARGET, allowed_cores(), engine.hardware))
     target, tokenizer = load_target(engine, device, console.note)
-    draft_device = device_of(engine, Role.DRAFT)
     drafts: dict[str, CachedModel] = {}
     for drafter in (drafter for drafter in engine.drafters if drafter.can.has_model):
-        start = time.monotonic()
         drafts[drafter.kind], _ = load_draft_model(drafter, engine, draft_device)
-        console.note(f"draft: {describe_drafter(drafter, engine, draft_device)}, {time.monotonic() - start:.1f} s")
+        console.note(f"draft: {describe_drafter(drafter, engine, draft_device)}")
     generate = None
-    if config.bench.peer and config.hardware.synthetic is None:  # random weights have no checkpoint
+    if config.hardware.synthetic is None:  # random weights have no checkpoint
         path = str(find_checkpoint(model_path(engine.target)))
         generate = load_transformers(path, target_dtype(engine, device), device)
     prompt = (tokenizer.encode(TEXT) * CONTEXT_LENGTH)[:CONTEXT_LENGTH]
-    models = measure_models(target, drafts, generate, prompt, config.bench, console)
     result = {
-        **models,
+        **measure_models(target, drafts, generate, prompt, console),
         "transport": transport,
         "complete": True,
         "environment": read_json(run_directory / "environment.json"),
@@ -101,49 +101,41 @@ def measure_models(
     drafts: Mapping[str, CachedModel],
     generate: Callable[[Sequence[int], int], object] | None,
     prompt: Sequence[int],
-    bench: BenchConfig,
     console: Console,
 ) -> dict[str, Any]:
     """The parts `target`, `draft` and `peer` of the report. `generate`: plain decoding by transformers."""
-    context, num_tokens = len(prompt), NUM_TOKENS
     bandwidth = read_bandwidth(str(target.device))
     bucketed = target.under(Numerics.for_device(str(target.device), width=max(WIDTHS), fixed=False))
-    cache = _filled(bucketed, prompt, max(WIDTHS))
-    work = {str(width): _pass(bucketed, cache, prompt[:width], context) for width in WIDTHS}
-    work["fixed"] = _pass(target, _filled(target, prompt, target.width), prompt[:1], context)
-    for name, model in drafts.items():
-        work[f"draft {name}"] = _draft_steps(model, _filled(model, prompt, DRAFT_STEPS), prompt[0], context)
-    times = time_in_turns(work, bench.num_rounds, console)
-    plain = _filled(target, prompt, num_tokens + 1)
-    decode: dict[str, Work] = {}
-    for number in (1, 1 + num_tokens):
-        decode[f"amusd {number}"] = _decoding(target, plain, prompt, number)
-        if generate is not None:
-            decode[f"transformers {number}"] = lambda number=number: generate(prompt, number)  # type: ignore[misc]
-    decoding = time_in_turns(decode, max(1, bench.num_rounds // 3), console)
+    work = {str(width): _pass(bucketed, prompt, width) for width in WIDTHS} | {"fixed": _pass(target, prompt, 1)}
+    work |= {f"draft {name}": _draft_steps(model, prompt) for name, model in drafts.items()}
+    ms = {name: statistics.median(times) for name, times in time_in_turns(work, NUM_ROUNDS, console).items()}
+    decoders = {"amusd": _decoding(target, prompt)}
+    if generate is not None:
+        decoders["transformers"] = partial(generate, prompt)
+    per_token = _ms_per_token(decoders, console)
     console.clear_progress()
-    peer = None if generate is None else _ms_per_token(decoding, "transformers", num_tokens)
+
+    def floor(model: CachedModel) -> dict[str, Any]:
+        weights = model.weight_bytes
+        return {
+            "implementation": model.implementation,
+            "weight_bytes": weights,
+            "floor_ms": weights / bandwidth / 1e6,
+        }
+
     return {
         "target": {
-            "implementation": target.implementation,
-            "context": context,
-            "forward_ms": {str(width): statistics.median(times[str(width)]) for width in WIDTHS},
-            "forward_ms_fixed": statistics.median(times["fixed"]),
-            "weight_bytes": target.weight_bytes,
+            **floor(target),
+            "context": len(prompt),
+            "forward_ms": {str(width): ms[str(width)] for width in WIDTHS},
+            "forward_ms_fixed": ms["fixed"],
             "bandwidth_gb_s": bandwidth,
-            "floor_ms": target.weight_bytes / bandwidth / 1e6,
-            "ms_per_token": _ms_per_token(decoding, "amusd", num_tokens),
+            "ms_per_token": per_token["amusd"],
         },
         "draft": {
-            name: {
-                "implementation": model.implementation,
-                "step_ms": statistics.median(times[f"draft {name}"]) / DRAFT_STEPS,
-                "weight_bytes": model.weight_bytes,
-                "floor_ms": model.weight_bytes / bandwidth / 1e6,
-            }
-            for name, model in drafts.items()
+            name: {**floor(model), "step_ms": ms[f"draft {name}"] / DRAFT_STEPS} for name, model in drafts.items()
         },
-        "peer": {"hf_generate_ms_per_token": peer},
+        "peer": {"hf_generate_ms_per_token": per_token.get("transformers")},
     }
 
 
@@ -213,10 +205,12 @@ def bench_text(document: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-def _ms_per_token(times: Times, name: str, num_tokens: int) -> float:
+def _ms_per_token(decoders: Mapping[str, Callable[[int], object]], console: Console) -> dict[str, float]:
     """Median milliseconds of a token behind the first one."""
-    pairs = zip(times[f"{name} {1 + num_tokens}"], times[f"{name} 1"], strict=True)
-    return statistics.median((whole - first) / num_tokens for whole, first in pairs)
+    work = {f"{name} {n}": partial(decode, n) for name, decode in decoders.items() for n in (1, 1 + NUM_TOKENS)}
+    times = time_in_turns(work, max(1, NUM_ROUNDS // 3), console)
+    pairs = {name: zip(times[f"{name} {1 + NUM_TOKENS}"], times[f"{name} 1"], strict=True) for name in decoders}
+    return {name: statistics.median((long - short) / NUM_TOKENS for long, short in own) for name, own in pairs.items()}
 
 
 def _filled(model: CachedModel, prompt: Sequence[int], room: int) -> KVCache:
@@ -226,24 +220,30 @@ def _filled(model: CachedModel, prompt: Sequence[int], room: int) -> KVCache:
     return cache
 
 
-def _pass(model: CachedModel, cache: KVCache, token_ids: Sequence[int], context: int) -> Work:
+def _pass(model: CachedModel, prompt: Sequence[int], width: int) -> Work:
+    cache = _filled(model, prompt, max(WIDTHS))
+
     def run() -> None:
-        cache.truncate(context)
-        model.forward(token_ids, cache).choose()
+        cache.truncate(len(prompt))
+        model.forward(prompt[:width], cache).choose()
 
     return run
 
 
-def _draft_steps(model: CachedModel, cache: KVCache, token_id: int, context: int) -> Work:
+def _draft_steps(model: CachedModel, prompt: Sequence[int]) -> Work:
+    cache = _filled(model, prompt, DRAFT_STEPS)
+
     def run() -> None:
-        cache.truncate(context)
-        model.extend([token_id], cache, DRAFT_STEPS)
+        cache.truncate(len(prompt))
+        model.extend(prompt[:1], cache, DRAFT_STEPS)
 
     return run
 
 
-def _decoding(model: CachedModel, cache: KVCache, prompt: Sequence[int], number: int) -> Work:
-    def run() -> None:
+def _decoding(model: CachedModel, prompt: Sequence[int]) -> Callable[[int], object]:
+    cache = model.new_cache(len(prompt) + NUM_TOKENS + 1)
+
+    def run(number: int) -> None:
         cache.truncate(0)
         model.prefill(prompt[:-1], cache)
         token = prompt[-1]

@@ -14,14 +14,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from amusd.answer import Generation
-from amusd.commands.categories import by_category, category_table
-from amusd.commands.contestants import Comparison, Contestant, comparison_text, per_prompt, records_of, rows_of
+from amusd.commands.advice import advice
+from amusd.commands.contestants import Comparison, Contestant, per_prompt, records_of, rows_of
 from amusd.commands.generate import Done, Scripts, in_flight
+from amusd.commands.tables import comparison_table
 from amusd.config import RunConfig, SamplingParams
 from amusd.console import Console
 from amusd.engine import Engine
@@ -122,51 +123,47 @@ def _turns(comparison: Comparison) -> Iterator[list[tuple[int, list[int]]]]:
             yield [(index, loads[index][turn]) for index in (*going_on[first:], *going_on[:first])]
 
 
-@dataclass
 class _Drafts:
     """Sees to it that a draft is there, and warm, when something is measured."""
 
-    engine: Engine
-    config: RunConfig
-    contestants: Sequence[Contestant]
-    note: Callable[[str], None]
-    num_given_up: int = 0
-    """Losses after which no draft came in time: nobody waits again before there is another."""
-    scripts: Scripts = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.scripts = Scripts(self.engine)
+    def __init__(
+        self, engine: Engine, config: RunConfig, contestants: Sequence[Contestant], note: Callable[[str], None]
+    ) -> None:
+        self._engine, self._config, self._contestants, self._note = engine, config, contestants, note
+        self.scripts = Scripts(engine)
+        self._num_given_up = 0
+        """Losses after which no draft came in time: nobody waits again before there is another."""
 
     def warm_up(self) -> None:
         """A short answer of every contestant, which nobody measures."""
-        for contestant in self.contestants:
+        for contestant in self._contestants:
             self._answer(contestant, WARM_UP_TOKENS)
 
     def wait(self) -> None:
         """Wait for the next draft after a loss, up to `startup_timeout_seconds`."""
-        if not self._is_one_missing() or len(self.engine.draft_losses) == self.num_given_up:
+        if not self._is_one_missing() or len(self._engine.draft_losses) == self._num_given_up:
             return
-        self.note("the draft was lost; nothing is measured before the next one is there")
-        timeout = self.config.startup_timeout_seconds
+        self._note("the draft was lost; nothing is measured before the next one is there")
+        timeout = self._config.startup_timeout_seconds
         deadline = time.monotonic() + timeout
         while self._is_one_missing():
             if time.monotonic() > deadline:
-                self.num_given_up = len(self.engine.draft_losses)
-                self.note(f"no draft came within {timeout:g} seconds; what follows is measured without one")
+                self._num_given_up = len(self._engine.draft_losses)
+                self._note(f"no draft came within {timeout:g} seconds; what follows is measured without one")
                 return
             time.sleep(LOOK_SECONDS)
-            self._answer(self.contestants[0], 1)  # the target looks for a draft when it begins; this one needs none
-        if self.engine.worker.client.has_draft:
+            self._answer(self._contestants[0], 1)  # the target looks for a draft when it begins; this one needs none
+        if self._engine.worker.client.has_draft:
             self.warm_up()
 
     def _is_one_missing(self) -> bool:
         """One was lost, and another one may come."""
-        engine = self.engine
+        engine = self._engine
         return bool(engine.draft_losses) and not engine.worker.client.has_draft and engine.draft_failure is None
 
     def _answer(self, contestant: Contestant, num_tokens: int) -> None:
-        params = replace(self.config.sampling, max_new_tokens=num_tokens, stop=())
-        answer(self.scripts, contestant, [self.engine.encode("Hello")] * contestant.batch_size, params)
+        params = replace(self._config.sampling, max_new_tokens=num_tokens, stop=())
+        answer(self.scripts, contestant, [self._engine.encode("Hello")] * contestant.batch_size, params)
 
 
 def compare(
@@ -194,18 +191,18 @@ def compare(
             write_json(run_directory / "result.json", {"complete": False, "rows": rows_of(comparison, engine)})
             write_answers(run_directory, records_of(comparison))
     rows = rows_of(comparison, engine)
-    found = per_prompt(comparison)
-    categories = by_category(rows, found)
     result = {
         "complete": True,
         "rows": rows,
-        "per_prompt": found,
-        "by_category": categories,
+        "per_prompt": per_prompt(comparison),
         "num_refused_prompts": len(comparison.refused),
         "environment": read_json(run_directory / "environment.json"),
     }
     notes = [f"prompt {number} was left out: {reason}" for number, reason in comparison.refused]
-    text = comparison_text(rows, category_table(rows, categories))
+    sizes = dict.fromkeys(row.get("batch_size", 1) for row in rows)
+    advices = {size: advice([row for row in rows if row.get("batch_size", 1) == size]) for size in sizes}
+    lines = [f"{size} at a time: {text}" if len(sizes) > 1 else text for size, text in advices.items() if text]
+    text = "\n\n".join(filter(None, (comparison_table(rows), "\n".join(lines))))
     return Done(result, text, notes, records_of(comparison))
 
 

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import math
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from amusd.answer import Generation
-from amusd.commands.advice import Option, advice
-from amusd.commands.tables import columns_of, row_name
 from amusd.config import DecodingConfig, RunConfig
-from amusd.console import table
 from amusd.engine import Engine
 from amusd.policies.factory import policy_name
 from amusd.runtime.devices import devices_of
@@ -22,26 +18,6 @@ from amusd.runtime.placement import in_role
 from amusd.tracing.metrics import total
 from amusd.types import Mode, Role
 from amusd.workload import WorkloadPrompt
-
-_LEGEND = """\
-x plain: speed over plain decoding, median and quartiles over the prompts; x best sync: over the best synchronous length
-accepted: of the judged candidates; tokens/pass: committed by a target pass; per device: tokens/s of each device in use
-{times}; identical: to plain decoding"""
-"""The meaning of the table's columns. `times`: `_IDLE`, or `_BETWEEN` for several answers at a time."""
-_IDLE = "idle t, d: share of the time without work, target and draft"
-_BETWEEN = "p50, p99: time between tokens"
-_SHOWN = (
-    "tokens_per_second",
-    "tokens_per_second_per_device",
-    "speedup_vs_autoregressive",
-    "speedup_quartiles",
-    "speedup_vs_best_synchronous",
-    "acceptance_rate",
-    "mean_acceptance_length",
-    "identical_to_autoregressive",
-)
-_SHOWN_ALONE = ("target_idle_fraction", "draft_idle_fraction")
-_SHOWN_IN_BATCHES = ("batch_size", "p50_inter_token_ms", "p99_inter_token_ms")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +40,15 @@ class Contestant:
     @property
     def name(self) -> str:
         """The name for people."""
-        parts = [self.decoding.mode.value]
-        if self.decoding.mode is Mode.SYNCHRONOUS:
-            length = self.decoding.num_speculative_tokens
-            number = f"{length} step" if self.decoding.tree else f"{length} token"
-            parts.append(f"{'tree of ' if self.decoding.tree else ''}{number}{'s' if length > 1 else ''}")
-        if (policy := policy_name(self.decoding)) is not None:
-            parts.append(policy)
-        if self.drafter is not None:
-            parts.append(self.drafter)
-        if self.batch_size > 1:
-            parts.append(f"{self.batch_size} at a time")
-        return ", ".join(parts)
+        length, is_block = self.decoding.num_speculative_tokens, self.decoding.mode is Mode.SYNCHRONOUS
+        block = f"tree of {length} steps" if self.decoding.tree else f"{length} tokens"
+        parts = (
+            self.decoding.mode.value,
+            block if is_block else policy_name(self.decoding),
+            self.drafter,
+            f"{self.batch_size} at a time" if self.batch_size > 1 else None,
+        )
+        return ", ".join(part for part in parts if part is not None)
 
 
 @dataclass
@@ -164,17 +137,15 @@ def _shown(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         chosen = [row for row in own if row["mode"] != Mode.SYNCHRONOUS.value]
         if synchronous:
             best = max(synchronous, key=lambda row: float(row["tokens_per_second"]))
-            best["tuned"] = {_shape(row): row["tokens_per_second"] for row in synchronous}
+            best["tuned"] = {
+                f"{row['num_speculative_tokens']}{' as a tree' if row['tree'] else ''}": row["tokens_per_second"]
+                for row in synchronous
+            }
             chosen.insert(0, best)
             for row in chosen:
                 row["speedup_vs_best_synchronous"] = row["tokens_per_second"] / best["tokens_per_second"]
         shown += chosen
     return shown
-
-
-def _shape(row: Mapping[str, Any]) -> str:
-    """The block of a synchronous row."""
-    return f"{row['num_speculative_tokens']}{' as a tree' if row['tree'] else ''}"
 
 
 def per_prompt(comparison: Comparison) -> list[dict[str, Any]]:
@@ -306,29 +277,3 @@ def _logit_gap(engine: Engine, prefix: Sequence[int], token_id: int, other_id: i
         model.prefill(prefix[:-1], cache)
         logits = model.forward(prefix[-1:], cache).logits[0]
     return float(logits[token_id]) - float(logits[other_id])
-
-
-def comparison_text(rows: Sequence[dict[str, Any]], categories: str = "") -> str:
-    """Return the rows for the terminal, what their columns mean, and a sentence of advice for each batch size.
-
-    `categories`: a table of the categories of prompts, shown before the advice.
-    """
-    sizes = dict.fromkeys(row.get("batch_size", 1) for row in rows)
-    advices = {size: advice([_option(row) for row in rows if row.get("batch_size", 1) == size]) for size in sizes}
-    lines = [f"{size} at a time: {text}" if len(sizes) > 1 else text for size, text in advices.items() if text]
-    legend = _LEGEND.format(times=_BETWEEN if any("batch_size" in row for row in rows) else _IDLE)
-    return "\n\n".join(part for part in (_table(rows), legend, categories, "\n".join(lines)) if part)
-
-
-def _option(row: dict[str, Any]) -> Option:
-    """Return the option of a row. The standard error of a median of n is 0.93 interquartile ranges / sqrt(n)."""
-    speedup = row["speedup_vs_autoregressive"]
-    lower, upper = row["speedup_quartiles"] or (speedup, speedup)
-    return Option(row, speedup, 0.93 * (upper - lower) / speedup / math.sqrt(row["num_prompts"]))
-
-
-def _table(rows: Sequence[dict[str, Any]]) -> str:
-    has_batches = any("batch_size" in row for row in rows)
-    columns = columns_of(rows, [*_SHOWN, *(_SHOWN_IN_BATCHES if has_batches else _SHOWN_ALONE)])
-    lines = [(row_name({**row, "batch_size": None}), *(column.text(row) for column in columns)) for row in rows]
-    return table(("mode", *(column.heading for column in columns)), lines)

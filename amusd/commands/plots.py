@@ -1,4 +1,4 @@
-"""Figures by matplotlib: the bars of a comparison, the timeline of answers, the map of a simulation.
+"""Figures by matplotlib: the bars of a comparison and the timeline of answers.
 
 The only file of the package that imports matplotlib. Colours are of Okabe and Ito's palette, which can be told apart
 with any kind of colour vision.
@@ -7,7 +7,7 @@ with any kind of colour vision.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -95,36 +95,6 @@ def draw_timeline(answers: Sequence[tuple[str, Timeline]]) -> Figure:
     samples += [Patch(color=colour, label=label) for colour, label in FATES.values()]
     samples.append(Line2D([], [], marker="v", linestyle="none", color=INK, label="rollback"))
     figure.legend(handles=samples, loc="outside lower center", ncols=5, frameon=False, fontsize=8, columnspacing=1.2)
-    return figure
-
-
-def draw_map(cells: Sequence[Mapping[str, Any]]) -> Figure:
-    """The winner of each cell of a simulated grid: acceptance to the right, draft steps per target pass upwards.
-
-    A cell shows the winner's speed-up over plain decoding and, below it, its gain over synchronous decoding.
-    """
-    from matplotlib.patches import Patch
-
-    accepts, ratios = (sorted({cell[name] for cell in cells}) for name in ("accept", "ratio"))
-    figure, axes = _subplots(1.6 + 0.85 * len(accepts), 1.6 + 0.6 * len(ratios))
-    for cell in cells:
-        x, y, winner = accepts.index(cell["accept"]), ratios.index(cell["ratio"]), cell["winner"]
-        axes.add_patch(_box(x - 0.49, y - 0.49, 0.98, 0.98, COLOURS[winner]))
-        speedup = cell["speedups"][winner]
-        gain = speedup / cell["speedups"]["synchronous"] - 1
-        axes.text(x, y + 0.12, f"{speedup:.2f}", ha="center", va="center", weight="bold")
-        axes.text(x, y - 0.24, f"{100 * gain:+.0f} %", ha="center", va="center", fontsize=8)
-    axes.set(
-        xlim=(-0.5, len(accepts) - 0.5),
-        ylim=(-0.5, len(ratios) - 0.5),
-        xlabel="acceptance",
-        ylabel="draft steps per target pass",
-    )
-    axes.set_xticks(range(len(accepts)), [f"{value:g}" for value in accepts])
-    axes.set_yticks(range(len(ratios)), [f"{value:.3g}" for value in ratios])
-    names = [name for name in COLOURS if any(name in cell["speedups"] for cell in cells)]
-    samples = [Patch(color=COLOURS[name], label="plain" if name == "autoregressive" else name) for name in names]
-    figure.legend(handles=samples, loc="outside upper center", ncols=len(names), frameon=False, columnspacing=1.2)
     return figure
 
 

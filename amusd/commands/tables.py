@@ -1,4 +1,4 @@
-"""The figures of a comparison's rows: how each is called and written in a table."""
+"""The rows of a comparison as text: how each figure is called and written, and what the columns mean."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from amusd.console import percent
+from amusd.console import percent, table
 
 Row = Mapping[str, Any]
 """One way to decode and its figures, as `result.json` has them."""
@@ -65,6 +65,31 @@ def row_name(row: Row) -> str:
     return name
 
 
-def row_kind(row: Row) -> str:
-    """`row_name` without what was tuned: the same from job to job of a sweep."""
-    return row_name({**row, "num_speculative_tokens": None})
+_LEGEND = """\
+x plain: speed over plain decoding, median and quartiles over the prompts; x best sync: over the best synchronous length
+accepted: of the judged candidates; tokens/pass: committed by a target pass; per device: tokens/s of each device in use
+{times}; identical: to plain decoding"""
+"""The meaning of the columns. `times`: `_IDLE`, or `_BETWEEN` for several answers at a time."""
+_IDLE = "idle t, d: share of the time without work, target and draft"
+_BETWEEN = "p50, p99: time between tokens"
+_SHOWN = (
+    "tokens_per_second",
+    "tokens_per_second_per_device",
+    "speedup_vs_autoregressive",
+    "speedup_quartiles",
+    "speedup_vs_best_synchronous",
+    "acceptance_rate",
+    "mean_acceptance_length",
+    "identical_to_autoregressive",
+)
+_SHOWN_ALONE = ("target_idle_fraction", "draft_idle_fraction")
+_SHOWN_IN_BATCHES = ("batch_size", "p50_inter_token_ms", "p99_inter_token_ms")
+
+
+def comparison_table(rows: Sequence[Row]) -> str:
+    """Return the rows for the terminal, and what their columns mean."""
+    has_batches = any("batch_size" in row for row in rows)
+    columns = columns_of(rows, [*_SHOWN, *(_SHOWN_IN_BATCHES if has_batches else _SHOWN_ALONE)])
+    lines = [(row_name({**row, "batch_size": None}), *(column.text(row) for column in columns)) for row in rows]
+    legend = _LEGEND.format(times=_BETWEEN if has_batches else _IDLE)
+    return f"{table(('mode', *(column.heading for column in columns)), lines)}\n\n{legend}"

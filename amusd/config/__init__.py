@@ -9,7 +9,6 @@ from amusd.config.capabilities import Capabilities as Capabilities
 from amusd.config.capabilities import check_runs_ahead as check_runs_ahead
 from amusd.config.capabilities import runs_ahead as runs_ahead
 from amusd.config.commands import HIDDEN as HIDDEN
-from amusd.config.commands import BenchConfig as BenchConfig
 from amusd.config.commands import CompareConfig as CompareConfig
 from amusd.config.commands import ServeConfig as ServeConfig
 from amusd.config.commands import SimulateConfig as SimulateConfig

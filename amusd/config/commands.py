@@ -60,18 +60,6 @@ class CompareConfig(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchConfig(Settings):
-    """What `amusd bench` measures, and how often."""
-
-    section = "bench"
-
-    num_rounds: Count = 15
-    """How often each pass and each chain of draft steps is timed, and three times as often as plain decoding."""
-    peer: bool = True
-    """Time `transformers.generate` on the same weights beside plain decoding."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class ServeConfig(Settings):
     """The address of `amusd serve`, and its limits."""
 
@@ -130,40 +118,19 @@ class SimulateConfig(Settings):
     """Answers that are decoded together: a target pass takes the candidates of all, a draft step their next tokens.
 
     What the rows and caches of several cost is not in a calibration, which is of one at a time: `draft_row_ms`,
-    `sequence_ms`, `draft_sequence_ms` and `knee_rows` say it (`amusd bench` times wider passes).
+    `sequence_ms` and `knee_rows` say it (`amusd bench` times wider passes).
     """
     sequence_ms: Amount = 0.0
-    """In a batch: added to a target pass for each sequence beyond the first, however many rows it has (its cache)."""
-    draft_sequence_ms: Amount = 0.0
-    """In a batch: added to a draft step for each sequence beyond the first."""
+    """In a batch: added to a target pass for each sequence beyond the first, however many rows it has (its cache). A
+    draft step grows by the same share of its time."""
     knee_rows: Count | None = None
     """Rows of a pass or step beyond which it costs in proportion to them, because computing takes longer than reading
     the weights; None: never."""
-    jitter: Annotated[float, Meta(ge=0, le=0.5)] = 0.0
-    """Standard deviation of passes and draft steps, relative to their time, on top of what was calibrated.
-
-    Without any, draft and target stay in step, so that how much of a step a rollback loses is the same every time.
-    """
-    devices_apart: bool = False
-    """Take the times that were calibrated while the other worker rested, as on devices that share no core or memory."""
-    num_answers: Count = 16
-    """Answers that are simulated at most, at least one for each place of the batch: as many, from 4 on, as tell the
-    speed of `auto` with a standard error of 1.5 %. A calibrated replay has the run's own."""
+    num_answers: Count = 4
+    """Answers that are simulated, at least one for each place of the batch. A calibrated replay has the run's own."""
     num_tokens: Count = 256
     """Tokens of each of them."""
     synchronous_lengths: _Counts = (1, 2, 3, 4, 5, 6, 7)
     """Values of num_speculative_tokens tried for synchronous decoding."""
     min_candidates: Annotated[tuple[CountFromZero, ...], Meta(min_length=1)] = (0, 1, 2, 3, 4, 5)
     """Values of min_candidates tried for the chain and for branching."""
-    rank_speedup: Annotated[float, Meta(ge=0.5, le=2)] | None = None
-    """Also say what the draft's device is worth as a rank of the target, or as a replica: how many times as fast a
-    target pass is on twice as many devices."""
-    num_target_devices: Count = 1
-    """Devices of the target, on which its pass takes the given time; the draft has one more like them."""
-    grid: bool = False
-    """Also map which policy wins at which acceptance and number of draft steps per pass: in the result, and as a
-    picture, `map.svg`."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require(self.batch_size == 1 or not self.grid, "batch_size", "must be 1 with simulate.grid=true")

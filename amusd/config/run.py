@@ -10,7 +10,6 @@ from typing import Any, Literal, cast, get_args
 from amusd.config.capabilities import check_runs_ahead
 from amusd.config.commands import (
     HIDDEN,
-    BenchConfig,
     CompareConfig,
     RayConfig,
     ServeConfig,
@@ -52,7 +51,6 @@ class RunConfig(DecodingConfig, EngineKeys):
     sampling: SamplingParams = field(default_factory=SamplingParams)
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)
     compare: CompareConfig = field(default_factory=CompareConfig)
-    bench: BenchConfig = field(default_factory=BenchConfig)
     simulate: SimulateConfig = field(default_factory=SimulateConfig)
     serve: ServeConfig = field(default_factory=ServeConfig)
     ray: RayConfig = field(default_factory=RayConfig)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
@@ -23,10 +23,6 @@ class Duration:
     def of_ms(cls, milliseconds: float, spread: float = 0.0) -> Duration:
         """Return one time with a spread."""
         return cls((round(milliseconds * 1e6),), spread)
-
-    def times(self, factor: float) -> Duration:
-        """Return this many times as long ones."""
-        return replace(self, samples=tuple(round(factor * sample) for sample in self.samples))
 
     def draw(self, random: Random) -> int:
         """Draw one of the times."""
@@ -71,14 +67,6 @@ class Shared:
     def of_ms(cls, milliseconds: float, spread: float = 0.0) -> Shared:
         """Return one time with a spread for both situations."""
         return cls.same(Duration.of_ms(milliseconds, spread))
-
-    def times(self, factor: float) -> Shared:
-        """Return this many times as long ones."""
-        return Shared(self.alone.times(factor), self.together.times(factor))
-
-    def with_spread(self, spread: float) -> Shared:
-        """Return the same times with this spread."""
-        return Shared(replace(self.alone, spread=spread), replace(self.together, spread=spread))
 
     def when(self, other_works: bool) -> Duration:
         """Return the duration that holds."""
@@ -149,31 +137,6 @@ class Costs:
         ns = max(0, steps[nearest].when(target_works).draw(random) + self.tree_row_ns * (counted - nearest))
         return self._beyond_knee(ns, num_nodes) + self.draft_sequence_ns * (num_sequences - 1)
 
-    def with_target(self, factor: float) -> Costs:
-        """Return the costs where the target's devices, but not its host, take `factor` times as long."""
-        return replace(
-            self,
-            passes={number: shared.times(factor) for number, shared in self.passes.items()},
-            sequence_ns=round(factor * self.sequence_ns),
-            target_prefill=self.target_prefill.times(factor),
-        )
-
-    def each(self, change: Callable[[Shared], Shared]) -> Costs:
-        """Return the costs with other times of passes and draft steps."""
-        return replace(
-            self,
-            passes={number: change(shared) for number, shared in self.passes.items()},
-            draft_token=change(self.draft_token),
-            tree_steps={number: change(shared) for number, shared in self.tree_steps.items()},
-        )
-
-    def where_other(self, works: bool) -> Costs:
-        """Return the costs where the other worker, or another engine, always works beside this one, or never disturbs.
-
-        The first is as if `together` were always so, the second as if each device shared nothing with the other.
-        """
-        return self.each(lambda shared: Shared.same(shared.when(works)))
-
     def _below_knee(self, num_rows: int) -> int:
         return num_rows if self.knee_rows is None else min(num_rows, self.knee_rows)
 
@@ -181,12 +144,6 @@ class Costs:
         if self.knee_rows is None or num_rows <= self.knee_rows:
             return ns
         return round(ns * num_rows / self.knee_rows)
-
-    @property
-    def tree_row_share(self) -> float:
-        """The time that a further node adds to a step, relative to the smallest step."""
-        smallest = self.tree_steps[min(self.tree_steps)] if self.tree_steps else self.draft_token
-        return self.tree_row_ns / 1e6 / smallest.alone.mean_ms
 
     def as_dict(self) -> dict[str, Any]:
         """Return all of it in milliseconds, for a result."""

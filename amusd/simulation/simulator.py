@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from statistics import fmean, stdev
 from typing import cast
 
 from amusd.config import DecodingConfig
@@ -70,12 +68,6 @@ class Outcome:
     def metrics(self) -> GenerationMetrics:
         """The sum over all answers."""
         return total(self.answers)
-
-    @property
-    def relative_error(self) -> float:
-        """Standard error of the time per token, relative to it, by the scatter over the answers; 0 of one answer."""
-        times = [answer.total_ns / answer.num_tokens for answer in self.answers]
-        return stdev(times) / fmean(times) / math.sqrt(len(times)) if len(times) > 1 else 0.0
 
     @property
     def draft_idle_fraction(self) -> float | None:

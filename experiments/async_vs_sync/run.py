@@ -11,13 +11,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # so that `experiments` can be imported from anywhere
 
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from amusd.commands.categories import by_category
-from amusd.commands.tables import row_kind
 from amusd.console import table
-from experiments.common import Document, compare, run, write_jobs
+from experiments.common import Document, compare, row_kind, run, speedups, write_jobs
 from experiments.request import parser_of, request_of
 
 TEMPERATURE = "sampling.temperature"
@@ -56,9 +55,23 @@ def main() -> None:
 
 
 def categories_of(job: Document) -> list[Document]:
-    """The gains on each category, with the temperature of the job."""
-    temperature = float(job["settings"][TEMPERATURE])
-    return [{"temperature": temperature, **one} for one in by_category(job["rows"], job["per_prompt"])]
+    """The gains of each row on each category of prompts: medians, and those of each prompt."""
+    prompts: dict[str, list[Document]] = {}
+    for one in job["per_prompt"]:
+        prompts.setdefault(one["category"] or "other", []).append(one)
+    return [
+        {
+            "temperature": float(job["settings"][TEMPERATURE]),
+            "category": category,
+            "kind": row_kind(row),
+            "mode": row["mode"],
+            "policy": row["policy"],
+            "speedup_vs_autoregressive": statistics.median(speedups(own, row["contestant"])),
+            "speedups": speedups(own, row["contestant"]),
+        }
+        for category, own in prompts.items()
+        for row in job["rows"][1:]
+    ]
 
 
 def accounting(jobs: Sequence[Document], shared: Sequence[Document]) -> list[Document]:

@@ -131,15 +131,32 @@ def rows_of(answers: Mapping[str, Sequence[tuple[str, int, Document]]]) -> list[
 def _simulated(found: Measured, rows: Sequence[Document], request: Request) -> dict[str, float]:
     """Tokens per second of the best of each use by `amusd simulate`, from the pair's first run and what ranks bring."""
     plain = {row["use"]: row["tokens_per_second"] for row in rows if row["mode"] == "autoregressive"}
-    speedup = min(max(plain[ALL] / plain[PAIR], 0.5), 2.0)
-    given = [f"calibration={found.first_run}", f"simulate.rank_speedup={speedup:.3f}", "simulate.min_candidates=[1]"]
-    best: dict[str, float] = {}
-    for size, uses in ((1, {"draft": PAIR, "rank": ALL}), (2, {"replica": APART})):  # an answer for each engine
-        folder = request.runs / f"simulated_{found.temperature}_{size}_at_a_time"
-        for row in run_amusd("simulate", [*given, f"simulate.batch_size={size}"], folder)["equal_devices"]["rows"]:
-            if (use := uses.get(row["use"])) is not None:
-                best[use] = max(best.get(use, 0.0), row["tokens_per_second"])
-    return best
+
+    def simulate(use: str, *given: str) -> Document:
+        calibrated = [f"calibration={found.first_run}", "simulate.min_candidates=[1]", *given]
+        folder = request.runs / f"simulated_{found.temperature}_{use.replace(' ', '_')}"
+        return run_amusd("simulate", calibrated, folder)
+
+    def best(rows: Sequence[Document], *modes: str) -> float:
+        return max(float(row["tokens_per_second"]) for row in rows if (row["policy"] or row["mode"]) in modes)
+
+    drafting = simulate(PAIR)
+    costs = drafting["inputs"]["costs"]
+    alone, beside = (
+        {
+            name: times.get(when, times)["mean_ms"]
+            for name, times in (("verify", costs["target_pass"]["0"]), ("draft", costs["draft_token"]))
+        }
+        for when in ("draft_and_target_apart", "at_the_same_time")
+    )
+    ranks = simulate(ALL, f"verify_ms={alone['verify'] * plain[PAIR] / plain[ALL]:.4f}")
+    engines = simulate(APART, f"verify_ms={beside['verify']:.4f}", f"draft_ms={beside['draft']:.4f}")
+    in_turns = ("autoregressive", "synchronous")
+    return {
+        PAIR: best(drafting["rows"], "auto"),
+        ALL: best(ranks["rows"], *in_turns),
+        APART: 2 * best(engines["rows"], *in_turns),
+    }
 
 
 def text_of(jobs: Sequence[Document]) -> str:

@@ -13,8 +13,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from amusd.commands.simulate import simulate
-from amusd.commands.simulate.inputs import inputs_of
+from amusd.commands.simulate import simulate, simulator_of
 from amusd.config import SimulateConfig
 from amusd.console import Console
 from amusd.errors import ConfigError
@@ -99,12 +98,17 @@ def _tree_steps(job: Job) -> dict[int, Shared]:
 
 def _simulate(job: Job, accept: float, calibration: Calibration) -> None:
     rows = projected(job.scale, accept, calibration, job.results / "projection" / f"events-{accept}")
-    for row in rows:
-        if row["choice"] != "tried":
-            job.write("projection", accept=accept, **{name: row[name] for name in SHOWN})
+    for row in best_of(rows):
+        job.write("projection", accept=accept, **{name: row[name] for name in SHOWN})
 
 
-SHOWN = ("mode", "policy", "choice", "num_speculative_tokens", "min_candidates", "tokens_per_second", "speedup",
+def best_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The fastest row of each mode and policy."""
+    fastest = {row["policy"] or row["mode"]: row for row in sorted(rows, key=lambda row: float(row["speedup"]))}
+    return list(fastest.values())
+
+
+SHOWN = ("mode", "policy", "num_speculative_tokens", "min_candidates", "tokens_per_second", "speedup",
          "speedup_vs_best_synchronous")  # fmt: skip
 
 
@@ -112,6 +116,6 @@ def projected(scale: Scale, accept: float, calibration: Calibration, folder: Pat
     """The rows of `amusd simulate` on such a calibration."""
     config = dataclasses.replace(run_config(scale, accept, "greedy"), simulate=SIMULATED)
     folder.mkdir(parents=True, exist_ok=True)
-    found = simulate(config, inputs_of(config, calibration), Console(json_only=True), folder)
+    found = simulate(config, simulator_of(config, calibration), Console(json_only=True), folder)
     rows: list[dict[str, Any]] = found["rows"]
     return rows

@@ -16,13 +16,12 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # so that `experiments` can 
 import statistics
 from collections.abc import Iterator, Sequence
 
-from amusd.commands.categories import speedups
 from amusd.config import AsynchronousPolicy, DrafterKind, RunConfig
 from amusd.console import table
 from amusd.errors import ConfigError
 from amusd.policies.factory import policy_name
 from amusd.types import Mode
-from experiments.common import Document, compare, read_json, run, run_amusd, write_results
+from experiments.common import Document, compare, read_json, run, run_amusd, speedups, write_results
 from experiments.request import Request, parser_of, request_of
 
 POLICIES: dict[DrafterKind, tuple[AsynchronousPolicy, ...]] = {

@@ -8,14 +8,13 @@ import pytest
 from models import tiny
 
 from amusd.commands.bench import bench_text, load_transformers, measure_links, measure_models
-from amusd.config import BenchConfig, HardwareConfig, TransportConfig
+from amusd.config import HardwareConfig, TransportConfig
 from amusd.console import Console
 from amusd.models.cached_model import CachedModel
 from amusd.models.huggingface import load_model
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 
-BENCH = BenchConfig(num_rounds=2)
 PROMPT = [5 + number for number in range(20)]
 
 
@@ -40,8 +39,9 @@ def test_every_figure_stands_in_the_document_and_in_the_text(
     links = {"zeromq": TransportConfig(kind="zeromq"), "shared_memory": TransportConfig(address="tcp://127.0.0.1")}
     monkeypatch.setattr("amusd.commands.bench.ON_ONE_MACHINE", links)
     monkeypatch.setattr("amusd.commands.bench.NUM_MESSAGES", 50)
+    monkeypatch.setattr("amusd.commands.bench.NUM_ROUNDS", 2)
     generate = load_transformers(str(checkpoint), "float32", "cpu")
-    document = measure_models(model, {"hf": model}, generate, PROMPT, BENCH, Console())
+    document = measure_models(model, {"hf": model}, generate, PROMPT, Console())
     document["transport"] = measure_links(HardwareConfig(), Console())
     target, draft = document["target"], document["draft"]["hf"]
     assert list(target["forward_ms"]) == ["1", "4", "8", "16"]

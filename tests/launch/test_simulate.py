@@ -25,16 +25,6 @@ def test_the_result_is_printed_and_kept(tmp_path: Path, capsys: pytest.CaptureFi
     assert "chain, waits for 2" in capsys.readouterr().out
 
 
-def test_the_map_is_a_figure(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("amusd.commands.simulate.GRID_ACCEPTS", (0.5, 0.9))
-    monkeypatch.setattr("amusd.commands.simulate.GRID_RATIOS", (8.0,))
-    assert main([*GIVEN, *SMALL, "simulate.grid=true", f"run_dir={tmp_path / 'map'}"]) == 0
-    assert f"{tmp_path / 'map' / 'map.svg'} and .png" in capsys.readouterr().err
-    assert (tmp_path / "map" / "map.png").is_file()
-
-
 def test_nothing_is_left_behind_by_a_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "verify_ms=2", f"run_dir={tmp_path / 'run'}"]) == 2
     assert list(tmp_path.iterdir()) == []

@@ -25,26 +25,11 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "        if False:\n            raise",
         ),
     },
-    ("amusd/commands/categories.py", "tests/commands/test_categories.py"): {
-        "a category has the prompts of all": (
-            'statistics.median(speedups(prompts, row["contestant"])),',
-            'statistics.median(speedups(per_prompt, row["contestant"])),',
-        ),
-        "answers that share a pass count for a category": ('row.get("batch_size", 1) == 1', "True"),
-    },
     ("amusd/commands/compare.py", "tests/commands/test_compare.py"): {
         "answers come in the order in which they end": (
             "[answers[number].result() for number in range(len(prompts))]",
             "[answer.result() for answer in answers.values()]",
         ),
-    },
-    ("amusd/commands/simulate/equal_devices.py", "tests/simulation/test_equal_devices.py"): {
-        "a rank makes a pass as many times as fast as there are devices": ("more ** math.log2(rank_speedup)", "more"),
-        "replicas compute as if each were alone": (
-            "costs=costs.where_other(works=True) if num_engines > 1 else costs, ",
-            "",
-        ),
-        "drafting is compared with ranks alone": ('max(best["rank"], best["replica"]) - 1', 'best["rank"] - 1'),
     },
     ("amusd/config/capabilities.py", "tests/test_capabilities.py"): {
         "a drafter that cannot run ahead is asked to": (

@@ -41,7 +41,6 @@ def test_a_step_on_a_tree_costs_what_the_nearest_number_of_nodes_costs_and_the_n
     token = Shared.same(Duration((1000,)))
     costs = Costs(passes={}, draft_token=token, tree_row_ns=10)
     assert [costs.tree_step_ns(n, target_works=True, random=Random(0)) for n in (1, 2, 8)] == [1000, 1010, 1070]
-    assert costs.tree_row_share == pytest.approx(0.01)
     steps = {2: Shared(Duration((500,)), Duration((600,))), 8: Shared.same(Duration((900,)))}
     costs = Costs(passes={}, draft_token=token, tree_steps=steps, tree_row_ns=10)
     assert [costs.tree_step_ns(n, target_works=True, random=Random(0)) for n in (1, 2, 4, 8, 9)] == [
@@ -52,7 +51,6 @@ def test_a_step_on_a_tree_costs_what_the_nearest_number_of_nodes_costs_and_the_n
         910,
     ]
     assert costs.tree_step_ns(2, target_works=False, random=Random(0)) == 500
-    assert costs.tree_row_share == pytest.approx(0.02)
 
 
 def test_sequences_share_the_fixed_part_of_a_pass_and_of_a_step() -> None:

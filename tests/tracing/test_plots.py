@@ -49,13 +49,3 @@ def test_a_comparison_has_a_bar_for_each_row_and_its_speed_up() -> None:
         "asynchronous (mine.py:make)",
     ]
     assert "31.0  (1.54x)" in [text.get_text() for text in axes.texts]
-
-
-def test_a_map_has_a_cell_for_each_winner() -> None:
-    cells = [
-        {"accept": accept, "ratio": value, "winner": winner, "speedups": {"synchronous": 1.0, winner: 1.5}}
-        for accept, value, winner in ((0.5, 1, "chain"), (0.9, 1, "auto"), (0.5, 4, "auto"), (0.9, 4, "auto"))
-    ]
-    (axes,) = plots.draw_map(cells).axes
-    assert [len(boxes(axes, plots.COLOURS[name])) for name in ("chain", "auto")] == [1, 3]
-    assert [text.get_text() for text in axes.texts].count("+50 %") == 4

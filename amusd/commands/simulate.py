@@ -1,0 +1,206 @@
+"""`amusd simulate`: which schedule would win, and by how much, on a machine that need not be there.
+
+Plain decoding, synchronous blocks and windows of each length, chain and branching with each wait, and `auto`, on the
+same answers, one at a time or several together. The real workers run on virtual time: no model, no process, no wait.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from amusd.commands.advice import advice
+from amusd.commands.tables import columns_of
+from amusd.config import DecodingConfig, RunConfig
+from amusd.console import Console, table
+from amusd.errors import ConfigError
+from amusd.policies.factory import make_policy, policy_name
+from amusd.simulation.calibration import Calibration, calibrate
+from amusd.simulation.cost import Costs, Duration, Shared
+from amusd.simulation.simulator import Outcome, Simulator
+from amusd.simulation.tokens import drawn_answers, replayed_answers
+from amusd.types import Mode
+
+JITTER = 0.05
+"""Standard deviation of times that are given, relative to them. Without any, draft and target would stay in step, and
+each rollback would lose the same part of a draft step."""
+TREE_ROW_SHARE = 0.06
+"""What each node beyond the first adds to a draft step, as a share of it, if nothing is known. Measured on the embedded
+draft, whose step of eight nodes takes 1.4 times that of one."""
+LEGEND = """\
+x plain, x best sync: speed over plain decoding and over the best synchronous length; accepted: of the judged candidates
+tokens/pass: committed by a target pass; idle t, d: time without work, target and draft; wasted: of the drafted tokens
+tokens: of a block or window; waits for: candidates before a pass (min_candidates)"""
+_SHOWN = (
+    "tokens_per_second",
+    "speedup_vs_autoregressive",
+    "speedup_vs_best_synchronous",
+    "acceptance_rate",
+    "mean_acceptance_length",
+    "target_idle_fraction",
+    "draft_idle_fraction",
+    "wasted_draft_fraction",
+)
+
+
+def simulate(config: RunConfig, simulator: Simulator, console: Console, events_folder: Path) -> dict[str, Any]:
+    """Return the documented JSON without `run_dir`.
+
+    The events of the first answer, decoded alone under the configured policy, are written to `events_folder`.
+    """
+    schedules = schedules_of(config, can_branch=simulator.can_branch)
+    report = console.steps(len(schedules))
+    outcomes: dict[DecodingConfig, Outcome] = {}
+    for decoding in schedules:
+        report(schedule_name(_knobs(decoding)))
+        outcomes[decoding] = simulator.run(decoding)
+    console.clear_progress()
+    plain = outcomes[schedules[0]]
+    blocks = [outcome for decoding, outcome in outcomes.items() if decoding.mode is Mode.SYNCHRONOUS]
+    best = max(blocks, key=lambda outcome: outcome.throughput.tokens_per_second)
+    first = replace(simulator, answers=simulator.answers[:1], batch_size=1)
+    first.run(replace(config.decoding(), mode=Mode.ASYNCHRONOUS), events_folder=events_folder)
+    return {
+        "complete": True,
+        "rows": [_row(decoding, outcome, plain, best) for decoding, outcome in outcomes.items()],
+        "inputs": {
+            "acceptance": {"kind": "replay" if config.accept is None else "drawn", "accept": simulator.accept},
+            "num_answers": len(simulator.answers),
+            "num_tokens": sum(map(len, simulator.answers)),
+            "batch_size": simulator.num_slots,
+            "costs": simulator.costs.as_dict(),
+            "max_candidates_in_a_pass": simulator.max_candidates,
+            "accept_next": simulator.accept_next,
+            "can_branch": simulator.can_branch,
+            "seed": simulator.seed,
+        },
+    }
+
+
+def simulate_text(result: dict[str, Any]) -> str:
+    """Return what `simulate` found as text for a person."""
+    batch_size = result["inputs"]["batch_size"]
+    rows = [
+        {**row, "speedup_vs_autoregressive": row["speedup"], "mean_latency_s": row["mean_latency_ms"] / 1000}
+        for row in result["rows"]
+    ]
+    columns = columns_of(rows, [*_SHOWN, *(["mean_latency_s"] if batch_size > 1 else [])])
+    lines = [(schedule_name(row), *(column.text(row) for column in columns)) for row in rows]
+    texts = [table(("schedule", *(column.heading for column in columns)), lines), LEGEND, advice(rows)]
+    if batch_size > 1:
+        texts.insert(0, f"{batch_size} answers at a time: tokens/s of all together, s/answer of each")
+    return "\n\n".join(texts)
+
+
+def schedules_of(config: RunConfig, *, can_branch: bool) -> list[DecodingConfig]:
+    """Return what is tried, each once; plain decoding comes first, a policy of the user's own last."""
+    settings, base = config.simulate, replace(config.decoding(), mode=Mode.ASYNCHRONOUS)
+    waits = sorted({config.min_candidates, *settings.min_candidates})
+    found = [replace(base, mode=Mode.AUTOREGRESSIVE)]
+    for changes in ({"mode": Mode.SYNCHRONOUS}, {"policy": "windowed"}):
+        lengths = sorted(settings.synchronous_lengths)
+        found += [replace(base, **changes, num_speculative_tokens=length) for length in lengths]
+    for policy in ("chain", "branching") if can_branch else ("chain",):
+        found += [replace(base, policy=policy, min_candidates=wait) for wait in waits]
+    return list(dict.fromkeys([*found, replace(base, policy="auto"), base]))
+
+
+def _knobs(decoding: DecodingConfig) -> dict[str, Any]:
+    """Return what names a schedule in a result; None where a knob is not its own."""
+    policy = policy_name(decoding)
+    in_blocks = decoding.mode is Mode.SYNCHRONOUS or policy == "windowed"
+    return {
+        "mode": decoding.mode.value,
+        "policy": policy,
+        "num_speculative_tokens": decoding.num_speculative_tokens if in_blocks else None,
+        "min_candidates": decoding.min_candidates if policy in ("chain", "branching") else None,
+    }
+
+
+def schedule_name(row: Mapping[str, Any]) -> str:
+    """Return the name of a schedule for people; `row` has its knobs."""
+    name, length = str(row["policy"] or row["mode"]), row["num_speculative_tokens"]
+    if length is not None:
+        return f"{name}, {length} token{'s' if length > 1 else ''}"
+    return name if row["min_candidates"] is None else f"{name}, waits for {row['min_candidates']}"
+
+
+def _row(decoding: DecodingConfig, outcome: Outcome, plain: Outcome, best_synchronous: Outcome) -> dict[str, Any]:
+    metrics = outcome.metrics.as_dict()
+    ratios = [ours.total_ns / theirs.total_ns for ours, theirs in zip(plain.answers, outcome.answers, strict=True)]
+    return {
+        **_knobs(decoding),
+        "speedup": outcome.throughput.over(plain.throughput),
+        # As in `compare`: the median over the answers, not the ratio of all time.
+        "speedup_vs_autoregressive": statistics.median(ratios),
+        "speedup_vs_best_synchronous": None
+        if decoding.mode is Mode.AUTOREGRESSIVE
+        else outcome.throughput.over(best_synchronous.throughput),
+        "tokens_per_verification": metrics["mean_acceptance_length"],
+        **metrics,
+        "draft_idle_fraction": outcome.draft_idle_fraction,
+        "tokens_per_second": outcome.throughput.tokens_per_second,
+        "mean_latency_ms": statistics.fmean(answer.total_ns for answer in outcome.answers) / 1e6,
+    }
+
+
+def simulator_of(config: RunConfig, calibration: Calibration | None = None) -> Simulator:
+    """Make the machine from times and answers, measured or given; a given value wins. Raises `ConfigError`.
+
+    Passes are as wide as `compare` would make them for the same block lengths. `calibration`: one in the place of what
+    the configured run shows.
+    """
+    settings, seed = config.simulate, config.sampling.seed
+    if (longest_wait := max(settings.min_candidates)) > config.max_lookahead:
+        raise ConfigError(
+            f"simulate.min_candidates={longest_wait}: must be at most max_lookahead ({config.max_lookahead})"
+        )
+    make_policy(replace(config.decoding(), mode=Mode.ASYNCHRONOUS))  # a mistake in a policy of the user's own
+    width = config.engine(longest_block=max(settings.synchronous_lengths)).max_verify_width
+    if calibration is None and config.calibration is not None:
+        calibration = calibrate(Path(config.calibration), config.drafter.kind)
+    if calibration is None:
+        for name in ("accept", "verify_ms", "draft_ms"):
+            if getattr(config, name) is None:
+                raise ConfigError(f"{name}: required to simulate without calibration=RUN_DIR")
+    accept_next = config.drafter.accept_next
+    if config.accept is not None:
+        number = max(settings.num_answers, settings.batch_size)
+        answers = drawn_answers(config.accept, num_answers=number, num_tokens=settings.num_tokens, seed=seed)
+    else:
+        assert calibration is not None
+        answers = replayed_answers(calibration.traces, seed)
+        accept_next = accept_next if calibration.accept_next is None else calibration.accept_next
+    return Simulator(
+        costs=_costs(config, None if calibration is None else calibration.costs),
+        answers=answers,
+        max_candidates=width - 1,
+        accept_next=accept_next,
+        can_branch=config.drafter.can.tree,
+        seed=seed,
+        batch_size=settings.batch_size,
+    )
+
+
+def _costs(config: RunConfig, measured: Costs | None) -> Costs:
+    settings = config.simulate
+    costs = Costs(passes={}, draft_token=Shared.of_ms(0.0)) if measured is None else measured
+    given: dict[str, Any] = {"knee_rows": settings.knee_rows}
+    if config.verify_ms is not None:
+        given["passes"] = {0: Shared.of_ms(config.verify_ms, JITTER)}
+    if config.draft_ms is not None:
+        given |= {"draft_token": Shared.of_ms(config.draft_ms, JITTER), "tree_steps": {}}
+    if config.delay_ms is not None:
+        given["to_target"] = given["to_draft"] = Duration.of_ms(config.delay_ms)
+    if settings.draft_row_ms is not None:
+        given |= {"tree_row_ns": round(settings.draft_row_ms * 1e6), "tree_steps": {}}
+    costs = replace(costs, **given)
+    draft_ms, pass_ms = costs.draft_token.alone.mean_ms, costs.passes[min(costs.passes)].alone.mean_ms
+    sequence_ns = settings.sequence_ms * 1e6
+    costs = replace(costs, sequence_ns=round(sequence_ns), draft_sequence_ns=round(sequence_ns * draft_ms / pass_ms))
+    if settings.draft_row_ms is None and not costs.tree_steps:
+        costs = replace(costs, tree_row_ns=round(TREE_ROW_SHARE * draft_ms * 1e6))
+    return costs
