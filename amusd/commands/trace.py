@@ -1,4 +1,4 @@
-"""`amusd trace`: what a run did, as files for the trace viewers, as a picture, and as an account of its time.
+"""`amusd trace`: what a run did, as a file for trace viewers and as a picture.
 
 Reads the events that a run left in its directory. Needs no model and no torch.
 """
@@ -13,10 +13,9 @@ from amusd.commands import plots
 from amusd.console import Console
 from amusd.errors import ConfigError
 from amusd.files import write_whole
-from amusd.tracing.accounting import Account, accounts, fractions
 from amusd.tracing.chrome import chrome_trace
 from amusd.tracing.drafted import Fate, judge_steps
-from amusd.tracing.events import Rollback, TargetPass, WholeSequence
+from amusd.tracing.events import DRAFT_WORK, TARGET_WORK, Event, Rollback, TargetPass, WholeSequence
 from amusd.tracing.timeline import Timeline, read_timeline
 
 TRACE_FILE = "trace.json"
@@ -26,7 +25,7 @@ _LOCKSTEP = {"AutoregressivePolicy": "autoregressive", "SynchronousPolicy": "syn
 
 
 def trace(run_directory: Path, sequence_id: int | None = None) -> int:
-    """Write `trace.json` and the figure `timeline` of one sequence into the run directory, and say where its time went.
+    """Write `trace.json` and the figure `timeline` of one sequence into the run directory.
 
     Without a number it is the last sequence with an asynchronous draft, else the last with a draft, else the last. The
     figure has the last synchronous one above an asynchronous one. Returns the exit code. Raises `ConfigError` for what
@@ -38,14 +37,9 @@ def trace(run_directory: Path, sequence_id: int | None = None) -> int:
     sequence = _choose(sequences, sequence_id)
     schedule = schedule_name(sequence)
     part = timeline.only(sequence.sequence_id)
-    summary = summary_lines(part)
     about = {"run_dir": str(run_directory), "sequence_id": sequence.sequence_id, "schedule": schedule}
     write_whole(run_directory / TRACE_FILE, json.dumps(chrome_trace(part, about)) + "\n")
-    console.text(f"sequence {sequence.sequence_id}: {schedule}")
-    for line in summary:
-        console.text(line)
-    for role, account in accounts(part.target, part.draft).items():
-        console.text(account_line(role, account))
+    console.text("\n".join([f"sequence {sequence.sequence_id}: {schedule}", *summary_lines(part, sequence)]))
     console.text(f"{run_directory / TRACE_FILE}: open it in https://ui.perfetto.dev or chrome://tracing")
     beside = [one for one in sequences if one.policy == "SynchronousPolicy" and sequence.policy not in _LOCKSTEP]
     shown = [(schedule_name(one), timeline.only(one.sequence_id)) for one in (*beside[-1:], sequence)]
@@ -62,12 +56,20 @@ def schedule_name(sequence: WholeSequence) -> str:
     return name if sequence.drafter is None else f"{name}, drafter {sequence.drafter}"
 
 
-def summary_lines(part: Timeline) -> list[str]:
+def summary_lines(part: Timeline, whole: WholeSequence) -> list[str]:
     """The figures of one sequence, in lines."""
     passes = [event for event in part.target if isinstance(event, TargetPass)]
-    whole = next(event for event in part.target if isinstance(event, WholeSequence))
     num_tokens = sum(event.num_tokens for event in passes)
-    lines = [f"{num_tokens} tokens in {len(passes)} passes, {whole.duration_ns / 1e6:.0f} ms with the prompt's prefill"]
+
+    def busy(events: Sequence[Event], kinds: tuple[type[Event], ...]) -> str:
+        return (
+            f"{100 * sum(event.duration_ns for event in events if isinstance(event, kinds)) / whole.duration_ns:.0f} %"
+        )
+
+    lines = [
+        f"{num_tokens} tokens in {len(passes)} passes, {whole.duration_ns / 1e6:.0f} ms with the prompt's prefill",
+        f"target at work {busy(part.target, TARGET_WORK)}, draft {busy(part.draft, DRAFT_WORK)}",
+    ]
     steps = judge_steps(part.draft, part.target)
     if steps:
         num_accepted = sum(event.num_accepted for event in passes)
@@ -78,13 +80,6 @@ def summary_lines(part: Timeline) -> list[str]:
         lines.append(f"{num_accepted} of {num_judged} candidates accepted, {num_judged - num_accepted} rejected")
         lines.append(f"{num_drafted} tokens drafted, {num_wasted} of them in vain; {num_rollbacks} rollbacks")
     return lines
-
-
-def account_line(role: str, account: Account) -> str:
-    """The parts of a worker's wall time, the largest first."""
-    parts = sorted(fractions(account).items(), key=lambda item: -item[1])
-    shares = ", ".join(f"{name.replace('_', ' ')} {100 * share:.1f} %" for name, share in parts if share > 0)
-    return f"{role}, {sum(account.values()) / 1e6:.0f} ms: {shares}"
 
 
 def _read(run_directory: Path) -> Timeline:
@@ -101,11 +96,7 @@ def _read(run_directory: Path) -> Timeline:
 
 def _choose(sequences: Sequence[WholeSequence], sequence_id: int | None) -> WholeSequence:
     if sequence_id is None:
-
-        def rank(sequence: WholeSequence) -> tuple[bool, bool]:
-            return sequence.drafter is not None, sequence.policy not in _LOCKSTEP
-
-        return max(reversed(sequences), key=rank)
+        return max(reversed(sequences), key=lambda one: (one.drafter is not None, one.policy not in _LOCKSTEP))
     found = next((sequence for sequence in sequences if sequence.sequence_id == sequence_id), None)
     if found is None:
         first, last = sequences[0].sequence_id, sequences[-1].sequence_id

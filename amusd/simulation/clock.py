@@ -16,12 +16,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
 
 from amusd.protocol.messages import Message
 from amusd.simulation.cost import Duration
-from amusd.tracing.recorder import Record, Recorder
-from amusd.types import Role
+from amusd.tracing.recorder import Recorder
 
 
 class NotYet(Exception):  # noqa: N818 - nothing is wrong
@@ -137,23 +135,9 @@ class End:
 
 
 class Journal(Recorder):
-    """The recorder of one simulated worker: on its virtual time, and forgetful where nobody wants the events."""
-
-    def __init__(self, role: Role, now_ns: Callable[[], int], *, keep: bool, events: str | None = None) -> None:
-        super().__init__(role.value, events, now_ns)
-        self._keep = keep
-        self._in_memory = events is None
-        if not keep:
-            self._records.clear()
-
-    def _worker(self) -> dict[str, Any]:
-        return {"host": "simulated", "pid": 0}
-
-    def _add(self, record: Record) -> None:
-        if self._keep:
-            super()._add(record)
+    """The recorder of one simulated worker, on its virtual time: it forgets nothing that is in no file."""
 
     def flush(self) -> None:
-        """Write what was recorded, if there is a file; else it stays."""
-        if not self._in_memory:
+        """Write what was recorded, if there is a file."""
+        if self.folder is not None:
             super().flush()

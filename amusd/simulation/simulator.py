@@ -107,25 +107,25 @@ class Simulator:
         """Share of the draft's own tokens that are right: what it takes their probability to be."""
         return sum(map(sum, self.answers)) / sum(map(len, self.answers))
 
-    def run(self, decoding: DecodingConfig, *, keep_events: bool = False, events_folder: Path | None = None) -> Outcome:
+    def run(self, decoding: DecodingConfig, events_folder: Path | None = None) -> Outcome:
         """Decode all answers, `batch_size` of them at a time, under the schedule of `decoding`.
 
-        Events are kept in the outcome, written to `events_folder` as a run's are, or not recorded at all.
+        The events are in the outcome, or written to `events_folder` as a run's are.
         """
-        return _Run(self, decoding, keep_events or events_folder is not None, events_folder).outcome()
+        return _Run(self, decoding, events_folder).outcome()
 
 
 class _Run:
     """Both workers on virtual time, and the answers that they decode."""
 
-    def __init__(self, simulator: Simulator, decoding: DecodingConfig, keep: bool, folder: Path | None) -> None:
+    def __init__(self, simulator: Simulator, decoding: DecodingConfig, folder: Path | None) -> None:
         self._simulator, self._decoding = simulator, decoding
         costs, seed = simulator.costs, simulator.seed
         self._clock = clock = Clock(
             Direction(costs.to_draft, _random("to draft", seed)), Direction(costs.to_target, _random("to target", seed))
         )
         self._journals = [
-            Journal(role, now_ns, keep=keep, events=None if folder is None else as_format(folder))
+            Journal(role.value, None if folder is None else as_format(folder), now_ns)
             for role, now_ns in ((Role.TARGET, lambda: clock.target_ns), (Role.DRAFT, lambda: clock.draft_ns))
         ]
         self._has_draft = decoding.mode is not Mode.AUTOREGRESSIVE
@@ -158,13 +158,13 @@ class _Run:
                 model.spend_behind_verdict()
         worker.shut_down()
         self._clock.finish()
-        events = [journal.events for journal in self._journals]
         for journal in self._journals:
             journal.flush()
+        target, draft = self._journals
         return Outcome(
             answers=tuple(sequence.metrics for sequence in sequences),
-            target_events=events[0],
-            draft_events=events[1],
+            target_events=target.events,
+            draft_events=draft.events,
             throughput=throughput or _throughput(self._simulator.num_slots, sequences),
         )
 

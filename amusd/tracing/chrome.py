@@ -10,7 +10,7 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -28,7 +28,6 @@ from amusd.tracing.events import (
     TargetGone,
     WholeSequence,
 )  # fmt: skip
-from amusd.tracing.messages import Flow
 from amusd.tracing.timeline import Timeline
 
 PROCESSES = {"target": 1, "draft": 2}
@@ -41,61 +40,53 @@ _Json = dict[str, Any]
 
 def chrome_trace(timeline: Timeline, about: _Json) -> _Json:
     """The trace as a JSON object. `timeline`: one sequence, on one clock; `about`: what else the metadata says."""
-    trace = _Trace(min((event.start_ns for event in (*timeline.target, *timeline.draft)), default=0))
-    fates = {
-        step.event.start_ns: {fate.value: step.count(fate) for fate in Fate}
-        for step in judge_steps(timeline.draft, timeline.target)
-    }
+    origin_ns = min((event.start_ns for event in (*timeline.target, *timeline.draft)), default=0)
+    steps = judge_steps(timeline.draft, timeline.target)
+    fates = {step.event.start_ns: {fate.value: step.count(fate) for fate in Fate} for step in steps}
+    found = []
     for role, events in (("target", timeline.target), ("draft", timeline.draft)):
         own = sorted(events, key=lambda event: event.start_ns)
-        trace.name(role)
-        trace.work(role, own, fates)
-        trace.messages(role, [event for event in own if isinstance(event, MessageEvent)])
-    trace.arrows("target", "draft", timeline.to_draft, first_id=1)
-    trace.arrows("draft", "target", timeline.to_target, first_id=1 + len(timeline.to_draft))
-    metadata = {**about, "zero_ns": trace.origin_ns}
-    return {"traceEvents": trace.found, "displayTimeUnit": "ms", "metadata": metadata}
+        found += [*_names(role), *_work(role, own, fates)]
+        found += _messages(role, [event for event in own if isinstance(event, MessageEvent)])
+    flows = [("target", "draft", flow) for flow in timeline.to_draft]
+    flows += [("draft", "target", flow) for flow in timeline.to_target]
+    for number, (sender, receiver, flow) in enumerate(flows, start=1):
+        found.append(_at(sender, "messages", "s", flow.message, flow.sent, id=number))
+        found.append(_at(receiver, "messages", "f", flow.message, flow.received, id=number, bp="e"))
+    for event in found:
+        if "ts" in event:
+            event["ts"] = (event["ts"] - origin_ns) / 1000
+    return {"traceEvents": found, "displayTimeUnit": "ms", "metadata": {**about, "zero_ns": origin_ns}}
 
 
-class _Trace:
-    """The trace events so far, whose times are microseconds from `origin_ns` on."""
+def _names(role: str) -> Iterator[_Json]:
+    """The process of a worker and its threads."""
+    process = {"ph": "M", "pid": PROCESSES[role]}
+    yield {**process, "name": "process_name", "args": {"name": role}}
+    for name, tid in THREADS.items():
+        yield {**process, "name": "thread_name", "tid": tid, "args": {"name": name}}
 
-    def __init__(self, origin_ns: int) -> None:
-        self.origin_ns = origin_ns
-        self.found: list[_Json] = []
 
-    def name(self, role: str) -> None:
-        """The process of a worker and its threads."""
-        process = {"ph": "M", "pid": PROCESSES[role]}
-        self.found.append({**process, "name": "process_name", "args": {"name": role}})
-        for name, tid in THREADS.items():
-            self.found.append({**process, "name": "thread_name", "tid": tid, "args": {"name": name}})
+def _work(role: str, events: Sequence[Event], fates: dict[int, dict[str, int]]) -> Iterator[_Json]:
+    """Spans, and marks of what happened at once. `fates`: of the tokens of draft steps, by their start."""
+    for event in events:
+        own = fates.get(event.start_ns, {}) if isinstance(event, DraftStep) else {}
+        if isinstance(event, (WholeSequence, *TARGET_WORK, *DRAFT_WORK, *WAITS)):
+            thread = "sequence" if isinstance(event, WholeSequence) else "work"
+            microseconds = event.duration_ns / 1000
+            yield _at(role, thread, "X", event.name, event, dur=microseconds, args=event.fields | own)
+        if isinstance(event, (Rollback, DraftLost, DraftBack, TargetGone)):
+            yield _at(role, "work", "i", event.name.replace("_", " "), event, s="t", args=event.fields)
 
-    def work(self, role: str, events: Sequence[Event], fates: dict[int, dict[str, int]]) -> None:
-        """Spans, and marks of what happened at once. `fates`: of the tokens of draft steps, by their start."""
-        for event in events:
-            own = fates.get(event.start_ns, {}) if isinstance(event, DraftStep) else {}
-            if isinstance(event, (WholeSequence, *TARGET_WORK, *DRAFT_WORK, *WAITS)):
-                thread = "sequence" if isinstance(event, WholeSequence) else "work"
-                self._add(role, thread, "X", event.name, event.start_ns, event.duration_ns, args=event.fields | own)
-            if isinstance(event, (Rollback, DraftLost, DraftBack, TargetGone)):
-                self._add(role, "work", "i", event.name.replace("_", " "), event.start_ns, s="t", args=event.fields)
 
-    def messages(self, role: str, events: Sequence[MessageEvent]) -> None:
-        """A short slice for each message."""
-        for event, after in zip_longest(events, events[1:]):
-            ns = MESSAGE_NS if after is None else min(MESSAGE_NS, after.start_ns - event.start_ns)
-            self._add(role, "messages", "X", f"{event.name} {event.message}", event.start_ns, ns, args=event.fields)
+def _messages(role: str, events: Sequence[MessageEvent]) -> Iterator[_Json]:
+    """A short slice for each message."""
+    for event, after in zip_longest(events, events[1:]):
+        ns = MESSAGE_NS if after is None else min(MESSAGE_NS, after.start_ns - event.start_ns)
+        yield _at(role, "messages", "X", f"{event.name} {event.message}", event, dur=ns / 1000, args=event.fields)
 
-    def arrows(self, sender: str, receiver: str, flows: Sequence[Flow], *, first_id: int) -> None:
-        """An arrow from each sending to its receiving."""
-        for number, flow in enumerate(flows, start=first_id):
-            self._add(sender, "messages", "s", flow.message, flow.sent.start_ns, id=number)
-            self._add(receiver, "messages", "f", flow.message, flow.received.start_ns, id=number, bp="e")
 
-    def _add(
-        self, role: str, thread: str, phase: str, name: str, ns: int, duration_ns: int | None = None, **more: Any
-    ) -> None:
-        place = {"pid": PROCESSES[role], "tid": THREADS[thread], "cat": thread, "ts": (ns - self.origin_ns) / 1000}
-        duration = {} if duration_ns is None else {"dur": duration_ns / 1000}
-        self.found.append({"ph": phase, "name": name, **place, **duration, **more})
+def _at(role: str, thread: str, phase: str, name: str, event: Event, **more: Any) -> _Json:
+    """A trace event that begins with `event`; its time is in nanoseconds still."""
+    place = {"pid": PROCESSES[role], "tid": THREADS[thread], "cat": thread, "ts": event.start_ns}
+    return {"ph": phase, "name": name, **place, **more}

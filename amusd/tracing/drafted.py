@@ -56,10 +56,10 @@ def judge_steps(draft: Sequence[Event], target: Sequence[Event]) -> list[Step]:
     not found.
     """
     accepted = accepted_positions(target)
-    is_tree = drafts_tree(draft)
     fates: list[tuple[DraftStep, list[Fate]]] = []
     held: dict[int, tuple[int, int]] = {}
-    """Position -> (step, token of that step), for tokens not thrown away."""
+    """Position -> (step, token of that step), for tokens of a chain that were not thrown away."""
+    is_tree = drafts_tree(draft)
     length = base = num_before = 0  # the last one: steps of earlier lives of the draft
     for event in draft:
         if isinstance(event, DraftPrefill):
@@ -68,11 +68,9 @@ def judge_steps(draft: Sequence[Event], target: Sequence[Event]) -> list[Step]:
             held = {position: place for position, place in held.items() if position < base}
         elif isinstance(event, DraftStep):
             fates.append((event, [Fate.WASTED] * event.num_tokens))
-            if is_tree:
-                continue
-            length = event.length
-            first = length - event.num_tokens
-            held |= {first + index: (len(fates) - 1, index) for index in range(event.num_tokens)}
+            if not is_tree:
+                length, first = event.length, event.length - event.num_tokens
+                held |= {first + index: (len(fates) - 1, index) for index in range(event.num_tokens)}
         elif isinstance(event, VerdictTaken) and event.kept_steps is not None:
             for position, step in enumerate(event.kept_steps, start=event.kept_length - len(event.kept_steps)):
                 _confirm(fates[num_before:], step, Fate.ACCEPTED if position in accepted else Fate.OVERTAKEN)
@@ -82,10 +80,8 @@ def judge_steps(draft: Sequence[Event], target: Sequence[Event]) -> list[Step]:
             base = event.committed_length
             length = base if event.num_discarded else max(length, base)
     for position, (step, index) in held.items():
-        if position in accepted:
-            fates[step][1][index] = Fate.ACCEPTED
-        elif position < base:
-            fates[step][1][index] = Fate.OVERTAKEN
+        if position in accepted or position < base:
+            fates[step][1][index] = Fate.ACCEPTED if position in accepted else Fate.OVERTAKEN
     return [Step(event, tuple(tokens)) for event, tokens in fates]
 
 

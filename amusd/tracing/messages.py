@@ -56,7 +56,7 @@ def record_message(recorder: Recorder, name: str, message: Message, **received: 
     elif isinstance(message, Features):
         fields["start"] = message.start
         fields["num_tokens"] = message.end - message.start
-    recorder.mark(name, getattr(message, "sequence_id", NO_SEQUENCE), fields | received)
+    recorder.instant(name, getattr(message, "sequence_id", NO_SEQUENCE), **fields, **received)
 
 
 def match_messages(sender: Sequence[Event], receiver: Sequence[Event]) -> list[Flow]:

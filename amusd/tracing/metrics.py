@@ -32,29 +32,11 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from itertools import zip_longest
 from typing import Any
 
 from amusd.protocol.messages import Progress
 from amusd.protocol.verification import PassOutcome
-
-
-@dataclass(frozen=True, kw_only=True)
-class DraftCounts:
-    """The draft's share, from its final `Progress`. Times in nanoseconds."""
-
-    num_steps: int = 0
-    num_drafted: int = 0
-    num_rollbacks: int = 0
-    num_stale: int = 0
-    busy_ns: int = 0
-    wait_ns: int = 0
-    """Waiting because there was nothing to draft: the run-ahead cap was reached."""
-    open_ns: int = 0
-
-    @classmethod
-    def of(cls, progress: Progress) -> DraftCounts:
-        """The counts of a `Progress` message."""
-        return cls(**{f.name: getattr(progress, f.name) for f in fields(cls)})
 
 
 @dataclass
@@ -120,7 +102,7 @@ class GenerationMetrics:
     """Drafts that took the place of a lost one."""
     num_tokens_alone: int = 0
     """Committed while the draft that was to help was lost or silent."""
-    draft: DraftCounts | None = None
+    draft: Progress | None = None
     """None: no draft took part, or it was lost before it could report."""
 
     def prefilled(self, duration_ns: int) -> None:
@@ -151,7 +133,7 @@ class GenerationMetrics:
     def reported(self, progress: Progress) -> None:
         """Take in the newest counts of the draft, unless one was lost: no other speaks for what that one did."""
         if not self.num_draft_losses:
-            self.draft = DraftCounts.of(progress)
+            self.draft = progress
 
     def lost_draft(self) -> None:
         """Count a lost draft. What it did is not known to its end."""
@@ -182,25 +164,20 @@ class GenerationMetrics:
             for position in range(longest)
         ]
 
-    @property
-    def decode_ns(self) -> int:
-        """Time from the first committed tokens to the last."""
-        return self.total_ns - self.first_token_ns
-
     def as_dict(self) -> dict[str, Any]:
         """The documented names, with ratios; None where a figure does not exist."""
-        draft = self.draft
+        draft, gaps_ms = self.draft, sorted(ns / 1e6 for ns in self.chunk_gaps_ns)
         return {
             "num_prompt_tokens": self.num_prompt_tokens,
             "num_tokens": self.num_tokens,
             "tokens_per_second": _ratio(self.num_tokens * 1e9, self.total_ns),
             "ms_per_token": _ratio(self.total_ns / 1e6, self.num_tokens),
             "time_to_first_token_ms": _ratio(self.first_token_ns / 1e6, self.num_prompts),
-            "time_per_output_token_ms": _ratio(self.decode_ns / 1e6, max(0, self.num_tokens - self.num_prompts)),
-            "median_inter_token_latency_ms": statistics.median(self.chunk_gaps_ns) / 1e6
-            if self.chunk_gaps_ns
-            else None,
-            "p99_inter_token_latency_ms": _percentile(self.chunk_gaps_ns, 0.99) / 1e6 if self.chunk_gaps_ns else None,
+            "time_per_output_token_ms": _ratio(
+                (self.total_ns - self.first_token_ns) / 1e6, max(0, self.num_tokens - self.num_prompts)
+            ),
+            "median_inter_token_latency_ms": statistics.median(gaps_ms) if gaps_ms else None,
+            "p99_inter_token_latency_ms": gaps_ms[math.ceil(0.99 * len(gaps_ms)) - 1] if gaps_ms else None,
             "num_passes": self.num_passes,
             "num_spec_steps": self.num_drafts,
             "num_draft_tokens": self.num_verified,
@@ -227,21 +204,19 @@ class GenerationMetrics:
         }
 
     def _speculative_decoding(self) -> dict[str, Any]:
-        longest = max((judged for judged, _ in self.acceptance), default=0)
         rows = {
             judged: [self.acceptance.get((judged, accepted), 0) for accepted in range(judged + 1)]
             for judged in sorted({judged for judged, _ in self.acceptance})
         }
-        histogram = [sum(row[j] for row in rows.values() if j < len(row)) for j in range(longest + 1)]
         return {
             "mean_acceptance_length": 1 + self.num_accepted / self.num_drafts if self.num_drafts else None,
             "draft_acceptance_rate": _ratio(self.num_accepted, self.num_verified),
-            "acceptance_histogram": histogram,
+            "acceptance_histogram": [sum(column) for column in zip_longest(*rows.values(), fillvalue=0)] or [0],
             "acceptance_histogram_by_draft_length": {str(judged): row for judged, row in rows.items()},
             "num_spec_steps": self.num_drafts,
             "num_accepted_draft_tokens": self.num_accepted,
             "num_draft_tokens": self.num_verified,
-            "num_spec_tokens": longest,
+            "num_spec_tokens": max(rows, default=0),
         }
 
 
@@ -256,13 +231,10 @@ def total(parts: Sequence[GenerationMetrics]) -> GenerationMetrics:
         whole.acceptance.update(part.acceptance)
         whole.chunk_gaps_ns.extend(part.chunk_gaps_ns)
     if drafts:
-        whole.draft = DraftCounts(**{f.name: sum(getattr(d, f.name) for d in drafts) for f in fields(DraftCounts)})
+        counts = Progress.__struct_fields__[2:]
+        sums = {name: sum(getattr(draft, name) for draft in drafts) for name in counts}
+        whole.draft = Progress(drafts[0].role, drafts[0].sequence_id, **sums)
     return whole
-
-
-def _percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least this share of the values does not exceed (nearest rank)."""
-    return sorted(values)[math.ceil(share * len(values)) - 1]
 
 
 def _ratio(numerator: float, denominator: float) -> float | None:

@@ -51,7 +51,7 @@ class Recorder:
         self.listeners: tuple[Callable[[Record], None], ...] = ()
         """Called with each event in the worker's thread: they must return at once, and raise nothing."""
         now = now_ns()
-        self._first: Record = ("worker", now, now, NO_SEQUENCE, self._worker())
+        self._first: Record = ("worker", now, now, NO_SEQUENCE, {"host": _host_identity(), "pid": os.getpid()})
         """With which each file begins."""
         self._records = [self._first] if events is None else []
         self._run = 0
@@ -60,19 +60,12 @@ class Recorder:
         self._spoilt: set[int] = set()
         """Runs of which events were dropped."""
 
-    def _worker(self) -> dict[str, Any]:
-        return {"host": _host_identity(), "pid": os.getpid()}
-
     def span(self, name: str, start_ns: int, end_ns: int, sequence_id: int, **fields: Any) -> None:
         """Record something that took time."""
         self._add((name, start_ns, end_ns, sequence_id, fields))
 
     def instant(self, name: str, sequence_id: int, **fields: Any) -> None:
         """Record something that happened now."""
-        self.mark(name, sequence_id, fields)
-
-    def mark(self, name: str, sequence_id: int, fields: dict[str, Any]) -> None:
-        """Record an instant with fields that the caller gives away: they are not copied."""
         now = self.now_ns()
         self._add((name, now, now, sequence_id, fields))
 

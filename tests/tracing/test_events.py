@@ -27,14 +27,7 @@ def test_real_workers_record_the_fields_that_are_declared(real_run: Run, branchi
             assert declared - optional <= set(record) - {"name", "role"} <= declared
 
 
-@pytest.mark.parametrize("name", EVENTS)
-def test_an_event_comes_back_from_its_line(name: str) -> None:
-    event = made(name, 5, 7)
-    line = {"name": name, "start_ns": 5, "end_ns": 7, "sequence_id": 1, "role": "target", **event.fields}
-    assert event_of_line(json.loads(json.dumps(line))) == event
-
-
-@pytest.mark.parametrize("lacking", ["name", "start_ns", "sequence_id", "num_judged"])
+@pytest.mark.parametrize("lacking", ["name", "start_ns", "num_judged"])
 def test_an_event_without_a_field_that_it_needs_is_none(lacking: str) -> None:
     line = {"name": "target_pass", "start_ns": 5, "end_ns": 7, "sequence_id": 1, **made("target_pass", 5, 7).fields}
     del line[lacking]

@@ -9,9 +9,11 @@ import pytest
 from full_disk import files_of_at_most
 from tracing.runs import made
 
-from amusd.tracing.metrics import DraftCounts, GenerationMetrics, total
+from amusd.protocol.messages import Progress
+from amusd.tracing.metrics import GenerationMetrics, total
 from amusd.tracing.recorder import Recorder
 from amusd.tracing.timeline import read_events
+from amusd.types import Role
 
 PASS = made("target_pass", 0, 0).fields
 
@@ -23,7 +25,7 @@ ONE = GenerationMetrics(
     pass_ns=97_500_000,
     num_passes=5,
     acceptance=Counter({(2, 1): 3, (2, 2): 1}),
-    draft=DraftCounts(num_drafted=20, num_rollbacks=2, busy_ns=60, open_ns=120),
+    draft=Progress(Role.DRAFT, 1, 10, 20, 2, 0, 60, 0, 120),
 )
 OTHER = GenerationMetrics(num_tokens=5, total_ns=70_000_000, num_passes=5)
 
@@ -75,7 +77,7 @@ def test_ratios_of_several_generations_are_ratios_of_the_sums() -> None:
     both = total([ONE, OTHER, ONE])
     assert (both.num_prompts, both.num_tokens, both.accepted_by_position) == (3, 25, [8, 2])
     assert both.as_dict()["tokens_per_second"] == pytest.approx(25 / 0.33)
-    assert both.draft == DraftCounts(num_drafted=40, num_rollbacks=4, busy_ns=120, open_ns=240)
+    assert both.draft == Progress(Role.DRAFT, 1, 20, 40, 4, 0, 120, 0, 240)
 
 
 def test_events_come_back_from_the_file(tmp_path: Path) -> None:

@@ -1,0 +1,81 @@
+"""What became of each drafted token, by the events of both workers."""
+
+from __future__ import annotations
+
+import pytest
+from tracing.runs import Run, made, named
+
+from amusd.tracing.drafted import Fate, accepted_positions, judge_steps
+from amusd.tracing.timeline import Timeline
+
+
+def accepted_at_the_end(part: Timeline) -> int:
+    """By the passes of a tree that the draft heard nothing of before the sequence was closed: the last one or more."""
+    heard = max(e.committed_length for e in (*named(part.draft, "advance"), *named(part.draft, "rollback")))
+    return sum(e.num_accepted for e in named(part.target, "target_pass") if e.committed_length > heard)
+
+
+def test_every_drafted_token_of_a_real_run_is_counted_once(real_run: Run, branching_run: Run) -> None:
+    for run, is_tree in ((real_run, False), (branching_run, True)):
+        for answer in run.answers:
+            part, metrics = run.timeline.only(answer.sequence_id), answer.metrics
+            steps = judge_steps(part.draft, part.target)
+            if metrics.draft is None:
+                assert steps == []
+                continue
+            assert sum(len(step.fates) for step in steps) == metrics.draft.num_drafted
+            unheard = accepted_at_the_end(part) if is_tree else 0
+            assert sum(step.count(Fate.ACCEPTED) for step in steps) == metrics.num_accepted - unheard > 0
+
+
+def test_rolled_back_tokens_are_wasted_and_kept_ones_may_be_overtaken() -> None:
+    draft = [
+        made("draft_prefill", 0, 1, 1, num_tokens=4),
+        made("draft_step", 1, 2, 1, num_tokens=3, length=7),  # positions 4, 5, 6
+        made("advance", 2, 3, 1, num_discarded=0, committed_length=5),
+        made("rollback", 3, 4, 1, num_discarded=1, committed_length=7),  # 6 was wrong
+        made("draft_step", 4, 5, 1, num_tokens=1, length=8),
+    ]
+    target = [
+        made("target_pass", 0, 1, 1, committed_length=5, num_tokens=1, num_accepted=0),
+        made("target_pass", 1, 2, 1, committed_length=7, num_tokens=2, num_accepted=1),
+    ]
+    fates = [step.fates for step in judge_steps(draft, target)]
+    assert fates == [(Fate.OVERTAKEN, Fate.ACCEPTED, Fate.WASTED), (Fate.WASTED,)]
+
+
+@pytest.mark.parametrize("fan_out", [1, 2])
+def test_a_draft_that_came_in_the_place_of_a_lost_one_is_judged_by_its_own_steps(fan_out: int) -> None:
+    kept = {"kept_steps": [1]} if fan_out > 1 else {}
+    draft = [
+        made("draft_prefill", 0, 1, 1, num_tokens=4, fan_out=fan_out),
+        made("draft_step", 1, 4, 1, num_tokens=2, length=6),  # positions 4 and 5: lost
+        made("sequence", 0, 4, 1),
+        made("draft_prefill", 6, 7, 1, num_tokens=4, fan_out=fan_out),
+        made("draft_step", 7, 8, 1, num_tokens=1, length=5),  # position 4 anew
+        made("advance", 8, 9, 1, num_discarded=0, num_adopted=0, committed_length=5, **kept),
+    ]
+    target = [made("target_pass", 0, 8, 1, committed_length=5, num_tokens=1, num_accepted=1)]
+    assert [step.fates for step in judge_steps(draft, target)] == [(Fate.WASTED, Fate.WASTED), (Fate.ACCEPTED,)]
+
+
+def test_a_token_of_a_tree_counts_in_its_own_step_and_what_was_looked_up_in_none() -> None:
+    draft = [
+        made("draft_prefill", 0, 1, 1, num_tokens=4, fan_out=2),
+        made("draft_step", 1, 2, 1, num_tokens=1, length=7),
+        made("draft_step", 2, 3, 1, num_tokens=3, length=13),
+        made("advance", 3, 4, 1, num_discarded=0, num_adopted=0, committed_length=8, kept_steps=[1, 2, 0, 2]),
+        made("draft_step", 4, 5, 1, num_tokens=2, length=10),
+        made("rollback", 5, 6, 1, num_discarded=2, num_adopted=1, committed_length=10, kept_steps=[3]),
+    ]
+    target = [
+        made("target_pass", 0, 1, 1, committed_length=8, num_tokens=4, num_accepted=3),
+        made("target_pass", 1, 2, 1, committed_length=10, num_tokens=2, num_accepted=1),
+    ]
+    assert accepted_positions(target) == {4, 5, 6, 8}
+    fates = [step.fates for step in judge_steps(draft, target)]
+    assert fates == [
+        (Fate.ACCEPTED,),
+        (Fate.ACCEPTED, Fate.OVERTAKEN, Fate.WASTED),
+        (Fate.ACCEPTED, Fate.WASTED),
+    ]
