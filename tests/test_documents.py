@@ -128,7 +128,7 @@ PAIR = ROOT / "docs" / "your_own_pair.md"
 SHORTER = {
     "generate": "sampling.max_new_tokens=4",
     "compare": "sampling.max_new_tokens=4 workload.num_prompts=1 compare.synchronous_lengths=[2]",
-    "simulate": "simulate.num_answers=1 simulate.num_tokens=32 simulate.min_candidates=[1]",
+    "simulate": "simulate.num_tokens=32 simulate.min_candidates=[1]",
 }
 """What a command's line gets in addition, so that it measures less."""
 RUNNABLE = [

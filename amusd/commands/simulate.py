@@ -16,6 +16,7 @@ from amusd.commands.advice import advice
 from amusd.commands.tables import columns_of
 from amusd.config import DecodingConfig, RunConfig
 from amusd.console import Console, table
+from amusd.drafters.synthetic import ACCEPT_NEXT
 from amusd.errors import ConfigError
 from amusd.policies.factory import make_policy, policy_name
 from amusd.simulation.calibration import Calibration, calibrate
@@ -27,6 +28,8 @@ from amusd.types import Mode
 JITTER = 0.05
 """Standard deviation of times that are given, relative to them. Without any, draft and target would stay in step, and
 each rollback would lose the same part of a draft step."""
+NUM_ANSWERS = 4
+"""Answers that are drawn at least."""
 TREE_ROW_SHARE = 0.06
 """What each node beyond the first adds to a draft step, as a share of it, if nothing is known. Measured on the embedded
 draft, whose step of eight nodes takes 1.4 times that of one."""
@@ -166,14 +169,14 @@ def simulator_of(config: RunConfig, calibration: Calibration | None = None) -> S
         for name in ("accept", "verify_ms", "draft_ms"):
             if getattr(config, name) is None:
                 raise ConfigError(f"{name}: required to simulate without calibration=RUN_DIR")
-    accept_next = config.drafter.accept_next
+    accept_next = ACCEPT_NEXT
     if config.accept is not None:
-        number = max(settings.num_answers, settings.batch_size)
+        number = max(NUM_ANSWERS, settings.batch_size)
         answers = drawn_answers(config.accept, num_answers=number, num_tokens=settings.num_tokens, seed=seed)
     else:
         assert calibration is not None
         answers = replayed_answers(calibration.traces, seed)
-        accept_next = accept_next if calibration.accept_next is None else calibration.accept_next
+        accept_next = ACCEPT_NEXT if calibration.accept_next is None else calibration.accept_next
     return Simulator(
         costs=_costs(config, None if calibration is None else calibration.costs),
         answers=answers,
@@ -195,12 +198,10 @@ def _costs(config: RunConfig, measured: Costs | None) -> Costs:
         given |= {"draft_token": Shared.of_ms(config.draft_ms, JITTER), "tree_steps": {}}
     if config.delay_ms is not None:
         given["to_target"] = given["to_draft"] = Duration.of_ms(config.delay_ms)
-    if settings.draft_row_ms is not None:
-        given |= {"tree_row_ns": round(settings.draft_row_ms * 1e6), "tree_steps": {}}
     costs = replace(costs, **given)
     draft_ms, pass_ms = costs.draft_token.alone.mean_ms, costs.passes[min(costs.passes)].alone.mean_ms
     sequence_ns = settings.sequence_ms * 1e6
     costs = replace(costs, sequence_ns=round(sequence_ns), draft_sequence_ns=round(sequence_ns * draft_ms / pass_ms))
-    if settings.draft_row_ms is None and not costs.tree_steps:
-        costs = replace(costs, tree_row_ns=round(TREE_ROW_SHARE * draft_ms * 1e6))
-    return costs
+    if costs.tree_steps:
+        return costs
+    return replace(costs, tree_row_ns=0 if settings.knee_rows else round(TREE_ROW_SHARE * draft_ms * 1e6))

@@ -26,8 +26,6 @@ class Capabilities:
     """`drafter.model` names a checkpoint of it, which has to be given."""
     any_target: bool = False
     """It fits any target, also one with random weights (`hardware.synthetic`)."""
-    settings: tuple[str, ...] = ()
-    """Keys of `drafter` that it alone has."""
 
 
 CAPABILITIES: Mapping[str, Capabilities] = {
@@ -36,11 +34,11 @@ CAPABILITIES: Mapping[str, Capabilities] = {
     "eagle": Capabilities(needs_features=True, checkpoint=True),
     "medusa": Capabilities(runs_ahead=False, needs_features=True, has_model=False, checkpoint=True),
     "dflash": Capabilities(runs_ahead=False, needs_features=True, has_model=False, checkpoint=True),
-    "cascade": Capabilities(tree=False, checkpoint=True, settings=("inner", "inner_device")),
-    "ngram": Capabilities(has_model=False, any_target=True, settings=("remember",)),
-    "self": Capabilities(settings=("num_layers",)),
-    "synthetic": Capabilities(any_target=True, settings=("shape",)),
-    "custom": Capabilities(has_model=False, any_target=True, settings=("factory", "options")),
+    "cascade": Capabilities(tree=False, checkpoint=True),
+    "ngram": Capabilities(has_model=False, any_target=True),
+    "self": Capabilities(),
+    "synthetic": Capabilities(any_target=True),
+    "custom": Capabilities(has_model=False, any_target=True),
 }
 """The abilities of each kind of `DrafterConfig`. A new kind is one line here, and one in `drafters/factory.py`."""
 

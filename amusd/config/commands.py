@@ -111,25 +111,21 @@ class SimulateConfig(Settings):
 
     section = "simulate"
 
-    draft_row_ms: Amount | None = None
-    """Added to a draft step for each row beyond the first: each further node of a tree, and in a batch each further
-    sequence; None: as calibrated, else 0.06 times the draft's time for one token."""
     batch_size: Count = 1
     """Answers that are decoded together: a target pass takes the candidates of all, a draft step their next tokens.
 
-    What the rows and caches of several cost is not in a calibration, which is of one at a time: `draft_row_ms`,
-    `sequence_ms` and `knee_rows` say it (`amusd bench` times wider passes).
+    What the rows and caches of several cost is not in a calibration, which is of one at a time: `sequence_ms`
+    and `knee_rows` say it (`amusd bench` times wider passes).
     """
     sequence_ms: Amount = 0.0
     """In a batch: added to a target pass for each sequence beyond the first, however many rows it has (its cache). A
     draft step grows by the same share of its time."""
     knee_rows: Count | None = None
     """Rows of a pass or step beyond which it costs in proportion to them, because computing takes longer than reading
-    the weights; None: never."""
-    num_answers: Count = 4
-    """Answers that are simulated, at least one for each place of the batch. A calibrated replay has the run's own."""
+    the weights, and below which they are free; None: never, and each node of a draft step beyond the first costs as
+    calibrated, else 0.06 times the draft's time for one token."""
     num_tokens: Count = 256
-    """Tokens of each of them."""
+    """Tokens of each answer: four, or one for each place of the batch. A calibrated replay has the run's own."""
     synchronous_lengths: _Counts = (1, 2, 3, 4, 5, 6, 7)
     """Values of num_speculative_tokens tried for synchronous decoding."""
     min_candidates: Annotated[tuple[CountFromZero, ...], Meta(min_length=1)] = (0, 1, 2, 3, 4, 5)

@@ -154,8 +154,6 @@ class DecodingConfig(Settings):
     verify_breadth: Count = 3
     """Trees: candidates of one position that a target pass verifies at most, where further rows cost next to nothing
     (on a CPU with `verify_width=fixed`, on a GPU)."""
-    draft_timeout_seconds: PositiveAmount = 10.0
-    """Synchronous mode, windowed: the longest wait for a block."""
     max_silence_seconds: PositiveAmount = 0.3
     """The longest wait, all in all, for a draft that says nothing."""
 

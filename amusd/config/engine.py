@@ -45,6 +45,16 @@ DEFAULT_DRAFTERS: Mapping[str, str] = {
     "often it is right",
 }
 """What is said where nobody named a drafter and the embedded one does not fit, by the kind that takes its place."""
+_OF_ONE_KIND = {
+    "inner": "cascade",
+    "inner_device": "cascade",
+    "remember": "ngram",
+    "num_layers": "self",
+    "shape": "synthetic",
+    "factory": "custom",
+    "options": "custom",
+}
+"""Keys of `drafter` that a single kind has."""
 _Device: TypeAlias = Annotated[str, Meta(pattern=r"^(cpu|cuda:(0|[1-9][0-9]*))\Z", description="cpu or cuda:NUMBER")]
 Length: TypeAlias = Annotated[int, Meta(ge=2, le=(1 << 31) - 1)]
 
@@ -90,8 +100,6 @@ class DrafterConfig(Settings):
     """As of the target."""
     num_layers: Count | None = None
     """`self`: how many of the target's first layers draft, below its norm and its head; None: a quarter."""
-    tokens_per_replay: Count = 4
-    """Draft steps at most before the host waits for them, on GPUs with graphs."""
     min_lookup: Annotated[int, Meta(ge=0, le=MAX_MATCH)] | None = None
     """`embedded`, `eagle`, `ngram`: shortest suffix whose continuation is proposed; None: 1 for `ngram`, else 4. With 0
     `embedded` and `eagle` propose none, and a tree's guesses have nothing mixed in either."""
@@ -99,8 +107,6 @@ class DrafterConfig(Settings):
     """`synthetic`: of which model's size a step costs; None: a smaller one than a synthetic target, else `embedded`."""
     accept: Share = 0.8
     """`synthetic`: probability that a candidate is right; exact with `verify_width=fixed`."""
-    accept_next: Share = 0.4
-    """`synthetic`, trees: the same of a further guess where those before it are wrong."""
     remember: Annotated[int, Meta(ge=0, le=MAX_REMEMBERED)] = 0
     """`ngram`: tokens of earlier answers, other people's too, that are looked up as well; 0: none."""
     inner: Text | None = None
@@ -127,7 +133,7 @@ class DrafterConfig(Settings):
         fits = bool(self.model) == self.can.checkpoint or self.kind == "cascade"
         wanted = "required" if self.can.checkpoint else f"only allowed with {', '.join(kinds_with('checkpoint'))}, not"
         self.require(fits, "model", f"{wanted} with drafter={self.kind}")
-        for kind, name in ((kind, name) for kind, can in CAPABILITIES.items() for name in can.settings):
+        for name, kind in _OF_ONE_KIND.items():
             allowed = f"only allowed with drafter={kind}, not with drafter={self.kind}"
             self.require(self.kind == kind or not getattr(self, name), name, allowed)
         self.require(self.kind != "custom" or bool(self.factory), "factory", "required with drafter=custom")
@@ -146,14 +152,11 @@ class DrafterConfig(Settings):
 
     @property
     def stages(self) -> tuple[DrafterConfig, ...]:
-        """The drafter itself; of a cascade the one in the middle and the one that drafts for it, which share settings.
-
-        The model in the middle makes its tokens in the pass that judges, so it never makes several between two waits.
-        """
+        """The drafter itself; of a cascade the one in the middle and the one that drafts for it."""
         if self.kind != "cascade":
             return (self,)
         alone = partial(replace, self, inner=None, inner_device=None)
-        middle = alone(kind="hf" if self.model else "embedded", tokens_per_replay=1)
+        middle = alone(kind="hf" if self.model else "embedded")
         inner = self.inner or "ngram"
         is_kind = inner in ("ngram", "embedded")
         return middle, alone(kind=inner, model=None) if is_kind else alone(kind="hf", model=inner)

@@ -15,7 +15,7 @@ from amusd.drafters.cascade import CascadeDrafter
 from amusd.drafters.custom import load_own
 from amusd.drafters.eagle import EagleDrafter
 from amusd.drafters.ngram import EarlierAnswers, NgramCache, NgramDrafter
-from amusd.drafters.synthetic import SyntheticDrafter
+from amusd.drafters.synthetic import ACCEPT_NEXT, SyntheticDrafter
 from amusd.drafters.tree import ModelTreeDrafter
 from amusd.errors import ConfigError
 from amusd.models.block_models import BlockModel
@@ -205,7 +205,7 @@ def _model_makers(config: DrafterConfig, model: CachedModel) -> tuple[DrafterFac
         return lambda number: [make(cache) for cache in caches(number)]
 
     def synthetic(drafter: Drafter) -> Drafter:
-        return SyntheticDrafter(drafter, config.accept, config.accept_next, model.vocab_size)
+        return SyntheticDrafter(drafter, config.accept, ACCEPT_NEXT, model.vocab_size)
 
     if config.kind == "eagle":
         eagle = maker(lambda cache: EagleDrafter(model, lookup(), cache=cache))

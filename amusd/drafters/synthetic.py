@@ -26,6 +26,10 @@ _UNJUDGED = 0
 """Proposed behind the end of the answer, of which a real draft would not know either."""
 
 
+ACCEPT_NEXT = 0.4
+"""Probability in trees that a further guess is right where those before it are wrong."""
+
+
 def right_with_probability(probability: float, seed: int) -> Schedule:
     """Right with this probability at each position, the same for the same seed."""
     if not 0 <= probability <= 1:

@@ -28,6 +28,8 @@ from amusd.models.synthetic import SHAPES, SMALLER, SyntheticTokenizer, load_syn
 from amusd.models.tokenizer import HuggingFaceTokenizer, Tokenizer, load_tokenizer
 from amusd.models.vocabulary import SharedVocabulary, check_share, share_ids, share_vocabulary
 
+TOKENS_PER_REPLAY = 4
+"""Draft steps at most before the host waits for them, on GPUs with graphs."""
 DRAFT_ROWS = 16
 """Most tokens that a drafter's model takes in at once after a rollback."""
 
@@ -132,8 +134,11 @@ def load_draft_model(
     it and the target's can be read here. The model of a cascade is the one in the middle; each of its `stages` can be
     loaded on its own. `report` and the errors are those of `load_target`.
     """
+    is_middle = config.kind == "cascade"
     config = config.stages[0]
     options = _draft_options(config, engine, device)
+    if is_middle:  # it makes its tokens in the pass that judges, and never several between two waits
+        options = replace(options, tokens_per_step=1)
     shape = draft_shape(config, engine.hardware.synthetic)
     if shape is not None:
         return load_synthetic(shape, options), None
@@ -168,7 +173,7 @@ def _draft_options(config: DrafterConfig, engine: EngineConfig, device: str) -> 
         model_impl=config.model_impl,
         capture=capture,
         num_layers=_num_layers(config, engine),
-        tokens_per_step=1 if capture is None else config.tokens_per_replay,
+        tokens_per_step=1 if capture is None else TOKENS_PER_REPLAY,
     )
 
 

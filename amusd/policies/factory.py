@@ -19,6 +19,8 @@ from amusd.policies.schedules import (
 from amusd.settings import shown
 from amusd.types import Mode
 
+BLOCK_TIMEOUT_SECONDS = 10.0
+"""Longest wait of a synchronous target for a block, or of a windowed one for a window."""
 WHOLE_TREE = 1 << 20
 """More tokens than any tree has: it travels as one message."""
 
@@ -37,12 +39,12 @@ def make_policy(decoding: DecodingConfig, *, can_branch: bool = False) -> Policy
                 rows_per_step=decoding.rows_per_step,
                 max_steps=length,
                 breadth=decoding.verify_breadth,
-                timeout_seconds=decoding.draft_timeout_seconds,
+                timeout_seconds=BLOCK_TIMEOUT_SECONDS,
             )
         return SynchronousPolicy(
             max_lookahead=length,
             tokens_per_message=length,
-            timeout_seconds=decoding.draft_timeout_seconds,
+            timeout_seconds=BLOCK_TIMEOUT_SECONDS,
         )
     if decoding.policy not in get_args(AsynchronousPolicy):
         return _own_policy(decoding, can_branch=can_branch)
@@ -67,7 +69,7 @@ def make_policy(decoding: DecodingConfig, *, can_branch: bool = False) -> Policy
         return WindowedPolicy(
             max_lookahead=2 * decoding.num_speculative_tokens,
             tokens_per_message=decoding.num_speculative_tokens,
-            timeout_seconds=decoding.draft_timeout_seconds,
+            timeout_seconds=BLOCK_TIMEOUT_SECONDS,
         )
     return ChainPolicy(
         max_lookahead=decoding.max_lookahead,

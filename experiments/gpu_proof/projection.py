@@ -27,9 +27,7 @@ from experiments.gpu_proof.records import Job, read_records
 from experiments.gpu_proof.timing import timed
 
 TREE_NODES = (1, 2, 4, 8)
-SIMULATED = SimulateConfig(
-    num_answers=4, num_tokens=256, synchronous_lengths=(1, 2, 3, 4, 5, 7), min_candidates=(0, 1, 2, 4)
-)
+SIMULATED = SimulateConfig(num_tokens=256, synchronous_lengths=(1, 2, 3, 4, 5, 7), min_candidates=(0, 1, 2, 4))
 _PROMPT_TOKENS = 200
 _ALONE = ("autoregressive", "synchronous")
 

@@ -15,7 +15,7 @@ from amusd.console import Console
 from amusd.errors import ConfigError
 from amusd.settings import from_mapping
 
-SMALL = {"num_answers": 2, "num_tokens": 30, "synchronous_lengths": [2, 4], "min_candidates": [0, 3]}
+SMALL = {"num_tokens": 20, "synchronous_lengths": [2, 4], "min_candidates": [0, 3]}
 UNKNOWN = {"accept": None, "verify_ms": None, "draft_ms": None, "delay_ms": None}
 
 
@@ -34,8 +34,8 @@ def predicted(config: RunConfig, folder: Path) -> dict[str, Any]:
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """The run directory of a simulated run of trees, and its result."""
     folder = tmp_path_factory.mktemp("recorded")
-    tried = {"num_answers": 1, "num_tokens": 300, "synchronous_lengths": [4], "min_candidates": [2]}
-    config = configured({"draft_row_ms": 0.3, **tried}, policy="branching", drafter={"accept_next": 0.6})
+    tried = {"num_tokens": 300, "synchronous_lengths": [4], "min_candidates": [2]}
+    config = configured(tried, policy="branching")
     return folder, predicted(config, folder / "events")
 
 
@@ -79,16 +79,15 @@ def test_what_is_given_wins_over_what_a_run_has_shown(recorded: tuple[Path, dict
         return simulator_of(configured(simulate, **{**UNKNOWN, "calibration": str(recorded[0]), **values}))
 
     measured = found()
-    assert measured.accept_next == pytest.approx(0.6, abs=0.15)
-    assert measured.costs.tree_row_ns == pytest.approx(300_000, rel=0.05)
+    assert measured.accept_next == pytest.approx(0.4, abs=0.15)
+    assert measured.costs.tree_row_ns == pytest.approx(150_000, rel=0.3)
     assert set(measured.costs.tree_steps) > {1, 8}
-    given = found({"draft_row_ms": 1.0, "sequence_ms": 0.5}, verify_ms=40, draft_ms=2.0)
-    assert (given.costs.tree_row_ns, given.costs.tree_steps) == (1_000_000, {})
+    given = found({"knee_rows": 9, "sequence_ms": 0.5}, verify_ms=40, draft_ms=2.0)
+    assert (given.costs.tree_row_ns, given.costs.tree_steps) == (0, {})
     assert given.costs.passes[0].alone.mean_ms == 40
     assert (given.costs.sequence_ns, given.costs.draft_sequence_ns) == (500_000, 25_000)
     assert found(draft_ms=1.0).costs.tree_row_ns == 60_000
-    drawn = found(accept=0.5, drafter={"accept_next": 0.2})
-    assert (drawn.accept, drawn.accept_next) == (0.5, 0.2)
+    assert (found(accept=0.5).accept, found(accept=0.5).accept_next) == (0.5, 0.4)
 
 
 def test_a_run_is_simulated_from_its_own_events(recorded: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
@@ -107,7 +106,7 @@ def test_batches_share_passes_and_are_compared_with_plain_batches(tmp_path: Path
     result = predicted(configured({"batch_size": 4, "sequence_ms": 0.5, "min_candidates": [2]}), tmp_path)
     plain, best, *_ = result["rows"]
     assert plain["tokens_per_second"] == pytest.approx(4 * 1000 / (20 + 3 * 0.5), rel=0.03)
-    assert plain["mean_latency_ms"] == pytest.approx(30 * 21.5, rel=0.03)
+    assert plain["mean_latency_ms"] == pytest.approx(20 * 21.5, rel=0.03)
     assert best["speedup"] == pytest.approx(best["tokens_per_second"] / plain["tokens_per_second"])
     head, _, header = simulate_text(result).splitlines()[:3]
     assert head.startswith("4 answers at a time: tokens/s of all together, s/answer of each")

@@ -56,7 +56,7 @@ class Kind:
 PLAIN = DrafterConfig(kind="hf", model="tiny")
 LOOKUP = DrafterConfig(kind="embedded", min_lookup=2)
 CASCADE = DrafterConfig(kind="cascade", model="tiny", inner="embedded")
-SYNTHETIC = DrafterConfig(kind="synthetic", accept=0.7, accept_next=0.5)
+SYNTHETIC = DrafterConfig(kind="synthetic", accept=0.7)
 KINDS = {
     "tree": Kind(PLAIN, True, TRANSFORMED),
     "tree with lookup": Kind(LOOKUP, True, TRANSFORMED),

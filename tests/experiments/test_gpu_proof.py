@@ -252,7 +252,7 @@ def test_the_projection_takes_times_of_workers_that_do_not_disturb_each_other(tm
 
 
 def test_two_devices_are_simulated_on_the_times_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    few = replace(projection.SIMULATED, num_answers=2, num_tokens=100, synchronous_lengths=(2, 4), min_candidates=(1,))
+    few = replace(projection.SIMULATED, num_tokens=100, synchronous_lengths=(2, 4), min_candidates=(1,))
     monkeypatch.setattr(projection, "SIMULATED", few)
     compared(tmp_path, 0.8)
     found = projection.measured(tmp_path, tmp_path / "projection", {1: Shared.same(ms(1))})

@@ -10,7 +10,7 @@ import pytest
 from launch.main import main
 
 GIVEN = ["simulate", "accept=0.8", "verify_ms=25", "draft_ms=2.5", "delay_ms=0.05"]
-SMALL = ["simulate.num_answers=1", "simulate.num_tokens=30", "simulate.synchronous_lengths=[2]"]
+SMALL = ["simulate.num_tokens=30", "simulate.synchronous_lengths=[2]"]
 
 
 def test_the_result_is_printed_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -42,11 +42,8 @@ CHAINS: dict[str, Callable[[], Drafter]] = {
 TREES: dict[str, Callable[[], Drafter]] = {"same": lambda: TableTreeDrafter(places=spread(3))}
 SCHEDULES = (
     PLAIN,
-    decoding(Mode.SYNCHRONOUS, 3, draft_timeout_seconds=0.05),
-    *(
-        decoding(Mode.ASYNCHRONOUS, 4, policy=policy, draft_timeout_seconds=0.05)
-        for policy in ("chain", "windowed", "auto", "branching")
-    ),
+    decoding(Mode.SYNCHRONOUS, 3),
+    *(decoding(Mode.ASYNCHRONOUS, 4, policy=policy) for policy in ("chain", "windowed", "auto", "branching")),
 )
 
 
