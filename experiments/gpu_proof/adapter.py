@@ -1,7 +1,7 @@
 """The only module of the proof that reaches beyond the package's stable names. Who changes those mends them here.
 
 roles                 `load_target`, `load_draft_model`: a model exactly as a worker of that role has it
-drafters              `load_drafters`, and one step of a tree (`Drafter.expand` over nodes)
+drafters              `load_drafters`
 graphs                live `torch.cuda.CUDAGraph` objects, whoever holds them
 """
 
@@ -14,20 +14,16 @@ from dataclasses import dataclass
 
 import torch
 
-from amusd.config import Distribution, DrafterConfig, EngineConfig, HardwareConfig
+from amusd.config import DrafterConfig, EngineConfig, HardwareConfig
 from amusd.config.engine import ModelShape
-from amusd.drafters.autoregressive import AutoregressiveDrafter
-from amusd.drafters.base import Drafter
 from amusd.drafters.factory import load_drafters
 from amusd.models.cached_model import CachedModel
 from amusd.models.language_model import KVCache
 from amusd.models.loading import load_draft_model, load_target
-from amusd.protocol.draft_session import Node, Transition
 from amusd.runtime.verifier import prepare_to_verify
 
 WIDTH = 8
 """Rows of a target pass."""
-FAN_OUT = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,61 +79,18 @@ def _wait_for(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedDrafters:
-    """A chain drafter and a tree drafter over one model, as the draft worker has both."""
+def prepared_drafters(config: EngineConfig) -> tuple[float, float, object]:
+    """Load drafters of chains and of trees over one model, and capture where passes are captured.
 
-    chain: Drafter
-    tree: Drafter
-    load_seconds: float
-    prepare_seconds: float
-
-
-def prepared_drafters(config: EngineConfig) -> PreparedDrafters:
-    """Load, and capture where passes are captured."""
+    Returns the seconds of both, and what keeps the graphs alive.
+    """
     started = time.perf_counter()
     device = config.hardware.devices[-1]
     loaded = load_drafters(config, device)
     ready = time.perf_counter()
-    kind = config.drafters[0].kind
-    (chain,), (tree,) = (make(1) for make in loaded.factories[kind])
+    kept = [make(1) for make in loaded.factories[config.drafters[0].kind]]
     _wait_for(torch.device(device))
-    return PreparedDrafters(chain, tree, ready - started, time.perf_counter() - ready)
-
-
-def tree_step(drafter: Drafter, prompt: list[int], num_nodes: int) -> Callable[[], None]:
-    """One step of a draft tree over `num_nodes` nodes behind `prompt`, choosing included, to be repeated."""
-    capacity = len(prompt) + 64
-    drafter.open(prompt, capacity, FAN_OUT)
-    root = Node(None, prompt[-1], len(prompt) - 1, 1.0, 1.0)
-    drafter.expand(root, [root])
-
-    def step() -> None:
-        nodes = [Node(root, 3 + number, len(prompt), 0.1, 0.1) for number in range(num_nodes)]
-        drafter.expand(root, nodes)
-        drafter.follow(Transition((), (), None, len(prompt), 0, 0))  # the nodes are gone, their slots free
-
-    return step
-
-
-SAMPLED = {
-    "temperature": Distribution(temperature=0.7, seed=3),
-    "filters": Distribution(temperature=0.7, top_p=0.95, seed=3),
-}
-"""How the tokens of timed draft steps are drawn."""
-
-
-def sampled_steps(model: CachedModel, distribution: Distribution, prompt: list[int], number: int) -> Callable[[], None]:
-    """Draft `number` tokens behind `prompt`, drawing included, to be repeated."""
-    drafter = AutoregressiveDrafter(model)
-    drafter.set_distribution(distribution)
-    drafter.open(prompt, len(prompt) + number)
-
-    def steps() -> None:
-        drafter.propose(number)
-        drafter.truncate(len(prompt))
-
-    return steps
+    return ready - started, time.perf_counter() - ready, kept
 
 
 def num_graphs() -> int:

@@ -1,4 +1,4 @@
-"""The machine, what is installed on it, what capturing costs, and how long the first token takes."""
+"""The machine, what is installed on it, and what capturing costs."""
 
 from __future__ import annotations
 
@@ -9,19 +9,14 @@ import os
 import random
 import shutil
 import subprocess
-import time
-from functools import partial
 
 import torch
 
 from amusd.commands.bench import read_bandwidth
 from amusd.config.engine import ModelShape
-from amusd.models.cached_model import CachedModel
-from amusd.models.language_model import KVCache
 from experiments.gpu_proof import adapter
 from experiments.gpu_proof.plan import GPU
 from experiments.gpu_proof.records import Job
-from experiments.gpu_proof.timing import figures, timed, wait_for
 from launch.environment import describe_environment
 
 _QUERIES = (["nvidia-smi"], ["nvidia-smi", "topo", "-m"], ["nvidia-smi", "-q", "-d", "CLOCK,POWER"])
@@ -76,20 +71,25 @@ def _capture_all(job: Job, role: str, shape: ModelShape, max_model_len: int) -> 
     del checked
     _release(job.scale.device)
     before = adapter.num_graphs()
-    prepared = adapter.prepared_target(config) if role == "target" else adapter.prepared_drafters(config)
+    if role == "target":
+        prepared = adapter.prepared_target(config)
+        load_seconds, capture_seconds, kept = prepared.load_seconds, prepared.prepare_seconds, [prepared]
+        del prepared
+    else:
+        load_seconds, capture_seconds, *kept = adapter.prepared_drafters(config)
     job.write(
         "graphs",
         role=role,
         shape=shape,
         max_model_len=max_model_len,
-        load_seconds=prepared.load_seconds,
-        capture_seconds=prepared.prepare_seconds,
+        load_seconds=load_seconds,
+        capture_seconds=capture_seconds,
         number=adapter.num_graphs() - before,
         are_not_empty=is_alive,
         weights_gb=weight_bytes / 1e9,
         **_memory(job.scale.device),
     )
-    del prepared
+    del kept
     _release(job.scale.device)
 
 
@@ -120,30 +120,6 @@ def _replays_are_not_empty(prepared: adapter.Prepared) -> bool:
         model.prefill(prompt[:-1], cache)
         chosen.append(model.extend(prompt[-1:], cache, 6))
     return chosen[0] == chosen[2] != chosen[1]
-
-
-def first_token(job: Job) -> None:
-    """A prompt of each length and the token after it; the first of each length apart, as kernels are chosen there."""
-    scale = job.scale
-    config = adapter.engine_config(scale.device, scale.target, scale.draft, max_model_len=scale.max_model_len)
-    for role, shape in (("target", scale.target), ("draft", scale.draft)):
-        prepared = adapter.prepared_target(config) if role == "target" else adapter.prepared_draft(config)
-        for length in scale.lengths:
-            prompt = token_ids(prepared.model.num_ids, length, length)
-            answer = partial(_first_token, prepared.model, prepared.cache, prompt)
-            started = time.perf_counter()
-            answer()
-            wait_for(scale.device)
-            first_ms = 1000 * (time.perf_counter() - started)
-            times = timed(answer, 3, scale.device)
-            job.write("first_token", role=role, shape=shape, length=length, first_ms=first_ms, **figures(times))
-
-
-def _first_token(model: CachedModel, cache: KVCache, prompt: list[int]) -> None:
-    """A prompt from an empty cache, and the token behind it."""
-    cache.truncate(0)
-    model.prefill(prompt[:-1], cache)
-    model.forward(prompt[-1:], cache).choose()
 
 
 def token_ids(num_ids: int, number: int, seed: int) -> list[int]:

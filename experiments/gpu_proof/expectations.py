@@ -16,7 +16,6 @@ from experiments.gpu_proof.predictions import (
     TARGET,
     Device,
     cache_bytes,
-    first_token_ms,
     kernels,
     pass_ms,
     plain_tokens_per_second,
@@ -140,18 +139,6 @@ def _graphs() -> list[Expectation]:
     ]  # fmt: skip
 
 
-def _first_tokens() -> list[Expectation]:
-    def one(length: int) -> Expectation:
-        return Expectation(
-            "first_token", f"first token of the 8B target behind {length} tokens", "ms", ABOUT,
-            lambda device: first_token_ms(TARGET, length, device),
-            "products at half of 989 TFLOP/s, or reading the weights; attention at a quarter; then one pass",
-            _field("ms", "first_token", role="target", length=length),
-        )  # fmt: skip
-
-    return [one(length) for length in SCALES[GPU].lengths]
-
-
 def _correctness() -> list[Expectation]:
     return [
         Expectation("logits", "float32: largest difference from the CPU", "", AT_MOST, _constant(1e-3),
@@ -217,18 +204,14 @@ def _speed() -> list[Expectation]:
                     "64 KB are copied, 1,024 columns a row filtered; 8 whole rows take a CPU 2 to 3 ms",
                     _added_by_filters),
         Expectation("passes", "prefill of the 8B target, 4,096 tokens", "tokens/s", ABOUT,
-                    lambda device: 4096e3 / prefill_ms(TARGET, 4096, device), "as the first token's",
+                    lambda device: 4096e3 / prefill_ms(TARGET, 4096, device),
+                    "products at half of 989 TFLOP/s, or reading the weights; attention at a quarter",
                     _field("tokens_per_second", "prefill", role="target")),
         Expectation("links", "message through shared memory, one way", "us", AT_MOST, _constant(20.0),
                     "encode, copy, wake: no system call while the receiver spins",
                     _field("p50_us", "link", link="shared_memory")),
         Expectation("links", "message through gloo on loopback, one way", "us", AT_MOST, _constant(300.0),
                     "two hand-overs between threads, and TCP", _field("p50_us", "link", link="gloo")),
-        Expectation("sharing", "time-sliced: sum of both speeds, relative to alone", "", ABOUT, _constant(1.0),
-                    "one process has the device at a time", _field("sum_of_speeds", "sharing", how="time-sliced")),
-        Expectation("sharing", "MPS: the same", "", ABOUT, _constant(1.15),
-                    "both are bound by one memory; one fills the gaps that the other's small kernels leave",
-                    _field("sum_of_speeds", "sharing", how="mps")),
     ]  # fmt: skip
 
 
@@ -277,7 +260,6 @@ def _comparisons() -> list[Expectation]:
 EXPECTATIONS: tuple[Expectation, ...] = (
     *_smoke(),
     *_graphs(),
-    *_first_tokens(),
     *_correctness(),
     *_speed(),
     *_comparisons(),

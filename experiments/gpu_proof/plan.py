@@ -23,7 +23,7 @@ class Scale:
     large: ModelShape
     """A slice of a model that would not fit on one device."""
     lengths: tuple[int, ...]
-    """Prompt lengths, in tokens, of the time to first token; the width test has the first, and the two last."""
+    """Prompt lengths in tokens: the width test has the first, and the two last."""
     contexts: tuple[int, ...]
     """Tokens in the cache before a pass or step that is timed."""
     max_model_len: int
@@ -37,8 +37,6 @@ class Scale:
     """Answers of the test of the ratio test's law."""
     num_messages: int
     """Over each link."""
-    share_seconds: float
-    """How long both processes work side by side."""
     accepts: tuple[float, ...] = (0.8, 0.6)
     """Acceptance of the synthetic drafter, one comparison each."""
     synchronous_lengths: tuple[int, ...] = (2, 4, 7)
@@ -58,7 +56,6 @@ SCALES = {
         num_tokens=128,
         num_draws=800,
         num_messages=4000,
-        share_seconds=5.0,
     ),
     CPU: Scale(
         device=CPU,
@@ -73,7 +70,6 @@ SCALES = {
         num_tokens=12,
         num_draws=200,
         num_messages=200,
-        share_seconds=0.5,
         synchronous_lengths=(2, 4),
     ),
 }
@@ -107,13 +103,11 @@ PARTS = (
     Part("modes", "basics", "modes:modes", 140, "the same tokens in every mode; a draft that is killed"),
     Part("passes", "basics", "speed:passes", 140, "passes and steps beside the bandwidth, host time, prefill, kernels"),
     Part("compare_high", "engine", "compare:high", 200, "all modes, high acceptance"),
-    Part("projection", "engine", "projection:projection", 80, "two devices, simulated on the times of one"),
     Part("batch", "engine", "modes:batch", 110, "the same tokens in a batch of four sequences"),
     Part("graphs", "engine", "environment:graphs", 130, "captured graphs of both roles: number, time, memory"),
     Part("links", "engine", "speed:links", 60, "one-way times of messages"),
-    Part("sharing", "long", "sharing:sharing", 150, "both roles on one device: time-sliced, then under MPS"),
+    Part("projection", "engine", "projection:projection", 80, "two devices, simulated on the times of one"),
     Part("compare_low", "long", "compare:low", 190, "all modes, low acceptance"),
-    Part("first_token", "long", "environment:first_token", 80, "time to first token by prompt length"),
     Part("long_width", "long", "correctness:long_width", 90, "the same bits whatever the block, behind a long prompt"),
     Part("long_graphs", "long", "environment:long_graphs", 85, "graphs of the longest contexts and of a larger model"),
 )

@@ -113,11 +113,6 @@ def prefill_ms(shape: ModelShape, length: int, device: Device) -> float:
     return max(read_ms, products / per_ms) + attention / (per_ms / 2)
 
 
-def first_token_ms(shape: ModelShape, length: int, device: Device) -> float:
-    """Of the prompt, and of the pass that makes the first token."""
-    return prefill_ms(shape, length, device) + pass_ms(shape, length, device)
-
-
 def plain_tokens_per_second(device: Device) -> float:
     """Of the target alone at a short context."""
     return 1000 / (pass_ms(TARGET, 200, device) + HOST_MS)

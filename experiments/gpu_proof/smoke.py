@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
 from amusd.config import Distribution
@@ -54,7 +53,7 @@ Case = tuple[str, Callable[..., "tuple[Tensor, ...]"], "tuple[Any, ...]"]
 def smoke(job: Job) -> None:
     """Try every step. Raises `SystemExit` at the end if one of them did not hold."""
     failed = []
-    for step in (compiler, kernels, sampler, row_counts, group):
+    for step in (compiler, kernels, sampler, group):
         started, error = time.perf_counter(), ""
         try:
             holds = step(job)
@@ -182,36 +181,6 @@ def _inputs(sampler: RowSampler, seed: int) -> Tensor:
 
 def _capture(scale: Scale) -> Callable[[Callable[[], None]], Replay]:
     return capture_for(scale.device, cuda_graphs=True) or run_each_time
-
-
-def row_counts(job: Job) -> bool:
-    """How many of 8 rows have other bits among 24, for each product of the target: a fact, no promise."""
-    shape = SHAPES[job.scale.target]
-    hidden, inner = int(shape["hidden_size"]), int(shape["intermediate_size"])
-    dtype = torch.bfloat16 if job.scale.device == GPU else torch.float32
-    generator = torch.Generator(job.scale.device).manual_seed(1)
-    for columns, outputs in (
-        (hidden, hidden),
-        (hidden, 2 * inner),
-        (inner, hidden),
-        (hidden, int(shape["vocab_size"])),
-    ):
-
-        def normal(*shape: int) -> Tensor:
-            return torch.randn(shape, generator=generator, device=job.scale.device, dtype=dtype)
-
-        rows, weights = normal(3 * ROWS, columns), normal(outputs, columns)
-        many, few, one = (F.linear(rows[:number], weights)[:ROWS] for number in (3 * ROWS, ROWS, 1))
-        job.write(
-            "row_counts",
-            columns=columns,
-            outputs=outputs,
-            num_rows=ROWS,
-            num_equal_among_24=sum(torch.equal(a, b) for a, b in zip(few, many, strict=True)),
-            is_first_equal_alone=torch.equal(few[0], one[0]),
-            max_difference=float((few - many).abs().max()),
-        )
-    return True
 
 
 def group(job: Job) -> bool:

@@ -109,10 +109,6 @@ def _steps(job: Job, config: EngineConfig, gb_s: float) -> Iterator[_Timed]:
             **figures(times),
         )
         yield _Timed("step", fill, run, DRAFT_STEPS, {"context": context})
-    for name, distribution in adapter.SAMPLED.items():
-        step = adapter.sampled_steps(model, distribution, token_ids(model.num_ids, scale.contexts[0], 1), DRAFT_STEPS)
-        times = [time / DRAFT_STEPS for time in timed(step, scale.rounds, scale.device)]
-        job.write("sampled_step", shape=scale.draft, context=scale.contexts[0], sampling=name, **figures(times))
 
 
 def _fill(model: CachedModel, cache: KVCache, context: int) -> None:

@@ -14,14 +14,12 @@ from typing import Any
 
 import pytest
 import torch
-from simulation.builders import PLAIN, chain, of_answers, synchronous, write_run
 from torch import Tensor
 
+from amusd.errors import ConfigError
 from amusd.models.configuration import ModelConfig
 from amusd.models.decoder import weight_shapes
 from amusd.models.synthetic import SHAPES
-from amusd.simulation.cost import Costs, Duration, Shared
-from amusd.simulation.tokens import drawn_answers
 from experiments.gpu_proof import correctness, predictions, projection, smoke
 from experiments.gpu_proof.expectations import AWAITS, EXPECTATIONS, Expectation, table
 from experiments.gpu_proof.plan import CPU, GPU, PARTS, SCALES
@@ -108,7 +106,7 @@ def test_a_step_that_fails_is_told_and_loses_no_other(tmp_path: Path, monkeypatc
         smoke.smoke(job_of(tmp_path, "smoke"))
     steps = {record["step"]: record for record in records_of(tmp_path, "smoke", "smoke")}
     assert {name: step["holds"] for name, step in steps.items()} == {
-        "compiler": True, "kernels": False, "sampler": True, "row_counts": True, "group": True,
+        "compiler": True, "kernels": False, "sampler": True, "group": True,
     }  # fmt: skip
     assert steps["kernels"]["error"] == "RuntimeError: no such kernel"
     (exchanged,) = records_of(tmp_path, "smoke", "group")
@@ -224,39 +222,21 @@ def test_a_row_that_depends_on_its_neighbours_is_found(tmp_path: Path, monkeypat
     assert (record["num_sequences"], record["num_equal"]) == (4, 0)
 
 
-# The projection
-
-
-def ms(*values: float) -> Duration:
-    return Duration(tuple(round(1e6 * value) for value in values))
-
-
-def compared(results: Path, accept: float) -> None:
-    """What `compare_high` leaves, on a device where both workers at once take twice as long."""
-    costs = Costs(passes={0: Shared(ms(4), ms(8))}, draft_token=Shared(ms(1), ms(2)), to_target=ms(0.02))
-    simulator = of_answers(drawn_answers(accept, num_answers=2, num_tokens=100, seed=3), costs, max_candidates=7)
-    write = writer(results / "compare_high.jsonl")
-    schedules = (PLAIN, synchronous(4), chain(2))
-    for decoding, ids in zip(schedules, write_run(results / "compare_high", simulator, *schedules), strict=True):
-        write("compare", sampling="greedy", mode=decoding.mode.value, sequence_ids=ids)
-
-
-def test_the_projection_takes_times_of_workers_that_do_not_disturb_each_other(tmp_path: Path) -> None:
-    compared(tmp_path, 0.7)
-    steps = {1: Shared.same(ms(1)), 8: Shared.same(ms(1.7))}
-    found = projection.measured(tmp_path, tmp_path / "projection", steps)
-    assert {sample for shared in found.costs.passes.values() for sample in shared.together.samples} == {4_000_000}
-    assert set(found.costs.draft_token.together.samples) == {1_000_000}
-    assert found.costs.tree_row_ns == 100_000
-    assert found.acceptance == pytest.approx(0.7, abs=0.1)
-
-
 def test_two_devices_are_simulated_on_the_times_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = replace(projection.SIMULATED, num_tokens=100, synchronous_lengths=(2, 4), min_candidates=(1,))
     monkeypatch.setattr(projection, "SIMULATED", few)
-    compared(tmp_path, 0.8)
-    found = projection.measured(tmp_path, tmp_path / "projection", {1: Shared.same(ms(1))})
-    rows = projection.projected(replace(SCALES[CPU], num_prompts=1), 0.8, found, tmp_path / "events")
-    speedups = {row["policy"] or row["mode"]: row["speedup"] for row in projection.best_of(rows)}
+    job = job_of(tmp_path, "projection")
+    with pytest.raises(ConfigError, match="needs what other parts measure"):
+        projection.projection(job)
+    write = writer(tmp_path / "passes.jsonl")
+    context = job.scale.contexts[0]
+    write("pass", context=context, rows=8, ms=3.9)
+    write("step", context=context, ms=1.0)
+    write("host", sampling="greedy", between_ms=0.1)
+    writer(tmp_path / "links.jsonl")("link", link="shared_memory", p50_us=20.0)
+    projection.projection(job)
+    times, *rows = read_records(tmp_path / "projection.jsonl")
+    assert (times["verify_ms"], times["draft_ms"], times["delay_ms"]) == (4.0, 1.0, 0.02)
+    speedups = {row["policy"] or row["mode"]: row["speedup"] for row in rows if row["accept"] == 0.8}
     assert 1 < speedups["synchronous"] < speedups["auto"]
     assert speedups["chain"] == pytest.approx(2.2, rel=0.15)
