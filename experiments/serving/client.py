@@ -1,4 +1,4 @@
-"""A load on one OpenAI endpoint: requests by a schedule or by users in turn, and the times of their chunks.
+"""A load on one OpenAI endpoint: users who ask again when answered, and the times of their chunks.
 
 Knows the OpenAI protocol and no server: the same code loads amusd, vLLM and SGLang. `httpx` is imported where needed.
 """
@@ -9,9 +9,8 @@ import asyncio
 import hashlib
 import itertools
 import json
-import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 
 Body = dict[str, Any]
 """The JSON of a request."""
-PATHS = {True: "/v1/chat/completions", False: "/v1/completions"}
-"""Paths of a chat and of a completion."""
 SHOWN_CHARACTERS = 200
 """Longest piece of a server's error message that is kept."""
 
@@ -36,22 +33,8 @@ class Endpoint:
     """Base without `/v1`."""
     model: str
     api_key: str | None = None
-    is_chat: bool = True
     timeout_seconds: float = 600.0
     """Longest silence within one request."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Load:
-    """Either `users`, each of whom asks again when answered, or arrivals by a Poisson process with `rate` a second."""
-
-    users: int | None = None
-    rate: float | None = None
-    seed: int = 0
-    """Draws the arrivals."""
-
-    def __str__(self) -> str:
-        return f"{self.users} users" if self.users is not None else f"{self.rate:g} requests/s"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,15 +43,13 @@ class Sample:
 
     index: int
     """Which of the bodies it sent."""
-    due: float
-    """When it had to be sent; latency counts from here, so that a late client hides nothing."""
     sent: float
     chunks: Sequence[float]
     """When each chunk with text came."""
     end: float
     num_tokens: int
     """By the server's `usage`; where it sends none, the number of chunks."""
-    usage: Mapping[str, Any] | None
+    has_usage: bool
     digest: str
     """Hash of the text: equal answers have equal ones."""
     error: str | None = None
@@ -76,12 +57,12 @@ class Sample:
     @property
     def ttft(self) -> float | None:
         """Time to first token: seconds until the first chunk with text."""
-        return self.chunks[0] - self.due if self.chunks else None
+        return self.chunks[0] - self.sent if self.chunks else None
 
     @property
     def latency(self) -> float:
         """Seconds until the last chunk with text."""
-        return (self.chunks[-1] if self.chunks else self.end) - self.due
+        return (self.chunks[-1] if self.chunks else self.end) - self.sent
 
     @property
     def tpot(self) -> float | None:
@@ -99,12 +80,6 @@ class Sample:
         return [later - earlier for earlier, later in itertools.pairwise(self.chunks)]
 
 
-def poisson_arrivals(rate: float, number: int, seed: int) -> list[float]:
-    """Seconds at which requests arrive, the first at 0; gaps are exponential with mean `1 / rate`."""
-    draws = random.Random(seed)  # noqa: S311 - a schedule, not a secret
-    return list(itertools.accumulate((draws.expovariate(rate) for _ in range(number - 1)), initial=0.0))
-
-
 async def first_model(url: str, api_key: str | None) -> str:
     """The first model that the endpoint lists. Raises `ConfigError`."""
     import httpx
@@ -115,11 +90,14 @@ async def first_model(url: str, api_key: str | None) -> str:
             response.raise_for_status()
             return str(response.json()["data"][0]["id"])
     except (httpx.HTTPError, httpx.InvalidURL, LookupError, TypeError, ValueError) as error:
-        raise ConfigError(f"{url}/v1/models names no model ({type(error).__name__}: {error}); use --model") from error
+        raise ConfigError(f"{url}/v1/models names no model ({type(error).__name__}: {error})") from error
 
 
-async def measure(endpoint: Endpoint, load: Load, bodies: Sequence[Body]) -> tuple[list[Sample], float]:
-    """Send all bodies; return a sample for each, in their order, and the seconds from the first to the last end."""
+async def measure(endpoint: Endpoint, users: int, bodies: Sequence[Body]) -> tuple[list[Sample], float]:
+    """Have so many users send all bodies, each the next one as soon as it is answered.
+
+    Returns a sample for each body, in their order, and the seconds from the first request to the last end.
+    """
     import httpx
 
     async with httpx.AsyncClient(
@@ -129,57 +107,24 @@ async def measure(endpoint: Endpoint, load: Load, bodies: Sequence[Body]) -> tup
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
     ) as client:
         begin = time.perf_counter()
+        left = iter(range(len(bodies)))
 
-        def now() -> float:
-            return time.perf_counter() - begin
+        async def user() -> list[Sample]:
+            return [await _ask(client, bodies[index], index, lambda: time.perf_counter() - begin) for index in left]
 
-        async def send(index: int, due: float) -> Sample:
-            return await _ask(client, PATHS[endpoint.is_chat], bodies[index], index, due, now)
-
-        if load.users is not None:
-            samples = await _closed_loop(load.users, len(bodies), now, send)
-        elif load.rate is not None:
-            samples = await _open_loop(poisson_arrivals(load.rate, len(bodies), load.seed), now, send)
-        else:
-            raise ValueError("a load has users or a rate")
+        by_user = await asyncio.gather(*(user() for _ in range(users)))
+    samples = sorted(itertools.chain(*by_user), key=lambda sample: sample.index)
     return samples, max((sample.end for sample in samples), default=0.0)
 
 
-async def _closed_loop(
-    users: int, number: int, now: Callable[[], float], send: Callable[[int, float], Awaitable[Sample]]
-) -> list[Sample]:
-    """Every user takes the next body as soon as the answer before is complete."""
-    left = iter(range(number))
-
-    async def user() -> list[Sample]:
-        return [await send(index, now()) for index in left]
-
-    by_user = await asyncio.gather(*(user() for _ in range(users)))
-    return sorted(itertools.chain(*by_user), key=lambda sample: sample.index)
-
-
-async def _open_loop(
-    arrivals: Sequence[float], now: Callable[[], float], send: Callable[[int, float], Awaitable[Sample]]
-) -> list[Sample]:
-    """Every request is sent when it is due, however many are unanswered."""
-
-    async def one(index: int, due: float) -> Sample:
-        await asyncio.sleep(due - now())
-        return await send(index, due)
-
-    return await asyncio.gather(*(one(index, due) for index, due in enumerate(arrivals)))
-
-
-async def _ask(
-    client: httpx.AsyncClient, path: str, body: Body, index: int, due: float, now: Callable[[], float]
-) -> Sample:
+async def _ask(client: httpx.AsyncClient, body: Body, index: int, now: Callable[[], float]) -> Sample:
     """Send one streamed request and read it to its end; what goes wrong is the sample's `error`."""
     import httpx
 
     sent, error = now(), None
     answer = _Answer()
     try:
-        async with client.stream("POST", path, json=body) as response:
+        async with client.stream("POST", "/v1/chat/completions", json=body) as response:
             if response.status_code == httpx.codes.OK:
                 async for data in data_fields(response.aiter_bytes()):
                     answer.read(data, now())
@@ -191,12 +136,11 @@ async def _ask(
         error = f"{type(failure).__name__}: {failure}"
     return Sample(
         index=index,
-        due=due,
         sent=sent,
         chunks=answer.chunks,
         end=now(),
         num_tokens=len(answer.chunks) if answer.num_tokens is None else answer.num_tokens,
-        usage=answer.usage,
+        has_usage=answer.num_tokens is not None,
         digest=hashlib.sha256("".join(answer.texts).encode()).hexdigest()[:16],
         error=error,
     )
@@ -208,7 +152,6 @@ class _Answer:
     def __init__(self) -> None:
         self.chunks: list[float] = []
         self.texts: list[str] = []
-        self.usage: Mapping[str, Any] | None = None
         self.num_tokens: int | None = None
         self.error: str | None = None
         self.is_done = False
@@ -222,12 +165,11 @@ class _Answer:
         if chunk.get("error"):
             self.error = f"in the stream: {json.dumps(chunk['error'])[:SHOWN_CHARACTERS]}"
         if chunk.get("usage"):
-            self.usage = chunk["usage"]
             self.num_tokens = int(chunk["usage"]["completion_tokens"])
         text = ""
         for choice in chunk.get("choices") or ():
             delta = choice.get("delta") or {}
-            text += choice.get("text") or delta.get("content") or delta.get("reasoning_content") or ""
+            text += delta.get("content") or delta.get("reasoning_content") or ""
         if text:
             self.chunks.append(seconds)
             self.texts.append(text)

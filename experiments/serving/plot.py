@@ -1,4 +1,4 @@
-"""Tokens per second, time to first token, time per token and goodput, over users or over the rate of arrivals."""
+"""Tokens per second, time to first token, time per token and goodput, over users."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ MODE_LOOKS = {"asynchronous": LOOKS["branching"], **LOOKS}
 def draw(results: Document) -> Any:
     """Four panels above one another; the band of a latency reaches from its median to its 99th percentile."""
     rows = [row for row in results["rows"] if row["num_complete"]]
-    over, label = ("users", "concurrent users") if any(row["users"] for row in rows) else ("rate", "requests a second")
-    rows = [row for row in rows if row[over]]
     limits = results["limits"]
     panels: list[tuple[str, Callable[[Document], tuple[float, float]]]] = [
         ("tokens a second, all users", lambda row: (row["tokens_per_second"],) * 2),
@@ -36,17 +34,17 @@ def draw(results: Document) -> Any:
     for axes, (title, value) in zip(all_axes, panels, strict=True):
         for number, name in enumerate(dict.fromkeys(row["name"] for row in rows)):
             colour, marker = MODE_LOOKS.get(name) or list(LOOKS.values())[number % len(LOOKS)]
-            own = sorted((row for row in rows if row["name"] == name), key=lambda row: float(row[over]))
-            places = [row[over] for row in own]
+            own = sorted((row for row in rows if row["name"] == name), key=lambda row: float(row["users"]))
+            places = [row["users"] for row in own]
             found = [value(row) for row in own]
             axes.plot(places, [low for low, _ in found], color=colour, marker=marker, label=name)
             axes.fill_between(places, *zip(*found, strict=True), color=colour, alpha=0.12)
         axes.set_ylabel(title)
         axes.margins(y=0.1)
         axes.set_ylim(bottom=0)
-        ticks = sorted({row[over] for row in rows})
+        ticks = sorted({row["users"] for row in rows})
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    all_axes[-1].set_xlabel(label)
+    all_axes[-1].set_xlabel("concurrent users")
     all_axes[0].legend()
     figure.supxlabel(caption(results), fontsize=7)
     return figure

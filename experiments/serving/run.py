@@ -1,7 +1,7 @@
 """How long users wait: plain, synchronous and asynchronous decoding in turns on one `amusd serve`, under the same load.
 
 The server is started here, with as many rows as there are users at most. Every block of requests is sent once for each
-mode before the next one.
+mode before the next one. With `--url` the same load goes to a server that runs already: vLLM, SGLang, any other.
 Overrides of `amusd serve` come last: python experiments/serving/run.py --users 1 4 -- drafter=ngram policy=chain
 """
 
@@ -19,37 +19,35 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from amusd.errors import ConfigError
-from experiments.common import Document, run, write_results
-from experiments.request import ROOT, parser_of, request_of
-from experiments.serving.client import Body, Endpoint, Load, Sample, first_model, measure
-from experiments.serving.load import (
-    REQUESTS_PER_USER,
-    USERS,
-    Limits,
-    add_loads,
-    add_sampling,
-    bodies_of,
-    endless,
-    loads_of,
-    row_of,
-    rows_text,
-    warm_up,
-)
+import numpy as np
 
+from amusd.config import WorkloadConfig
+from amusd.console import table
+from amusd.errors import ConfigError
+from amusd.workload import load_prompts
+from experiments.common import Document, run, write_results
+from experiments.request import ROOT, Request, parser_of, request_of
+from experiments.serving.client import Body, Endpoint, Sample, first_model, measure
+
+USERS = (1, 2, 4, 8, 16)
+REQUESTS_PER_USER = 2
+WARM_UP_TOKENS = 4
+PERCENTILES = (50, 90, 99)
+TTFT_LIMIT, TPOT_LIMIT = 2.0, 0.1
+"""Seconds to the first token, and for each further one, of an answer that counts as goodput."""
 MODES: dict[str, dict[str, Any]] = {
     "autoregressive": {"mode": "autoregressive"},
     "synchronous": {"mode": "synchronous", "num_speculative_tokens": 2},
     "asynchronous": {"mode": "asynchronous"},
 }
 """Fields of `amusd serve` that choose how a request is decoded."""
-Blocks = dict[tuple[Load, str], tuple[list[Sample], float]]
-"""For each load and mode, the samples of all rounds, and the seconds that these took together."""
+Blocks = dict[tuple[int, str], tuple[list[Sample], float]]
+"""For each number of users and mode, the samples of all rounds, and the seconds that these took together."""
 START_SECONDS, END_SECONDS, LOOK_SECONDS = 300.0, 60.0, 0.2
 """How long the server may take to be ready and to end, and how often that is looked at."""
 
@@ -57,67 +55,143 @@ START_SECONDS, END_SECONDS, LOOK_SECONDS = 300.0, 60.0, 0.2
 def main() -> None:
     """Start the server, send every block in every mode, end it, write what came out."""
     parser = parser_of("serving", __doc__, num_prompts=16, num_tokens=64)
-    add_loads(parser)
-    add_sampling(parser)
+    parser.add_argument("--users", type=int, nargs="+", metavar="N", help=f"default: {USERS}")
     parser.add_argument("--rounds", type=int, default=1, help="blocks of each load (default: %(default)s)")
+    parser.add_argument("--temperature", type=float, default=0.0, help="default: %(default)s")
+    parser.add_argument("--url", help="of a server that runs already, without /v1; its key: $OPENAI_API_KEY")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="for `amusd serve`")
     arguments = parser.parse_args()
     request = request_of(arguments)
-    if arguments.users is None and not arguments.rates:
-        arguments.users = [1, 2] if request.quick else USERS
-    loads = loads_of(arguments)
-    limits = Limits(ttft=arguments.ttft_limit, tpot=arguments.tpot_limit)
+    all_users = arguments.users or ([1, 2] if request.quick else USERS)
     request.runs.mkdir(parents=True, exist_ok=True)
+    overrides = [f"max_num_seqs={max(all_users)}", *arguments.overrides]
     blocks: Blocks = {}
-    with serving([f"max_num_seqs={most_users(loads)}", *arguments.overrides], request.runs) as endpoint:
-        bodies = bodies_of(request, endpoint, arguments)
-        for mode, fields in MODES.items():
-            asyncio.run(warm_up(endpoint, {**bodies[0], **fields}))
+    with serving(overrides, request.runs) if arguments.url is None else nullcontext(arguments.url) as url:
+        key = None if arguments.url is None else os.environ.get("OPENAI_API_KEY")
+        endpoint = Endpoint(url=url, model=asyncio.run(first_model(url, key)), api_key=key)
+        modes = MODES if arguments.url is None else {endpoint.model: {}}
+        bodies = bodies_of(request, endpoint, arguments.temperature)
+        for mode, fields in modes.items():
+            warm_up(endpoint, {**bodies[0], **fields})
             print(f"{mode}: warm", file=sys.stderr, flush=True)
-        for number, load in itertools.product(range(arguments.rounds), loads):
-            send_block(blocks, endpoint, load, number, bodies)
-    rows = rows_of(blocks, loads, limits)
+        for number, users in itertools.product(range(arguments.rounds), all_users):
+            send_block(blocks, endpoint, users, number, bodies, modes)
+    rows = rows_of(blocks)
     print(rows_text(rows))
-    print(identical_text(rows))
+    if arguments.url is None:
+        print(identical_text(rows))
     from launch.environment import describe_environment
 
-    measured = {"rows": rows, "limits": asdict(limits), "rounds": arguments.rounds, "overrides": arguments.overrides}
-    write_results(request, describe_environment(), measured)
+    measured = {"rows": rows, "limits": {"ttft": TTFT_LIMIT, "tpot": TPOT_LIMIT}, "rounds": arguments.rounds}
+    write_results(request, describe_environment(), {**measured, "overrides": arguments.overrides})
 
 
-def most_users(loads: Sequence[Load]) -> int:
-    """Rows that the server needs; Poisson arrivals may wait in its queue."""
-    return max(load.users or 8 for load in loads)
+def bodies_of(request: Request, endpoint: Endpoint, temperature: float) -> list[Body]:
+    """A request for each prompt. Raises `ConfigError`."""
+    request.workload()  # writes the chosen prompts beside the runs
+    workload = WorkloadConfig(path=str(request.runs / "prompts.jsonl"), num_prompts=len(request.lines()))
+    return [
+        {
+            "model": endpoint.model,
+            "messages": list(prompt.turns),
+            "max_tokens": request.num_tokens,
+            "temperature": temperature,
+            "seed": number,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        for number, prompt in enumerate(load_prompts(workload))
+    ]
 
 
-def send_block(blocks: Blocks, endpoint: Endpoint, load: Load, number: int, bodies: Sequence[Body]) -> None:
+def warm_up(endpoint: Endpoint, body: Body) -> None:
+    """One short answer that no row counts. Raises `ConfigError` if the endpoint gives none."""
+    samples, _ = asyncio.run(measure(endpoint, 1, [{**body, "max_tokens": WARM_UP_TOKENS}]))
+    if samples[0].error:
+        raise ConfigError(f"{endpoint.url}: {samples[0].error}")
+
+
+def send_block(
+    blocks: Blocks, endpoint: Endpoint, users: int, number: int, bodies: Sequence[Body], modes: Mapping[str, Body]
+) -> None:
     """The same requests in every mode; which mode begins changes from round to round."""
-    size = REQUESTS_PER_USER * (load.users or 8)
-    chosen = list(itertools.islice(endless(bodies), number * size, (number + 1) * size))
-    modes = list(MODES)
-    for mode in modes[number % len(modes) :] + modes[: number % len(modes)]:
-        asked = [{**body, **MODES[mode]} for body in chosen]
-        samples, seconds = asyncio.run(measure(endpoint, load, asked))
-        before, seconds_before = blocks.get((load, mode), ([], 0.0))
-        blocks[load, mode] = ([*before, *samples], seconds_before + seconds)
+    size = REQUESTS_PER_USER * users
+    chosen = list(itertools.islice(itertools.cycle(bodies), number * size, (number + 1) * size))
+    names = list(modes)
+    for mode in names[number % len(names) :] + names[: number % len(names)]:
+        samples, seconds = asyncio.run(measure(endpoint, users, [{**body, **modes[mode]} for body in chosen]))
+        before, seconds_before = blocks.get((users, mode), ([], 0.0))
+        blocks[users, mode] = ([*before, *samples], seconds_before + seconds)
         failed = sum(sample.error is not None for sample in samples)
         num_tokens = sum(sample.num_tokens for sample in samples)
-        print(f"{load}, {mode}: {num_tokens / seconds:.1f} tokens/s, {failed} failed", file=sys.stderr, flush=True)
+        print(f"{users} users, {mode}: {num_tokens / seconds:.1f} tokens/s, {failed} failed", file=sys.stderr)
 
 
-def rows_of(blocks: Blocks, loads: Sequence[Load], limits: Limits) -> list[Document]:
-    """A row for each load and mode, with its speed-up and how many of its answers are those of plain decoding."""
-    rows = []
-    for load in loads:
-        plain, plain_seconds = blocks[load, "autoregressive"]
-        plain_speed = row_of("autoregressive", load, plain, plain_seconds, limits)["tokens_per_second"]
-        for mode in MODES:
-            samples, seconds = blocks[load, mode]
-            row = row_of(mode, load, samples, seconds, limits)
-            alike = [one.digest == other.digest for one, other in zip(samples, plain, strict=True)]
-            more = {"speedup": row["tokens_per_second"] / plain_speed if plain_speed else None, "identical": sum(alike)}
-            rows.append({**row, **more})
+def rows_of(blocks: Blocks) -> list[Document]:
+    """A row for each load and mode, with its speed-up and how many of its answers are those of the first mode."""
+    rows: list[Document] = []
+    plain: dict[int, tuple[Document, list[Sample]]] = {}
+    for (users, mode), (samples, seconds) in blocks.items():
+        row = row_of(mode, users, samples, seconds)
+        first, others = plain.setdefault(users, (row, samples))
+        speed = first["tokens_per_second"]
+        alike = [one.digest == other.digest for one, other in zip(samples, others, strict=True)]
+        more = {"speedup": row["tokens_per_second"] / speed if speed else None, "identical": sum(alike)}
+        rows.append({**row, **more})
     return rows
+
+
+def row_of(name: str, users: int, samples: Sequence[Sample], seconds: float) -> Document:
+    """The figures of one load. Latencies are those of complete answers; throughput counts their tokens alone."""
+    complete = [sample for sample in samples if sample.error is None]
+    num_tokens = sum(sample.num_tokens for sample in complete)
+    num_chunks = sum(len(sample.chunks) for sample in complete)
+    in_time = [one for one in complete if (one.ttft or 0) <= TTFT_LIMIT and (one.tpot or 0) <= TPOT_LIMIT]
+    return {
+        "name": name,
+        "users": users,
+        "num_requests": len(samples),
+        "num_complete": len(complete),
+        "errors": dict(Counter(sample.error for sample in samples if sample.error is not None)),
+        "seconds": seconds,
+        "num_tokens": num_tokens,
+        "tokens_are_chunks": not all(sample.has_usage for sample in complete),
+        "tokens_per_chunk": num_tokens / num_chunks if num_chunks else None,
+        "tokens_per_second": num_tokens / seconds,
+        "requests_per_second": len(complete) / seconds,
+        "goodput": len(in_time) / seconds,
+        "ttft_ms": spread([sample.ttft for sample in complete]),
+        "tpot_ms": spread([sample.tpot for sample in complete]),
+        "itl_ms": spread([gap for sample in complete for gap in sample.gaps]),
+        "latency_ms": spread([sample.latency for sample in complete]),
+    }
+
+
+def spread(seconds: Sequence[float | None]) -> Mapping[str, float] | None:
+    """Mean and percentiles in milliseconds of what is there; None where nothing is."""
+    found = [1000 * value for value in seconds if value is not None]
+    if not found:
+        return None
+    shares = {f"p{percent}": float(np.percentile(found, percent)) for percent in PERCENTILES}
+    return {"mean": sum(found) / len(found), **shares}
+
+
+def rows_text(rows: Sequence[Document]) -> str:
+    """A table with a line for each row; times in milliseconds."""
+    times = (("ttft_ms", "p50"), ("ttft_ms", "p99"), ("tpot_ms", "p50"), ("tpot_ms", "p99"), ("itl_ms", "p99"))
+    lines = [
+        (
+            row["name"],
+            str(row["users"]),
+            f"{row['num_complete']}/{row['num_requests']}",
+            f"{row['tokens_per_second']:.1f}",
+            f"{row['goodput']:.2f}",
+            *(f"{row[name][percent]:.0f}" if row[name] else "-" for name, percent in times),
+        )
+        for row in rows
+    ]
+    columns = ("name", "users", "complete", "tokens/s", "goodput", "TTFT p50", "p99", "TPOT p50", "p99", "ITL p99")
+    return table(columns, lines)
 
 
 def identical_text(rows: Sequence[Document]) -> str:
@@ -131,8 +205,8 @@ def identical_text(rows: Sequence[Document]) -> str:
 
 
 @contextmanager
-def serving(overrides: Sequence[str], folder: Path) -> Iterator[Endpoint]:
-    """Start `amusd serve` of this checkout on a free port, and end it with SIGTERM; its log is `serve.log` in `folder`.
+def serving(overrides: Sequence[str], folder: Path) -> Iterator[str]:
+    """Start `amusd serve` of this checkout, and end it with SIGTERM; yields its address. Its log is `serve.log`.
 
     Raises `ConfigError` when it does not become ready, or does not end with exit code 0.
     """
@@ -152,7 +226,7 @@ def serving(overrides: Sequence[str], folder: Path) -> Iterator[Endpoint]:
         )
     try:
         _await_ready(process, url, log)
-        yield Endpoint(url=url, model=asyncio.run(first_model(url, None)))
+        yield url
         process.send_signal(signal.SIGTERM)
         if process.wait(END_SECONDS):
             raise ConfigError(f"amusd serve: exit code {process.returncode}; what it said: {log}")
