@@ -88,7 +88,7 @@ def test_results_say_what_was_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_command_is_run_and_its_document_comes_back(tmp_path: Path) -> None:
-    overrides = ["accept=0.8", "verify_ms=40", "draft_ms=4", "simulate.num_answers=2", "simulate.num_tokens=32"]
+    overrides = ["accept=0.8", "verify_ms=40", "draft_ms=4", "simulate.num_tokens=16"]
     result = common.run_amusd("simulate", overrides, tmp_path / "run")
     assert result == common.read_json(tmp_path / "run" / "result.json")
     assert result["rows"][0]["speedup"] == 1
