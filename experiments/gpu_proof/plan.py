@@ -101,7 +101,7 @@ PARTS = (
     Part("neighbours", "basics", "correctness:neighbours", 45, "the same bits whatever the other sequences"),
     Part("width", "basics", "correctness:width", 110, "the same bits whatever the block, behind short prompts"),
     Part("modes", "basics", "modes:modes", 140, "the same tokens in every mode; a draft that is killed"),
-    Part("passes", "basics", "speed:passes", 140, "passes and steps beside the bandwidth, host time, prefill, kernels"),
+    Part("passes", "basics", "speed:passes", 140, "passes and steps beside the bandwidth, host time, prefill"),
     Part("compare_high", "engine", "compare:high", 200, "all modes, high acceptance"),
     Part("batch", "engine", "modes:batch", 110, "the same tokens in a batch of four sequences"),
     Part("graphs", "engine", "environment:graphs", 130, "captured graphs of both roles: number, time, memory"),

@@ -20,7 +20,6 @@ CACHE_EFFICIENCY = 0.5
 """The same of attention over split keys: two kernels a layer, short ones at a short context."""
 SMALL_KERNELS_PER_LAYER = 6
 """Norms, rotation, cache, attention and its sum, activation: what is left beside four products once they are fused."""
-PRODUCTS_PER_LAYER = 4
 KERNEL_MS = 0.002
 """Of a small kernel inside a graph, launch included."""
 HOST_MS = 0.1
@@ -88,11 +87,6 @@ def _head_dim(shape: ModelShape) -> int:
 
 
 # Times
-
-
-def kernels(shape: ModelShape) -> int:
-    """Of one pass: products and small ones of each layer, the head, and a few that choose."""
-    return SHAPES[shape]["num_hidden_layers"] * (PRODUCTS_PER_LAYER + SMALL_KERNELS_PER_LAYER) + 8
 
 
 def pass_ms(shape: ModelShape, context: int, device: Device) -> float:

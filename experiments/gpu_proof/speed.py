@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 
 from amusd.commands.bench import read_bandwidth
-from amusd.config import DecodingConfig, EngineConfig, SamplingParams
+from amusd.config import DecodingConfig, SamplingParams
 from amusd.engine import Engine
 from amusd.errors import ConfigError, PeerLostError
 from amusd.models.cached_model import CachedModel
@@ -21,7 +19,7 @@ from experiments.gpu_proof.environment import token_ids
 from experiments.gpu_proof.plan import Scale
 from experiments.gpu_proof.predictions import cache_bytes
 from experiments.gpu_proof.records import Job
-from experiments.gpu_proof.timing import figures, kernels_of, timed
+from experiments.gpu_proof.timing import figures, timed
 
 DRAFT_STEPS = 8
 """In a row, as a chain makes them."""
@@ -30,45 +28,21 @@ PREFILL_TOKENS = 4096
 
 
 def passes(job: Job) -> None:
-    """Passes, steps and prefill, then the host's time between passes; kernels last, since a profiler slows its process.
-
-    NVIDIA's profiling library stays attached once it has been used.
-    """
+    """Passes, steps and prefill, then the host's time between passes."""
     scale = job.scale
     gb_s = read_bandwidth(scale.device)
     job.write("bandwidth", gb_s=gb_s)
     config = adapter.engine_config(scale.device, scale.target, scale.draft, max_model_len=scale.max_model_len)
-    timed_work = [*_passes(job, config, gb_s), *_steps(job, config, gb_s)]
+    _passes(job, adapter.prepared_target(config), gb_s)
+    _steps(job, adapter.prepared_draft(config), gb_s)
     _host_time(job)
-    for work in timed_work:
-        work.fill()
-        work.run()
-        found = kernels_of(work.run, scale.device)
-        busy_ms = None if found.busy_ms is None else found.busy_ms / work.parts
-        job.write("kernels", of=work.of, number=found.number / work.parts, busy_ms=busy_ms, **work.facts)
 
 
-@dataclass(frozen=True, slots=True)
-class _Timed:
-    """Work that has been timed, to be profiled later."""
-
-    of: str
-    """`pass` or `step`."""
-    fill: Callable[[], None]
-    """Takes in the context."""
-    run: Callable[[], object]
-    parts: int
-    """Passes or steps in one run."""
-    facts: dict[str, int]
-
-
-def _passes(job: Job, config: EngineConfig, gb_s: float) -> Iterator[_Timed]:
-    prepared = adapter.prepared_target(config)
+def _passes(job: Job, prepared: adapter.Prepared, gb_s: float) -> None:
     model, cache, scale = prepared.model, prepared.cache, job.scale
     _prefill(job, "target", model, cache)
     for context in scale.contexts:
-        fill = partial(_fill, model, cache, context)
-        fill()
+        _fill(model, cache, context)
         for rows in (1, adapter.WIDTH):
             tokens = token_ids(model.num_ids, min(rows, model.max_rows(context)), rows)
 
@@ -76,39 +50,24 @@ def _passes(job: Job, config: EngineConfig, gb_s: float) -> Iterator[_Timed]:
                 cache.truncate(context)
                 model.forward(tokens, cache).choose()
 
-            facts = {"context": context, "rows": len(tokens)}
-            times = timed(run, scale.rounds, scale.device)
-            job.write(
-                "pass",
-                shape=scale.target,
-                floor_ms=(model.weight_bytes + cache_bytes(scale.target, context)) / gb_s / 1e6,
-                **facts,
-                **figures(times),
-            )
-            yield _Timed("pass", fill, run, 1, facts)
+            floor_ms = (model.weight_bytes + cache_bytes(scale.target, context)) / gb_s / 1e6
+            facts = {"shape": scale.target, "floor_ms": floor_ms, "context": context, "rows": len(tokens)}
+            job.write("pass", **facts, **figures(timed(run, scale.rounds, scale.device)))
 
 
-def _steps(job: Job, config: EngineConfig, gb_s: float) -> Iterator[_Timed]:
-    prepared = adapter.prepared_draft(config)
+def _steps(job: Job, prepared: adapter.Prepared, gb_s: float) -> None:
     model, cache, scale = prepared.model, prepared.cache, job.scale
     _prefill(job, "draft", model, cache)
     for context in scale.contexts:
-        fill = partial(_fill, model, cache, context)
-        fill()
+        _fill(model, cache, context)
 
         def run(context: int = context) -> None:
             cache.truncate(context)
             model.extend([7], cache, DRAFT_STEPS)
 
         times = [time / DRAFT_STEPS for time in timed(run, scale.rounds, scale.device)]
-        job.write(
-            "step",
-            shape=scale.draft,
-            context=context,
-            floor_ms=(model.weight_bytes + cache_bytes(scale.draft, context)) / gb_s / 1e6,
-            **figures(times),
-        )
-        yield _Timed("step", fill, run, DRAFT_STEPS, {"context": context})
+        floor_ms = (model.weight_bytes + cache_bytes(scale.draft, context)) / gb_s / 1e6
+        job.write("step", shape=scale.draft, context=context, floor_ms=floor_ms, **figures(times))
 
 
 def _fill(model: CachedModel, cache: KVCache, context: int) -> None:
