@@ -63,7 +63,7 @@ def simulate(config: RunConfig, simulator: Simulator, console: Console, events_f
     console.clear_progress()
     plain = outcomes[schedules[0]]
     blocks = [outcome for decoding, outcome in outcomes.items() if decoding.mode is Mode.SYNCHRONOUS]
-    best = max(blocks, key=lambda outcome: outcome.throughput.tokens_per_second)
+    best = max(blocks, key=lambda outcome: outcome.tokens_per_second)
     first = replace(simulator, answers=simulator.answers[:1], batch_size=1)
     first.run(replace(config.decoding(), mode=Mode.ASYNCHRONOUS), events_folder=events_folder)
     return {
@@ -136,16 +136,16 @@ def _row(decoding: DecodingConfig, outcome: Outcome, plain: Outcome, best_synchr
     ratios = [ours.total_ns / theirs.total_ns for ours, theirs in zip(plain.answers, outcome.answers, strict=True)]
     return {
         **_knobs(decoding),
-        "speedup": outcome.throughput.over(plain.throughput),
+        "speedup": outcome.tokens_per_second / plain.tokens_per_second,
         # As in `compare`: the median over the answers, not the ratio of all time.
         "speedup_vs_autoregressive": statistics.median(ratios),
         "speedup_vs_best_synchronous": None
         if decoding.mode is Mode.AUTOREGRESSIVE
-        else outcome.throughput.over(best_synchronous.throughput),
+        else outcome.tokens_per_second / best_synchronous.tokens_per_second,
         "tokens_per_verification": metrics["mean_acceptance_length"],
         **metrics,
         "draft_idle_fraction": outcome.draft_idle_fraction,
-        "tokens_per_second": outcome.throughput.tokens_per_second,
+        "tokens_per_second": outcome.tokens_per_second,
         "mean_latency_ms": statistics.fmean(answer.total_ns for answer in outcome.answers) / 1e6,
     }
 

@@ -48,11 +48,6 @@ class Calibration:
     accept_next: float | None = None
     """Probability that a further guess of a tree is right if those before it are wrong; None if no tree shows it."""
 
-    @property
-    def acceptance(self) -> float:
-        """The share of right tokens among all that were compared."""
-        return statistics.fmean(outcome for trace in self.traces for outcome in trace if outcome is not None)
-
 
 def calibrate(run_directory: Path, drafter: str) -> Calibration:
     """Read a run. Raises `ConfigError` if its events do not tell what a simulation has to know.
@@ -93,8 +88,6 @@ class _Measured:
     def costs(self) -> Costs:
         """Return all times. Those of the link are medians, because a message is timed in both processes at once."""
         host = self._host()
-        before = _median(self._before_verdict())
-        host_ns = statistics.median(host.together.samples)
         to_target = _delay(self.timeline.to_target, self.target, TargetWait)
         to_draft = _delay(self.timeline.to_draft, self.draft, DraftWait)
         found = [delay for delay in (to_target, to_draft) if delay is not None]
@@ -109,7 +102,6 @@ class _Measured:
             tree_steps=tree_steps,
             tree_row_ns=_slope(tree_steps),
             host=host,
-            host_before_verdict=min(1.0, before / host_ns) if host_ns and before is not None else 1.0,
             target_prefill=_durations(self.target, TargetPrefill),
             draft_prefill=_durations(self.draft, DraftPrefill),
             advance=_durations(self.draft, Advance),
@@ -181,16 +173,6 @@ class _Measured:
                         found[number in self.draft].append(max(0, event.start_ns - last.end_ns - waited_ns))
                     last, waited_ns = event, 0
         return _shared(found)
-
-    def _before_verdict(self) -> Iterator[int]:
-        """Yield nanoseconds from the end of a pass to the sending of its verdict, which is recorded first."""
-        for events in self.target.values():
-            last: Event | None = None
-            for event in sorted(events, key=lambda event: (event.end_ns, isinstance(event, Send))):
-                if isinstance(event, TargetPass):
-                    last = event
-                elif isinstance(event, Send) and event.message == "verdict" and last is not None:
-                    yield event.start_ns - last.end_ns
 
 
 def _work_of(events: dict[int, list[Event]], kinds: tuple[type[Event], ...]) -> Callable[[int], bool]:

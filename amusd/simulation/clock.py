@@ -123,17 +123,6 @@ class Clock:
                 self.draft_acts.rotate(-1)
 
 
-@dataclass(frozen=True, slots=True)
-class End:
-    """One worker's end of the link: of `Transport`, what the workers use."""
-
-    send: Callable[[Message], None]
-    receive: Callable[[float], Message | None]
-
-    def close(self) -> None:
-        """Nothing to release."""
-
-
 class Journal(Recorder):
     """The recorder of one simulated worker, on its virtual time: it forgets nothing that is in no file."""
 

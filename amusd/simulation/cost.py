@@ -36,14 +36,6 @@ class Duration:
         """The mean, in milliseconds."""
         return statistics.fmean(self.samples) / 1e6
 
-    def as_dict(self) -> dict[str, Any]:
-        """Named figures in milliseconds."""
-        return {
-            "mean_ms": self.mean_ms,
-            "median_ms": statistics.median(self.samples) / 1e6,
-            "num_samples": len(self.samples),
-        } | ({"spread": self.spread} if self.spread else {})
-
 
 NOTHING = Duration((0,))
 """The duration of work that takes no time."""
@@ -72,11 +64,9 @@ class Shared:
         """Return the duration that holds."""
         return self.together if other_works else self.alone
 
-    def as_dict(self) -> dict[str, Any]:
-        """Named figures in milliseconds, once where both are the same."""
-        if self.alone == self.together:
-            return self.alone.as_dict()
-        return {"draft_and_target_apart": self.alone.as_dict(), "at_the_same_time": self.together.as_dict()}
+    def as_dict(self) -> dict[str, float]:
+        """Mean times in milliseconds."""
+        return {"alone_ms": self.alone.mean_ms, "together_ms": self.together.mean_ms}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,8 +90,6 @@ class Costs:
     """Beyond this number of rows, a pass or step takes time in proportion: computing outlasts reading the weights."""
     host: Shared = field(default_factory=lambda: Shared.same(NOTHING))
     """The target's host after each pass: decoding without a draft (`alone`), and with one (`together`)."""
-    host_before_verdict: float = 1.0
-    """The share of the host's time that passes before the verdict is sent."""
     target_prefill: Duration = NOTHING
     draft_prefill: Duration = NOTHING
     advance: Duration = NOTHING
@@ -146,7 +134,8 @@ class Costs:
         return round(ns * num_rows / self.knee_rows)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it in milliseconds, for a result."""
+        """Mean times in milliseconds, for a result."""
+        names = ("target_prefill", "draft_prefill", "advance", "rollback", "to_target", "to_draft")
         return {
             "target_pass": {str(num): shared.as_dict() for num, shared in sorted(self.passes.items())},
             "sequence_ms": self.sequence_ns / 1e6,
@@ -156,8 +145,5 @@ class Costs:
             "draft_sequence_ms": self.draft_sequence_ns / 1e6,
             "knee_rows": self.knee_rows,
             "host": self.host.as_dict(),
-            "host_before_verdict": self.host_before_verdict,
-        } | {
-            name: getattr(self, name).as_dict()
-            for name in ("target_prefill", "draft_prefill", "advance", "rollback", "to_target", "to_draft")
+            **{f"{name}_ms": getattr(self, name).mean_ms for name in names},
         }

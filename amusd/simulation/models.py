@@ -68,7 +68,7 @@ class ScriptedModel:
         self._clock, self._costs, self._random = clock, costs, random
         self._prompt_length = prompt_length
         self._host = costs.host.when(has_draft)
-        self._host_before_ns = self._host_behind_ns = 0
+        self._host_ns = 0
 
     def new_caches(self, number: int, capacity: int) -> Sequence[ScriptedCache]:
         """One for each sequence at work."""
@@ -95,9 +95,7 @@ class ScriptedModel:
         num_candidates = sum(len(rows.token_ids) for rows in batch) - len(batch)
         draft_works = self._clock.draft_works
         ns = self._costs.pass_ns(num_candidates, draft_works, self._random, num_sequences=len(batch))
-        host_ns = self._host.draw(self._random)
-        self._host_before_ns = round(host_ns * self._costs.host_before_verdict)
-        self._host_behind_ns = host_ns - self._host_before_ns
+        self._host_ns = self._host.draw(self._random)
         self._clock.compute(ns)
         return [Choices(self, self._choices(rows)) for rows in batch]
 
@@ -110,14 +108,9 @@ class ScriptedModel:
         return []
 
     def spend_before_verdict(self) -> None:
-        """Have the host do, once after a pass, what it does before the verdicts."""
-        self._clock.let_pass(self._host_before_ns)
-        self._host_before_ns = 0
-
-    def spend_behind_verdict(self) -> None:
-        """Have the host do, once after a pass, what is left to do."""
-        self._clock.let_pass(self._host_behind_ns)
-        self._host_behind_ns = 0
+        """Have the host do its part, once after a pass."""
+        self._clock.let_pass(self._host_ns)
+        self._host_ns = 0
 
     def _choices(self, rows: SequenceRows) -> list[int]:
         parents = range(len(rows.token_ids) - 1) if rows.parents is None else rows.parents

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import cast
 
 from amusd.config import DecodingConfig
@@ -18,7 +19,7 @@ from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.target_sequence import Request, TargetSequence
 from amusd.runtime.target_worker import TargetWorker
 from amusd.sampling.stopping import StopChecker
-from amusd.simulation.clock import Clock, Direction, End, Journal
+from amusd.simulation.clock import Clock, Direction, Journal
 from amusd.simulation.cost import NOTHING, Costs
 from amusd.simulation.models import ScriptedDrafter, ScriptedModel
 from amusd.simulation.tokens import Answer, vocab_size
@@ -34,35 +35,16 @@ FOREVER = 1e4
 
 
 @dataclass(frozen=True, slots=True)
-class Throughput:
-    """The tokens and time of the slots until the first of them found no further answer.
-
-    After that the batch shrinks, and passes over few sequences would be counted as those of a full batch.
-    """
-
-    num_slots: int
-    num_tokens: int
-    slot_ns: int
-    """Time that answers spent in slots, up to the last of these tokens; not what passes between two answers."""
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Tokens per second of all slots together."""
-        return self.num_slots * self.num_tokens * 1e9 / self.slot_ns
-
-    def over(self, other: Throughput) -> float:
-        """Return how many times as much as `other` it is."""
-        return self.tokens_per_second / other.tokens_per_second
-
-
-@dataclass(frozen=True, slots=True)
 class Outcome:
-    """The answers, events and throughput of a simulated run."""
+    """The answers, events and speed of a simulated run."""
 
     answers: tuple[GenerationMetrics, ...]
     target_events: tuple[Event, ...]
     draft_events: tuple[Event, ...]
-    throughput: Throughput
+    num_slots: int
+    tokens_per_second: float
+    """Of all slots together until the first of them found no further answer: after that the batch shrinks, and passes
+    over few sequences would be counted as those of a full batch. What passes between two answers is not counted."""
 
     @property
     def metrics(self) -> GenerationMetrics:
@@ -78,7 +60,7 @@ class Outcome:
         draft = self.metrics.draft
         if draft is None or not draft.open_ns:
             return None
-        return max(0.0, 1 - self.throughput.num_slots * draft.busy_ns / draft.open_ns)
+        return max(0.0, 1 - self.num_slots * draft.busy_ns / draft.open_ns)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +113,7 @@ class _Run:
         self._has_draft = decoding.mode is not Mode.AUTOREGRESSIVE
         self._prompt_length = 1 if costs.target_prefill == NOTHING else 2  # a single token needs no prefill
         num_ids = vocab_size(max(map(len, simulator.answers)), decoding.fan_out)
-        self._model = ScriptedModel(
+        model = ScriptedModel(
             clock,
             costs,
             _random("target", seed),
@@ -141,21 +123,19 @@ class _Run:
             has_draft=self._has_draft,
         )
         client = DraftClient(self._journals[0], num_ids, *(self._start_draft() if self._has_draft else ()))
-        self._worker = TargetWorker(cast("LanguageModel", self._model), self._journals[0], client, simulator.num_slots)
+        self._worker = TargetWorker(cast("LanguageModel", model), self._journals[0], client, simulator.num_slots)
 
     def outcome(self) -> Outcome:
         """Decode all answers."""
-        worker, model, answers = self._worker, self._model, self._simulator.answers
+        worker, answers = self._worker, self._simulator.answers
         sequences: list[TargetSequence] = []
-        throughput: Throughput | None = None
+        speed: float | None = None
         while len(sequences) < len(answers) or not all(sequence.is_over for sequence in sequences):
             while worker.has_room and len(sequences) < len(answers):
                 sequences.append(self._admit(len(sequences) + 1))
-            if worker.has_room and throughput is None:
-                throughput = _throughput(self._simulator.num_slots, sequences)
+            if worker.has_room and speed is None:
+                speed = self._speed(sequences)
             worker.step()
-            if any(sequence.finish_reason is None for sequence in sequences):
-                model.spend_behind_verdict()
         worker.shut_down()
         self._clock.finish()
         for journal in self._journals:
@@ -165,8 +145,14 @@ class _Run:
             answers=tuple(sequence.metrics for sequence in sequences),
             target_events=target.events,
             draft_events=draft.events,
-            throughput=throughput or _throughput(self._simulator.num_slots, sequences),
+            num_slots=self._simulator.num_slots,
+            tokens_per_second=speed or self._speed(sequences),
         )
+
+    def _speed(self, sequences: Sequence[TargetSequence]) -> float:
+        answers = [sequence.metrics for sequence in sequences if sequence.metrics.num_tokens]
+        num_tokens, slot_ns = (sum(getattr(one, name) for one in answers) for name in ("num_tokens", "total_ns"))
+        return float(self._simulator.num_slots * num_tokens * 1e9 / slot_ns)
 
     def _admit(self, number: int) -> TargetSequence:
         num_tokens = len(self._simulator.answers[number - 1])
@@ -193,19 +179,14 @@ class _Run:
         def send_to_target(message: Message) -> None:
             clock.to_target.send(clock.draft_ns, message)
 
-        own_end, other_end = End(send_to_target, clock.receive_at_draft), End(send_to_draft, clock.receive_at_target)
+        own_end = SimpleNamespace(send=send_to_target, receive=clock.receive_at_draft, close=lambda: None)
+        other_end = SimpleNamespace(send=send_to_draft, receive=clock.receive_at_target, close=lambda: None)
         draft = DraftWorker(
             cast("Transport", own_end), {DRAFTER: Makers(make, make)}, 1, journal, max_num_seqs=simulator.num_slots
         )
         draft.prepare()
         clock.draft_acts.extend((draft.take_in, draft.propose))
         return cast("Transport", other_end), Hello(PROTOCOL_VERSION, Role.DRAFT, 1, 0, "", (DRAFTER,), (DRAFTER,))
-
-
-def _throughput(num_slots: int, sequences: Sequence[TargetSequence]) -> Throughput:
-    answers = [sequence.metrics for sequence in sequences if sequence.metrics.num_tokens]
-    slot_ns = sum(answer.total_ns for answer in answers)
-    return Throughput(num_slots, sum(answer.num_tokens for answer in answers), slot_ns)
 
 
 def _random(purpose: str, seed: int) -> Random:

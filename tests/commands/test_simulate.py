@@ -58,7 +58,7 @@ def test_rows_are_plain_every_length_every_wait_and_what_finds_its_own(tmp_path:
     inputs = result["inputs"]
     assert inputs["acceptance"] == {"kind": "drawn", "accept": 0.7}
     assert inputs["max_candidates_in_a_pass"] == 7
-    assert inputs["costs"]["to_draft"]["mean_ms"] == pytest.approx(0.05)
+    assert inputs["costs"]["to_draft_ms"] == pytest.approx(0.05)
     assert inputs["costs"]["tree_row_ms"] == pytest.approx(0.06 * 2.5)
     table, legend, advice = simulate_text(result).split("\n\n")
     header, _, *lines = table.splitlines()

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulation.builders import branching, chain, costs, simulator, speedup, synchronous
+from simulation.builders import branching, costs, simulator, speedup, synchronous
 
 from amusd.config import DecodingConfig
 from amusd.simulation.simulator import Simulator
@@ -22,12 +22,6 @@ def guessing(accept_next: float, machine: Simulator) -> Simulator:
 
 
 # Where it is a chain
-
-
-@pytest.mark.parametrize(("a", "c"), [(0.6, 7.5), (0.9, 10)])
-def test_a_tree_of_one_path_that_nobody_waits_for_is_a_chain(a: float, c: float) -> None:
-    machine = simulator(a, costs(c), num_tokens=800)
-    assert speedup(machine, branching(0, **NARROW)) == pytest.approx(speedup(machine, chain(0)), rel=0.03)
 
 
 @pytest.mark.parametrize(("a", "c"), [(0.6, 16), (0.8, 5), (0.9, 10)])
@@ -58,12 +52,6 @@ def test_no_tree_exceeds_the_bound_of_one_path(
     machine = guessing(accept_next, simulator(a, costs(c, delay=delay), num_tokens=150))
     gained = speedup(machine, branching(wait, fan_out=fan_out, rows_per_step=rows))
     assert gained <= closed_forms.upper_bound(machine.accept, c) * 1.02
-
-
-# Several paths a pass
-
-
-# Rows and guesses
 
 
 # What auto makes of a tree

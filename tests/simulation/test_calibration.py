@@ -28,7 +28,6 @@ COSTS = Costs(
     passes={0: Shared(ms(10.0), ms(11.0)), 4: Shared(ms(12.0), ms(13.0))},
     draft_token=Shared(ms(1.5), ms(1.7)),
     host=Shared(ms(0.2), ms(0.4)),
-    host_before_verdict=0.75,
     target_prefill=ms(20.0),
     draft_prefill=ms(5.0),
     advance=ms(0.05),
@@ -63,19 +62,18 @@ def test_the_times_that_went_in_come_out(tmp_path: Path) -> None:
     assert found.host == Shared(
         Duration((200_000,) * len(found.host.alone.samples)), Duration((400_000,) * len(found.host.together.samples))
     )
-    assert found.host_before_verdict == 0.75
     for name in ("target_prefill", "draft_prefill", "advance", "rollback", "to_target", "to_draft"):
         assert set(getattr(found, name).samples) == set(getattr(COSTS, name).samples), name
 
 
-@pytest.mark.parametrize("decoding", [synchronous(4), chain(2)], ids=["block", "chain"])
-def test_a_calibrated_simulation_repeats_the_run(tmp_path: Path, decoding: DecodingConfig) -> None:
+def test_a_calibrated_simulation_repeats_the_run(tmp_path: Path) -> None:
     calibration = measured(tmp_path, machine(), PLAIN, synchronous(4), chain(2))
     replayed = of_answers(replayed_answers(calibration.traces, 0), calibration.costs, max_candidates=7)
-    before, after = (each.run(decoding).metrics for each in (machine(), replayed))
-    assert after.num_tokens == 2 * before.num_tokens  # each answer was seen twice, once under each schedule
-    speeds = [metrics.num_tokens / metrics.total_ns for metrics in (before, after)]
-    assert speeds[1] == pytest.approx(speeds[0], rel=0.02)
+    for decoding in (synchronous(4), chain(2)):
+        before, after = (each.run(decoding).metrics for each in (machine(), replayed))
+        assert after.num_tokens == 2 * before.num_tokens  # each answer was seen twice, once under each schedule
+        speeds = [metrics.num_tokens / metrics.total_ns for metrics in (before, after)]
+        assert speeds[1] == pytest.approx(speeds[0], rel=0.02)
 
 
 @pytest.mark.parametrize("decoding", [synchronous(4), chain(3)], ids=["block", "chain"])
@@ -86,7 +84,6 @@ def test_outcomes_are_seen_as_they_were(tmp_path: Path, decoding: DecodingConfig
     for trace, answer in zip(calibration.traces, simulator.answers, strict=True):
         assert all(known in (None, right) for known, right in zip(trace, answer, strict=True))
     assert sum(known is None for trace in calibration.traces for known in trace) < 0.2 * 300
-    assert calibration.acceptance == pytest.approx(0.7, abs=0.05)
 
 
 def test_a_real_run_is_seen_as_it_was(tmp_path: Path, real_run: Run) -> None:
@@ -101,7 +98,6 @@ def test_a_real_run_is_seen_as_it_was(tmp_path: Path, real_run: Run) -> None:
     costs = calibration.costs
     assert min(costs.passes[0].alone.samples) >= 4_000_000
     assert min(costs.draft_token.together.samples) >= 1_000_000 / 4  # a step of up to four tokens takes 1 ms
-    assert 0 <= costs.host_before_verdict <= 1
     assert 0 < costs.to_target.samples[0] < 4_000_000
 
 
@@ -120,26 +116,22 @@ def test_the_times_of_a_tree_come_out_by_number_of_nodes(tmp_path: Path) -> None
     assert found.tree_row_ns == pytest.approx(100_000, rel=0.3)
 
 
-@pytest.mark.parametrize(("fan_out", "breadth"), [(2, 1), (5, 3)])
-def test_a_tree_shows_how_good_its_further_guesses_are(tmp_path: Path, fan_out: int, breadth: int) -> None:
+def test_a_tree_shows_how_good_its_further_guesses_are(tmp_path: Path) -> None:
     simulator = dataclasses.replace(
         machine(TREES), accept_next=0.5, answers=drawn_answers(0.7, num_answers=6, num_tokens=150, seed=2)
     )
-    calibration = measured(tmp_path, simulator, PLAIN, branching(2, fan_out=fan_out, verify_breadth=breadth))
+    calibration = measured(tmp_path, simulator, PLAIN, branching(2, fan_out=5, verify_breadth=3))
     assert calibration.accept_next == pytest.approx(0.5, abs=0.05)
-    assert calibration.acceptance == pytest.approx(0.7, abs=0.03)
     smallest = calibration.costs.tree_steps[1]
     assert calibration.costs.draft_token == smallest  # without a chain
 
 
-@pytest.mark.parametrize("left_out", ["everything", "the draft", "what was compared"])
+@pytest.mark.parametrize("left_out", ["everything", "what was compared"])
 def test_a_run_that_says_too_little_is_refused_in_one_line(tmp_path: Path, left_out: str) -> None:
     events = tmp_path / "events"
     if left_out != "everything":
         events.mkdir()
-        decoding = PLAIN if left_out == "the draft" else synchronous(1)
-        one_token = dataclasses.replace(machine(), answers=((True,),))
-        one_token.run(decoding, events_folder=events)
+        dataclasses.replace(machine(), answers=((True,),)).run(synchronous(1), events)
     with pytest.raises(ConfigError, match="no draft token that was compared") as caught:
         calibrate(tmp_path, "embedded")
     assert "\n" not in str(caught.value)
