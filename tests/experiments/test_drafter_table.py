@@ -2,23 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
-from experiments.drafters.compare import cells, draft_steps, row_of
-
-
-def test_the_time_of_a_step_is_that_of_a_token_of_its_own_drafter(tmp_path: Path) -> None:
-    events = [
-        {"name": "draft_step", "start_ns": 0, "end_ns": 6_000_000, "sequence_id": 1, "num_tokens": 3},
-        {"name": "sequence", "start_ns": 0, "end_ns": 1, "sequence_id": 1, "drafter": "embedded"},
-        {"name": "draft_step", "start_ns": 0, "end_ns": 5_000_000, "sequence_id": 2, "num_tokens": 1},
-        {"name": "sequence", "start_ns": 0, "end_ns": 1, "sequence_id": 2, "drafter": "ngram"},
-    ]
-    path = tmp_path / "0" / "events" / "draft.jsonl"
-    path.parent.mkdir(parents=True)
-    path.write_text("".join(json.dumps(event) + "\n" for event in events))
-    assert draft_steps(tmp_path, [{}]) == {"embedded": 2.0, "ngram": 5.0}
+from experiments.drafters.compare import cells, row_of
 
 
 def test_a_row_holds_the_best_of_each_mode_and_a_drafter_that_cannot_run_ahead_has_no_asynchronous_one() -> None:

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from amusd.errors import ConfigError
 from experiments import common, plotting, request
 from experiments.equal_devices import run as equal_devices
 from launch.compose import compose_config
@@ -26,15 +25,6 @@ MACHINE = {"cpu": {"model": "a processor", "allowed_cores": 2}, "packages": {}}
 def asked(tmp_path: Path, *arguments: str, experiment: str = "link_delay") -> request.Request:
     parser = request.parser_of(experiment, None, num_prompts=4, num_tokens=8)
     return request.request_of(parser.parse_args([*arguments, "--runs", str(tmp_path / "runs")]))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_help_is_there_at_once_from_any_folder(name: str, tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "experiments" / name / "run.py"), "--help"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    assert f"python experiments/{name}/run.py" in done.stdout
-    assert {"--prompts", "--num-prompts", "--tokens", "--quick", "--out"} <= set(done.stdout.replace("]", " ").split())
 
 
 def test_a_script_of_an_experiment_loads_neither_torch_nor_matplotlib() -> None:
@@ -94,11 +84,6 @@ def test_a_command_is_run_and_its_document_comes_back(tmp_path: Path) -> None:
     assert result["rows"][0]["speedup"] == 1
 
 
-def test_a_command_that_fails_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^amusd simulate: exit code 2"):
-        common.run_amusd("simulate", ["accept=0.8"], tmp_path / "run")
-
-
 def test_prompts_are_spread_over_the_file(tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text("".join(f'{{"prompt": "{number}"}}\n' for number in range(10)))
@@ -107,8 +92,6 @@ def test_prompts_are_spread_over_the_file(tmp_path: Path) -> None:
     overrides = asking.workload()
     assert (asking.runs / "prompts.jsonl").read_text().splitlines() == asking.lines()
     assert overrides[1:] == ["workload.num_prompts=5", "sampling.max_new_tokens=8"]
-    everything = asked(tmp_path, "--prompts", str(file), "--num-prompts", "99")
-    assert len(everything.lines()) == everything.described()["num_prompts"] == 10
 
 
 def test_two_engines_are_as_fast_as_both_together_and_every_use_is_compared_with_plain_decoding() -> None:

@@ -68,9 +68,7 @@ def test_figures_under_the_names_that_benchmark_clients_read() -> None:
 
 def test_figures_that_do_not_exist_are_none() -> None:
     figures = OTHER.as_dict()
-    names = ["acceptance_rate", "num_rollbacks", "wasted_draft_fraction", "draft_idle_fraction"]
-    assert [figures[name] for name in (*names, "p99_inter_token_latency_ms")] == [None] * 5
-    assert GenerationMetrics(num_tokens=1).as_dict()["time_per_output_token_ms"] is None
+    assert figures["acceptance_rate"] is figures["num_rollbacks"] is figures["p99_inter_token_latency_ms"] is None
 
 
 def test_ratios_of_several_generations_are_ratios_of_the_sums() -> None:
@@ -78,24 +76,6 @@ def test_ratios_of_several_generations_are_ratios_of_the_sums() -> None:
     assert (both.num_prompts, both.num_tokens, both.accepted_by_position) == (3, 25, [8, 2])
     assert both.as_dict()["tokens_per_second"] == pytest.approx(25 / 0.33)
     assert both.draft == Progress(Role.DRAFT, 1, 20, 40, 4, 0, 120, 0, 240)
-
-
-def test_events_come_back_from_the_file(tmp_path: Path) -> None:
-    target = Recorder("target", f"{tmp_path}/events")
-    draft = Recorder("draft", f"{tmp_path}/events")
-    target.span("target_pass", 100, 200, 1, **PASS | {"num_candidates": 3})
-    target.flush()
-    target.span("target_pass", 300, 400, 2, **PASS)
-    target.instant("draft_lost", 2, reason="gone")
-    target.flush()
-    draft.span("draft_step", 150, 250, 1, num_tokens=1, length=5)
-    draft.flush()
-    events = read_events(tmp_path, "target")
-    assert [event.name for event in events] == ["worker", "target_pass", "target_pass", "draft_lost"]
-    assert events[1] == made("target_pass", 100, 200, 1, num_candidates=3)
-    assert events[3].fields == {"reason": "gone"}
-    assert [event.name for event in read_events(tmp_path, "draft")] == ["worker", "draft_step"]
-    assert target.events == ()
 
 
 def test_events_that_a_file_cannot_take_are_dropped_whole_and_said_once(
