@@ -278,7 +278,8 @@ class Engine:
             max_new_tokens=max_length - len(prompt_ids),
             push_text=IncrementalDecoder(self.tokenizer, prompt_ids).push,
         )
-        text = AnswerText(IncrementalDecoder(self.tokenizer, prompt_ids), params.stop)
+        decoder = IncrementalDecoder(self.tokenizer, prompt_ids)
+        text = AnswerText(decoder.push, decoder.flush, params.stop)
         kind = partial(Generation, mode=decoding.mode, policy=policy_name(decoding), drafter=name, seed=params.seed)
         return Answer(request, stop, text, kind, self.turns)
 

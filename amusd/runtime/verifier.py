@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -16,7 +15,7 @@ from amusd.protocol.target_session import TargetSession
 from amusd.protocol.verification import Block
 from amusd.sampling.acceptance import Acceptance, accept_along
 from amusd.sampling.ratio_test import RatioTest
-from amusd.sampling.sampler import Level, SamplingState, Scores, SequenceSampler, samplers_of
+from amusd.sampling.sampler import Level, SamplingState, SequenceSampler, samplers_of, scores_of
 from amusd.types import TopLogprobs
 
 T = TypeVar("T")
@@ -132,17 +131,17 @@ class Verifier:
         if block.alternatives:
             self._model.keep(rows, self._cache)
         if self._logprobs:
-            self._keep([Scores.of(found[row], self._num_top) for row in rows])
+            self._keep([scores_of(found[row], self._num_top) for row in rows])
         return acceptance
 
-    def _score(self, output: ModelOutput, row: int, token_id: int) -> Scores:
+    def _score(self, output: ModelOutput, row: int, token_id: int) -> tuple[float, TopLogprobs]:
         """The log-probability of a token that the sampler has not chosen."""
         chosen = float(output.logits[row].float().log_softmax(0)[token_id])
-        return replace(Scores.of(output.sample(row, self._wanted)[1], self._num_top), chosen=chosen)
+        return chosen, scores_of(output.sample(row, self._wanted)[1], self._num_top)[1]
 
-    def _keep(self, scores: Sequence[Scores]) -> None:
-        self.logprobs = tuple(each.chosen for each in scores)
-        self.top_logprobs = tuple(each.top for each in scores) if self._num_top else ()
+    def _keep(self, scores: Sequence[tuple[float, TopLogprobs]]) -> None:
+        self.logprobs = tuple(chosen for chosen, _ in scores)
+        self.top_logprobs = tuple(top for _, top in scores) if self._num_top else ()
 
 
 def _scored(judged: tuple[T, ...], block: Block) -> tuple[T, ...]:

@@ -1,10 +1,10 @@
 """Counter-based noise: 32 bits for each (seed, absolute position, token id), and Gumbel noise made of them.
 
-Nothing is drawn from a stream, so nothing has to be rewound, and two processes that know the seed agree on every number
-without a message. Integers are the same everywhere; the two logarithms may differ between devices in their last bits.
+Nothing is drawn from a stream, so nothing has to be rewound, and processes that know the seed agree on every number.
+Integers are the same everywhere; the two logarithms may differ between devices in their last bits.
 
-    code(id)      a fixed hash of the token id, made once for a vocabulary
-    key           64 bits out of (seed, position, domain)
+    code(id)      a fixed hash of the token id
+    key           64 bits made of (seed, position, domain)
     counter       three multiply-xorshift rounds over the code, keyed with both halves of the key
     v             (counter + 1/2) / 2^32, uniform in (0, 1)
     gumbel        -log(-log(1 - v)): large where v is small, where it has the full relative precision
@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -43,37 +42,30 @@ UNIT = 2.0**-32
 
 
 class Domain(enum.IntEnum):
-    """The use of noise: streams of different domains are independent of each other."""
+    """A use of noise, independent of the others."""
 
     MATCHING = 0
     """Shared by draft and target, which must never be done under another rule."""
     DRAFT = 1
-    """The draft's own draws."""
     ACCEPT = 2
-    """Whether a candidate is accepted."""
     RESAMPLE = 3
     """The token in the place of a rejected candidate, or behind all of them."""
 
 
 def key_of(seed: int, position: int, domain: Domain) -> int:
-    """64 bits that name one position of one request."""
+    """The 64 bits of one position of one request."""
     key = _mix64(seed & _MASK64)
     key = _mix64(key ^ (position & _MASK64))
     return _mix64(key ^ domain)
 
 
-def halves_of(key: int) -> tuple[int, int]:
-    """The low and the high 32 bits, each as a signed number."""
-    return signed(key & _MASK32), signed(key >> 32)
-
-
 def uniform(key: int) -> float:
-    """One number in (0, 1) for a key of its own, with 53 bits."""
+    """A number in (0, 1) with 53 bits."""
     return ((_mix64(key) >> 11) + 0.5) * 2.0**-53
 
 
 def code_of(token_id: _Ints) -> _Ints:
-    """A fixed hash of 32 bits of a token id, or of each of int64 ids."""
+    """The 32 bits of the code of a token id, or of each of int64 ids."""
     code = token_id + 1
     for shift, factor in _CODE_ROUNDS:
         code = (code ^ code >> shift) * factor & _MASK32
@@ -87,13 +79,12 @@ def codes_of(num_ids: int) -> Tensor:
     return (codes - (codes >> 31 << 32)).int()
 
 
-def counters(codes: Bits, halves: Sequence[int]) -> Bits:
-    """uint32 [columns]: 32 bits of each code under a key, given by its halves."""
-    low, high = halves
-    numbers: Bits = codes ^ np.uint32(low & _MASK32)
+def counters(codes: Bits, key: int) -> Bits:
+    """[columns]: 32 bits for each code under a key, whose 64 bits may be those of a negative number."""
+    numbers: Bits = codes ^ np.uint32(key & _MASK32)
     scratch = np.empty_like(numbers)
     numbers *= np.uint32(FIRST_FACTOR)
-    numbers += np.uint32(high & _MASK32)
+    numbers += np.uint32(key >> 32 & _MASK32)
     for shift, factor in ROUNDS:
         numbers ^= np.right_shift(numbers, np.uint32(shift), out=scratch)
         numbers *= np.uint32(factor)
@@ -105,11 +96,6 @@ def gumbel(numbers: Bits) -> npt.NDArray[np.float64]:
     """[columns]: standard Gumbel noise of counters."""
     noise: npt.NDArray[np.float64] = -np.log(-np.log1p((numbers + 0.5) * -UNIT))
     return noise
-
-
-def signed(bits: int) -> int:
-    """32 bits as an int32."""
-    return bits - (1 << 32) if bits >> 31 else bits
 
 
 def _mix64(value: int) -> int:

@@ -12,7 +12,6 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -21,8 +20,6 @@ from torch import Tensor
 from amusd.sampling.noise import UNIT, Bits, counters, gumbel
 from amusd.sampling.processors import Columns, Row, likely_columns
 
-_MOST_NOISE = 22.9
-"""More than any counter gives."""
 _FEW = 128
 """Columns that are given noise first."""
 _SLACK = 1e-6
@@ -41,7 +38,7 @@ def noisy_argmax(logits: Tensor, codes: Tensor, keys: Tensor, scale: Tensor) -> 
     return torch.tensor([choose(row, codes.numpy().view(np.uint32), key, factor) for row, key, factor in each])
 
 
-def choose(logits: Row, codes: Bits, key: Sequence[int], scale: float, left: Columns | None = None) -> int:
+def choose(logits: Row, codes: Bits, key: int, scale: float, left: Columns | None = None) -> int:
     """The same of one row on a CPU whose largest logit is finite, among the columns that are `left`; None: all.
 
     If all are left, the likeliest get noise first. Another column wins only with so much more noise that few counters
@@ -53,7 +50,7 @@ def choose(logits: Row, codes: Bits, key: Sequence[int], scale: float, left: Col
     scores = logits[columns] + scale * gumbel(counters(codes[columns], key))
     found = int(columns[scores.argmax()])
     noise_of_others = (scores.max() - logits[columns].min()) / scale
-    if left is not None or len(columns) == len(logits) or noise_of_others > _MOST_NOISE:
+    if left is not None or len(columns) == len(logits):
         return found
     numbers = counters(codes, key)
     largest = -math.expm1(-math.exp(-noise_of_others)) / UNIT * (1 + _SLACK)
@@ -65,8 +62,8 @@ def choose(logits: Row, codes: Bits, key: Sequence[int], scale: float, left: Col
 def noisy_scores(logits: Tensor, codes: Tensor, keys: Tensor, scale: Tensor) -> Tensor:
     """float32 [rows, columns]: `logits` [rows, columns] plus `scale` [rows] float32 times the noise.
 
-    `codes` [columns] int32: `noise.codes_of` the tokens that the columns score; `keys` [rows, 2] int32: the halves of
-    each row's key. One Triton kernel on a GPU.
+    `codes` [columns] int32: `noise.codes_of` the tokens that the columns score; `keys` [rows] int64. One Triton kernel
+    on a GPU.
     """
     noise = np.stack([gumbel(counters(codes.numpy().view(np.uint32), key)) for key in keys.tolist()])
     return torch.addcmul(logits.double(), torch.from_numpy(noise), scale.double().unsqueeze(1)).float()

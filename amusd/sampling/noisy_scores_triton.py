@@ -16,12 +16,12 @@ _BLOCK = 1024
 def launch_noisy_scores(logits: Tensor, codes: Tensor, keys: Tensor, scale: Tensor) -> Tensor:
     """See `noisy_scores.noisy_scores`."""
     rows, columns = logits.shape
-    logits, keys = logits.contiguous(), keys.contiguous()
+    logits, halves = logits.contiguous(), keys.unsqueeze(1).view(torch.int32)  # low, high
     scores = torch.empty((rows, columns), dtype=torch.float32, device=logits.device)
     (second_shift, second), (third_shift, third) = ROUNDS
     grid = (triton.cdiv(columns, _BLOCK), rows)
     _kernel[grid](
-        logits, codes, keys, scale.contiguous(), scores, columns,
+        logits, codes, halves, halves.stride(0), scale.contiguous(), scores, columns,
         FIRST_FACTOR, second_shift, second, third_shift, third, LAST_SHIFT, UNIT, _BLOCK,
     )  # fmt: skip
     return scores
@@ -29,15 +29,15 @@ def launch_noisy_scores(logits: Tensor, codes: Tensor, keys: Tensor, scale: Tens
 
 @triton.jit  # type: ignore[untyped-decorator]  # Triton is untyped
 def _kernel(  # type: ignore[no-untyped-def]
-    logits, codes, keys, scale, scores, columns,
+    logits, codes, halves, halves_stride, scale, scores, columns,
     first: tl.constexpr, second_shift: tl.constexpr, second: tl.constexpr, third_shift: tl.constexpr,
     third: tl.constexpr, last_shift: tl.constexpr, unit: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(1)
     column = tl.program_id(0) * block + tl.arange(0, block)
     inside = column < columns
-    low = tl.load(keys + 2 * row).to(tl.uint32, bitcast=True)
-    high = tl.load(keys + 2 * row + 1).to(tl.uint32, bitcast=True)
+    low = tl.load(halves + halves_stride * row).to(tl.uint32, bitcast=True)
+    high = tl.load(halves + halves_stride * row + 1).to(tl.uint32, bitcast=True)
     number = tl.load(codes + column, mask=inside, other=0).to(tl.uint32, bitcast=True)
     number = (number ^ low) * first + high
     number = (number ^ (number >> second_shift)) * second

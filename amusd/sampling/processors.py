@@ -51,7 +51,7 @@ def filtered(logits: Tensor, words: Tensor) -> Tensor:
     return logits.masked_fill(logits < least, -torch.inf)
 
 
-def left_by_filters(row: Row, words: npt.NDArray[np.int64]) -> Columns | None:
+def kept_columns(row: Row, words: npt.NDArray[np.int64]) -> Columns | None:
     """The columns of a row that `filtered` keeps, found on a CPU; None: all."""
     last, (top_p, margin, sharpness), best = int(words[0]), words[1:].view(np.float64).tolist(), row.max()
     is_cut, total = last < len(row) - 1, 0.0
@@ -76,15 +76,6 @@ def left_by_filters(row: Row, words: npt.NDArray[np.int64]) -> Columns | None:
         columns = np.arange(len(row))
 
 
-def only(row: Row, left: Columns | None) -> Row:
-    """The row with minus infinity in all columns but those that are left."""
-    if left is None:
-        return row
-    found = np.full_like(row, -np.inf)
-    found[left] = row[left]
-    return found
-
-
 def likely_columns(row: Row, number: int = _SOME) -> Columns:
     """Columns with the largest logits, ties included: about `number` of a long row, at least a 16th of it."""
     some, place = row[::_STRIDE], number // _STRIDE
@@ -93,14 +84,14 @@ def likely_columns(row: Row, number: int = _SOME) -> Columns:
     return np.flatnonzero(row >= np.partition(some, -place)[-place])
 
 
-def largest_columns(row: Row, number: int) -> Columns:
+def best_columns(row: Row, number: int) -> Columns:
     """[number, or all of fewer]: the columns of the largest logits, the largest first, of equal ones the first."""
     likely = likely_columns(row, _STRIDE * number)
     found: Columns = likely[np.argsort(-row[likely], kind="stable")[:number]]
     return found
 
 
-def log_sum_exp(row: Row) -> float:
+def logsumexp(row: Row) -> float:
     """The logarithm of the sum of exp over a row. By torch, which takes half of numpy's time."""
     return float(torch.from_numpy(row).logsumexp(0))
 

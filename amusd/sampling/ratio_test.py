@@ -9,38 +9,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from amusd.sampling.acceptance import Acceptance, ProbabilityRow, pack_row
 from amusd.sampling.noise import Domain, code_of, counters, gumbel, key_of, uniform
 from amusd.sampling.noisy_scores import noisy_argmax
-from amusd.sampling.processors import floats, only
-from amusd.sampling.sampler import NUM_PLAIN, SequenceSampler, Words
+from amusd.sampling.processors import floats
+from amusd.sampling.sampler import KEY, TEMPERATURE, SequenceSampler, Words
 
 DRAFT_SUPPORT = 1024
 """Tokens that a draft draws from at most: what its rows carry."""
 
 
-class _RatioSampler(SequenceSampler):
-    """What both sides do."""
-
-    draws = True
-
-    def _shaped(self, logits: Tensor, inputs: Tensor) -> Tensor:
-        """float32 [rows, columns]: processed logits, divided by the temperature. `inputs`: words, where logits are."""
-        shaped = logits.float()
-        if self.sampler.level and shaped.device.type == "cpu":
-            rows = zip(shaped.numpy(), inputs.numpy(), strict=True)
-            shaped = torch.from_numpy(np.stack([only(*self.sampler.shaped_row(*row)) for row in rows]))
-        elif self.sampler.level:
-            shaped = self.state.shaped(shaped, inputs[:, NUM_PLAIN:])
-        return shaped / floats(inputs[:, 2:NUM_PLAIN])
-
-
-class DraftSampler(_RatioSampler):
+class DraftSampler(SequenceSampler):
     """A draft's draws: each leaves the row that it was drawn from."""
 
+    draws = True
     domain = Domain.DRAFT
     _rows: tuple[bytes, ...] = ()
 
@@ -52,10 +38,10 @@ class DraftSampler(_RatioSampler):
     def draw(self, logits: Tensor, words: Words) -> int:
         """The column drawn from `logits` [1, columns]."""
         inputs = self.state.send(torch.from_numpy(words))
-        best = self._shaped(logits, inputs).topk(min(DRAFT_SUPPORT, logits.shape[1]), 1)
+        best = _shaped(self, logits, inputs).topk(min(DRAFT_SUPPORT, logits.shape[1]), 1)
         columns, bits = torch.cat((best.indices, best.values.double().view(torch.int64))).cpu().numpy()
-        scores, ids = bits.view(np.float64), columns if self.state.ids is None else self.state.ids.numpy()[columns]
-        noise = gumbel(counters(code_of(ids).astype(np.uint32), words[0, :2].tolist()))
+        scores, ids = bits.view(np.float64), self.state.ids[columns]
+        noise = gumbel(counters(code_of(ids).astype(np.uint32), int(words[0, KEY])))
         weights = np.exp(scores - scores[0])
         probabilities = (weights / weights.sum()).astype(np.float32)
         able = np.flatnonzero(probabilities)
@@ -64,9 +50,10 @@ class DraftSampler(_RatioSampler):
         return int(columns[(scores + noise).argmax()])
 
 
-class RatioTest(_RatioSampler):
+class RatioTest(SequenceSampler):
     """The target's verdicts: a candidate is kept with probability min(1, p / q), see `acceptance.py`."""
 
+    draws = True
     domain = Domain.RESAMPLE
 
     def accept(
@@ -77,48 +64,45 @@ class RatioTest(_RatioSampler):
         `logits` [rows, columns]; `words`: of `rows`; `judged`: candidates, with or without one behind those of the
         pass; `drawn_from`: the row of each.
         """
-        number = len(logits)
-        at_once = 1 if logits.device.type == "cpu" else number
+        words = np.concatenate((words, self._facts(len(logits), start, judged, drawn_from).view(np.int64)), 1)
+        inputs = self.state.send(torch.from_numpy(words))
+        at_once = 1 if logits.device.type == "cpu" else len(logits)  # a CPU looks no further than it has to
         token_ids: list[int] = []
-        for first in range(0, number, at_once):
-            rows = slice(first, first + at_once)
-            for is_kept, recovered in self._verdicts(
-                logits[rows], start + first, words[rows], judged[rows], drawn_from[rows]
-            ):
+        for rows in zip(torch.split(logits, at_once), torch.split(inputs, at_once), strict=True):
+            for is_kept, recovered in self._verdicts(*rows).tolist():
                 if not is_kept:
                     return Acceptance((*token_ids, recovered), len(token_ids))
                 token_ids.append(judged[len(token_ids)])
         return Acceptance(tuple(token_ids), len(token_ids))
 
-    def _verdicts(
-        self, logits: Tensor, start: int, words: Words, judged: Sequence[int], drawn_from: Sequence[ProbabilityRow]
-    ) -> list[tuple[bool, int]]:
-        """For each row whether its candidate is kept, and the token in its place; without a candidate the latter."""
+    def _facts(
+        self, number: int, start: int, judged: Sequence[int], drawn_from: Sequence[ProbabilityRow]
+    ) -> npt.NDArray[np.float64]:
+        """Of each row a candidate, the least p that keeps it, and the n tokens it was drawn from, with their q."""
         most = max((len(row.token_ids) for row in drawn_from), default=1)
-        facts = np.zeros((len(logits), 2 + 2 * most))  # the candidate, its uniform number, and what it was drawn from
-        facts[:, 0] = -1
+        facts = np.zeros((number, 2 + 2 * most))
+        facts[:, 1] = np.inf  # without a candidate none is kept
         for row, (candidate, q) in enumerate(zip(judged, drawn_from, strict=True)):
-            key = key_of(self.distribution.seed, start + 1 + row, Domain.ACCEPT)
-            facts[row, :2] = candidate, uniform(key)
+            least = uniform(key_of(self.distribution.seed, start + 1 + row, Domain.ACCEPT)) * q.of(candidate)
+            facts[row, :2] = candidate, least
             facts[row, 2 : 2 + len(q.token_ids)] = q.token_ids
             facts[row, 2 + most : 2 + most + len(q.token_ids)] = q.probabilities
-        sent = self.state.send(torch.from_numpy(np.concatenate((words, facts.view(np.int64)), 1)))
-        inputs = sent[:, : words.shape[1]]
-        candidates, uniforms, ids, q_probs = torch.split(
-            sent[:, words.shape[1] :].view(torch.float64), [1, 1, most, most], 1
-        )
-        p, ids = self._shaped(logits, inputs).double().softmax(1), ids.long()
-        p_drawn = p.gather(1, candidates.clamp(min=0).long())
-        q_drawn = (q_probs * (ids == candidates)).sum(1, keepdim=True)
-        is_kept = (candidates >= 0) & (uniforms * q_drawn < p_drawn)
-        recovered = self._drawn(residual(p, ids, q_probs), inputs)
-        found = torch.cat((is_kept.long(), recovered.unsqueeze(1)), 1).tolist()
-        return [(bool(kept), column) for kept, column in found]
+        return facts
 
-    def _drawn(self, weights: Tensor, inputs: Tensor) -> Tensor:
+    def _verdicts(self, logits: Tensor, inputs: Tensor) -> Tensor:
+        """[rows, 2]: whether each candidate is kept, and the token in its place. `inputs`: words and facts."""
+        words, facts = inputs[:, : self.sampler.num_inputs], inputs[:, self.sampler.num_inputs :].view(torch.float64)
+        most = facts.shape[1] // 2 - 1
+        candidates, least, ids, q_probs = torch.split(facts, [1, 1, most, most], 1)
+        p = _shaped(self, logits, words).double().softmax(1)
+        is_kept = least < p.gather(1, candidates.long())
+        recovered = self._drawn(residual(p, ids.long(), q_probs), words)
+        return torch.cat((is_kept.long(), recovered.unsqueeze(1)), 1)
+
+    def _drawn(self, weights: Tensor, words: Tensor) -> Tensor:
         """[rows]: a column drawn from the weights [rows, columns] of each row."""
         ones = torch.ones(len(weights), device=weights.device)
-        return noisy_argmax(weights.log().float(), self.state.codes, inputs[:, :2].int(), ones)
+        return noisy_argmax(weights.log().float(), self.state.codes, words[:, KEY], ones)
 
 
 def residual(p: Tensor, ids: Tensor, q_probs: Tensor) -> Tensor:
@@ -128,3 +112,8 @@ def residual(p: Tensor, ids: Tensor, q_probs: Tensor) -> Tensor:
     """
     left = p.scatter_add(1, ids, -q_probs).clamp_(min=0)
     return torch.where(left.any(1, keepdim=True), left, p)
+
+
+def _shaped(sampler: SequenceSampler, logits: Tensor, words: Tensor) -> Tensor:
+    """float32 [rows, columns]: processed logits, divided by the temperature."""
+    return sampler.sampler.shaped(logits.float(), words) / floats(words[:, TEMPERATURE]).unsqueeze(1)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -32,10 +33,10 @@ from amusd.models.meeting import Meeting
 from amusd.models.process_group import MOST_GATHERED_ROWS, ProcessGroup, Watch
 from amusd.models.row_attention import attend_rows
 from amusd.models.synthetic import SHAPES
-from amusd.sampling.noise import Domain, codes_of, halves_of, key_of
+from amusd.sampling.noise import Domain, codes_of, key_of
 from amusd.sampling.noisy_scores import noisy_scores
 from amusd.sampling.ranking import RowRanker
-from amusd.sampling.sampler import NUM_PLAIN, Level, RowSampler, SamplingState, SequenceSampler, words_of
+from amusd.sampling.sampler import KEY, Level, RowSampler, SamplingState
 from experiments.gpu_proof.correctness import sequences
 from experiments.gpu_proof.plan import GPU, Scale
 from experiments.gpu_proof.records import Job
@@ -111,8 +112,7 @@ def kernel_cases(dtype: torch.dtype) -> Iterator[Case]:
     operands = sequences([5, 300], query_heads, key_heads, dim, ROWS, "cpu")
     scores = tuple(each.to(dtype) if each.is_floating_point() else each for each in operands)
     yield "attend_rows", lambda *rows: (attend_rows(*rows, dim**-0.5),), scores
-    keys = [halves_of(key_of(5, row, Domain.MATCHING)) for row in range(ROWS)]
-    bits = codes_of(5000), torch.tensor(keys, dtype=torch.int32)
+    bits = codes_of(5000), torch.from_numpy(_keys(5).view(np.int64))
     yield "noisy_scores", lambda *rows: (noisy_scores(*rows),), (normal(ROWS, 5000), *bits, torch.ones(ROWS))
 
 
@@ -172,11 +172,14 @@ def _logits(num_columns: int, seed: int) -> Tensor:
 
 def _inputs(sampler: RowSampler, seed: int) -> Tensor:
     """Rows at temperature 0.7, and with top-p if the level has filters; nothing is known beside the logits."""
-    words = np.tile(sampler.neutral, (ROWS, 1))
-    distribution = Distribution(temperature=0.7, top_p=0.9 if sampler.level else 1.0, seed=seed)
-    words[:, :NUM_PLAIN] = SequenceSampler(distribution, sampler.state).rows(0, [0] * ROWS)[:, :NUM_PLAIN]
-    sampler.write(words, words_of(distribution, sampler.state.num_columns, sequence=-1))
+    distribution = Distribution(temperature=0.7, top_p=0.9 if sampler.level else 1.0)
+    words = np.tile(sampler.state.words_of(distribution), (ROWS, 1))
+    words.view(np.uint64)[:, KEY] = _keys(seed)
     return torch.from_numpy(words)
+
+
+def _keys(seed: int) -> npt.NDArray[np.uint64]:
+    return np.array([key_of(seed, row, Domain.MATCHING) for row in range(ROWS)], dtype=np.uint64)
 
 
 def _capture(scale: Scale) -> Callable[[Callable[[], None]], Replay]:

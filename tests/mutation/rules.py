@@ -533,23 +533,23 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "a GPU's top-p leaves one column too many": ("(together < top_p", "(together - weights < top_p"),
     },
     ("amusd/sampling/noisy_scores.py", "tests/sampling/test_sampler.py"): {
-        "columns whose noise is near its largest are not looked at": ("_MOST_NOISE = 22.9", "_MOST_NOISE = 20.0"),
+        "columns whose noise is near its largest are not looked at": (
+            "len(columns) == len(logits):",
+            "len(columns) == len(logits) or noise_of_others > 20:",
+        ),
     },
     ("amusd/sampling/sampler.py", "tests/sampling/test_sampler.py"): {
         "penalties reach the answer only": ("self.count(0, sequence, prompt, 1)", "pass"),
         "tokens that were cut off stay counted": ("self.state.count(1, self._sequence, held[same:], -1)", "pass"),
         "the last token of the prompt counts as the answer's": ("max(0, self._num_prompt_tokens - length)", "0"),
-        "a row without bias has that of the first sequence": (
-            "= last, 1 + sequence",
-            "= last, max(1, 1 + sequence)",
-        ),
+        "a row without bias has that of its slot": ("sequence if level > Level.FILTERED else None", "sequence"),
         "the least likely are reported first": (
             "key=lambda pair: (-pair[1], pair[0])",
             "key=lambda pair: (pair[1], pair[0])",
         ),
     },
     ("amusd/sampling/ratio_test.py", "tests/sampling/test_rejection.py"): {
-        "a candidate is judged by the draft's chance alone": ("(uniforms * q_drawn < p_drawn)", "(uniforms < p_drawn)"),
+        "a candidate is judged by the draft's chance alone": (" * q.of(candidate)\n", "\n"),
     },
     ("amusd/sampling/ranking.py", "tests/sampling/test_ranking.py"): {
         "penalties see logits relative to the largest": (
@@ -558,7 +558,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         ),
         "a known token may lose what the model gives it": ("max(log_q, bias + slope * log_q)", "bias + slope * log_q"),
         "noise of tokens that cannot be proposed is forgotten": (
-            "bias + slope * UNPROPOSED, self._noise_of(token_id, key)",
+            "bias + slope * UNPROPOSED, self._noise_of_token(token_id, key)",
             "bias + slope * UNPROPOSED, 0.0",
         ),
     },
@@ -568,7 +568,10 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "        if token_id in self.eos_token_ids:\n",
             ("        if token_id in self.eos_token_ids and not self._completes_stop(self.push_text(token_id)):\n"),
         ),
-        "text is cut before the first string of the list": ("text[: min(found)]", "text[: found[0]]"),
+        "text is cut before the first string of the list": (
+            "min((index for string in stop if (index := text.find(string)) >= 0), default=len(text))",
+            "next((index for string in stop if (index := text.find(string)) >= 0), len(text))",
+        ),
     },
     ("amusd/serving/app.py", "tests/serving/test_api.py"): {
         "any key opens the gate": (" or not hmac.compare_digest(key.strip(), self._key):", ":"),

@@ -27,6 +27,7 @@ from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.target_sequence import Request, TargetSequence
 from amusd.runtime.target_worker import TargetWorker
 from amusd.sampling.ratio_test import RatioTest
+from amusd.sampling.sampler import TEMPERATURE
 from amusd.sampling.stopping import StopChecker
 from amusd.tracing.recorder import Recorder
 from amusd.types import Role
@@ -163,7 +164,7 @@ def test_rows_of_a_pass_that_are_judged_by_another_ones_temperature_are_exposed(
     def of_the_one_before(self: RatioTest, *args: Any, **options: Any) -> Any:
         made.append(self)
         words = rows(self, *args, **options)
-        words[:, 2:3].view(np.float64)[:] = made[-2:][0].distribution.temperature
+        words.view(np.float64)[:, TEMPERATURE] = made[-2:][0].distribution.temperature
         return words
 
     monkeypatch.setattr(RatioTest, "rows", of_the_one_before)

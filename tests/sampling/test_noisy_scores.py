@@ -5,15 +5,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from amusd.sampling.noise import Domain, halves_of, key_of
+from amusd.sampling.noise import Domain, key_of
 
 
 def keys_of(rows: int) -> Tensor:
-    return torch.tensor([halves_of(key_of(5, row, Domain.MATCHING)) for row in range(rows)], dtype=torch.int32)
+    keys = np.array([key_of(5, row, Domain.MATCHING) for row in range(rows)], dtype=np.uint64)
+    return torch.from_numpy(keys.view(np.int64))
 
 
 IN_THE_INTERPRETER = """

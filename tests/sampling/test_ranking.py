@@ -143,6 +143,13 @@ def test_less_likely_ones_than_wanted_are_left_out() -> None:
 # Mixtures
 
 
+def test_a_known_token_keeps_what_the_model_gives_it() -> None:
+    logits = torch.tensor([[0.6, 0.3, 0.1]]).log()
+    (ranked,), (alone,) = rank(logits, mixtures=[[(0, -3.0, 1.4)]]), rank(logits)
+    assert ids_of(ranked) == ids_of(alone)
+    assert probabilities_of(ranked) == pytest.approx(probabilities_of(alone))
+
+
 def mixed_logits(row: Tensor, ids: list[int], mixture: Mixture, all_ids: list[int]) -> list[float]:
     """[all_ids]: logarithms of the mixture's probabilities."""
     weights = dict(zip(ids, row.double().softmax(-1).tolist(), strict=True))

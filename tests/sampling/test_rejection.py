@@ -21,9 +21,9 @@ from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.cascade import CascadeDrafter
 from amusd.protocol.messages import Candidate
 from amusd.sampling.acceptance import ProbabilityRow, certain, pack_row, unpack_row
-from amusd.sampling.noise import Domain, halves_of, key_of, uniform
+from amusd.sampling.noise import Domain, key_of, uniform
 from amusd.sampling.ratio_test import DraftSampler, RatioTest, residual
-from amusd.sampling.sampler import SamplingState
+from amusd.sampling.sampler import KEY, SamplingState
 
 FEW = 1_500
 """Answers that expose each of the defects below: the least visible one needs 1,250.
@@ -175,13 +175,11 @@ class SharedNoise(RatioTest):
         return super().rows(start, *args, **kwargs)
 
     def _drawn(self, weights: Tensor, words: Any) -> Tensor:
-        numbers = [uniform(key_of(self.distribution.seed, self._start + 1 + row, Domain.ACCEPT)) for row in range(9)]
-        row = next(row for row in range(9) if tuple(words[0, :2]) == self._halves(self._start + 1 + row))
+        keys = [key_of(self.distribution.seed, self._start + 1 + row, self.domain) for row in range(9)]
+        row = keys.index(int(words[0, KEY]) & (1 << 64) - 1)
+        number = uniform(key_of(self.distribution.seed, self._start + 1 + row, Domain.ACCEPT))
         cumulative = (weights / weights.sum()).cumsum(1)
-        return (cumulative < numbers[row]).sum(1).clamp(max=weights.shape[1] - 1)
-
-    def _halves(self, position: int) -> tuple[int, int]:
-        return halves_of(key_of(self.distribution.seed, position, self.domain))
+        return (cumulative < number).sum(1).clamp(max=weights.shape[1] - 1)
 
 
 class PreviousRow(RatioTest):

@@ -19,17 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from amusd.config import GREEDY, Distribution
 from amusd.sampling.noisy_scores import choose
-from amusd.sampling.processors import left_by_filters
+from amusd.sampling.processors import kept_columns
 from amusd.sampling.ranking import RowRanker
-from amusd.sampling.sampler import (
-    NUM_FILTERS,
-    Level,
-    RowSampler,
-    SamplingState,
-    Scores,
-    SequenceSampler,
-    words_of,
-)
+from amusd.sampling.sampler import FILTERS, Level, RowSampler, SamplingState, SequenceSampler, scores_of
 
 LOGITS = [2.0, -1.0, 0.5, 1.0, -3.0, 0.5]
 ROUNDING = 1e-4
@@ -114,7 +106,7 @@ def test_a_choice_is_the_noisy_argmax_of_the_definition(
 def test_a_cpu_looks_as_far_as_filters_reach(changes: dict[str, Any]) -> None:
     """Further than it looks first: each column is less likely by 1 % than the one before."""
     logits = np.arange(3000, dtype=np.float32) * np.float32(-0.01)
-    left = left_by_filters(logits, words_of(Distribution(temperature=1.0, **changes), 3000, 0)[:NUM_FILTERS])
+    left = kept_columns(logits, SamplingState(3000).words_of(Distribution(temperature=1.0, **changes))[FILTERS])
     assert left is not None
     assert left.tolist() == [*range(len(left))]
     assert len(left) == pytest.approx(100 * np.log(1 / 0.0001), abs=1)
@@ -127,7 +119,7 @@ def test_the_most_extreme_noise_is_no_exception(first: float, chosen: int, monke
     monkeypatch.setattr("amusd.sampling.noisy_scores.counters", lambda codes, _key: smallest[codes])
     logits = np.zeros(5000, np.float32) - np.linspace(0, 0.001, 5000, dtype=np.float32)
     logits[[0, 700]] = first, -0.01
-    assert choose(logits, np.arange(5000, dtype=np.uint32), (0, 0), 1.0) == chosen
+    assert choose(logits, np.arange(5000, dtype=np.uint32), 0, 1.0) == chosen
 
 
 @pytest.mark.parametrize("temperature", [0.5, 2.0])
@@ -193,12 +185,12 @@ def test_a_choice_depends_on_seed_and_position_and_not_on_its_pass(device: str, 
 
 
 def test_rows_of_several_requests_share_a_pass() -> None:
-    """Each as alone: the further words of a plain row are neutral, so it has neither bias nor penalties."""
-    logits, state = random_logits(2, 3, 60), SamplingState(60, num_sequences=3)
+    """Each as alone: a plain row has neither bias nor penalties, although its slot had."""
+    logits, state = random_logits(2, 3, 60), SamplingState(60, num_sequences=2)
     shaped = SequenceSampler(Distribution(logit_bias=((7, 90.0),), presence_penalty=9.0), state, [5], sequence=0)
-    warm = SequenceSampler(Distribution(temperature=0.8, seed=4), state, sequence=1)
+    warm = SequenceSampler(Distribution(temperature=0.8, seed=4), state, sequence=0)
     sampler, words = shaped.sampler, np.tile(shaped.sampler.neutral, (3, 1))
-    words[0], words[1, : warm.sampler.num_inputs] = shaped.rows(0, [5])[0], warm.rows(6, [5])[0]
+    words[0], words[1] = shaped.rows(0, [5])[0], warm.rows(6, [5])[0]
     together = sampler.compute(logits, torch.from_numpy(words))[0].tolist()
     assert together == [7, columns_of(warm, logits[1:2], 6, [5])[0], int(logits[2].argmax())]
 
@@ -236,13 +228,13 @@ def test_log_probabilities_are_the_models_own_and_the_most_likely_come_first() -
     columns, outputs = sampler.sampler.compute(torch.tensor([LOGITS]), torch.from_numpy(sampler.rows(0, [0])))
     assert columns.tolist() == [1]
     expected = torch.tensor(LOGITS).double().log_softmax(0).tolist()
-    scores = Scores.of(outputs[0].numpy(), 4)
-    assert scores.chosen == pytest.approx(expected[1], abs=1e-6)
-    assert [column for column, _ in scores.top] == [0, 3, 2, 5]
-    assert [value for _, value in scores.top] == pytest.approx([expected[column] for column in (0, 3, 2, 5)], abs=1e-6)
+    chosen, top = scores_of(outputs[0].numpy(), 4)
+    assert chosen == pytest.approx(expected[1], abs=1e-6)
+    assert [column for column, _ in top] == [0, 3, 2, 5]
+    assert [value for _, value in top] == pytest.approx([expected[column] for column in (0, 3, 2, 5)], abs=1e-6)
     barred = torch.tensor([[0.0, -torch.inf, -torch.inf, 1.0, -torch.inf, -torch.inf]])
     _, outputs = sampler.sampler.compute(barred, torch.from_numpy(sampler.rows(0, [0])))
-    assert [column for column, _ in Scores.of(outputs[0].numpy(), 20).top] == [3, 0], "none that cannot come"
+    assert [column for column, _ in scores_of(outputs[0].numpy(), 20)[1]] == [3, 0], "none that cannot come"
 
 
 # What is done on a GPU
@@ -271,13 +263,13 @@ class Launches(TorchDispatchMode):
 @pytest.mark.parametrize(
     ("kind", "level", "number"),
     [
-        (RowSampler, Level.PLAIN, 5),
-        (RowSampler, Level.FILTERED, 38),
-        (RowSampler, Level.PENALIZED, 56),
-        (RowSampler, Level.SCORED, 77),
-        (RowRanker, Level.PLAIN, 35),
-        (RowRanker, Level.FILTERED, 68),
-        (RowRanker, Level.PENALIZED, 86),
+        (RowSampler, Level.PLAIN, 4),
+        (RowSampler, Level.FILTERED, 37),
+        (RowSampler, Level.PENALIZED, 55),
+        (RowSampler, Level.SCORED, 76),
+        (RowRanker, Level.PLAIN, 34),
+        (RowRanker, Level.FILTERED, 67),
+        (RowRanker, Level.PENALIZED, 85),
     ],
 )
 def test_a_device_launches_few_kernels_and_is_asked_for_nothing(

@@ -8,20 +8,6 @@ from hypothesis import strategies as st
 from amusd.sampling.stopping import AnswerText, Emission, StopChecker, cut_at_stop, held_back
 from amusd.types import FinishReason
 
-
-class Letters:
-    """A decoder in which every token id is a short text."""
-
-    def __init__(self, pieces: list[str]) -> None:
-        self.pieces = pieces
-
-    def push(self, token_id: int) -> str:
-        return self.pieces[token_id]
-
-    def flush(self) -> str:
-        return ""
-
-
 PIECES = st.lists(st.text("ab", max_size=3), min_size=1, max_size=8)
 STOPS = st.lists(st.text("ab", min_size=1, max_size=4), max_size=3).map(tuple)
 
@@ -31,8 +17,7 @@ def test_blocks_do_not_matter_and_the_text_is_cut_before_the_first_stop(
     pieces: list[str], stop: tuple[str, ...], cap: int, blocks: list[int]
 ) -> None:
     """However tokens are grouped, the answer ends at the first token that completes a stop string, or at the cap."""
-    letters = Letters(pieces)
-    checker = StopChecker((), stop, cap, letters.push)
+    checker = StopChecker((), stop, cap, pieces.__getitem__)
     kept: list[int] = []
     reason: FinishReason | None = None
     rest = list(range(len(pieces)))
@@ -57,7 +42,7 @@ def test_blocks_do_not_matter_and_the_text_is_cut_before_the_first_stop(
 
 @given(pieces=PIECES, stop=STOPS)
 def test_what_is_shown_is_the_text_and_never_part_of_a_stop_string(pieces: list[str], stop: tuple[str, ...]) -> None:
-    shown, answer = "", AnswerText(Letters(pieces), stop)
+    shown, answer = "", AnswerText(pieces.__getitem__, str, stop)
     whole = ""
     for token_id, piece in enumerate(pieces):
         whole += piece
@@ -79,10 +64,10 @@ def test_only_a_possible_beginning_of_a_stop_string_is_held_back() -> None:
 
 
 def test_end_of_sequence_wins_over_stop_and_stop_over_length() -> None:
-    letters = Letters(["x", "stop"])
-    assert StopChecker((1,), ("stop",), 2, letters.push).push((0, 1)).finish_reason is FinishReason.EOS
-    assert StopChecker((), ("stop",), 2, letters.push).push((0, 1)).finish_reason is FinishReason.STOP
-    assert StopChecker((), (), 2, letters.push).push((0, 1)).finish_reason is FinishReason.LENGTH
+    push = ["x", "stop"].__getitem__
+    assert StopChecker((1,), ("stop",), 2, push).push((0, 1)).finish_reason is FinishReason.EOS
+    assert StopChecker((), ("stop",), 2, push).push((0, 1)).finish_reason is FinishReason.STOP
+    assert StopChecker((), (), 2, push).push((0, 1)).finish_reason is FinishReason.LENGTH
 
 
 def test_a_stop_string_may_span_tokens_and_the_earliest_one_cuts() -> None:
