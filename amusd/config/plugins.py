@@ -12,20 +12,22 @@ import operator
 import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
-from amusd.errors import ConfigError
+from amusd.errors import AmusdError, ConfigError
 from amusd.settings import shown
 
 DRAFTERS = "amusd.drafters"
 """The group of entry points that make drafters."""
 POLICIES = "amusd.policies"
 """The group of entry points that make policies."""
+_T = TypeVar("_T")
 _REFERENCE = re.compile(r"(?:.+\.py|[A-Za-z_][\w.]*):[A-Za-z_][\w.]*", re.ASCII)
 
 
@@ -48,22 +50,39 @@ def load_function(key: str, named: str, group: str) -> Callable[..., Any]:
         allowed = ", ".join(["MODULE:FUNCTION", "FILE.py:FUNCTION", *points])
         raise ConfigError(f"{key}={shown(named)}: allowed: {allowed} (entry points of {group})")
     place, _, name = reference.rpartition(":")
-    try:
+    with failing_in_one_line(key, named):
         module = _run_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
         function: Callable[..., Any] = operator.attrgetter(name)(module)
-    except Exception as error:
-        raise failure(key, named, error) from error
     if not callable(function):
         raise ConfigError(f"{key}={shown(named)}: {name} is no function, but of type {type(function).__name__}")
     return function
 
 
-def failure(key: str, named: str, error: Exception) -> ConfigError:
-    """One line for what the user's code has raised, with the place; raise it from `error`, which has the rest."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
-    place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
-    text = shown(error)
-    return ConfigError(f"{key}={shown(named)}: raises {type(error).__name__}{text and f': {text}'}{place}")
+def make(key: str, named: str, group: str, kind: type[_T], *args: Any, **options: Any) -> _T:
+    """What the function makes of these arguments. Raises `ConfigError`, one line, unless it is of that `kind`."""
+    function = load_function(key, named, group)
+    with failing_in_one_line(key, named):
+        made = function(*args, **options)
+    if not isinstance(made, kind):
+        expected = f"{kind.__module__}.{kind.__qualname__}"
+        raise ConfigError(f"{key}={shown(named)}: returns {shown(repr(made))}; expected {expected}")
+    return made
+
+
+@contextmanager
+def failing_in_one_line(key: str, named: str) -> Iterator[None]:
+    """Turn what the user's code raises into a `ConfigError` with the place; it is raised from the error."""
+    try:
+        yield
+    except AmusdError:
+        raise
+    except Exception as error:
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+        place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+        text = shown(error)
+        raise ConfigError(
+            f"{key}={shown(named)}: raises {type(error).__name__}{text and f': {text}'}{place}"
+        ) from error
 
 
 def _run_file(path: Path) -> ModuleType:

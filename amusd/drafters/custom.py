@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from amusd.config import DrafterConfig, EngineConfig
-from amusd.config.plugins import DRAFTERS, failure, load_function
+from amusd.config.plugins import DRAFTERS, failing_in_one_line, make
 from amusd.drafters.base import Drafter, DrafterFactory
-from amusd.errors import AmusdError, ConfigError
+from amusd.errors import ConfigError
 from amusd.models.loading import model_path, target_settings
 from amusd.models.synthetic import SyntheticTokenizer
 from amusd.models.tokenizer import Tokenizer, load_tokenizer
@@ -62,32 +62,17 @@ def load_own(config: DrafterConfig, engine: EngineConfig, device: str) -> OwnDra
     Raises `ConfigError`, one line, for all that goes wrong in it, and so do the makers.
     """
     named = str(config.factory)
-    make = load_function(_KEY, named, DRAFTERS)
-    context = DrafterContext(options=config.options, device=device, engine=engine)
-    try:
-        made = make(context)
-    except AmusdError:
-        raise
-    except Exception as error:
-        raise failure(_KEY, named, error) from error
-    said = f"{_KEY}={shown(named)}"
-    if not isinstance(made, OwnDrafters):
-        raise ConfigError(f"{said}: returns {shown(repr(made))}; expected amusd.drafters.custom.OwnDrafters")
-    if made.chains is None and made.trees is None:
-        raise ConfigError(f"{said}: returns drafters of neither chains nor trees")
-    chains, trees = (
-        None if maker is None else functools.partial(_make, named, maker) for maker in (made.chains, made.trees)
-    )
-    return replace(made, chains=chains, trees=trees)
+    own = make(_KEY, named, DRAFTERS, OwnDrafters, DrafterContext(options=config.options, device=device, engine=engine))
+    if own.chains is None and own.trees is None:
+        raise ConfigError(f"{_KEY}={shown(named)}: returns drafters of neither chains nor trees")
+    chains, trees = (maker and functools.partial(_checked, named, maker) for maker in (own.chains, own.trees))
+    return replace(own, chains=chains, trees=trees)
 
 
-def _make(named: str, factory: DrafterFactory, number: int) -> Sequence[Drafter]:
-    try:
+def _checked(named: str, factory: DrafterFactory, number: int) -> Sequence[Drafter]:
+    """What a maker makes."""
+    with failing_in_one_line(_KEY, named):
         made = list(factory(number))
-    except AmusdError:
-        raise
-    except Exception as error:
-        raise failure(_KEY, named, error) from error
     if len({id(drafter) for drafter in made}) != number or not all(isinstance(drafter, Drafter) for drafter in made):
         raise ConfigError(
             f"{_KEY}={shown(named)}: makes {shown(repr(made))}; expected as many amusd.drafters.base.Drafter as it is "

@@ -1,7 +1,6 @@
 """The seam between the target worker and a schedule.
 
-A policy is a pure function of session state and measured times. It never sees a token, so whether a candidate is
-verified cannot depend on its own value (an independence condition of exact sampling).
+A policy never sees a token, so whether a candidate is verified cannot depend on its own value, as exactness demands.
 """
 
 from __future__ import annotations
@@ -14,44 +13,44 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class TargetView:
-    """All that a policy may look at. Times in seconds; estimates are running ones, of the latest passes."""
+    """All that a policy may look at. Times are in seconds; estimates are of the latest passes."""
 
     num_candidates: int
     """Candidates ready for verification."""
     max_candidates: int
     """Candidates that the next pass can take."""
     may_get_more: bool
-    """Whether a further candidate may come: the draft has not said that it is done with this committed prefix."""
+    """Whether the draft has not said that it is done with this committed prefix."""
     draft_restarting: bool
-    """Whether the draft starts anew behind the committed prefix: its chain was contradicted, or had ended."""
+    """Whether the draft starts anew: its chain was contradicted, or had ended."""
     waited_seconds: float
     """Time since the last pass ended."""
     pass_seconds: float
     """Estimate of one target pass; 0 before the first."""
     chances: tuple[float, ...] = ()
-    """Estimate, for each candidate at hand, that it and those before it are accepted."""
+    """The chance, for each candidate at hand, that it and those before it are accepted."""
     acceptance: float = 0.5
-    """Estimate of the acceptance rate of candidates behind the right prefix."""
+    """Acceptance rate of candidates behind the right prefix."""
     tokens_per_second: float = 0.0
-    """Estimate of the committed tokens per second while drafting; 0 before the first pass."""
+    """Committed tokens per second while drafting; 0 before the first pass."""
     candidate_seconds: float = 0.0
-    """Estimate of the wait for one more candidate; 0 before the first wait."""
+    """The wait for one more candidate; 0 before the first wait."""
     longest_wait: float = math.inf
-    """The time after which a candidate is not expected any more; infinite before the first wait."""
+    """The time after which no candidate is expected any more."""
     draft_is_mute: bool = False
-    """Whether no candidate has come since a wait in vain, or since the draft joined amid the answer."""
+    """Whether none has come since a wait in vain, or since the draft joined amid the answer."""
     lead_gain: float = 0.0
-    """Estimate of what a pass would gain by one more candidate at its beginning, in tokens."""
+    """Tokens that a pass would gain by one more candidate at its beginning."""
     row_seconds: float = 0.0
-    """Estimate of the time that one more candidate adds to a pass."""
+    """The time that one more candidate adds to a pass."""
     drafting_pays: bool = True
-    """Whether to draft at all: decoding alone has not been found to be faster."""
+    """Whether decoding alone has not been found to be faster."""
     plain_tokens_per_second: float = 0.0
-    """Committed tokens per second of decoding alone; before it was tried, the most that it may commit."""
+    """The same of decoding alone; before it was tried, the most that it may be."""
 
     @property
     def path_chance(self) -> float:
-        """Estimate that all candidates at hand are accepted; 1 if there are none."""
+        """The chance that all candidates at hand are accepted."""
         return self.chances[-1] if self.chances else 1.0
 
     def lacks(self, num_candidates: int) -> bool:
@@ -65,7 +64,7 @@ class TargetView:
 
     @property
     def gain(self) -> float:
-        """Estimate of the tokens that one more candidate brings: one if it and all before it are accepted."""
+        """Tokens that one more candidate brings: one if it and all before it are accepted."""
         return self.path_chance * self.acceptance
 
 
@@ -77,11 +76,11 @@ class Verify:
     reason: str = field(default="", compare=False)
     """A reason for the timeline; empty if the policy has only one."""
     worth: float = field(default=-1.0, compare=False)
-    """What it would be worth to the sequence if the pass waited nevertheless, as in `Wait`."""
+    """Value in tokens of waiting nevertheless, as in `Wait`."""
     min_chance: float = 0.0
-    """A candidate beside the likeliest path that is less likely than this is left out."""
+    """Candidates beside the likeliest path that are less likely are left out."""
     tells_draft: bool = True
-    """Whether the draft hears what the pass commits. If not, it comes to rest; its next verdict tells it all."""
+    """Whether the draft hears what the pass commits; if not, it comes to rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +91,14 @@ class Wait:
     reason: str = field(default="", compare=False)
     """As in `Verify`."""
     worth: float = field(default=1.0, compare=False)
-    """What the wait is worth to the sequence. A pass over several waits as long as the sum over all is positive."""
+    """Value of the wait in tokens. A pass over several sequences waits while the sum is positive."""
 
 
 Decision: TypeAlias = Verify | Wait
 
 
 def because(decision: Decision) -> dict[str, str]:
-    """Return the decision's reason as a field of an event; empty if it has none."""
+    """The decision's reason as a field of an event; empty if it has none."""
     return {"reason": decision.reason} if decision.reason else {}
 
 
@@ -118,7 +117,7 @@ class Policy(ABC):
     max_steps: int = 0
     """The most draft steps behind one committed prefix; 0: no limit."""
     breadth: int = 1
-    """The most candidates of one position that a pass verifies, if it can verify several; 1: one path."""
+    """The most candidates of one position that a pass verifies; 1: one path."""
 
     @abstractmethod
     def decide(self, view: TargetView) -> Decision:

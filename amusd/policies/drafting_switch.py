@@ -1,13 +1,11 @@
-"""The switch of drafting: decides whether to draft at all, by trying both.
+"""Decides whether to draft at all, by trying both.
 
-A draft that is hardly ever right still costs something: it shares memory, power or a host with the target, and its
-candidates widen the target's passes. If that is more than it brings, the target tells it nothing, so that it comes to
-rest, and decodes alone.
+A draft that is hardly ever right costs more than it brings: it shares memory, power or a host with the target, and its
+candidates widen passes. The target then tells it nothing, so that it rests, and decodes alone.
 
-The speed of plain decoding is not known before it is tried. So one short rest is tried early, unless drafting yields
-more than plain decoding could: `MOST_SLOWDOWN` tokens in the time of the quickest pass. Later a rest is tried if
-drafting yields less than plain decoding did, or could: one token in the quickest pass. Each rest ends, because text
-changes.
+One short rest is tried early, unless drafting yields more than plain decoding could: `MOST_SLOWDOWN` tokens in the time
+of the quickest pass. Later a rest is tried if drafting yields less than plain decoding did, or than one token in that
+time. Each rest ends, because text changes.
 """
 
 from __future__ import annotations
@@ -44,40 +42,30 @@ class DraftingSwitch:
 
     @property
     def plain_tokens_per_second(self) -> float:
-        """The yield of past rests; before the first one, one token in the quickest pass; 0 before the first pass."""
+        """The yield of past rests; before the first one, one token in the quickest pass."""
         return self._plain.value or self._quickest_rate
 
     @property
     def _quickest_rate(self) -> float:
-        """One token in the quickest pass, in tokens per second; 0 before the first pass."""
+        """Tokens per second with one token in the quickest pass; 0 before the first pass."""
         return 1 / self._quickest if self._quickest else 0.0
 
-    @property
-    def _most_without(self) -> float:
-        """The most that a rest may yield, in tokens per second."""
-        if known := self._plain.value:
-            return max(known, self._quickest_rate)
-        return MOST_SLOWDOWN * self._quickest_rate
-
     def passed(
-        self, *, num_tokens: int, seconds: float, pass_seconds: float, rests: bool, num_sequences: int = 1
+        self, num_tokens: int, seconds: float, pass_seconds: float, *, rests: bool, num_sequences: int = 1
     ) -> None:
-        """Take in what a pass, which ended `seconds` after the one before it, did for one of its `num_sequences`.
-
-        `rests`: the draft was told nothing.
-        """
+        """Take in what a pass, which ended `seconds` after the one before it, did for one of its `num_sequences`."""
         self._quickest = min(pass_seconds, self._quickest or pass_seconds)
         self._num_passes += 1 / num_sequences
         (self._plain if rests else self._drafting).add(num_tokens, seconds, 1 / num_sequences)
         if round(self._num_passes, 3) >= (self._look if self.drafting_pays else self._rest):
+            self._num_passes = 0.0
             self._end_of_look() if self.drafting_pays else self._end_of_rest()
 
     def _end_of_look(self) -> None:
-        self._num_passes = 0.0
-        self.drafting_pays = self._most_without <= self._drafting.value
+        quickest, known = self._quickest_rate, self._plain.value
+        self.drafting_pays = (max(known, quickest) if known else MOST_SLOWDOWN * quickest) <= self._drafting.value
 
     def _end_of_rest(self) -> None:
-        self._num_passes = 0.0
         self.drafting_pays = True
         if self._plain.value > self._drafting.value:
             self._look, self._rest = SECOND_LOOK, min(4 * self._rest, LONGEST)

@@ -1,15 +1,13 @@
 """Running estimates of the pair at work, from outcomes that are decided and times that are past.
 
-acceptance          acceptance rate of candidates behind the right prefix: accepted / tested. The first rejected
-                    candidate of a pass was tested, those behind it were not
+acceptance          accepted / tested candidates behind the right prefix; those behind a rejected one were not tested
 tokens_per_second   committed tokens per second, waits included
-candidate_seconds   wait for one more candidate: all time waited, divided by the candidates that it brought. The first
-                    one behind a verdict that was not foreseen takes longer than one more behind those at hand
+candidate_seconds   all time waited, divided by the candidates that it brought. The first one behind a verdict that was
+                    not foreseen takes longer than one more behind those at hand
 lead_gain           tokens that one more candidate at its beginning would have brought a recent pass; 0 for passes that
                     were full, or for which none could come
 chances             probability, for each candidate at hand, that it and those before it are accepted: the draft's own
-                    estimate, corrected by how often its first candidate is accepted compared with it; a power of the
-                    acceptance if the draft gives none
+                    estimate, corrected by how often its first candidate is accepted; else a power of the acceptance
 """
 
 from __future__ import annotations
@@ -19,35 +17,36 @@ import operator
 from collections.abc import Sequence
 from itertools import accumulate
 
+from amusd.protocol.verification import PassOutcome
+
 OUTCOME_MEMORY = 0.5 ** (1 / 64)
-"""Weight of past outcomes after each tested candidate: an outcome counts half after 64."""
+"""Weight of past outcomes after each tested candidate."""
 PRIOR_ACCEPTANCE, PRIOR_WEIGHT = 0.5, 4.0
-"""The acceptance assumed at first, and the number of tested candidates that this assumption is worth."""
+"""The acceptance assumed at first, and how many tested candidates that is worth."""
 MEMORY = 0.9
-"""Weight of the past in the running estimates of time, for each pass or wait."""
+"""Weight of the past in estimates of time, for each pass or wait."""
 FORGETTING = 0.98
-"""Weight of past waits after each pass, so that waiting is tried again where it was in vain."""
+"""Weight of past waits after each pass, so that waiting is tried again."""
 LEAST_WAIT = 0.05
 """Weight of the shortest wait so far, in candidates."""
 LONGEST_WAIT = 3.0
-"""The longest that a wait lasts, and counts, as a multiple of the usual wait: one stall of the machine must not end all
-waiting, and a draft that has become slow is noticed by and by. The usual wait is the mean weighted by length, in which
-waits of no length, for further candidates of several that come at once, do not count."""
+"""The longest that a wait lasts, and counts, in usual waits: one stall of the machine must not end all waiting. The
+usual wait is the mean weighted by length: waits of no length, for candidates that come together, do not count."""
 ROW_MEMORY = 0.98
 """Weight of the past in the cost of a row, for each pass."""
 DRAFT_ROW_SHARE = 0.06
-"""The cost of a further row as a share of a draft step with one row, before steps of different sizes were seen."""
+"""The share assumed for a draft step before steps of different sizes were seen."""
 ROW_FORGETTING = 0.99
 """Weight of the known cost of a row after each pass that says nothing of it."""
 MIN_ROW_VARIATION = 8.0
-"""The least weighted sum of squared deviations of the number of rows that a line is fitted to."""
+"""The least weighted sum of squares of the number of rows that a line is fitted to."""
 
 
 class RunningRatio:
-    """A sum divided by another one, the past weighing less in both: tokens by seconds, accepted by tested."""
+    """A sum divided by another one, the past weighing less in both."""
 
     def __init__(self, memory: float, numerator: float = 0.0, denominator: float = 0.0) -> None:
-        """`memory`: weight of the past after one addition. The other two: what to begin with."""
+        """`memory`: weight of the past after one addition. The other two: the first sums."""
         self._memory = memory
         self._numerator, self._denominator = numerator, denominator
 
@@ -64,7 +63,7 @@ class RunningRatio:
 
 
 class _Waits:
-    """Waits for candidates of one kind: the first of a pass, or one more."""
+    """Waits for the first candidate of a pass, or for one more."""
 
     def __init__(self) -> None:
         self._seconds = self._squares = self._num_candidates = 0.0
@@ -92,7 +91,7 @@ class _Waits:
             self._shortest = seconds if self._shortest is None else min(self._shortest, seconds)
 
     def passed(self) -> None:
-        """Forget a little, as a pass is over."""
+        """Forget a little after a pass."""
         self._seconds *= FORGETTING
         self._squares *= FORGETTING
         self._num_candidates *= FORGETTING
@@ -102,79 +101,65 @@ class Estimates:
     """The estimates of one drafter under one kind of policy; kept from one answer to the next."""
 
     def __init__(self) -> None:
-        self._acceptance = RunningRatio(OUTCOME_MEMORY, PRIOR_ACCEPTANCE * PRIOR_WEIGHT, PRIOR_WEIGHT)
+        self.acceptance = RunningRatio(OUTCOME_MEMORY, PRIOR_ACCEPTANCE * PRIOR_WEIGHT, PRIOR_WEIGHT)
         self._correction = RunningRatio(OUTCOME_MEMORY, PRIOR_WEIGHT, PRIOR_WEIGHT)
         """First candidates that were accepted, to those that the draft's own estimates promised."""
-        self._token_rate = RunningRatio(MEMORY)
-        self._waits_for_first = _Waits()
-        self._waits_for_more = _Waits()
+        self.tokens_per_second = RunningRatio(MEMORY)
+        self._waits = _Waits(), _Waits()
+        """For the first candidate, and for one more."""
         self.lead_gain = 0.0
         """The gain of one more candidate at the beginning of a pass, in tokens; 0 before the first pass."""
 
-    @property
-    def acceptance(self) -> float:
-        """The acceptance rate behind the right prefix, in (0, 1)."""
-        return self._acceptance.value
-
-    @property
-    def tokens_per_second(self) -> float:
-        """0 before the first pass."""
-        return self._token_rate.value
-
     def candidate_seconds(self, num_candidates: int) -> float:
-        """Return the wait for one more than `num_candidates`; 0 before the first wait."""
-        return self._waits(num_candidates).seconds
+        """The wait for one more than `num_candidates`; 0 before the first wait."""
+        return self._waits[num_candidates > 0].seconds
 
     def longest_wait(self, num_candidates: int) -> float:
-        """Return the seconds after which one more than `num_candidates` is not expected any more."""
-        return self._waits(num_candidates).longest
+        """The time after which one more than `num_candidates` is not expected any more."""
+        return self._waits[num_candidates > 0].longest
 
     def chances(self, num_candidates: int, weights: Sequence[float]) -> tuple[float, ...]:
-        """Return the chance of each candidate at hand. `weights`: the draft's own estimates, or nothing."""
+        """The chance of each candidate at hand. `weights`: the draft's own estimates, or nothing."""
         if not weights:
-            return tuple(self.acceptance**number for number in range(1, num_candidates + 1))
+            return tuple(self.acceptance.value**number for number in range(1, num_candidates + 1))
         correction = min(1.0, self._correction.value)
         return tuple(accumulate((correction * weight for weight in weights), operator.mul))
 
-    def passed(self, *, num_judged: int, num_accepted: int, num_tokens: int, seconds: float, gain: float = 0.0) -> None:
+    def passed(
+        self, outcome: PassOutcome, seconds: float, *, gain: float = 0.0, first_weight: float | None = None
+    ) -> None:
         """Take in a pass that ended `seconds` after the one before it.
 
-        `gain`: tokens that one more candidate was expected to bring.
+        `gain`: tokens that one more candidate was expected to bring; `first_weight`: the probability of the first
+        candidate at hand by the draft, if it gave any.
         """
         self.lead_gain = MEMORY * self.lead_gain + (1 - MEMORY) * gain
-        self._waits_for_first.passed()
-        self._waits_for_more.passed()
-        num_tested = num_accepted + (num_accepted < num_judged)
-        self._acceptance.add(num_accepted, num_tested, num_tested)
-        self._token_rate.add(num_tokens, seconds)
-
-    def judged_first(self, weight: float, *, accepted: bool) -> None:
-        """Take in how the first candidate of a pass was judged, whose probability the draft had put at `weight`."""
-        self._correction.add(accepted, weight)
+        for waits in self._waits:
+            waits.passed()
+        num_tested = outcome.num_accepted + (outcome.num_accepted < outcome.num_judged)
+        self.acceptance.add(outcome.num_accepted, num_tested, num_tested)
+        self.tokens_per_second.add(outcome.num_tokens, seconds)
+        if outcome.num_candidates and first_weight is not None:
+            self._correction.add(outcome.num_accepted > outcome.num_accepted_alternatives, first_weight)
 
     def waited(self, num_candidates: int, seconds: float, *, came: bool) -> None:
         """Take in a wait with `num_candidates` at hand, which brought one more or none."""
-        self._waits(num_candidates).waited(seconds, came=came)
-
-    def _waits(self, num_candidates: int) -> _Waits:
-        return self._waits_for_more if num_candidates else self._waits_for_first
+        self._waits[num_candidates > 0].waited(seconds, came=came)
 
 
 class RowCost:
-    """The time that a further row adds to a pass of a model, found from passes themselves.
+    """The time that a further row adds to a pass of a model: the slope of a line through recent passes, time over rows.
 
-    Rows of one pass share its fixed cost (weights are read once), so the first ones are nearly free; how nearly depends
-    on model and machine. It is the slope of a straight line through recent passes, the past weighing less: time over
-    rows. The steps of a draft have one line, the passes of a target another.
+    Rows of one pass share its fixed cost (weights are read once), so the first ones are nearly free.
     """
 
     def __init__(self, prior_row_share: float = 0.0) -> None:
         """`prior_row_share`: the share assumed until passes of different sizes were seen."""
         self._num = self._rows = self._ns = self._rows_squared = self._rows_ns = 0.0
         self.row_share = prior_row_share
-        """The time of a further row as a share of a pass with one row, in [0, 1]."""
+        """The cost of a further row as a share of a pass with one row, in [0, 1]."""
         self.row_ns = 0.0
-        """The time of a further row in nanoseconds; 0 before passes of different sizes were seen."""
+        """The cost in nanoseconds; 0 before passes of different sizes were seen."""
 
     def passed(self, num_rows: int, ns: int) -> None:
         """Take in a pass over `num_rows` that took `ns`."""

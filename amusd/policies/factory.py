@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from dataclasses import replace
 
-from amusd.config import AsynchronousPolicy, DecodingConfig
-from amusd.config.plugins import POLICIES, failure, load_function
-from amusd.errors import ConfigError
+from amusd.config import DecodingConfig
+from amusd.config.plugins import POLICIES, make
 from amusd.policies.base import Policy
 from amusd.policies.schedules import (
     AutoPolicy,
@@ -16,7 +15,6 @@ from amusd.policies.schedules import (
     SynchronousPolicy,
     WindowedPolicy,
 )
-from amusd.settings import shown
 from amusd.types import Mode
 
 BLOCK_TIMEOUT_SECONDS = 10.0
@@ -26,71 +24,34 @@ WHOLE_TREE = 1 << 20
 
 
 def make_policy(decoding: DecodingConfig, *, can_branch: bool = False) -> Policy:
-    """Make the policy that `decoding` names. `can_branch`: draft and acceptance rule allow trees."""
+    """Make the policy that `decoding` names. `can_branch`: draft and acceptance rule allow trees.
+
+    Raises `ConfigError`, one line, for all that goes wrong in making a user's own.
+    """
+    length, lookahead = decoding.num_speculative_tokens, decoding.max_lookahead
+    least, wait, timeout = decoding.min_candidates, decoding.max_wait_passes, BLOCK_TIMEOUT_SECONDS
     if decoding.mode is Mode.AUTOREGRESSIVE:
         return AutoregressivePolicy()
     if decoding.mode is Mode.SYNCHRONOUS:
-        length = decoding.num_speculative_tokens
-        if decoding.tree:
-            return SynchronousPolicy(
-                max_lookahead=length,
-                tokens_per_message=WHOLE_TREE,
-                fan_out=decoding.fan_out,
-                rows_per_step=decoding.rows_per_step,
-                max_steps=length,
-                breadth=decoding.verify_breadth,
-                timeout_seconds=BLOCK_TIMEOUT_SECONDS,
-            )
-        return SynchronousPolicy(
-            max_lookahead=length,
-            tokens_per_message=length,
-            timeout_seconds=BLOCK_TIMEOUT_SECONDS,
-        )
-    if decoding.policy not in get_args(AsynchronousPolicy):
-        return _own_policy(decoding, can_branch=can_branch)
+        chain = SynchronousPolicy(max_lookahead=length, tokens_per_message=length, timeout_seconds=timeout)
+        tree = replace(chain, tokens_per_message=WHOLE_TREE, max_steps=length)
+        return _with_trees(tree, decoding) if decoding.tree else chain
     if decoding.policy == "auto":
-        return AutoPolicy(
-            max_lookahead=decoding.max_lookahead,
-            fan_out=decoding.fan_out if can_branch else 1,
-            rows_per_step=decoding.rows_per_step,
-            max_wait_passes=decoding.max_wait_passes,
-            breadth=decoding.verify_breadth if can_branch else 1,
-        )
+        auto = AutoPolicy(max_lookahead=lookahead, max_wait_passes=wait)
+        return _with_trees(auto, decoding) if can_branch else auto
     if decoding.policy == "branching":
-        return BranchingPolicy(
-            max_lookahead=decoding.max_lookahead,
-            fan_out=decoding.fan_out,
-            rows_per_step=decoding.rows_per_step,
-            min_candidates=decoding.min_candidates,
-            max_wait_passes=decoding.max_wait_passes,
-            breadth=decoding.verify_breadth,
-        )
+        branching = BranchingPolicy(max_lookahead=lookahead, min_candidates=least, max_wait_passes=wait)
+        return _with_trees(branching, decoding)
     if decoding.policy == "windowed":
-        return WindowedPolicy(
-            max_lookahead=2 * decoding.num_speculative_tokens,
-            tokens_per_message=decoding.num_speculative_tokens,
-            timeout_seconds=BLOCK_TIMEOUT_SECONDS,
-        )
-    return ChainPolicy(
-        max_lookahead=decoding.max_lookahead,
-        min_candidates=decoding.min_candidates,
-        max_wait_passes=decoding.max_wait_passes,
-    )
+        return WindowedPolicy(max_lookahead=2 * length, tokens_per_message=length, timeout_seconds=timeout)
+    if decoding.policy == "chain":
+        return ChainPolicy(max_lookahead=lookahead, min_candidates=least, max_wait_passes=wait)
+    return make("policy", decoding.policy, POLICIES, Policy, decoding, can_branch=can_branch)  # type: ignore[type-abstract]
 
 
-def _own_policy(decoding: DecodingConfig, *, can_branch: bool) -> Policy:
-    """The user's own. Raises `ConfigError`, one line, for all that goes wrong in making it."""
-    named = decoding.policy
-    make = load_function("policy", named, POLICIES)
-    try:
-        made = make(decoding, can_branch=can_branch)
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise failure("policy", named, error) from error
-    if not isinstance(made, Policy):
-        raise ConfigError(f"policy={shown(named)}: returns {shown(repr(made))}; expected amusd.policies.base.Policy")
-    return made
+def _with_trees(policy: Policy, decoding: DecodingConfig) -> Policy:
+    rows, breadth = decoding.rows_per_step, decoding.verify_breadth
+    return replace(policy, fan_out=decoding.fan_out, rows_per_step=rows, breadth=breadth)
 
 
 def policy_name(decoding: DecodingConfig) -> str | None:

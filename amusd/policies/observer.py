@@ -26,7 +26,7 @@ Switches: TypeAlias = dict[tuple[Drafter, int], DraftingSwitch]
 class Observer:
     """Watches one sequence after another of a target. Times in nanoseconds of one clock.
 
-    Whether drafting pays is a question to all sequences of a pass, since each has its time: they share `switches`.
+    Sequences of a pass share `switches`, since a rest of one would be measured beside the candidates of others.
     """
 
     def __init__(self, switches: Switches | None = None) -> None:
@@ -42,7 +42,7 @@ class Observer:
         self._draft_knows = True
         """Whether the draft was told what is committed."""
         self._mute_at: int | None = None
-        """Candidates at hand when the draft fell silent: no further one is waited for before one has come."""
+        """Candidates at hand when the draft fell silent: none is waited for before a further one has come."""
 
     def open(self, drafter: str | None, *, has_tree: bool) -> None:
         """Begin an answer. Each drafter, with and without trees, has estimates of its own."""
@@ -58,7 +58,7 @@ class Observer:
         return self._switches.setdefault((self._drafter, self._num_sequences.bit_length()), DraftingSwitch())
 
     def draft_joined(self) -> None:
-        """Wait for nothing before the draft, which joined amid the answer and has to take it in, brings something."""
+        """Wait for nothing before the draft, which has the answer so far to take in, brings something."""
         self._mute_at = 0
 
     def held_up(self, ns: int) -> None:
@@ -80,8 +80,8 @@ class Observer:
             waited_seconds=waited_ns / 1e9,
             pass_seconds=self._pass_seconds,
             chances=self._estimates.chances(num_candidates, weights),
-            acceptance=self._estimates.acceptance,
-            tokens_per_second=self._estimates.tokens_per_second,
+            acceptance=self._estimates.acceptance.value,
+            tokens_per_second=self._estimates.tokens_per_second.value,
             candidate_seconds=self._estimates.candidate_seconds(num_candidates),
             longest_wait=self._estimates.longest_wait(num_candidates),
             draft_is_mute=self._mute_at is not None,
@@ -107,47 +107,28 @@ class Observer:
         end_ns: int,
         outcome: PassOutcome,
         *,
+        num_rows: int,
+        num_sequences: int = 1,
         rests: bool = False,
         is_alone: bool = False,
-        num_rows: int | None = None,
-        num_sequences: int = 1,
     ) -> None:
         """Take in the pass that the last view was decided for.
 
-        `rests`: the draft is not told of it, so it cannot bring anything before the next pass. `is_alone`: no draft can
-        be heard, so the pass says nothing of what drafting brings. `num_rows`: the rows of all `num_sequences` in the
-        pass. A row delays all sequences, so its cost is its time once for each.
+        `num_rows`: the rows of all `num_sequences` in it; a row delays all of them. `rests`: the draft is not told of
+        it, so it brings nothing before the next pass. `is_alone`: no draft can be heard.
         """
-        self._draft_knows = not rests
+        self._draft_knows, self._num_sequences = not rests, num_sequences
         if self._mute_at is not None:
             self._mute_at = 0
         pass_seconds = (end_ns - start_ns) / 1e9
-        usual_seconds = self._pass_seconds or pass_seconds
-        is_outlier = pass_seconds > OUTLIER * usual_seconds
-        self._pass_seconds = MEMORY * usual_seconds + (1 - MEMORY) * pass_seconds
-        own_rows = 1 + outcome.num_candidates + outcome.num_alternatives
-        if not is_outlier:
-            self._row_cost.passed(own_rows if num_rows is None else num_rows, end_ns - start_ns)
-        self._num_sequences = num_sequences
-        if outcome.num_candidates and self._first_weight is not None:
-            self._estimates.judged_first(
-                self._first_weight, accepted=outcome.num_accepted > outcome.num_accepted_alternatives
-            )
         seconds = (end_ns - (start_ns if self._last_end_ns is None else self._last_end_ns)) / 1e9
         self._last_end_ns = end_ns
+        usual_seconds = self._pass_seconds or pass_seconds
+        self._pass_seconds = MEMORY * usual_seconds + (1 - MEMORY) * pass_seconds
+        if pass_seconds <= OUTLIER * usual_seconds:
+            self._row_cost.passed(num_rows, end_ns - start_ns)
         if not rests:
-            self._estimates.passed(
-                num_judged=outcome.num_judged,
-                num_accepted=outcome.num_accepted,
-                num_tokens=outcome.num_tokens,
-                seconds=seconds,
-                gain=0.0 if is_alone else self._gain,
-            )
+            gain = 0.0 if is_alone else self._gain
+            self._estimates.passed(outcome, seconds, gain=gain, first_weight=self._first_weight)
         if not is_alone:
-            self._switch.passed(
-                num_tokens=outcome.num_tokens,
-                seconds=seconds,
-                pass_seconds=pass_seconds,
-                rests=rests,
-                num_sequences=num_sequences,
-            )
+            self._switch.passed(outcome.num_tokens, seconds, pass_seconds, rests=rests, num_sequences=num_sequences)

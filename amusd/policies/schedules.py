@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from amusd.policies.base import Decision, Policy, TargetView, Verify, Wait
 
 STEP_DONE = 0.5
-"""The part of the draft's step under way that is done on average if the target has candidates."""
+"""The part of the draft's step that is done on average if the target has candidates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoregressivePolicy(Policy):
-    """Plain decoding: one token a pass, no draft. The draft-facing limits are never sent to anyone."""
+    """Plain decoding: one token a pass, no draft."""
 
     def decide(self, view: TargetView) -> Decision:  # noqa: ARG002 - the same answer whatever the view
         """Verify nothing, at once."""
@@ -22,16 +23,16 @@ class AutoregressivePolicy(Policy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SynchronousPolicy(Policy):
-    """Synchronous speculative decoding: the draft proposes a block and stops, the target verifies all of it.
+    """The draft proposes a block and stops, the target verifies all of it.
 
-    A block has `max_lookahead` tokens and travels as one message; or it is a tree of `max_steps` steps.
+    A block is `max_lookahead` tokens in one message, or a tree of `max_steps` steps.
 
     References:
         https://arxiv.org/abs/2211.17192, https://arxiv.org/abs/2302.01318; trees: https://arxiv.org/abs/2305.09781
     """
 
     timeout_seconds: float
-    """The longest wait for a block: then the target goes on alone until the draft answers again."""
+    """The longest wait for a block."""
 
     def decide(self, view: TargetView) -> Decision:
         """Wait until the draft has nothing more to offer for this prefix, then verify its block."""
@@ -44,13 +45,10 @@ class SynchronousPolicy(Policy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowedPolicy(Policy):
-    """Asynchronous decoding in windows: while one is verified, the draft fills the next.
+    """While one window of `tokens_per_message` is verified, the draft fills the next.
 
-    A window travels as one message of `tokens_per_message`; `max_lookahead` is two windows.
-
-    A draft that starts anew can have nothing ready, so the pass goes ahead without candidates (pre-verification: its
-    token is compared with the draft's own first one when that arrives). Otherwise the target waits for a whole window
-    (post-verification), however long the draft takes for it. A baseline: `chain` takes what is there instead.
+    A draft that starts anew has nothing ready, so the pass goes ahead without candidates (pre-verification: its token
+    is compared with the draft's own first one). Otherwise the target waits for a window (post-verification).
 
     References:
         PEARL, https://arxiv.org/abs/2408.11850.
@@ -70,72 +68,54 @@ class WindowedPolicy(Policy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainPolicy(Policy):
-    """Asynchronous decoding with one continuous chain of candidates.
+    """One continuous chain of candidates, of which the target verifies what has arrived.
 
-    The draft never stops before its run-ahead limit, and the target verifies what has arrived. It may wait for a few
-    candidates only when the draft starts anew (after a rejection, or when its chain had ended), and never longer than
-    `max_wait_passes`: in that time a pass without candidates would have committed a token.
+    It waits for `min_candidates` only when the draft starts anew (after a rejection, or when its chain had ended), and
+    never longer than `max_wait_passes`.
 
     References:
         AMUSD, https://arxiv.org/abs/2410.17375 (the chain); PipeSpec, https://arxiv.org/abs/2505.01572 (the wait).
     """
 
+    always_waits: ClassVar[bool] = False
+    """Whether it waits though the draft does not start anew."""
     min_candidates: int
     max_wait_passes: float
 
     def decide(self, view: TargetView) -> Decision:
         """Verify now, or wait for the rest of `min_candidates`."""
         seconds_left = self.max_wait_passes * view.pass_seconds - view.waited_seconds
-        if view.draft_restarting and view.lacks(self.min_candidates) and seconds_left > 0:
+        if (view.draft_restarting or self.always_waits) and view.lacks(self.min_candidates) and seconds_left > 0:
             return Wait(seconds_left)
         return Verify(view.num_candidates)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BranchingPolicy(Policy):
-    """Asynchronous decoding with continuations prepared for the likely verdicts.
+class BranchingPolicy(ChainPolicy):
+    """A tree of continuations for the likely verdicts: after a foreseen one the next block is at hand at once.
 
-    The draft computes a tree, the likeliest nodes first, while the target verifies; the target holds what it has been
-    sent, so after a verdict that the tree predicted the next block is at hand without a message. If fewer than
-    `min_candidates` are, as after a verdict that was not predicted, the target waits for the rest, for at most
-    `max_wait_passes`.
+    If fewer than `min_candidates` are, the target waits for the rest, for at most `max_wait_passes`.
 
     References:
         SSD / Saguaro, https://arxiv.org/abs/2603.03251 (a cache of outcomes); EAGLE-2,
         https://arxiv.org/abs/2406.16858 (trees grown by confidence).
     """
 
-    min_candidates: int
-    max_wait_passes: float
-
-    def decide(self, view: TargetView) -> Decision:
-        """Verify now, or wait for the rest of `min_candidates`."""
-        seconds_left = self.max_wait_passes * view.pass_seconds - view.waited_seconds
-        if view.lacks(self.min_candidates) and seconds_left > 0:
-            return Wait(seconds_left)
-        return Verify(view.num_candidates)
+    always_waits: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoPolicy(Policy):
-    """Asynchronous decoding that finds by itself how long to wait, how much to verify, and whether to draft at all.
+    """Finds by itself how long to wait, how much to verify, and whether to draft at all (docs/branching.md).
 
-    One more candidate is worth waiting for if the tokens that it may bring are more than what the pair commits in the
-    time until it comes. That is decided pass by pass, as it depends on how sure the draft is of what is at hand.
+    One more candidate is worth waiting for if its gain is more than the loss; of several sequences the sums count.
 
-    gain    The candidate brings a token if it and all before it are accepted.
-    loss    The tokens that the sequence commits in the time of the wait, and all of the pass in that of the candidate's
-            row. And the draft is amid the step that brings the candidate: without the wait, the part done would be a
-            start for the next pass.
-
-    One step of the draft is for all sequences, and a wait delays them all, so a pass over several waits as long as
-    their gains are more than their losses (`TargetWorker`).
+    gain    a token, if the candidate and all before it are accepted
+    loss    the tokens committed in the time of the wait and of the candidate's row; and what is done by now of the
+            draft's step, which without the wait would be a start for the next pass
 
     A wait is never longer than three times the usual one, and after a wait in vain none follows before a candidate has
-    come: machines stall. A draft that joins amid an answer is not waited for before it has brought something. A
-    candidate at hand is verified unless its row costs more than it may bring (docs/branching.md).
-
-    `fan_out` 1 keeps the draft to one chain.
+    come: machines stall.
     """
 
     max_wait_passes: float

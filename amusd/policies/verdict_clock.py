@@ -1,9 +1,8 @@
 """Estimates when the next verdict is due, and whether the draft should wait for it instead of starting another step.
 
-A step that is under way when a verdict arrives is useful if the verdict was foreseen: it is a part of what comes next.
-If it was not, the step is for nothing and delays the candidates that the target waits for. So a draft whose next step
-would run into the verdict waits for it, unless the expected gain of the step is greater than its expected loss. Only
-speed depends on this: under matching, the time of drafting does not change the answer.
+A step under way when a verdict arrives is of use if the verdict was foreseen; if not, it delays the candidates that the
+target waits for. So a draft whose next step would run into the verdict waits for it, unless the expected gain of the
+step is greater than its expected loss.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class VerdictClock:
         self._step_ns = MEMORY * self._step_ns + (1 - MEMORY) * duration_ns if self._step_ns else float(duration_ns)
 
     def patience_ns(self, now_ns: int) -> int:
-        """Return how long to wait for the verdict instead of starting a step; 0: a step fits, or nothing is known."""
+        """How long to wait for the verdict instead of starting a step; 0: a step fits, or nothing is known."""
         if self._pass_start_ns is None or self._pass_ns is None:
             return 0
         due_ns = self._pass_start_ns + self._pass_ns

@@ -178,8 +178,8 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "waits in vain are never forgotten": ("        self._seconds *= FORGETTING\n", ""),
         "a stall counts in full": ("seconds = min(seconds, self.longest)", "seconds = seconds * 1"),
         "candidates behind a rejected one count as tested": (
-            "num_accepted + (num_accepted < num_judged)",
-            "num_judged",
+            "outcome.num_accepted + (outcome.num_accepted < outcome.num_judged)",
+            "outcome.num_judged",
         ),
         "a draft that is too modest is corrected upwards": (
             "min(1.0, self._correction.value)",
@@ -199,8 +199,8 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         ),
         "a draft that is mute stays so when it brings more": ("num_candidates > self._mute_at:", "False:"),
         "a pass that was held up makes rows dear": (
-            "        if not is_outlier:\n            self._row_cost",
-            "        if True:\n            self._row_cost",
+            "if pass_seconds <= OUTLIER * usual_seconds:",
+            "if True:",
         ),
         "passes without a draft count as its own": ("        if not is_alone:\n", "        if True:\n"),
         "the time between two answers is the pass's": (

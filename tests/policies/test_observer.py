@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from policies.builders import outcome
 
 from amusd.policies.base import TargetView
 from amusd.policies.drafting_switch import FIRST_LOOK
@@ -10,39 +13,28 @@ from amusd.policies.observer import Observer, Switches
 from amusd.protocol.messages import CERTAINTY, Candidate
 from amusd.protocol.prefix_hash import EMPTY, extend
 from amusd.protocol.target_session import TargetSession
-from amusd.protocol.verification import PassOutcome
 
 
 def session() -> TargetSession:
     return TargetSession(sequence_id=1, prompt=(1,), max_length=9, vocab_size=4)
 
 
-def outcome(
-    num_candidates: int = 2, num_accepted: int = 0, num_alternatives: int = 0, num_judged: int | None = None
-) -> PassOutcome:
-    return PassOutcome(
-        num_candidates=num_candidates,
-        num_judged=num_candidates if num_judged is None else num_judged,
-        num_accepted=num_accepted,
-        num_alternatives=num_alternatives,
-        num_accepted_alternatives=num_alternatives,
-        num_tokens=num_accepted + 1,
-    )
-
-
-def passed(observer: Observer, start_ns: int, end_ns: int, *numbers: int) -> None:
-    observer.passed(start_ns, end_ns, outcome(2, *numbers))
+def passed(
+    observer: Observer,
+    start_ns: int = 0,
+    end_ns: int = 1000,
+    *numbers: int,
+    num_candidates: int = 2,
+    num_judged: int | None = None,
+    **options: Any,
+) -> None:
+    """`numbers`: accepted candidates, and alternatives among them."""
+    own = outcome(num_candidates, *numbers, num_judged=num_judged)
+    observer.passed(start_ns, end_ns, own, **{"num_rows": 1 + num_candidates, **options})
 
 
 def seen_by(observer: Observer, decoding: TargetSession | None = None) -> TargetView:
     return observer.view(decoding or session(), max_candidates=3, waited_ns=0)
-
-
-def test_a_view_before_anything_is_known() -> None:
-    view = Observer().view(session(), max_candidates=3, waited_ns=2_000_000)
-    assert (view.num_candidates, view.max_candidates, view.waited_seconds) == (0, 3, 0.002)
-    assert (view.pass_seconds, view.tokens_per_second, view.candidate_seconds) == (0, 0, 0)
-    assert view.path_chance == 1
 
 
 def test_passes_and_what_lies_between_them_are_told_apart() -> None:
@@ -97,30 +89,6 @@ def test_a_draft_is_mute_from_a_wait_in_vain_to_its_next_candidate() -> None:
     assert not view().draft_is_mute
 
 
-@pytest.mark.parametrize("has_joined", [False, True])
-@pytest.mark.parametrize("next_drafter", ["a", "b"])
-def test_a_draft_that_was_mute_is_waited_for_in_the_next_answer(has_joined: bool, next_drafter: str) -> None:
-    observer = Observer()
-
-    def is_mute() -> bool:
-        decoding = session()
-        decoding.attach(1)
-        return seen_by(observer, decoding).draft_is_mute
-
-    observer.open("a", has_tree=False)
-    passed(observer, 0, 10_000_000)
-    assert not is_mute()
-    if has_joined:
-        observer.draft_joined()
-    else:
-        observer.waited(10_000_000, num_before=0, num_after=0)
-    assert is_mute()
-    observer.open(next_drafter, has_tree=False)
-    assert not is_mute()
-    passed(observer, 0, 10_000_000)
-    assert not is_mute()
-
-
 def test_nothing_can_come_from_a_draft_that_was_told_nothing() -> None:
     observer = Observer()
 
@@ -130,12 +98,11 @@ def test_nothing_can_come_from_a_draft_that_was_told_nothing() -> None:
         return seen_by(observer, decoding).can_grow
 
     observer.open("a", has_tree=False)
-    assert can_grow()
-    observer.passed(0, 10, outcome(0), rests=True)
+    passed(observer, num_candidates=0, rests=True)
     assert not can_grow()
-    observer.passed(10, 20, outcome(0))
+    passed(observer, num_candidates=0)
     assert can_grow()
-    observer.passed(20, 30, outcome(0), rests=True)
+    passed(observer, num_candidates=0, rests=True)
     observer.open("a", has_tree=False)  # an Open tells it all
     assert can_grow()
 
@@ -144,7 +111,7 @@ def test_a_row_of_a_pass_over_several_sequences_costs_each_of_them_its_time() ->
     observer = Observer()
     for num_rows in (6, 12, 18) * 20:
         end_ns = 10_000_000 + 1_000 * num_rows
-        observer.passed(0, end_ns, outcome(2, 2), num_rows=num_rows, num_sequences=3)
+        passed(observer, 0, end_ns, num_rows=num_rows, num_sequences=3)
     view = seen_by(observer)
     assert view.row_seconds == pytest.approx(3 * 1e-6)
 
@@ -172,25 +139,12 @@ def test_each_drafter_with_and_without_trees_is_known_for_itself() -> None:
 
 def test_whether_drafting_pays_is_found_for_each_drafter_by_itself() -> None:
     observer = Observer()
-
-    def drafting_pays(drafter: str) -> bool:
-        observer.open(drafter, has_tree=False)
-        return seen_by(observer).drafting_pays
-
-    while drafting_pays("a"):
-        observer.passed(0, 1_000_000, outcome(2, num_judged=0))
-    assert drafting_pays("b")
-    assert not drafting_pays("a")
-
-
-def test_a_wait_that_brought_nothing_counts() -> None:
-    observer = Observer()
     observer.open("a", has_tree=False)
-    passed(observer, 0, 1000)
-    observer.waited(5_000_000, num_before=0, num_after=0)
-    assert seen_by(observer).candidate_seconds == 0.005
-    observer.waited(3_000_000, num_before=0, num_after=1)
-    assert 0.005 < seen_by(observer).candidate_seconds < 0.0075
+    for number in range(FIRST_LOOK):
+        passed(observer, number * 10**6, (number + 1) * 10**6, num_judged=0)
+    assert not seen_by(observer).drafting_pays
+    observer.open("b", has_tree=False)
+    assert seen_by(observer).drafting_pays
 
 
 def test_a_lead_is_worth_nothing_to_a_pass_that_is_full_or_that_no_candidate_can_come_for() -> None:
@@ -201,7 +155,7 @@ def test_a_lead_is_worth_nothing_to_a_pass_that_is_full_or_that_no_candidate_can
         observer.open("a", has_tree=False)
         for _ in range(100):
             observer.view(decoding, max_candidates=max_candidates, waited_ns=0)
-            passed(observer, 0, 1000)
+            passed(observer)
         return observer.view(decoding, max_candidates=max_candidates, waited_ns=0).lead_gain
 
     assert lead_gain(attached=True, max_candidates=3) > 0
@@ -234,8 +188,8 @@ def test_a_pass_that_was_held_up_does_not_make_rows_dear() -> None:
         observer = Observer()
         observer.open("a", has_tree=False)
         for _ in range(5):
-            observer.passed(0, 1_000_000, outcome(0, num_judged=0))
-        observer.passed(0, slow_ns, outcome(7, num_judged=0))
+            passed(observer, 0, 1_000_000, num_candidates=0)
+        passed(observer, 0, slow_ns, num_candidates=7, num_judged=0)
         return seen_by(observer).row_seconds
 
     assert row_seconds(8_000_000) == pytest.approx(0.001, rel=0.01)
@@ -248,7 +202,7 @@ def test_passes_without_a_draft_to_be_heard_say_nothing_of_what_drafting_brings(
     observer.open("a", has_tree=False)
     for number in range(50):
         start_ns = number * 1_000_000
-        observer.passed(start_ns, start_ns + 900_000, outcome(0, num_judged=0), is_alone=is_alone)
+        passed(observer, start_ns, start_ns + 900_000, num_candidates=0, is_alone=is_alone)
         if not seen_by(observer).drafting_pays:
             break
     assert seen_by(observer).drafting_pays == is_alone
@@ -263,7 +217,7 @@ def test_whether_drafting_pays_is_found_by_all_sequences_of_a_pass_together() ->
     for number in range(FIRST_LOOK):
         for observer in observers:
             assert seen_by(observer).drafting_pays
-            observer.passed(number * 10**7, (number + 1) * 10**7, outcome(1, num_judged=0), num_sequences=4)
+            passed(observer, number * 10**7, (number + 1) * 10**7, num_judged=0, num_sequences=4)
     assert not any(seen_by(observer).drafting_pays for observer in observers)
     alone = Observer(switches)
     alone.open("a", has_tree=True)

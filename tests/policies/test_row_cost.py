@@ -31,18 +31,6 @@ def test_steps_of_one_size_tell_nothing_and_change_nothing() -> None:
     assert cost.row_share == pytest.approx(learned, abs=0.05) == pytest.approx(0.2, abs=0.05)
 
 
-def test_the_share_stays_in_its_range_and_follows_a_change() -> None:
-    cost = RowCost(DRAFT_ROW_SHARE)
-    for _ in range(20):
-        cost.passed(1, 2_000_000)
-        cost.passed(8, 1_000_000)
-    assert cost.row_share == 0
-    for _ in range(300):
-        cost.passed(1, 1_000_000)
-        cost.passed(8, 8_000_000)
-    assert cost.row_share == pytest.approx(1, abs=0.01)
-
-
 def test_a_price_that_nothing_confirms_is_forgotten() -> None:
     """It keeps rows away, so that no pass could show that it is mistaken."""
     cost = RowCost()

@@ -29,16 +29,6 @@ def clock(passes: Sequence[int], step: int, start: int = 0, num_unforeseen: int 
     return found, now
 
 
-@given(step=durations, now=durations)
-def test_without_knowledge_nothing_is_waited_for(step: int, now: int) -> None:
-    found = VerdictClock()
-    assert found.patience_ns(now) == 0
-    found.stepped(step)
-    assert found.patience_ns(now) == 0
-    found.sent(now)  # a pass begins, but nobody knows how long one takes
-    assert found.patience_ns(now + step) == 0
-
-
 @given(length=durations, step=durations, elapsed=durations, start=durations)
 def test_passes_of_equal_length_are_waited_for_if_and_only_if_a_step_that_does_not_fit_does_not_pay(
     length: int, step: int, elapsed: int, start: int
@@ -76,6 +66,7 @@ def test_uneven_passes_are_waited_for_a_little_longer_than_even_ones() -> None:
 
 
 def test_a_target_that_waits_for_candidates_begins_its_pass_when_they_are_sent() -> None:
+    assert VerdictClock().patience_ns(0) == 0
     found, now = clock([10 * MS], 5 * MS)
     found.heard(now + 10 * MS, goes_on=False)
     now += 10 * MS
@@ -85,20 +76,6 @@ def test_a_target_that_waits_for_candidates_begins_its_pass_when_they_are_sent()
     assert found.patience_ns(now + 28 * MS) == 2 * MS
     found.heard(now + 30 * MS, goes_on=True)
     assert found.patience_ns(now + 38 * MS) == 2 * MS
-
-
-def test_the_estimates_follow_what_they_are_told() -> None:
-    found, now = clock([10 * MS] * 3, 1 * MS)
-    assert found.patience_ns(now + 8 * MS) == 0
-    for _ in range(20):
-        found.stepped(6 * MS)
-    assert found.patience_ns(now + 8 * MS) == 2 * MS
-    for _ in range(40):
-        now += 30 * MS
-        found.heard(now, goes_on=False)
-        found.sent(now)
-    assert found.patience_ns(now + 8 * MS) == 0
-    assert 1 * MS < found.patience_ns(now + 28 * MS) < 4 * MS
 
 
 def test_where_verdicts_are_foreseen_a_step_may_run_into_one() -> None:
