@@ -34,10 +34,11 @@ from amusd.config import (
 )
 from amusd.config.plugins import DRAFTERS, entry_point_names, is_reference
 from amusd.errors import ConfigError, ContextLengthError
+from amusd.models.detokenizer import IncrementalDecoder
 from amusd.models.embedded_target import Report
 from amusd.models.meeting import Meeting
 from amusd.models.ranks import Leader
-from amusd.models.tokenizer import Conversation, IncrementalDecoder, Tokenizer, user_turn
+from amusd.models.tokenizer import Conversation, Tokenizer, user_turn
 from amusd.policies.base import Policy
 from amusd.policies.factory import make_policy, policy_name
 from amusd.runtime.devices import claim_device, settle_devices

@@ -15,7 +15,7 @@ from typing import Any
 
 from amusd import __version__
 from amusd.answer import Generation, Token
-from amusd.models.tokenizer import IncrementalDecoder, Spelling
+from amusd.models.detokenizer import IncrementalDecoder, Spelling
 from amusd.serving.requests import Plan
 from amusd.tracing.metrics import total
 from amusd.types import FinishReason

@@ -16,7 +16,7 @@ from amusd.answer import Token
 from amusd.async_engine import AsyncAnswer, AsyncEngine
 from amusd.config import DecodingConfig, SamplingParams, ServeConfig
 from amusd.errors import ConfigError, NotFiniteError, StateError
-from amusd.models.tokenizer import IncrementalDecoder
+from amusd.models.detokenizer import IncrementalDecoder
 from amusd.serving.metrics import ServerMetrics
 from amusd.serving.requests import ChatRequest, CompletionRequest, Plan, RequestError, config_error, plan
 from amusd.serving.responses import DONE, Writer, event

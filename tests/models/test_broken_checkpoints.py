@@ -108,7 +108,10 @@ BROKEN: Mapping[str, tuple[Damage, str]] = {
         tensors(lambda weights: weights.pop("lm_head.weight")),
         r"lacks weights, lm_head\.weight among them$",
     ),
-    "no tokenizer": (without("tokenizer.json", "tokenizer_config.json"), r"no tokenizer in it \(tokenizer.json\)"),
+    "no tokenizer": (
+        without("tokenizer.json", "tokenizer_config.json"),
+        r"no tokenizer.json in it; copy that of its base model",
+    ),
     "a tokenizer that is cut short": (half("tokenizer.json"), "its tokenizer cannot be loaded: "),
     "a tokenizer of a larger model": (
         lambda folder: (

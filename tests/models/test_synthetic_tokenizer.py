@@ -7,8 +7,9 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
+from amusd.models.detokenizer import IncrementalDecoder
 from amusd.models.synthetic import SyntheticTokenizer
-from amusd.models.tokenizer import IncrementalDecoder, Tokenizer, user_turn
+from amusd.models.tokenizer import Tokenizer, user_turn
 
 vocabularies = st.integers(2, 200_000)
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from models.published_tokenizers import WORDS, ids_of, qwen_tokenizer, sentencepiece_tokenizer
 
-from amusd.models.tokenizer import HuggingFaceTokenizer, IncrementalDecoder, Spelling
+from amusd.models.detokenizer import IncrementalDecoder, Spelling
+from amusd.models.tokenizer import HuggingFaceTokenizer
 
 NUM_PADDED = 6
 """Ids that the model has beyond its tokenizer."""

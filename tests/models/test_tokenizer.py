@@ -12,7 +12,8 @@ from tokenizers import decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from amusd.errors import ConfigError
-from amusd.models.tokenizer import HuggingFaceTokenizer, IncrementalDecoder, Tokenizer, load_tokenizer, user_turn
+from amusd.models.detokenizer import IncrementalDecoder
+from amusd.models.tokenizer import HuggingFaceTokenizer, Tokenizer, load_tokenizer, user_turn
 
 TEXTS = [
     "plain text",
@@ -127,48 +128,6 @@ def test_end_tokens_come_from_every_place_that_names_one(tmp_path: Path) -> None
     tokenizer.save_pretrained(tmp_path)
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 8]}))
     assert load_tokenizer(tmp_path).eos_token_ids == {5, 7, 8, tokenizer.eos_token_id}
-
-
-def save_sentencepiece_model(folder: Path, architecture: str, tokenizer_class: str | None) -> Path:
-    """A checkpoint whose only tokenizer is the file that SentencePiece has trained."""
-    sentencepiece = pytest.importorskip("sentencepiece", reason="not installed: pip install 'amusd[sentencepiece]'")
-    tiny.tiny_config(architecture, vocab_size=300, eos_token_id=2).save_pretrained(folder)
-    if tokenizer_class is not None:
-        (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": tokenizer_class}))
-    with (folder / "tokenizer.model").open("wb") as file:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(["why is the sky blue", "the rain falls"] * 20),
-            model_writer=file,
-            vocab_size=300,
-            model_type="bpe",
-            byte_fallback=True,
-            hard_vocab_limit=False,
-            normalization_rule_name="identity",
-            remove_extra_whitespaces=False,
-            minloglevel=2,
-        )
-    return folder / "tokenizer.model"
-
-
-@pytest.mark.parametrize("tokenizer_class", [None, "LlamaTokenizer"])
-@pytest.mark.parametrize("architecture", ["LlamaConfig", "MistralConfig"])
-def test_a_model_of_sentencepiece_alone_is_read_as_sentencepiece_reads_it(
-    tmp_path: Path, architecture: str, tokenizer_class: str | None
-) -> None:
-    file = save_sentencepiece_model(tmp_path, architecture, tokenizer_class)
-    from sentencepiece import SentencePieceProcessor
-
-    tokenizer = load_tokenizer(tmp_path)
-    for text in ("why is the 中 sky", "two  spaces"):
-        expected = SentencePieceProcessor(model_file=str(file)).encode(text)
-        assert tokenizer.encode(text)[-len(expected) :] == expected
-    assert tokenizer.decode(tokenizer.encode("why is the 中 sky")) == "why is the 中 sky"
-
-
-def test_a_model_of_sentencepiece_that_is_read_as_another_kind_is_one_line(tmp_path: Path) -> None:
-    save_sentencepiece_model(tmp_path, "Qwen2Config", None)
-    with pytest.raises(ConfigError, match=r"reads tokenizer.model as another kind of tokenizer; copy its base model's"):
-        load_tokenizer(tmp_path)
 
 
 def test_fingerprints_are_equal_for_one_vocabulary_whatever_the_embedding(tmp_path: Path) -> None:

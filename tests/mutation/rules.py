@@ -160,7 +160,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     ("amusd/models/tokenizer.py", "tests/models/test_configuration.py"): {
         "settings that change ids are overlooked": (" or settings.keys() - _PLAIN_SETTINGS:", ":"),
     },
-    ("amusd/models/tokenizer.py", "tests/models/test_text_of_tokens.py"): {
+    ("amusd/models/detokenizer.py", "tests/models/test_text_of_tokens.py"): {
         "a prompt ends in tokens without text, and those before them are forgotten": (
             "            size *= 2\n",
             "            break\n",

@@ -15,7 +15,8 @@ from table_model import TableTokenizer
 
 from amusd.answer import Generation, Token
 from amusd.config import DecodingConfig
-from amusd.models.tokenizer import HuggingFaceTokenizer, IncrementalDecoder, Tokenizer
+from amusd.models.detokenizer import IncrementalDecoder
+from amusd.models.tokenizer import HuggingFaceTokenizer, Tokenizer
 from amusd.serving import requests
 from amusd.serving.requests import ChatRequest, CompletionRequest, Plan, RequestError, validation_error
 from amusd.serving.responses import Writer, event

@@ -1,0 +1,87 @@
+"""The text of a growing token sequence, token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from amusd.models.tokenizer import Tokenizer
+
+_REPLACEMENT = "\ufffd"
+_CONTEXT = 4  # tokens of a prompt that are decoded at least
+_MAX_WINDOW = 256  # tokens re-decoded at most; only text that is not UTF-8 comes near
+
+
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """How one token reads at its place in a text."""
+
+    label: str
+    """Its piece of the text. A special or padded token has its name, and part of a character `bytes:` and its bytes."""
+    utf8: bytes | None
+    """Its bytes, which are the text's when joined; None for a special or padded token."""
+    num_characters: int
+    """Characters that it adds to the text: 0 while a character is incomplete."""
+
+
+class IncrementalDecoder:
+    """Text of a growing token sequence, piece by piece, never half a character.
+
+    Prompt and pieces together are the text that the tokenizer makes of all ids. A short window is decoded for each
+    token. It begins with tokens that have text, because some tokenizers decode the first token of a text differently.
+    Text is held back while it ends in a replacement character, because with byte tokens the next one may change all of
+    it. Text that was handed out stands, although some tokenizers also replace the whole characters beside a broken one.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
+        """`prompt`: the tokens before the first one that is pushed; a character that they begin is completed here."""
+        self._tokenizer = tokenizer
+        self._window: list[int] = []
+        self._num_read = 0  # tokens of the window whose text has been handed out
+        self._num_given = 0  # characters of that text
+        self._is_holding = False
+        size = _CONTEXT
+        while size < len(prompt) and not tokenizer.decode(prompt[-size:]).strip(_REPLACEMENT):
+            size *= 2
+        for token_id in prompt[-size:]:
+            self.push(token_id)
+
+    def push(self, token_id: int) -> str:
+        """The new text that this token completes; empty while a character is incomplete."""
+        piece = self._piece(token_id)
+        self._window.append(token_id)
+        self._is_holding = piece is None
+        has_context = piece or len(self._window) >= _MAX_WINDOW
+        if piece is None or not (has_context or self._num_read):
+            return ""
+        if has_context:
+            del self._window[: self._num_read]
+        else:  # a token without text is no context for the next one
+            self._window.pop()
+        self._num_read = len(self._window)
+        self._num_given = len(self._tokenizer.decode(self._window))
+        return piece
+
+    def flush(self) -> str:
+        """The text still held: an incomplete character, as its replacement character."""
+        text = self._tokenizer.decode(self._window)
+        piece = text[self._num_given :]
+        self._num_read, self._num_given = len(self._window), len(text)
+        return piece
+
+    def spell(self, token_id: int) -> Spelling:
+        """How a token would read if it were pushed next."""
+        own = self._tokenizer.token_text(token_id)
+        if isinstance(own, str):
+            return Spelling(own, None, 0)
+        piece = self._piece(token_id)
+        if piece is None:
+            return Spelling("bytes:" + repr(own)[2:-1], own, 0)
+        return Spelling(piece, own if self._is_holding else piece.encode(), len(piece))
+
+    def _piece(self, token_id: int) -> str | None:
+        """The text that the token would complete; None while a character is incomplete."""
+        text = self._tokenizer.decode([*self._window, token_id])
+        if text.endswith(_REPLACEMENT) and len(self._window) < _MAX_WINDOW:
+            return None
+        return text[self._num_given :]
