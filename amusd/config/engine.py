@@ -96,8 +96,6 @@ class DrafterConfig(Settings):
     dtype: Literal["auto", "bfloat16", "float16", "float32", "int8"] = "auto"
     """`auto`: `int8` for `embedded` and for drafters that read states, where the CPU multiplies it fast, else as of the
     target."""
-    model_impl: Literal["auto", "amusd", "transformers"] = "auto"
-    """As of the target."""
     num_layers: Count | None = None
     """`self`: how many of the target's first layers draft, below its norm and its head; None: a quarter."""
     min_lookup: Annotated[int, Meta(ge=0, le=MAX_MATCH)] | None = None

@@ -24,8 +24,7 @@ from transformers.utils import is_accelerate_available, logging
 from amusd.errors import ConfigError
 from amusd.models.attention import Attention, register_attention
 from amusd.models.checkpoint import CONFIG, find_checkpoint
-from amusd.models.compatibility import check_supported, is_quantized
-from amusd.models.configuration import ModelConfig
+from amusd.models.compatibility import is_quantized
 from amusd.models.features import FeatureSpec, FeatureTaps
 from amusd.models.kv_cache import KVMemory
 from amusd.models.load_options import LoadOptions, loaded_dtype
@@ -135,18 +134,12 @@ def load_stock_tokenizer(folder: Path) -> Any:
         return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
 
 
-def _as_stock(config: Any) -> Any:
-    return AutoConfig.for_model(**config.settings) if isinstance(config, ModelConfig) else config
-
-
 def load_stock(path: str | Path, config: Any, options: LoadOptions, shared: SharedVocabulary | None) -> Any:
     """The model as transformers loads it, which knows how the weights of every architecture are stored.
 
     Its quantizers are the libraries that are installed. Most of them load onto a device, by the library accelerate.
     """
     forbid_kernels()
-    config = _as_stock(config)
-    check_supported(config, options.max_model_len)
     if is_quantized(config):  # or one that it does not know would be left out
         found = getattr(config, "quantization_config", None) or config.get_text_config(decoder=True).quantization_config
         AutoHfQuantizer.from_config(copy.deepcopy(found), pre_quantized=True)

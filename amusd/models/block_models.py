@@ -32,7 +32,7 @@ from amusd.models.draft_layouts import (
     read_published,
 )
 from amusd.models.graphs import send
-from amusd.models.huggingface import device_errors, prepare_device
+from amusd.models.huggingface import device_errors
 from amusd.models.kv_cache import KVMemory
 from amusd.models.linear import INT8, InputScales, Linear, MakeLinear, Weights, make_int8, make_linear
 from amusd.models.load_options import LoadOptions, loaded_dtype
@@ -166,9 +166,9 @@ class DFlashModel:
         ids = draft.output_ids
         self.output_ids = None if ids is None else ids.to(options.device)
         self.device = torch.device(options.device)
-        weights = draft.fill(layer_shapes(draft, options.max_model_len))
+        weights = draft.fill(layer_shapes(draft))
         max_positions = self.max_length + self.block_size
-        self._network = Decoder(weights, config, options, max_positions, loaded_dtype(options.dtype))
+        self._network = Decoder(weights, config, options, max_positions)
         self.vocab_size, self.num_ids = self._network.vocab_size, self._network.num_ids
         if self._mask_token_id >= self.num_ids:
             raise ConfigError(
@@ -282,5 +282,4 @@ def load_block_model(path: str | Path, target_path: str | Path, options: LoadOpt
     draft = read_published(path, target_path, kind)
     check_options(draft, options)
     with device_errors(options.device):
-        prepare_device(options.device)
         return MedusaModel(draft, options) if draft.family == MEDUSA else DFlashModel(draft, options)

@@ -1,4 +1,4 @@
-"""Configurations of models: read here for the types that `Decoder` computes, by transformers for every other.
+"""Configurations of models: read here for those that `Decoder` computes, by transformers for every other.
 
 transformers takes two seconds to load what it reads a configuration with.
 """
@@ -11,14 +11,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from amusd.errors import ConfigError
+from amusd.errors import ConfigError, UnsupportedModelError
 from amusd.models.checkpoint import CONFIG, find_checkpoint, one_line_errors
 
 MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """transformers' names of the architectures that `Decoder` computes."""
 
+_ROPE_TYPES = frozenset({"default", "linear", "dynamic", "yarn", "longrope", "llama3"})
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-_DEFAULTS: Mapping[str, Any] = {
+_DEFAULTS: dict[str, Any] = {
     "attention_bias": False,
     "head_dim": None,
     "hidden_act": "silu",
@@ -27,6 +28,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "max_window_layers": 28,
     "mlp_bias": False,
     "num_key_value_heads": None,
+    "pretraining_tp": 1,
     "rms_norm_eps": 1e-6,
     "sliding_window": None,
     "tie_word_embeddings": False,
@@ -36,18 +38,17 @@ _DEFAULTS: Mapping[str, Any] = {
 
 
 class ModelConfig(SimpleNamespace):
-    """The configuration of a model that `Decoder` may compute, under transformers' names."""
+    """The configuration of a model of one of `MODEL_TYPES`, under transformers' names."""
 
-    num_key_value_heads: int | None
-    head_dim: int | None
+    num_key_value_heads: Any
+    head_dim: Any
     layer_types: Any
     sliding_window: Any
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         """`settings`: of a `config.json` of any age. Raises `TypeError` for a size that is missing or no number."""
-        super().__init__(**{**_DEFAULTS, **settings})
-        self.settings = dict(settings)
-        """As they are stored."""
+        older = {name: settings.get(name) for name in ("rope_scaling", "rope_theta", "partial_rotary_factor")}
+        super().__init__(**_DEFAULTS | {name: each for name, each in settings.items() if name not in older})
         for name in _SIZES:
             if not isinstance(getattr(self, name, None), int):
                 raise TypeError(f"{name}={getattr(self, name, None)!r} is no number")
@@ -61,14 +62,24 @@ class ModelConfig(SimpleNamespace):
                 first = self.num_hidden_layers if window is None else self.max_window_layers
                 kinds = ("full_attention", "sliding_attention")
                 self.layer_types = [kinds[index >= first] for index in range(self.num_hidden_layers)]
-        rope = dict(settings.get("rope_scaling") or settings.get("rope_parameters") or {})  # older files have several
+        rope = dict(older["rope_scaling"] or settings.get("rope_parameters") or {})
         rope.setdefault("rope_type", rope.get("type", "default"))
-        rope.setdefault("rope_theta", settings.get("rope_theta", 10000.0))
-        if "partial_rotary_factor" in settings:
-            rope.setdefault("partial_rotary_factor", settings["partial_rotary_factor"])
+        rope.setdefault("rope_theta", older["rope_theta"] or 10000.0)
+        if older["partial_rotary_factor"] is not None:
+            rope.setdefault("partial_rotary_factor", older["partial_rotary_factor"])
         if rope["rope_type"] in ("llama3", "yarn", "longrope"):
             rope.setdefault("original_max_position_embeddings", self.max_position_embeddings)
         self.rope_parameters = rope
+
+    def is_covered(self) -> bool:
+        """Whether `Decoder` computes the model."""
+        return (
+            getattr(self, "quantization_config", None) is None
+            and self.hidden_act in ("silu", "swish")
+            and self.pretraining_tp in (None, 1)
+            and self.rope_parameters["rope_type"] in _ROPE_TYPES
+            and self.rope_parameters.get("partial_rotary_factor", 1.0) == 1.0
+        )
 
     def get_text_config(self, *, decoder: bool = True) -> ModelConfig:  # noqa: ARG002 - the signature is transformers'
         """Itself: it has no other part."""
@@ -77,38 +88,37 @@ class ModelConfig(SimpleNamespace):
     def standardize_rope_params(self) -> None:
         """Nothing: they are. By transformers' name, whose formulas ask for it."""
 
-    def of_first_layers(self, number: int) -> ModelConfig:
-        """That of a model of its first `number` layers."""
-        changed = {**self.settings, "num_hidden_layers": number}
-        if changed.get("layer_types"):
-            changed["layer_types"] = changed["layer_types"][:number]
-        return ModelConfig(changed)
 
-
-def load_config(path: str | Path, num_layers: int | None = None) -> Any:
+def load_config(path: str | Path, num_layers: int | None = None, model_impl: str = "auto") -> Any:
     """The configuration of a checkpoint; with `num_layers`, of a model of so many of its first layers.
 
-    A `ModelConfig`, or transformers' for another type and for quantized weights. Raises `ConfigError` if there is none,
-    or it has no layers beyond those.
+    A `ModelConfig` exactly if `Decoder` computes the model, else transformers' own. Raises `ConfigError` if there is
+    none, or it has no layers beyond those, `UnsupportedModelError` where `model_impl` is `amusd` and `Decoder` does not
+    compute it.
     """
     folder = find_checkpoint(path)
     with one_line_errors(path, CONFIG):
         settings = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        if settings.get("model_type") in MODEL_TYPES and settings.get("quantization_config") is None:
-            config: Any = ModelConfig(settings)
-        else:
+        model_type = settings.get("model_type")
+        is_own = model_impl != "transformers" and model_type in MODEL_TYPES
+        config: Any = ModelConfig(settings) if is_own else None
+        if config is None or not config.is_covered():
+            if model_impl == "amusd":
+                raise UnsupportedModelError(
+                    f"model_impl=amusd: this model of type '{model_type}' is not one that amusd's decoder computes: "
+                    f"{', '.join(sorted(MODEL_TYPES))} with their usual layers, not quantized; allowed: auto"
+                )
             from amusd.models.adapter import load_stock_config
 
             config = load_stock_config(folder)
-    if num_layers is None:
-        return config
-    most = config.get_text_config(decoder=True).num_hidden_layers - 1
-    if num_layers > most:
-        raise ConfigError(f"drafter.num_layers={num_layers}: the target has {most + 1} layers; allowed: 1 to {most}")
-    if isinstance(config, ModelConfig):
-        return config.of_first_layers(num_layers)
-    text = config.get_text_config(decoder=True)
-    text.num_hidden_layers = num_layers
-    if layer_types := getattr(text, "layer_types", None):
-        text.layer_types = layer_types[:num_layers]
+    if num_layers is not None:
+        text = config.get_text_config(decoder=True)
+        most = text.num_hidden_layers - 1
+        if num_layers > most:
+            raise ConfigError(
+                f"drafter.num_layers={num_layers}: the target has {most + 1} layers; allowed: 1 to {most}"
+            )
+        text.num_hidden_layers = num_layers
+        if layer_types := getattr(text, "layer_types", None):
+            text.layer_types = layer_types[:num_layers]
     return config

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
@@ -22,11 +21,12 @@ from torch import Tensor
 from amusd.errors import ConfigError
 from amusd.models.attention import Attention, AttentionInputs
 from amusd.models.checkpoint import CONFIG
+from amusd.models.configuration import ModelConfig
 from amusd.models.features import FeatureTaps
 from amusd.models.fused import rotate_and_store, silu_and_multiply
 from amusd.models.kv_cache import KVMemory
 from amusd.models.linear import INT8, InputScales, Linear, MakeLinear, Weights, make_int8, make_linear
-from amusd.models.load_options import LoadOptions
+from amusd.models.load_options import LoadOptions, loaded_dtype
 from amusd.models.sharding import JoinedLinear, Ranks, SummedLinear, share, share_of_outputs
 from amusd.models.split_attention import cache_dtype
 from amusd.models.vocabulary import EMBEDDING, HEAD
@@ -35,14 +35,9 @@ VECTOR = 32
 """Numbers in a vector of a CPU at most: bfloat16 in 64 bytes."""
 
 
-def head_dim(config: Any) -> int:
-    """Numbers of an attention head."""
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-
-
-def weight_shapes(config: Any) -> dict[str, tuple[int, ...]]:
-    """The name and the shape of each weight of a model that `why_not_covered` accepts, but for biases."""
-    width, units, dim = config.hidden_size, config.intermediate_size, head_dim(config)
+def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The name and the shape of each weight of a model of `ModelConfig`, but for biases."""
+    width, units, dim = config.hidden_size, config.intermediate_size, config.head_dim
     queries, keys = config.num_attention_heads * dim, config.num_key_value_heads * dim
     block: dict[str, tuple[int, ...]] = {
         "input_layernorm": (width,),
@@ -186,7 +181,7 @@ class _Layer:
 
 
 class Decoder:
-    """A `Network` made of the weights of a model that `why_not_covered` accepts."""
+    """A `Network` made of the weights of a model of `ModelConfig`."""
 
     implementation = "amusd"
     feature_width = 0
@@ -194,18 +189,16 @@ class Decoder:
     def __init__(
         self,
         weights: dict[str, Tensor],
-        config: Any,
+        config: ModelConfig,
         options: LoadOptions,
         max_positions: int,
-        dtype: torch.dtype | None = None,
     ) -> None:
         """`weights`, by the names of `weight_shapes`, which are removed as they are taken in; biases are optional.
 
-        `max_positions`: rows of the rotary table. `dtype` of weights and rows, to which layers are converted one by
-        one; None keeps that of the weights. Ranks are at most as many as key heads.
+        Layers are converted to the options' dtype one by one. `max_positions`: rows of the rotary table.
         """
         device, ranks, int8 = torch.device(options.device), options.ranks, options.dtype == INT8
-        rows = dtype or weights[EMBEDDING].dtype
+        rows = loaded_dtype(options.dtype)
         self._input_scales = InputScales()
         make: MakeLinear = partial(make_linear, dtype=rows)
         if int8:  # of rows in float32
@@ -215,9 +208,9 @@ class Decoder:
         heads = _Heads(
             queries=range(keys.start * groups, keys.stop * groups),
             keys=keys,
-            dim=head_dim(config),
+            dim=config.head_dim,
             epsilon=config.rms_norm_eps,
-            scaling=head_dim(config) ** -0.5,
+            scaling=config.head_dim**-0.5,
         )
         self.device = device
         self._make = make
@@ -312,9 +305,9 @@ def own_norm(weight: Tensor | None, epsilon: float, device: torch.device, dtype:
     return Norm(None if weight is None else weight.to(device, dtype, copy=True), epsilon)
 
 
-def _rotary_table(config: Any, num_positions: int) -> Tensor:
+def _rotary_table(config: ModelConfig, num_positions: int) -> Tensor:
     """[positions, dim / 2] complex64: `scaling * exp(i * position * frequency)`."""
-    rope, dim, scaling = config.rope_parameters, head_dim(config), 1.0
+    rope, dim, scaling = config.rope_parameters, config.head_dim, 1.0
     if rope["rope_type"] == "default":
         frequencies = 1.0 / (rope["rope_theta"] ** (torch.arange(0, dim, 2, dtype=torch.int64).float() / dim))
     else:

@@ -28,10 +28,10 @@ from torch import Tensor
 
 from amusd.errors import ConfigError, UnsupportedModelError
 from amusd.models.checkpoint import CONFIG, find_checkpoint, one_line_errors, open_checkpoint, read_head
-from amusd.models.compatibility import check_supported, why_not_covered
 from amusd.models.configuration import MODEL_TYPES, ModelConfig, load_config
 from amusd.models.decoder import fit_weights, weight_shapes
 from amusd.models.features import FeatureSpec
+from amusd.models.huggingface import prepare, prepare_device
 from amusd.models.linear import INT8, why_not_int8
 from amusd.models.load_options import LoadOptions
 from amusd.models.tokenizer import load_tokenizer, read_fingerprint
@@ -318,21 +318,17 @@ def _check_vocabulary(draft: PublishedDraft) -> None:
 
 
 def check_options(draft: PublishedDraft, options: LoadOptions) -> None:
-    """Raise `UnsupportedModelError` for options that no drafter with features has; before any weight is read."""
-    if options.model_impl == "transformers":
-        raise UnsupportedModelError("model_impl=transformers: only amusd computes a drafter that reads features")
-    if draft.config is not None:
-        if (reason := why_not_covered(draft.config)) is not None:
-            raise UnsupportedModelError(f"drafter {draft.path}: {reason}")
-        options.check(draft.config)
-    elif options.dtype == INT8 and (reason := why_not_int8(torch.device(options.device))) is not None:
-        raise UnsupportedModelError(f"dtype=int8: there are no fast int8 products: {reason}")
+    """Raise `UnsupportedModelError` for a drafter that is not computed like this; before any weight is read."""
+    if draft.config is None:
+        if options.dtype == INT8 and (reason := why_not_int8(torch.device(options.device))) is not None:
+            raise UnsupportedModelError(f"dtype=int8: there are no fast int8 products: {reason}")
+        prepare_device(options.device)
+        return
+    if not draft.config.is_covered():
+        raise UnsupportedModelError(f"drafter {draft.path}: amusd's decoder does not compute its layers")
+    prepare(draft.config, options)
 
 
-def layer_shapes(draft: PublishedDraft, max_model_len: int) -> dict[str, tuple[int, ...]]:
-    """`weight_shapes` of the layers, with a head of the drafter's columns.
-
-    Raises `UnsupportedModelError` if their cache could not be rolled back.
-    """
-    check_supported(draft.config, max_model_len)
+def layer_shapes(draft: PublishedDraft) -> dict[str, tuple[int, ...]]:
+    """`weight_shapes` of the layers, with a head of the drafter's columns."""
     return {**weight_shapes(draft.config), HEAD: tuple(draft.head().shape)}

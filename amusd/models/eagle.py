@@ -29,7 +29,7 @@ from amusd.models.draft_layouts import (
 from amusd.models.huggingface import wrap_network
 from amusd.models.kv_cache import KVMemory
 from amusd.models.linear import Weights
-from amusd.models.load_options import LoadOptions, loaded_dtype
+from amusd.models.load_options import LoadOptions
 
 
 class EagleDecoder(Decoder):
@@ -43,7 +43,7 @@ class EagleDecoder(Decoder):
         max_positions: int,
     ) -> None:
         """`weights`: see `_shapes`; `max_positions`: see `Decoder`."""
-        super().__init__(weights, draft.config, options, max_positions, loaded_dtype(options.dtype))
+        super().__init__(weights, draft.config, options, max_positions)
         self.feature_width = draft.feature_spec().width
         self._norm_before_residual = bool(draft.settings.get("norm_before_residual", False))
         """The first layer adds to the normed feature."""
@@ -100,7 +100,7 @@ def load_eagle(path: str | Path, target_path: str | Path, options: LoadOptions) 
     """
     draft = read_published(path, target_path, "eagle")
     check_options(draft, options)
-    weights = draft.fill(_shapes(draft, options.max_model_len))
+    weights = draft.fill(_shapes(draft))
 
     def make(max_length: int) -> EagleDecoder:
         return EagleDecoder(weights, draft, options, max_length)
@@ -109,9 +109,9 @@ def load_eagle(path: str | Path, target_path: str | Path, options: LoadOptions) 
     return wrap_network(make, draft.config, options, None if ids is None else ids.to(options.device))
 
 
-def _shapes(draft: PublishedDraft, max_model_len: int) -> dict[str, tuple[int, ...]]:
+def _shapes(draft: PublishedDraft) -> dict[str, tuple[int, ...]]:
     """The shapes of the weights of the layers, with the parts of EAGLE."""
-    shapes, width = layer_shapes(draft, max_model_len), int(draft.config.hidden_size)
+    shapes, width = layer_shapes(draft), int(draft.config.hidden_size)
     first = "model.layers.0"
     if draft.family == EAGLE:
         del shapes[f"{first}.input_layernorm.weight"], shapes["model.norm.weight"]

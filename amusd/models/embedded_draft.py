@@ -25,13 +25,12 @@ from amusd.errors import ConfigError
 from amusd.files import make_new_folder
 from amusd.models.cached_model import CachedModel
 from amusd.models.checkpoint import write_checkpoint
-from amusd.models.compatibility import check_supported
 from amusd.models.configuration import ModelConfig, load_config
 from amusd.models.decoder import fit_weights, weight_shapes
 from amusd.models.draft_layouts import target_weight
-from amusd.models.huggingface import wrap_weights
+from amusd.models.huggingface import prepare, wrap_weights
 from amusd.models.linear import to_int8
-from amusd.models.load_options import LoadOptions, loaded_dtype
+from amusd.models.load_options import LoadOptions
 from amusd.models.vocabulary import EMBEDDING, HEAD, reduce_head
 
 DRAFT_FILE = Path(__file__).parents[1] / "embedded" / "draft.safetensors"
@@ -61,14 +60,12 @@ def load_embedded_draft(
     draft = read_draft(draft_file)
     if vocab_size > len(draft.output_ids):
         raise ConfigError(f"vocab_size={vocab_size}: the draft can propose {len(draft.output_ids)} tokens")
-    config = load_config(path)
-    check_supported(config, options.max_model_len)
-    config = config.of_first_layers(draft.num_layers)
-    options.check(config)  # refuses before any weight is read
+    config = load_config(path, draft.num_layers)
+    prepare(config, options)
     output_ids = draft.output_ids[:vocab_size].sort().values
     weights = _with_ends(path, draft, config)
     reduce_head(weights, output_ids)
-    return wrap_weights(weights, config, options, output_ids, dtype=loaded_dtype(options.dtype))
+    return wrap_weights(weights, config, options, output_ids)
 
 
 def export_draft(target: Path, folder: Path, draft_file: Path = DRAFT_FILE) -> None:
@@ -79,12 +76,12 @@ def export_draft(target: Path, folder: Path, draft_file: Path = DRAFT_FILE) -> N
     draft = read_draft(draft_file)
     make_new_folder(folder)
     try:
-        config = load_config(target).of_first_layers(draft.num_layers)
+        config = load_config(target, draft.num_layers)
         weights = _with_ends(target, draft, config)
         if config.tie_word_embeddings:
             del weights[HEAD]
         weights = {name: tensor.to(torch.bfloat16) for name, tensor in weights.items()}
-        write_checkpoint(folder, {**config.settings, "dtype": "bfloat16"}, weights)
+        write_checkpoint(folder, {**vars(config), "dtype": "bfloat16"}, weights)
         for name in _FROM_TARGET:
             if (target / name).exists():
                 shutil.copyfile(target / name, folder / name)

@@ -20,7 +20,7 @@ from torch import Tensor
 from amusd.errors import ConfigError, MissingDependencyError, first_line
 from amusd.models.checkpoint import write_checkpoint
 from amusd.models.configuration import ModelConfig
-from amusd.models.decoder import head_dim, weight_shapes
+from amusd.models.decoder import weight_shapes
 from amusd.models.synthetic import SHAPES
 from amusd.models.vocabulary import HEAD
 
@@ -112,7 +112,7 @@ def convert_gguf(source: Path, folder: Path) -> None:
         tensor = stored[gguf_names.get_name(name, (".weight",))]
         weight = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
         if "q_proj" in name or "k_proj" in name:
-            weight = _rotate_half_order(weight, head_dim(config))
+            weight = _rotate_half_order(weight, config.head_dim)
         weights[name] = weight.to(torch.bfloat16)
     settings = {"architectures": ["LlamaForCausalLM"], "dtype": "bfloat16", **_SHAPE, **special_ids}
     write_checkpoint(folder, settings, weights)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,10 @@ from amusd.errors import ConfigError, DeviceError, UnsupportedModelError, first_
 from amusd.models.cached_model import CachedModel
 from amusd.models.checkpoint import CONFIG, one_line_errors, open_checkpoint
 from amusd.models.compatibility import check_supported, is_quantized, position_limit
-from amusd.models.configuration import load_config
+from amusd.models.configuration import ModelConfig, load_config
 from amusd.models.decoder import Decoder, fit_weights, weight_shapes
 from amusd.models.graphs import run_each_time
-from amusd.models.load_options import LoadOptions, loaded_dtype, uses_decoder
+from amusd.models.load_options import LoadOptions, check_forward_pass
 from amusd.models.passes import Network
 from amusd.models.row_attention import require_triton
 from amusd.models.self_test import rows_agree
@@ -40,29 +41,27 @@ def load_model(
 
     `shared`: the vocabulary of a draft whose ids are not its target's; the model then reads the target's ids.
     `report` receives a line about each promise that transformers' layers for the model break.
-    Raises `UnsupportedModelError` for a model that cannot be rolled back, or that `model_impl=amusd` does not cover (no
-    weight has been read then), and `ConfigError` for one that is missing, incomplete or not in the safetensors format.
+    Raises `UnsupportedModelError` for a model that cannot be rolled back or computed like this (no weight has been read
+    then), and `ConfigError` for one that is missing, incomplete or not in the safetensors format.
     """
-    config = load_config(path, options.num_layers)
+    config = load_config(path, options.num_layers, options.model_impl)
     output_ids = None if shared is None or shared.has_same_tokenizer else shared.output_ids
     with one_line_errors(path):
-        check_supported(config, options.max_model_len)
-        options.check(config)  # refuses before any weight is read
-        prepare_device(options.device)
+        prepare(config, options)
         stored = open_checkpoint(path)
         if not is_quantized(config):
             _check_dtypes(path, stored)
-        if uses_decoder(config, options.model_impl):
+        if isinstance(config, ModelConfig):
             weights = read_weights(path, stored, config)
             del stored
             if shared is not None:
                 adopt_vocabulary(weights, shared)
-            return wrap_weights(weights, config, options, output_ids, dtype=loaded_dtype(options.dtype))
+            return wrap_weights(weights, config, options, output_ids)
         from amusd.models.adapter import load_stock
 
-        wrapped = wrap_model(load_stock(path, config, options, shared), options, output_ids)
+        model = wrap_stock(load_stock(path, config, options, shared), options, output_ids)
     with one_line_errors(path, "transformers' code for it, without kernels from a hub, cannot compute a token"):
-        return _try_out(wrapped, options, lambda line: report(f"model {path}: {line}"))
+        return _try_out(model, options, lambda line: report(f"model {path}: {line}"))
 
 
 def _try_out(model: CachedModel, options: LoadOptions, report: Callable[[str], None]) -> CachedModel:
@@ -104,48 +103,23 @@ def read_weights(path: str | Path, stored: Mapping[str, Tensor], config: Any) ->
 
 
 def wrap_weights(
-    weights: dict[str, Tensor],
-    config: Any,
-    options: LoadOptions,
-    output_ids: Tensor | None = None,
-    *,
-    dtype: torch.dtype | None = None,
+    weights: dict[str, Tensor], config: ModelConfig, options: LoadOptions, output_ids: Tensor | None = None
 ) -> CachedModel:
     """Make a model of weights under the names of `weight_shapes`, which are removed as they are taken in.
 
-    They are converted to `dtype` on the way; None leaves them as they are, which is float32 for `int8`.
-    `output_ids`: see `LanguageModel`.
-    Raises `ConfigError` without that device, `UnsupportedModelError` if the lean decoder is asked for and does not
-    cover the model, the ranks cannot share it, or there are no int8 products.
+    `output_ids`: see `LanguageModel`. Raises `ConfigError` if the device is full.
     """
-    if not uses_decoder(config, options.model_impl):
-        raise UnsupportedModelError(f"model_impl={options.model_impl}: transformers computes whole checkpoints only")
-
-    def make(max_length: int) -> Network:
-        return Decoder(weights, config, options, max_length, dtype)
-
-    return wrap_network(make, config, options, output_ids)
+    return wrap_network(partial(Decoder, weights, config, options), config, options, output_ids)
 
 
-def weights_of(model: Any) -> dict[str, Tensor]:
-    """The weights of a transformers model; a tied one is one tensor under two names."""
-    own = {parameter: parameter.detach() for parameter in model.parameters()}
-    return {name: own[parameter] for name, parameter in model.named_parameters(remove_duplicate=False)}
-
-
-def wrap_model(
-    model: Any, options: LoadOptions, output_ids: Tensor | None = None, *, dtype: torch.dtype | None = None
-) -> CachedModel:
-    """`wrap_weights` for a loaded transformers model, which the caller must not use any more."""
-    if uses_decoder(model.config, options.model_impl):
-        return wrap_weights(weights_of(model), model.config, options, output_ids, dtype=dtype)
+def wrap_stock(model: Any, options: LoadOptions, output_ids: Tensor | None = None) -> CachedModel:
+    """The same of a loaded transformers model, which the caller must not use any more."""
     from amusd.models.adapter import HuggingFaceNetwork
-
-    model = model.eval().requires_grad_(requires_grad=False)
 
     def make(_max_length: int) -> Network:
         is_there = model.device == torch.device(options.device)  # a quantized one may not be moved
-        return HuggingFaceNetwork(model if is_there else model.to(options.device), options.features)
+        stock = model.eval().requires_grad_(requires_grad=False)
+        return HuggingFaceNetwork(stock if is_there else stock.to(options.device), options.features)
 
     return wrap_network(make, model.config, options, output_ids)
 
@@ -153,10 +127,8 @@ def wrap_model(
 def wrap_network(
     make: Callable[[int], Network], config: Any, options: LoadOptions, output_ids: Tensor | None = None
 ) -> CachedModel:
-    """Put the network that `make` builds, given its number of positions, on its device. Raises as `wrap_model`."""
-    options.check(config)
-    prepare_device(options.device)
-    max_length = _max_length(config, options)
+    """Put the network that `make` builds, given its number of positions, on its device. Raises as `wrap_weights`."""
+    max_length = min(options.max_model_len, position_limit(config) or options.max_model_len)
     with device_errors(options.device):
         return CachedModel(
             make(max_length),
@@ -167,6 +139,19 @@ def wrap_network(
             tokens_per_step=options.tokens_per_step,
             ranks=options.ranks,
         )
+
+
+def prepare(config: Any, options: LoadOptions) -> None:
+    """Refuse what cannot run, before any weight is read, and prepare the device.
+
+    Raises `UnsupportedModelError` for a model that cannot be rolled back or computed like this, and as
+    `prepare_device`.
+    """
+    check_supported(config, options.max_model_len)
+    check_forward_pass(config, options.dtype, options.device, options.ranks.size)
+    if options.model_impl == "transformers" and isinstance(config, ModelConfig):
+        raise UnsupportedModelError("model_impl=transformers: transformers computes checkpoints, not random weights")
+    prepare_device(options.device)
 
 
 def prepare_device(device: str) -> None:
@@ -181,11 +166,6 @@ def prepare_device(device: str) -> None:
     torch.backends.cuda.enable_cudnn_sdp(enabled=False)  # it builds a plan for each length of a prompt: 0.4 s
     matmul = torch.backends.cuda.matmul  # split sums are added in float32
     matmul.allow_bf16_reduced_precision_reduction = matmul.allow_fp16_reduced_precision_reduction = False
-
-
-def _max_length(config: Any, options: LoadOptions) -> int:
-    """Longest sequence in tokens of the model of a transformers configuration."""
-    return min(options.max_model_len, position_limit(config) or options.max_model_len)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Options for loading a model, and the forward pass that follows from them: known before any weight is read."""
+"""Options for loading a model, and what they demand of it: checked before any weight is read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from amusd.errors import UnsupportedModelError
-from amusd.models.compatibility import why_not_covered
+from amusd.models.configuration import ModelConfig
 from amusd.models.features import FeatureSpec
 from amusd.models.graphs import Capture
 from amusd.models.linear import INT8, why_not_int8
@@ -41,43 +41,18 @@ class LoadOptions:
     features: Mapping[str, FeatureSpec] = field(default_factory=dict)
     """The features that drafters read of it, by their names."""
 
-    def check(self, config: Any) -> None:
-        """Raise `UnsupportedModelError` if the model of a transformers configuration cannot be loaded like this."""
-        check_forward_pass(config, self.model_impl, self.dtype, self.device, self.ranks.size)
 
-
-def uses_decoder(config: Any, model_impl: str) -> bool:
-    """Whether `Decoder` computes the model of a configuration; if not, `HuggingFaceNetwork` does.
-
-    Raises `UnsupportedModelError` if `model_impl` is `amusd` and the decoder does not cover the model.
-    """
-    return _why_adapter(config, model_impl) is None
-
-
-def _why_adapter(config: Any, model_impl: str) -> str | None:
-    """Why `HuggingFaceNetwork` computes a configuration's model; None: `Decoder` does. Raises as `uses_decoder`."""
-    reason = why_not_covered(config)
-    if model_impl == "amusd" and reason is not None:
-        raise UnsupportedModelError(f"model_impl=amusd: model type '{config.model_type}': {reason}")
-    return "model_impl=transformers" if model_impl == "transformers" else reason
-
-
-def check_forward_pass(config: Any, model_impl: str, dtype: str, device: str, num_ranks: int = 1) -> None:
-    """Raise `UnsupportedModelError` if no forward pass computes the model of a configuration like this."""
-    adapter = _why_adapter(config, model_impl)
+def check_forward_pass(config: Any, dtype: str, device: str, num_ranks: int = 1) -> None:
+    """Raise `UnsupportedModelError` if the model of a configuration is not computed in `dtype` by so many ranks."""
+    is_lean = isinstance(config, ModelConfig)
     if dtype == INT8:
-        if adapter is not None:
-            raise UnsupportedModelError(f"dtype=int8: only the lean decoder multiplies in int8: {adapter}")
-        if (reason := why_not_int8(torch.device(device))) is not None:
+        reason = why_not_int8(torch.device(device)) if is_lean else "transformers computes this model"
+        if reason is not None:
             raise UnsupportedModelError(f"dtype=int8: there are no fast int8 products: {reason}")
-    if num_ranks > 1:
-        setting = f"target_tensor_parallel_size={num_ranks}"
-        if adapter is not None:
-            raise UnsupportedModelError(f"{setting}: ranks share the lean decoder only: {adapter}; allowed: 1")
-        if num_ranks > (num_heads := config.num_key_value_heads):
-            raise UnsupportedModelError(
-                f"{setting}: each rank needs a key head, and this model has {num_heads}; allowed: 1 to {num_heads}"
-            )
+    most = config.num_key_value_heads if is_lean else 1
+    if num_ranks > most:
+        reason = "each rank needs a key head" if is_lean else "ranks share amusd's decoder, not transformers' code"
+        raise UnsupportedModelError(f"target_tensor_parallel_size={num_ranks}: {reason}; allowed: 1 to {most}")
 
 
 def loaded_dtype(dtype: str) -> torch.dtype:

@@ -121,8 +121,9 @@ def draft_dtype(config: DrafterConfig, device: str, target_shape: ModelShape | N
     if config.dtype != "auto":
         return config.dtype
     is_embedded = config.kind in ("embedded", "synthetic") and draft_shape(config, target_shape) is None
-    can = config.model_impl != "transformers" and why_not_int8(torch.device(device)) is None
-    return INT8 if can and (is_embedded or config.can.needs_features) else fastest_dtype(torch.device(device))
+    is_small = is_embedded or config.can.needs_features
+    can = why_not_int8(torch.device(device)) is None
+    return INT8 if is_small and can else fastest_dtype(torch.device(device))
 
 
 def load_draft_model(
@@ -142,7 +143,7 @@ def load_draft_model(
     shape = draft_shape(config, engine.hardware.synthetic)
     if shape is not None:
         return load_synthetic(shape, options), None
-    path = model_path(_names_checkpoint(config, engine), report)
+    path = _draft_path(config, engine, report)
     if config.kind == "self":
         return load_model(path, options), load_tokenizer(path)
     if config.kind == "hf":
@@ -170,7 +171,6 @@ def _draft_options(config: DrafterConfig, engine: EngineConfig, device: str) -> 
         max_model_len=engine.max_model_len,
         dtype=draft_dtype(config, device, engine.hardware.synthetic),
         device=device,
-        model_impl=config.model_impl,
         capture=capture,
         num_layers=_num_layers(config, engine),
         tokens_per_step=1 if capture is None else TOKENS_PER_REPLAY,
@@ -201,21 +201,27 @@ def _shared_with_target(
 def check_target(config: EngineConfig, device: str) -> None:
     """Raise, before any weight is read, as `load_target` where the target or its ranks cannot compute on `device`."""
     dtype, num_ranks = target_dtype(config, device), config.target_tensor_parallel_size
-    check_forward_pass(target_settings(config), config.target.model_impl, dtype, device, num_ranks)
+    check_forward_pass(target_settings(config), dtype, device, num_ranks)
 
 
 def check_drafter(config: DrafterConfig, engine: EngineConfig, device: str) -> None:
     """The same for the model of a drafter, if it has one: of a cascade, for that in the middle."""
     if config.can.needs_features or not config.can.has_model:
         return
-    config, synthetic = config.stages[0], engine.hardware.synthetic
-    settings = _settings(_names_checkpoint(config, engine), draft_shape(config, synthetic), _num_layers(config, engine))
-    check_forward_pass(settings, config.model_impl, draft_dtype(config, device, synthetic), device)
+    config = config.stages[0]
+    shape = draft_shape(config, engine.hardware.synthetic)
+    if shape is not None:
+        settings: Any = ModelConfig(SHAPES[shape])
+    else:
+        settings = load_config(_draft_path(config, engine), _num_layers(config, engine))
+    check_forward_pass(settings, draft_dtype(config, device, engine.hardware.synthetic), device)
 
 
 def target_settings(config: EngineConfig) -> Any:
     """The configuration of the target's model. Raises as `load_target`."""
-    return _settings(config.target, config.hardware.synthetic)
+    if config.hardware.synthetic is not None:
+        return ModelConfig(SHAPES[config.hardware.synthetic])
+    return load_config(model_path(config.target), model_impl=config.target.model_impl)
 
 
 def _num_layers(config: DrafterConfig, engine: EngineConfig) -> int | None:
@@ -225,13 +231,6 @@ def _num_layers(config: DrafterConfig, engine: EngineConfig) -> int | None:
     return max(1, int(target_settings(engine).get_text_config(decoder=True).num_hidden_layers) // 4)
 
 
-def _names_checkpoint(config: DrafterConfig, engine: EngineConfig) -> TargetConfig | DrafterConfig:
-    """The configuration that names a drafter's checkpoint: the target's, where the drafter is a part of it."""
-    return engine.target if config.kind == "self" else config
-
-
-def _settings(config: TargetConfig | DrafterConfig, shape: ModelShape | None, num_layers: int | None = None) -> Any:
-    """The configuration of the model."""
-    if shape is not None:
-        return ModelConfig(SHAPES[shape])
-    return load_config(model_path(config), num_layers)
+def _draft_path(config: DrafterConfig, engine: EngineConfig, report: Report | None = None) -> str:
+    """The checkpoint of a drafter with a model: the target's, where the drafter is a part of it."""
+    return model_path(engine.target if config.kind == "self" else config, report)

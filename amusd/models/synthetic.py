@@ -24,7 +24,7 @@ from amusd.config import ModelShape
 from amusd.models.cached_model import CachedModel
 from amusd.models.configuration import ModelConfig
 from amusd.models.decoder import weight_shapes
-from amusd.models.huggingface import device_errors, prepare_device, wrap_weights
+from amusd.models.huggingface import device_errors, prepare, wrap_weights
 from amusd.models.load_options import LoadOptions, loaded_dtype
 from amusd.models.tokenizer import Conversation
 from amusd.models.vocabulary import EMBEDDING, HEAD
@@ -122,8 +122,7 @@ def load_synthetic(shape: ModelShape, options: LoadOptions, *, seed: int = 0) ->
     when it is too small.
     """
     config = ModelConfig(SHAPES[shape])
-    options.check(config)
-    prepare_device(options.device)
+    prepare(config, options)
     with device_errors(options.device):
         weights = random_weights(config, dtype=loaded_dtype(options.dtype), device=options.device, seed=seed)
     return wrap_weights(weights, config, options)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from models import tiny
+from models.tiny import wrap_model
 from oracle import OracleDrafter
 from table_model import TableModel
 
@@ -19,7 +20,6 @@ from amusd.drafters.synthetic import right_with_probability
 from amusd.models.adapter import adopt_into
 from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
-from amusd.models.huggingface import wrap_model
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 from amusd.models.vocabulary import share_vocabulary

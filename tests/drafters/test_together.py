@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from models import tiny
+from models.tiny import wrap_model
 
 from amusd.config import GREEDY, Distribution, DrafterConfig
 from amusd.drafters import factory
@@ -18,7 +19,6 @@ from amusd.drafters.base import Drafter
 from amusd.errors import NotFiniteError
 from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
-from amusd.models.huggingface import wrap_model
 from amusd.models.language_model import ChainRows
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics

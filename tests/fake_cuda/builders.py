@@ -15,7 +15,7 @@ from amusd.models import synthetic
 from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
 from amusd.models.configuration import ModelConfig
-from amusd.models.huggingface import wrap_model, wrap_weights
+from amusd.models.huggingface import prepare_device, wrap_stock, wrap_weights
 from amusd.models.load_options import LoadOptions
 from amusd.models.loading import DRAFT_ROWS, capture_for
 from amusd.models.numerics import Numerics
@@ -40,7 +40,7 @@ def build(shape: ModelShape, device: str, *, num_layers: int | None = 2, **optio
     `options`: as of `LoadOptions`; `width` and `fixed` in the place of `numerics`.
     """
     changes = {} if num_layers is None else {"num_hidden_layers": num_layers}
-    return _wrapped({**SHAPES[shape], **changes}, device, torch.bfloat16, options)
+    return _wrapped({**SHAPES[shape], **changes}, device, "bfloat16", options)
 
 
 def small(device: str, **options: Any) -> CachedModel:
@@ -49,7 +49,7 @@ def small(device: str, **options: Any) -> CachedModel:
     `options`: as of `build`; `arguments`: of its configuration, beside those that make it small.
     """
     arguments = {**_SMALL, **options.pop("arguments", {})}
-    return _wrapped(arguments, device, torch.float32, {"max_model_len": 256, **options})
+    return _wrapped(arguments, device, "float32", {"max_model_len": 256, **options})
 
 
 def target(device: str = "cuda:0", **options: Any) -> CachedModel:
@@ -75,26 +75,28 @@ def two_layers() -> Iterator[None]:
         yield
 
 
-def _wrapped(arguments: dict[str, Any], device: str, dtype: torch.dtype, options: dict[str, Any]) -> CachedModel:
+def _wrapped(arguments: dict[str, Any], device: str, dtype: str, options: dict[str, Any]) -> CachedModel:
     width, fixed = options.pop("width", 8), options.pop("fixed", True)
     settings = LoadOptions(
         **{
             "numerics": Numerics.for_device(device, width=width, fixed=fixed),
             "max_model_len": 2048,
+            "dtype": dtype,
             "device": device,
             "capture": capture_for(device, cuda_graphs=True),
             **options,
         }
     )
     config = ModelConfig(arguments)
-    weights = random_weights(config, dtype=dtype, device=device, seed=0)
+    weights = random_weights(config, dtype=getattr(torch, dtype), device=device, seed=0)
+    prepare_device(device)
     if settings.model_impl != "transformers":
         return wrap_weights(weights, config, settings)
     with torch.device("meta"):
         stock = AutoModelForCausalLM.from_config(
-            AutoConfig.for_model(**arguments), dtype=dtype, attn_implementation=register_attention()
+            AutoConfig.for_model(**arguments), dtype=getattr(torch, dtype), attn_implementation=register_attention()
         )
     stock.load_state_dict(weights, assign=True)
     with torch.device(device):  # computed buffers, no weights
         stock.model.rotary_emb = type(stock.model.rotary_emb)(stock.config)
-    return wrap_model(stock, settings)
+    return wrap_stock(stock, settings)

@@ -17,10 +17,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from models import tiny
 from models.linked_ranks import come
 from models.test_decoder import Case, stock_model
+from models.tiny import wrap_model
 
 from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
-from amusd.models.huggingface import wrap_model
 from amusd.models.load_options import LoadOptions
 from amusd.models.loading import capture_for
 from amusd.models.numerics import Numerics

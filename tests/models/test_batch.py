@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from models import tiny
 from models.blocks import random_ids
 from models.paths import random_paths, tree_rows
+from models.tiny import wrap_model
 from torch import Tensor
 
 from amusd.models.attention import register_attention
@@ -22,7 +23,6 @@ from amusd.models.cached_model import CachedModel
 from amusd.models.decoder import Decoder
 from amusd.models.eager import EagerPasses, RowCounts
 from amusd.models.graphs import run_each_time
-from amusd.models.huggingface import wrap_model
 from amusd.models.kv_cache import PreallocatedCache
 from amusd.models.language_model import ChainRows, SamplerRows, SequenceRows
 from amusd.models.load_options import LoadOptions
@@ -52,7 +52,7 @@ def tiny_model(
         dtype=dtype,
     )
     lm = tiny.tiny_causal_lm(tiny.tiny_config("LlamaConfig"), register_attention())
-    return wrap_model(lm, options, dtype=getattr(torch, dtype) if model_impl == "amusd" else None)
+    return wrap_model(lm.to(getattr(torch, dtype)), options)
 
 
 MODELS = {

@@ -11,6 +11,7 @@ import pytest
 import torch
 from models import tiny
 from models.paths import tree_rows
+from models.tiny import wrap_model
 from torch import Tensor
 
 from amusd.errors import DeviceError, NotFiniteError
@@ -18,7 +19,6 @@ from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
 from amusd.models.captured import CapturedPasses, PassShape
 from amusd.models.graphs import run_each_time
-from amusd.models.huggingface import wrap_model
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 

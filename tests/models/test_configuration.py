@@ -53,7 +53,7 @@ def test_a_configuration_is_what_transformers_takes_it_for(settings: Mapping[str
     with torch.device("meta"):
         weights = dict(AutoModelForCausalLM.from_config(stock).named_parameters(remove_duplicate=False))
     shapes = {name: tuple(weight.shape) for name, weight in weights.items() if not name.endswith(".bias")}
-    assert weight_shapes(own) == weight_shapes(stock) == shapes
+    assert weight_shapes(own) == shapes
 
 
 TEMPLATE = (

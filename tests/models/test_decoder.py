@@ -10,12 +10,12 @@ import pytest
 import torch
 from models import tiny
 from models.blocks import decode_in_blocks, random_ids, stock_logits
+from models.tiny import weights_of, wrap_model
 
 from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
 from amusd.models.captured import Capture
 from amusd.models.decoder import Norm
-from amusd.models.huggingface import weights_of, wrap_model, wrap_weights
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 from amusd.models.sharding import ALONE, Ranks
@@ -121,7 +121,7 @@ def lean_model(
     weights = weights_of(source)
     if output_ids is not None:
         reduce_head(weights, output_ids)
-    model = wrap_weights(weights, source.config, options, output_ids)
+    model = wrap_model(source, options, output_ids, weights)
     assert model.implementation == "amusd"
     return model
 

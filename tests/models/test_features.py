@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from models import tiny
+from models.tiny import wrap_model
 from torch import Tensor
 
 from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
 from amusd.models.features import FeatureSpec
 from amusd.models.graphs import run_each_time
-from amusd.models.huggingface import wrap_model
 from amusd.models.language_model import FeatureRows, SequenceRows
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics

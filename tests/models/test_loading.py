@@ -30,12 +30,10 @@ def config_folder(folder: Path, config: Any) -> Path:
 
 UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     ("MambaConfig", {}, "recurrent state"),
-    ("RwkvConfig", {}, "recurrent state"),
     ("Lfm2Config", {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}, "conv layers"),
     ("MistralConfig", {"sliding_window": 128}, "window of 128.*at most 128"),
     ("Gemma3TextConfig", {"sliding_window": 128}, "window of 128.*at most 128"),
-    ("T5Config", {}, "encoder-decoder"),
-    ("ViTConfig", {}, "no causal language model"),
+    ("T5Config", {}, "no causal language model"),
 ]
 
 

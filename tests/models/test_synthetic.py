@@ -76,7 +76,7 @@ def test_eighty_layers_have_finite_logits_around_one(shape: ModelShape, dtype: s
     model = wrap_weights(
         random_weights(config, dtype=getattr(torch, dtype), device="cpu", seed=0),
         config,
-        LoadOptions(numerics=Numerics(width=8, fixed=True), max_model_len=64),
+        LoadOptions(numerics=Numerics(width=8, fixed=True), max_model_len=64, dtype=dtype),
     )
     cache = model.new_cache(48)
     model.prefill(list(range(32)), cache)
@@ -136,7 +136,7 @@ def test_loading_holds_the_weights_once_and_at_most_a_layer_and_the_embeddings_t
         embeddings = sizes[EMBEDDING] + sizes.get(HEAD, 0)
         assert weights <= live.peak < weights + layer
         numerics = Numerics(width=1, fixed=True, border=1, prefill_chunk=1)
-        loaded = wrap_weights(drawn, config, LoadOptions(numerics=numerics, max_model_len=16, model_impl="amusd"))
+        loaded = wrap_weights(drawn, config, LoadOptions(numerics=numerics, max_model_len=16, dtype="float16"))
     tables = 8 * 1024 + norms  # masks, positions, rotary frequencies; a CPU holds the weights of norms twice
     joining = layer  # the parts of a product before they are one
     assert live.peak < weights + layer + joining + embeddings + tables

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from models import tiny
 from models.blocks import random_ids, stock_logits
 from models.paths import decoded_both_ways, tree_rows
+from models.tiny import wrap_model
 from torch import Tensor
 
 from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
 from amusd.models.graphs import run_each_time
-from amusd.models.huggingface import wrap_model
 from amusd.models.kv_cache import PreallocatedCache
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics

@@ -11,6 +11,7 @@ import pytest
 import torch
 from models import tiny
 from models.other_tokenizer import save_reindexed, word_tokenizer
+from models.tiny import wrap_model
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken
 
@@ -20,7 +21,6 @@ from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.models.adapter import adopt_into
 from amusd.models.attention import register_attention
-from amusd.models.huggingface import wrap_model
 from amusd.models.load_options import LoadOptions
 from amusd.models.loading import load_draft_model
 from amusd.models.numerics import Numerics

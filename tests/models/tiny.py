@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
-from amusd.models.huggingface import wrap_model
+from amusd.models.configuration import MODEL_TYPES, ModelConfig
+from amusd.models.huggingface import wrap_stock, wrap_weights
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 
@@ -98,6 +100,26 @@ def tiny_causal_lm(config: Any, attention: str = "eager", seed: int = 0) -> Any:
             if parameter.ndim > 1:
                 parameter.normal_(std=0.2, generator=generator)
     return model
+
+
+def weights_of(model: Any) -> dict[str, torch.Tensor]:
+    """The weights of a stock model; a tied one is one tensor under two names."""
+    own = {parameter: parameter.detach() for parameter in model.parameters()}
+    return {name: own[parameter] for name, parameter in model.named_parameters(remove_duplicate=False)}
+
+
+def wrap_model(
+    model: Any,
+    options: LoadOptions,
+    output_ids: torch.Tensor | None = None,
+    weights: dict[str, torch.Tensor] | None = None,
+) -> CachedModel:
+    """Ours with the weights and the dtype of a stock model; `weights`: instead of its own."""
+    config = ModelConfig(model.config.to_dict()) if model.config.model_type in MODEL_TYPES else None
+    if options.model_impl == "transformers" or config is None or not config.is_covered():
+        return wrap_stock(model, options, output_ids)
+    options = replace(options, dtype=str(model.dtype).removeprefix("torch."))
+    return wrap_weights(weights or weights_of(model), config, options, output_ids)
 
 
 def wrapped_pair(name: str, numerics: Numerics | None = None, model_impl: str = "auto") -> tuple[Any, CachedModel]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from models import tiny
+from models.tiny import wrap_model
 from runtime.pair import PROMPT, VOCAB_SIZE, decoding, pair, params, reference
 from table_model import TableModel
 
@@ -13,7 +14,6 @@ from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter
 from amusd.drafters.cascade import CascadeDrafter
 from amusd.drafters.tree import ModelTreeDrafter
-from amusd.models.huggingface import wrap_model
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 from amusd.protocol.messages import Open, Verdict
