@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,9 +31,6 @@ from amusd.models.checkpoint import CONFIG, find_checkpoint, one_line_errors, op
 from amusd.models.configuration import MODEL_TYPES, ModelConfig, load_config
 from amusd.models.decoder import fit_weights, weight_shapes
 from amusd.models.features import FeatureSpec
-from amusd.models.huggingface import prepare, prepare_device
-from amusd.models.linear import INT8, why_not_int8
-from amusd.models.load_options import LoadOptions
 from amusd.models.tokenizer import load_tokenizer, read_fingerprint
 from amusd.models.vocabulary import EMBEDDING, HEAD
 
@@ -44,11 +41,15 @@ KINDS = {EAGLE: "eagle", EAGLE3: "eagle", MEDUSA: "medusa", DFLASH: "dflash"}
 _SPECULATORS_TYPE = "speculators_model_type"
 _COPIES_OF_TARGET = ("verifier_norm.", "verifier_lm_head.", "rotary_emb.")
 """Weights of the target, or made from the configuration, that some files hold too."""
-_NOT_OF_LAYERS = frozenset({
-    "model_type", "architectures", "auto_map", "dtype", "torch_dtype", "num_hidden_layers", "vocab_size",
-    "pad_token_id", "bos_token_id", "eos_token_id", "tie_word_embeddings",
-})  # fmt: skip
-"""Keys of a configuration that say nothing of the layers, or are taken from the weights and the target."""
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+_INPUT_NORMS = ("input_norm.", "fc_norm.")
+"""Norms of the target's states: one for all of them, or one for each."""
+_BESIDE_LAYERS = {
+    EAGLE: (),
+    EAGLE3: ("d2t", "t2d", "fc.", *_INPUT_NORMS),
+    DFLASH: ("d2t", "t2d", "fc.", *_INPUT_NORMS, "hidden_norm."),
+}
+"""Starts of the names of weights that are none of the drafter's network."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,82 +81,52 @@ class PublishedDraft:
             return None
         return offsets.long() + torch.arange(len(offsets))
 
-    def head(self) -> Tensor:
-        """[columns, width]: the drafter's own head, or the rows of the target's that `output_ids` name."""
-        own, ids = self.weights.get(HEAD), self.output_ids
-        if own is not None:
-            return own
-        whole = target_weight(self.target_path, HEAD)
-        return whole if ids is None else whole[ids]
-
-    def embedding(self) -> Tensor:
-        """[ids, width]: the drafter's own embedding, or the target's."""
-        own = self.weights.get(EMBEDDING)
-        return target_weight(self.target_path, EMBEDDING) if own is None else own
-
     def feature_spec(self) -> FeatureSpec:
         """The features that it reads of the target."""
-        width = int(self.target.hidden_size)
         if self.family in (EAGLE, MEDUSA):
-            return FeatureSpec(self.feature_layers, width)
-        reduce = _Reduction(self, int(self.weights["fc.weight"].shape[1]))
-        return FeatureSpec(self.feature_layers, int(self.weights["fc.weight"].shape[0]), reduce)
+            return FeatureSpec(self.feature_layers, int(self.target.hidden_size))
+        return FeatureSpec(self.feature_layers, len(self.weights["fc.weight"]), _Reduction(self))
 
-    def fill(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-        """The weights of these names and shapes, those that the target shares among them, and the biases there are.
-
-        Raises `ConfigError` if weights are missing, too many or of other shapes.
-        """
-        elsewhere = ("d2t", "t2d", *_BESIDE_TARGET[self.family])
-        given = {name: tensor for name, tensor in self.weights.items() if not name.startswith(elsewhere)}
-        given |= {EMBEDDING: self.embedding(), HEAD: self.head()}
-        return fit_weights(f"drafter {self.path}", given, shapes, all_given=True)
-
-
-_LAYER = re.compile(r"model\.layers\.(\d+)\.")
-_NEEDED = {
-    EAGLE: ("fc.weight", "model.layers.0.self_attn.q_proj.weight"),
-    EAGLE3: ("fc.weight", "model.layers.0.self_attn.q_proj.weight"),
-    DFLASH: ("fc.weight", "hidden_norm.weight", "model.layers.0.self_attn.q_proj.weight"),
-    MEDUSA: (),
-}
-"""Weights that are looked at before all of them are checked."""
-_BESIDE_TARGET: Mapping[str, tuple[str, ...]] = {
-    EAGLE: (),
-    EAGLE3: ("fc.", "input_norm.", "fc_norm."),
-    DFLASH: ("fc.", "hidden_norm."),
-    MEDUSA: (),
-}
-"""Starts of the names of the weights that `FeatureSpec.reduce` holds."""
+    def network_weights(self) -> dict[str, Tensor]:
+        """The weights of its network, with the target's embedding and head where it has none of its own."""
+        beside = _BESIDE_LAYERS[self.family]
+        weights = {name: tensor for name, tensor in self.weights.items() if not name.startswith(beside)}
+        if EMBEDDING not in weights:
+            weights[EMBEDDING] = target_weight(self.target_path, EMBEDDING)
+        if HEAD not in weights:
+            whole, ids = target_weight(self.target_path, HEAD), self.output_ids
+            weights[HEAD] = whole if ids is None else whole[ids]
+        return weights
 
 
 class _Reduction(torch.nn.Module):
     """The features of states: norms where the layout has them, and `fc`. Weights keep their stored dtype."""
 
-    def __init__(self, draft: PublishedDraft, width: int) -> None:
+    def __init__(self, draft: PublishedDraft) -> None:
         super().__init__()
-        weights, epsilon = draft.weights, draft.config.rms_norm_eps
+        weights = draft.weights
 
-        def norm(name: str) -> torch.nn.Module:
-            weight = weights[name]
-            made = torch.nn.RMSNorm(len(weight), eps=epsilon, device="meta")
-            made.weight = torch.nn.Parameter(weight, requires_grad=False)
-            return made
+        def module(name: str) -> torch.nn.Module:
+            weight = weights[f"{name}.weight"]
+            if weight.ndim == 1:
+                return torch.nn.RMSNorm(len(weight), eps=draft.config.rms_norm_eps, device="meta")
+            outputs, inputs = weight.shape
+            return torch.nn.Linear(inputs, outputs, bias=f"{name}.bias" in weights, device="meta")
 
-        names = sorted(name for name in weights if name.startswith(("input_norm.", "fc_norm.")))
-        self.input_norms = torch.nn.ModuleList([norm(name) for name in names])
-        """One for all states together, or one for each."""
-        self.fc = torch.nn.Linear(width, len(weights["fc.weight"]), bias="fc.bias" in weights, device="meta")
-        for name, _ in list(self.fc.named_parameters()):
-            setattr(self.fc, name, torch.nn.Parameter(weights[f"fc.{name}"], requires_grad=False))
-        self.output_norm = norm("hidden_norm.weight") if draft.family == DFLASH else torch.nn.Identity()
+        norms = [name.removesuffix(".weight") for name in sorted(weights) if name.startswith(_INPUT_NORMS)]
+        outputs = ["fc", "hidden_norm"] if draft.family == DFLASH else ["fc"]
+        self.norms = torch.nn.ModuleList(module(name) for name in norms)
+        self.outputs = torch.nn.Sequential(*(module(name) for name in outputs))
+        for name, part in zip([*norms, *outputs], [*self.norms, *self.outputs], strict=True):
+            own = {key: weights[f"{name}.{key}"] for key, _ in part.named_parameters()}
+            part.load_state_dict(own, assign=True)
 
     def forward(self, states: Tensor) -> Tensor:
         """[rows, layers * hidden size] -> [rows, width]."""
-        if self.input_norms:
-            parts = states.chunk(len(self.input_norms), dim=-1)
-            states = torch.cat([norm(part) for norm, part in zip(self.input_norms, parts, strict=True)], dim=-1)
-        features: Tensor = self.output_norm(self.fc(states))
+        if self.norms:
+            parts = states.chunk(len(self.norms), dim=-1)
+            states = torch.cat([norm(part) for norm, part in zip(self.norms, parts, strict=True)], dim=-1)
+        features: Tensor = self.outputs(states)
         return features
 
 
@@ -167,33 +138,33 @@ def read_feature_spec(path: str | Path, target_path: str | Path, kind: str) -> F
 def read_published(path: str | Path, target_path: str | Path, kind: str) -> PublishedDraft:
     """Read the drafter of this kind (one of `KINDS`) in a folder or hub name; weights stay in their mapped files.
 
-    Raises `ConfigError` for files that are missing or damaged, `UnsupportedModelError` for a drafter of another kind,
-    or one that was made for another target.
+    Raises `ConfigError` for files that are missing or damaged, and for weights that are missing, too many or of shapes
+    that do not fit the target; `UnsupportedModelError` for a drafter of another kind or for another target.
     """
     folder = find_checkpoint(path)
     with one_line_errors(path, CONFIG):
         settings = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     target = load_config(target_path).get_text_config(decoder=True)
     with one_line_errors(path):
-        draft = _read(path, settings, target_path, target)
-        if (found := KINDS[draft.family]) != kind:
+        stored = read_head(path)
+        family = _family(path, settings, stored)
+        if (found := KINDS[family]) != kind:
             raise UnsupportedModelError(f"drafter={kind}: {path} holds one for drafter={found}")
-        for difference in _differences(draft, folder):
+        weights = {
+            _canonical(name, family): tensor
+            for name, tensor in stored.items()
+            if not any(part in name for part in _COPIES_OF_TARGET)
+        }
+        config = None if family == MEDUSA else _layer_config(settings, weights, target)
+        if config is not None and not config.is_covered():
+            raise UnsupportedModelError(f"drafter {path}: amusd's decoder does not compute its layers")
+        layers = _feature_layers(family, settings, int(target.num_hidden_layers))
+        shapes = _medusa_shapes(weights, target) if config is None else _shapes(family, config, weights, target, layers)
+        weights = fit_weights(f"drafter {path}", weights, shapes, all_given=True)
+        draft = PublishedDraft(path, family, settings, config, weights, target_path, target, layers)
+        if difference := _difference(draft, folder):
             raise UnsupportedModelError(f"drafter {path}: made for another target: {difference}")
-        _check_vocabulary(draft)
     return draft
-
-
-def _read(path: str | Path, settings: Mapping[str, Any], target_path: str | Path, target: Any) -> PublishedDraft:
-    """The drafter, whatever target it was made for."""
-    stored = read_head(path)
-    family = _family(path, settings, stored)
-    weights = {_canonical(name, family): tensor for name, tensor in stored.items() if not _is_copy(name)}
-    if missing := [name for name in _NEEDED[family] if name not in weights]:
-        raise ConfigError(f"drafter {path}: lacks weights, {missing[0]} among them")
-    config = None if family == MEDUSA else _layer_config(path, settings, weights, target)
-    layers = _feature_layers(path, family, settings, int(target.num_hidden_layers))
-    return PublishedDraft(path, family, settings, config, weights, target_path, target, layers)
 
 
 def target_weight(path: str | Path, name: str) -> Tensor:
@@ -219,14 +190,9 @@ def _family(path: str | Path, settings: Mapping[str, Any], stored: Mapping[str, 
     if "fc.weight" in bare and any(name.startswith(("midlayer.", "layers.0.")) for name in bare):
         if "dflash_config" in settings or "target_layer_ids" in settings:
             return DFLASH
-        if any(name.startswith("midlayer.") or name.endswith("hidden_norm.weight") for name in bare):
-            return EAGLE3
-        return EAGLE
+        is_eagle3 = any(name.startswith("midlayer.") or name.endswith("hidden_norm.weight") for name in bare)
+        return EAGLE3 if is_eagle3 else EAGLE
     raise UnsupportedModelError(f"drafter {path}: its weights are in no layout of EAGLE, Medusa or DFlash")
-
-
-def _is_copy(name: str) -> bool:
-    return any(part in name for part in _COPIES_OF_TARGET)
 
 
 def _canonical(name: str, family: str) -> str:
@@ -240,95 +206,94 @@ def _canonical(name: str, family: str) -> str:
     return f"model.{name}" if name.startswith(("layers.", "embed_tokens.", "norm.")) else name
 
 
-def _layer_config(path: str | Path, settings: Mapping[str, Any], weights: Mapping[str, Tensor], target: Any) -> Any:
+def _sizes(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What `config.json` says of the layers."""
+    sizes: Mapping[str, Any] = settings.get("transformer_layer_config", settings)
+    return sizes
+
+
+def _layer_config(settings: Mapping[str, Any], weights: Mapping[str, Tensor], target: Any) -> ModelConfig:
     """The configuration of the layers; it takes as long sequences as the target where it can."""
-    sizes = settings.get("transformer_layer_config", settings) if _SPECULATORS_TYPE in settings else settings
-    num_layers = 1 + max(int(found[1]) for found in map(_LAYER.match, weights) if found)
-    has_norms = "model.layers.0.self_attn.q_norm.weight" in weights
-    stated = sizes.get("model_type")
-    model_type = stated if stated in MODEL_TYPES else ("qwen3" if has_norms else "llama")
-    kept = {key: value for key, value in sizes.items() if key not in _NOT_OF_LAYERS}
-    if kept.get("layer_types"):
-        kept["layer_types"] = kept["layer_types"][:num_layers]
-    fixed = {"model_type": model_type, "num_hidden_layers": num_layers, "vocab_size": target.vocab_size}
-    with one_line_errors(path, CONFIG):
-        config = ModelConfig({**kept, **fixed, "tie_word_embeddings": False})
+    sizes = dict(_sizes(settings))
+    sizes["num_hidden_layers"] = 1 + max(int(found[1]) for found in map(_LAYER.match, weights) if found)
+    if sizes.get("model_type") not in MODEL_TYPES:
+        sizes["model_type"] = "qwen3" if "model.layers.0.self_attn.q_norm.weight" in weights else "llama"
+    if sizes.get("layer_types"):
+        sizes["layer_types"] = sizes["layer_types"][: sizes["num_hidden_layers"]]
+    config = ModelConfig({**sizes, "vocab_size": target.vocab_size, "tie_word_embeddings": False})
     if config.rope_parameters["rope_type"] in ("default", "llama3"):  # whose angles do not depend on it
         longest = getattr(target, "max_position_embeddings", None) or 0
         config.max_position_embeddings = max(config.max_position_embeddings, longest)
     return config
 
 
-def _feature_layers(path: str | Path, family: str, settings: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
+def _feature_layers(family: str, settings: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
     """The states that features are made of, as indices of `hidden_states`."""
     if family in (EAGLE, MEDUSA):
         return (num_layers,)
-    own, offset = None, 0
-    if family == EAGLE3:
-        own = settings.get("eagle_aux_hidden_state_layer_ids", settings.get("aux_hidden_state_layer_ids"))
-        nested = (settings.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
-        if own is None and nested is not None:
-            own, offset = nested, 1  # counts outputs of layers
-        if own is None:
-            own = (2, num_layers // 2, num_layers - 3)
-    elif _SPECULATORS_TYPE in settings:
-        own = settings.get("aux_hidden_state_layer_ids")
-        own = (2, num_layers // 2, num_layers - 3) if own is None else own
+    nested = settings.get("eagle_config") or settings.get("dflash_config") or {}
+    eagle, other, outputs = "eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids", "target_layer_ids"
+    counts_states = (settings.get(eagle), settings.get(other))
+    counts_outputs = (nested.get(eagle), nested.get(outputs), settings.get(outputs))
+    stated = [(ids, 0) for ids in counts_states if ids] + [(ids, 1) for ids in counts_outputs if ids]
+    ids, offset = stated[0] if stated else ((2, num_layers // 2, num_layers - 3), 0)
+    return tuple(index + offset for index in ids)
+
+
+def _shapes(
+    family: str, config: ModelConfig, weights: Mapping[str, Tensor], target: Any, feature_layers: tuple[int, ...]
+) -> dict[str, tuple[int, ...]]:
+    """The shapes of the weights of a drafter with layers."""
+    width, hidden, first = int(config.hidden_size), int(target.hidden_size), "model.layers.0"
+    num_states = len(feature_layers)
+    shapes = weight_shapes(config)
+    if family == EAGLE:
+        del shapes[f"{first}.input_layernorm.weight"], shapes["model.norm.weight"]
+        shapes["fc.weight"] = (width, 2 * width)
     else:
-        own = (settings.get("dflash_config") or {}).get("target_layer_ids", settings.get("target_layer_ids"))
-        offset = 1
-    if not isinstance(own, Sequence) or not own or not all(isinstance(index, int) for index in own):
-        raise ConfigError(f"drafter {path}: {CONFIG} does not say which layers of the target it reads")
-    return tuple(index + offset for index in own)
+        shapes |= {"fc.weight": (width, num_states * hidden), "hidden_norm.weight": (width,)}
+    if family == EAGLE3:
+        for name in (f"{first}.self_attn.{name}_proj.weight" for name in "qkv"):
+            shapes[name] = (shapes[name][0], 2 * width)
+    columns = len(weights["d2t"]) if "d2t" in weights else config.vocab_size
+    optional: dict[str, tuple[int, ...]] = {
+        EMBEDDING: (config.vocab_size, width),
+        HEAD: (columns, width),
+        "d2t": (columns,),
+        "t2d": (config.vocab_size,),
+        "input_norm.weight": (num_states * hidden,),
+        **{f"fc_norm.{index}.weight": (hidden,) for index in range(num_states)},
+    }
+    needed = {name: shape for name, shape in shapes.items() if name not in optional}
+    return needed | {name: shape for name, shape in optional.items() if name in weights}
 
 
-def _differences(draft: PublishedDraft, folder: Path) -> Iterator[str]:
-    """How the target that it was made for differs from this one, in one line each."""
-    weights, settings = draft.weights, draft.settings
-    width, vocab_size = int(draft.target.hidden_size), int(draft.target.vocab_size)
-    if min(draft.feature_layers) < 0 or max(draft.feature_layers) > draft.target.num_hidden_layers:
-        yield f"it reads states {list(draft.feature_layers)}, and this one has {draft.target.num_hidden_layers} layers"
-    if draft.family == MEDUSA:
-        return
-    taken = int(weights["fc.weight"].shape[1])
-    given = width * (2 if draft.family == EAGLE else len(draft.feature_layers))
-    if taken != given:
-        yield f"its fc takes {taken} numbers, and this one gives {given}"
-    sizes = {len(weights[name]) for name in (EMBEDDING, "t2d") if name in weights}
-    layers = settings.get("transformer_layer_config", settings) if _SPECULATORS_TYPE in settings else settings
-    own = len(weights["d2t"]) if "d2t" in weights else None  # which some files give as vocab_size
-    if not sizes and layers.get("vocab_size") not in (None, own):
-        sizes = {int(layers["vocab_size"])}
-    if sizes - {vocab_size}:
-        yield f"that had {max(sizes - {vocab_size})} token ids, and this one has {vocab_size}"
+def _medusa_shapes(weights: Mapping[str, Tensor], target: Any) -> dict[str, tuple[int, ...]]:
+    """The shapes of as many heads as there are: residual blocks, then the output layer."""
+    width, shapes = int(target.hidden_size), dict[str, tuple[int, ...]]()
+    for head in range(1 + max(int(name.split(".")[0]) for name in weights if name[0].isdigit())):
+        block = 0
+        while f"{head}.{block}.linear.weight" in weights:
+            shapes[f"{head}.{block}.linear.weight"] = (width, width)
+            block += 1
+        shapes[f"{head}.{block}.weight"] = (int(target.vocab_size), width)
+    return shapes
+
+
+def _difference(draft: PublishedDraft, folder: Path) -> str | None:
+    """How the target that it was made for differs from this one, beyond the shapes of weights."""
+    num_layers, vocab_size, ids = draft.target.num_hidden_layers, int(draft.target.vocab_size), draft.output_ids
+    if min(draft.feature_layers) < 0 or max(draft.feature_layers) > num_layers:
+        return f"it reads states {list(draft.feature_layers)}, and this one has {num_layers} layers"
+    is_whole = draft.config is None or {EMBEDDING, HEAD} <= draft.weights.keys()
+    if not is_whole and draft.config.hidden_size != draft.target.hidden_size:
+        return f"its width is {draft.config.hidden_size}, and that of this one {draft.target.hidden_size}"
+    if ids is not None and not (ids[0] >= 0 and ids[-1] < vocab_size and bool((ids.diff() > 0).all())):
+        return f"its d2t does not name ascending tokens of {vocab_size}"
+    columns = vocab_size if ids is None else len(ids)  # which some files give as vocab_size
+    if (stated := _sizes(draft.settings).get("vocab_size", vocab_size)) not in (vocab_size, columns):
+        return f"that had {stated} token ids, and this one has {vocab_size}"
     file = folder / "tokenizer.json"
     if file.is_file() and read_fingerprint(file) != load_tokenizer(draft.target_path).fingerprint:
-        yield "its tokenizer differs from the target's"
-
-
-def _check_vocabulary(draft: PublishedDraft) -> None:
-    """Raise `ConfigError` unless each column of the head scores a token of its own."""
-    vocab_size, own = int(draft.target.vocab_size), draft.weights.get(HEAD)
-    ids = torch.arange(vocab_size) if draft.output_ids is None else draft.output_ids
-    in_range = int(ids[0]) >= 0 and int(ids[-1]) < vocab_size and bool((ids.diff() > 0).all())
-    if not in_range or (own is not None and len(own) != len(ids)):
-        raise ConfigError(
-            f"drafter {draft.path}: its head and d2t do not score ascending tokens of the target's {vocab_size}"
-        )
-
-
-def check_options(draft: PublishedDraft, options: LoadOptions) -> None:
-    """Raise `UnsupportedModelError` for a drafter that is not computed like this; before any weight is read."""
-    if draft.config is None:
-        if options.dtype == INT8 and (reason := why_not_int8(torch.device(options.device))) is not None:
-            raise UnsupportedModelError(f"dtype=int8: there are no fast int8 products: {reason}")
-        prepare_device(options.device)
-        return
-    if not draft.config.is_covered():
-        raise UnsupportedModelError(f"drafter {draft.path}: amusd's decoder does not compute its layers")
-    prepare(draft.config, options)
-
-
-def layer_shapes(draft: PublishedDraft) -> dict[str, tuple[int, ...]]:
-    """`weight_shapes` of the layers, with a head of the drafter's columns."""
-    return {**weight_shapes(draft.config), HEAD: tuple(draft.head().shape)}
+        return "its tokenizer differs from the target's"
+    return None

@@ -10,6 +10,7 @@ References:
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,14 +20,8 @@ from torch import Tensor
 from amusd.models.attention import Attention
 from amusd.models.cached_model import CachedModel
 from amusd.models.decoder import Decoder, Norm, own_norm
-from amusd.models.draft_layouts import (
-    EAGLE,
-    PublishedDraft,
-    check_options,
-    layer_shapes,
-    read_published,
-)
-from amusd.models.huggingface import wrap_network
+from amusd.models.draft_layouts import PublishedDraft, read_published
+from amusd.models.huggingface import prepare, wrap_network
 from amusd.models.kv_cache import KVMemory
 from amusd.models.linear import Weights
 from amusd.models.load_options import LoadOptions
@@ -42,9 +37,9 @@ class EagleDecoder(Decoder):
         options: LoadOptions,
         max_positions: int,
     ) -> None:
-        """`weights`: see `_shapes`; `max_positions`: see `Decoder`."""
+        """`weights`: those of its network; `max_positions`: see `Decoder`."""
         super().__init__(weights, draft.config, options, max_positions)
-        self.feature_width = draft.feature_spec().width
+        self.feature_width = int(draft.config.hidden_size)
         self._norm_before_residual = bool(draft.settings.get("norm_before_residual", False))
         """The first layer adds to the normed feature."""
         self._norm_output = bool(draft.settings.get("norm_output", False))
@@ -99,24 +94,6 @@ def load_eagle(path: str | Path, target_path: str | Path, options: LoadOptions) 
     `UnsupportedModelError` as `read_published` and `load_model`.
     """
     draft = read_published(path, target_path, "eagle")
-    check_options(draft, options)
-    weights = draft.fill(_shapes(draft))
-
-    def make(max_length: int) -> EagleDecoder:
-        return EagleDecoder(weights, draft, options, max_length)
-
-    ids = draft.output_ids
-    return wrap_network(make, draft.config, options, None if ids is None else ids.to(options.device))
-
-
-def _shapes(draft: PublishedDraft) -> dict[str, tuple[int, ...]]:
-    """The shapes of the weights of the layers, with the parts of EAGLE."""
-    shapes, width = layer_shapes(draft), int(draft.config.hidden_size)
-    first = "model.layers.0"
-    if draft.family == EAGLE:
-        del shapes[f"{first}.input_layernorm.weight"], shapes["model.norm.weight"]
-        return {**shapes, "fc.weight": (width, 2 * width)}
-    for name in "qkv":
-        outputs, _ = shapes[f"{first}.self_attn.{name}_proj.weight"]
-        shapes[f"{first}.self_attn.{name}_proj.weight"] = (outputs, 2 * width)
-    return {**shapes, "hidden_norm.weight": (width,)}
+    prepare(draft.config, options)
+    make = partial(EagleDecoder, draft.network_weights(), draft, options)
+    return wrap_network(make, draft.config, options, draft.output_ids)

@@ -253,7 +253,10 @@ def test_medusa_heads_that_do_not_fit_are_refused(name: str, target: Path, tmp_p
 
 
 DFLASH_REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "no mask": ({"dflash_config": {"target_layer_ids": [1, 4]}}, "mask_token_id=None: both must be numbers"),
+    "no mask": (
+        {"dflash_config": {"target_layer_ids": [1, 4]}},
+        "mask_token_id=None: needs a number above 1 and one of 97 ids",
+    ),
     "causal": ({"is_causal": True}, "is_causal=True is not supported; allowed: False"),
     "sliding windows": (
         {"layer_types": ["sliding_attention"] * 2, "sliding_window": 100, "use_sliding_window": True},
@@ -261,7 +264,7 @@ DFLASH_REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "another number of states": (
         {"dflash_config": {"target_layer_ids": [1, 2, 4], "mask_token_id": 3}},
-        "its fc takes 64 numbers, and this one gives 96",
+        r"fc.weight has shape \[32, 64\], and config.json asks for \[32, 96\]",
     ),
 }
 

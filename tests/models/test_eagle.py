@@ -361,9 +361,10 @@ REFUSED: dict[str, tuple[Weights, dict[str, Any], str]] = {
     "the target is narrower": (
         changed(fc__weight=torch.ones(WIDTH, 3 * 64)),
         {},
-        "made for another target: its fc takes 192 numbers, and this one gives 96",
+        r"fc.weight has shape \[32, 192\], and config.json asks for \[32, 96\]",
     ),
-    "no d2t": (changed(d2t=None), {}, "its head and d2t do not score ascending tokens"),
+    "no d2t": (changed(d2t=None), {}, r"lm_head.weight has shape \[12, 32\], and config.json asks for \[97, 32\]"),
+    "a d2t that goes back": (changed(d2t=DRAFT_IDS.flip(0)), {}, "its d2t does not name ascending tokens of 97"),
     "no layout of a drafter": (
         {"mtp.fc.weight": torch.ones(3)},
         {},

@@ -99,19 +99,22 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "kernels from a hub run": ("    is_kernels_available.cache_clear()\n", ""),
     },
     ("amusd/models/block_models.py", "tests/models/test_block_models.py"): {
-        "an older state is taken for the latest": ("self._latest[last], late)", "self._latest[last], 0)"),
+        "an older state is taken for the latest": ("score(self._feature, late)", "score(self._feature, 0)"),
         "the root's own row is one of the guesses": ("else 1\n", "else 0\n"),
         "features that are not there are seen": (
-            "seen = self._known[:position]",
-            "seen = self._known[:position] | True",
+            "seen, model = self._known[:position], self._model",
+            "seen, model = self._known[:position] | True, self._model",
         ),
         "a block leaves the features behind it": (
-            "        self._known[position : position + self._model.block_size] = False  # overwritten\n",
+            "        self._known[position : position + rows] = False  # overwritten\n",
             "",
         ),
     },
     ("amusd/models/draft_layouts.py", "tests/models/test_block_models.py"): {
-        "a block reads the layers below its own": ("        offset = 1\n", "        offset = 0\n"),
+        "a block reads the layers below its own": (
+            "[(ids, 1) for ids in counts_outputs",
+            "[(ids, 0) for ids in counts_outputs",
+        ),
     },
     ("amusd/models/draft_layouts.py", "tests/models/test_eagle.py"): {
         "weights without a place are dropped": (", all_given=True)", ")"),
