@@ -25,7 +25,7 @@ from amusd.models.configuration import ModelConfig
 from amusd.models.features import FeatureTaps
 from amusd.models.fused import rotate_and_store, silu_and_multiply
 from amusd.models.kv_cache import KVMemory
-from amusd.models.linear import INT8, InputScales, Linear, MakeLinear, Weights, make_int8, make_linear
+from amusd.models.linear import INT8, InputScales, Linear, MakeLinear, Weights, make_linear
 from amusd.models.load_options import LoadOptions, loaded_dtype
 from amusd.models.sharding import JoinedLinear, Ranks, SummedLinear, share, share_of_outputs
 from amusd.models.split_attention import cache_dtype
@@ -200,9 +200,7 @@ class Decoder:
         device, ranks, int8 = torch.device(options.device), options.ranks, options.dtype == INT8
         rows = loaded_dtype(options.dtype)
         self._input_scales = InputScales()
-        make: MakeLinear = partial(make_linear, dtype=rows)
-        if int8:  # of rows in float32
-            make = partial(make_int8, scales=self._input_scales)
+        make: MakeLinear = partial(make_linear, dtype=rows, int8=self._input_scales if int8 else None)
         groups = config.num_attention_heads // config.num_key_value_heads
         keys = share(config.num_key_value_heads, ranks)
         heads = _Heads(

@@ -1,21 +1,8 @@
-"""Linear layers for passes of few rows: packed or plain in the weights' dtype, in float16, in int8 for drafts.
+"""Linear layers for passes of few rows, which take as long as their weights take to read (measured in docs/log.md).
 
-Packed. oneDNN multiplies from a blocked layout. `torch.nn.functional.linear` converts the weights to it at every call;
-packed beforehand, the linear layers of the embedded target take 16 instead of 25 ms for one row, and 16 instead of 31
-for eight (one core of an AVX-512 BF16 machine; docs/log.md). The operators are those that torch's own compiler emits.
-
-float16, for rows in float32 on CPUs. A pass of few rows takes as long as its weights take to read. Weights that come in
-16 bits fit in float16 (but for numbers below 2^-17, which it rounds by 2^-25 at most) and are made float32 again in
-registers; products and sums are those of float32. With AVX2 alone the linear layers of the embedded target take 22
-instead of 44 ms for one row, 26 instead of 60 for six, and 42 instead of 72 for eight (docs/log.md). The operators are
-FBGEMM's.
-
-int8, for drafts on CPUs. A quarter of the bytes of float32, and several products of bytes in each lane. Weights have a
-scale per output, inputs one scale per product: a row's result depends on the other rows, which a draft may and a target
-must not. In a pass over several sequences each row has its own scale (`InputScales`), which takes 15 us a product more.
-CPUs without VNNI add two products in 16 bits, which hold them if weights have seven bits. The rounding costs a draft
-next to no agreement (docs/log.md); the text is verified. The operators are those of torch's dynamic quantization
-(FBGEMM).
+Packed: oneDNN's blocked layout, to which `torch.nn.functional.linear` converts the weights at every call.
+float16: weights that float16 holds, for rows in float32 on x86 CPUs; products and sums are those of float32 (FBGEMM).
+int8: for drafts on x86 CPUs; weights have a scale per output (FBGEMM).
 """
 
 from __future__ import annotations
@@ -34,27 +21,19 @@ from torch import Tensor
 
 _PACKED_FOR_ROWS = 8
 """Rows that the packed layout is laid out for; any number may be multiplied."""
-_PACKED_OPERATORS = ("_linear_pointwise", "_reorder_linear_weight")
-"""Operators of `torch.ops.mkldnn` that packing needs."""
-
-_FBGEMM_ENGINES = ("fbgemm", "x86")
-"""Values of `torch.backends.quantized.engine` where FBGEMM multiplies."""
-
-_FP16_OPERATORS = ("linear_prepack_fp16", "linear_dynamic_fp16")
-"""Operators of `torch.ops.quantized` that products with weights in float16 need."""
 _LARGEST_FP16_ERROR = 2.0**-25
 """Half the distance of the smallest numbers of float16."""
+_ENGINES = ("fbgemm", "x86")
+"""Values of `torch.backends.quantized.engine` where FBGEMM multiplies."""
+_SCALED_PRODUCT = "linear_with_input_q_dq_qweight_dq_output_fp32"
+"""The operator of torch that multiplies inputs whose scale is given."""
+_OPERATORS = ("linear_prepack_fp16", "linear_dynamic_fp16", "linear_prepack", "linear_dynamic", _SCALED_PRODUCT)
+_MAKE_QUANTIZED = "_make_per_channel_quantized_tensor"
+"""The function of torch that turns bytes and scales into the input of `linear_prepack`."""
 
 INT8 = "int8"
 """The name of this dtype in a configuration."""
-_SCALED_PRODUCT = "linear_with_input_q_dq_qweight_dq_output_fp32"
-"""The operator of torch that multiplies inputs whose scale is given."""
-_INT8_OPERATORS = ("linear_prepack", "linear_dynamic", _SCALED_PRODUCT)
-"""Operators of `torch.ops.quantized` that int8 products need."""
-_MAKE_QUANTIZED = "_make_per_channel_quantized_tensor"
-"""The function of torch that turns bytes and scales into the input of `linear_prepack`."""
 _LARGEST_INT8 = 127
-"""The range is symmetric."""
 _LARGEST_WITHOUT_VNNI = 64
 """Two products of such a weight and an input of 255 fit in 16 bits together."""
 
@@ -71,7 +50,7 @@ class Linear(ABC):
 
     def add_to(self, residual: Tensor, rows: Tensor) -> Tensor:
         """`residual` [rows, out] plus the product; `residual` itself may be overwritten."""
-        return residual + self(rows)
+        return self(rows).add_(residual)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +64,12 @@ class Weights:
 
     @classmethod
     def pop(cls, weights: dict[str, Tensor], name: str) -> Weights:
-        """Those of the layer `name` among the weights of a model, which no longer hold them."""
+        """Take those of the layer `name` out of the weights of a model."""
         return cls(weights.pop(f"{name}.weight"), weights.pop(f"{name}.bias", None))
 
     @classmethod
     def join(cls, parts: Sequence[Weights]) -> Weights:
-        """One layer whose outputs are those of `parts`, side by side."""
+        """One layer with the outputs of `parts` side by side."""
         biases = [part.bias for part in parts if part.bias is not None]
         filled = [biases[0].new_zeros(len(part.matrix)) if part.bias is None else part.bias for part in parts if biases]
         return cls(torch.cat([part.matrix for part in parts]), torch.cat(filled) if filled else None)
@@ -104,7 +83,7 @@ class Weights:
         return Weights(self.matrix[:, order], None if self.bias is None else self.bias.clone())
 
     def to(self, device: torch.device, *, copy: bool = False) -> Weights:
-        """The same on `device`. `copy`: always new tensors; a view would keep a whole checkpoint file mapped."""
+        """The same on `device`. `copy`: new tensors; a view would keep a whole checkpoint file mapped."""
         return self.each(lambda tensor: tensor.to(device, copy=copy))
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Weights:
@@ -112,12 +91,22 @@ class Weights:
         return Weights(change(self.matrix), None if self.bias is None else change(self.bias))
 
 
+@dataclass(slots=True)
+class InputScales:
+    """How the int8 layers of a model scale the inputs of their next products."""
+
+    by_row: bool = False
+    """True: a row's result does not depend on the other rows. False: one scale per product, which is quicker."""
+
+
 MakeLinear: TypeAlias = Callable[[Weights], Linear]
 """Makes a linear layer of weights, which may be dropped afterwards."""
 
 
-def make_linear(weights: Weights, dtype: torch.dtype) -> Linear:
-    """The fastest linear layer for rows of `dtype` where the weights are. These may be dropped afterwards."""
+def make_linear(weights: Weights, dtype: torch.dtype, int8: InputScales | None = None) -> Linear:
+    """The fastest linear layer for rows of `dtype` where the weights are; `int8`: in int8, with these scales."""
+    if int8 is not None:
+        return Int8Linear(weights.matrix, weights.bias, int8)
     if multiplies_fp16(weights.matrix.device, dtype) and fits_fp16(weights.matrix):
         return Fp16Linear(weights.matrix, weights.bias)
     weights = weights.each(lambda tensor: tensor.to(dtype))
@@ -125,25 +114,8 @@ def make_linear(weights: Weights, dtype: torch.dtype) -> Linear:
     return kind(weights.matrix, weights.bias)
 
 
-@dataclass(slots=True)
-class InputScales:
-    """How the int8 layers of a model scale the inputs of their next products."""
-
-    by_row: bool = False
-    """True: a row's result does not depend on the other rows. False: one scale per product."""
-
-
-def make_int8(weights: Weights, scales: InputScales) -> Linear:
-    """An int8 layer whose inputs are scaled as `scales` says."""
-    return Int8Linear(weights.matrix, weights.bias, scales)
-
-
 def fastest_dtype(device: torch.device) -> str:
-    """The dtype in which checkpoints in 16 bits are computed on `device`: bfloat16, or float32 on CPUs that lack it.
-
-    float32 holds the same weights; with AVX2 alone it multiplies 8 rows in a third of the time, and with the weights in
-    float16 in a fifth (docs/log.md).
-    """
+    """The dtype in which checkpoints in 16 bits are computed on `device`: bfloat16, or float32 on CPUs that lack it."""
     return "bfloat16" if device.type != "cpu" or can_multiply_bfloat16() else "float32"
 
 
@@ -155,43 +127,32 @@ def can_multiply_bfloat16() -> bool:
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether this build of torch has packed products with weights of `dtype` on `device`."""
-    has_operators = torch._C._has_mkldnn and all(  # noqa: SLF001 - its public name is untyped
-        hasattr(torch.ops.mkldnn, name) for name in _PACKED_OPERATORS
-    )
-    if device.type != "cpu" or not has_operators:
+    """Whether there are packed products with weights of `dtype` on `device`."""
+    if device.type != "cpu" or not torch._C._has_mkldnn:  # noqa: SLF001 - its public name is untyped
         return False
     return dtype is torch.float32 or (dtype is torch.bfloat16 and can_multiply_bfloat16())
 
 
 def multiplies_fp16(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether there are products of weights in float16 and rows of `dtype` on `device`."""
-    return device.type == "cpu" and dtype is torch.float32 and _why_not_fbgemm(_FP16_OPERATORS) is None
+    return dtype is torch.float32 and why_not_int8(device) is None
 
 
 def fits_fp16(matrix: Tensor) -> bool:
-    """Whether float16 holds a matrix; it rounds numbers below 2^-17 by 2^-25 at most, and that counts as held.
-
-    It has more digits than bfloat16, whose numbers it holds up to its largest one.
-    """
-    if matrix.dtype is torch.bfloat16:
+    """Whether float16 holds a matrix; it rounds numbers below 2^-17 by 2^-25 at most, and that counts as held."""
+    if matrix.dtype is torch.bfloat16:  # which has fewer digits
         return bool(matrix.abs().max() <= torch.finfo(torch.float16).max)
     return bool(matrix.half().float().sub_(matrix).abs_().max() <= _LARGEST_FP16_ERROR)
 
 
 def why_not_int8(device: torch.device) -> str | None:
-    """Why there are no int8 products on `device`; None if there are."""
+    """Why FBGEMM does not multiply in int8 on `device`; None if it does, which holds for float16 as well."""
+    engine = torch.backends.quantized.engine
     if device.type != "cpu":
         return f"not on {device}"
-    return _why_not_fbgemm((*_INT8_OPERATORS, _MAKE_QUANTIZED))
-
-
-def _why_not_fbgemm(names: Sequence[str]) -> str | None:
-    """Why these operators of `torch.ops.quantized`, or functions of torch, are not to be had here; None if they are."""
-    engine = torch.backends.quantized.engine
-    if engine not in _FBGEMM_ENGINES:
-        return f"torch multiplies them with {engine} here, allowed: {' or '.join(_FBGEMM_ENGINES)}"
-    found = all(hasattr(torch.ops.quantized, name) or hasattr(torch, name) for name in names)
+    if engine not in _ENGINES:
+        return f"torch multiplies them with {engine} here, allowed: {' or '.join(_ENGINES)}"
+    found = hasattr(torch, _MAKE_QUANTIZED) and all(hasattr(torch.ops.quantized, name) for name in _OPERATORS)
     return None if found else "this build of torch lacks them"
 
 
@@ -210,16 +171,16 @@ class PlainLinear(Linear):
         self._bias = bias
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """[rows, in] -> [rows, out]."""
+        """See `Linear`."""
         return F.linear(rows, self._weight, self._bias)
 
     def add_to(self, residual: Tensor, rows: Tensor) -> Tensor:
         """See `Linear`."""
-        if self._bias is None and residual.is_cuda:
+        if self._bias is not None:
+            return super().add_to(residual, rows)
+        if residual.is_cuda:
             return residual.addmm_(rows, self._weight.t())  # elsewhere the residual would be copied first
-        if self._bias is None:
-            return torch.addmm(residual, rows, self._weight.t())
-        return residual + F.linear(rows, self._weight, self._bias)
+        return torch.addmm(residual, rows, self._weight.t())
 
 
 class PackedLinear(Linear):
@@ -235,42 +196,37 @@ class PackedLinear(Linear):
         self._bias = bias
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """[rows, in] -> [rows, out]."""
+        """See `Linear`."""
         result: Tensor = self._multiply(rows, self._weight, self._bias, "none", [], "")
         return result
 
     def add_to(self, residual: Tensor, rows: Tensor) -> Tensor:
-        """`residual` [rows, out] plus the product, as a new tensor; summed before rounding."""
+        """See `Linear`; a new tensor, summed before rounding."""
         result: Tensor = self._multiply_add(rows, residual, self._weight, self._bias, "add")
         return result
 
 
 class Fp16Linear(Linear):
-    """A `Linear` over a copy of the weight in float16; float32 in and out, and in all sums."""
+    """A `Linear` over a copy of the weight in float16; float32 in and out."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        """`weight` [out, in] of values that `fits_fp16`, `bias` [out] float32, on the CPU."""
+        """`weight` [out, in]: of values that `fits_fp16`."""
         self.nbytes = weight.numel() * torch.float16.itemsize + _num_bytes(bias)
         self._multiply = _function("linear_dynamic_fp16")
         self._weight = torch.ops.quantized.linear_prepack_fp16(weight.float(), None if bias is None else bias.float())
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """[rows, in] float32 -> [rows, out] float32."""
+        """See `Linear`."""
         number = len(rows)
         missing = _num_even_rows(number) - number
         result: Tensor = self._multiply(F.pad(rows, (0, 0, 0, missing)) if missing else rows, self._weight)
         return result[:number] if missing else result
-
-    def add_to(self, residual: Tensor, rows: Tensor) -> Tensor:
-        """`residual` [rows, out] plus the product, as a new tensor."""
-        return self(rows).add_(residual)
 
 
 class Int8Linear(Linear):
     """A `Linear` over a copy of the weight in int8; float32 in and out."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, input_scales: InputScales) -> None:
-        """`weight` [out, in], `bias` [out]: of any floating dtype, on the CPU."""
         values, scales = to_int8(weight, largest_int8_weight())
         self.nbytes = _num_bytes(values, bias, scales)
         self._input_scales = input_scales
@@ -285,30 +241,23 @@ class Int8Linear(Linear):
         self._weight = torch.ops.quantized.linear_prepack(packable, None if bias is None else bias.float())
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """[rows, in] float32 -> [rows, out] float32."""
+        """See `Linear`."""
         if self._input_scales.by_row:
             return self._multiply_each(rows)
         result: Tensor = self._multiply(rows, self._weight, reduce_range=False)
         return result
 
     def _multiply_each(self, rows: Tensor) -> Tensor:
-        """The product with a scale and a zero for each row, whose smallest number becomes 0 and its largest 255."""
+        """The product with a scale for each row, whose smallest number becomes 0 and its largest 255."""
         smallest, largest = torch.aminmax(rows, dim=1, keepdim=True)
         span = (largest - smallest).clamp_min_(1e-12)
         product = self._multiply_scaled(rows.sub(smallest).div_(span), 1 / 255, 0, self._weight)  # plus the bias
         result = torch.addcmul(smallest * self._sums, product, span)
         return result if self._bias is None else result.addcmul_(self._bias, 1 - span)
 
-    def add_to(self, residual: Tensor, rows: Tensor) -> Tensor:
-        """`residual` [rows, out] plus the product, as a new tensor."""
-        return self(rows).add_(residual)
-
 
 def _function(name: str) -> Callable[..., Tensor]:
-    """An operator of `torch.ops.quantized` as the function behind it.
-
-    Operators whose weight is an object look through their arguments in Python at each call: 10 us.
-    """
+    """The function behind an operator of `torch.ops.quantized`, which looks through its arguments in Python: 10 us."""
     function: Callable[..., Tensor] = getattr(torch.ops.quantized, name).default._op  # noqa: SLF001 - no public name
     return function
 
@@ -317,7 +266,7 @@ def _function(name: str) -> Callable[..., Tensor]:
 def _num_even_rows(least: int) -> int:
     """The least number of rows from `least` on that FBGEMM computes alike, wherever a row stands.
 
-    It divides rows among kernels of several heights, of which those of one and of two rows add in another order.
+    Its kernels of one and of two rows add in another order than those of more.
     """
     random = torch.Generator().manual_seed(0)
     weight, row = (torch.randn(number, 64, generator=random) for number in (32, 1))
