@@ -21,7 +21,6 @@ ModelShape: TypeAlias = Literal[
     "smollm2-135m",
     "smollm2-135m-slice",
     "llama-1b",
-    "llama-3b",
     "llama-8b",
     "llama-70b",
     "llama-70b-slice",

@@ -24,7 +24,7 @@ from amusd.models.linear import INT8, fastest_dtype, why_not_int8
 from amusd.models.load_options import LoadOptions, check_forward_pass
 from amusd.models.numerics import Numerics
 from amusd.models.sharding import ALONE, Ranks
-from amusd.models.synthetic import SHAPES, SMALLER, SyntheticTokenizer, load_synthetic
+from amusd.models.synthetic import SHAPES, SyntheticTokenizer, load_synthetic, smaller
 from amusd.models.tokenizer import HuggingFaceTokenizer, Tokenizer, load_tokenizer
 from amusd.models.vocabulary import SharedVocabulary, check_share, share_ids, share_vocabulary
 
@@ -113,7 +113,7 @@ def draft_shape(config: DrafterConfig, target_shape: ModelShape | None) -> Model
     """The shape of a drafter's random weights; None for a drafter with a checkpoint or without a model."""
     if config.kind != "synthetic" or config.shape is not None:
         return config.shape
-    return None if target_shape is None else SMALLER[target_shape]
+    return None if target_shape is None else smaller(target_shape)
 
 
 def draft_dtype(config: DrafterConfig, device: str, target_shape: ModelShape | None) -> str:
