@@ -1,7 +1,6 @@
 """A checkpoint: the folder that the user names, or the model hub's cache of it, and its weights in safetensors files.
 
-What cannot be loaded is refused in one line, with the reason of the library that reads it. Weights are mapped into
-memory: a tensor is read where it is used.
+What cannot be loaded is refused in one line, with the reason of the library that reads it.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,26 +20,30 @@ from amusd.errors import AmusdError, ConfigError, UnsupportedModelError, first_l
 CONFIG = "config.json"
 _WEIGHTS = "model.safetensors"
 _INDEX = f"{_WEIGHTS}.index.json"
-_HEADS = ("medusa_lm_head.safetensors", "pytorch_model.bin", "medusa_lm_head.pt")
-"""Files in which drafters are published beside those of any model; the last two are pickles."""
+OF_DRAFTERS = ("medusa_lm_head.safetensors", "pytorch_model.bin", "medusa_lm_head.pt")
+"""Files in which drafters are published, if not in those of any model; the last two are pickles."""
 _TEXTS = ("*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt")
 """Files of a hub repository that say how to use its weights."""
 _NEEDED = "a checkpoint is config.json, *.safetensors and a tokenizer; convert adapters, GGUF and pickles to that"
 
 
-def open_checkpoint(path: str | Path) -> dict[str, Tensor]:
+def open_checkpoint(path: str | Path, others: Sequence[str] = ()) -> dict[str, Tensor]:
     """The tensors of a folder or hub name, on the CPU in its mapped files: they must not be written to.
 
-    Raises `ConfigError` if a file is missing or damaged.
+    `others`: files to look for where those of a model are not there. Of a pickle tensors alone are read. Raises
+    `ConfigError` if a file is missing, damaged or holds more than tensors.
     """
     folder = find_checkpoint(path)
-    names = _weight_files(path, folder)
     is_local = folder == Path(path).expanduser()
-    if not is_local and not all((folder / name).exists() for name in names):
-        folder = _download(str(path), names)
-    if names == [_WEIGHTS] and not (folder / _WEIGHTS).exists():
-        raise ConfigError(f"model {path}: no {_WEIGHTS} and no {_INDEX} in it; {_NEEDED}")
-    return _tensors(path, [folder / name for name in names])
+    for names in (_weight_files(path, folder), *([name] for name in others)):
+        if not is_local and not all((folder / name).exists() for name in names):
+            folder = _download(str(path), names)
+        if len(names) > 1 or (folder / names[0]).exists():
+            tensors: dict[str, Tensor] = {}
+            for name in names:
+                tensors |= _read(path, folder / name)
+            return tensors
+    raise ConfigError(f"model {path}: none of {', '.join((_WEIGHTS, _INDEX, *others))} in it; {_NEEDED}")
 
 
 def write_checkpoint(folder: Path, settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
@@ -53,28 +56,27 @@ def write_checkpoint(folder: Path, settings: Mapping[str, Any], weights: Mapping
     (folder / CONFIG).write_text(json.dumps(dict(settings), indent=2), encoding="utf-8")
 
 
-def read_head(path: str | Path) -> Mapping[str, Tensor]:
-    """The tensors of a published drafter by name, on the CPU: a folder or hub name. They must not be written to.
-
-    Other than a model it may be in a pickle, of which tensors alone are read. Raises `ConfigError` if no file is there,
-    or one is damaged or holds more than tensors.
-    """
-    folder = find_checkpoint(path)
-    is_local = folder == Path(path).expanduser()
-    for names in (_weight_files(path, folder), *([name] for name in _HEADS)):
-        if not is_local and not all((folder / name).exists() for name in names):
-            folder = _download(str(path), names)
-        files = [folder / name for name in names]
-        if not all(file.exists() for file in files):
-            continue
-        if files[0].suffix != ".safetensors":
-            return _unpickle(path, files[0])
-        return _tensors(path, files)
-    raise ConfigError(f"model {path}: no weights of a drafter in it: {', '.join((_WEIGHTS, *_HEADS))}")
+def read_json(path: str | Path, folder: Path, name: str) -> dict[str, Any]:
+    """What a file of the checkpoint in `folder` says. Raises `ConfigError`."""
+    with one_line_errors(path, name):
+        return dict(json.loads((folder / name).read_text(encoding="utf-8")))
 
 
-def _unpickle(path: str | Path, file: Path) -> Mapping[str, Tensor]:
-    """The tensors of a pickle, mapped into memory; whatever else it holds is never run."""
+def _weight_files(path: str | Path, folder: Path) -> list[str]:
+    """Names of the files with weights, whether or not they are there."""
+    if (folder / _WEIGHTS).exists() or not (folder / _INDEX).exists():
+        return [_WEIGHTS]
+    index = read_json(path, folder, _INDEX)
+    with one_line_errors(path, _INDEX):
+        return sorted(f"{name}" for name in set(index["weight_map"].values()))
+
+
+def _read(path: str | Path, file: Path) -> dict[str, Tensor]:
+    from safetensors import safe_open
+
+    if file.suffix == ".safetensors":
+        with one_line_errors(path, file.name), safe_open(file, framework="pt") as opened:
+            return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - not a mapping
     try:
         loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
         return {f"{name}": tensor.detach() for name, tensor in loaded.items()}
@@ -82,26 +84,6 @@ def _unpickle(path: str | Path, file: Path) -> Mapping[str, Tensor]:
         raise ConfigError(
             f"model {path}: {file.name} is damaged or holds more than tensors, which is never run"
         ) from error
-
-
-def _weight_files(path: str | Path, folder: Path) -> list[str]:
-    """Names of the files with weights, whether or not they are there."""
-    index = folder / _INDEX
-    if (folder / _WEIGHTS).exists() or not index.exists():
-        return [_WEIGHTS]
-    with one_line_errors(path, _INDEX):
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        return sorted(f"{name}" for name in names)
-
-
-def _tensors(path: str | Path, files: Iterable[Path]) -> dict[str, Tensor]:
-    from safetensors import safe_open
-
-    tensors: dict[str, Tensor] = {}
-    for file in files:
-        with one_line_errors(path, file.name), safe_open(file, framework="pt") as opened:
-            tensors |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - not a mapping
-    return tensors
 
 
 def find_checkpoint(path: str | Path) -> Path:

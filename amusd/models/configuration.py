@@ -5,14 +5,13 @@ transformers takes two seconds to load what it reads a configuration with.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from amusd.errors import ConfigError, UnsupportedModelError
-from amusd.models.checkpoint import CONFIG, find_checkpoint, one_line_errors
+from amusd.models.checkpoint import CONFIG, find_checkpoint, one_line_errors, read_json
 
 MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """transformers' names of the architectures that `Decoder` computes."""
@@ -97,8 +96,8 @@ def load_config(path: str | Path, num_layers: int | None = None, model_impl: str
     compute it.
     """
     folder = find_checkpoint(path)
+    settings = read_json(path, folder, CONFIG)
     with one_line_errors(path, CONFIG):
-        settings = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         model_type = settings.get("model_type")
         is_own = model_impl != "transformers" and model_type in MODEL_TYPES
         config: Any = ModelConfig(settings) if is_own else None

@@ -16,7 +16,6 @@ References:
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ import torch
 from torch import Tensor
 
 from amusd.errors import ConfigError, UnsupportedModelError
-from amusd.models.checkpoint import CONFIG, find_checkpoint, one_line_errors, open_checkpoint, read_head
+from amusd.models.checkpoint import CONFIG, OF_DRAFTERS, find_checkpoint, one_line_errors, open_checkpoint, read_json
 from amusd.models.configuration import MODEL_TYPES, ModelConfig, load_config
 from amusd.models.decoder import fit_weights, weight_shapes
 from amusd.models.features import FeatureSpec
@@ -142,11 +141,10 @@ def read_published(path: str | Path, target_path: str | Path, kind: str) -> Publ
     that do not fit the target; `UnsupportedModelError` for a drafter of another kind or for another target.
     """
     folder = find_checkpoint(path)
-    with one_line_errors(path, CONFIG):
-        settings = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    settings = read_json(path, folder, CONFIG)
     target = load_config(target_path).get_text_config(decoder=True)
     with one_line_errors(path):
-        stored = read_head(path)
+        stored = open_checkpoint(path, OF_DRAFTERS)
         family = _family(path, settings, stored)
         if (found := KINDS[family]) != kind:
             raise UnsupportedModelError(f"drafter={kind}: {path} holds one for drafter={found}")

@@ -1,12 +1,7 @@
 """The draft of the embedded target: its layers (`experiments/embedded_draft/` trains them), and the file they ship in.
 
-Only the layers, the final norm and the list of tokens that the draft can propose ship with the package. The embedding
-and the head's rows for those tokens are the target's, so tokenizers agree by construction; a whole head would cost more
-than the layers.
-
-The file holds matrices as int8 with a scale per row, and norms as they are: eight bits a weight are enough to store a
-draft (the experiment measures what they cost), and half of bfloat16. Where the CPU multiplies in int8 the model does so
-(`linear.py`), elsewhere it computes with the weights that `read_draft` returns, in its own dtype.
+The file holds the layers, the final norm and the tokens that the draft can propose; matrices are int8 with a scale per
+row. The embedding and the head's rows for those tokens are the target's.
 """
 
 from __future__ import annotations
@@ -54,12 +49,9 @@ def load_embedded_draft(
 ) -> CachedModel:
     """Load the draft for the target in folder `path`, with a head of its `vocab_size` most frequent tokens.
 
-    The model's `output_ids` say which token each column of its logits scores. Raises `ConfigError` if the draft has
-    fewer tokens or its file is damaged, `UnsupportedModelError` as `load_model`.
+    Raises `ConfigError` if its file is damaged, `UnsupportedModelError` as `load_model`.
     """
     draft = read_draft(draft_file)
-    if vocab_size > len(draft.output_ids):
-        raise ConfigError(f"vocab_size={vocab_size}: the draft can propose {len(draft.output_ids)} tokens")
     config = load_config(path, draft.num_layers)
     prepare(config, options)
     output_ids = draft.output_ids[:vocab_size].sort().values
@@ -69,9 +61,9 @@ def load_embedded_draft(
 
 
 def export_draft(target: Path, folder: Path, draft_file: Path = DRAFT_FILE) -> None:
-    """Write the draft as an ordinary transformers checkpoint, with the whole head and the target's tokenizer.
+    """Write the draft as an ordinary transformers checkpoint, with the whole head and tokenizer of the folder `target`.
 
-    `target` is the target's folder. Raises `ConfigError` if `folder` holds anything, or cannot be written.
+    Raises `ConfigError` if `folder` holds anything, or cannot be written.
     """
     draft = read_draft(draft_file)
     make_new_folder(folder)
@@ -92,7 +84,7 @@ def export_draft(target: Path, folder: Path, draft_file: Path = DRAFT_FILE) -> N
 
 
 def _with_ends(path: str | Path, draft: DraftWeights, config: ModelConfig) -> dict[str, Tensor]:
-    """All weights of the draft: its own, and the embedding and the whole head of the target in folder `path`."""
+    """All weights of the draft, with the embedding and the whole head of the target in folder `path`."""
     weights = {**draft.tensors, EMBEDDING: target_weight(path, EMBEDDING)}
     weights[HEAD] = weights[EMBEDDING] if config.tie_word_embeddings else target_weight(path, HEAD)
     return fit_weights(f"the draft for {path}", weights, weight_shapes(config))
@@ -100,7 +92,7 @@ def _with_ends(path: str | Path, draft: DraftWeights, config: ModelConfig) -> di
 
 @dataclass(frozen=True, slots=True)
 class DraftWeights:
-    """A draft without the embedding and the head, which it shares with its target."""
+    """A draft without embedding and head."""
 
     tensors: Mapping[str, Tensor]
     """float32, under the names that `LlamaForCausalLM` gives them."""

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 from tokenizers import Tokenizer as Backend
 
 from amusd.errors import ConfigError
-from amusd.models.checkpoint import CONFIG, find_checkpoint, one_line_errors
+from amusd.models.checkpoint import CONFIG, find_checkpoint, one_line_errors, read_json
 from amusd.models.configuration import ModelConfig, load_config
 from amusd.models.vocabulary import TokenText
 
@@ -226,8 +226,7 @@ def load_tokenizer(path: str | Path) -> HuggingFaceTokenizer:
         )
     found = [config]
     if (folder / _GENERATION).exists():
-        with one_line_errors(path, _GENERATION):
-            found.append(SimpleNamespace(**json.loads((folder / _GENERATION).read_text(encoding="utf-8"))))
+        found.append(SimpleNamespace(**read_json(path, folder, _GENERATION)))
     eos = frozenset[int]().union(*(_as_ids(getattr(each, "eos_token_id", None)) for each in found))
     with one_line_errors(path, "its tokenizer cannot be loaded"):
         tokenizer: Any = None

@@ -103,7 +103,7 @@ BROKEN: Mapping[str, tuple[Damage, str]] = {
     ),
     "weights that are a pointer of Git LFS": (text(WEIGHTS, "version https://git-lfs.github.com/spec/v1\n"), WEIGHTS),
     "weights that are cut short": (half(WEIGHTS), f"{WEIGHTS}: "),
-    "no weights": (without(WEIGHTS), f"no {WEIGHTS} and no {WEIGHTS}.index.json in it; a checkpoint is"),
+    "no weights": (without(WEIGHTS), f"none of {WEIGHTS}, {WEIGHTS}.index.json in it; a checkpoint is"),
     "a head that is not stored, nor tied": (
         tensors(lambda weights: weights.pop("lm_head.weight")),
         r"lacks weights, lm_head\.weight among them$",

@@ -114,7 +114,7 @@ DAMAGES = {
     "a file that is cut short": (SHARD, cut, r"model-00002-of-\d+.safetensors: SafetensorError: "),
     "a damaged index": (INDEX, cut, "index.json: "),
     "a missing file": (SHARD, Path.unlink, r"model-00002-of-\d+.safetensors: No such file"),
-    "no index": (INDEX, Path.unlink, "no model.safetensors and no model.safetensors.index.json in it; "),
+    "no index": (INDEX, Path.unlink, "none of model.safetensors, model.safetensors.index.json in it; "),
 }
 
 
