@@ -15,7 +15,7 @@ from amusd.console import Console
 from amusd.drafters.factory import load_drafters
 from amusd.errors import AmusdError, ConfigError
 from amusd.models.cached_model import CachedModel
-from amusd.models.loading import check_drafter, check_target, describe_drafter, describe_target, load_target
+from amusd.models.loading import check_target, describe_drafter, describe_target, load_target
 from amusd.models.self_test import measure_width_invariance
 from amusd.models.tokenizer import Tokenizer, user_turn
 from amusd.runtime.cores import allowed_cores, cores_for
@@ -97,11 +97,9 @@ def _measure(name: str, link: TransportConfig, config: EngineConfig) -> Iterator
 
 
 def _models(config: EngineConfig) -> Iterator[Finding]:
-    """Load both, unless one of them is refused before any weight is read, and measure them."""
+    """Load both and measure them."""
     of_target, of_draft = link_devices(config)
     check_target(config, of_target)
-    for drafter in config.drafters:
-        check_drafter(drafter, config, of_draft)
     if config.target_tensor_parallel_size > 1:
         yield Finding("target", None, "its ranks can share it; their memory and their exactness are not measured here")
         return

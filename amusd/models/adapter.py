@@ -40,7 +40,7 @@ class HuggingFaceNetwork:
     """False: it is not known of other authors' layers."""
 
     def __init__(self, model: Any, features: Mapping[str, FeatureSpec] | None = None) -> None:
-        """`model` is on its device and ready for inference. `features`: see `Decoder`."""
+        """`model`: on its device, ready for inference."""
         _freeze_frequencies(model)
         self._model = model
         self.device: torch.device = model.device
@@ -106,20 +106,17 @@ class _MemoryAsCache(Cache):  # type: ignore[misc]  # transformers is untyped he
 
 
 def _freeze_frequencies(model: Any) -> None:
-    """Keep rotary embeddings from looking at positions, on the host, for a length where their frequencies would switch.
+    """Keep rotary embeddings from looking at positions for where their frequencies switch: no sequence gets there.
 
-    No sequence gets there (`position_limit`), and a captured pass cannot look.
+    A captured pass could not look.
     """
+    frozen = {"dynamic": "default", "longrope": "default"}
     for module in model.modules():
         kinds = getattr(module, "rope_type", None)
-        if isinstance(kinds, str):
-            module.rope_type = _frozen(kinds)
-        elif isinstance(kinds, dict):  # by type of layer
-            module.rope_type = {layer_type: _frozen(kind) for layer_type, kind in kinds.items()}
-
-
-def _frozen(rope_type: str) -> str:
-    return "default" if rope_type in ("dynamic", "longrope") else rope_type
+        if isinstance(kinds, dict):  # by type of layer
+            module.rope_type = {layer_type: frozen.get(kind, kind) for layer_type, kind in kinds.items()}
+        elif kinds is not None:
+            module.rope_type = frozen.get(kinds, kinds)
 
 
 def load_stock_config(folder: Path) -> Any:
@@ -135,10 +132,7 @@ def load_stock_tokenizer(folder: Path) -> Any:
 
 
 def load_stock(path: str | Path, config: Any, options: LoadOptions, shared: SharedVocabulary | None) -> Any:
-    """The model as transformers loads it, which knows how the weights of every architecture are stored.
-
-    Its quantizers are the libraries that are installed. Most of them load onto a device, by the library accelerate.
-    """
+    """The model as transformers loads it, quantized ones by whichever libraries are installed."""
     forbid_kernels()
     if is_quantized(config):  # or one that it does not know would be left out
         found = getattr(config, "quantization_config", None) or config.get_text_config(decoder=True).quantization_config

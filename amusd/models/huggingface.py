@@ -39,10 +39,9 @@ def load_model(
 ) -> CachedModel:
     """Load a checkpoint: a folder, or a hub name if no such folder exists.
 
-    `shared`: the vocabulary of a draft whose ids are not its target's; the model then reads the target's ids.
-    `report` receives a line about each promise that transformers' layers for the model break.
-    Raises `UnsupportedModelError` for a model that cannot be rolled back or computed like this (no weight has been read
-    then), and `ConfigError` for one that is missing, incomplete or not in the safetensors format.
+    `shared`: of a draft whose ids are not its target's; the model then reads the target's ids. `report` receives a line
+    about each promise that transformers' layers break. Raises as `prepare`, and `ConfigError` for a checkpoint that is
+    missing, incomplete or not in the safetensors format.
     """
     config = load_config(path, options.num_layers, options.model_impl)
     output_ids = None if shared is None or shared.has_same_tokenizer else shared.output_ids
@@ -80,7 +79,7 @@ def _try_out(model: CachedModel, options: LoadOptions, report: Callable[[str], N
 
 
 def _check_dtypes(path: str | Path, stored: Mapping[str, Tensor]) -> None:
-    """Raise `UnsupportedModelError` for weights whose dtype needs scales of which the configuration says nothing."""
+    """Raise `UnsupportedModelError` for weights that need scales of which the configuration says nothing."""
     for name, tensor in stored.items():
         if name.endswith(".weight") and not (tensor.is_floating_point() and tensor.itemsize > 1):
             dtype = str(tensor.dtype).removeprefix("torch.")
@@ -88,9 +87,8 @@ def _check_dtypes(path: str | Path, stored: Mapping[str, Tensor]) -> None:
 
 
 def read_weights(path: str | Path, stored: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:
-    """The weights of a model that `Decoder` covers, as `weight_shapes` names them, of those in its mapped files.
+    """The weights of a model that `Decoder` covers, by the names of `weight_shapes`, still in their mapped files.
 
-    None is read before it is copied, so beside the decoder memory holds at most one layer or the embeddings again.
     Raises `ConfigError` if weights are missing or do not fit.
     """
     ours = ("model.", "lm_head.")  # a checkpoint of the model without a head lacks the first

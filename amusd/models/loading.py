@@ -51,16 +51,11 @@ def load_target(
 ) -> tuple[CachedModel, Tokenizer]:
     """The target's model and tokenizer on `device`. Raises `ConfigError` when there is no such model or device.
 
-    `report` receives lines about what is loaded, and about a model without a chat template. `ranks`: the
-    processes that share the model.
+    `report` receives lines about what is loaded. `ranks`: the processes that share the model.
     """
-    start = time.monotonic()
+    start, report = time.monotonic(), report or (lambda _line: None)
     options = LoadOptions(
-        numerics=Numerics.for_device(
-            device,
-            width=config.max_verify_width,
-            fixed=config.verify_width == "fixed",
-        ),
+        numerics=Numerics.for_device(device, width=config.max_verify_width, fixed=config.verify_width == "fixed"),
         max_model_len=config.max_model_len,
         dtype=target_dtype(config, device),
         device=device,
@@ -68,7 +63,6 @@ def load_target(
         capture=capture_for(device, cuda_graphs=config.hardware.cuda_graphs and ranks.captures),
         ranks=ranks,
     )
-    report = report or (lambda _line: None)
     if config.hardware.synthetic is not None:
         model = load_synthetic(config.hardware.synthetic, options)
         report(f"target: {describe_target(config, device)}, {time.monotonic() - start:.1f} s")
@@ -126,14 +120,11 @@ def draft_dtype(config: DrafterConfig, device: str, target_shape: ModelShape | N
     return INT8 if is_small and can else fastest_dtype(torch.device(device))
 
 
-def load_draft_model(
-    config: DrafterConfig, engine: EngineConfig, device: str, report: Report | None = None
-) -> tuple[CachedModel, Tokenizer | None]:
-    """Load the model of a drafter that has one, and the tokenizer whose ids it takes in.
+def load_draft_model(config: DrafterConfig, engine: EngineConfig, device: str) -> tuple[CachedModel, Tokenizer | None]:
+    """The model of a drafter, or that in the middle of a cascade, and the tokenizer whose ids it takes in.
 
-    The tokenizer is None for random weights, which take any ids. It is the target's if the drafter's own differs from
-    it and the target's can be read here. The model of a cascade is the one in the middle; each of its `stages` can be
-    loaded on its own. `report` and the errors are those of `load_target`.
+    None for random weights, which take any ids. Where the drafter's own tokenizer differs from the target's it is the
+    target's, if that can be read here. Raises as `load_target`.
     """
     is_middle = config.kind == "cascade"
     config = config.stages[0]
@@ -143,7 +134,7 @@ def load_draft_model(
     shape = draft_shape(config, engine.hardware.synthetic)
     if shape is not None:
         return load_synthetic(shape, options), None
-    path = _draft_path(config, engine, report)
+    path = model_path(engine.target if config.kind == "self" else config)
     if config.kind == "self":
         return load_model(path, options), load_tokenizer(path)
     if config.kind == "hf":
@@ -180,7 +171,7 @@ def _draft_options(config: DrafterConfig, engine: EngineConfig, device: str) -> 
 def _shared_with_target(
     own: HuggingFaceTokenizer, engine: EngineConfig
 ) -> tuple[HuggingFaceTokenizer, SharedVocabulary] | None:
-    """The target's tokenizer, and the vocabulary that a draft with its `own` one shares with it.
+    """The target's tokenizer, and what a draft with its `own` one shares with it.
 
     None if their ids are the same, or the target's files cannot be read here: the handshake then compares fingerprints.
     Raises `ConfigError` if they share too little.
@@ -204,19 +195,6 @@ def check_target(config: EngineConfig, device: str) -> None:
     check_forward_pass(target_settings(config), dtype, device, num_ranks)
 
 
-def check_drafter(config: DrafterConfig, engine: EngineConfig, device: str) -> None:
-    """The same for the model of a drafter, if it has one: of a cascade, for that in the middle."""
-    if config.can.needs_features or not config.can.has_model:
-        return
-    config = config.stages[0]
-    shape = draft_shape(config, engine.hardware.synthetic)
-    if shape is not None:
-        settings: Any = ModelConfig(SHAPES[shape])
-    else:
-        settings = load_config(_draft_path(config, engine), _num_layers(config, engine))
-    check_forward_pass(settings, draft_dtype(config, device, engine.hardware.synthetic), device)
-
-
 def target_settings(config: EngineConfig) -> Any:
     """The configuration of the target's model. Raises as `load_target`."""
     if config.hardware.synthetic is not None:
@@ -229,8 +207,3 @@ def _num_layers(config: DrafterConfig, engine: EngineConfig) -> int | None:
     if config.kind != "self" or config.num_layers is not None:
         return config.num_layers
     return max(1, int(target_settings(engine).get_text_config(decoder=True).num_hidden_layers) // 4)
-
-
-def _draft_path(config: DrafterConfig, engine: EngineConfig, report: Report | None = None) -> str:
-    """The checkpoint of a drafter with a model: the target's, where the drafter is a part of it."""
-    return model_path(engine.target if config.kind == "self" else config, report)

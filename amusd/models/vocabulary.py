@@ -1,11 +1,7 @@
-"""A draft with other token ids than its target: its weights are given the target's when they are loaded.
-
-With the target's tokenizer one of the two may have more padding: the draft then scores no id beyond the target's, and
-reads an id beyond its own as nothing. With another tokenizer:
+"""A draft with other token ids than its target: its weights are put in the target's order when they are loaded.
 
 A token that both vocabularies have is read and proposed as the draft's own. A token of the target alone is never
-proposed, and read as the longest of the draft's tokens that its text begins with. So the draft has one position for
-each token of the target, and whatever decodes with it knows the target's ids alone: nothing is encoded again.
+proposed, and read as the longest of the draft's tokens that its text begins with: one position for each token.
 
 References: "Lossless Speculative Decoding Algorithms for Heterogeneous Vocabularies" (arXiv 2502.05202), the method of
 the intersection.
@@ -28,8 +24,7 @@ TokenText: TypeAlias = bytes | str
 """The text of a token in UTF-8, which may end within a character; the name of a special token, as `str`."""
 
 MIN_SHARE = 0.7
-"""Least share of the tokens of `_ENGLISH` that a draft must be able to propose. Below it the embedded target itself, as
-such a draft, is right less than 4 times in 10, where no mode gains much (`docs/your_own_pair.md`)."""
+"""Least share of the tokens of `_ENGLISH` that a draft must be able to propose: below it no mode gains much."""
 _ENGLISH = (
     "The lighthouse at the northern end of the island was built in 1847, after three ships had been lost in a "
     "single winter. Its keeper climbed the narrow staircase every evening, trimmed the lamp and wrote the weather "
@@ -43,7 +38,7 @@ _ENGLISH = (
 
 @dataclass(frozen=True, slots=True)
 class SharedVocabulary:
-    """The tokens of a target and of a draft with another tokenizer, by their texts."""
+    """The tokens of a target and of a draft with other ids."""
 
     output_ids: Tensor
     """[shared] int64, ascending: the target's ids of the tokens that both have."""
@@ -75,7 +70,7 @@ def share_vocabulary(target: Mapping[int, TokenText], draft: Mapping[int, TokenT
 
 
 def _ids_by_text(texts: Mapping[int, TokenText]) -> dict[TokenText, int]:
-    """The last id of each text: single bytes come before the characters that they spell, too."""
+    """The last id of each text: the bytes of a vocabulary come first."""
     return {texts[token_id]: token_id for token_id in sorted(texts)}
 
 
@@ -89,7 +84,7 @@ def _reading(text: TokenText, ids: Mapping[TokenText, int]) -> int:
 
 
 def check_share(output_ids: Tensor, num_ids: int, encode: Callable[[str], Sequence[int]]) -> None:
-    """Raise `ConfigError` if a draft that proposes `output_ids` cannot gain; the others as of `describe_share`."""
+    """Raise `ConfigError` if a draft that proposes `output_ids` cannot gain. See `describe_share`."""
     if _english_share(output_ids, encode) < MIN_SHARE:
         raise ConfigError(
             f"drafter: {describe_share(output_ids, num_ids, encode)}; below {MIN_SHARE:.0%} it would be right too "
@@ -98,10 +93,7 @@ def check_share(output_ids: Tensor, num_ids: int, encode: Callable[[str], Sequen
 
 
 def describe_share(output_ids: Tensor, num_ids: int, encode: Callable[[str], Sequence[int]]) -> str:
-    """How much of the target's vocabulary a draft can propose, in words.
-
-    `num_ids`: of the target; `encode`: its tokenizer's.
-    """
+    """How much of the target's vocabulary a draft can propose, in words; `num_ids`, `encode`: the target's."""
     return (
         f"its tokenizer differs from the target's: it can propose {len(output_ids):,} of {num_ids:,} token ids, "
         f"{_english_share(output_ids, encode):.0%} of the tokens of an English text"

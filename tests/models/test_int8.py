@@ -18,7 +18,7 @@ from amusd.models import linear
 from amusd.models.huggingface import load_model
 from amusd.models.linear import InputScales, Int8Linear, largest_int8_weight, to_int8, why_not_int8
 from amusd.models.load_options import LoadOptions
-from amusd.models.loading import check_drafter, draft_dtype, target_dtype
+from amusd.models.loading import draft_dtype, target_dtype
 from amusd.models.numerics import Numerics
 
 SMALLEST_STEP = 6.2e-5
@@ -97,8 +97,6 @@ def test_what_cannot_be_in_int8_is_refused_in_one_line(tmp_path: Path, monkeypat
     monkeypatch.setattr("amusd.models.load_options.why_not_int8", lambda _device: "no reason")
     with pytest.raises(UnsupportedModelError, match="dtype=int8: there are no fast int8 products: no reason"):
         load_model(tmp_path, options)
-    with pytest.raises(UnsupportedModelError, match="no reason"):
-        check_drafter(DrafterConfig(kind="hf", model=str(tmp_path), dtype="int8"), EngineConfig(), "cpu")
 
 
 def test_auto_is_int8_where_a_draft_ships_so_and_the_cpu_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:

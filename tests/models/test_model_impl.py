@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from models import tiny
 
-from amusd.config import DrafterConfig, EngineConfig, TargetConfig
+from amusd.config import EngineConfig, TargetConfig
 from amusd.errors import UnsupportedModelError
 from amusd.models.configuration import ModelConfig, load_config
 from amusd.models.huggingface import load_model
 from amusd.models.load_options import LoadOptions
-from amusd.models.loading import check_drafter, check_target
+from amusd.models.loading import check_target
 from amusd.models.numerics import Numerics
 
 NOT_COVERED = {
@@ -47,8 +47,5 @@ def test_what_cannot_run_is_refused_without_its_weights(tmp_path: Path) -> None:
     tiny.tiny_config("GemmaConfig").save_pretrained(tmp_path)  # a folder without weights
     model = {"kind": "hf", "model": str(tmp_path)}
     check_target(EngineConfig(target=TargetConfig(**model)), "cpu")
-    check_drafter(DrafterConfig(kind="ngram"), EngineConfig(), "cpu")
     with pytest.raises(UnsupportedModelError, match=r"model_impl=amusd: this model of type 'gemma'"):
         check_target(EngineConfig(target=TargetConfig(**model, model_impl="amusd")), "cpu")
-    with pytest.raises(UnsupportedModelError, match="dtype=int8: "):
-        check_drafter(DrafterConfig(**model, dtype="int8"), EngineConfig(), "cpu")
