@@ -128,6 +128,6 @@ def _memory(config: EngineConfig, device: str, models: Sequence[CachedModel]) ->
 
 def _exactness(config: EngineConfig, model: CachedModel, tokenizer: Tokenizer) -> Finding:
     found = measure_width_invariance(model, tokenizer.encode_chat(user_turn(SELF_TEST_PROMPT)), num_tokens=32)
-    text = f"{found.num_equal} of {found.num_rows} rows have the same bits in any batch"
-    ok = found.holds if config.verify_width == "fixed" else None
+    text = f"{found.count(0.0)} of {len(found)} rows have the same bits in any batch"
+    ok = not any(found) if config.verify_width == "fixed" else None
     return Finding("exactness", ok, f"{text} (verify_width={config.verify_width})")

@@ -1,13 +1,12 @@
-"""Measures, on this machine, whether a token's logits depend on the block or on the batch it is verified in.
+"""Measures whether a token's logits depend on what shares its pass, which is a matter of this machine's kernels.
 
-They must not under `verify_width=fixed`; whether they do is a matter of the kernels of one torch build on one device.
+They must not under `verify_width=fixed`.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
@@ -16,12 +15,12 @@ from torch import Tensor
 from amusd.models.language_model import KVCache, LanguageModel, SequenceRows
 
 _Way: TypeAlias = Callable[[LanguageModel, Sequence[int], Sequence[KVCache]], list[tuple[int, Tensor]]]
-"""Passes tokens behind what the first of some caches holds; returns position and logits [vocab] of each."""
+"""Passes tokens behind what the first cache holds; returns position and logits [vocab] of each."""
 
 BLOCK_LENGTHS = (3, 1, 8, 5, 2, 7, 4, 6)
-"""Blocks of the second run, round after round, cut where the model's rule cuts them."""
+"""Of blocks, round after round, cut where the model's rule cuts them."""
 NEIGHBOURS = (1, 5)
-"""Other sequences of the last run: the same tokens, turned by as many."""
+"""Other sequences: the same tokens, turned by as many."""
 
 
 def rows_agree(model: LanguageModel) -> bool:
@@ -39,45 +38,22 @@ def rows_agree(model: LanguageModel) -> bool:
     return all(torch.equal(logits, found[0]) for logits in found)
 
 
-@dataclass(frozen=True, slots=True)
-class WidthInvariance:
-    """Outcome of `measure_width_invariance`."""
+def measure_width_invariance(model: LanguageModel, prompt: Sequence[int], num_tokens: int) -> list[float]:
+    """The largest difference of each row's logits between passes of one token and passes that hold others; 0: none.
 
-    num_rows: int
-    """Rows that were compared."""
-    num_equal: int
-    """Rows whose logits are equal bit for bit."""
-    max_difference: float
-    """Largest difference of two logits; 0 where all rows are equal."""
-
-    @property
-    def holds(self) -> bool:
-        """Every row is equal."""
-        return self.num_equal == self.num_rows
-
-
-def measure_width_invariance(model: LanguageModel, prompt: Sequence[int], num_tokens: int) -> WidthInvariance:
-    """Decode `num_tokens` greedily one by one, then pass the same tokens in ragged blocks, and compare the logits.
-
-    If a pass has room for several paths, they are passed again among other paths, in whatever track is free. Then they
-    are passed beside other sequences, which have other lengths and blocks, in whatever order.
-
-    A pass is padded to a number of rows that follows from the number of caches in its memory, so every pass is compared
-    with passes over the same memory.
+    `num_tokens` are decoded greedily one by one, then passed again in ragged blocks, among other paths, and beside
+    other sequences. Compared are passes over the same memory, whose caches say to how many rows they are padded.
     """
     capacity = len(prompt) + num_tokens
-    differences = _differences(model, prompt, num_tokens, [model.new_cache(capacity)], (_in_blocks, _in_paths))
-    caches = model.new_caches(1 + len(NEIGHBOURS), capacity)
-    differences += _differences(model, prompt, num_tokens, caches, (_in_batches,))
-    num_equal = sum(difference is None for difference in differences)
-    largest = max((difference for difference in differences if difference is not None), default=0.0)
-    return WidthInvariance(len(differences), num_equal, largest)
+    alone, caches = [model.new_cache(capacity)], model.new_caches(1 + len(NEIGHBOURS), capacity)
+    found = _differences(model, prompt, num_tokens, alone, (_in_batches, _in_paths))
+    return found + _differences(model, prompt, num_tokens, caches, (_in_batches,))
 
 
 def _differences(
     model: LanguageModel, prompt: Sequence[int], num_tokens: int, caches: Sequence[KVCache], ways: Sequence[_Way]
-) -> list[float | None]:
-    """Largest difference of the logits of each row in each way from those one by one; None if they are equal."""
+) -> list[float]:
+    """Those of each row in each way."""
     cache = caches[0]
     tokens, rows = list(prompt), []
     model.prefill(prompt[:-1], cache)
@@ -85,33 +61,19 @@ def _differences(
         logits = model.forward(tokens[-1:], cache).logits[0]  # [vocab]
         rows.append(logits.clone())
         tokens.append(int(logits.argmax()))
-    found: list[float | None] = []
+    found = []
     for pass_tokens in ways:
         for other in caches:
             other.truncate(0)
         model.prefill(prompt[:-1], cache)
         for position, logits in pass_tokens(model, tokens[:-1], caches):
             expected = rows[position - len(prompt) + 1]
-            found.append(None if torch.equal(logits, expected) else float((logits - expected).abs().max()))
-    return found
-
-
-def _in_blocks(model: LanguageModel, tokens: Sequence[int], caches: Sequence[KVCache]) -> list[tuple[int, Tensor]]:
-    """Position and logits [vocab] of each of `tokens` behind what the first cache holds."""
-    found, cache = [], caches[0]
-    lengths = itertools.cycle(BLOCK_LENGTHS)
-    while (start := cache.length) < len(tokens):
-        block = tokens[start : start + min(next(lengths), model.max_rows(start))]
-        scores = model.forward(block, cache).logits.clone()
-        found += list(enumerate(scores, start=start))
+            found.append(0.0 if torch.equal(logits, expected) else float((logits - expected).abs().max()))
     return found
 
 
 def _in_paths(model: LanguageModel, tokens: Sequence[int], caches: Sequence[KVCache]) -> list[tuple[int, Tensor]]:
-    """The same from passes that begin with one token and hold the next one behind others; none if there is no room.
-
-    The others come first, and so take the lower tracks.
-    """
+    """Position and logits [vocab] from passes that hold the next token behind others, which take the lower tracks."""
     found, cache = [], caches[0]
     while (start := cache.length) < len(tokens):
         num_others = min(model.num_tracks(start), model.width - 1) - 1
@@ -127,9 +89,9 @@ def _in_paths(model: LanguageModel, tokens: Sequence[int], caches: Sequence[KVCa
 
 
 def _in_batches(model: LanguageModel, tokens: Sequence[int], caches: Sequence[KVCache]) -> list[tuple[int, Tensor]]:
-    """The same from passes that hold blocks of other sequences, whose caches are the further ones."""
+    """The same from passes that hold a block of each of several sequences, whose caches are the further ones."""
     found, start = [], caches[0].length
-    sequences = [tokens, *([*tokens[shift:], *tokens[:shift]] for shift in NEIGHBOURS)]
+    sequences = [tokens, *([*tokens[shift:], *tokens[:shift]] for shift in NEIGHBOURS[: len(caches) - 1])]
     for number in range(1, len(caches)):
         model.prefill(sequences[number][: max(0, start - number)], caches[number])
     lengths = itertools.cycle(BLOCK_LENGTHS)

@@ -7,7 +7,6 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -72,41 +71,11 @@ class Tokenizer(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class PlainTokenizer:
-    """A `tokenizer.json` that needs nothing of transformers, whose names these are."""
-
-    backend_tokenizer: Backend
-    special_tokens_map: Mapping[str, str] = field(default_factory=dict)
-    """Names and texts of special tokens, `eos_token` for instance."""
-    chat_template: str | None = None
-
-    @classmethod
-    def read(cls, folder: Path, model_type: str) -> PlainTokenizer | None:
-        """The tokenizer in a folder; None where transformers may make more of it than its `tokenizer.json` says."""
-        names = {file.name for file in folder.iterdir()}
-        if model_type not in _PLAIN_MODEL_TYPES or _SETTINGS not in names or names & _MORE_FILES:
-            return None
-        settings = json.loads((folder / _SETTINGS).read_text(encoding="utf-8"))
-        if settings.get("tokenizer_class") not in _PLAIN_CLASSES or settings.keys() - _PLAIN_SETTINGS:
-            return None
-        template = settings.get("chat_template")
-        if "chat_template.jinja" in names:
-            template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
-        special_tokens = {name: text for name, text in settings.items() if name.endswith("_token") and text is not None}
-        if not all(isinstance(text, str) for text in (template or "", *special_tokens.values())):
-            return None
-        backend = Backend.from_file(str(folder / _TOKENIZER))
-        added = {token.content for token in backend.get_added_tokens_decoder().values()}
-        is_plain = added.issuperset(special_tokens.values()) and backend.get_vocab_size() < _PATCHED_SIZE
-        return cls(backend, special_tokens, template) if is_plain else None
-
-
 class HuggingFaceTokenizer:
     """The tokenizer of a checkpoint. Satisfies `Tokenizer`."""
 
     def __init__(self, tokenizer: Any, eos_token_ids: frozenset[int], num_ids: int | None = None) -> None:
-        """`tokenizer`: one of transformers around the library tokenizers, or a `PlainTokenizer`.
+        """`tokenizer`: one of transformers around the library tokenizers, or of `read_plainly`.
 
         `eos_token_ids`: those of the configurations; that of the tokenizer is added. `num_ids`: token ids of the model,
         padding included; None: those of the tokenizer.
@@ -231,7 +200,7 @@ def load_tokenizer(path: str | Path) -> HuggingFaceTokenizer:
     with one_line_errors(path, "its tokenizer cannot be loaded"):
         tokenizer: Any = None
         if isinstance(model_config, ModelConfig):
-            tokenizer = PlainTokenizer.read(folder, model_config.model_type)
+            tokenizer = read_plainly(folder, model_config.model_type)
         if tokenizer is None:
             from amusd.models.adapter import load_stock_tokenizer
 
@@ -244,9 +213,31 @@ def load_tokenizer(path: str | Path) -> HuggingFaceTokenizer:
         return HuggingFaceTokenizer(tokenizer, eos, config.vocab_size)
 
 
+def read_plainly(folder: Path, model_type: str) -> SimpleNamespace | None:
+    """A tokenizer that needs nothing of transformers, under its names; None where that may make more of the files."""
+    names = {file.name for file in folder.iterdir()}
+    if model_type not in _PLAIN_MODEL_TYPES or _SETTINGS not in names or names & _MORE_FILES:
+        return None
+    settings = json.loads((folder / _SETTINGS).read_text(encoding="utf-8"))
+    if settings.get("tokenizer_class") not in _PLAIN_CLASSES or settings.keys() - _PLAIN_SETTINGS:
+        return None
+    template = settings.get("chat_template")
+    if "chat_template.jinja" in names:
+        template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    special_tokens = {name: text for name, text in settings.items() if name.endswith("_token") and text is not None}
+    if not all(isinstance(text, str) for text in (template or "", *special_tokens.values())):
+        return None
+    backend = Backend.from_file(str(folder / _TOKENIZER))
+    added = {token.content for token in backend.get_added_tokens_decoder().values()}
+    if not added.issuperset(special_tokens.values()) or backend.get_vocab_size() >= _PATCHED_SIZE:
+        return None
+    return SimpleNamespace(backend_tokenizer=backend, special_tokens_map=special_tokens, chat_template=template)
+
+
 def read_fingerprint(file: Path) -> str:
     """The fingerprint of a `tokenizer.json`, whatever stands beside it."""
-    return HuggingFaceTokenizer(PlainTokenizer(Backend.from_file(str(file))), frozenset()).fingerprint
+    plain = SimpleNamespace(backend_tokenizer=Backend.from_file(str(file)), special_tokens_map={}, chat_template=None)
+    return HuggingFaceTokenizer(plain, frozenset()).fingerprint
 
 
 def _byte_of_character() -> Mapping[str, int]:

@@ -92,9 +92,9 @@ def _width(job: Job, lengths: Sequence[int]) -> None:
             "width",
             shape=scale.target,
             length=length,
-            num_rows=found.num_rows,
-            num_equal=found.num_equal,
-            max_difference=found.max_difference,
+            num_rows=len(found),
+            num_equal=found.count(0.0),
+            max_difference=max(found),
             num_tracks=model.num_tracks(length),
         )
 

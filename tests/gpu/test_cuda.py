@@ -172,5 +172,5 @@ def test_rows_do_not_depend_on_their_block_at_a_fixed_width(folder: Path) -> Non
     model = load(folder, "cuda:0", fixed=True, graphs=True, dtype="bfloat16")
     outcome = measure_width_invariance(model, TOKENS, 200)
     # Not a promise on a GPU: the kernels decide. `amusd doctor` says which it is; this records that it can be measured.
-    assert outcome.num_rows == 3 * 200  # in blocks, among paths, beside sequences
-    print(f"\n{torch.cuda.get_device_name()}: {outcome}")  # noqa: T201 - read by whoever runs it
+    assert len(outcome) == 3 * 200  # in blocks, among paths, beside sequences
+    print(f"\n{torch.cuda.get_device_name()}: {outcome.count(0.0)} rows of {len(outcome)} are equal")  # noqa: T201 - read by whoever runs it

@@ -317,7 +317,7 @@ def test_sequences_that_want_other_samplers_share_a_pass(rule: str) -> None:
 @pytest.mark.parametrize("replayed", [False, True])
 def test_the_self_test_looks_at_neighbours(replayed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model(REPLAYED["fixed"] if replayed else FIXED, replayed=replayed)
-    assert measure_width_invariance(model, random_ids(20), 30).holds
+    assert not any(measure_width_invariance(model, random_ids(20), 30))
     if not replayed:
         call = EagerPasses._call
 
@@ -326,7 +326,7 @@ def test_the_self_test_looks_at_neighbours(replayed: bool, monkeypatch: pytest.M
             return logits if logits is None or len(parts) == 1 else logits + 1
 
         monkeypatch.setattr(EagerPasses, "_call", spoilt)
-        assert not measure_width_invariance(model, random_ids(20), 30).holds
+        assert any(measure_width_invariance(model, random_ids(20), 30))
 
 
 def test_the_self_test_compares_passes_of_the_same_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,5 +338,6 @@ def test_the_self_test_compares_passes_of_the_same_number_of_rows(monkeypatch: p
         return None if logits is None else logits + len(token_ids) / 8
 
     monkeypatch.setattr(Decoder, "__call__", other_kernels)
-    outcome = measure_width_invariance(model, random_ids(20), 30)
-    assert (outcome.num_rows, outcome.num_equal) == (3 * 30, 3 * 30)  # in blocks, among paths, beside sequences
+    assert (
+        measure_width_invariance(model, random_ids(20), 30) == [0.0] * 3 * 30
+    )  # in blocks, among paths, beside sequences

@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from amusd.models.compatibility import position_limit
 from amusd.models.configuration import ModelConfig, load_config
 from amusd.models.decoder import weight_shapes
-from amusd.models.tokenizer import HuggingFaceTokenizer, PlainTokenizer, load_tokenizer, user_turn
+from amusd.models.tokenizer import HuggingFaceTokenizer, load_tokenizer, read_plainly, user_turn
 
 _SMALL = {
     "vocab_size": 64,
@@ -71,7 +71,7 @@ TEXTS = (
 
 
 def check_same(folder: Path) -> None:
-    assert PlainTokenizer.read(folder, load_config(folder).model_type) is not None
+    assert read_plainly(folder, load_config(folder).model_type) is not None
     own, stock = load_tokenizer(folder), AutoTokenizer.from_pretrained(folder)
     assert own.fingerprint == HuggingFaceTokenizer(stock, frozenset()).fingerprint
     for text in TEXTS:
@@ -122,7 +122,7 @@ def test_settings_that_change_ids_are_left_to_transformers(change: Mapping[str, 
     tiny.byte_tokenizer().save_pretrained(tmp_path)
     file = tmp_path / "tokenizer_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
-    assert PlainTokenizer.read(tmp_path, "llama") is None
+    assert read_plainly(tmp_path, "llama") is None
     stock = AutoTokenizer.from_pretrained(tmp_path)
     assert load_tokenizer(tmp_path).encode("a <new> b") == stock.encode("a <new> b")
 
