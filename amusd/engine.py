@@ -96,8 +96,8 @@ class Engine:
     """The target's."""
     drafters: Sequence[str] = ()
     """What a request may name as its drafter; the first is the default."""
-    process: DraftProcess | None = None
-    """The draft that ends with the engine."""
+    drafts: DraftSource | None = None
+    """Where its drafts come from, which ends with the engine."""
     leader: Leader | None = None
     """The first of the target's ranks, which end with the engine."""
 
@@ -130,13 +130,8 @@ class Engine:
         torch.set_num_threads(config.hardware.num_threads)
         config = replace(config, hardware=settle_devices(config, warnings.warn))
         meeting = Followers(config).meeting if config.target_tensor_parallel_size > 1 else None
-        process = DraftProcess(config) if config.drafters else None
-        try:
-            return cls.connect(config, process, make_recorder(Role.TARGET), process=process, meeting=meeting)
-        except BaseException:
-            if process is not None:
-                process.stop()
-            raise
+        drafts = DraftProcess(config) if config.drafters else None
+        return cls.connect(config, drafts, make_recorder(Role.TARGET), meeting=meeting)
 
     @classmethod
     def connect(
@@ -146,25 +141,26 @@ class Engine:
         recorder: Recorder,
         *,
         report: Report | None = None,
-        process: DraftProcess | None = None,
         meeting: Meeting | None = None,
     ) -> Engine:
         """Load the target here; `drafts` starts drafts, now and where one is lost, and tells them where to connect.
 
-        `report` is told what takes long. `process`, if given, is the draft to end with the engine; `meeting` is where
-        the target's other ranks come to, which end with it, too.
+        `report` is told what takes long. `meeting` is where the target's other ranks come to. They and the draft end
+        with the engine, also where it cannot be made.
         """
-        claim_device(config, Role.TARGET)
         with ExitStack() as failing:
+            if drafts is not None:
+                failing.callback(drafts.stop)
             if meeting is not None:
                 failing.callback(meeting.stop)
+            claim_device(config, Role.TARGET)
             leader = make_leader(config, meeting)
             if leader is not None:
                 failing.callback(leader.close)
             load = partial(load_with_followers, config, leader, report)
             worker, tokenizer = connect_target(config, load, drafts, recorder)
             failing.pop_all()
-        return cls(worker, tokenizer, [drafter.kind for drafter in config.drafters], process, leader)
+        return cls(worker, tokenizer, [drafter.kind for drafter in config.drafters], drafts, leader)
 
     @property
     def draft_failure(self) -> str | None:
@@ -196,8 +192,8 @@ class Engine:
 
     @property
     def draft_pid(self) -> int | None:
-        """Process id of a draft that this engine has started."""
-        return None if self.process is None else self.process.pid
+        """Process id of a draft on this machine."""
+        return None if self.drafts is None else self.drafts.pid
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a text is a sequence of texts, too
@@ -322,8 +318,8 @@ class Engine:
 
     def _release(self) -> None:
         with ExitStack() as stack:  # all of it, whatever a part of it raises
-            if self.process is not None:
-                stack.callback(self.process.stop)
+            if self.drafts is not None:
+                stack.callback(self.drafts.stop)
             if self.leader is not None:
                 stack.callback(self.leader.close)
             stack.callback(self.worker.shut_down)

@@ -12,7 +12,7 @@ import os
 import threading
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from omegaconf import DictConfig
 
 from amusd.config import HIDDEN, EngineConfig, RunConfig
 from amusd.console import Console, tell
-from amusd.errors import ConfigError, PeerError, PeerFailedError, PeerLostError
+from amusd.errors import ConfigError, PeerFailedError, PeerLostError
 from amusd.files import keep_traceback, read_json, write_json
 from amusd.runtime.cores import allowed_cores, pin_to
 from amusd.tracing.recorder import as_format
@@ -52,8 +52,6 @@ if TYPE_CHECKING:
 
 WITHOUT_ENGINE = ("bench", "simulate")
 """Commands that start processes of their own, or none."""
-_STOP_SECONDS = 0.3
-"""How long a draft may take to end by itself if its target has no engine."""
 
 
 class Jobs:
@@ -201,34 +199,27 @@ class Jobs:
             target = [os.getpid(), *(followers.pids if followers else ())]
             write_workers(self._directory, target=target, draft=drafts.pid)
 
+        self._record = record
         wanted = config.engine_for(self._command)
         pin_to(set(self._cores))
         set_environment(wanted)
-        drafts = DraftProcess(wanted, events=events, tell_loss=tell, on_met=record)
-        followers = Followers(wanted, self._cores) if wanted.target_tensor_parallel_size > 1 else None
-
-        self._record = record
-        engine: Engine | None = None
-        try:
-            drafts.prepare()  # while torch is imported here
+        with ExitStack() as failing:
+            drafts = DraftProcess(wanted, events=events, tell_loss=tell, on_met=record)  # loads while torch is imported
+            failing.callback(drafts.stop)
+            followers = Followers(wanted) if wanted.target_tensor_parallel_size > 1 else None
+            meeting = None
+            if followers is not None:
+                failing.callback(followers.stop)
+                meeting = followers.meeting
             settled = claim_hardware(wanted)
             record()
             from amusd.engine import Engine
             from amusd.runtime.startup import make_recorder
 
-            meeting = None if followers is None else followers.meeting
-            recorder = make_recorder(Role.TARGET, events)
-            engine = Engine.connect(settled, drafts, recorder, report=console.note, process=drafts, meeting=meeting)
-        except PeerError as error:
-            failure = drafts.start_failure()
-            if failure is None:
-                raise
-            raise failure from error
-        finally:
-            if engine is None:
-                drafts.stop(_STOP_SECONDS)
-                if followers is not None:
-                    followers.stop(_STOP_SECONDS)
+            engine = Engine.connect(
+                settled, drafts, make_recorder(Role.TARGET, events), report=console.note, meeting=meeting
+            )
+            failing.pop_all()
         return engine
 
 

@@ -303,5 +303,6 @@ def test_a_target_that_ranks_cannot_share_is_refused_before_anybody_is_called(tm
     drafts, meeting = Mock(), Mock()
     with pytest.raises(ConfigError, match=r"^target_tensor_parallel_size=3: .* allowed: 1 to 2$"):
         Engine.connect(config, drafts, Recorder("target"), meeting=meeting)
-    assert drafts.mock_calls == []
+    drafts.stop.assert_called_once_with()
+    drafts.tell.assert_not_called()
     meeting.stop.assert_called_once_with()

@@ -16,7 +16,7 @@ from typing import Any
 
 from amusd.child import Channel, Ended, Lives, Orders, command_of, ending_with_parent, ignore_terminal, serve
 from amusd.config import EngineConfig
-from amusd.errors import ConfigError, PeerFailedError, PeerLostError, first_line
+from amusd.errors import ConfigError, PeerLostError, first_line
 from amusd.files import keep_traceback
 from amusd.runtime.cores import allowed_cores, pin_rank
 from amusd.runtime.devices import device_of
@@ -24,7 +24,7 @@ from amusd.settings import from_mapping, to_mapping
 from amusd.transport.base import Rendezvous
 from amusd.types import Role
 
-STOP_SECONDS = 2.0
+STOP_SECONDS = 1.0
 """How long a draft may take to end by itself before it is killed."""
 _FAILED, _USERS_MISTAKE, _TARGET_GONE = 1, 2, 3
 """Exit codes of a draft that ends before its target has."""
@@ -41,7 +41,7 @@ class DraftProcess:
         tell_loss: Callable[[str], None] | None = None,
         on_met: Callable[[], None] | None = None,
     ) -> None:
-        """`events`: as of `make_recorder`, where the draft keeps its own; None: nowhere.
+        """Have the first draft load; does not wait. `events`: as of `make_recorder`, where the draft keeps its own.
 
         `tell_loss` gets one line for each draft that somebody else has killed; with it the draft itself says on
         standard error what it loads. `on_met` is called when a draft has said Hello: `pid` is that draft's by then.
@@ -56,60 +56,36 @@ class DraftProcess:
         self._lock = threading.RLock()
         self._tell_loss = tell_loss
         self._on_met = on_met
-        self._incarnation = 0
         self._has_met = False
         self._is_dismissed = False
         """Whether this object has killed the newest draft."""
         self._last_end: Ended | None = None
+        self._lives.prepare(self._settings)
 
     @property
     def pid(self) -> int | None:
-        """Process id of the newest draft, or of the process that prepares for it; None before the first."""
+        """Process id of the newest draft, or of the process that prepares for it."""
         with self._lock:
             return self._lives.pid
 
-    def prepare(self) -> None:
-        """Have the first draft load before it is told where the target listens; does not wait."""
+    def tell(self, incarnation: int, rendezvous: Rendezvous) -> None:
+        """See `DraftSource`. A draft that has ended by itself before any was ready is the last one."""
         with self._lock:
+            last = self._last_end
+            if last is not None and last.code >= 0 and not self._has_met:
+                raise PeerLostError(_in_words(last))
+            self._is_dismissed = False
             self._lives.prepare(self._settings)
-
-    def newest(self) -> int:
-        """The draft that runs; one more once it has ended.
-
-        Raises `PeerLostError` where it ended by itself before any draft was ready: so would the next one.
-        """
-        end = self._ended(0.0)
-        if end is not None and end.code >= 0 and not self._has_met:
-            raise PeerLostError(_in_words(end))
-        return self._incarnation + (self._incarnation == 0 or end is not None)
+            said_before = "" if last is None else last.said
+            orders = {"rendezvous": asdict(rendezvous), "incarnation": incarnation, "said_before": said_before}
+            self._lives.start(orders)
 
     def ending(self, timeout: float, /) -> str | None:
         """See `DraftSource`."""
         end = self._ended(timeout)
+        if end is not None and end.code == _USERS_MISTAKE and end.said:
+            raise ConfigError(end.said)
         return None if end is None else _in_words(end)
-
-    def start_failure(self) -> ConfigError | PeerFailedError | None:
-        """Why no draft can start; None while one may, once one was ready, and where the link's end tells it."""
-        end = None if self._has_met else self._ended(0.0)
-        if end is None or end.code not in (_FAILED, _USERS_MISTAKE):
-            return None
-        if end.code == _USERS_MISTAKE and end.said:
-            return ConfigError(end.said)
-        reason = end.said or f"exit code {end.code}, for the reason above"
-        return PeerFailedError(f"the draft worker could not start: {reason}")
-
-    def tell(self, incarnation: int, rendezvous: Rendezvous | None) -> None:
-        """Start the draft; does not wait for it. Its standard error is the caller's."""
-        if rendezvous is None:
-            return
-        if self._incarnation > 0:
-            self._end(STOP_SECONDS)
-        with self._lock:
-            self._incarnation, self._is_dismissed = incarnation, False
-            self._lives.prepare(self._settings)
-            said_before = "" if self._last_end is None else self._last_end.said
-            orders = {"rendezvous": asdict(rendezvous), "incarnation": incarnation, "said_before": said_before}
-            self._lives.start(orders)
 
     def met(self) -> None:
         """See `DraftSource`."""
@@ -118,23 +94,19 @@ class DraftProcess:
             self._on_met()
 
     def dismiss(self) -> None:
-        """Kill the draft; `newest` tells when it has ended."""
+        """See `DraftSource`."""
         with self._lock:
             if self._ended(0.0) is None:
                 self._is_dismissed = True
                 self._lives.kill()
 
-    def stop(self, patience: float = STOP_SECONDS) -> None:
-        """End the draft, and what it was forked from. Kill it if it has not ended in `patience` seconds. Idempotent."""
+    def stop(self) -> None:
+        """End the draft, and what it was forked from. Kill it if it has not ended in `STOP_SECONDS`. Idempotent."""
         self._is_dismissed = True  # what ends this process may end the draft, too, and that is no loss
-        self._end(patience)
         with self._lock:
+            if self._ended(0.0 if self._lives.is_preparing else STOP_SECONDS) is None:  # what loads sees no link end
+                self._lives.kill()
             self._lives.close()
-
-    def _end(self, patience: float) -> None:
-        if self._ended(0.0 if self._lives.is_preparing else patience) is None:  # what still loads sees no link end
-            self.dismiss()
-            self._ended(STOP_SECONDS)
 
     def _ended(self, timeout: float) -> Ended | None:
         with self._lock:

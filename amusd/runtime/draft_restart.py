@@ -1,10 +1,10 @@
 """Replaces a lost draft by the next one while the target goes on decoding: nothing here waits.
 
-    lost ──▶ a new process waits ──▶ listen on a fresh link, tell it where ──▶ Hello ──▶ handed to the target worker
+    lost ──▶ its process has ended ──▶ listen on a fresh link, start the next one ──▶ Hello ──▶ handed to the target
 
-Every life of the draft has an incarnation, a link and a nonce of its own, so nothing of an earlier one can be taken for
-its own. Lives that end before a candidate of theirs was accepted are counted: after `MAX_RESTARTS` in a row the target
-stays alone for good. Whatever goes wrong on the way to the next draft costs that draft, never the target.
+Every draft has an incarnation, a link and a nonce of its own, so nothing of an earlier one can be taken for its own.
+After `MAX_RESTARTS` in a row that end before a candidate of theirs was accepted, the target stays alone for good.
+Whatever goes wrong on the way to the next draft costs that draft, never the target.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import math
 import secrets
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Protocol
 
 from amusd.errors import ConfigError, PeerLostError, PeerProtocolError, first_line
@@ -23,42 +22,46 @@ from amusd.transport.base import Rendezvous, Transport
 
 FIRST_INCARNATION = 1
 MAX_RESTARTS = 5
-"""Most lives in a row that end before a candidate of theirs was accepted."""
 BACK_OFF_SECONDS = 0.25
-"""Pause before the second of these lives; twice as long before each further one."""
+"""Pause before the second of these restarts; twice as long before each further one."""
 LOOK_SECONDS = 0.05
-"""Time between two looks whether a process waits."""
+"""Time between two looks whether the lost draft has ended."""
 FAREWELL_SECONDS = 1.0
 """How long a lost draft may take to end by itself, so that one that has failed shows its traceback."""
 
 
 class DraftSource(Protocol):
-    """Starts drafts: this process, or the launcher. Each process has an incarnation, one more than the last."""
+    """Starts drafts, one at a time: in a child process, or on another machine."""
 
-    def newest(self) -> int:
-        """Incarnation of the newest draft process that there is, or that could be started now. Does not wait.
+    @property
+    def pid(self) -> int | None:
+        """Process id of the present draft, if it is on this machine."""
+        ...
+
+    def tell(self, incarnation: int, rendezvous: Rendezvous) -> None:
+        """Start the next draft, and tell it where the target listens; the one before has ended. Does not wait.
 
         Raises `PeerLostError` when no other one can come.
         """
         ...
 
     def ending(self, timeout: float, /) -> str | None:
-        """How the process that was told last has ended, as one line, if it has within `timeout` seconds (0 polls).
+        """How the present draft has ended, as one line, if it has within `timeout` seconds (0 polls).
 
-        None also where that cannot be known. Raises `PeerLostError` as `newest`.
+        Raises `ConfigError` for what the draft has found to be the user's mistake.
         """
         ...
 
-    def tell(self, incarnation: int, rendezvous: Rendezvous | None) -> None:
-        """Tell the newest draft where the target listens; None: it and those behind it are not wanted."""
-        ...
-
     def met(self) -> None:
-        """The process that was told last has said Hello."""
+        """The present draft has said Hello."""
         ...
 
     def dismiss(self) -> None:
-        """End the present process, if it is still there: its link is closed. Does not wait."""
+        """End the present draft, if it is still there: its link is closed. Does not wait."""
+        ...
+
+    def stop(self) -> None:
+        """End it in any case, and start no other. Idempotent."""
         ...
 
 
@@ -77,8 +80,7 @@ class DraftRestart:
         self._told = FIRST_INCARNATION
         self._handshake: Handshake | None = None
         self._num_fruitless = 0
-        self._not_before = 0.0
-        self._next_look = 0.0
+        self._not_before = self._next_look = 0.0
         self._dismiss_at = math.inf
 
     def lost(self, reason: str) -> None:
@@ -93,19 +95,18 @@ class DraftRestart:
     def poll(self) -> tuple[Transport, Hello] | None:
         """A draft that has said Hello, with its link; None while there is none."""
         try:
-            self._invite()
+            self._start_next()
             peer = None if self._handshake is None else self._handshake.receive(0.0)
-            if peer is not None:
-                if peer.incarnation != self._told:
-                    raise PeerProtocolError(f"incarnation {peer.incarnation} came in the place of {self._told}")
-                self._source.met()
+            if peer is None:
+                return None
+            if peer.incarnation != self._told:
+                raise PeerProtocolError(f"incarnation {peer.incarnation} came in the place of {self._told}")
+            self._source.met()
         except ConfigError as error:
             self._give_up(f"the draft that was to replace it is refused: {error}")
             return None
         except Exception as error:  # noqa: BLE001 - the target goes on, whatever it is
             self._fail(first_line(error))
-            return None
-        if peer is None:
             return None
         assert self._handshake is not None
         link, self._handshake = self._handshake.link, None
@@ -115,7 +116,8 @@ class DraftRestart:
         """Stop looking. Idempotent."""
         self._give_up("the engine is closed")
 
-    def _invite(self) -> None:
+    def _start_next(self) -> None:
+        """Start the next draft once the one before has ended."""
         now = time.monotonic()
         if now >= self._dismiss_at:
             self._dismiss_at = math.inf
@@ -123,15 +125,11 @@ class DraftRestart:
         if self.failure is not None or now < self._next_look:
             return
         self._next_look = now + LOOK_SECONDS
-        try:
-            newest = self._source.newest()
-        except PeerLostError as error:
-            self._give_up(str(error))
-            return
-        if newest <= self._told:
+        end = self._source.ending(0.0)
+        if end is None:
             return
         if self._handshake is not None:
-            raise PeerLostError(self._source.ending(0.0) or "the draft ended before it was ready")
+            raise PeerLostError(end)
         if now < self._not_before:
             return
         nonce = secrets.randbits(64)
@@ -139,13 +137,16 @@ class DraftRestart:
             link = self._listen(nonce)
         except ConfigError as error:  # the address of the former link may still be taken
             raise PeerLostError(str(error)) from error
-        self._told, self._dismiss_at = newest, math.inf
+        self._told, self._dismiss_at = self._told + 1, math.inf
         try:
             self._handshake = Handshake(link, self._own, self._timeout_seconds)
         except Exception:
             link.close()
             raise
-        self._source.tell(newest, Rendezvous(link.address, nonce))
+        try:
+            self._source.tell(self._told, Rendezvous(link.address, nonce))
+        except PeerLostError as error:
+            self._give_up(str(error))
 
     def _fail(self, reason: str) -> None:
         self._drop()
@@ -159,10 +160,7 @@ class DraftRestart:
 
     def _give_up(self, reason: str) -> None:
         self._drop()
-        if self.failure is None:
-            self.failure = reason
-            with suppress(Exception):
-                self._source.tell(self._told + 1, None)
+        self.failure = self.failure or reason
 
     def _drop(self) -> None:
         if self._handshake is not None:

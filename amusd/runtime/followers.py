@@ -26,7 +26,7 @@ from amusd.types import Role
 
 WORK = "amusd.runtime.startup"
 """The module with the functions that child processes run."""
-STOP_SECONDS = 2.0
+STOP_SECONDS = 1.0
 """How long they may take to end by themselves before they are killed."""
 _LOOK_SECONDS = 0.02
 
@@ -84,9 +84,9 @@ class Followers:
                 return PeerFailedError(f"{who} failed with exit code {end.code}, for the reason above")
         return None
 
-    def stop(self, patience: float = STOP_SECONDS) -> None:
-        """End them; they have `patience` seconds to end by themselves. Idempotent."""
-        deadline = time.monotonic() + patience
+    def stop(self) -> None:
+        """End them; they have `STOP_SECONDS` to end by themselves. Idempotent."""
+        deadline = time.monotonic() + STOP_SECONDS
         with self._lock:
             self._is_stopped = True
             for lives in self._lives.values():

@@ -51,7 +51,7 @@ def compare(job: Job, accept: float, part: str) -> None:
     config = first.engine_for("compare")
     events = f"{as_format(folder)}/events"
     process = DraftProcess(config, events=events)
-    with Engine.connect(config, process, make_recorder(Role.TARGET, events), process=process) as engine:
+    with Engine.connect(config, process, make_recorder(Role.TARGET, events)) as engine:
         for sampling in SAMPLINGS:
             _one_sampling(job, engine, run_config(job.scale, accept, sampling), accept, sampling)
 

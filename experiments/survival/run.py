@@ -153,7 +153,7 @@ def measure(request: Request, *, num_cycles: int, seed: int) -> Document:
     with tempfile.TemporaryDirectory(prefix="amusd-") as links:
         tempfile.tempdir = links  # socket files go nowhere else, so that what stays behind is seen
         cycles = []
-        with Engine.connect(config, process, recorder, process=process) as engine:
+        with Engine.connect(config, process, recorder) as engine:
             pair = Survivor(engine, recorder, prompts, request.num_tokens)
             pair.expected = [pair.plain(number, request.num_tokens)[0] for number in range(len(prompts))]
             for number in range(WARM_UP_CYCLES):

@@ -46,13 +46,13 @@ class Killing:
     def progress(self, _label: str, done: int, _num: int) -> None:
         if done == KILLED_AT:
             drafts = self.pair.drafts
-            drafts.newest = lambda: drafts._incarnation  # or it may join before the answer's last token
             self.pair.kill()
             assert drafts.ending(TIMEOUT_SECONDS)
+            drafts.ending = lambda _timeout: None  # or the next one may join before the answer's last token
 
     def note(self, line: str) -> None:
         self.notes.append(line)
-        vars(self.pair.drafts).pop("newest", None)
+        vars(self.pair.drafts).pop("ending", None)
 
 
 def compare(lives: Mapping[int, str], **settings: object) -> tuple[Comparison, list[str], Survivor]:

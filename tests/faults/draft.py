@@ -263,20 +263,20 @@ class Drafts:
         self.max_num_seqs = max_num_seqs
         self.quality = quality
         self.silence = silence
+        self.pid = None
         self._process: DraftProcess | None = None
 
-    def newest(self) -> int:
+    def ending(self, _timeout: float, /) -> str | None:
         assert self._process is not None
-        return self._process.incarnation + self._process.ended
+        return "it has ended" if self._process.ended else None
 
-    def ending(self, timeout: float, /) -> str | None:
-        """Known by `newest` alone."""
-
-    def tell(self, incarnation: int, rendezvous: Rendezvous | None) -> None:
-        if rendezvous is not None:
-            self._process = DraftProcess(self, incarnation, rendezvous.nonce)
+    def tell(self, incarnation: int, rendezvous: Rendezvous) -> None:
+        self._process = DraftProcess(self, incarnation, rendezvous.nonce)
 
     def met(self) -> None:
+        pass
+
+    def stop(self) -> None:
         pass
 
     def dismiss(self) -> None:

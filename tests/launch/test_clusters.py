@@ -92,7 +92,7 @@ def test_the_pods_of_a_leader_worker_set_are_the_two_roles_of_one_engine(tmp_pat
     done = subprocess.run(container["command"], env={**there, **told, **key}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (arguments,) = started(tmp_path)
-    config = check_line(arguments, index, (1, 1), "lead")
+    config = check_line(arguments, index, (8, 1), "lead")
     assert config.serve.api_key == key.get("AMUSD_API_KEY")
     check_pod(pod, num_gpus=config.target_tensor_parallel_size if pod == "leader" else 1)
 

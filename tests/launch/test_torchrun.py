@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 from runtime.gpu_doubles import pretend_gpus
-from torch.distributed import HashStore
 
 from amusd.config import EngineConfig, HardwareConfig, RunConfig, TransportConfig
 from amusd.errors import ConfigError
-from amusd.models.meeting import Meeting
 from amusd.transport.base import Rendezvous
 from amusd.transport.factory import numbered_link
 from amusd.types import Role
@@ -21,11 +18,10 @@ from launch import torchrun
 from launch.torchrun import (
     DraftElsewhere,
     Place,
-    _look_after_draft,
     compose,
-    meet_in_folder,
-    own_devices,
+    own_device,
     place_from_environment,
+    start_drafts,
 )
 from tests.launch.processes import WAITING, run, torchrun_command
 from tests.launch.small_pair import PROMPT, plain_answer, save_pair
@@ -37,14 +33,14 @@ TWO_NODES = "transport.address=tcp://10.0.0.1:29501"
 
 def a_place(rank: int = 0, size: int = 2, *, local_size: int | None = None, local_rank: int | None = None) -> Place:
     here, number = size if local_size is None else local_size, rank if local_rank is None else local_rank
-    return Place(rank=rank, size=size, local_rank=number, local_size=here)
+    return Place(rank, size, number, here)
 
 
 def test_a_process_knows_its_place_from_torchrun_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
     own = place_from_environment()
-    assert (own.rank, own.size, own.is_apart, own.is_last) == (0, 2, True, False)
+    assert (own.rank, own.size, own.is_apart) == (0, 2, True)
     monkeypatch.delenv("RANK")
     with pytest.raises(ConfigError, match="start it with torchrun --standalone --nproc-per-node=2"):
         place_from_environment()
@@ -57,6 +53,7 @@ def test_a_process_knows_its_place_from_torchrun_alone(monkeypatch: pytest.Monke
         (a_place(), ["doctor"], "^doctor: under torchrun the command is one of generate, compare, serve$"),
         (a_place(size=1), ["prompt=a"], "^WORLD_SIZE=1: start 2 processes"),
         (a_place(size=3), ["target_tensor_parallel_size=3"], "^WORLD_SIZE=3: start 4 processes"),
+        (a_place(local_size=1), ["prompt=a", "target_tensor_parallel_size=2"], "^WORLD_SIZE=2: start 3 processes"),
         (a_place(local_size=1), ["prompt=a", "transport.insecure=true"], "^transport.address: required on several"),
         (a_place(local_size=1), ["prompt=a", TWO_NODES], "not on this machine, and the link is neither encrypted nor"),
     ],
@@ -74,41 +71,16 @@ def test_several_machines_need_keys_or_a_word(allowed: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "num_targets", "named", "devices"),
-    [
-        ([(1, 8), (2, 8)], 2, "", "cuda:0 cuda:0 cuda:1"),
-        ([(3, 2), (2, 1)], 4, "", "cuda:0 cuda:0 cuda:1 cuda:0 cuda:0"),
-        ([(1, 1), (2, 0)], 2, "", "cuda:0 cpu cpu"),
-        ([(1, 4), (1, 2)], 4, "", "cuda:0 cuda:1 cuda:2 cuda:3 cuda:0"),
-        ([(2, 2), (1, 2)], 2, "cuda:1,cuda:0,cuda:1", "cuda:1 cuda:0 cuda:1"),
-    ],
-    ids=["a GPU each", "too few", "none on one", "two processes for five ranks", "named"],
+    ("num_gpus", "named", "device"),
+    [(4, "", "cuda:1"), (1, "", "cuda:0"), (0, "", "cpu"), (2, "cuda:1,cuda:0,cuda:1,cpu", "cuda:1")],
 )
 def test_each_machine_gives_its_own_gpus_to_its_ranks(
-    monkeypatch: pytest.MonkeyPatch, nodes: list[tuple[int, int]], num_targets: int, named: str, devices: str
+    monkeypatch: pytest.MonkeyPatch, num_gpus: int, named: str, device: str
 ) -> None:
-    """`nodes`: processes and GPUs of each."""
-    size = sum(number for number, _ in nodes)
-    found: list[str] = []
+    pretend_gpus(monkeypatch, num_gpus)
     hardware = HardwareConfig(devices=tuple(named.split(",")) if named else ())
-    config = RunConfig(target_tensor_parallel_size=num_targets, hardware=hardware)
-    first = 0
-    for local_size, num_gpus in nodes:
-        pretend_gpus(monkeypatch, num_gpus)
-        for number in range(local_size):
-            found += own_devices(config, a_place(first + number, size, local_size=local_size, local_rank=number))
-        first += local_size
-    assert " ".join(found) == devices
-
-
-def test_a_folder_that_others_may_enter_is_not_taken_from_the_store(tmp_path: Path) -> None:
-    store = HashStore()
-    store.set("folder", str(tmp_path))
-    tmp_path.chmod(0o700)
-    assert meet_in_folder(store, a_place(1)).address == str(tmp_path)
-    tmp_path.chmod(0o770)
-    with pytest.raises(ConfigError, match=f"^{tmp_path}: torchrun's store names this folder, which is not private"):
-        meet_in_folder(store, a_place(1))
+    config = RunConfig(target_tensor_parallel_size=3, hardware=hardware)
+    assert own_device(config, a_place(2, 4, local_rank=1)) == device
 
 
 class FakeProcess:
@@ -116,17 +88,14 @@ class FakeProcess:
 
     def __init__(self, *_: object, **__: object) -> None:
         self.told: list[object] = []
-        self._incarnation, self._has_ended = 0, False
-
-    def prepare(self) -> None:
-        self.told.append("prepare")
+        self._has_ended = False
 
     def tell(self, incarnation: int, rendezvous: Rendezvous) -> None:
-        self.told.append(rendezvous)
-        self._incarnation, self._has_ended = incarnation, False
+        self.told.append((incarnation, rendezvous))
+        self._has_ended = False
 
     def met(self) -> None:
-        self.told.append("met")
+        pass
 
     def dismiss(self) -> None:
         self._has_ended = True
@@ -138,37 +107,35 @@ class FakeProcess:
         self.told.append("stop")
 
 
-def test_the_last_rank_starts_drafts_as_rank_0_orders_and_ends_with_it(
+def test_the_last_rank_starts_drafts_as_rank_0_says_and_ends_with_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     process = FakeProcess()
     monkeypatch.setattr(torchrun, "DraftProcess", lambda *_, **__: process)
-    link = numbered_link(TransportConfig(), str(tmp_path), 1, Role.DRAFT, listens=True)
+    links = [
+        numbered_link(TransportConfig(), str(tmp_path), 1, Role.DRAFT, listens=listens) for listens in (True, False)
+    ]
+    drafts = DraftElsewhere(links[0])
     with ThreadPoolExecutor(1) as pool:
-        last = pool.submit(_look_after_draft, EngineConfig(), Meeting(address=str(tmp_path)))
-        with closing(link):
-            drafts = DraftElsewhere(link, str(tmp_path))
-            first, second = (Rendezvous(f"ipc:///{number}", number) for number in (1, 2))
-            drafts.tell(1, first)
-            drafts.met()
-            assert drafts.ending(0.1) is None
-            assert drafts.newest() == 1
-            drafts.dismiss()
-            assert drafts.ending(DEADLINE_SECONDS) == "it was dismissed"
-            assert drafts.newest() == 2
-            drafts.tell(2, second)
-            assert drafts.ending(0.0) is None, "what is known is of the first one"
-            assert drafts.newest() == 2
+        last = pool.submit(start_drafts, EngineConfig(), links[1])
+        told = [(number, Rendezvous(f"ipc:///{number}", number)) for number in (1, 2)]
+        drafts.tell(*told[0])
+        assert drafts.ending(0.1) is None
+        drafts.dismiss()
+        assert drafts.ending(DEADLINE_SECONDS) == drafts.ending(0.0) == "it was dismissed"
+        drafts.tell(*told[1])
+        assert drafts.ending(0.1) is None, "what is known is of the first one"
+        drafts.stop()
         last.result(DEADLINE_SECONDS)
-    assert process.told == ["prepare", first, "met", second, "stop"]
+    links[1].close()
+    assert process.told == [*told, "stop"]
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("num_processes", [3, pytest.param(2, marks=pytest.mark.long)])
-def test_two_ranks_and_a_draft_give_the_tokens_of_one_process(tmp_path: Path, num_processes: int) -> None:
+def test_two_ranks_and_a_draft_give_the_tokens_of_one_process(tmp_path: Path) -> None:
     pair = save_pair(tmp_path)
     arguments = ["target_tensor_parallel_size=2", *WAITING, f"prompt={PROMPT}", "output=json", "run_dir=out"]
-    line = torchrun_command(*pair, *arguments, "sampling.max_new_tokens=24", num_processes=num_processes)
+    line = torchrun_command(*pair, *arguments, "sampling.max_new_tokens=24", num_processes=3)
     done = run(line, tmp_path)
     assert done.returncode == 0, done.stderr
     together = json.loads(done.stdout)
@@ -178,3 +145,5 @@ def test_two_ranks_and_a_draft_give_the_tokens_of_one_process(tmp_path: Path, nu
     assert together["mode"] == "asynchronous"
     assert together["metrics"]["num_draft_tokens"] > 0
     assert {path.name for path in (tmp_path / "out" / "events").iterdir()} == {"target.jsonl", "draft.jsonl"}
+    workers = json.loads((tmp_path / "out" / "workers.json").read_text())
+    assert (len(workers["target"]), len(workers["draft"])) == (2, 1)

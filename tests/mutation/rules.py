@@ -667,10 +667,9 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "beyond=link.insecure or link.keys is not None, to_bind",
             "beyond=True, to_bind",
         ),
-        "a folder that others may enter is trusted": (" or status.st_mode & 0o077", ""),
         "what a draft before has said is taken for the next one's": (
-            "0 < incarnation == self._told",
-            "0 < incarnation",
+            "        self._end = None\n        self._link",
+            "        self._link",
         ),
     },
 }

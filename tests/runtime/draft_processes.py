@@ -194,7 +194,7 @@ def survivor(kind: str, lives: Mapping[int, str] | None = None) -> Iterator[Surv
             worker, _ = connect_target(
                 config, lambda: (paced_model(PASS_SECONDS), tokenizer), drafts, KeepingRecorder("target")
             )
-            with Engine(worker, tokenizer, drafters=["oracle"], process=drafts) as engine:
+            with Engine(worker, tokenizer, drafters=["oracle"], drafts=drafts) as engine:
                 yield Survivor(engine, drafts)
         finally:
             drafts.stop()

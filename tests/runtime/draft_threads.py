@@ -48,16 +48,13 @@ class DraftThreads:
         target_end, self._ends[nonce] = memory_pair(nonce=nonce)
         return target_end
 
-    def newest(self) -> int:
-        return len(self.lives) + (not self._threads[-1].is_alive())
+    pid = None
 
     def ending(self, timeout: float, /) -> str | None:
         self._threads[-1].join(timeout)
         return None if self._threads[-1].is_alive() else "its thread has ended"
 
-    def tell(self, incarnation: int, rendezvous: Rendezvous | None) -> None:
-        if rendezvous is None:
-            return
+    def tell(self, incarnation: int, rendezvous: Rendezvous) -> None:
         life = DraftThread(self._ends.pop(rendezvous.nonce), incarnation)
         arguments = (self._factories, self._tree_factories, self._max_num_seqs)
         thread = threading.Thread(target=life.run, args=arguments, daemon=True)
@@ -71,7 +68,7 @@ class DraftThreads:
     def dismiss(self) -> None:
         self.lives[-1].link.kill()
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Wait until all of them have ended."""
         for life, thread in zip(self.lives, self._threads, strict=True):
             life.link.close()
@@ -103,4 +100,4 @@ def restarting_pair(
         with Engine(worker, tokenizer, drafters=list(dict.fromkeys((*factories, *tree_factories)))) as engine:
             yield engine, drafts
     finally:
-        drafts.end()
+        drafts.stop()

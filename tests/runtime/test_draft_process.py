@@ -86,7 +86,7 @@ def test_a_killed_draft_is_said_in_one_line_and_the_next_is_forked_from_the_same
     met: list[int | None] = []
     events = f"{tmp_path}/events"
     process = DraftProcess(CONFIG, events=events, tell_loss=lines.append, on_met=lambda: met.append(process.pid))
-    with Engine.connect(CONFIG, process, make_recorder(Role.TARGET, events), process=process) as engine:
+    with Engine.connect(CONFIG, process, make_recorder(Role.TARGET, events)) as engine:
         first = engine.draft_pid
         assert first is not None
         server = psutil.Process(first).ppid()
@@ -136,7 +136,7 @@ def test_a_drafter_that_always_raises_is_given_up(
     config = replace(CONFIG, drafters=(DrafterConfig(kind="custom", factory=f"{tmp_path}/own.py:make"),))
     process = DraftProcess(config, events=f"{tmp_path}/events")
     schedule = DecodingConfig(mode=Mode.ASYNCHRONOUS, policy="chain")
-    with Engine.connect(config, process, make_recorder(Role.TARGET), process=process) as engine:
+    with Engine.connect(config, process, make_recorder(Role.TARGET)) as engine:
         deadline = time.monotonic() + SECONDS
         while engine.draft_failure is None and time.monotonic() < deadline:
             assert engine.generate(PROMPT, params(20), decoding=schedule).token_ids == reference(20)[len(PROMPT) :]
@@ -204,7 +204,6 @@ from amusd.config import DrafterConfig, EngineConfig
 from amusd.runtime.draft_process import DraftProcess
 
 process = DraftProcess(EngineConfig(drafters=(DrafterConfig(kind="custom", factory=sys.argv[1]),)))
-process.prepare()
 print(process.pid, flush=True)
 time.sleep({SECONDS})
 """

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from runtime.clocked import Clock, Link
 
+from amusd.errors import PeerLostError
 from amusd.protocol.messages import PROTOCOL_VERSION, Hello
 from amusd.runtime import draft_restart, handshake
 from amusd.runtime.draft_restart import (
@@ -24,29 +25,31 @@ OWN = Hello(PROTOCOL_VERSION, Role.TARGET, 0, 50, "", ())
 
 
 class Source:
-    """Starts a process as soon as one has ended."""
+    """Drafts that end when the test says so, or when they are dismissed."""
+
+    pid = None
 
     def __init__(self) -> None:
-        self.running = 1
+        self.has_ended = False
         self.told: list[int] = []
         self.num_dismissed = 0
 
-    def newest(self) -> int:
-        return self.running
-
     def ending(self, _timeout: float, /) -> str | None:
-        return "it was killed"
+        return "it was killed" if self.has_ended else None
 
-    def tell(self, incarnation: int, rendezvous: Rendezvous | None) -> None:
-        if rendezvous is not None:
-            self.told.append(incarnation)
+    def tell(self, incarnation: int, _rendezvous: Rendezvous) -> None:
+        self.told.append(incarnation)
+        self.has_ended = False
 
     def met(self) -> None:
         pass
 
     def dismiss(self) -> None:
         self.num_dismissed += 1
-        self.running += 1
+        self.has_ended = True
+
+    def stop(self) -> None:
+        pass
 
 
 class Search:
@@ -68,7 +71,7 @@ class Search:
 
     def lose(self) -> None:
         """The present process is killed."""
-        self.source.running += 1
+        self.source.has_ended = True
         self.restart.lost("it was killed")
 
     def poll_until_told(self) -> float:
@@ -125,7 +128,7 @@ def test_a_link_that_is_cut_before_the_first_word_is_closed(search: Search) -> N
     assert [link.is_closed for link in search.links] == [True]
 
 
-@pytest.mark.parametrize("step", ["dismiss", "newest", "listen", "tell", "met"])
+@pytest.mark.parametrize("step", ["dismiss", "ending", "listen", "tell", "met"])
 def test_whatever_fails_on_the_way_to_the_next_draft_costs_that_draft_alone(
     search: Search, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -138,24 +141,28 @@ def test_whatever_fails_on_the_way_to_the_next_draft_costs_that_draft_alone(
         search.clock.pass_by(FAREWELL_SECONDS)
         for _ in range(3):
             if search.links:
-                search.links[-1].inbox.append(hello(search.source.running))
+                search.links[-1].inbox.append(hello(1 + len(search.source.told)))
             assert search.restart.poll() is None
             search.clock.pass_by(LOOK_SECONDS)
     assert search.restart.failure is None
-    search.source.running += 1
+    search.source.has_ended = True
     search.clock.pass_by(60.0)
     search.poll_until_told()
-    search.links[-1].inbox.append(hello(search.source.running))
+    search.links[-1].inbox.append(hello(search.restart._told))
     assert search.restart.poll() is not None
 
 
-def test_the_end_of_the_search_is_reported_though_nobody_can_be_told(
+def test_where_no_draft_can_come_any_more_the_search_ends_with_the_reason(
     search: Search, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(search.source, "tell", lambda *_: 1 / 0)
-    for _ in range(MAX_RESTARTS + 1):
-        search.lose()
-    assert search.restart.failure is not None
+    def refuse(*_: object) -> None:
+        raise PeerLostError("it ended by itself")
+
+    monkeypatch.setattr(search.source, "tell", refuse)
+    search.lose()
+    assert search.restart.poll() is None
+    assert search.restart.failure == "it ended by itself"
+    assert [link.is_closed for link in search.links] == [True]
 
 
 def test_each_restart_that_brings_no_candidate_is_waited_for_twice_as_long(search: Search) -> None:
@@ -163,7 +170,7 @@ def test_each_restart_that_brings_no_candidate_is_waited_for_twice_as_long(searc
     for _ in range(MAX_RESTARTS):
         search.lose()
         waits.append(search.poll_until_told())
-        search.links[-1].inbox.append(hello(search.source.running))
+        search.links[-1].inbox.append(hello(search.source.told[-1]))
         assert search.restart.poll() is not None
         search.clock.pass_by(LOOK_SECONDS)
     assert waits[0] < BACK_OFF_SECONDS
@@ -184,7 +191,7 @@ def test_a_draft_whose_candidates_are_accepted_is_worth_as_many_restarts_as_the_
     for _ in range(2 * MAX_RESTARTS):
         search.lose()
         assert search.poll_until_told() < BACK_OFF_SECONDS
-        search.links[-1].inbox.append(hello(search.source.running))
+        search.links[-1].inbox.append(hello(search.source.told[-1]))
         assert search.restart.poll() is not None
         search.restart.accepted()
         search.clock.pass_by(LOOK_SECONDS)

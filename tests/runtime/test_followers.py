@@ -35,7 +35,7 @@ def test_the_first_rank_hears_that_another_has_failed(
 ) -> None:
     followers = started(what or "x", work)
     failure = followers.failure(SECONDS)
-    followers.stop(0.0)
+    followers.stop()
     assert isinstance(failure, PeerFailedError)
     assert re.fullmatch(rf"rank \d of the target \(pid \d+\) failed with exit code {code}, .*", str(failure))
     assert reason in capfd.readouterr().err
@@ -50,7 +50,7 @@ def test_one_that_is_killed_is_named_and_the_others_are_ended_with_their_folder(
         failure = followers.failure(SECONDS)
         assert isinstance(failure, RankLostError)
         assert str(failure) == f"rank 1 of the target (pid {one}) was killed by signal 9"
-    followers.stop(0.0)
+    followers.stop()
     assert followers.failure() is None
     assert not Path(f"/proc/{other}").exists()
     assert not Path(followers.meeting.address).exists()

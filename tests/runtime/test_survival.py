@@ -65,7 +65,7 @@ def test_a_draft_that_is_killed_again_and_again_costs_no_token(links_folder: Pat
 
 def test_a_first_draft_that_is_killed_before_it_is_ready_is_replaced(links_folder: Path) -> None:
     with survivor("zeromq", {1: MUTE, 2: MUTE}) as pair:
-        assert pair.drafts._incarnation == 3
+        assert pair.engine.worker.client.peer.incarnation == 3
         assert pair.await_help(SCHEDULES[0]).metrics.num_draft_restarts == 0
     assert list(links_folder.iterdir()) == []
 
@@ -137,7 +137,7 @@ def test_after_some_fruitless_restarts_the_target_stays_alone(monkeypatch: pytes
         pair.answer(SCHEDULES[0], 5, pair.kill)
         _until_given_up(pair)
         assert f"{MAX_RESTARTS} restarts in a row brought no accepted candidate" in (pair.engine.draft_failure or "")
-        assert pair.drafts._incarnation == 1 + MAX_RESTARTS
+        assert pair.engine.num_draft_restarts == MAX_RESTARTS
 
 
 def _until_given_up(pair: Survivor) -> None:
