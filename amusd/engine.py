@@ -37,7 +37,6 @@ from amusd.errors import ConfigError, ContextLengthError
 from amusd.models.detokenizer import IncrementalDecoder
 from amusd.models.embedded_target import Report
 from amusd.models.meeting import Meeting
-from amusd.models.ranks import Leader
 from amusd.models.tokenizer import Conversation, Tokenizer, user_turn
 from amusd.policies.base import Policy
 from amusd.policies.factory import make_policy, policy_name
@@ -45,6 +44,7 @@ from amusd.runtime.devices import claim_device, settle_devices
 from amusd.runtime.draft_process import DraftProcess
 from amusd.runtime.draft_restart import DraftSource
 from amusd.runtime.followers import Followers
+from amusd.runtime.ranks import Leader
 from amusd.runtime.startup import connect_target, load_with_followers, make_leader, make_recorder
 from amusd.runtime.target_sequence import Request
 from amusd.runtime.target_worker import TargetWorker

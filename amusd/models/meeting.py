@@ -19,7 +19,7 @@ class Meeting:
     """Address of this machine at which gloo listens."""
     store: Any = None
     """Store of torch in which the process group is formed; None: a file in the folder."""
-    failure: Callable[[float], Exception | None] = lambda _timeout: None
-    """Waits up to so many seconds; returns why another rank's process has failed, if this one has started it."""
+    failure: Callable[[int, float], Exception | None] = lambda _rank, _timeout: None
+    """Waits up to so many seconds; returns why the process of a rank has failed, if this one has started it."""
     stop: Callable[[], None] = lambda: None
     """Ends the other ranks' processes, if this one has started them."""

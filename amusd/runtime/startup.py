@@ -26,7 +26,6 @@ from amusd.models.loading import check_target, describe_drafter, load_target
 from amusd.models.meeting import Meeting
 from amusd.models.process_group import Backend, backend_for
 from amusd.models.rank_commands import follow
-from amusd.models.ranks import Follower, Leader
 from amusd.models.sharding import ALONE
 from amusd.models.tokenizer import Tokenizer
 from amusd.protocol.messages import MAX_TEXT_LENGTH, PROTOCOL_VERSION, Failed, Hello
@@ -37,11 +36,12 @@ from amusd.runtime.draft_restart import FIRST_INCARNATION, LOOK_SECONDS, DraftRe
 from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.handshake import await_hello
 from amusd.runtime.placement import in_role
+from amusd.runtime.ranks import Follower, Leader
 from amusd.runtime.remote_drafter import RemoteDraft, RemoteDrafter
 from amusd.runtime.target_worker import TargetWorker
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Rendezvous, Transport
-from amusd.transport.factory import can_listen_again, connect, listen, numbered_link
+from amusd.transport.factory import can_listen_again, connect, listen
 from amusd.types import Role
 
 logger = logging.getLogger(__name__)
@@ -142,13 +142,7 @@ def make_leader(config: EngineConfig, meeting: Meeting | None) -> Leader | None:
         return None
     assert meeting is not None, "whoever starts the other ranks says where they meet"
     check_target(config, device_of(config, Role.TARGET))
-    with ExitStack() as opened:
-        links = []
-        for rank in range(1, config.target_tensor_parallel_size):
-            links.append(numbered_link(config.transport, meeting.address, rank, Role.TARGET, listens=True))
-            opened.callback(links[-1].close)
-        opened.pop_all()
-    return Leader(links, meeting, _backend(config, meeting))
+    return Leader(config.transport, meeting, config.target_tensor_parallel_size, _backend(config, meeting))
 
 
 def _backend(config: EngineConfig, meeting: Meeting) -> Backend:
@@ -195,8 +189,8 @@ def run_follower(config: EngineConfig, rank: int, meeting: Meeting) -> None:
     if it is not the user's mistake.
     """
     torch.set_num_threads(config.hardware.num_threads)
-    link = numbered_link(config.transport, meeting.address, rank, Role.TARGET, listens=False)
-    follower = Follower(rank, config.target_tensor_parallel_size, link, meeting, _backend(config, meeting))
+    size = config.target_tensor_parallel_size
+    follower = Follower(config.transport, meeting, rank, size, _backend(config, meeting))
     try:
         device = claim_device(config, Role.TARGET, rank)
         model, _ = load_target(config, device, ranks=follower)

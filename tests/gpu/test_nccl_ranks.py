@@ -19,7 +19,7 @@ from models.linked_ranks import lead
 from amusd.errors import RankLostError
 from amusd.models.cached_model import CachedModel
 from amusd.models.process_group import EXCHANGE_SECONDS
-from amusd.models.ranks import Leader
+from amusd.runtime.ranks import Leader
 from launch.devices import NCCL_SETTINGS
 
 pytestmark = [

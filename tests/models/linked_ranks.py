@@ -8,23 +8,18 @@ from pathlib import Path
 from amusd.config import TransportConfig
 from amusd.models.meeting import Meeting
 from amusd.models.process_group import Backend
-from amusd.models.ranks import Follower, Leader
-from amusd.transport.factory import numbered_link
-from amusd.types import Role
+from amusd.runtime.ranks import Follower, Leader
 
 DEADLINE_SECONDS = 30.0
 
 
 def lead(
-    folder: Path, size: int, backend: Backend = "gloo", failure: Callable[[float], Exception | None] = lambda _: None
+    folder: Path, size: int, backend: Backend = "gloo", failure: Callable[..., Exception | None] = lambda *_: None
 ) -> Leader:
     """The first rank, which awaits the others."""
-    config, address = TransportConfig(), str(folder)
-    links = [numbered_link(config, address, rank, Role.TARGET, listens=True) for rank in range(1, size)]
-    return Leader(links, Meeting(address=address, failure=failure), backend)
+    return Leader(TransportConfig(), Meeting(address=str(folder), failure=failure), size, backend)
 
 
 def come(folder: Path, rank: int, size: int, backend: Backend = "gloo") -> Follower:
     """Another rank, on its way to the first one."""
-    link = numbered_link(TransportConfig(), str(folder), rank, Role.TARGET, listens=False)
-    return Follower(rank, size, link, Meeting(address=str(folder)), backend)
+    return Follower(TransportConfig(), Meeting(address=str(folder)), rank, size, backend)

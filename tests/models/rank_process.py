@@ -18,7 +18,7 @@ from models.linked_ranks import DEADLINE_SECONDS, come, lead
 
 from amusd.models.kv_cache import KVMemory, PreallocatedCache
 from amusd.models.passes import Part, Pass
-from amusd.models.ranks import Leader
+from amusd.runtime.ranks import Leader
 
 
 def announce_pass(leader: Leader) -> None:

@@ -21,8 +21,8 @@ from models.rank_process import announce_pass
 from amusd.errors import RankLostError
 from amusd.models import process_group
 from amusd.models.process_group import EXCHANGE_SECONDS, Watch
-from amusd.models.ranks import Follower, Leader
 from amusd.models.sharding import Ranks
+from amusd.runtime.ranks import Follower, Leader
 from tests.launch.processes import environment
 from tests.warm import Popen
 

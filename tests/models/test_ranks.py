@@ -18,14 +18,13 @@ from models.linked_ranks import DEADLINE_SECONDS, come, lead
 from models.paths import decoded_both_ways, tree_rows
 from models.test_decoder import Case, lean_model, stock_model
 
-import amusd
 from amusd.errors import ConfigError, PeerFailedError, RankLostError
 from amusd.models.cached_model import CachedModel
 from amusd.models.numerics import Numerics
 from amusd.models.passes import PathRows
 from amusd.models.process_group import ProcessGroup, backend_for
 from amusd.models.rank_commands import PartCommand, PathsCommand, RankCommand, follow
-from amusd.models.ranks import Leader, Report
+from amusd.runtime.ranks import Leader
 
 STOCK = stock_model(Case("Qwen3Config", {"num_attention_heads": 8, "num_key_value_heads": 4}))
 
@@ -194,17 +193,13 @@ def test_a_rank_that_fails_at_any_exchange_ends_all_with_its_reason(tmp_path: Pa
     [
         (ConfigError("device cuda:1: no such device"), ConfigError, "^device cuda:1: no such device$"),
         (ValueError("a bug"), PeerFailedError, "^rank 1 of the target failed: a bug$"),
-        (None, ConfigError, f"^rank 1 of the target has amusd 0, and rank 0 has {amusd.__version__}$"),
     ],
 )
 def test_a_follower_that_cannot_load_is_heard_at_once(
-    tmp_path: Path, mistake: Exception | None, expected: type[Exception], message: str
+    tmp_path: Path, mistake: Exception, expected: type[Exception], message: str
 ) -> None:
     def life(folder: Path, rank: int, size: int) -> None:
-        follower = come(folder, rank, size)
-        if mistake is None:
-            follower._say(Report("ready", "0"))
-        follower.close(mistake)
+        come(folder, rank, size).close(mistake)
 
     with meeting(tmp_path, 2, life) as (leader, _), pytest.raises(expected, match=message):
         leader.await_followers("cpu", DEADLINE_SECONDS)
@@ -212,7 +207,7 @@ def test_a_follower_that_cannot_load_is_heard_at_once(
 
 def test_a_follower_whose_process_ends_before_it_has_come_is_not_waited_for(tmp_path: Path) -> None:
     gone = RankLostError("rank 1 of the target (pid 7) was killed by signal 9")
-    leader = lead(tmp_path, 2, failure=lambda _timeout: gone)
+    leader = lead(tmp_path, 2, failure=lambda *_: gone)
     with pytest.raises(RankLostError, match="killed by signal 9"):
         leader.await_followers("cpu", DEADLINE_SECONDS)
     leader.close()

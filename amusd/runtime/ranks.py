@@ -1,8 +1,8 @@
-"""The ranks of one model: commands of the first one to the others, and exchanges of tensors between all.
+"""The ranks of one target: commands of the first one to the others, and exchanges of tensors between all.
 
 The first rank, the leader, decides everything; before each of its passes it commands the others, the followers, to
 compute the same pass. A command is a short message on the link to each follower. Tensors go through a process group,
-and meanwhile a thread watches the links (`process_group.py`).
+and meanwhile a thread watches the links (`models/process_group.py`).
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, TypeAlias
 
 import msgspec
 from torch import Tensor
 
-from amusd import __version__
+from amusd.config import TransportConfig
 from amusd.errors import ConfigError, PeerFailedError, PeerLostError, PeerProtocolError, RankLostError, first_line
 from amusd.models.kv_cache import KVMemory
 from amusd.models.language_model import Sampler
@@ -27,6 +26,9 @@ from amusd.models.passes import Part, Pass
 from amusd.models.process_group import Backend, ProcessGroup, Watch
 from amusd.models.rank_commands import PartCommand, PathsCommand, RankCommand
 from amusd.models.sharding import Ranks
+from amusd.transport.factory import numbered_link
+from amusd.transport.zeromq import ZeroMQTransport
+from amusd.types import Role
 
 IDLE_SECONDS = 1.0
 """Longest single wait for a command; a follower waits again as long as the leader is there."""
@@ -35,36 +37,8 @@ LOOK_SECONDS = 0.02
 REASON_SECONDS = 1.0
 """How long the reason may take to arrive once an exchange has failed."""
 
-
-class Link(Protocol):
-    """One end of a link between the leader and a follower. All but `close` may raise `PeerLostError`."""
-
-    def send_frame(self, frame: bytes) -> None:
-        """Queue a message."""
-        ...
-
-    def receive_frame(self, timeout: float) -> bytes | None:
-        """The next message, or None after `timeout` seconds."""
-        ...
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the other end has come and gone."""
-        ...
-
-    def close(self) -> None:
-        """Release everything. Idempotent."""
-        ...
-
-
-@dataclass(frozen=True)
-class Report:
-    """What a follower says: that it is ready, or why it ends."""
-
-    kind: Literal["ready", "mistake", "failed", "lost"]
-    """`mistake`: of the user's. `lost`: another rank is."""
-    text: str = __version__
-    """The version of a rank that is ready; else the reason."""
+Report: TypeAlias = tuple[Literal["ready", "mistake", "failed", "lost"], str]
+"""What a follower says: that it is ready; or that it ends, by the user's mistake or since another rank is lost; why."""
 
 
 class _ConnectedRanks(Ranks):
@@ -73,10 +47,10 @@ class _ConnectedRanks(Ranks):
     _others: str
     """The ranks at the other end of this rank's links."""
 
-    def __init__(self, rank: int, size: int, links: Mapping[int, Link], meeting: Meeting, backend: Backend) -> None:
+    def __init__(self, rank: int, size: int, meeting: Meeting, backend: Backend) -> None:
         super().__init__(rank, size)
         self.captures = backend == "nccl"
-        self._links = dict(links)
+        self._links: dict[int, ZeroMQTransport] = {}
         self._using = threading.Lock()
         """Held by the thread that uses a link: this rank's, or that of the watch."""
         self._meeting = meeting
@@ -135,17 +109,23 @@ class _ConnectedRanks(Ranks):
 
 
 class Leader(_ConnectedRanks):
-    """The first rank, connected once the followers have come."""
+    """The first rank. The others end when it closes."""
 
     _others = "a rank"
 
-    def __init__(self, links: Sequence[Link], meeting: Meeting, backend: Backend = "gloo") -> None:
-        """`links`: to ranks 1 and up; closed by `close`."""
-        super().__init__(0, len(links) + 1, dict(enumerate(links, start=1)), meeting, backend)
+    def __init__(self, config: TransportConfig, meeting: Meeting, size: int, backend: Backend = "gloo") -> None:
+        """Listen for the followers. Raises `ConfigError`."""
+        super().__init__(0, size, meeting, backend)
         self._numbers: weakref.WeakKeyDictionary[KVMemory, int] = weakref.WeakKeyDictionary()
         self._num_memories = 0
         self._dropped: list[int] = []
         self._samplers: dict[Sampler, int] = {}
+        try:
+            for rank in range(1, size):
+                self._links[rank] = numbered_link(config, meeting.address, rank, Role.TARGET, listens=True)
+        except ConfigError:
+            self.close()
+            raise
 
     def await_followers(self, device: str, timeout_seconds: float) -> None:
         """Wait until all are ready to compute, and meet them.
@@ -155,9 +135,7 @@ class Leader(_ConnectedRanks):
         """
         deadline = time.monotonic() + timeout_seconds
         waiting = list(self._links)
-        while waiting := [rank for rank in waiting if self._hear(rank) != "ready"]:
-            if self._meeting.failure(0.0) is not None:
-                raise self._reason(RankLostError("a rank of the target is gone"))
+        while waiting := [rank for rank in waiting if not self._has_reported(rank)]:
             if time.monotonic() >= deadline:
                 raise RankLostError(f"rank {waiting[0]} of the target was not ready in {timeout_seconds:g} s")
             time.sleep(LOOK_SECONDS)
@@ -207,26 +185,28 @@ class Leader(_ConnectedRanks):
         except PeerLostError:
             raise self._reason(RankLostError("a rank of the target is gone")) from None
 
-    def _hear(self, rank: int) -> str | None:
-        """The kind of a follower's next report; None when none is there. Raises why that rank cannot go on."""
+    def _has_reported(self, rank: int) -> bool:
+        """Whether a follower has said that it is ready, or that another one is lost. Raises why that rank ends."""
         try:
             with self._using:
                 frame = self._links[rank].receive_frame(0.0)
         except PeerLostError:
-            raise self._meeting.failure(REASON_SECONDS) or RankLostError(f"rank {rank} of the target is gone") from None
+            failure = self._meeting.failure(rank, REASON_SECONDS)
+            raise failure or RankLostError(f"rank {rank} of the target is gone") from None
         if frame is None:
-            return None
+            failure = self._meeting.failure(rank, 0.0)  # of a process that has ended before it has come
+            if failure is not None:
+                raise failure
+            return False
         try:
-            report = msgspec.msgpack.decode(frame, type=Report)
+            kind, text = msgspec.msgpack.decode(frame, type=Report)
         except msgspec.MsgspecError as error:
             raise PeerProtocolError(f"rank {rank} of the target: {error}") from None
-        if report.kind == "mistake":
-            raise ConfigError(report.text)
-        if report.kind == "failed":
-            raise PeerFailedError(f"rank {rank} of the target failed: {report.text}")
-        if report.kind == "ready" and report.text != __version__:
-            raise ConfigError(f"rank {rank} of the target has amusd {report.text}, and rank 0 has {__version__}")
-        return report.kind
+        if kind == "mistake":
+            raise ConfigError(text)
+        if kind == "failed":
+            raise PeerFailedError(f"rank {rank} of the target failed: {text}")
+        return True
 
     def _reason(self, error: RankLostError) -> Exception:
         """The end of a rank that is behind `error`, as the followers' last words tell; else the error itself."""
@@ -234,11 +214,11 @@ class Leader(_ConnectedRanks):
         waiting = list(self._links)
         while waiting and time.monotonic() < deadline:
             try:
-                waiting = [rank for rank in waiting if self._hear(rank) != "lost"]
+                waiting = [rank for rank in waiting if not self._has_reported(rank)]
             except Exception as reason:  # noqa: BLE001 - it is raised by the caller
                 return reason
             time.sleep(LOOK_SECONDS)
-        return self._meeting.failure(0.0) or error
+        return error
 
 
 class Follower(_ConnectedRanks):
@@ -246,19 +226,22 @@ class Follower(_ConnectedRanks):
 
     _others = "rank 0"
 
-    def __init__(self, rank: int, size: int, link: Link, meeting: Meeting, backend: Backend = "gloo") -> None:
-        """`link`: to the leader; closed by `close`."""
-        super().__init__(rank, size, {0: link}, meeting, backend)
-        self._link = link
+    def __init__(
+        self, config: TransportConfig, meeting: Meeting, rank: int, size: int, backend: Backend = "gloo"
+    ) -> None:
+        """Look for the leader. Raises `ConfigError`."""
+        super().__init__(rank, size, meeting, backend)
+        self._link = self._links[0] = numbered_link(config, meeting.address, rank, Role.TARGET, listens=False)
 
     def ready(self, device: str, timeout_seconds: float) -> None:
         """The model is loaded: wait for the others to be ready too. Raises `RankLostError`."""
         try:
-            self._say(Report("ready"))
-            if self._link.receive_frame(timeout_seconds) is None:
-                raise RankLostError(f"rank 0 of the target was not ready in {timeout_seconds:g} s")
-        except PeerLostError as error:
-            raise error if isinstance(error, RankLostError) else RankLostError("rank 0 of the target is gone") from None
+            self._say("ready")
+            frame = self._link.receive_frame(timeout_seconds)
+        except PeerLostError:
+            raise RankLostError("rank 0 of the target is gone") from None
+        if frame is None:
+            raise RankLostError(f"rank 0 of the target was not ready in {timeout_seconds:g} s")
         self._meet(device)
 
     def commands(self) -> Iterator[RankCommand]:
@@ -276,13 +259,13 @@ class Follower(_ConnectedRanks):
         """Leave; the leader is told why, unless it was a signal. Idempotent."""
         with suppress(PeerLostError):  # the leader is gone
             if isinstance(error, RankLostError):
-                self._say(Report("lost"))
+                self._say("lost")
             elif isinstance(error, ConfigError):
-                self._say(Report("mistake", str(error)))
+                self._say("mistake", str(error))
             elif isinstance(error, Exception):
-                self._say(Report("failed", first_line(error)))
+                self._say("failed", first_line(error))
         super().close()
 
-    def _say(self, report: Report) -> None:
+    def _say(self, kind: str, text: str = "") -> None:
         with self._using:
-            self._link.send_frame(msgspec.msgpack.encode(report))
+            self._link.send_frame(msgspec.msgpack.encode((kind, text)))
