@@ -14,9 +14,8 @@ from amusd.config import DecodingConfig, RunConfig
 from amusd.engine import Engine
 from amusd.policies.factory import policy_name
 from amusd.runtime.devices import devices_of
-from amusd.runtime.placement import in_role
 from amusd.tracing.metrics import total
-from amusd.types import Mode, Role
+from amusd.types import Mode
 from amusd.workload import WorkloadPrompt
 
 
@@ -91,7 +90,7 @@ def contestants_of(config: RunConfig) -> list[Contestant]:
     decoding, devices = config.decoding(), devices_of(config.engine_for("compare"))
 
     def one(drafter: str | None, **changes: Any) -> Contestant:
-        occupied = devices if drafter is not None else in_role(devices, Role.TARGET)
+        occupied = devices if drafter is not None else devices[:-1]
         return Contestant(replace(decoding, **changes), drafter, num_devices=count_devices(occupied))
 
     plain = one(None, mode=Mode.AUTOREGRESSIVE)

@@ -1,19 +1,26 @@
 """The devices of this machine: how many GPUs there are, which rank gets which, and which one this process works on.
 
-torch is imported where it is asked, not before: its thread pools keep the settings that they find.
+Devices are named for each rank, the target's first and the draft last. torch is imported where it is asked, not before:
+its thread pools keep the settings that they find.
+
+    GPUs of the machine                the target's ranks         the draft
+    none                               on the CPU                 on the CPU
+    one for each rank, or more         on the first ones          on the one behind them
+    one for each rank of the target    on the first ones          on the last one, which the target has too
+    fewer                              spread over all of them    on the last one, which the target has too
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from amusd.config import EngineConfig, HardwareConfig
 from amusd.errors import ConfigError
-from amusd.runtime.placement import gpu_number, in_role, place, sharing
 from amusd.types import Role
 
 
@@ -36,9 +43,26 @@ def devices_of(config: EngineConfig) -> tuple[str, ...]:
     return place(count_gpus(), config.target_tensor_parallel_size)
 
 
+def place(num_gpus: int, num_target_ranks: int) -> tuple[str, ...]:
+    """Device of each rank, by the table above. Neighbouring ranks share a GPU if there are too few."""
+    if num_gpus == 0:
+        return ("cpu",) * (num_target_ranks + 1)
+    num_used = min(num_target_ranks, num_gpus)
+    targets = [f"cuda:{rank * num_used // num_target_ranks}" for rank in range(num_target_ranks)]
+    return (*targets, f"cuda:{min(num_target_ranks, num_gpus - 1)}")
+
+
 def device_of(config: EngineConfig, role: Role, rank: int = 0) -> str:
     """Device of one rank of a role."""
-    return in_role(devices_of(config), role)[rank]
+    return devices_of(config)[rank if role is Role.TARGET else -1]
+
+
+def sharing(config: EngineConfig, devices: Sequence[str]) -> str | None:
+    """The GPUs that several workers with a model share, as `2 workers share cuda:0`; None where there is none."""
+    has_draft = any(drafter.can.has_model or drafter.can.needs_features for drafter in config.drafters)
+    counts = Counter(devices if has_draft else devices[:-1])
+    shared = [f"{count} workers share {device}" for device, count in counts.items() if count > 1 and device != "cpu"]
+    return ", ".join(shared) or None
 
 
 def free_bytes(device: str) -> int:
@@ -70,12 +94,17 @@ def settle_devices(config: EngineConfig, tell: Callable[[str], None]) -> Hardwar
 
 def check_devices(devices: Sequence[str]) -> None:
     """Raise `ConfigError` where a GPU of `devices` is not there. Creates no context."""
-    numbers = [gpu_number(device) for device in devices if device != "cpu"]
-    if not numbers:
+    numbers = [int(device.removeprefix("cuda:")) for device in devices if device != "cpu"]
+    if not numbers or max(numbers) < (num_gpus := count_gpus()):
         return
-    num_gpus = count_gpus()
-    if max(numbers) >= num_gpus:
-        raise ConfigError(f"hardware.devices={list(devices)}: {_why_missing(max(numbers), num_gpus)}")
+    import torch
+
+    why = f"there is no cuda:{max(numbers)}; allowed: cpu, cuda:0 to cuda:{num_gpus - 1}"
+    if torch.version.cuda is None and torch.version.hip is None:
+        why = f"the installed torch ({torch.__version__}) is one for CPUs; install one for CUDA, or use hardware=cpu"
+    elif num_gpus == 0:
+        why = "torch finds no GPU; see what `nvidia-smi` lists and CUDA_VISIBLE_DEVICES hides, or use hardware=cpu"
+    raise ConfigError(f"hardware.devices={list(devices)}: {why}")
 
 
 def claim_device(config: EngineConfig, role: Role, rank: int = 0) -> str:
@@ -92,15 +121,3 @@ def claim_device(config: EngineConfig, role: Role, rank: int = 0) -> str:
         # and hide from NCCL the GPU that the other end is on.
         torch.cuda.set_device(device)
     return device
-
-
-def _why_missing(number: int, num_gpus: int) -> str:
-    import torch
-
-    if torch.version.cuda is None and torch.version.hip is None:
-        return f"the installed torch ({torch.__version__}) is one for CPUs; install one for CUDA, or use hardware=cpu"
-    if num_gpus == 0:
-        return "torch finds no GPU; see what `nvidia-smi` lists and CUDA_VISIBLE_DEVICES hides, or use hardware=cpu"
-    if num_gpus == 1:
-        return f"there is no cuda:{number}, cuda:0 is the only GPU; use hardware=one_gpu"
-    return f"there is no cuda:{number}; allowed: cpu, cuda:0 to cuda:{num_gpus - 1}"

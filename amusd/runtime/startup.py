@@ -35,7 +35,6 @@ from amusd.runtime.draft_process import DraftProcess
 from amusd.runtime.draft_restart import FIRST_INCARNATION, LOOK_SECONDS, DraftRestart, DraftSource
 from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.handshake import await_hello
-from amusd.runtime.placement import in_role
 from amusd.runtime.ranks import Follower, Leader
 from amusd.runtime.remote_drafter import RemoteDraft, RemoteDrafter
 from amusd.runtime.target_worker import TargetWorker
@@ -146,7 +145,7 @@ def make_leader(config: EngineConfig, meeting: Meeting | None) -> Leader | None:
 
 
 def _backend(config: EngineConfig, meeting: Meeting) -> Backend:
-    return backend_for(in_role(devices_of(config), Role.TARGET), same_machine=meeting.store is None)
+    return backend_for(devices_of(config)[:-1], same_machine=meeting.store is None)
 
 
 def load_with_followers(

@@ -77,7 +77,7 @@ def test_a_link_that_does_not_work_is_only_wrong_where_it_is_wanted(
     ("devices", "ok", "end"),
     [
         (("cuda:0", "cuda:1"), True, "rank 0 of the target on cuda:0, the draft on cuda:1"),
-        (("cuda:0", "cuda:0"), None, "target and draft share cuda:0: they slow each other"),
+        (("cuda:0", "cuda:0"), None, "2 workers share cuda:0: they slow each other"),
         (("cpu", "cpu"), None, "too few cores for all: they slow each other"),
     ],
 )

@@ -14,7 +14,7 @@ from amusd.config import DrafterConfig, EngineConfig, HardwareConfig
 from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.models.meeting import Meeting
-from amusd.runtime.devices import check_devices, device_of, devices_of, settle_devices
+from amusd.runtime.devices import device_of, devices_of, settle_devices
 from amusd.runtime.startup import prepare_draft, run_follower, serve_draft
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Rendezvous
@@ -27,29 +27,27 @@ def on(*devices: str, **settings: Any) -> EngineConfig:
     return EngineConfig(hardware=HardwareConfig(devices=devices), **settings)
 
 
-def silence(_line: str) -> None:
-    raise AssertionError("there is nothing to say")
-
-
 @pytest.mark.parametrize(
-    ("named", "size", "devices"),
+    ("num_gpus", "named", "size", "devices"),
     [
-        ((), 1, ("cuda:0", "cuda:1")),
-        ((), 2, ("cuda:0", "cuda:1", "cuda:1")),
-        (("cpu", "cpu"), 2, ("cpu", "cpu", "cpu")),
-        (("cuda:0", "cuda:1", "cpu"), 2, ("cuda:0", "cuda:1", "cpu")),
-        (("cuda:1", "cuda:0"), 1, ("cuda:1", "cuda:0")),
-        (("cuda:1", "cuda:1"), 3, ("cuda:1",) * 4),
+        (0, "", 1, "cpu cpu"),
+        (1, "", 1, "cuda:0 cuda:0"),
+        (8, "", 1, "cuda:0 cuda:1"),
+        (2, "", 2, "cuda:0 cuda:1 cuda:1"),
+        (2, "", 4, "cuda:0 cuda:0 cuda:1 cuda:1 cuda:1"),
+        (8, "", 4, "cuda:0 cuda:1 cuda:2 cuda:3 cuda:4"),
+        (2, "cpu cpu", 2, "cpu cpu cpu"),
+        (2, "cuda:1 cuda:0", 1, "cuda:1 cuda:0"),
     ],
 )
 def test_devices_are_those_that_were_named_or_else_the_gpus_there_are(
-    monkeypatch: pytest.MonkeyPatch, named: tuple[str, ...], size: int, devices: tuple[str, ...]
+    monkeypatch: pytest.MonkeyPatch, num_gpus: int, named: str, size: int, devices: str
 ) -> None:
-    pretend_gpus(monkeypatch, 2)
-    config = on(*named, target_tensor_parallel_size=size)
-    assert devices_of(config) == devices
-    assert device_of(config, Role.TARGET) == devices[0]
-    assert device_of(config, Role.DRAFT) == devices[-1]
+    """The target comes first, and the draft shares the last one."""
+    pretend_gpus(monkeypatch, num_gpus)
+    config = on(*named.split(), target_tensor_parallel_size=size)
+    assert " ".join(devices_of(config)) == devices
+    assert [device_of(config, role) for role in Role] == [devices.split(maxsplit=1)[0], devices.rsplit(maxsplit=1)[-1]]
 
 
 @pytest.mark.parametrize("num_gpus", [0, 1, 2, 8])
@@ -61,33 +59,33 @@ def test_placing_all_ranks_starts_no_cuda(monkeypatch: pytest.MonkeyPatch, num_g
 
 
 @pytest.mark.parametrize(
-    ("num_gpus", "has_cuda", "devices", "reason"),
+    ("num_gpus", "has_cuda", "reason"),
     [
-        (2, True, ("cuda:0", "cuda:3"), "there is no cuda:3; allowed: cpu, cuda:0 to cuda:1"),
-        (1, True, ("cuda:0", "cuda:1"), "there is no cuda:1, cuda:0 is the only GPU; use hardware=one_gpu"),
-        (0, True, ("cuda:0", "cuda:0"), "torch finds no GPU; see what `nvidia-smi` lists"),
-        (0, False, ("cuda:0", "cpu"), f"the installed torch ({torch.__version__}) is one for CPUs"),
+        (2, True, "there is no cuda:3; allowed: cpu, cuda:0 to cuda:1"),
+        (0, True, "torch finds no GPU; see what `nvidia-smi` lists"),
+        (0, False, f"the installed torch ({torch.__version__}) is one for CPUs"),
     ],
 )
 def test_a_gpu_that_is_not_there_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, num_gpus: int, has_cuda: bool, devices: tuple[str, ...], reason: str
+    monkeypatch: pytest.MonkeyPatch, num_gpus: int, has_cuda: bool, reason: str
 ) -> None:
     pretend_gpus(monkeypatch, num_gpus, has_cuda=has_cuda)
-    for look in (lambda: check_devices(devices), lambda: settle_devices(on(*devices), silence)):
-        with pytest.raises(ConfigError) as caught:
-            look()
-        assert str(caught.value).startswith(f"hardware.devices={list(devices)}: {reason}")
-        assert "\n" not in str(caught.value)
+    with pytest.raises(ConfigError) as caught:
+        settle_devices(on("cuda:0", "cuda:3"), pytest.fail)
+    assert str(caught.value).startswith(f"hardware.devices=['cuda:0', 'cuda:3']: {reason}")
+    assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("num_gpus", "says"), [(0, False), (1, True), (2, False)])
+@pytest.mark.parametrize(
+    ("num_gpus", "drafter", "says"), [(0, "embedded", 0), (1, "embedded", 1), (1, "ngram", 0), (2, "embedded", 0)]
+)
 def test_that_both_are_on_one_gpu_is_said_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, num_gpus: int, says: bool
+    monkeypatch: pytest.MonkeyPatch, num_gpus: int, drafter: Any, says: int
 ) -> None:
     pretend_gpus(monkeypatch, num_gpus)
     lines: list[str] = []
-    settle_devices(on(), lines.append)
-    assert [line.startswith("target and draft share cuda:0; ") for line in lines] == [True] * says
+    settle_devices(on(drafters=(DrafterConfig(kind=drafter),)), lines.append)
+    assert [line.startswith("2 workers share cuda:0; ") for line in lines] == [True] * says
 
 
 class ClaimedError(Exception):
@@ -139,17 +137,10 @@ def test_each_further_rank_names_its_gpu_first(
     assert claims(lambda: run_follower(config, 1, Meeting(address=str(tmp_path)))) == "cuda:1"
 
 
-def test_from_python_a_missing_gpu_is_found_before_a_draft_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend_gpus(monkeypatch, 1)
-    monkeypatch.setattr("amusd.engine.DraftProcess", lambda _config: pytest.fail("a draft is started"))
-    with pytest.raises(ConfigError, match="there is no cuda:1"):
-        Engine.start(on("cuda:0", "cuda:1"))
-
-
 def test_from_python_a_shared_gpu_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_gpus(monkeypatch, 1)
     monkeypatch.setattr("amusd.engine.DraftProcess", lambda config: config)
     monkeypatch.setattr(Engine, "connect", lambda config, draft, *_, **__: (config, draft))
-    with pytest.warns(UserWarning, match="^target and draft share cuda:0; "):
+    with pytest.warns(UserWarning, match="^2 workers share cuda:0; "):
         here: Any = Engine.start(on())
     assert [config.hardware.devices for config in here] == [("cuda:0", "cuda:0")] * 2
