@@ -5,8 +5,8 @@ from __future__ import annotations
 import datetime as dt
 import os
 import platform
-import shutil
 import subprocess
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,8 @@ _PROBE_SECONDS = 5.0
 
 def describe_environment() -> dict[str, Any]:
     """The content of `environment.json`."""
-    model, features = _cpu()
+    core = _first_core()
+    flags = core.get("flags", "").split()
     return {
         "date": dt.datetime.now().astimezone().date().isoformat(),
         "amusd": amusd.__version__,
@@ -30,58 +31,45 @@ def describe_environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "packages": {name: _version(name) for name in PACKAGES},
         "cpu": {
-            "model": model,
-            "features": features,
+            "model": core.get("model name") or platform.processor() or platform.machine(),
+            "features": [feature for feature in CPU_FEATURES if feature in flags],
             "cores": os.cpu_count(),
             "allowed_cores": len(allowed_cores()),
         },
-        "gpus": _gpus(),
+        "gpus": _output_of(
+            "nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader"
+        ).splitlines(),
         "commit": _commit(),
     }
 
 
 def _version(package: str) -> str | None:
-    try:
+    with suppress(metadata.PackageNotFoundError):
         return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+    return None
 
 
-def _cpu() -> tuple[str, list[str]]:
-    """Its name, and those of `CPU_FEATURES` that it has."""
-    try:
+def _first_core() -> dict[str, str]:
+    """What Linux says of it; nothing elsewhere."""
+    with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine(), []
-    first = {name.strip(): value.strip() for line in reversed(lines) for name, _, value in [line.partition(":")]}
-    has = set(first.get("flags", "").split())
-    return first.get("model name", platform.machine()), [feature for feature in CPU_FEATURES if feature in has]
-
-
-def _gpus() -> list[str]:
-    """One line per GPU: name, memory, driver version."""
-    if shutil.which("nvidia-smi") is None:
-        return []
-    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    return _output_of(query).splitlines()
+        pairs = (line.partition(":") for line in reversed(lines))
+        return {name.strip(): value.strip() for name, _, value in pairs}
+    return {}
 
 
 def _commit() -> str | None:
     """The commit of the checkout this runs from, `+changes` when files differ from it; None outside a checkout."""
     root = Path(__file__).resolve().parent.parent
-    if not (root / ".git").exists() or shutil.which("git") is None:
+    if not (root / ".git").exists():
         return None
-    commit = _output_of(["git", "-C", str(root), "rev-parse", "--verify", "-q", "HEAD"])
-    if not commit:
-        return None
-    changed = _output_of(["git", "-C", str(root), "status", "--porcelain", "--untracked-files=no"])
-    return f"{commit}+changes" if changed else commit
+    return _output_of("git describe --always --abbrev=40 --exclude=* --dirty=+changes", root) or None
 
 
-def _output_of(command: list[str]) -> str:
+def _output_of(command: str, folder: Path | None = None) -> str:
     """The output of a short command; empty when it fails."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_SECONDS, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.strip()
+    with suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(
+            command.split(), cwd=folder, capture_output=True, text=True, timeout=_PROBE_SECONDS, check=True
+        ).stdout.strip()
+    return ""

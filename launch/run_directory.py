@@ -8,9 +8,9 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import json
-import os
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,7 +23,6 @@ from amusd.files import (
     FIGURE_FILES,
     PARTIAL_FILE,
     PROMPTS_FILE,
-    cannot_write,
     error_file,
     read_json,
     write_json,
@@ -42,11 +41,13 @@ OVERRIDES_FILE = "overrides.json"
 SUMMARY_FILE = "sweep.json"
 """In the folder of a sweep, whose jobs are runs in numbered folders."""
 EVENTS_FOLDER = "events"
-WRITTEN_BEFORE_ANY_TOKEN = (CONFIG_FILE, ENVIRONMENT_FILE, WORKERS_FILE)
-_ERROR_FILES = (error_file("target"), error_file("draft"))
-"""The error that ended a worker."""
-_MADE_FROM_A_RUN = (ANSWERS_FILE, PROMPTS_FILE, "trace.json", *FIGURE_FILES)
-_MARKS_OF_A_RUN = (CONFIG_FILE, RESULT_FILE, SUMMARY_FILE)
+_MEASURED = (RESULT_FILE, PARTIAL_FILE, error_file("target"), error_file("draft"))
+_FILES = (
+    *(CONFIG_FILE, ENVIRONMENT_FILE, WORKERS_FILE),
+    *_MEASURED,
+    *(ANSWERS_FILE, PROMPTS_FILE, "trace.json", *FIGURE_FILES),
+)
+_MARKS_OF_A_RUN = (CONFIG_FILE, RESULT_FILE, SUMMARY_FILE, EVENTS_FOLDER)
 
 
 def new_folder() -> Path:
@@ -60,56 +61,37 @@ def create_run_directory(config: RunConfig) -> Path:
 
     Raises `ConfigError` when the folder already holds a run or cannot be written.
     """
-    directory = claim_folder(Path(config.run_dir or new_folder()))
-    try:
-        (directory / EVENTS_FOLDER).mkdir()
-        write_whole(directory / CONFIG_FILE, config_text(dataclasses.replace(config, run_dir=str(directory))))
-        write_json(directory / ENVIRONMENT_FILE, describe_environment())
-    except OSError as error:
-        raise cannot_write(directory / EVENTS_FOLDER, error) from None
-    return directory
-
-
-def claim_folder(folder: Path) -> Path:
-    """Make `folder` and its parents and return its absolute path. Raises `ConfigError` when it already holds a run."""
+    folder = Path(config.run_dir or new_folder())
     try:
         directory = folder.absolute()
         directory.mkdir(parents=True, exist_ok=True)
         found = next((name for name in _MARKS_OF_A_RUN if (directory / name).exists()), None)
-        if found is None and (directory / EVENTS_FOLDER).exists():
-            found = f"{EVENTS_FOLDER}/"
-        if found is None and not os.access(directory, os.W_OK):
-            raise PermissionError(13, "not writable")
+        if found is not None:
+            raise ConfigError(f"run_dir={folder}: already holds a run ({found}); name another folder or delete it")
+        (directory / EVENTS_FOLDER).mkdir()
     except OSError as error:
         raise ConfigError(f"run_dir={folder}: cannot be used ({error.strerror})") from None
-    if found is not None:
-        raise ConfigError(f"run_dir={folder}: already holds a run ({found}); name another folder or delete this one")
+    write_whole(directory / CONFIG_FILE, config_text(dataclasses.replace(config, run_dir=str(directory))))
+    write_json(directory / ENVIRONMENT_FILE, describe_environment())
     return directory
 
 
 def clear_run(directory: Path) -> None:
     """Delete what an interrupted run has left, so that the folder can be used again. Other files stay."""
-    files = [
-        directory / name
-        for name in (*WRITTEN_BEFORE_ANY_TOKEN, RESULT_FILE, PARTIAL_FILE, *_ERROR_FILES, *_MADE_FROM_A_RUN)
-    ]
-    for path in [*files, *(directory / EVENTS_FOLDER).glob("*.jsonl")]:
+    events = directory / EVENTS_FOLDER
+    for path in [*(directory / name for name in _FILES), *events.glob("*.jsonl")]:
         path.unlink(missing_ok=True)
-    if (directory / EVENTS_FOLDER).is_dir():
-        (directory / EVENTS_FOLDER).rmdir()
+    with suppress(OSError):
+        events.rmdir()
 
 
 def discard_run(directory: Path) -> None:
     """Take back what was written for a run that was refused before any token; one that has results stays whole."""
-    events = directory / EVENTS_FOLDER
-    kept = (RESULT_FILE, PARTIAL_FILE, *_ERROR_FILES)
-    if any((directory / name).exists() for name in kept) or (events.is_dir() and any(events.iterdir())):
+    if any((directory / name).exists() for name in _MEASURED) or any((directory / EVENTS_FOLDER).glob("*")):
         return
-    for name in WRITTEN_BEFORE_ANY_TOKEN:
-        (directory / name).unlink(missing_ok=True)
-    for folder in (events, directory):
-        if folder.is_dir() and not any(folder.iterdir()):
-            folder.rmdir()
+    clear_run(directory)
+    with suppress(OSError):
+        directory.rmdir()
 
 
 def is_complete(directory: Path) -> bool:

@@ -12,7 +12,6 @@ import pytest
 from amusd.config import RunConfig, SamplingParams
 from amusd.errors import ConfigError
 from launch.run_directory import (
-    claim_folder,
     clear_run,
     create_run_directory,
     discard_run,
@@ -52,7 +51,7 @@ def test_a_folder_that_holds_a_run_is_refused_and_left_alone(tmp_path: Path, mar
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"^run_dir=.*/file/run: cannot be used \(Not a directory\)$"):
-        claim_folder(tmp_path / "file" / "run")
+        create_run_directory(RunConfig(run_dir=str(tmp_path / "file" / "run")))
 
 
 def test_a_refused_run_leaves_nothing_and_a_measured_one_stays(tmp_path: Path) -> None:
