@@ -111,6 +111,12 @@ def for_hydra(arguments: Sequence[str]) -> Iterator[str]:
             yield argument
 
 
+def text_of(argument: str) -> str:
+    """The text that a `key=value` argument gives, with or without quotes."""
+    key, _, value = argument.partition("=")
+    return value[1:-1] if _is_quoted(key, value) else value
+
+
 def _text_keys(cls: type, prefix: str = "") -> Iterator[tuple[str, str]]:
     """Each key whose value is free text, or a list of texts, and how a value begins that Hydra's grammar is for."""
     for name, hint in typing.get_type_hints(cls).items():

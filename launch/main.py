@@ -6,11 +6,10 @@ Exit codes: 0 done, 1 a failure (one line where a process was lost, else its tra
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 
 import amusd
@@ -39,7 +38,6 @@ usage: amusd COMMAND [KEY=VALUE ...]         answer, compare, predict, measure
 
 {commands}
 """
-_COMPLETION = ("-sc", "--shell-completion")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,8 +62,6 @@ def _run(arguments: list[str]) -> int:
     if command == "--version":
         Console().text(f"amusd {amusd.__version__}")
         return 0
-    if command in _COMPLETION:
-        return _complete(arguments)
     if command not in COMMANDS:
         raise ConfigError(f"{command or 'amusd'}: name a command first; allowed: {', '.join(COMMANDS)}")
     if command == "trace":
@@ -84,14 +80,14 @@ def _run(arguments: list[str]) -> int:
 
 def _run_jobs(command: str, arguments: list[str]) -> int:
     """Have Hydra run one job, or those of a sweep, or do what its own options say; return the exit code."""
-    from .compose import for_hydra, hydra_settings
+    from .compose import for_hydra, hydra_settings, text_of
     from .jobs import Jobs
     from .run_directory import new_folder
 
     is_sweep, is_json = not {"-m", "--multirun"}.isdisjoint(arguments), "output=json" in arguments
     if is_sweep and command == "serve":
         raise ConfigError("-m: `amusd serve` has one configuration; leave -m out")
-    folders = [argument.removeprefix("run_dir=") for argument in arguments if argument.startswith("run_dir=")]
+    folders = [text_of(argument) for argument in arguments if argument.startswith("run_dir=")]
     folder = Path(folders[-1]) if folders else new_folder()
     # Hydra's parser takes overrides that stand together
     typed = sorted([*arguments, f"run_dir={folder}"], key=lambda word: word.startswith("-") or "=" not in word)
@@ -119,17 +115,15 @@ def _hydra(task: object, arguments: Sequence[str], program: str) -> int:
     decorate = hydra.main(version_base=HYDRA_VERSION, config_path=str(conf_folder()), config_name=CONFIG_NAME)
     before, sys.argv = sys.argv, [program, *arguments]
     try:
-        with suppress(BrokenPipeError):  # nobody reads what Hydra prints
-            decorate(task)()  # type: ignore[arg-type]  # any callable does
+        decorate(task)()  # type: ignore[arg-type]  # any callable does
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:  # nobody reads what Hydra prints
+        discard(sys.stdout)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     finally:
         sys.argv = before
-        if sys.stdout is not None:
-            try:
-                sys.stdout.flush()
-            except BrokenPipeError:
-                discard(sys.stdout)
     return 0
 
 
@@ -143,16 +137,6 @@ def _summarize(folder: Path, *, is_json: bool) -> bool:
     console.document(document)
     tell(f"{len(document['jobs'])} jobs in {folder}")
     return all(job["rows"] for job in document["jobs"])
-
-
-def _complete(arguments: list[str]) -> int:
-    """Shell completion by Hydra, for all commands: `eval "$(amusd -sc install=bash)"`."""
-    line = os.environ.get("COMP_LINE", "")
-    words = line.split(" ")
-    if len(words) > 1 and words[1] in COMMANDS:
-        os.environ["COMP_LINE"] = " ".join([words[0], *words[2:]])
-        os.environ["COMP_POINT"] = str(int(os.environ.get("COMP_POINT", len(line))) - len(words[1]) - 1)
-    return _hydra(lambda _config: None, arguments, sys.argv[0])
 
 
 def _write_folder(command: str, arguments: Sequence[str]) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import json
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
@@ -11,7 +9,7 @@ from typing import Any
 
 from amusd.commands.tables import COLUMNS, row_name
 from amusd.console import table
-from amusd.files import ANSWERS_FILE, PROMPTS_FILE, csv_text, json_lines, read_json, write_json, write_whole
+from amusd.files import csv_text, read_json, write_json, write_whole
 
 from .run_directory import OVERRIDES_FILE, RESULT_FILE, SUMMARY_FILE
 
@@ -27,7 +25,7 @@ _SHOWN = (
 
 
 def summarize(folder: Path) -> dict[str, Any]:
-    """Write the tables of a sweep and its answers, all jobs in one file; return the document `sweep.json`."""
+    """Write the tables of a sweep; return the document `sweep.json`."""
     jobs = [_job(path) for path in sorted(folder.iterdir(), key=_number) if (path / OVERRIDES_FILE).is_file()]
     values = [dict(override.split("=", 1) for override in job["overrides"]) for job in jobs]
     keys = [key for key in dict.fromkeys(chain(*values)) if len({one.get(key) for one in values}) > 1]
@@ -36,18 +34,13 @@ def summarize(folder: Path) -> dict[str, Any]:
     document = {"run_dir": str(folder), "swept_keys": keys, "jobs": jobs}
     write_json(folder / SUMMARY_FILE, document)
     rows = [
-        {"job": job["job"]} | _swept(job) | {name: value for name, value in row.items() if _is_single(value)}
+        {"job": job["job"]}
+        | {f"swept.{key}": value for key, value in job["swept"].items()}
+        | {name: value for name, value in row.items() if not isinstance(value, list | dict)}
         for job in jobs
         for row in job["rows"]
     ]
     write_whole(folder / CSV_FILE, csv_text(rows))
-    answers = [{"job": job["job"], **json.loads(line)} for job in jobs for line in _lines(job, ANSWERS_FILE)]
-    if answers:
-        write_whole(folder / ANSWERS_FILE, json_lines(answers))
-        prompts = ((job, row) for job in jobs for row in csv.DictReader(_lines(job, PROMPTS_FILE)))
-        write_whole(
-            folder / PROMPTS_FILE, csv_text([{"job": job["job"], **_swept(job), **row} for job, row in prompts])
-        )
     return document
 
 
@@ -76,18 +69,5 @@ def _job(directory: Path) -> dict[str, Any]:
     return {"job": _number(directory), "overrides": overrides, "run_dir": str(directory), "rows": rows}
 
 
-def _swept(job: Mapping[str, Any]) -> dict[str, str]:
-    return {f"swept.{key}": value for key, value in job["swept"].items()}
-
-
-def _lines(job: Mapping[str, Any], name: str) -> list[str]:
-    path = Path(job["run_dir"]) / name
-    return path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-
-
 def _number(directory: Path) -> int:
     return int(directory.name) if directory.name.isdecimal() else -1
-
-
-def _is_single(value: object) -> bool:
-    return isinstance(value, (str, int, float, type(None)))

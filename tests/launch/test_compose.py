@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from amusd.config import DrafterConfig, RunConfig
 from amusd.errors import ConfigError
 from amusd.types import Mode
-from launch.compose import compose_config, conf_folder, for_hydra
+from launch.compose import compose_config, conf_folder, for_hydra, text_of
 from launch.main import COMMANDS
 
 NEEDED = {
@@ -113,6 +113,7 @@ def test_a_quoted_text_and_null_keep_the_meaning_that_hydra_gives_them() -> None
     assert (config.prompt, config.run_dir) == ("null", None)
     assert config.sampling.stop == ("one, two",)
     assert config.hardware.devices == ("cpu", "cpu")
+    assert (text_of("run_dir='a b'"), text_of("run_dir=it's")) == ("a b", "it's")
     assert compose_config(["sampling.stop=[one,two]", "sampling.logit_bias={5: 2.0}"]).sampling.stop == ("one", "two")
 
 

@@ -85,16 +85,6 @@ def test_help_lists_commands_groups_and_keys(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out == f"amusd {amusd.__version__}\n"
 
 
-def test_a_shell_completes_choices_behind_a_command(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    line = "amusd generate drafter=em"
-    monkeypatch.setenv("COMP_LINE", line)
-    monkeypatch.setenv("COMP_POINT", str(len(line)))
-    assert main(["-sc", "query=bash"]) == 0
-    assert capsys.readouterr().out.split() == ["drafter=embedded"]
-
-
 @pytest.mark.skipif(not entry_points(group="console_scripts", name="amusd"), reason="amusd is not installed here")
 def test_python_runs_the_package_as_the_command(tmp_path: Path) -> None:
     done = run([sys.executable, "-m", "amusd", "--version"], tmp_path)

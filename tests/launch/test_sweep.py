@@ -15,7 +15,6 @@ import pytest
 
 from amusd.config import RunConfig
 from amusd.errors import ConfigError
-from amusd.files import KEYS, MEASURES, answers_jsonl, prompts_csv
 from launch.run_directory import check_unchanged, create_run_directory, is_complete
 from launch.sweep import summarize, summary_table
 from tests.launch.processes import SECONDS, amusd_command, environment, run
@@ -42,10 +41,7 @@ def job(folder: Path, number: int, *overrides: str, **result: Any) -> Path:
 def test_the_summary_is_a_table_and_files_for_spreadsheets(tmp_path: Path) -> None:
     rows = [{"mode": "asynchronous", "tokens_per_second": 12.345, "by_position": [1, 2]}]
     for number, length in enumerate((8, 16)):
-        folder = job(tmp_path, number, f"max_lookahead={length}", "drafter=ngram", complete=True, rows=rows)
-        record = dict.fromkeys((*KEYS, *MEASURES), 1) | {"text": f"answer\u2028{number}", "token_ids": [number]}
-        (folder / "answers.jsonl").write_text(answers_jsonl([record, record]))
-        (folder / "prompts.csv").write_text(prompts_csv([record, record]))
+        job(tmp_path, number, f"max_lookahead={length}", "drafter=ngram", complete=True, rows=rows)
     job(tmp_path, 2, "max_lookahead=4", "drafter=ngram")
     document = summarize(tmp_path)
     assert document == json.loads((tmp_path / "sweep.json").read_text())
@@ -64,10 +60,6 @@ def test_the_summary_is_a_table_and_files_for_spreadsheets(tmp_path: Path) -> No
             "mode": "asynchronous",
             "tokens_per_second": "12.345",
         }
-    answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
-    assert [(answer["job"], answer["text"]) for answer in answers[1:3]] == [(0, "answer\u20280"), (1, "answer\u20281")]
-    with (tmp_path / "prompts.csv").open(newline="") as file:
-        assert list(next(csv.DictReader(file))) == ["job", "swept.max_lookahead", *KEYS, *MEASURES]
 
 
 def test_a_job_is_done_if_it_was_whole_had_a_draft_all_along_and_the_same_settings(tmp_path: Path) -> None:
