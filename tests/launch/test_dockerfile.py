@@ -6,10 +6,6 @@ import json
 import re
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -46,12 +42,6 @@ def test_versions_are_those_that_the_tests_run_with(name: str) -> None:
     assert "constraints.txt" in STAGES[1]
 
 
-def test_the_base_is_a_version_that_is_supported() -> None:
-    version = re.fullmatch(r"python:3\.(\d+)-slim-\w+", argument("BASE"))
-    assert version is not None
-    assert 11 <= int(version[1]) <= 13  # tomllib came with 3.11
-
-
 def test_requirements_are_read_from_the_project(tmp_path: Path) -> None:
     tomllib = pytest.importorskip("tomllib")
     (script,) = re.findall(r"python3 -c '(.*?)' \"\$EXTRAS\"", "\n".join(rest for _, rest in FOUND))
@@ -77,33 +67,3 @@ def test_the_image_keeps_no_package_index_and_no_download() -> None:
     for name, rest in FOUND:
         assert name != "RUN" or "apt-get install" not in rest or "rm -rf /var/lib/apt/lists/*" in rest
     assert [line for line in STAGES[-1].splitlines() if line.startswith(("RUN", "ADD"))] == []
-
-
-@contextmanager
-def answering(status: int) -> Iterator[int]:
-    """A server that answers `/health` with this status; its port."""
-
-    class Health(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(status if self.path == "/health" else 404)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            """Nothing is logged."""
-
-    with HTTPServer(("127.0.0.1", 0), Health) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        yield server.server_port
-        server.shutdown()
-
-
-@pytest.mark.parametrize(("status", "is_healthy"), [(200, True), (503, False), (None, False)])
-def test_the_health_check_needs_python_alone(status: int | None, is_healthy: bool) -> None:
-    _options, command = only("HEALTHCHECK").split("CMD ")
-    program, *arguments = json.loads(command)
-    assert program == "python3"
-    with answering(status or 200) as port:
-        address = f":{1 if status is None else port}/"  # where nobody listens, or there
-        there = [one.replace(":8000/", address) for one in arguments]
-        done = subprocess.run([sys.executable, *there], capture_output=True, timeout=60)
-    assert (done.returncode == 0) is is_healthy

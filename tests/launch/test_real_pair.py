@@ -151,23 +151,3 @@ def test_a_signal_amid_loading_ends_every_process(tmp_path: Path) -> None:
     _, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 143, err
     assert_gone(others)
-
-
-def test_an_engine_from_python_starts_replaces_and_ends_its_draft() -> None:
-    program = (
-        "import os, time\n"
-        "from amusd import Engine, SamplingParams\n"
-        "with Engine.launch(target='embedded', drafter='ngram') as engine:\n"
-        "    print(''.join(token.text for token in engine.stream('Say hello.', SamplingParams(max_new_tokens=12))))\n"
-        "    os.kill(engine.draft_pid, 9)\n"
-        "    deadline = time.monotonic() + 60\n"
-        "    while engine.num_draft_restarts == 0 and time.monotonic() < deadline:\n"
-        "        engine.generate('Say hello.', SamplingParams(max_new_tokens=12))\n"
-        "    print(engine.num_draft_restarts, engine.draft_failure)\n"
-        "    draft = engine.draft_pid\n"
-        "try:\n    os.kill(draft, 0)\nexcept ProcessLookupError:\n    print('the draft is gone')\n"
-    )
-    done = run([sys.executable, "-c", program], Path.cwd())
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-2:] == ["1 None", "the draft is gone"]
-    assert done.stderr == ""

@@ -7,9 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from amusd.commands.doctor import run_doctor
-from amusd.console import Console
-from launch.compose import compose_config
 from tests.launch.processes import amusd_command, run
 from tests.launch.small_pair import save_pair
 
@@ -42,14 +39,3 @@ def test_a_model_that_cannot_be_loaded_is_one_line_and_nothing_is_left(
     assert line.startswith(f"amusd: model {folder}: model.safetensors: ")
     assert done.stderr.count(str(folder)) == 1
     assert list((tmp_path / "runs").iterdir()) == []
-
-
-def test_the_doctor_ends_with_the_code_of_a_users_mistake(
-    broken: tuple[list[str], Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("amusd.commands.doctor._links", lambda _engine: iter(()))
-    arguments, folder = broken
-    assert run_doctor(compose_config(arguments), Console()) == 2
-    failed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("FAIL")]
-    assert len(failed) == 1
-    assert f"model {folder}: model.safetensors: " in failed[0]

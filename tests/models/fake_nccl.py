@@ -19,23 +19,12 @@ class Work:
     As torch's, NCCL returns no such object without `asyncOp`.
     """
 
-    def __init__(self, finish: Callable[[], object] = lambda: None, *, hangs: bool = False) -> None:
-        self._finish, self._hangs = finish, hangs
-        self._error: RuntimeError | None = None
+    def __init__(self, finish: Callable[[], object] = lambda: None) -> None:
+        self._finish = finish
 
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """Blocks the host only if there is a `timeout`; a device that hangs counts as too late at once."""
-        if self._hangs and timeout is not None:
-            self._error = RuntimeError("Work timed out in blocking wait.\nand a trace")
-            raise self._error
+    def wait(self, _timeout: timedelta | None = None) -> bool:
         self._finish()
         return True
-
-    def is_completed(self) -> bool:
-        return not self._hangs
-
-    def exception(self) -> RuntimeError | None:
-        return self._error
 
 
 class Table:

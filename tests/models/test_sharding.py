@@ -26,7 +26,6 @@ from amusd.models.sharding import ALONE, Ranks, share_of_outputs
 FOUR_HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4}
 SHARED = {
     "grouped heads": CASES["grouped heads"],
-    "tied head": CASES["tied head"],
     "all biases of llama": CASES["llama biases"],
     "qwen2": CASES["qwen2 biases without that of the output"],
     "qwen3": Case("Qwen3Config"),
