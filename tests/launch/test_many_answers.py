@@ -37,8 +37,8 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     )
 
 
-def lines(folder: Path, name: str = "answers.jsonl") -> list[str]:
-    file = folder / name
+def lines(folder: Path) -> list[str]:
+    file = folder / "answers.jsonl"
     return file.read_text().splitlines() if file.exists() else []
 
 
@@ -46,19 +46,19 @@ def answers(folder: Path) -> list[tuple[int, list[int]]]:
     return [(record["id"], record["token_ids"]) for record in map(json.loads, lines(folder))]
 
 
-def started(command: list[str], folder: Path, name: str = "answers.jsonl", **variables: str) -> Any:
+def started(command: list[str], folder: Path) -> Any:
     """A run that has written something more."""
-    before = len(lines(folder, name))
+    before = len(lines(folder))
     process = Popen(
         command,
         cwd=folder,
-        env=environment(**variables),
+        env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
     )
     deadline = time.monotonic() + SECONDS
-    while len(lines(folder, name)) <= before:
+    while len(lines(folder)) <= before:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -10,6 +10,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -56,22 +57,16 @@ def test_a_child_that_ends_before_its_hello_ends_the_start(
 ) -> None:
     """At once where it ended by itself; one that was killed is started again, but not for ever."""
     monkeypatch.setattr(draft_process, "command_of", lambda _: [sys.executable, "-c", child])
-    started: list[subprocess.Popen[bytes]] = []
-
-    class Noted(subprocess.Popen[bytes]):
-        def __init__(self, *arguments: object, **options: object) -> None:
-            super().__init__(*arguments, **options)  # type: ignore[call-overload]
-            started.append(self)
-
-    monkeypatch.setattr("amusd.child.subprocess.Popen", Noted)
+    started = Mock(side_effect=subprocess.Popen)
+    monkeypatch.setattr("amusd.child.subprocess.Popen", started)
     monkeypatch.setattr(draft_restart, "BACK_OFF_SECONDS", 0.01)
-    before = num_descriptors()
+    before, others = num_descriptors(), psutil.Process().children()
     with pytest.raises(PeerLostError, match=r"the draft's process \(pid \d+\) ") as caught:
         Engine.start(CONFIG)
     assert end in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert len(started) == num_started
-    assert None not in [process.returncode for process in started], "one was not waited for"
+    assert started.call_count == num_started
+    assert psutil.Process().children() == others, "one was not waited for"
     assert num_descriptors() <= before
     assert list(links_folder.iterdir()) == []
 
