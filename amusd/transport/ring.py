@@ -1,6 +1,6 @@
 """The memory of a shared-memory link: two rings of records, one for each direction.
 
-Each end owns one area of memory, writes to it alone, and maps the other end's area read-only. An area is
+Each end writes one area of the memory and maps the other end's area read-only. An area is
 
     offset  size  what its owner publishes
     0       8     position behind the last record it has written (bytes since the start, never wrapping)
@@ -13,8 +13,7 @@ position last, which is one aligned store: killed at any moment, it leaves whole
 other than x86 may show stores in another order; then the checksum, which covers the position too, tells a record that
 is not yet whole. Whatever is read from the other end's area is checked before it is used.
 
-The memory is an anonymous file: it has no name that could stay behind, it goes when both processes have gone, however
-they ended, and it is sealed, so that no peer can shrink it under a reader. Linux only, as are its parts.
+The memory is an anonymous file that cannot be shrunk under a reader; it goes when both processes have gone. Linux only.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ import struct
 import time
 import zlib
 
-from amusd.errors import ConfigError, PeerProtocolError, WireError
+from amusd.errors import PeerProtocolError
 from amusd.protocol.wire import MAX_FRAME_BYTES
 
 CONTROL_BYTES = mmap.PAGESIZE
@@ -41,40 +40,12 @@ _SETTLE_SECONDS = 0.00002  # for a record that seems damaged; what its writer st
 
 
 class Area:
-    """The memory of one end, mapped by it for writing or by the other end for reading."""
+    """The memory that one end writes."""
 
-    def __init__(self, mapping: mmap.mmap, descriptor: int | None = None) -> None:
+    def __init__(self, mapping: mmap.mmap) -> None:
         self.mapping = mapping
-        self.descriptor = descriptor
-        """File descriptor that its owner passes to the other end; None in a mapping of the other end's memory."""
         self.num_ring_bytes = len(mapping) - CONTROL_BYTES
         self.words = memoryview(mapping).cast("Q")
-
-    @classmethod
-    def create(cls) -> Area:
-        """New memory of this end. Raises ConfigError where the platform cannot do this."""
-        try:
-            descriptor = os.memfd_create("amusd", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        except (AttributeError, OSError) as error:
-            raise ConfigError(f"transport=shared_memory: not on this machine, use transport=zeromq: {error}") from None
-        try:
-            os.ftruncate(descriptor, AREA_BYTES)
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _seals())
-            return cls(mmap.mmap(descriptor, AREA_BYTES), descriptor)
-        except OSError as error:
-            os.close(descriptor)
-            raise ConfigError(f"transport=shared_memory: no {AREA_BYTES >> 20} MiB of memory: {error}") from None
-
-    @classmethod
-    def map(cls, descriptor: int) -> Area:
-        """The other end's memory, for reading. Raises WireError when it cannot be trusted."""
-        try:
-            is_sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _seals() == _seals()
-            if not is_sealed or os.fstat(descriptor).st_size != AREA_BYTES:
-                raise WireError("its memory is of another size, or could change it")
-            return cls(mmap.mmap(descriptor, AREA_BYTES, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ))
-        except OSError as error:
-            raise WireError(f"its memory cannot be used: {error}") from None
 
     @property
     def num_sleeps(self) -> int:
@@ -89,21 +60,39 @@ class Area:
         """Unmap it. Idempotent."""
         self.words.release()
         self.mapping.close()
-        if self.descriptor is not None:
-            os.close(self.descriptor)
-            self.descriptor = None
+
+
+def make_memory() -> int:
+    """The file descriptor of new memory. Raises OSError, and AttributeError on a platform without anonymous files."""
+    descriptor = os.memfd_create("amusd", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, 2 * AREA_BYTES)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    return descriptor
 
 
 class Rings:
     """Both rings as one end sees them: puts frames into its own area, takes them out of the other end's."""
 
-    def __init__(self, own: Area, theirs: Area | None = None) -> None:
+    def __init__(self, own: Area, theirs: Area) -> None:
         self.own = own
         self.theirs = theirs
-        """The area of the other end; None until it has come, and nothing can be taken before."""
+        self._is_open = True
         self._written = 0
         self._read = 0
         self._known_read = 0  # by the other end
+
+    @classmethod
+    def map(cls, descriptor: int, number: int) -> Rings:
+        """The rings of the end that writes area `number`, 0 or 1. Raises OSError, ValueError for other memory."""
+        own = mmap.mmap(descriptor, AREA_BYTES, offset=number * AREA_BYTES)
+        place = (1 - number) * AREA_BYTES
+        return cls(Area(own), Area(mmap.mmap(descriptor, AREA_BYTES, prot=mmap.PROT_READ, offset=place)))
+
+    def close(self) -> None:
+        """Unmap both; there is no news any more. Idempotent. What was put can still be taken by the other end."""
+        self._is_open = False
+        self.own.close()
+        self.theirs.close()
 
     def put(self, frame: bytes) -> bool:
         """Append a frame; False when the ring is too full for it. Raises PeerProtocolError."""
@@ -130,16 +119,16 @@ class Rings:
 
     def has_news(self) -> bool:
         """True when `take` has something to look at."""
-        return self.theirs is not None and self.theirs.words[_WRITTEN] != self._read
+        return self._is_open and self.theirs.words[_WRITTEN] != self._read
 
     def take(self) -> bytes | None:
         """The next frame, or None when there is none; empty for a record that is damaged, which is stepped over.
 
         Raises PeerProtocolError when the position or a length cannot be right: nothing behind it can be found.
         """
-        position, theirs = self._read, self.theirs
-        if theirs is None:
+        if not self._is_open:
             return None
+        position, theirs = self._read, self.theirs
         num_bytes = theirs.words[_WRITTEN] - position
         if num_bytes == 0:
             return None
@@ -167,12 +156,11 @@ class Rings:
 
     def _read_position(self) -> int:
         """Return how far the other end has read, checked."""
-        if self.theirs is not None:
-            read = self.theirs.words[_READ]
-            if not self._known_read <= read <= self._written:
-                raise PeerProtocolError(f"the peer claims to have read up to {read} of {self._written} bytes")
-            self._known_read = read
-        return self._known_read
+        read = self.theirs.words[_READ]
+        if not self._known_read <= read <= self._written:
+            raise PeerProtocolError(f"the peer claims to have read up to {read} of {self._written} bytes")
+        self._known_read = read
+        return read
 
 
 def _record_bytes(length: int) -> int:
@@ -186,7 +174,3 @@ def _copy(area: Area, position: int, length: int) -> bytes:
     if length <= room:
         return area.mapping[start : start + length]
     return area.mapping[start:] + area.mapping[CONTROL_BYTES : CONTROL_BYTES + length - room]
-
-
-def _seals() -> int:
-    return fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL

@@ -1,8 +1,10 @@
 """A link between two processes of one machine: a ring of shared memory in each direction, and a socket to wake up by.
 
-Messages travel through the memory alone (`ring.py`); the socket tells that the peer has come, wakes a receiver that
-sleeps, and ends when the peer's process does, however it ends. What this decides:
+Messages travel through the memory alone (`ring.py`); the socket wakes a receiver that sleeps, and ends when the peer's
+process does, however it ends. What this decides:
 
+* The two meet in a folder that only this user can enter, with a socket file and a link to the target's memory. It is
+  gone once the peer has come; only an end that is killed while it waits for its peer leaves it behind.
 * A message is in the peer's reach when `send` returns. A process killed right after loses nothing that it sent, and
   `close` has nothing to wait for; a peer that never came gets nothing.
 * The ring holds `RING_BYTES`; a message that finds no room means that the peer stopped reading.
@@ -12,23 +14,25 @@ sleeps, and ends when the peer's process does, however it ends. What this decide
   first sleep is bounded by `FIRST_SLEEP_SECONDS`, after which the announcement has long been seen.
 * A poll looks at the memory, and at the socket only every `LOOK_SECONDS`: that much later it knows of a lost peer. A
   receive with time to wait knows at once. A stopped process is slow, not lost.
-* The listening end's socket file is gone once the peer has come (`meeting.py`), and the memory has no name. Only an end
-  that is killed while it waits for its peer leaves something behind: a private folder with an empty socket file.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import select
+import shutil
 import socket
+import tempfile
 import time
-from contextlib import suppress
+from contextlib import ExitStack
+from pathlib import Path
 
-from amusd.errors import ConfigError, PeerLostError, PeerProtocolError, WireError
+from amusd.errors import ConfigError, PeerLostError, PeerProtocolError
 from amusd.protocol.messages import Message
+from amusd.transport.addresses import SHARED_MEMORY
 from amusd.transport.base import FrameCodec, spin
-from amusd.transport.meeting import Door, introduce, knock, read_introduction
-from amusd.transport.ring import RING_BYTES, Area, Rings
+from amusd.transport.ring import RING_BYTES, Rings, make_memory
 
 FIRST_SLEEP_SECONDS = 0.001
 """Longest delay of a message that crosses the announcement of a sleep."""
@@ -42,15 +46,18 @@ _CLOSED_BY_PEER = "the peer closed the link"
 class SharedMemoryTransport:
     """One end of a link to another process. A `Transport`; make it with `bind` or `connect`, neither of which waits."""
 
-    def __init__(self, nonce: int, address: str, *, door: Door | None, connection: socket.socket | None) -> None:
+    def __init__(
+        self, nonce: int, address: str, rings: Rings, connection: socket.socket, door: ExitStack | None = None
+    ) -> None:
+        """`connection`: to the peer; or where it is awaited, with `door`, which removes all that it needs to come."""
         self.address = address
         """Address that this end listens at or is connected to."""
         self.frames = FrameCodec(nonce)
-        self._nonce = nonce
-        self._door = door
+        self._rings = rings
         self._connection = connection
+        self._door = door
         self._poller = select.poll()
-        self._rings = Rings(Area.create())
+        self._poller.register(connection, select.POLLIN)
         self._woken = 0  # the sleep of the peer that it has been woken from
         self._next_look = 0.0
         self._loss: str | None = None
@@ -59,29 +66,41 @@ class SharedMemoryTransport:
     @classmethod
     def bind(cls, nonce: int) -> SharedMemoryTransport:
         """The listening end, in a folder of its own. Raises ConfigError where the platform cannot do this."""
-        try:
-            door = Door(nonce)
-        except (AttributeError, OSError) as error:
-            raise ConfigError(f"transport=shared_memory: no socket files here, use transport=zeromq: {error}") from None
-        try:
-            return cls(nonce, door.address, door=door, connection=None)
-        except ConfigError:
-            door.close()
-            raise
+        with ExitStack() as door:
+            try:
+                folder = Path(tempfile.mkdtemp(prefix="amusd-"))
+                door.callback(shutil.rmtree, folder, ignore_errors=True)
+                listening = door.enter_context(socket.socket(socket.AF_UNIX))
+                listening.setblocking(False)
+                listening.bind(str(folder / "link"))
+                listening.listen(1)
+                memory = make_memory()
+                door.callback(os.close, memory)
+                _memory_at(folder / "link").symlink_to(f"/proc/{os.getpid()}/fd/{memory}")
+                rings = Rings.map(memory, 0)
+            except (AttributeError, OSError) as error:
+                raise ConfigError(f"transport=shared_memory: not here, use transport=zeromq: {error}") from None
+            return cls(nonce, f"{SHARED_MEMORY}{folder}/link", rings, listening, door.pop_all())
 
     @classmethod
     def connect(cls, address: str, nonce: int) -> SharedMemoryTransport:
         """The other end. Raises ConfigError when there is no listener at `address` on this machine."""
-        connection = knock(address)
-        try:
-            transport = cls(nonce, address, door=None, connection=connection)
-        except ConfigError:
-            connection.close()
-            raise
-        with suppress(OSError):  # it has gone, which the first look tells
-            introduce(connection, nonce, transport._rings.own)
-        transport._poller.register(connection, select.POLLIN)
-        return transport
+        path = Path(address.removeprefix(SHARED_MEMORY))
+        with ExitStack() as failing:
+            try:
+                with _memory_at(path).open("r+b", buffering=0) as memory:
+                    rings = Rings.map(memory.fileno(), 1)
+                connection = failing.enter_context(socket.socket(socket.AF_UNIX))
+                connection.setblocking(False)
+                connection.connect(str(path))  # last: then the listening end removes the folder
+            except (OSError, ValueError) as error:
+                raise ConfigError(
+                    f"the target does not listen at {address} here ({getattr(error, 'strerror', None) or error}): it "
+                    "has ended, or runs on another machine, which needs transport.address=tcp://HOST:PORT and "
+                    "transport.keys=FOLDER"
+                ) from None
+            failing.pop_all()
+        return cls(nonce, address, rings, connection)
 
     def send(self, message: Message) -> None:
         """Put a message into the ring. Raises PeerLostError."""
@@ -90,7 +109,7 @@ class SharedMemoryTransport:
     def has_room(self, num_bytes: int) -> bool:
         """See `Transport`."""
         try:
-            return self._rings.has_room(num_bytes)
+            return self._loss is not None or self._rings.has_room(num_bytes)
         except PeerProtocolError:
             return True  # `send` says what is wrong
 
@@ -107,21 +126,20 @@ class SharedMemoryTransport:
                     raise PeerLostError(self._loss)
             if now >= deadline:
                 return None
-            self._wait(deadline)
+            if not spin(self._rings.has_news, deadline):
+                self._sleep(deadline)
         return message
 
     def close(self) -> None:
         """Release everything. Idempotent; never raises; the peer keeps what was sent to it."""
         if self._is_closed:
             return
-        if self._door is not None:
-            self._admit()  # a peer that stands at the door still gets what was sent
         self._is_closed = True
         self._lose("this end of the link is closed")
-        self._forget_peer()
-        for resource in (self._door, self._connection, self._rings.own):
-            if resource is not None:
-                resource.close()
+        self._rings.close()
+        self._connection.close()
+        if self._door is not None:
+            self._door.close()
 
     def _put(self, frame: bytes) -> None:
         if time.monotonic() >= self._next_look:
@@ -134,18 +152,16 @@ class SharedMemoryTransport:
             self._break(error)
             raise PeerLostError(str(error)) from None
         if not has_room:
-            reason = "no peer has come" if self._rings.theirs is None else "the peer stopped reading"
+            reason = "no peer has come" if self._door is not None else "the peer stopped reading"
             raise PeerLostError(f"{reason}: {RING_BYTES >> 20} MiB of messages wait for it")
         self._wake_peer()
 
     def _wake_peer(self) -> None:
-        if self._rings.theirs is None:
-            self._look()  # its introduction may have come since: then it may sleep already
-        if self._rings.theirs is None or self._connection is None:
-            return
         num_sleeps = self._rings.theirs.num_sleeps
         if num_sleeps % 2 == 0 or num_sleeps == self._woken:
             return
+        if self._door is not None:
+            self._admit()
         self._woken = num_sleeps
         try:
             self._connection.send(b"\0")
@@ -162,15 +178,6 @@ class SharedMemoryTransport:
             self._break(error)
             return None
 
-    def _wait(self, deadline: float) -> None:
-        """Wait until something may have changed, or `deadline`."""
-        if self._door is not None:
-            self._door.wait(_milliseconds(deadline - time.monotonic()))
-        elif self._rings.theirs is None:
-            self._poller.poll(_milliseconds(deadline - time.monotonic()))
-        elif not spin(self._rings.has_news, deadline):
-            self._sleep(deadline)
-
     def _sleep(self, deadline: float) -> None:
         self._rings.own.note_sleep()
         longest = FIRST_SLEEP_SECONDS
@@ -183,46 +190,41 @@ class SharedMemoryTransport:
 
     def _look(self) -> None:
         """Find out whether the peer has come, and whether it is still there."""
-        if self._loss is not None:
-            return
         if self._door is not None:
             self._admit()
-        elif self._connection is not None and self._rings.theirs is None:
-            try:
-                self._rings.theirs = read_introduction(self._connection, self._nonce)
-            except (PeerLostError, WireError) as error:
-                self._lose(str(error))
-        elif self._connection is not None:
+        elif self._loss is None:
             self._next_look = time.monotonic() + LOOK_SECONDS
             if not _is_connected(self._connection):
                 self._lose(_CLOSED_BY_PEER)
 
     def _admit(self) -> None:
+        """Let the peer in if it has come, and nobody else from then on."""
         assert self._door is not None
-        if (admitted := self._door.admit(self.frames.reject)) is None:
+        try:
+            connection, _ = self._connection.accept()
+        except OSError:
             return
-        self._connection, self._rings.theirs = admitted
-        with suppress(OSError):  # it has gone again, which the next look tells
-            introduce(self._connection, self._nonce, self._rings.own)
+        connection.setblocking(False)
+        self._poller.unregister(self._connection)
+        self._poller.register(connection, select.POLLIN)
+        self._connection = connection
         self._door.close()
         self._door = None
-        self._poller.register(self._connection, select.POLLIN)
 
     def _break(self, error: PeerProtocolError) -> None:
         """The peer's memory makes no sense any more, and nothing behind this point can be found in it."""
         self.frames.reject(str(error))
         self._lose(str(error))
-        self._forget_peer()
-
-    def _forget_peer(self) -> None:
-        """Read nothing more of the peer's memory."""
-        if self._rings.theirs is not None:
-            self._rings.theirs.close()
-            self._rings.theirs = None
+        self._rings.close()
 
     def _lose(self, reason: str) -> None:
         self._loss = reason
         self._next_look = 0.0
+
+
+def _memory_at(path: Path) -> Path:
+    """Where the memory is found, beside the socket file."""
+    return path.with_name("memory")
 
 
 def _is_connected(connection: socket.socket) -> bool:
