@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from amusd.errors import ConfigError, PeerFailedError, PeerLostError, PeerProtocolError
 from amusd.protocol.messages import PROTOCOL_VERSION, Failed, Hello
-from amusd.transport.base import Guarded, Transport
+from amusd.transport.base import Transport
 from amusd.types import Role
 
 LOOK_SECONDS = 0.5
@@ -56,8 +56,8 @@ class Handshake:
         if message is not None:
             raise PeerProtocolError(f"{type(message).__name__} before Hello")
         if self.seconds_left <= 0:
-            if isinstance(self.link, Guarded) and self.link.refusal is not None:
-                raise ConfigError(f"no peer within {self._timeout_seconds:g} seconds: {self.link.refusal}")
+            if self.link.frames.refusal is not None:
+                raise ConfigError(f"no peer within {self._timeout_seconds:g} seconds: {self.link.frames.refusal}")
             raise PeerLostError(f"no Hello from the peer within {self._timeout_seconds:g} seconds")
         return None
 

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from amusd.errors import WireError
 from amusd.protocol import wire
@@ -37,7 +37,7 @@ class Transport(Protocol):
     address: str
     """The address of the listening end, with the port or path that was picked."""
     frames: FrameCodec
-    """The codec of its frames, which counts those that were dropped and knows when the last one was sent."""
+    """The codec of its frames, and what is known of them."""
 
     def send(self, message: Message) -> None:
         """Queue a message. Raises `PeerLostError` when the peer is known to be gone or has stopped reading."""
@@ -59,14 +59,6 @@ class Transport(Protocol):
         ...
 
 
-@runtime_checkable
-class Guarded(Protocol):
-    """A link that can tell a peer that never came from one that was turned away."""
-
-    refusal: str | None
-    """Why there is no peer although one tried to connect, as one line; None where there is one, or none tried."""
-
-
 @dataclass(frozen=True)
 class Rendezvous:
     """The draft's way to the target."""
@@ -86,6 +78,8 @@ class FrameCodec:
         """Frames that were dropped."""
         self.sent_ns = 0
         """The time when the last accepted frame was sent: nanoseconds of its sender's monotonic clock."""
+        self.refusal: str | None = None
+        """Why there is no peer although one tried to connect, as one line; None where there is one, or none tried."""
 
     def encode(self, message: Message) -> bytes:
         """The frame of a message that is sent now. Raises ValueError when a field does not fit."""

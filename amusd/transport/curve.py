@@ -3,7 +3,7 @@
     target.key  target.key_secret     the end that listens
     draft.key   draft.key_secret      the end that connects
 
-A `.key` file holds a public key, a `.key_secret` file both; their format is that of `zmq.auth`. The target lets in
+A `.key` file holds a public key, a `.key_secret` file both (`zmq.auth`). The target lets in
 every owner of the secret of a `draft*.key` in its folder, so that a second draft is one more file; the draft talks to
 the owner of `target.key` alone. A machine needs its own role's secret and the other role's public key, and no more.
 Ranks of one target have the target's secret, and talk to each other by it.
@@ -11,24 +11,20 @@ Ranks of one target have the target's secret, and talk to each other by it.
 
 from __future__ import annotations
 
-import os
-import re
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import zmq
+from zmq.auth import create_certificates, load_certificate
 from zmq.auth.thread import ThreadAuthenticator
 
 from amusd.errors import ConfigError
 from amusd.files import make_new_folder
 from amusd.types import Role
 
-_LINE = r'^\s*{name}-key\s*=\s*"([0-9A-Za-z.:+=^!/*?&<>()\[\]{{}}@%$#-]{{40}})"\s*$'
 _DOMAIN = "amusd"  # names the list of keys to libzmq; without a domain it would let in every key that works
-_FOLDER_MODE = 0o700
-_SECRET_MODE = 0o600
-_PUBLIC_MODE = 0o644
+_KEY_LENGTH = 40
 
 
 @dataclass(frozen=True)
@@ -67,63 +63,38 @@ def ask_with(socket: zmq.Socket[bytes], keys: Keys) -> None:
 
 def write_keys(folder: Path) -> None:
     """Make a pair of keys for each role in a new folder. Raises ConfigError rather than write beside other files."""
-    make_new_folder(folder, _FOLDER_MODE)
+    make_new_folder(folder, 0o700)
     try:
-        folder.chmod(_FOLDER_MODE)
+        folder.chmod(0o700)
         for role in Role:
-            public, secret = zmq.curve_keypair()
-            public_path, secret_path = _paths(folder, role)
-            _write(public_path, {"public": public}, _PUBLIC_MODE)
-            _write(secret_path, {"public": public, "secret": secret}, _SECRET_MODE)
+            public, secret = create_certificates(folder, role.value)
+            Path(public).chmod(0o644)
+            Path(secret).chmod(0o600)
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be used: {error.strerror}") from None
 
 
 def read_keys(folder: Path, role: Role) -> Keys:
     """The keys for the end of this role. Raises ConfigError when one is missing, or others could have read a secret."""
-    secret_path = _paths(folder, role)[1]
-    text = _read_secret(secret_path)
-    public, secret = _key(text, "public", secret_path), _key(text, "secret", secret_path)
+    public, secret = _read(folder / f"{role.value}.key_secret")
     # a draft talks to one target; a target to every draft whose key it has been given
-    paths = [_paths(folder, Role.TARGET)[0]] if role is Role.DRAFT else sorted(folder.glob("draft*.key"))
+    paths = [folder / f"{Role.TARGET.value}.key"] if role is Role.DRAFT else sorted(folder.glob("draft*.key"))
     if not paths:
         raise ConfigError(f"transport.keys={folder}: has no draft*.key, so that no draft could come in")
-    return Keys(public, secret, frozenset(_key(_read(path), "public", path) for path in paths))
+    return Keys(public, secret, frozenset(_read(path)[0] for path in paths))
 
 
-def _paths(folder: Path, role: Role) -> tuple[Path, Path]:
-    """Files of the public key and of the secret one."""
-    return folder / f"{role.value}.key", folder / f"{role.value}.key_secret"
-
-
-def _write(path: Path, keys: dict[str, bytes], mode: int) -> None:
-    lines = ["curve", *(f'    {name}-key = "{key.decode()}"' for name, key in keys.items())]
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="ascii") as file:
-        file.write("\n".join(lines) + "\n")
-
-
-def _read_secret(path: Path) -> str:
-    text = _read(path)
-    mode = stat.S_IMODE(path.stat().st_mode)
-    if mode & 0o077:
-        raise ConfigError(
-            f"transport.keys={path.parent}: {path.name} can be used by others (mode {mode:04o}); chmod 600 it"
-        )
-    return text
-
-
-def _read(path: Path) -> str:
+def _read(path: Path) -> tuple[bytes, bytes]:
+    """The public key of a file and its secret one, if it is to have one. Raises ConfigError, without quoting it."""
+    is_secret, where = path.suffix == ".key_secret", f"transport.keys={path.parent}: {path.name}"
     try:
-        return path.read_text(encoding="latin-1")
-    except OSError as error:
-        raise ConfigError(
-            f"transport.keys={path.parent}: {path.name}: {error.strerror}; `amusd keys FOLDER` makes keys"
-        ) from None
-
-
-def _key(text: str, name: str, path: Path) -> bytes:
-    """One key of a file. Raises ConfigError, which never quotes the file."""
-    match = re.search(_LINE.format(name=name), text, re.MULTILINE)
-    if match is None:
-        raise ConfigError(f"transport.keys={path.parent}: {path.name} holds no {name} key")
-    return match[1].encode("ascii")
+        public, secret = load_certificate(path)
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except (OSError, ValueError, IndexError):
+        raise ConfigError(f"{where}: no keys can be read there; `amusd keys FOLDER` makes them") from None
+    keys = (public, secret or b"") if is_secret else (public, b"")
+    if any(len(key) != _KEY_LENGTH for key in keys[: 1 + is_secret]):
+        raise ConfigError(f"{where} holds no {'pair of keys' if is_secret else 'key'} of {_KEY_LENGTH} characters")
+    if is_secret and mode & 0o077:
+        raise ConfigError(f"{where} can be used by others (mode {mode:04o}); chmod 600 it")
+    return keys

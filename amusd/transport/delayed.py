@@ -11,7 +11,7 @@ from collections import deque
 
 from amusd.errors import PeerLostError
 from amusd.protocol.messages import Message
-from amusd.transport.base import Guarded, Transport
+from amusd.transport.base import Transport
 
 
 class DelayedTransport:
@@ -25,11 +25,6 @@ class DelayedTransport:
         self._held: deque[tuple[int, Message]] = deque()
         """(when it is due in monotonic nanoseconds, message), in the order of sending."""
         self._loss: PeerLostError | None = None
-
-    @property
-    def refusal(self) -> str | None:
-        """See `Guarded`."""
-        return self._link.refusal if isinstance(self._link, Guarded) else None
 
     def send(self, message: Message) -> None:
         """Queue a message. Raises PeerLostError."""

@@ -7,7 +7,7 @@ What libzmq leaves open and this module decides:
 * A peer is lost at its first disconnect, for good. The kernel reports the end of a process at once, so a local link
   needs no heartbeats and takes a stopped process for a slow one; a link between machines has them, and gives up in 5 s.
 * With keys (`curve.py`) every byte is encrypted, and a connection that does not prove to have one of the expected keys
-  is refused before it is read, counted in `num_refused`; the link goes on waiting for its peer. libzmq asks pyzmq's
+  is refused before it is read, said in `frames.refusal`; the link goes on waiting for its peer. libzmq asks pyzmq's
   authenticator, which answers in a thread of its own (https://rfc.zeromq.org/spec/27/).
 * A stranger that connects beside the peer gets no pipe and is not read; when it leaves, the link does not end. Without
   keys, one that connects before the peer takes the peer's place: keep socket files in a private folder.
@@ -75,8 +75,7 @@ class ZeroMQTransport:
         self._is_attached = False
         self._is_lost = False
         self._is_closed = False
-        self.num_refused = 0
-        """Connections that did not come to a handshake: another key, none, or not ZeroMQ at all."""
+        self._num_refused = 0  # connections that did not come to a handshake
         self._next_look = 0.0  # monotonic second
         self._next_give_way = 0.0
         self._socket = socket
@@ -130,16 +129,6 @@ class ZeroMQTransport:
             transport.close()
             raise ConfigError(f"transport.address={address}: cannot connect to it: {error}") from error
         return transport
-
-    @property
-    def refusal(self) -> str | None:
-        """Why there is no peer although one tried to connect; None where there is one, or none tried."""
-        if self._is_attached or not self.num_refused:
-            return None
-        return (
-            f"{self.address}: {self.num_refused} connection(s) failed over their keys and none held; both ends need "
-            "transport.keys, from one `amusd keys`, or neither"
-        )
 
     @property
     def is_lost(self) -> bool:
@@ -269,7 +258,7 @@ class ZeroMQTransport:
             kind, value = int(event["event"]), int(event["value"])
             if kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 # the first one owns the pipe; the event does not say which of the connections it is
-                self._is_attached = True
+                self._is_attached, self.frames.refusal = True, None
             elif kind in _REFUSALS:
                 self._refused(_REFUSALS[kind])
             elif kind == zmq.EVENT_DISCONNECTED:
@@ -283,9 +272,14 @@ class ZeroMQTransport:
             self._next_look = time.monotonic() + LOOK_SECONDS
 
     def _refused(self, reason: str) -> None:
-        level = logging.DEBUG if self.num_refused else logging.WARNING  # a flood must not fill the log
-        self.num_refused += 1
+        level = logging.DEBUG if self._num_refused else logging.WARNING  # a flood must not fill the log
         logger.log(level, "%s: no link was made: %s", self.address, reason)
+        self._num_refused += 1
+        if not self._is_attached:
+            self.frames.refusal = (
+                f"{self.address}: {self._num_refused} connection(s) failed over their keys and none held; both ends "
+                "need transport.keys, from one `amusd keys`, or neither"
+            )
 
 
 def _new_socket(endpoint: Endpoint) -> zmq.Socket[bytes]:
