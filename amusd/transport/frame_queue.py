@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
 
 from amusd.errors import PeerLostError
 from amusd.protocol.wire import MAX_FRAME_BYTES
@@ -42,25 +41,17 @@ class FrameQueue:
         """Whether a frame of so many bytes fits now."""
         return len(self._frames) < MAX_QUEUED_MESSAGES and self._num_bytes + num_bytes <= MAX_QUEUED_BYTES
 
-    def take(self, timeout: float) -> bytes | None:
-        """The next frame, or None after `timeout` seconds. Raises PeerLostError once it has ended and is empty."""
-        return next(iter(self.take_batch(timeout, lambda _: False)), None)
-
-    def take_batch(self, timeout: float, fits: Callable[[list[bytes]], bool]) -> list[bytes]:
-        """The next frame and those behind it with which it `fits`; empty after `timeout` seconds. Raises as `take`."""
+    def take(self, timeout: float, most: int = 1) -> list[bytes]:
+        """The next frames, none after `timeout` seconds. Raises PeerLostError once the queue has ended and is empty."""
         with self._changed:
             wait_seconds = min(timeout, threading.TIMEOUT_MAX)
             self._changed.wait_for(lambda: bool(self._frames) or self.ending is not None, wait_seconds)
-            if not self._frames:
-                if self.ending is not None:
-                    raise PeerLostError(self.ending)
-                return []
-            batch = [self._frames.popleft()]
-            while self._frames and fits([*batch, self._frames[0]]):
-                batch.append(self._frames.popleft())
-            self._num_bytes -= sum(map(len, batch))
+            if self.ending is not None and not self._frames:
+                raise PeerLostError(self.ending)
+            taken = [self._frames.popleft() for _ in range(min(most, len(self._frames)))]
+            self._num_bytes -= sum(map(len, taken))
             self._changed.notify_all()
-            return batch
+            return taken
 
     def end(self, reason: str, *, discard: bool = False) -> None:
         """Let no more frames in; those that are in can still be taken unless discarded. The first reason stays."""

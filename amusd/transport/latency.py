@@ -12,15 +12,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 
 from amusd.child import command_of
 from amusd.config import TransportConfig
 from amusd.errors import PeerLostError
-from amusd.protocol.messages import Candidate, Shutdown, Verdict
+from amusd.protocol.messages import Candidate, Verdict
 from amusd.settings import from_mapping, to_mapping
-from amusd.transport.base import Rendezvous
+from amusd.transport.base import Rendezvous, Transport
 from amusd.transport.factory import connect, listen
 
 ANSWER_SECONDS = 30.0
@@ -50,33 +50,25 @@ def measure_one_way(
     """
     with _pinned(cores[0]):
         link = listen(config, _NONCE)
-        child = subprocess.Popen(command_of(__name__), stdin=subprocess.PIPE, text=True)
+        orders = json.dumps([to_mapping(config), link.address, sorted(cores[1])])
+        child = subprocess.Popen([*command_of(__name__), orders])
         try:
-            orders = {
-                "config": to_mapping(config),
-                "rendezvous": asdict(Rendezvous(link.address, _NONCE)),
-                "cores": sorted(cores[1]),
-            }
-            assert child.stdin is not None
-            child.stdin.write(json.dumps(orders) + "\n")
-            child.stdin.flush()
-            times = []
-            for _ in range(NUM_WARM_UP_EXCHANGES + num_messages):
-                started = time.perf_counter_ns()
-                link.send(_CANDIDATE)
-                if link.receive(ANSWER_SECONDS) is None:
-                    raise PeerLostError(f"no message came within {ANSWER_SECONDS:g} seconds")
-                times.append((time.perf_counter_ns() - started) / 2000)
-            link.send(Shutdown())
-            child.wait(ANSWER_SECONDS)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise PeerLostError(f"the process at the other end of the link failed: {error}") from error
+            times = [_exchange(link) for _ in range(NUM_WARM_UP_EXCHANGES + num_messages)]
         finally:
             child.kill()
-            child.communicate()
+            child.wait()
             link.close()
     measured = sorted(times[NUM_WARM_UP_EXCHANGES:])
     return OneWayTime(measured[len(measured) // 2], measured[len(measured) * 99 // 100])
+
+
+def _exchange(link: Transport) -> float:
+    """Microseconds of half of a round trip."""
+    started = time.perf_counter_ns()
+    link.send(_CANDIDATE)
+    if link.receive(ANSWER_SECONDS) is None:
+        raise PeerLostError(f"no message came within {ANSWER_SECONDS:g} seconds")
+    return (time.perf_counter_ns() - started) / 2000
 
 
 @contextmanager
@@ -96,11 +88,8 @@ def _pinned(cores: set[int]) -> Iterator[None]:
 def main() -> None:
     """Run the child: answer each message with a verdict."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the parent, which ends this process
-    orders = json.loads(sys.stdin.readline())
-    with _pinned(set(orders["cores"])):
-        link = connect(from_mapping(TransportConfig, orders["config"]), Rendezvous(**orders["rendezvous"]))
-        try:
-            while link.receive(ANSWER_SECONDS) not in (None, Shutdown()):
-                link.send(_VERDICT)
-        finally:
-            link.close()
+    config, address, cores = json.loads(sys.argv[-1])
+    with _pinned(set(cores)), suppress(PeerLostError):
+        link = connect(from_mapping(TransportConfig, config), Rendezvous(address, _NONCE))
+        while link.receive(ANSWER_SECONDS) is not None:
+            link.send(_VERDICT)

@@ -126,23 +126,15 @@ def check_gloo() -> None:
 
 def check_nccl(devices: tuple[str, str], *, same_machine: bool) -> None:
     """Raises ConfigError unless target and draft have a CUDA device each that NCCL can use."""
-    names = f"the target is on {devices[0]}, the draft on {devices[1]}"
     if not distributed.is_available() or not distributed.is_nccl_available():
         raise ConfigError("transport=nccl: the installed torch has no NCCL; use transport=auto")
-    if not all(torch.device(device).type == "cuda" for device in devices):
-        raise ConfigError(f"transport=nccl: needs a CUDA device for each worker, and {names}; use transport=auto")
-    if not same_machine:
-        return
-    if torch.cuda.device_count() < 2:
+    places = [torch.device(device) for device in devices]
+    is_shared = same_machine and (torch.cuda.device_count() < len(places) or len({at.index or 0 for at in places}) == 1)
+    if is_shared or any(place.type != "cuda" for place in places):
         raise ConfigError(
-            f"transport=nccl: needs two CUDA devices, and there are {torch.cuda.device_count()}; use transport=auto"
+            f"transport=nccl: needs a CUDA device for each worker; the target is on {devices[0]}, the draft on "
+            f"{devices[1]}, of {torch.cuda.device_count()}; use transport=auto"
         )
-    if _index(devices[0]) == _index(devices[1]):
-        raise ConfigError(f"transport=nccl: needs a CUDA device for each worker, and {names}; use transport=auto")
-
-
-def _index(device: str) -> int:
-    return torch.device(device).index or 0
 
 
 def _gloo_group(store: Any, rank: int, host: str) -> ProcessGroup:

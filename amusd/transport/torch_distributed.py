@@ -26,9 +26,9 @@ from typing import Literal
 from amusd.errors import ConfigError, PeerLostError, WireError
 from amusd.protocol.messages import Message
 from amusd.transport.addresses import LOOPBACK, Endpoint, parse_endpoint
-from amusd.transport.base import FrameCodec
+from amusd.transport.base import MAX_QUEUED_MESSAGES, FrameCodec
 from amusd.transport.frame_queue import FrameQueue
-from amusd.transport.lanes import Lane, fit_a_block
+from amusd.transport.lanes import Lane
 from amusd.transport.process_groups import Meeting, check_gloo, check_nccl
 
 Backend = Literal["gloo", "nccl"]
@@ -124,7 +124,7 @@ class TorchDistributedTransport:
     def receive(self, timeout: float) -> Message | None:
         """The next message, or None after `timeout` seconds. Raises PeerLostError."""
         deadline = time.monotonic() + timeout
-        return self.frames.next_message(lambda: self._inbox.take(deadline - time.monotonic()))
+        return self.frames.next_message(lambda: next(iter(self._inbox.take(deadline - time.monotonic())), None))
 
     def close(self) -> None:
         """Release everything, at most `CLOSE_SECONDS` and a moment later. Idempotent; never raises."""
@@ -183,7 +183,7 @@ class TorchDistributedTransport:
         silence = LOCAL_PATIENCE.total_seconds() if self._endpoint.is_local else HEARTBEAT_SECONDS
         with suppress(PeerLostError):  # the outbox has ended, and is empty
             while True:
-                lane.send(self._outbox.take_batch(silence, fit_a_block))
+                lane.send(self._outbox.take(silence, MAX_QUEUED_MESSAGES))
         if self._is_closing.is_set():
             lane.send_goodbye()
 

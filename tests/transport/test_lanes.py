@@ -11,18 +11,14 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from amusd.errors import WireError
-from amusd.protocol.wire import MAX_FRAME_BYTES
-from amusd.transport.lanes import BLOCK_BYTES, Bodies, Lane, fit_a_block
+from amusd.transport.lanes import BLOCK_BYTES, Bodies, Lane
 
 PATIENCE = timedelta(seconds=7)
 BODY_PATIENCE = timedelta(seconds=3)
-LONG = b"long" * BLOCK_BYTES
-ROOM = BLOCK_BYTES - 8 - 4
-"""Of one frame in a block: two lengths, and the record's own."""
+ROOM = BLOCK_BYTES - 2 * 4
+"""Bytes of one frame in a block: its length and that of the payload go before it."""
 
 
 class FakeGroup:
@@ -63,67 +59,43 @@ class Ends:
         yield
 
 
-def test_short_frames_never_touch_the_device() -> None:
+def test_what_fits_a_block_never_touches_the_device() -> None:
     ends = Ends()
-    ends.target.send([b"one", b"", b"three"])
-    assert ends.draft.receive() == [b"one", b"", b"three"]
-    assert ends.calls == [("gloo", "send", BLOCK_BYTES, 1, PATIENCE), ("gloo", "receive", BLOCK_BYTES, 0, PATIENCE)]
+    for frames in ([b"one", b"", b"three"], [b"x" * ROOM], []):
+        ends.target.send(frames)
+        assert ends.draft.receive() == frames
+    block = [("gloo", "send", BLOCK_BYTES, 1, PATIENCE), ("gloo", "receive", BLOCK_BYTES, 0, PATIENCE)]
+    assert ends.calls == block * 3
 
 
 def test_a_receive_on_the_device_is_posted_after_a_block_has_announced_it() -> None:
-    ends = Ends()
-    ends.target.send([LONG])
-    assert ends.draft.receive() == [LONG]
+    ends, frames = Ends(), [b"short", b"x" * ROOM]
+    ends.target.send(frames)
+    assert ends.draft.receive() == frames
+    num_bytes = 2 * 4 + 5 + ROOM
     assert ends.calls == [
         ("gloo", "send", BLOCK_BYTES, 1, PATIENCE),
         ("stream",),
-        ("nccl", "send", len(LONG), 1, BODY_PATIENCE),
+        ("nccl", "send", num_bytes, 1, BODY_PATIENCE),
         ("gloo", "receive", BLOCK_BYTES, 0, PATIENCE),
         ("stream",),
-        ("nccl", "receive", len(LONG), 0, BODY_PATIENCE),
+        ("nccl", "receive", num_bytes, 0, BODY_PATIENCE),
     ]
 
 
-@given(sizes=st.lists(st.integers(0, 3 * BLOCK_BYTES), max_size=8))
-def test_frames_of_any_length_arrive_in_order(sizes: list[int]) -> None:
+def test_a_goodbye_ends_the_lane() -> None:
     ends = Ends()
-    for number, size in enumerate(sizes):
-        ends.target.send([bytes([number]) * size])
-    assert [ends.draft.receive() for _ in sizes] == [[bytes([number]) * size] for number, size in enumerate(sizes)]
-
-
-def test_a_block_holds_what_it_has_room_for() -> None:
-    assert fit_a_block([b"x" * ROOM])
-    assert not fit_a_block([b"x" * (ROOM + 1)])
-    assert not fit_a_block([b"x" * (ROOM - 3), b""])
-    ends = Ends()
-    ends.target.send([b"x" * ROOM])
-    assert ends.draft.receive() == [b"x" * ROOM]
-    assert [call[0] for call in ends.calls] == ["gloo", "gloo"]
-
-
-def test_a_sign_of_life_holds_nothing_and_a_goodbye_ends_the_lane() -> None:
-    ends = Ends()
-    ends.target.send([])
     ends.target.send_goodbye()
-    assert ends.draft.receive() == []
     assert ends.draft.receive() is None
 
 
 @pytest.mark.parametrize(
-    ("header", "records", "message"),
-    [
-        ((0, MAX_FRAME_BYTES + 1), b"", f"a frame of {MAX_FRAME_BYTES + 1} bytes"),
-        ((BLOCK_BYTES, 0), b"", f"{BLOCK_BYTES} bytes in a block of {BLOCK_BYTES}"),
-        ((8, 0), struct.pack("<I", 5) + b"text", "beyond its block"),
-        ((3, 0), b"\0\0\0", "beyond its block"),
-    ],
+    ("length", "payload", "message"),
+    [(2**31, b"", "announced"), (8, struct.pack("<I", 5) + b"text", "amid a frame"), (3, b"\0\0\0", "amid a frame")],
 )
-def test_a_bad_block_is_refused_before_anything_is_allocated(
-    header: tuple[int, int], records: bytes, message: str
-) -> None:
+def test_a_bad_payload_is_refused_before_anything_is_allocated(length: int, payload: bytes, message: str) -> None:
     ends = Ends()
-    block = (struct.pack("<II", *header) + records).ljust(BLOCK_BYTES, b"\0")
+    block = (struct.pack("<I", length) + payload).ljust(BLOCK_BYTES, b"\0")
     ends.gloo.wire.append(torch.frombuffer(bytearray(block), dtype=torch.uint8))
     with pytest.raises(WireError, match=message):
         ends.draft.receive()

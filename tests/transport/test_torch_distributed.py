@@ -23,7 +23,6 @@ from transport.links import DEADLINE, NONCE, expect
 from amusd.config import TransportConfig
 from amusd.errors import ConfigError, PeerLostError
 from amusd.protocol.messages import Open, Verdict
-from amusd.protocol.wire import MAX_FRAME_BYTES
 from amusd.transport import process_groups, torch_distributed
 from amusd.transport.addresses import Endpoint
 from amusd.transport.base import Rendezvous
@@ -121,8 +120,8 @@ def test_a_peer_that_announces_too_long_a_frame_is_lost(
     other.send(VERDICT)
     assert expect(listener) == VERDICT
     assert other._lanes is not None
-    other._lanes[0]._send_block(b"", MAX_FRAME_BYTES + 1)
-    with pytest.raises(PeerLostError, match=f"a frame of {MAX_FRAME_BYTES + 1} bytes, at most {MAX_FRAME_BYTES}"):
+    other._lanes[0]._send_block(2**31)
+    with pytest.raises(PeerLostError, match=f"announced {2**31} bytes"):
         listener.receive(DEADLINE)
     with pytest.raises(PeerLostError, match="announced"):
         listener.send(VERDICT)
@@ -242,19 +241,9 @@ def test_nccl_carries_every_message_with_groups_of_its_own_for_each_direction(tw
     assert not lasting_threads()
 
 
-@pytest.mark.parametrize(
-    ("devices", "message"),
-    [
-        (("cpu", "cpu"), "a CUDA device for each worker, and the target is on cpu, the draft on cpu"),
-        (("cuda:0", "cpu"), "a CUDA device for each worker, and the target is on cuda:0, the draft on cpu"),
-        (("cuda:0", "cuda"), "a CUDA device for each worker, and the target is on cuda:0, the draft on cuda"),
-        (("cuda:1", "cuda:1"), "a CUDA device for each worker"),
-    ],
-)
-def test_nccl_needs_a_gpu_for_each_worker(
-    two_gpus: list[tuple[int, str]], devices: tuple[str, str], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=f"^transport=nccl: needs {message}") as caught:
+@pytest.mark.parametrize("devices", [("cpu", "cpu"), ("cuda:0", "cpu"), ("cuda:0", "cuda"), ("cuda:1", "cuda:1")])
+def test_nccl_needs_a_gpu_for_each_worker(two_gpus: list[tuple[int, str]], devices: tuple[str, str]) -> None:
+    with pytest.raises(ConfigError, match=f"^transport=nccl: .*the target is on {devices[0]}, .* of 2;") as caught:
         listen(TransportConfig(kind="nccl"), NONCE, devices)
     assert "\n" not in str(caught.value)
 
@@ -263,7 +252,9 @@ def test_nccl_needs_two_gpus_on_one_machine_and_none_beside_its_own_on_two(
     two_gpus: list[tuple[int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(ConfigError, match=r"^transport=nccl: needs two CUDA devices, and there are 1; use transport="):
+    with pytest.raises(
+        ConfigError, match=r"^transport=nccl: needs a CUDA device for each worker.* of 1; use transport="
+    ):
         check_nccl(("cuda:0", "cuda:1"), same_machine=True)
     check_nccl(("cuda:0", "cuda:0"), same_machine=False)
 
