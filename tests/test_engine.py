@@ -62,9 +62,9 @@ def test_the_status_adds_up_what_answers_count() -> None:
         for name in ("num_passes", "num_tokens", "num_drafts", "num_verified", "num_accepted", "num_tokens_alone"):
             assert getattr(status.counts, name) == sum(getattr(metrics, name) for metrics in found), name
         assert status.counts.num_accepted > 0
-        peer, engine.worker.client.peer = engine.worker.client.peer, None  # as while the next draft starts
+        link, engine.worker.client.link = engine.worker.client.link, None  # as while the next draft starts
         assert (engine.status.draft, engine.status.draft_failure) == (DraftPresence.AWAY, None)
-        engine.worker.client.peer = peer
+        engine.worker.client.link = link
         draft.link.kill()
         lost = engine.generate(PROMPT, params(20), decoding=decoding(Mode.ASYNCHRONOUS)).metrics
         assert engine.status.draft is DraftPresence.FAILED  # this engine starts no other one

@@ -52,8 +52,6 @@ class Reception(enum.Enum):
     """They disagree with a token committed meanwhile."""
     STALE = "stale"
     """They follow what was contradicted before or was lost, or are from another life of the draft."""
-    FOREIGN = "foreign"
-    """Its prefix hash denies that it was drafted from this prefix: I6 is at stake, a bug or a hostile peer; dropped."""
 
 
 @dataclass(slots=True)
@@ -191,8 +189,8 @@ class TargetSession:
         if not (addressed and self.attached):
             return Reception.STALE
         self._check(candidate, len(rows))
-        if not self._prefix_fits(candidate):
-            return Reception.FOREIGN
+        if not self._prefix_fits(candidate):  # I6 is at stake
+            raise PeerProtocolError(f"candidate was drafted from another prefix of {candidate.base} tokens")
         if candidate.base > self._draft_base:
             self._draft_base = candidate.base
             # T2: what the draft sends from now on names nothing before its base

@@ -51,8 +51,8 @@ class Handshake:
             return message
         if isinstance(message, Failed):
             if message.kind == ConfigError.__name__:
-                raise ConfigError(told(message))
-            raise PeerFailedError(f"the {message.role.value} failed while starting: {told(message)}")
+                raise ConfigError(told_by(message))
+            raise PeerFailedError(f"the {message.role.value} failed while starting: {told_by(message)}")
         if message is not None:
             raise PeerProtocolError(f"{type(message).__name__} before Hello")
         if self.seconds_left <= 0:
@@ -80,7 +80,7 @@ def await_hello(link: Transport, own: Hello, timeout_seconds: float, ending: End
     raise PeerLostError(f"no Hello from the peer: {end}")
 
 
-def told(failure: Failed) -> str:
+def told_by(failure: Failed) -> str:
     """The peer's words about its failure, without characters that would do something to a terminal."""
     return "".join(character if character.isprintable() or character in "\n\t" else "?" for character in failure.text)
 

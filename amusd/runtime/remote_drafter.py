@@ -21,9 +21,10 @@ from amusd.config import GREEDY, Distribution
 from amusd.drafters.base import ChainDrafter, say_once
 from amusd.errors import PeerLostError, PeerProtocolError
 from amusd.protocol.messages import Candidate, Close, Failed, Hello, Message, Open, Shutdown
-from amusd.protocol.target_session import Reception, TargetSession
-from amusd.runtime.draft_client import MAX_DRAINED, Reminder
-from amusd.runtime.handshake import told
+from amusd.protocol.target_session import TargetSession
+from amusd.runtime.draft_client import MAX_DRAINED
+from amusd.runtime.handshake import told_by
+from amusd.runtime.patience import Reminder
 from amusd.transport.base import Transport
 from amusd.types import FinishReason
 
@@ -46,7 +47,7 @@ class RemoteDraft:
     failure: str | None = None
     """Why it is not used any more, once that has happened."""
     num_openings: int = 0
-    num_foreign: int = 0
+    num_refused: int = 0
     """Messages that its protocol forbids: a bug, or a hostile peer."""
     _sessions: dict[int, TargetSession] = field(default_factory=dict)
 
@@ -110,15 +111,14 @@ class RemoteDraft:
 
     def _handle(self, message: Message) -> None:
         if isinstance(message, Failed):
-            self._lose(told(message))
+            self._lose(told_by(message))
         session = self._sessions.get(getattr(message, "sequence_id", -1))
         if session is None or not isinstance(message, Candidate):
             return
         try:
-            foreign = session.receive(message) is Reception.FOREIGN  # what they were drawn from does not matter
+            session.receive(message)  # what they were drawn from does not matter
         except PeerProtocolError:
-            foreign = True
-        self.num_foreign += foreign
+            self.num_refused += 1
 
     def _send(self, message: Message) -> None:
         if self.failure is not None:

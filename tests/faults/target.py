@@ -12,9 +12,8 @@ from protocol.sessions import Unhashed
 
 from amusd.policies.base import Wait
 from amusd.protocol.messages import Candidate
-from amusd.protocol.target_session import Reception
 from amusd.protocol.verification import Block
-from amusd.runtime.draft_client import DraftClient
+from amusd.runtime.draft_client import REFUSED, DraftClient
 from amusd.runtime.target_sequence import Request, TargetSequence
 from amusd.runtime.target_worker import TargetWorker, _Pass
 from amusd.sampling.stopping import StopChecker
@@ -67,7 +66,7 @@ class WatchedClient(DraftClient):
             self.watch.received(message)
         reception = super()._receive_candidate(message)
         self.world.happened(f"reception {reception}")
-        if reception in ("refused", Reception.FOREIGN.value):
+        if reception == REFUSED:
             raise Violation(f"honesty: {message} of an honest draft was taken for {reception}")
         return reception
 

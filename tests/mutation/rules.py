@@ -358,46 +358,42 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "tests/runtime/test_batches.py::test_one_that_its_draft_cannot_take_has_another_one_wait_for_it_once",
     ): {
         "a draft that serves others is waited for in each pass": (
-            "(EVERY_SEQUENCE, *(sequence.sequence_id for sequence in waiting))",
-            "(EVERY_SEQUENCE,)",
+            "self._told[number].waited_ns += waited_ns",
+            "pass",
         ),
     },
     ("amusd/runtime/draft_client.py", "tests/runtime/test_draft_client.py"): {
         "what the link takes counts as silence": ("default=0.0) + self.round_trip_seconds", "default=0.0)"),
         "a silent draft is told of each pass": ("if is_due or self.may_hear(sequence):", "if True:"),
         "a draft that never answered is not told its opening again": (
-            "if is_due and not reminder.is_answered and",
-            "if False and",
+            "if is_due and not told.reminder.is_answered:",
+            "if False:",
         ),
-        "reminders come at equal intervals": ("self._seconds *= 2", "self._seconds *= 1"),
-        "the next draft begins silent": (
-            "self.link, self.peer = found\n        self._silent_ns.clear()\n",
-            "self.link, self.peer = found\n",
+        "the silence and nonsense of a draft are held against the next one": (
+            "self._silence = Silence()\n        self.losses",
+            "self.losses",
         ),
-        "the nonsense of a draft is held against the next one": (
-            "self.is_silent, self._asked_ns, self._num_nonsense = False, None, 0",
-            "self.is_silent, self._asked_ns = False, None",
-        ),
-        "the draft is silent although it spoke": (
-            "            self.is_silent, self._asked_ns = False, None\n            self._silent_ns",
-            "            self._silent_ns",
-        ),
+        "the draft is silent although it spoke": ("self._silence = Silence()\n        else", "pass\n        else"),
         "a lost draft stays attached": (
             "sequence.session.detach()\n            sequence.metrics.lost_draft",
             "sequence.metrics.lost_draft",
         ),
-        "the link of a lost draft stays open": ("self.link.close()\n        self.link = None", "self.link = None"),
+        "the link of a lost draft stays open": ("self.link.close()\n            self.link = None", "self.link = None"),
         "the draft's counts are given to no sequence": ("sequence.metrics.reported(message)", "pass"),
         "the target names a sequence that it closes": (
-            "for number in self._not_over if number != sequence.sequence_id",
-            "for number in self._not_over",
+            "        self._sequences.pop(number, None)\n",
+            "",
         ),
     },
     ("amusd/runtime/draft_client.py", "tests/runtime/test_features.py"): {
         "features are sent again with every verdict": (
-            "self._num_features[sequence.sequence_id] = start = end",
+            "told.num_features = start = end",
             "start = end",
         ),
+    },
+    ("amusd/runtime/patience.py", "tests/runtime/test_draft_client.py"): {
+        "reminders come at equal intervals": ("self._seconds *= 2", "self._seconds *= 1"),
+        "the first prompts have no time of their own": ("+ TAKE_IN_SECONDS * num_new_tokens", ""),
     },
     ("amusd/runtime/draft_restart.py", "tests/runtime/test_draft_restart.py"): {
         "a draft of any life is taken": ("if peer.incarnation != self._told:", "if False:"),

@@ -172,7 +172,8 @@ def test_a_late_message_of_an_earlier_request_or_life_changes_nothing(of_another
 
 def test_a_candidate_from_another_prefix_is_dropped() -> None:
     session = target()
-    assert session.receive(replace(candidate(4), prefix_hash=0)) is Reception.FOREIGN
+    with pytest.raises(PeerProtocolError, match="another prefix"):
+        session.receive(replace(candidate(4), prefix_hash=0))
     assert session.num_candidates == 0
 
 

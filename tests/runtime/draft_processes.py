@@ -28,8 +28,8 @@ from amusd.engine import Engine
 from amusd.errors import PeerLostError
 from amusd.protocol.messages import Candidate, Message
 from amusd.runtime import draft_process, startup
-from amusd.runtime.draft_client import MAX_NONSENSE
 from amusd.runtime.draft_process import DraftProcess
+from amusd.runtime.patience import MAX_NONSENSE
 from amusd.runtime.startup import connect_target, failure_report, serve
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Rendezvous, Transport

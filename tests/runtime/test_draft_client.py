@@ -19,7 +19,8 @@ from amusd.policies.base import Decision, TargetView, Wait
 from amusd.policies.schedules import AutoregressivePolicy, ChainPolicy, SynchronousPolicy
 from amusd.protocol import prefix_hash
 from amusd.protocol.messages import PROTOCOL_VERSION, Candidate, Close, Failed, Hello, Message, Open, Progress, Verdict
-from amusd.runtime.draft_client import MAX_NONSENSE, SILENCES, TAKE_IN_SECONDS, DraftClient
+from amusd.runtime.draft_client import DraftClient
+from amusd.runtime.patience import MAX_NONSENSE, SILENCES, TAKE_IN_SECONDS
 from amusd.runtime.target_sequence import Request, TargetSequence
 from amusd.runtime.target_worker import TargetWorker
 from amusd.sampling.stopping import StopChecker

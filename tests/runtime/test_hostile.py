@@ -23,9 +23,10 @@ from amusd.protocol.messages import (
     Shutdown,
     Verdict,
 )
-from amusd.runtime.draft_client import DraftClient, Reminder
+from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.handshake import await_hello
+from amusd.runtime.patience import Reminder, Told
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport
 from amusd.types import FinishReason, Role
@@ -129,7 +130,7 @@ def test_a_flood_of_large_messages_keeps_the_target_from_its_pass_for_a_moment_o
 
     greeting = Hello(PROTOCOL_VERSION, Role.DRAFT, 1, 0, "", ("ngram",))
     client = DraftClient(Recorder("target", now_ns=clock), VOCAB, Flood(clock), greeting)
-    client._reminders[1] = Reminder(0.0, 1.0)
+    client._told[1] = Told(Reminder(0.0, 1.0))
     client.drain()
     assert num_read == 4
     client.drain()

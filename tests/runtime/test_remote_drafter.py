@@ -136,7 +136,7 @@ def test_the_middles_text_is_its_own_whatever_its_draft_does(
             drafter.open(context, CAPACITY)
         assert drafter.length == drafter.inner.length == len(context)
     assert middle.draft.failure is None
-    assert middle.draft.num_foreign == 0
+    assert middle.draft.num_refused == 0
     assert middle.worker.num_ignored == 0 or loss > 0
 
 

@@ -25,8 +25,8 @@ from runtime.draft_processes import (
 from runtime.pair import PacedModel, decoding
 
 from amusd.runtime import draft_restart
-from amusd.runtime.draft_client import MAX_NONSENSE
 from amusd.runtime.draft_restart import MAX_RESTARTS
+from amusd.runtime.patience import MAX_NONSENSE
 from amusd.types import DraftPresence, Mode
 
 pytestmark = pytest.mark.skipif(

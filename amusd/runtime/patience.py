@@ -1,0 +1,83 @@
+"""How long a draft that says nothing is waited for, and when it is told again. Pure: it is told the time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MAX_NONSENSE = 100
+"""After this many messages in a row that the protocol forbids, the draft counts as lost."""
+SILENCES = 10
+"""After so many times the longest silence without an answer that it owes, the draft counts as lost."""
+TAKE_IN_SECONDS = 0.02
+"""Added to that for each token of sequences that the draft has not begun: it takes all of them in before it answers."""
+
+
+class Reminder:
+    """The times at which a draft that does not answer is told again, in seconds of one clock."""
+
+    def __init__(self, now: float, first_seconds: float) -> None:
+        """It is told now; without an answer again after `first_seconds`, then after twice that, and so on."""
+        self.is_answered = False
+        """The draft has answered at least once, so it has got what it was told first."""
+        self._first_seconds = self._seconds = first_seconds
+        self._due = now + first_seconds
+
+    def heard(self, now: float) -> None:
+        """The draft answered."""
+        self.is_answered = True
+        self._seconds = self._first_seconds
+        self._due = now + self._seconds
+
+    def is_due(self, now: float) -> bool:
+        """Whether it is to be told now; the next time is later then."""
+        if now < self._due:
+            return False
+        self._seconds *= 2
+        self._due = now + self._seconds
+        return True
+
+
+@dataclass(slots=True)
+class Told:
+    """What the present draft was told of one sequence."""
+
+    reminder: Reminder
+    num_features: int = 0
+    """Positions whose features it was sent."""
+    waited_ns: int = 0
+    """How long the sequence waited for the draft since it was last heard."""
+
+
+@dataclass(slots=True)
+class Silence:
+    """What the present draft owes since it last said something that makes sense."""
+
+    is_too_long: bool = False
+    """It owes an answer for longer than a draft may be silent."""
+    asked_ns: int | None = None
+    """When it was told the first thing that it has not answered; None: it owes no answer."""
+    waited_ns: int = 0
+    """How long it was waited for, by any sequence."""
+    num_nonsense: int = 0
+    """Messages that the protocol forbids."""
+
+    def asked(self, now_ns: int) -> None:
+        """It owes an answer from now on, if it has owed none."""
+        if self.asked_ns is None:
+            self.asked_ns = now_ns
+
+    def seconds_left(self, limit_seconds: float) -> float:
+        """How much longer the draft may be waited for; 0: not at all."""
+        return 0.0 if self.is_too_long else max(0, round(limit_seconds * 1e9) - self.waited_ns) / 1e9
+
+    def judge(self, now_ns: int, limit_seconds: float, num_new_tokens: int) -> str | None:
+        """Note whether it is too long; return why the draft counts as lost, if it does.
+
+        `num_new_tokens`: tokens of sequences that the draft has not begun.
+        """
+        if self.asked_ns is None:
+            return None
+        seconds = (now_ns - self.asked_ns) / 1e9
+        self.is_too_long = seconds > limit_seconds
+        is_lost = seconds > SILENCES * limit_seconds + TAKE_IN_SECONDS * num_new_tokens
+        return f"it has said nothing for {seconds:.1f} s" if is_lost else None
