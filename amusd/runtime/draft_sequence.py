@@ -87,7 +87,7 @@ class DraftSequence:
         self.num_steps += 1
         self.num_drafted += proposal.num_tokens
         self.verdict_clock.stepped(step_ns)
-        self._account("draft_step", start_ns, end_ns, num_tokens=proposal.num_tokens, length=self.manager.length)
+        self.account("draft_step", start_ns, end_ns, num_tokens=proposal.num_tokens, length=self.manager.length)
 
     def take_features(self) -> int:
         """Give the drafter the features that have come; those of tokens that no verdict has committed yet wait for it.
@@ -107,13 +107,11 @@ class DraftSequence:
         return num_refused
 
     def offer(self) -> Candidate | None:
-        """The next message of candidates; None while there are too few for one."""
-        return self.manager.offer()
-
-    def sent(self, candidate: Candidate) -> None:
-        """The candidates are on their way."""
-        if candidate.token_ids:
+        """The next message of candidates, to be sent at once; None while there are too few for one."""
+        candidate = self.manager.session.offer()
+        if candidate is not None and candidate.token_ids:
             self.verdict_clock.sent(self.recorder.now_ns())
+        return candidate
 
     def waited(self, start_ns: int, end_ns: int) -> None:
         """Count a wait for a message, with nothing to compute."""
@@ -141,11 +139,9 @@ class DraftSequence:
         self.manager.close()
         self.forest.free.append(self.drafters)
 
-    def account(self, name: str, start_ns: int, **fields: object) -> None:
-        """Count and record work that began at `start_ns` and ends now."""
-        self._account(name, start_ns, self.recorder.now_ns(), **fields)
-
-    def _account(self, name: str, start_ns: int, end_ns: int, /, **fields: object) -> None:
+    def account(self, name: str, start_ns: int, end_ns: int | None = None, /, **fields: object) -> None:
+        """Count and record work that ends at `end_ns`, or now."""
+        end_ns = self.recorder.now_ns() if end_ns is None else end_ns
         self.busy_ns += end_ns - start_ns
         self.recorder.span(name, start_ns, end_ns, self.sequence_id, **fields)
 

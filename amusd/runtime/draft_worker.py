@@ -231,7 +231,6 @@ class DraftWorker:
         candidate = sequence.offer()
         if candidate is not None:
             self._post(candidate)
-            sequence.sent(candidate)
 
     def _close(self, message: Close, sequence: DraftSequence | None) -> None:
         self._end_others(message)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import TypeAlias
 
 from amusd.errors import ConfigError, PeerFailedError, PeerLostError, PeerProtocolError
@@ -69,14 +69,12 @@ def await_hello(link: Transport, own: Hello, timeout_seconds: float, ending: End
     while end is None:
         end = ending(0.0)  # first, so that what was said before the end is still taken in
         try:
-            peer = handshake.receive(min(max(handshake.seconds_left, 0.0), LOOK_SECONDS))
+            if (peer := handshake.receive(min(max(handshake.seconds_left, 0.0), LOOK_SECONDS))) is not None:
+                return peer
         except PeerLostError:
             end = end or ending(LOOK_SECONDS)
             if end is None:
                 raise
-            break
-        if peer is not None:
-            return peer
     raise PeerLostError(f"no Hello from the peer: {end}")
 
 
@@ -95,21 +93,7 @@ def _check(own: Hello, peer: Hello) -> None:
         raise PeerProtocolError(f"a {peer.role.value} cannot be in its life {peer.incarnation}")
     # A drafter that only looks tokens up works with any tokenizer, and one that takes the target's ids says its hash.
     if draft.tokenizer_hash and draft.tokenizer_hash != target.tokenizer_hash:
-        raise ConfigError(_why_not_fitting({*draft.drafters, *draft.tree_drafters}))
-
-
-def _why_not_fitting(drafters: Collection[str]) -> str:
-    """Why drafters have another tokenizer than the target, by their kinds, and what to do about it."""
-    if "embedded" in drafters:
-        return (
-            "drafter=embedded: it fits the embedded target alone; use drafter=ngram, or a small model, drafter=FOLDER"
+        raise ConfigError(
+            f"drafter={', '.join(sorted({*draft.drafters, *draft.tree_drafters}))}: its tokenizer differs from the "
+            "target's; put the target's files at the same path on the draft's machine, or use drafter=ngram"
         )
-    if {"hf", "cascade"}.isdisjoint(drafters):
-        return (
-            f"drafter={', '.join(sorted(drafters))}: the target's files at the draft are not those of this target; put "
-            "the same ones at the same path on both machines"
-        )
-    return (
-        "drafter: its tokenizer differs from the target's, whose files it has not found; put the target's config.json "
-        "and tokenizer on the draft's machine, at the same path"
-    )

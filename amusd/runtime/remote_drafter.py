@@ -17,6 +17,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from amusd.config import GREEDY, Distribution
 from amusd.drafters.base import ChainDrafter, say_once
 from amusd.errors import PeerLostError, PeerProtocolError
@@ -54,36 +56,21 @@ class RemoteDraft:
     def open(self, token_ids: Sequence[int], capacity: int, distribution: Distribution) -> TargetSession:
         """Have it draft behind `token_ids`, fewer than `capacity`."""
         self.num_openings += 1
-        number = self.num_openings
+        number, life = self.num_openings, self.peer.incarnation
         session = TargetSession(sequence_id=number, prompt=token_ids, max_length=capacity, vocab_size=self.vocab_size)
-        session.attach(self.peer.incarnation)
+        session.attach(life)
         self._sessions[number] = session
-        self._send(
-            Open(
-                sequence_id=number,
-                incarnation=self.peer.incarnation,
-                token_ids=tuple(token_ids),
-                max_length=capacity,
-                drafter=self.drafter,
-                max_lookahead=LOOKAHEAD,
-                tokens_per_message=1,
-                distribution=distribution,
-                not_over=self._not_over,
-            )
-        )
+        opening = Open(number, life, tuple(token_ids), capacity, self.drafter, LOOKAHEAD, tokens_per_message=1)
+        self._send(replace(opening, distribution=distribution, not_over=self._not_over))
         return session
 
     def tell(self, session: TargetSession) -> None:
         """Tell it what is committed by now."""
         self._send(session.verdict())
 
-    def forget(self, session: TargetSession) -> None:
-        """The sequence is over. The next opening says so, too."""
-        self._sessions.pop(session.sequence_id, None)
-
     def close(self, session: TargetSession) -> None:
-        """The same, and no other one takes its place."""
-        self.forget(session)
+        """The sequence is over."""
+        del self._sessions[session.sequence_id]
         self._send(Close(session.sequence_id, FinishReason.ABORTED, self._not_over))
 
     def shut_down(self) -> None:
@@ -180,21 +167,21 @@ class RemoteDrafter(ChainDrafter):
         """Keep `length` tokens. If its draft was told of more, another sequence begins with what comes next."""
         super().truncate(length)
         if self._session is not None and length < self._session.committed_length:
-            self._draft.forget(self._session)
-            self._session = None
+            self._end()
 
     def close(self) -> None:
         """Forget the sequence, here and there."""
         super().close()
+        self._end()
+
+    def _end(self) -> None:
         if self._session is not None:
             self._draft.close(self._session)
             self._session = None
 
     def _begin(self) -> None:
         """Begin another sequence in the place of the present one, if there is one."""
-        if self._session is not None:
-            self._draft.forget(self._session)
-            self._session = None
+        self._end()
         if self._draft.failure is None and self.length < self._capacity:
             self._session = self._draft.open(self._context, self._capacity, self._distribution)
             self._reminder = Reminder(time.monotonic(), REMINDER_SECONDS)

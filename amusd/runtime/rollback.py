@@ -20,7 +20,7 @@ from torch import Tensor
 from amusd.drafters.base import Drafter, Expansion, say_once
 from amusd.errors import InvariantError, PeerProtocolError, RankLostError
 from amusd.protocol.draft_session import DraftSession, Guesses, Node, Transition, next_nodes
-from amusd.protocol.messages import Candidate, Features, Open, Verdict
+from amusd.protocol.messages import Features, Open, Verdict
 from amusd.sampling.acceptance import certain
 
 logger = logging.getLogger(__name__)
@@ -87,10 +87,6 @@ class RollbackManager:
         if nodes:
             self.session.grow(nodes, found, self._rows(found) if self._sends_rows else ())
         return Proposal(len(nodes), len(found), has_root)
-
-    def offer(self) -> Candidate | None:
-        """The next message for the target."""
-        return self.session.offer()
 
     def apply(self, verdict: Verdict) -> Transition | None:
         """Bring everything in line with `verdict`; None when it was stale.

@@ -122,14 +122,7 @@ def _await_next(restart: DraftRestart, loss: PeerLostError, deadline: float) -> 
 
 def target_hello(vocab_size: int, tokenizer: Tokenizer) -> Hello:
     """The first message of the target on every link."""
-    return Hello(
-        protocol_version=PROTOCOL_VERSION,
-        role=Role.TARGET,
-        incarnation=0,
-        vocab_size=vocab_size,
-        tokenizer_hash=tokenizer.fingerprint,
-        drafters=(),
-    )
+    return Hello(PROTOCOL_VERSION, Role.TARGET, 0, vocab_size, tokenizer.fingerprint, ())
 
 
 def make_leader(config: EngineConfig, meeting: Meeting | None) -> Leader | None:
@@ -162,16 +155,11 @@ def load_with_followers(
     if leader is not None:
         leader.await_followers(device, config.startup_timeout_seconds)
     if report is not None and config.max_num_seqs > 1:
-        report(describe_capacity(loaded[0], config.max_num_seqs))
+        report(
+            f"up to {config.max_num_seqs} answers at a time, with a cache of {loaded[0].max_length} tokens each: "
+            f"{cache_bytes(loaded[0], config.max_num_seqs) / 1e6:.0f} MB (max_num_seqs, max_model_len)"
+        )
     return loaded
-
-
-def describe_capacity(model: CachedModel, max_num_seqs: int) -> str:
-    """How many answers are computed at a time, and the memory of their caches, in a line. Computes a pass."""
-    return (
-        f"up to {max_num_seqs} answers at a time, with a cache of {model.max_length} tokens each: "
-        f"{cache_bytes(model, max_num_seqs) / 1e6:.0f} MB (max_num_seqs, max_model_len)"
-    )
 
 
 def cache_bytes(model: CachedModel, max_num_seqs: int) -> int:
@@ -212,11 +200,8 @@ def prepare_draft(config: EngineConfig) -> LoadedDrafters | None:
     the drafters cannot be loaded: the process that tries again reports why.
     """
     device = device_of(config, Role.DRAFT)
-    if (
-        not sys.platform.startswith("linux")
-        or device != "cpu"
-        or any(drafter.inner_device is not None for drafter in config.drafters)
-    ):
+    has_others = any(drafter.inner_device is not None for drafter in config.drafters)
+    if device != "cpu" or has_others or not sys.platform.startswith("linux"):
         return None
     torch.set_num_threads(1)  # the other threads of a pool would be missing in the fork
     try:
@@ -314,22 +299,15 @@ def serve(
 ) -> None:
     """Shake hands over `link` and draft until the target is done, for up to `max_num_seqs` sequences at once."""
     hello = Hello(
-        protocol_version=PROTOCOL_VERSION,
-        role=Role.DRAFT,
-        incarnation=incarnation,
-        vocab_size=drafters.vocab_size,
-        tokenizer_hash=drafters.tokenizer_hash,
+        PROTOCOL_VERSION,
+        Role.DRAFT,
+        incarnation,
+        drafters.vocab_size,
+        drafters.tokenizer_hash,
         drafters=drafters.names(drafts_trees=False),
         tree_drafters=drafters.names(drafts_trees=True),
     )
-    worker = DraftWorker(
-        link=link,
-        drafters=drafters.factories,
-        incarnation=incarnation,
-        recorder=recorder,
-        num_ids=drafters.num_ids,
-        max_num_seqs=max_num_seqs,
-    )
+    worker = DraftWorker(link, drafters.factories, incarnation, recorder, drafters.num_ids, max_num_seqs)
     worker.prepare()  # before the target counts on it
     await_hello(link, hello, timeout_seconds)
     worker.run()

@@ -130,7 +130,7 @@ def features_of(start: int, end: int) -> Features:
 def test_a_drafter_that_waits_for_features_has_no_work_before_them() -> None:
     manager, _ = manager_with(None)
     assert not manager.has_work
-    assert manager.offer() is None
+    assert manager.session.offer() is None
     manager.take_features(features_of(0, 4))
     assert manager.has_work
 

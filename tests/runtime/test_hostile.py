@@ -137,16 +137,8 @@ def test_a_flood_of_large_messages_keeps_the_target_from_its_pass_for_a_moment_o
     assert num_read == 8
 
 
-@pytest.mark.parametrize(
-    ("kind", "line"),
-    [
-        ("embedded", "drafter=embedded: it fits the embedded target alone; use drafter=ngram, or a small model"),
-        ("hf", "drafter: its tokenizer differs from the target's, whose files it has not found; put "),
-        ("eagle", "drafter=eagle: the target's files at the draft are not those of this target; put the same"),
-    ],
-)
-def test_another_tokenizer_is_one_line_with_its_cause(kind: str, line: str) -> None:
+def test_another_tokenizer_is_one_line_with_its_way_out() -> None:
     here, there = memory_pair()
-    there.send(Hello(PROTOCOL_VERSION, Role.DRAFT, 1, 10, "a" * 64, (kind,)))
-    with pytest.raises(ConfigError, match=f"^{line}[^\n]*$"):
+    there.send(Hello(PROTOCOL_VERSION, Role.DRAFT, 1, 10, "a" * 64, ("eagle",)))
+    with pytest.raises(ConfigError, match=r"^drafter=eagle: its tokenizer differs .* or use drafter=ngram$"):
         await_hello(here, Hello(PROTOCOL_VERSION, Role.TARGET, 0, 10, "b" * 64, ()), 5.0)

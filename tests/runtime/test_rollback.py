@@ -143,7 +143,7 @@ def test_a_drafter_that_fails_at_any_call_never_disagrees_with_its_session(
         except DeviceLostError as error:
             failed_in = str(error)
             break
-        manager.offer()
+        manager.session.offer()
         assert drafter.length == manager.session.base + (kind == "chain") * manager.session.num_nodes
     if failed_in:
         assert failed_in in ("expand", "look_up")
