@@ -190,18 +190,6 @@ def test_a_draft_that_is_done_says_so_once() -> None:
     assert not other.has_work
 
 
-def test_a_draft_that_is_done_goes_on_behind_a_verdict() -> None:
-    other = DraftSession(replace(OPENING, max_lookahead=2))
-    for token_id in (4, 5):
-        grow(other, token_id)
-        other.offer()
-    hear(other, Verdict(1, 1, 1, 3, (4,), 0))
-    grow(other, 6)
-    other.offer()
-    assert text(other) == (*PROMPT, 4, 5, 6)
-    assert not other.has_work
-
-
 def test_several_tokens_of_one_step_make_one_path_and_a_message_of_so_many() -> None:
     other = DraftSession(replace(OPENING, tokens_per_message=3))
     grow(other, 4, 5)
@@ -211,18 +199,6 @@ def test_several_tokens_of_one_step_make_one_path_and_a_message_of_so_many() -> 
     message = other.offer()
     assert message is not None
     assert (message.parents, message.token_ids, message.weights, message.more) == ((0, 1), (4, 5), (), False)
-
-
-def test_a_token_travels_with_what_it_was_drawn_from_also_when_it_is_offered_again() -> None:
-    other = DraftSession(OPENING)
-    other.grow(nodes_of(other), [[(4, 1.0)], [(5, 1.0)]], [b"row of 4", b"row of 5"])
-    message = other.offer()
-    assert message is not None
-    assert message.draft_probs == (b"row of 4", b"row of 5")
-    hear(other, Verdict(1, 1, 1, 3, (4,), 0))
-    message = other.offer()
-    assert message is not None
-    assert (message.token_ids, message.draft_probs) == ((5,), (b"row of 5",))
 
 
 def test_a_drafter_without_a_proposal_says_so() -> None:
@@ -287,11 +263,3 @@ def test_an_incarnation_must_rise() -> None:
     with pytest.raises(PeerProtocolError):
         session.attach(1)
     session.attach(2)
-
-
-def test_a_detached_draft_is_not_heard_and_not_waited_for() -> None:
-    session = target()
-    session.receive(candidate(4))
-    session.detach()
-    assert (session.num_candidates, session.may_get_more) == (0, False)
-    assert session.receive(candidate(5, first=2, parent=1)) is Reception.STALE

@@ -99,15 +99,6 @@ def test_a_node_that_was_offered_again_goes_by_its_new_number() -> None:
     assert session.begin(6).candidates == (10,)
 
 
-def test_a_draft_that_has_nothing_more_is_not_waited_for() -> None:
-    session = target()
-    assert session.may_get_more
-    session.receive(nodes(1, more=False))
-    assert not session.may_get_more
-    judge(session, 9, accepted=0)
-    assert session.may_get_more
-
-
 def test_a_tree_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("amusd.protocol.target_session.MAX_NODES", 5)
     session = target()
@@ -156,13 +147,6 @@ def with_guesses(of_root: Sequence[float], of_first: Sequence[float] = ()) -> Dr
     if of_first:
         session.grow(next_nodes([session], 1.0)[0][:1], [list(enumerate(of_first))])
     return session
-
-
-def test_a_tree_with_nothing_ready_comes_before_deep_nodes_of_others() -> None:
-    deep, new, shallow = with_guesses([0.9], [0.9]), DraftSession(OPENING), with_guesses([0.6])
-    assert next_nodes([deep, new, shallow], 1.0) == [(), (new.root,), ()]
-    deep, shallow = with_guesses([0.9], [0.9]), with_guesses([0.6])
-    assert next_nodes([deep, shallow], 1.0) == [(), tuple(shallow.root.children)]
 
 
 @given(st.lists(st.tuples(weights, weights), min_size=1, max_size=6), st.lists(st.booleans(), max_size=6), shares)
@@ -271,7 +255,7 @@ def random_tree(rng: random.Random) -> tuple[TargetSession, dict[tuple[int, ...]
     return session, chances
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(12))
 def test_a_pass_takes_the_likeliest_candidates_that_have_a_track(seed: int) -> None:
     rng = random.Random(seed)
     session, chances = random_tree(rng)
@@ -340,22 +324,3 @@ def test_no_node_stands_at_the_last_position_where_the_target_alone_writes(fan_o
     session.grow(nodes_of(session), [[(7, 0.9)]])
     assert [node.position for node in session.root.below()] == [4]
     assert not session.has_work
-
-
-@pytest.mark.parametrize(
-    ("num_accepted", "num_accepted_alternatives", "num_late"),
-    [(1, 0, 0), (2, 0, 1), (2, 1, 0)],
-    ids=["block", "late", "rescued"],
-)
-def test_a_candidate_behind_the_block_that_is_accepted_came_late(
-    num_accepted: int, num_accepted_alternatives: int, num_late: int
-) -> None:
-    outcome = PassOutcome(
-        num_candidates=1,
-        num_judged=2,
-        num_accepted=num_accepted,
-        num_alternatives=num_accepted_alternatives,
-        num_accepted_alternatives=num_accepted_alternatives,
-        num_tokens=num_accepted + 1,
-    )
-    assert outcome.num_late_accepted == num_late

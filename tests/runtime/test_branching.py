@@ -231,15 +231,6 @@ class Silent(TableTreeDrafter):
         return [() for _ in nodes]
 
 
-def test_a_tree_without_guesses_costs_no_token() -> None:
-    with pair({}, {"silent": Silent}) as (engine, draft):
-        answer = engine.generate(PROMPT, params(NUM_TOKENS), decoding=branching(min_candidates=3))
-    assert answer.token_ids == reference(NUM_TOKENS)[len(PROMPT) :]
-    assert answer.metrics.num_verified == 0
-    assert answer.metrics.num_passes == NUM_TOKENS
-    assert draft.error is None
-
-
 def test_what_was_looked_up_counts_as_drafted() -> None:
     """A text that repeats one token, and a model that guesses nothing: all that is accepted was looked up."""
     wanted = replace(params(60), logit_bias=((7, 100.0),))

@@ -21,34 +21,23 @@ NUM_TOKENS = 60
 
 
 @pytest.mark.parametrize("mode", SPECULATIVE)
-@pytest.mark.parametrize("length", [1, 4, 8])
-def test_a_flawless_draft_is_always_accepted(mode: Mode, length: int) -> None:
-    with pair({"oracle": oracle(NUM_TOKENS, always_right())}) as (engine, draft):
-        answer = engine.generate(PROMPT, params(NUM_TOKENS), decoding=decoding(mode, length))
-    metrics = answer.metrics
-    assert answer.token_ids == reference(NUM_TOKENS)[len(PROMPT) :]
-    assert metrics.num_verified > 0
-    assert metrics.num_accepted == metrics.num_verified
-    assert metrics.draft is not None
-    assert metrics.draft.num_rollbacks == 0
-    if mode is Mode.SYNCHRONOUS:
-        assert metrics.num_passes == -(-NUM_TOKENS // (length + 1))
-    assert draft.error is None
-
-
-@pytest.mark.parametrize("mode", SPECULATIVE)
-@pytest.mark.parametrize("length", [1, 4, 8])
+@pytest.mark.parametrize("length", [1, 8])
 def test_a_draft_equal_to_the_target_has_an_acceptance_rate_of_exactly_one(mode: Mode, length: int) -> None:
     """A cache that is one position off after any round would show here (vLLM #3951, mlxcel #994)."""
     with pair({"same": lambda: AutoregressiveDrafter(target_model())}) as (engine, _):
         for _round in range(2):
             answer = engine.generate(PROMPT, params(NUM_TOKENS), decoding=decoding(mode, length))
-            assert answer.metrics.as_dict()["acceptance_rate"] == 1.0
+            metrics = answer.metrics
+            assert metrics.as_dict()["acceptance_rate"] == 1.0
+            assert metrics.draft is not None
+            assert metrics.draft.num_rollbacks == 0
+            if mode is Mode.SYNCHRONOUS:
+                assert metrics.num_passes == -(-NUM_TOKENS // (length + 1))
             assert answer.token_ids == reference(NUM_TOKENS)[len(PROMPT) :]
 
 
 @pytest.mark.parametrize("mode", SPECULATIVE)
-@pytest.mark.parametrize("length", [1, 4, 8])
+@pytest.mark.parametrize("length", [1, 8])
 def test_a_draft_that_is_always_wrong_costs_no_token(mode: Mode, length: int) -> None:
     with pair({"oracle": oracle(NUM_TOKENS, always_wrong())}) as (engine, _):
         answer = engine.generate(PROMPT, params(NUM_TOKENS), decoding=decoding(mode, length))
@@ -61,24 +50,14 @@ def test_a_draft_that_is_always_wrong_costs_no_token(mode: Mode, length: int) ->
 
 
 @pytest.mark.parametrize("mode", SPECULATIVE)
-@pytest.mark.parametrize("length", [2, 8])
-def test_partly_right_drafts_are_partly_accepted_round_after_round(mode: Mode, length: int) -> None:
-    with pair({"oracle": oracle(NUM_TOKENS, right_with_probability(0.5, 1))}) as (engine, _):
-        answer = engine.generate(PROMPT, params(NUM_TOKENS), decoding=decoding(mode, length))
-    metrics = answer.metrics
-    assert answer.token_ids == reference(NUM_TOKENS)[len(PROMPT) :]
-    assert 0 < metrics.num_accepted < metrics.num_verified
-    assert metrics.draft is not None
-    assert metrics.draft.num_rollbacks > 2
-
-
-@pytest.mark.parametrize("mode", SPECULATIVE)
 def test_message_delays_change_nothing(mode: Mode) -> None:
     factory = oracle(NUM_TOKENS, right_with_probability(0.7, 1))
     with pair({"oracle": factory}, seed=1, max_delay_seconds=0.01, pass_seconds=0.01) as (engine, _):
         answer = engine.generate(PROMPT, params(NUM_TOKENS), decoding=decoding(mode, 6))
     assert answer.token_ids == reference(NUM_TOKENS)[len(PROMPT) :]
-    assert answer.metrics.num_accepted > 0
+    assert 0 < answer.metrics.num_accepted < answer.metrics.num_verified
+    assert answer.metrics.draft is not None
+    assert answer.metrics.draft.num_rollbacks > 2
 
 
 def test_plain_decoding_takes_one_pass_a_token_and_no_draft() -> None:

@@ -125,7 +125,7 @@ def test_a_draft_that_comes_back_with_another_tokenizer_is_refused_in_one_line()
         _until_given_up(pair)
         failure = pair.engine.draft_failure
         assert failure is not None
-        assert "is refused: drafter=oracle: the target's files at the draft are not those of this target" in failure
+        assert "is refused: drafter=oracle: its tokenizer differs from the target's" in failure
         assert "\n" not in failure
         assert pair.answer(SCHEDULES[1]).generation.metrics.num_tokens_alone == NUM_TOKENS
 

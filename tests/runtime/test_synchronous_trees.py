@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from runtime.pair import PROMPT, decoding, pair, params, reference
@@ -12,8 +11,6 @@ from runtime.test_branching import NUM_TOKENS, SAME, TREES, check_counts, sample
 
 from amusd.config import DecodingConfig
 from amusd.drafters.base import Drafter
-from amusd.drafters.ngram import NgramDrafter
-from amusd.errors import ConfigError
 from amusd.types import Mode
 
 CHAINS: dict[str, Callable[[], Drafter]] = {}
@@ -53,15 +50,3 @@ def test_a_tree_finds_what_a_chain_of_the_same_steps_misses() -> None:
             answer = engine.generate(PROMPT, params(NUM_TOKENS), decoding=tree(3, **options), drafter="spread")
             num_passes.append(answer.metrics.num_passes)
     assert num_passes[0] < num_passes[1]
-
-
-@pytest.mark.parametrize(
-    ("drafter", "changes", "message"),
-    [
-        ("ngram", {}, "tree=true: drafter=ngram drafts no trees; allowed: same"),
-        ("same", {"temperature": 0.8, "acceptance": "rejection"}, "tree=true: not with sampling.acceptance=rejection"),
-    ],
-)
-def test_what_cannot_be_a_tree_is_refused(drafter: str, changes: dict[str, Any], message: str) -> None:
-    with pair({"ngram": lambda: NgramDrafter(2)}, SAME) as (engine, _), pytest.raises(ConfigError, match=message):
-        engine.generate(PROMPT, sampled(changes.pop("temperature", 0.0), **changes), decoding=tree(2), drafter=drafter)

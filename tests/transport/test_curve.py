@@ -129,16 +129,6 @@ def test_both_ends_check_the_other_ones_key(
     link.close()
 
 
-def test_a_plain_listener_is_not_talked_to_by_an_end_with_keys(folder: Path) -> None:
-    listener = ZeroMQTransport.bind(OTHER_NODE, NONCE)
-    link = ZeroMQTransport.connect(listener.address, NONCE, keys=read_keys(folder, Role.DRAFT))
-    link.send(VERDICT)
-    wait_for_refusal(link)
-    link.close()
-    assert listener.receive(0.0) is None
-    listener.close()
-
-
 def test_the_peer_is_served_while_strangers_hold_connections(listener: ZeroMQTransport, folder: Path) -> None:
     place = ("127.0.0.2", int(listener.address.rpartition(":")[2]))
     with socket.create_connection(place) as silent, socket.create_connection(place) as loud:

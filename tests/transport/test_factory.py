@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import get_args
 from unittest.mock import Mock, patch
 
@@ -75,18 +73,6 @@ def test_the_link_that_is_chosen_is_the_one_that_is_made(link: Link) -> None:
     finally:
         listener.close()
     assert choose_here(ON_ONE_MACHINE[link]) == link
-
-
-@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="shared memory is for Linux")
-def test_choosing_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    with tempfile.TemporaryDirectory(prefix="amusd-") as folder:  # a short path: sockets need one
-        monkeypatch.setattr(tempfile, "tempdir", folder)
-        for missing, link in ((None, "shared_memory"), ("socket.AF_UNIX", "zeromq")):
-            if missing is not None:
-                monkeypatch.delattr(missing)
-            assert choose_here(AUTO) == link
-            assert list(Path(folder).iterdir()) == []
-        monkeypatch.undo()
 
 
 def test_without_zeromq_the_other_links_work_and_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,16 +65,6 @@ def lasting_threads() -> list[str]:
     return names
 
 
-def test_close_is_quick_when_nobody_ever_came_and_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_distributed, "CLOSE_SECONDS", 0.1)
-    for num_messages in (0, 10):
-        listener = TorchDistributedTransport.bind(None, NONCE)
-        for _ in range(num_messages):
-            listener.send(VERDICT)
-        listener.close()
-    assert not lasting_threads()
-
-
 def test_a_close_while_the_groups_form_leaves_no_thread_once_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
     forming, closed = threading.Event(), threading.Event()
     form_lanes = Meeting.form_lanes
