@@ -24,59 +24,19 @@ Rules
 
 from __future__ import annotations
 
-import enum
-import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import count, repeat
-from operator import attrgetter
 from typing import Any
 
 from amusd.errors import InvariantError, PeerProtocolError
+from amusd.protocol.candidate_tree import MAX_NUMBERS, CandidateNode, CandidateTree, Reception
 from amusd.protocol.messages import CERTAINTY, Candidate, Verdict
 from amusd.protocol.prefix_hash import CommittedPrefix
 from amusd.protocol.verification import Block, PassOutcome, Tracks
 
-MAX_NODES = 4096
-"""Numbers of candidates in one tree at most: far more than a draft can compute in a few passes."""
-MAX_NUMBERS = 4 * MAX_NODES
-"""Numbers that are remembered, or come in one message, at most: a node that is offered again has several."""
-
-
-class Reception(enum.Enum):
-    """The fate of a candidate message."""
-
-    TAKEN = "taken"
-    """Some of its tokens are in the tree, or agree with what was committed meanwhile."""
-    CONTRADICTED = "contradicted"
-    """They disagree with a token committed meanwhile."""
-    STALE = "stale"
-    """They follow what was contradicted before or was lost, or are from another life of the draft."""
-
-
-@dataclass(slots=True)
-class _Node:
-    token_id: int
-    number: int
-    weight: int
-    row: Any
-    position: int = 0
-    children: dict[int, _Node] = field(default_factory=dict)
-    """Nodes that follow it, by token."""
-
-
-_weight = attrgetter("weight")
-
 
 class TargetSession:
     """The target's state of one sequence. No draft is attached at first."""
-
-    _children: dict[int, _Node]
-    """Nodes that follow the committed prefix, by token."""
-    _nodes: dict[int, _Node]
-    """All nodes of the tree, by number."""
-    _passed: dict[int, int]
-    """Number of a node that was committed -> its position."""
 
     def __init__(
         self,
@@ -99,6 +59,7 @@ class TargetSession:
         self._is_chain = fan_out == 1
         self._wants_rows = wants_rows
         self._prefix = CommittedPrefix(prompt)
+        self._tree = CandidateTree(self._prefix, max_length)
         self._block: Block | None = None
         self._block_rows: tuple[Any, ...] = ()
         self._num_accepted = 0
@@ -111,7 +72,6 @@ class TargetSession:
         self._draft_base = len(prompt)
         self._draft_more = True
         self._contradicted = False
-        self._forget_candidates()
 
     # What a policy may look at
 
@@ -133,17 +93,17 @@ class TargetSession:
     @property
     def candidates(self) -> tuple[int, ...]:
         """Candidates ready for verification: the tokens of the likeliest path."""
-        return tuple(node.token_id for node in self._path())
+        return tuple(node.token_id for node in self._tree.path())
 
     @property
     def num_candidates(self) -> int:
         """Candidates ready for verification: the length of the likeliest path."""
-        return len(self._path())
+        return len(self._tree.path())
 
     @property
     def weights(self) -> tuple[float, ...]:
         """How likely the draft takes each of them to be accepted if those before it are; nothing of a chain."""
-        return () if self._is_chain else tuple(node.weight / CERTAINTY for node in self._path())
+        return () if self._is_chain else tuple(node.weight / CERTAINTY for node in self._tree.path())
 
     @property
     def may_get_more(self) -> bool:
@@ -159,7 +119,7 @@ class TargetSession:
         """
         if self._is_chain:
             return self._contradicted or not self._draft_more
-        return not self._children
+        return not self._tree.children
 
     # The draft's side
 
@@ -178,7 +138,7 @@ class TargetSession:
     def detach(self) -> None:
         """The draft is gone: forget its candidates and go on alone."""
         self.attached = False
-        self._forget_candidates()
+        self._tree.clear()
 
     def receive(self, candidate: Candidate, rows: Sequence[Any] = ()) -> Reception:
         """Take in a message of candidates, and `rows`, which are its `draft_probs` read and checked.
@@ -193,15 +153,14 @@ class TargetSession:
             raise PeerProtocolError(f"candidate was drafted from another prefix of {candidate.base} tokens")
         if candidate.base > self._draft_base:
             self._draft_base = candidate.base
-            # T2: what the draft sends from now on names nothing before its base
-            self._passed = {number: at for number, at in self._passed.items() if at >= candidate.base}
+            self._tree.forget_before(candidate.base)
         self._draft_more = candidate.more
         self.epoch += candidate.first > self._next_number  # T4
         self._next_number = max(self._next_number, candidate.first + len(candidate.token_ids))
         weights = candidate.weights or repeat(CERTAINTY)
-        nodes = map(_Node, candidate.token_ids, count(candidate.first), weights, rows or repeat(None))
+        nodes = map(CandidateNode, candidate.token_ids, count(candidate.first), weights, rows or repeat(None))
         placed = zip(nodes, candidate.parents, strict=True)
-        found = {self._place(node, candidate.base, parent) for node, parent in placed}
+        found = {self._tree.add(node, candidate.base, parent) for node, parent in placed}
         self._contradicted |= Reception.CONTRADICTED in found
         if not found or Reception.TAKEN in found:
             return Reception.TAKEN
@@ -222,10 +181,10 @@ class TargetSession:
             raise InvariantError("the sequence is full")
         start = self._prefix.length - 1
         depth = min(max_candidates, self.remaining - 1)
-        path = self._path()[: max(0, depth)]
+        path = self._tree.path()[: max(0, depth)]
         block = Block(start, self._prefix.slice(start, start + 1)[0], tuple(node.token_id for node in path))
         if num_tracks > 1 and path:
-            block = self._with_alternatives(block, depth, Tracks(num_tracks), max_rows - 1, min_chance)
+            block = self._tree.block(block, depth, Tracks(num_tracks), max_rows - 1, min_chance)
         self._block = block
         self._block_rows = tuple(node.row for node in path) if self._wants_rows else ()
         self._contradicted = False
@@ -237,8 +196,8 @@ class TargetSession:
         That late candidate has been seen by no pass, but the pass has scored its position: judging it instead of taking
         a bonus token blindly keeps the draft's tree alive more often, and is exact.
         """
-        late = self._late_candidate()
         candidates = self._verifying().candidates
+        late = self._tree.likeliest_behind(candidates)
         return candidates if late is None else (*candidates, late.token_id)
 
     def rows_to_judge(self) -> tuple[Any, ...]:
@@ -246,7 +205,7 @@ class TargetSession:
 
         Those of the block are kept with it: the draft may be lost during the pass, which does not undo what was drawn.
         """
-        late = self._late_candidate()
+        late = self._tree.likeliest_behind(self._verifying().candidates)
         return self._block_rows if late is None or not self._wants_rows else (*self._block_rows, late.row)
 
     def commit(self, token_ids: Sequence[int], num_accepted: int, *, ends: bool = False) -> PassOutcome:
@@ -267,7 +226,8 @@ class TargetSession:
             raise InvariantError("accepted tokens are not the candidates")
         self._block = None
         self._num_accepted = num_accepted
-        self._advance(tokens)
+        self._prefix.append(tokens)
+        self._contradicted |= self._tree.advance(tokens)
         return PassOutcome(
             num_candidates=len(block.candidates),
             num_judged=min(len(judged), len(tokens)) if ends or not self.remaining else len(judged),
@@ -294,41 +254,6 @@ class TargetSession:
     def _prefix_fits(self, candidate: Candidate) -> bool:
         return candidate.prefix_hash == self._prefix.hash_before(candidate.base)
 
-    def _place(self, node: _Node, base: int, parent: int) -> Reception:
-        """Put a node where it belongs (T1). A known number is no news."""
-        if node.number in self._nodes or node.number in self._passed:
-            return Reception.TAKEN
-        if len(self._nodes) + len(self._passed) >= MAX_NUMBERS:
-            return Reception.STALE
-        above = self._nodes.get(parent)
-        siblings = self._children if above is None else above.children
-        if above is not None:
-            node.position = above.position + 1
-        elif parent == 0:
-            node.position = base
-        elif parent in self._passed:
-            node.position = self._passed[parent] + 1
-        else:
-            return Reception.STALE
-        if node.position < self._prefix.length:
-            return self._compare(node)
-        known = siblings.get(node.token_id)
-        if known is not None:
-            known.number = max(known.number, node.number)  # one that is offered again goes by its new number from now
-        elif len(self._nodes) >= MAX_NODES or node.position >= self.max_length:
-            return Reception.STALE
-        else:
-            known = siblings[node.token_id] = node
-        self._nodes[node.number] = known
-        return Reception.TAKEN
-
-    def _compare(self, node: _Node) -> Reception:
-        """Compare the node with the token that was committed in its place."""
-        if self._prefix.slice(node.position, node.position + 1)[0] != node.token_id:
-            return Reception.CONTRADICTED
-        self._passed[node.number] = node.position
-        return Reception.TAKEN
-
     def _check(self, candidate: Candidate, num_rows: int) -> None:
         num_nodes = len(candidate.token_ids)
         if not self.prompt_length <= candidate.base <= self._prefix.length:
@@ -348,82 +273,7 @@ class TargetSession:
         if num_rows != (num_nodes if self._wants_rows else 0):
             raise PeerProtocolError(f"candidate of {num_nodes} tokens has {num_rows} rows")
 
-    # The pass
-
     def _verifying(self) -> Block:
         if self._block is None:
             raise InvariantError("no verification is under way")
         return self._block
-
-    def _path(self) -> list[_Node]:
-        """The likeliest one."""
-        path: list[_Node] = []
-        children = self._children
-        while children:
-            path.append(max(children.values(), key=_weight))
-            children = path[-1].children
-        return path
-
-    def _late_candidate(self) -> _Node | None:
-        """The likeliest candidate behind the block, which no pass has seen."""
-        children = self._children
-        for token_id in self._verifying().candidates:
-            node = children.get(token_id)
-            if node is None:
-                return None
-            children = node.children
-        return max(children.values(), key=_weight, default=None)
-
-    def _with_alternatives(self, block: Block, depth: int, tracks: Tracks, number: int, min_chance: float) -> Block:
-        """The `number` likeliest candidates down to `depth` that have a track."""
-        last = self.committed_length + depth
-        guesses: list[tuple[float, int, _Node, int, int]] = []  # a heap: the likeliest first, then the oldest
-        order = count()
-
-        def look_behind(children: dict[int, _Node], chance: float, row: int, track: int) -> None:
-            for node in children.values():
-                heapq.heappush(guesses, (-chance * node.weight / CERTAINTY, next(order), node, row, track))
-
-        look_behind(self._children, 1.0, 0, 0)
-        chosen: list[tuple[_Node, int]] = []  # with the one it follows, from 1; 0: the last committed token
-        main = [0]
-        while guesses and len(chosen) < number and -guesses[0][0] >= min_chance:
-            chance, _, node, parent, parent_track = heapq.heappop(guesses)
-            track = tracks.place(node.position, parent_track)
-            if track is None:
-                continue
-            chosen.append((node, parent))
-            if track == 0:
-                main.append(len(chosen))
-            if node.position + 1 < last:
-                look_behind(node.children, -chance, len(chosen), track)
-        others = [index for index in range(1, len(chosen) + 1) if index not in main]
-        rows = {index: row for row, index in enumerate((*main, *others))}
-        return Block(
-            start=block.start,
-            last_token=block.last_token,
-            candidates=tuple(chosen[index - 1][0].token_id for index in main[1:]),
-            alternatives=tuple(chosen[index - 1][0].token_id for index in others),
-            alternative_parents=tuple(rows[chosen[index - 1][1]] for index in others),
-        )
-
-    def _advance(self, token_ids: tuple[int, ...]) -> None:
-        """Commit them, and keep what agrees with them."""
-        self._prefix.append(token_ids)
-        for token_id in token_ids:
-            node = self._children.get(token_id)
-            if node is None:
-                self._contradicted |= bool(self._children)
-                self._children, self._nodes = {}, {}
-                return
-            self._passed[node.number] = node.position
-            self._children = node.children
-        self._nodes = {}
-        rest = list(self._children.values())
-        while rest:
-            node = rest.pop()
-            self._nodes[node.number] = node
-            rest += node.children.values()
-
-    def _forget_candidates(self) -> None:
-        self._children, self._nodes, self._passed = {}, {}, {}

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from amusd.errors import PeerProtocolError, first_line
+from amusd.protocol.candidate_tree import Reception
 from amusd.protocol.messages import (
     MAX_FEATURE_BYTES,
     Candidate,
@@ -31,7 +32,6 @@ from amusd.protocol.messages import (
     Progress,
     Shutdown,
 )
-from amusd.protocol.target_session import Reception
 from amusd.runtime.draft_restart import DraftRestart
 from amusd.runtime.handshake import told_by
 from amusd.runtime.patience import MAX_NONSENSE, Reminder, Silence, Told

@@ -12,10 +12,10 @@ from model_checking.protocol_model import Bounds, Draft, Placed, ProtocolModel, 
 from protocol.sessions import Unhashed, nodes_of
 
 from amusd.errors import PeerProtocolError
+from amusd.protocol.candidate_tree import CandidateNode
 from amusd.protocol.draft_session import DraftSession, Node
 from amusd.protocol.messages import CERTAINTY, Candidate, Open, Verdict
-from amusd.protocol.prefix_hash import CommittedPrefix
-from amusd.protocol.target_session import TargetSession, _Node
+from amusd.protocol.target_session import TargetSession
 from amusd.protocol.verification import Block
 
 PROMPT = (0,)
@@ -135,17 +135,17 @@ def target_session(model: ProtocolModel, target: Target) -> TargetSession:
         vocab_size=model.bounds.vocab_size,
         fan_out=model.bounds.fan_out,
     )
-    session._prefix = CommittedPrefix(PROMPT + target.committed)
-    nodes: dict[Values, _Node] = {}
+    session._prefix.append(target.committed)
+    nodes: dict[Values, CandidateNode] = {}
     for placed in sorted(target.tree, key=lambda placed: (len(placed.path), placed.number)):
         path, number = placed.path, placed.number
         if path not in nodes:
-            siblings = session._children if len(path) == 1 else nodes[path[:-1]].children
+            siblings = session._tree.children if len(path) == 1 else nodes[path[:-1]].children
             position = session.committed_length + len(path) - 1
-            nodes[path] = siblings[path[-1]] = _Node(path[-1], number, CERTAINTY, None, position)
+            nodes[path] = siblings[path[-1]] = CandidateNode(path[-1], number, CERTAINTY, None, position)
         nodes[path].number = number
-        session._nodes[number] = nodes[path]
-    session._passed = {number: ORIGIN + at for number, at in target.passed}
+        session._tree.nodes[number] = nodes[path]
+    session._tree.passed = {number: ORIGIN + at for number, at in target.passed}
     session.epoch = target.epoch
     session._next_number = target.next_number
     session._draft_base = ORIGIN + target.draft_base
@@ -250,7 +250,7 @@ def facts(target: Target) -> object:
 
 def session_facts(session: TargetSession) -> object:
     paths: dict[int, Values] = {}
-    rest: list[tuple[Values, dict[int, _Node]]] = [((), session._children)]
+    rest: list[tuple[Values, dict[int, CandidateNode]]] = [((), session._tree.children)]
     while rest:
         path, children = rest.pop()
         for node in children.values():
@@ -258,8 +258,8 @@ def session_facts(session: TargetSession) -> object:
             rest.append((paths[id(node)], node.children))
     return (
         session.committed[ORIGIN:],
-        frozenset(Placed(number, paths[id(node)], ()) for number, node in session._nodes.items()),
-        frozenset((number, at - ORIGIN) for number, at in session._passed.items()),
+        frozenset(Placed(number, paths[id(node)], ()) for number, node in session._tree.nodes.items()),
+        frozenset((number, at - ORIGIN) for number, at in session._tree.passed.items()),
         session.epoch,
         session._next_number,
         session._draft_base - ORIGIN,

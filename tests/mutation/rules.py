@@ -300,14 +300,18 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "the end of the answer is not told": ("if ends or not self.remaining", "if not self.remaining"),
         "a block may fill the text": ("min(max_candidates, self.remaining - 1)", "min(max_candidates, self.remaining)"),
         "an incarnation may come again": ("if incarnation <= self._incarnation", "if incarnation < self._incarnation"),
+        "a draft that is done is waited for": ("(self._draft_more or self._draft_base < self._prefix.length)", "True"),
     },
     ("amusd/protocol/target_session.py", "tests/model_checking/test_transitions.py"): {
         "the tree is kept over a restart of the draft": ("        self.detach()\n", ""),
+        "a loss is not noticed": ("self.epoch += candidate.first > self._next_number", "pass"),
+    },
+    ("amusd/protocol/candidate_tree.py", "tests/model_checking/test_transitions.py"): {
         "what follows a token that was not committed stays": (
-            "                self._children, self._nodes = {}, {}\n                return",
+            "                self.children, self.nodes = {}, {}\n                return",
             "                return",
         ),
-        "what was committed is forgotten": ("            self._passed[node.number] = node.position\n", ""),
+        "what was committed is forgotten": ("            self.passed[node.number] = node.position\n", ""),
         "the draft's own token is not compared with the committed one": (
             "if self._prefix.slice(node.position, node.position + 1)[0] != node.token_id",
             "if False",
@@ -316,15 +320,13 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "node.position = base",
             "node.position = self._prefix.length",
         ),
-        "an orphan hangs behind the base": ("elif parent == 0:", "elif parent not in self._passed:"),
-        "a loss is not noticed": ("self.epoch += candidate.first > self._next_number", "pass"),
+        "an orphan hangs behind the base": ("elif parent == 0:", "elif parent not in self.passed:"),
     },
-    ("amusd/protocol/target_session.py", "tests/protocol/test_trees.py"): {
-        "a node at the base of the draft is forgotten": ("if at >= candidate.base}", "if at > candidate.base}"),
+    ("amusd/protocol/candidate_tree.py", "tests/protocol/test_trees.py"): {
+        "a node at the base of the draft is forgotten": ("if at >= base}", "if at > base}"),
         "the number of a node that is offered again is the old one": ("max(known.number, node.number)", "known.number"),
         "the least likely child makes the path": ("path.append(max(", "path.append(min("),
         "unlikely alternatives are verified": (" and -guesses[0][0] >= min_chance", ""),
-        "a draft that is done is waited for": ("(self._draft_more or self._draft_base < self._prefix.length)", "True"),
     },
     ("amusd/protocol/target_session.py", "tests/protocol/test_fuzz.py"): {
         "a parent may follow its child": ("not 0 <= parent < candidate.first + index", "parent < 0"),

@@ -16,9 +16,10 @@ from protocol.sessions import nodes_of
 
 from amusd.config import Distribution
 from amusd.errors import PeerProtocolError, WireError
+from amusd.protocol.candidate_tree import MAX_NUMBERS
 from amusd.protocol.draft_session import DraftSession
 from amusd.protocol.messages import Candidate, Close, Hello, Message, Open, Progress, Verdict
-from amusd.protocol.target_session import MAX_NUMBERS, TargetSession
+from amusd.protocol.target_session import TargetSession
 from amusd.protocol.wire import decode, encode, seal
 from amusd.types import FinishReason, Role
 
@@ -88,7 +89,7 @@ class Pair:
         assert len(committed) <= MAX_LENGTH
         assert max(committed) < VOCAB_SIZE
         assert self.target.num_candidates <= MAX_LENGTH
-        assert len(self.target._nodes) + len(self.target._passed) <= MAX_NUMBERS
+        assert len(self.target._tree.nodes) + len(self.target._tree.passed) <= MAX_NUMBERS
         encode(self.target.verdict(), NONCE)
 
 

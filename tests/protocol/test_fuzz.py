@@ -12,9 +12,10 @@ from protocol.sessions import hash_of
 
 from amusd.config import MAX_FAN_OUT
 from amusd.errors import PeerProtocolError
+from amusd.protocol.candidate_tree import MAX_NUMBERS, Reception
 from amusd.protocol.draft_session import DraftSession
 from amusd.protocol.messages import CERTAINTY, MAX_EPOCH, MAX_TOKENS, Candidate, Open, Verdict
-from amusd.protocol.target_session import MAX_NUMBERS, Reception, TargetSession
+from amusd.protocol.target_session import TargetSession
 from amusd.protocol.wire import encode
 
 CHAIN = Candidate(1, 1, 4, hash_of(PROMPT), 1, (0, 1), (5, 6), (), more=True)
@@ -95,7 +96,7 @@ def test_a_node_offered_for_ever_under_new_numbers_takes_no_more_memory() -> Non
         for _ in range(50):
             session.receive(replace(same, first=number))
             number += 1000
-        assert len(session._nodes) <= MAX_NUMBERS
+        assert len(session._tree.nodes) <= MAX_NUMBERS
         assert tracemalloc.get_traced_memory()[0] < 5_000_000
     finally:
         tracemalloc.stop()

@@ -7,9 +7,10 @@ from msgspec.structs import replace
 from protocol.sessions import hash_of, hear, nodes_of
 
 from amusd.errors import InvariantError, PeerProtocolError
+from amusd.protocol.candidate_tree import Reception
 from amusd.protocol.draft_session import DraftSession
 from amusd.protocol.messages import Candidate, Open, Verdict
-from amusd.protocol.target_session import Reception, TargetSession
+from amusd.protocol.target_session import TargetSession
 
 PROMPT = (1, 2, 3)
 OPENING = Open(1, 1, PROMPT, 20, "test", 6, 1)

@@ -12,9 +12,10 @@ from msgspec.structs import replace
 from protocol.sessions import hash_of, hear, nodes_of
 
 from amusd.errors import InvariantError
+from amusd.protocol.candidate_tree import Reception
 from amusd.protocol.draft_session import DraftSession, Guesses, Node, next_nodes
 from amusd.protocol.messages import CERTAINTY, Candidate, Open, Verdict
-from amusd.protocol.target_session import Reception, TargetSession
+from amusd.protocol.target_session import TargetSession
 from amusd.protocol.verification import Block, PassOutcome, Tracks
 from amusd.types import TokenSource
 
@@ -100,13 +101,13 @@ def test_a_node_that_was_offered_again_goes_by_its_new_number() -> None:
 
 
 def test_a_tree_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("amusd.protocol.target_session.MAX_NODES", 5)
+    monkeypatch.setattr("amusd.protocol.candidate_tree.MAX_NODES", 5)
     session = target()
     session.receive(nodes(1, *((0, token, HALF) for token in range(10))))
-    assert len(session._nodes) == 5
+    assert len(session._tree.nodes) == 5
     judge(session, 3, accepted=0)
     session.receive(nodes(20, *((0, token, HALF) for token in range(3)), behind=(*PROMPT, 3)))
-    assert len(session._nodes) == 3
+    assert len(session._tree.nodes) == 3
 
 
 # The draft

@@ -1,0 +1,174 @@
+"""The candidates behind the target's committed prefix: a tree of nodes, each one token."""
+
+from __future__ import annotations
+
+import enum
+import heapq
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from operator import attrgetter
+from typing import Any
+
+from amusd.protocol.messages import CERTAINTY
+from amusd.protocol.prefix_hash import CommittedPrefix
+from amusd.protocol.verification import Block, Tracks
+
+MAX_NODES = 4096
+"""Numbers of candidates in one tree at most: far more than a draft can compute in a few passes."""
+MAX_NUMBERS = 4 * MAX_NODES
+"""Numbers that are remembered, or come in one message, at most: a node that is offered again has several."""
+
+
+class Reception(enum.Enum):
+    """The fate of a candidate message."""
+
+    TAKEN = "taken"
+    """Some of its tokens are in the tree, or agree with what was committed meanwhile."""
+    CONTRADICTED = "contradicted"
+    """They disagree with a token committed meanwhile."""
+    STALE = "stale"
+    """They follow what was contradicted before or was lost, or are from another life of the draft."""
+
+
+@dataclass(slots=True)
+class CandidateNode:
+    """One candidate."""
+
+    token_id: int
+    number: int
+    weight: int
+    row: Any
+    position: int = 0
+    children: dict[int, CandidateNode] = field(default_factory=dict)
+    """Nodes that follow it, by token."""
+
+
+Children = dict[int, CandidateNode]
+_weight = attrgetter("weight")
+
+
+class CandidateTree:
+    """Hangs behind `prefix`, of which it knows the nodes that were committed."""
+
+    def __init__(self, prefix: CommittedPrefix, max_length: int) -> None:
+        self._prefix = prefix
+        self._max_length = max_length
+        self.children: Children = {}
+        """Nodes that follow the committed prefix, by token."""
+        self.nodes: Children = {}
+        """All nodes of the tree, by number."""
+        self.passed: dict[int, int] = {}
+        """Number of a node that was committed -> its position."""
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.children, self.nodes, self.passed = {}, {}, {}
+
+    def forget_before(self, base: int) -> None:
+        """The draft names nothing before its `base` any more (T2)."""
+        self.passed = {number: at for number, at in self.passed.items() if at >= base}
+
+    def add(self, node: CandidateNode, base: int, parent: int) -> Reception:
+        """Put a node where it belongs (T1). A known number is no news."""
+        if node.number in self.nodes or node.number in self.passed:
+            return Reception.TAKEN
+        if len(self.nodes) + len(self.passed) >= MAX_NUMBERS:
+            return Reception.STALE
+        above = self.nodes.get(parent)
+        siblings = self.children if above is None else above.children
+        if above is not None:
+            node.position = above.position + 1
+        elif parent == 0:
+            node.position = base
+        elif parent in self.passed:
+            node.position = self.passed[parent] + 1
+        else:
+            return Reception.STALE
+        if node.position < self._prefix.length:
+            return self._compare(node)
+        known = siblings.get(node.token_id)
+        if known is not None:
+            known.number = max(known.number, node.number)  # one that is offered again goes by its new number from now
+        elif len(self.nodes) >= MAX_NODES or node.position >= self._max_length:
+            return Reception.STALE
+        else:
+            known = siblings[node.token_id] = node
+        self.nodes[node.number] = known
+        return Reception.TAKEN
+
+    def _compare(self, node: CandidateNode) -> Reception:
+        """Compare the node with the token that was committed in its place."""
+        if self._prefix.slice(node.position, node.position + 1)[0] != node.token_id:
+            return Reception.CONTRADICTED
+        self.passed[node.number] = node.position
+        return Reception.TAKEN
+
+    def path(self) -> list[CandidateNode]:
+        """The likeliest one (T3)."""
+        path: list[CandidateNode] = []
+        children = self.children
+        while children:
+            path.append(max(children.values(), key=_weight))
+            children = path[-1].children
+        return path
+
+    def likeliest_behind(self, token_ids: Iterable[int]) -> CandidateNode | None:
+        """The likeliest candidate behind this path; None where there is none."""
+        children = self.children
+        for token_id in token_ids:
+            node = children.get(token_id)
+            if node is None:
+                return None
+            children = node.children
+        return max(children.values(), key=_weight, default=None)
+
+    def block(self, start: Block, depth: int, tracks: Tracks, number: int, min_chance: float) -> Block:
+        """`start` with the `number` likeliest candidates down to `depth` that have a track."""
+        guesses: list[tuple[float, int, CandidateNode, int, int]] = []  # a heap: the likeliest first, then the oldest
+        order = count()
+
+        def look_behind(children: Children, chance: float, row: int, track: int) -> None:
+            for node in children.values():
+                heapq.heappush(guesses, (-chance * node.weight / CERTAINTY, next(order), node, row, track))
+
+        look_behind(self.children, 1.0, 0, 0)
+        chosen: list[tuple[CandidateNode, int]] = []  # with the one it follows, from 1; 0: the last committed token
+        main = [0]
+        while guesses and len(chosen) < number and -guesses[0][0] >= min_chance:
+            chance, _, node, parent, parent_track = heapq.heappop(guesses)
+            track = tracks.place(node.position, parent_track)
+            if track is None:
+                continue
+            chosen.append((node, parent))
+            if track == 0:
+                main.append(len(chosen))
+            if node.position < start.start + depth:
+                look_behind(node.children, -chance, len(chosen), track)
+        others = [index for index in range(1, len(chosen) + 1) if index not in main]
+        rows = {index: row for row, index in enumerate((*main, *others))}
+        return Block(
+            start=start.start,
+            last_token=start.last_token,
+            candidates=tuple(chosen[index - 1][0].token_id for index in main[1:]),
+            alternatives=tuple(chosen[index - 1][0].token_id for index in others),
+            alternative_parents=tuple(rows[chosen[index - 1][1]] for index in others),
+        )
+
+    def advance(self, token_ids: Sequence[int]) -> bool:
+        """Keep what agrees with tokens that were committed; returns whether they contradict the tree."""
+        for token_id in token_ids:
+            node = self.children.get(token_id)
+            if node is None:
+                has_other = bool(self.children)
+                self.children, self.nodes = {}, {}
+                return has_other
+            self.passed[node.number] = node.position
+            self.children = node.children
+        self.nodes = {}
+        rest = list(self.children.values())
+        while rest:
+            node = rest.pop()
+            self.nodes[node.number] = node
+            rest += node.children.values()
+        return False
