@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections.abc import Callable
@@ -132,3 +133,8 @@ def spin(has_news: Callable[[], bool], deadline: float) -> bool:
         if has_news():
             return True
     return False
+
+
+def milliseconds_until(deadline: float) -> int:
+    """How long to poll until then (monotonic seconds); no longer than an hour, since polls take 32 bits."""
+    return math.ceil(min(max(deadline - time.monotonic(), 0.0), 3600.0) * 1000)

@@ -12,7 +12,7 @@ import socket
 from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import distributed
@@ -23,6 +23,8 @@ from amusd.transport.lanes import Bodies, Lane
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+Backend = Literal["gloo", "nccl"]
 
 TARGET_RANK = 0
 DRAFT_RANK = 1
@@ -118,15 +120,13 @@ def device_bodies(store: Any, rank: int, device: str) -> Bodies:
     return Bodies(group, patience, device=device, on_stream=lambda: torch.cuda.stream(stream))
 
 
-def check_gloo() -> None:
-    """Raises ConfigError where this torch cannot form such groups."""
+def check_backend(backend: Backend, devices: tuple[str, str], *, same_machine: bool) -> None:
+    """Raises ConfigError where this torch cannot form such groups between `devices`, of target and draft."""
     if not distributed.is_available() or not distributed.is_gloo_available():
-        raise ConfigError("transport=gloo: the installed torch has no gloo; use transport=zeromq")
-
-
-def check_nccl(devices: tuple[str, str], *, same_machine: bool) -> None:
-    """Raises ConfigError unless target and draft have a CUDA device each that NCCL can use."""
-    if not distributed.is_available() or not distributed.is_nccl_available():
+        raise ConfigError(f"transport={backend}: the installed torch has no gloo; use transport=zeromq")
+    if backend == "gloo":
+        return
+    if not distributed.is_nccl_available():
         raise ConfigError("transport=nccl: the installed torch has no NCCL; use transport=auto")
     places = [torch.device(device) for device in devices]
     is_shared = same_machine and (torch.cuda.device_count() < len(places) or len({at.index or 0 for at in places}) == 1)

@@ -18,7 +18,6 @@ process does, however it ends. What this decides:
 
 from __future__ import annotations
 
-import math
 import os
 import select
 import shutil
@@ -31,7 +30,7 @@ from pathlib import Path
 from amusd.errors import ConfigError, PeerLostError, PeerProtocolError
 from amusd.protocol.messages import Message
 from amusd.transport.addresses import SHARED_MEMORY
-from amusd.transport.base import FrameCodec, spin
+from amusd.transport.base import FrameCodec, milliseconds_until, spin
 from amusd.transport.ring import RING_BYTES, Rings, make_memory
 
 FIRST_SLEEP_SECONDS = 0.001
@@ -39,7 +38,6 @@ FIRST_SLEEP_SECONDS = 0.001
 LOOK_SECONDS = 0.001
 """How often polls and sends look whether the peer is there."""
 
-_LONGEST_POLL_SECONDS = 3600.0  # poll takes milliseconds in 32 bits
 _CLOSED_BY_PEER = "the peer closed the link"
 
 
@@ -180,12 +178,12 @@ class SharedMemoryTransport:
 
     def _sleep(self, deadline: float) -> None:
         self._rings.own.note_sleep()
-        longest = FIRST_SLEEP_SECONDS
-        while not self._rings.has_news() and (remaining := deadline - time.monotonic()) > 0:
-            if self._poller.poll(_milliseconds(min(remaining, longest))):
+        until = time.monotonic() + FIRST_SLEEP_SECONDS
+        while not self._rings.has_news() and time.monotonic() < deadline:
+            if self._poller.poll(milliseconds_until(min(deadline, until))):
                 self._next_look = 0.0
                 break
-            longest = _LONGEST_POLL_SECONDS
+            until = deadline
         self._rings.own.note_sleep()
 
     def _look(self) -> None:
@@ -235,7 +233,3 @@ def _is_connected(connection: socket.socket) -> bool:
         return True
     except OSError:
         return False
-
-
-def _milliseconds(seconds: float) -> int:
-    return math.ceil(min(max(seconds, 0.0), _LONGEST_POLL_SECONDS) * 1000)

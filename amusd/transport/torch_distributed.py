@@ -21,7 +21,6 @@ import threading
 import time
 from contextlib import suppress
 from datetime import timedelta
-from typing import Literal
 
 from amusd.errors import ConfigError, PeerLostError, WireError
 from amusd.protocol.messages import Message
@@ -29,9 +28,7 @@ from amusd.transport.addresses import LOOPBACK, Endpoint, parse_endpoint
 from amusd.transport.base import MAX_QUEUED_MESSAGES, FrameCodec
 from amusd.transport.frame_queue import FrameQueue
 from amusd.transport.lanes import Lane
-from amusd.transport.process_groups import Meeting, check_gloo, check_nccl
-
-Backend = Literal["gloo", "nccl"]
+from amusd.transport.process_groups import Backend, Meeting, check_backend
 
 CLOSE_SECONDS = 2.0
 """How long `close` may wait for the last messages to leave."""
@@ -89,7 +86,7 @@ class TorchDistributedTransport:
         `devices`: of target and draft, for `backend="nccl"`. Raises ConfigError when the backend does not work here,
         or the address is taken, malformed, or beyond this machine without `insecure`.
         """
-        _check(backend, devices, same_machine=address is None)
+        check_backend(backend, devices, same_machine=address is None)
         endpoint = _endpoint(address or LOOPBACK, backend, insecure=insecure, to_bind=True)
         try:
             return cls(endpoint, nonce, backend=backend, device=devices[0], hosts=True)
@@ -110,7 +107,7 @@ class TorchDistributedTransport:
         scheme, _, rest = address.partition("://")
         backend: Backend = "nccl" if scheme == "nccl" else "gloo"
         endpoint = _endpoint(f"tcp://{rest}", backend, insecure=insecure, to_bind=False)
-        _check(backend, devices, same_machine=endpoint.is_local)
+        check_backend(backend, devices, same_machine=endpoint.is_local)
         return cls(endpoint, nonce, backend=backend, device=devices[1], hosts=False)
 
     def send(self, message: Message) -> None:
@@ -161,7 +158,8 @@ class TorchDistributedTransport:
             self._reader.start()
             self._send_all(lanes[0])
         except (OSError, RuntimeError) as error:
-            self._lose(error)
+            logger.debug("lost the peer: %s", error)
+            self._outbox.end(_CLOSED_BY_PEER, discard=True)
             if self._reader.ident is None:  # else it first hands over what the peer sent
                 self._inbox.end(_CLOSED_BY_PEER)
         finally:
@@ -204,17 +202,6 @@ class TorchDistributedTransport:
             logger.debug("lost the peer: %s", error)
         self._inbox.end(reason)
         self._outbox.end(reason, discard=True)
-
-    def _lose(self, error: Exception) -> None:
-        """Say that nothing more can be sent."""
-        logger.debug("lost the peer: %s", error)
-        self._outbox.end(_CLOSED_BY_PEER, discard=True)
-
-
-def _check(backend: Backend, devices: tuple[str, str], *, same_machine: bool) -> None:
-    check_gloo()
-    if backend == "nccl":
-        check_nccl(devices, same_machine=same_machine)
 
 
 def _endpoint(address: str, backend: Backend, *, insecure: bool, to_bind: bool) -> Endpoint:

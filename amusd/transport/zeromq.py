@@ -19,7 +19,6 @@ What libzmq leaves open and this module decides:
 from __future__ import annotations
 
 import logging
-import math
 import os
 import shutil
 import tempfile
@@ -35,7 +34,7 @@ from amusd.errors import ConfigError, PeerLostError
 from amusd.protocol.messages import Message
 from amusd.protocol.wire import MAX_FRAME_BYTES
 from amusd.transport.addresses import Endpoint, parse_endpoint
-from amusd.transport.base import MAX_QUEUED_MESSAGES, FrameCodec, spin
+from amusd.transport.base import MAX_QUEUED_MESSAGES, FrameCodec, milliseconds_until, spin
 from amusd.transport.curve import Keys, ask_with, serve_with
 
 logger = logging.getLogger(__name__)
@@ -51,7 +50,6 @@ GIVE_WAY_SECONDS = 0.001
 _HANDSHAKE_MS = 5_000
 _HEARTBEAT_INTERVAL_MS = 1_000
 _HEARTBEAT_TIMEOUT_MS = 5_000
-_LONGEST_POLL_SECONDS = 3600.0  # poll takes milliseconds in 32 bits; receive polls again until its own deadline
 _REFUSALS = {
     int(zmq.EVENT_HANDSHAKE_FAILED_AUTH): "its key is not one of those that may come in",
     int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL): "no key where one is needed, a wrong one, or not ZeroMQ",
@@ -180,8 +178,7 @@ class ZeroMQTransport:
             if now >= deadline:
                 return None
             if not self._is_lost and not spin(self._has_input, deadline):
-                remaining = min(max(deadline - time.monotonic(), 0.0), _LONGEST_POLL_SECONDS)
-                self._poller.poll(math.ceil(remaining * 1000))
+                self._poller.poll(milliseconds_until(deadline))
                 self._next_look = 0.0
         if self._pending:
             self._watch_peer()  # the peer has come: what waits for it goes out now
@@ -192,15 +189,14 @@ class ZeroMQTransport:
         if self._is_closed:
             return
         deadline = time.monotonic() + CLOSE_SECONDS
-        while self._pending and not self._is_lost and (remaining := deadline - time.monotonic()) > 0:
-            self._monitor.poll(math.ceil(remaining * 1000))
+        while self._pending and not self._is_lost and time.monotonic() < deadline:
+            self._monitor.poll(milliseconds_until(deadline))
             self._watch_peer()
         self._is_closed = True
         self._next_look = 0.0
-        remaining = 0.0 if self._is_lost else max(deadline - time.monotonic(), 0.0)
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
-        self._socket.close(linger=math.ceil(remaining * 1000))
+        self._socket.close(linger=0 if self._is_lost else milliseconds_until(deadline))
         if self._authenticator is not None:
             self._authenticator.stop()
         self._socket.context.term()  # returns when the last message has left or lingered long enough
@@ -217,10 +213,8 @@ class ZeroMQTransport:
             self._next_give_way = time.monotonic() + GIVE_WAY_SECONDS
 
     def _try_send(self, frame: bytes) -> bool:
-        if self._send_now(frame):
-            return True
         # send may have decided on old news (libzmq throttles it); asking for the events brings the socket up to date
-        return _is_ready(self._socket, zmq.POLLOUT) and self._send_now(frame)
+        return self._send_now(frame) or (_is_ready(self._socket, zmq.POLLOUT) and self._send_now(frame))
 
     def _send_now(self, frame: bytes) -> bool:
         try:

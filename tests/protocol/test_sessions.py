@@ -191,6 +191,17 @@ def test_a_draft_that_is_done_says_so_once() -> None:
     assert not other.has_work
 
 
+def test_a_draft_that_is_done_goes_on_behind_a_verdict() -> None:
+    other = DraftSession(replace(OPENING, max_lookahead=2))
+    for token_id in (4, 5):
+        grow(other, token_id)
+        other.offer()
+    hear(other, Verdict(1, 1, 1, 3, (4,), 0))
+    grow(other, 6)
+    assert text(other) == (*PROMPT, 4, 5, 6)
+    assert not other.has_work
+
+
 def test_several_tokens_of_one_step_make_one_path_and_a_message_of_so_many() -> None:
     other = DraftSession(replace(OPENING, tokens_per_message=3))
     grow(other, 4, 5)

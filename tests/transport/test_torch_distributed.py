@@ -28,7 +28,7 @@ from amusd.transport.addresses import Endpoint
 from amusd.transport.base import Rendezvous
 from amusd.transport.factory import connect, listen
 from amusd.transport.lanes import Bodies, Lane
-from amusd.transport.process_groups import FORM_SECONDS, Meeting, check_nccl
+from amusd.transport.process_groups import FORM_SECONDS, Meeting, check_backend
 from amusd.transport.torch_distributed import TorchDistributedTransport
 
 VERDICT = Verdict(1, 1, 0, 0, (5,), 0)
@@ -245,8 +245,8 @@ def test_nccl_needs_two_gpus_on_one_machine_and_none_beside_its_own_on_two(
     with pytest.raises(
         ConfigError, match=r"^transport=nccl: needs a CUDA device for each worker.* of 1; use transport="
     ):
-        check_nccl(("cuda:0", "cuda:1"), same_machine=True)
-    check_nccl(("cuda:0", "cuda:0"), same_machine=False)
+        check_backend("nccl", ("cuda:0", "cuda:1"), same_machine=True)
+    check_backend("nccl", ("cuda:0", "cuda:0"), same_machine=False)
 
 
 @pytest.mark.parametrize("kind", ["gloo", "nccl"])
