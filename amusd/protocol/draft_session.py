@@ -3,14 +3,13 @@
     [0, base)      committed, as far as the draft knows
     behind it      a tree of nodes, each one token; the root stands for the last committed token
 
-A node is first a guess (some token may follow its parent) and can then be computed, which gives guesses of what follows
-it. The likeliest guesses are computed first, whatever their depth: one path where the draft is sure, alternatives where
-it is not. With a `fan_out` of 1 the tree is a chain, and its last node is the only guess.
+A node is first a guess and can then be computed, which gives guesses of what follows it. The likeliest guesses are
+computed first, whatever their depth. With a `fan_out` of 1 the tree is a chain, and its last node is the only guess.
 
 Rules
-    R1  No node is more than `max_lookahead` tokens ahead of `base`, and none stands where the target alone writes: at
-        the last position of the sequence, or beyond the drafter's last position.
-        After `max_steps` steps, if there is such a limit, no node is computed before the next verdict.
+    R1  No node is more than `max_lookahead` tokens ahead of `base`, and none stands at the last position of the
+        sequence, or beyond the drafter's last position. After `max_steps` steps, if there is such a limit, no node is
+        computed before the next verdict.
     R2  A guess that is less likely to be needed than `MIN_PROBABILITY` is not made, and none is while the tree has
         `MAX_NODES` nodes; each is thought of again when a verdict has changed that. A looked-up path is made whole.
     R3  Every node is offered once, after its parent, with the prefix that the tree hangs behind; all are offered again,
@@ -174,8 +173,7 @@ class DraftSession:
     def value_of_next(self, num_taken: int) -> float:
         """Return the value of the next node for a step that has taken `num_taken` of this tree; 0: there is none.
 
-        It is the node's probability, divided by one more than the number of tokens that the tree is expected to have
-        ready: a target that has few needs the next ones first.
+        Its probability, divided by one more than the number of tokens that the tree is expected to have ready.
         """
         if not self.root.computed:
             probability = 1.0 if num_taken == 0 and self._may_grow(self.root) else 0.0
@@ -190,10 +188,9 @@ class DraftSession:
         return heapq.heappop(self._guesses)[2] if self.root.computed else self.root
 
     def grow(self, nodes: Sequence[Node], found: Sequence[Guesses], rows: Sequence[bytes] = ()) -> None:
-        """`nodes` were computed; `found`: what may follow each of them, nothing for those that it does not reach.
+        """`nodes` were computed; `found`: what may follow each of them. A chain may go on behind its own guess.
 
-        A chain may go on: each further entry is what follows the guess of the entry before it. `rows`: under the ratio
-        test, what the token of each entry was drawn from. Raises `ValueError` for more tokens than there is `room` for.
+        `rows`: under the ratio test, what the token of each entry was drawn from. Raises `ValueError` beyond `room`.
         """
         if len(found) > max(len(nodes), self.room):
             raise ValueError(f"{len(found)} tokens proposed, room for {self.room}")
@@ -381,10 +378,8 @@ class DraftSession:
 def next_nodes(sessions: Sequence[DraftSession], row_share: float = 0.0) -> list[tuple[Node, ...]]:
     """Choose what one step computes of each tree: the root alone, up to `rows_per_step` guesses, or nothing.
 
-    The node that is worth most comes first, whichever tree it is of: the likeliest, and where little is ready.
-
-    `row_share`: what each further row adds to a step, relative to a step with one. Rows are added as long as that
-    raises the value computed in the same time, so that where the draft is sure its one path is not held up.
+    The node that is worth most comes first, whichever tree it is of. `row_share`: what each further row adds to a step,
+    relative to one with one row; rows are added as long as that raises the value computed in the same time.
     """
     taken: list[list[Node]] = [[] for _ in sessions]
     waiting = [(-session.value_of_next(0), index) for index, session in enumerate(sessions)]

@@ -104,8 +104,7 @@ class Open(_Message, frozen=True, tag=2):
 class Candidate(_Message, frozen=True, tag=3):
     """Draft -> target: tokens that may follow what is committed. May be empty, to say only `more=False`.
 
-    They are nodes of a tree, numbered `[first, first + len(token_ids))`; a number is given once in a draft's life. A
-    chain is a tree in which every node has at most one child.
+    They are nodes of a tree, numbered `[first, first + len(token_ids))`; a number is given once in a draft's life.
     """
 
     sequence_id: Count
@@ -174,10 +173,7 @@ class Close(_Message, frozen=True, tag=5):
 
 
 class Progress(_Message, frozen=True, tag=6):
-    """Counts of a sequence since its `Open`: proof that the model loop moves, and the draft's share of the metrics.
-
-    The last one answers `Close`; others are sent where long steps leave nothing else to say for a while.
-    """
+    """Counts of a sequence since its `Open`. The last one answers `Close`; others tell of long work."""
 
     role: Role
     sequence_id: Count

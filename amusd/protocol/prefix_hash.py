@@ -1,6 +1,5 @@
-"""The committed prefix of a sequence, and the hash by which a candidate proves which prefix it was drafted from.
+"""The committed prefix of a sequence, and the rolling 64-bit hash by which a candidate proves which one it follows.
 
-The hash is a rolling one of 64 bits: one multiplication and one addition per token, the same number on every machine.
 It detects our own mistakes, and is no defence against an adversary.
 """
 
@@ -22,10 +21,7 @@ def extend(prefix_hash: int, token_id: int) -> int:
 
 
 class CommittedPrefix:
-    """Tokens that the target chose for one sequence, and that are never changed again: the prefix only grows.
-
-    Every position keeps the hash of the prefix that ends there, so that any earlier prefix can be recognised.
-    """
+    """Tokens that the target chose for one sequence, and the hash of each prefix. It only grows."""
 
     def __init__(self, token_ids: Sequence[int]) -> None:
         self._token_ids: list[int] = []

@@ -1,19 +1,17 @@
 """Which candidates the target may verify in one sequence, given what has arrived. Pure: values in, values out.
 
     [0, committed_length)     committed, final
-    behind it                 a tree of candidates: each node one token; a chain is a tree of one path
+    behind it                 a tree of candidates (`candidate_tree.py`)
 
 The one invariant (I6): every candidate in the tree was drafted from exactly the prefix that stands before it here. It
 holds because the draft numbers its nodes and names the parent of each; 0 stands for the committed prefix of the length
-that the message names (its base). A node therefore says by itself which prefix it was drafted from: when tokens are
-committed, the subtree that goes through them stays, and all else is gone.
+that the message names (its base). When tokens are committed, the subtree that goes through them stays, and all else is
+gone.
 
 Rules
-    T1  A node counts if its parent does: the parent is in the tree, or is a committed token, or is 0, which stands for
-        the base: a committed prefix, and so for ever. Where a node's place is committed by now, it must be the
-        committed token; so a bonus token that agrees costs nothing.
-    T2  What was committed is remembered by number as long as messages that name it may be on their way, which is until
-        the draft is known to build on a longer prefix.
+    T1  A node counts if its parent is in the tree, or a committed token, or 0. Where a node's place is committed by
+        now, it must be the committed token; so a bonus token that agrees costs nothing.
+    T2  What was committed is remembered by number until the draft is known to build on a longer prefix.
     T3  The candidates at hand are the path that takes the likeliest child at each node, the first one among equals. A
         pass over several paths takes the likeliest nodes instead, and of that path as many as are among them.
     T4  Numbers follow each other. Where some are missing, a message was lost: a new epoch begins, and the next verdict
@@ -114,8 +112,8 @@ class TargetSession:
     def draft_restarting(self) -> bool:
         """The draft starts anew behind the committed prefix.
 
-        A chain does when it was contradicted and nothing was verified since, or when it had ended, so that nothing of
-        it can be on its way; a tree when nothing was prepared for what was committed.
+        A chain does when it was contradicted and nothing was verified since, or had ended; a tree when nothing was
+        prepared.
         """
         if self._is_chain:
             return self._contradicted or not self._draft_more
@@ -171,9 +169,8 @@ class TargetSession:
     def begin(self, max_candidates: int, *, num_tracks: int = 1, max_rows: int = 0, min_chance: float = 0.0) -> Block:
         """Start a verification of at most `max_candidates` of the candidates at hand (0 is always possible).
 
-        One less than `remaining` at most: the pass commits one more token than it accepts. Where the pass has several
-        tracks, the block may have alternatives: then it holds the `max_rows` - 1 likeliest candidates that the tracks
-        have room for, and none that is less likely than `min_chance`.
+        One less than `remaining` at most: the pass commits one more token than it accepts. Where it has several tracks,
+        the block holds the `max_rows` - 1 likeliest candidates that these have room for, none below `min_chance`.
         """
         if self._block is not None:
             raise InvariantError("a verification is already under way")
@@ -193,27 +190,23 @@ class TargetSession:
     def candidates_to_judge(self) -> tuple[int, ...]:
         """The block's candidates and, if it has arrived by now, the one behind them.
 
-        That late candidate has been seen by no pass, but the pass has scored its position: judging it instead of taking
-        a bonus token blindly keeps the draft's tree alive more often, and is exact.
+        The pass has scored the position of that late candidate: judging it instead of taking a bonus token keeps the
+        draft's tree alive more often, and is exact.
         """
         candidates = self._verifying().candidates
         late = self._tree.likeliest_behind(candidates)
         return candidates if late is None else (*candidates, late.token_id)
 
     def rows_to_judge(self) -> tuple[Any, ...]:
-        """The distributions that `candidates_to_judge` were drawn from; none where the draft sends none.
-
-        Those of the block are kept with it: the draft may be lost during the pass, which does not undo what was drawn.
-        """
+        """The distributions that `candidates_to_judge` were drawn from, if any; a lost draft takes none along."""
         late = self._tree.likeliest_behind(self._verifying().candidates)
         return self._block_rows if late is None or not self._wants_rows else (*self._block_rows, late.row)
 
     def commit(self, token_ids: Sequence[int], num_accepted: int, *, ends: bool = False) -> PassOutcome:
         """End the verification: `token_ids` are final, the first `num_accepted` of them were candidates.
 
-        `ends`: the answer ends with them, as it does without being told where `remaining` is reached; the candidates
-        behind its end were not judged. Raises `InvariantError` when the acceptance rule produced what it must not;
-        nothing is changed then.
+        `ends`: the answer ends with them, so what is behind its end was not judged. Raises `InvariantError` when the
+        acceptance rule produced what it must not; nothing is changed then.
         """
         tokens = tuple(token_ids)
         block, accepted = self._verifying(), tokens[:num_accepted]

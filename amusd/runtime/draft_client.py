@@ -1,12 +1,8 @@
 """The target's client of its draft: whether one is there, what it is told, and what it says.
 
-Nothing here waits for an acknowledgement. A draft that is slow, wrong or gone costs time, never a token. One that is
-gone is replaced (`draft_restart.py`), and the next one is told what is committed by then.
-
-A draft that says nothing is waited for `max_silence_seconds` in all, and then no more until it is heard again. It is
-told again at longer and longer intervals, since a message may have been lost and the link of a stopped process must not
-fill. One that owes an answer for longer than `max_silence_seconds` is silent, and after `SILENCES` times as long it is
-replaced.
+A draft that is slow, wrong or gone costs time, never a token. One that says nothing is waited for `max_silence_seconds`
+in all, and told again at longer and longer intervals, so that the link of a stopped process does not fill. One that is
+gone, or owes an answer for too long (`patience.py`), is replaced (`draft_restart.py`).
 """
 
 from __future__ import annotations
@@ -118,9 +114,9 @@ class DraftClient:
         return max(limits, default=0.0) + self.round_trip_seconds
 
     def may_hear(self, sequence: TargetSequence) -> bool:
-        """A draft works on the sequence, and is not silent, neither of it nor of all.
+        """A draft works on the sequence, and is silent neither about it nor in all.
 
-        It may have no room for one sequence while it serves others, which must not wait for that one in each pass.
+        It may have no room for one sequence while it serves others.
         """
         told = self._told.get(sequence.sequence_id)
         if told is None or not self.patience_seconds:
@@ -139,10 +135,7 @@ class DraftClient:
             self._attach(sequence)
 
     def look_for_next(self) -> bool:
-        """Have the next draft work on the open sequences, if one has come in the place of a lost one: whether it has.
-
-        Does not wait.
-        """
+        """Have a draft that has come in the place of a lost one work on the open sequences; whether one has."""
         if self.draft_restart is None or self.has_draft:
             return False
         found = self.draft_restart.poll()
@@ -160,10 +153,9 @@ class DraftClient:
         return True
 
     def answer(self, sequence: TargetSequence) -> None:
-        """Tell the draft what is committed by now.
+        """Tell the draft what is committed by now; a silent one only now and then.
 
-        A silent one is told now and then only; a verdict is cumulative. One that never sent candidates of the sequence
-        may not have got its opening; if it has, it ignores the second one.
+        One that never sent candidates of the sequence may not have got its opening; a second one is ignored.
         """
         told = self._told.get(sequence.sequence_id)
         if told is None:
@@ -182,11 +174,7 @@ class DraftClient:
         return range(self._told[sequence.sequence_id].num_features if self.may_hear(sequence) else end, end)
 
     def send_features(self, sequence: TargetSequence, start: int, features: Tensor) -> None:
-        """Send the features, bfloat16 [rows, width], of the positions from `start` on, in frames of a bounded size.
-
-        Sends nothing to a draft that was lost meanwhile. What finds no room before the draft has read is due at the
-        next pass.
-        """
+        """Send features, bfloat16 [rows, width], of the positions from `start` on, as far as there is room for them."""
         told = self._told.get(sequence.sequence_id)
         for rows in torch.split(features, max(1, MAX_FEATURE_BYTES // (2 * features.shape[1]))):
             end, data = start + len(rows), rows.contiguous().view(torch.uint8).numpy().tobytes()
@@ -286,10 +274,7 @@ class DraftClient:
         self._send(sequence.opening(self._incarnation, self._not_over))
 
     def _handle(self, message: Message) -> None:
-        """Record a message and take it in. One that makes no sense leaves the draft silent, and in the end it is lost.
-
-        Only candidates and counts make sense.
-        """
+        """Record a message and take it in. Whatever is neither candidates nor counts makes no sense."""
         sequence, makes_sense = self._sequences.get(getattr(message, "sequence_id", -1)), False
         if isinstance(message, Candidate):
             reception = self._receive_candidate(message)

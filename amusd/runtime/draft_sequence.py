@@ -1,7 +1,4 @@
-"""The sequences at the draft, each with its tree, when its next verdict is due, and what is counted.
-
-Those whose drafters were made together are a forest: one step serves them all.
-"""
+"""The sequences at the draft. Those whose drafters were made together are a forest: one step serves them all."""
 
 from __future__ import annotations
 
@@ -58,7 +55,7 @@ class DraftSequence:
         return self.verdict_clock.patience_ns(self.recorder.now_ns()) / 1e9
 
     def roll_back(self) -> bool:
-        """Apply the verdict that has come, if it is news: keep what it foresaw, drop the rest. Returns whether it was.
+        """Apply the verdict that has come; whether it was news.
 
         Raises `PeerProtocolError` for an impossible one, which changes nothing, and `InvariantError`.
         """
@@ -90,10 +87,7 @@ class DraftSequence:
         self.account("draft_step", start_ns, end_ns, num_tokens=proposal.num_tokens, length=self.manager.length)
 
     def take_features(self) -> int:
-        """Give the drafter the features that have come; those of tokens that no verdict has committed yet wait for it.
-
-        Returns how many messages were of no use.
-        """
+        """Give the drafter the features of committed tokens; returns how many messages were of no use."""
         if not self.features:
             return 0
         base, num_refused = self.manager.session.base, 0

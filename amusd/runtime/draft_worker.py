@@ -1,9 +1,7 @@
 """The draft's loop: receive, roll back, propose, send. It waits only when no sequence has room to run ahead.
 
-It knows nothing of schedules: how far it may run ahead, and how many tokens make a message, came with each `Open`.
-
-A sequence lives from its `Open` to its `Close`, and each number lives once: a later `Open` is a copy. Either message
-says which others are over, in case their `Close` was lost. A verdict for one changes no other. One step is for all.
+How far it may run ahead, and how many tokens make a message, came with each `Open`. A sequence lives from its `Open` to
+its `Close`, and each number lives once. Either message says which others are over, in case their `Close` was lost.
 """
 
 from __future__ import annotations
@@ -47,8 +45,7 @@ class DraftWorker:
     max_num_seqs: int = 1
     """Sequences that each drafter works on at once."""
     num_ignored: int = 0
-    """Messages that the protocol forbids, that ask for what is not here (ids which no model takes, a drafter), or that
-    name a sequence that is not open: dropped, and they change nothing."""
+    """Messages that were dropped: forbidden, for no open sequence, or asking for what is not here."""
     _has_complained: bool = False
     _sequences: dict[int, DraftSequence] = field(default_factory=dict)
     """The open sequences, by number."""
@@ -194,8 +191,7 @@ class DraftWorker:
     def _forest(self, opening: Open, *, drafts_trees: bool) -> Forest:
         """Return where a free drafter of that name is.
 
-        Raises `PeerProtocolError` for a name that there is not, and `NoRoomError` where none is free: the target has
-        more sequences than this draft has drafters, or is ahead of this message. It asks again.
+        Raises `PeerProtocolError` for an unknown name, and `NoRoomError` where none is free; the target asks again.
         """
         forest = self._forests.get((opening.drafter, drafts_trees))
         if forest is None:
@@ -249,9 +245,9 @@ class DraftWorker:
         self._last_sent_ns = self.recorder.now_ns()
 
     def _end_others(self, message: Open | Close) -> None:
-        """End the other sequences that are over by what messages have said so far, this one included.
+        """End the other sequences that are over by what messages have said so far.
 
-        Numbers increase, and what is over stays so: a message is true whenever it comes, a late copy as well.
+        Numbers increase, and what is over stays so: a message is true whenever it comes.
         """
         said = frozenset(message.not_over)
         earlier, later = sorted((self._not_over, said), key=lambda numbers: max(numbers, default=0))

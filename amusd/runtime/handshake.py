@@ -41,9 +41,9 @@ class Handshake:
     def receive(self, timeout: float) -> Hello | None:
         """The peer's `Hello`, or None when it has not come within `timeout` seconds (0 polls).
 
-        Raises `ConfigError` (one line, for the user) when the models or the keys of the link do not fit or the peer
-        reports one, `PeerFailedError` when the peer failed otherwise, `PeerProtocolError` when it begins with anything
-        else, `PeerLostError` when it has gone or the deadline has passed.
+        Raises `ConfigError` when the two do not fit or the peer reports one, `PeerFailedError` when the peer failed
+        otherwise, `PeerProtocolError` when it begins with anything else, `PeerLostError` when it has gone or the
+        deadline has passed.
         """
         message = self.link.receive(timeout)
         if isinstance(message, Hello):

@@ -3,12 +3,9 @@
     draft  ──Candidate──▶  middle  ──Candidate──▶  target
            ◀───Verdict───          ◀───Verdict───
 
-To its draft the middle is a target: what it has made is committed there, and the draft runs ahead of that while the
-middle computes. To the target the same tokens are candidates, which may be rejected. Then the middle's sequence at its
-draft is over, and another one begins with what is left: no verdict takes back what was committed, so all that the
-protocol promises of a sequence holds of each of them. The draft computes only what its cache does not hold.
-
-The middle never waits for its draft. What has arrived when a pass begins is judged; without any it drafts alone.
+To its draft the middle is a target: what it has made is committed there. Where the target rejects some of it, that
+sequence is over, and another one begins with what is left, so that no verdict takes back what was committed; the draft
+computes only what its cache does not hold. The middle never waits: without candidates it drafts alone.
 """
 
 from __future__ import annotations

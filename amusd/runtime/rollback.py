@@ -3,9 +3,9 @@
     session           [0, base) committed, and a tree behind it
     drafter           the same committed tokens, and keys and values of the nodes that it has computed
 
-A verdict is previewed on the session (which checks it and changes nothing), carried out on the drafter, and only then
-applied to the session. A drafter that fails halfway is opened again with all that is committed, and the tree is
-dropped on both sides. If that fails too, the session is left as it was and the error is raised: the draft is no more.
+A verdict is previewed on the session, carried out on the drafter, and only then applied to the session. A drafter that
+fails halfway is opened again with all that is committed, and the tree is dropped on both sides. If that fails too, the
+session is left as it was and the error is raised: the draft is no more.
 """
 
 from __future__ import annotations
@@ -63,10 +63,7 @@ class RollbackManager:
 
     @property
     def can_wait(self) -> bool:
-        """The target has candidates for several verdicts, so nothing is urgent before the next one.
-
-        A chain never has all that the next block could take.
-        """
+        """The target has candidates for several verdicts, so nothing is urgent before the next one; not of a chain."""
         return bool(self.session.root.children) and not self.session.is_chain
 
     @property
@@ -91,8 +88,8 @@ class RollbackManager:
     def apply(self, verdict: Verdict) -> Transition | None:
         """Bring everything in line with `verdict`; None when it was stale.
 
-        Raises `PeerProtocolError` for an impossible verdict (nothing changes), and `InvariantError` when the drafter
-        could neither follow nor be opened again: the session is unchanged, but this draft cannot go on.
+        Raises `PeerProtocolError` for an impossible verdict, and `InvariantError` when the drafter could neither follow
+        nor be opened again; nothing has changed then.
         """
         transition = self.session.preview(verdict)
         if transition is None:

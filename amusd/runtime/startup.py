@@ -62,11 +62,9 @@ def connect_target(
     drafts: DraftSource | None,
     recorder: Recorder,
 ) -> tuple[TargetWorker, Tokenizer]:
-    """Listen, tell the draft where, load the target meanwhile, and shake hands. None: there is no draft.
+    """Listen, tell the draft where, load the target meanwhile, and shake hands. `drafts`: None for no draft.
 
-    A lost draft is replaced from `drafts`, the first one too.
-
-    Raises `ConfigError` when the pair cannot work together, `PeerError` when the draft fails or does not come.
+    Raises `ConfigError` when the pair cannot work together, `PeerError` when no draft comes.
     """
     if drafts is None:
         model, tokenizer = load()
@@ -126,10 +124,7 @@ def target_hello(vocab_size: int, tokenizer: Tokenizer) -> Hello:
 
 
 def make_leader(config: EngineConfig, meeting: Meeting | None) -> Leader | None:
-    """The first of the target's ranks, which awaits the others at `meeting`; None where there are none.
-
-    Raises `ConfigError` for a model that they cannot share.
-    """
+    """The first of the target's ranks; None where there are no others. Raises `ConfigError` for a wrong model."""
     if config.target_tensor_parallel_size == 1:
         return None
     assert meeting is not None, "whoever starts the other ranks says where they meet"
@@ -146,7 +141,7 @@ def load_with_followers(
 ) -> tuple[CachedModel, Tokenizer]:
     """The target's model and tokenizer; with a leader, its part of the model, once the other ranks have theirs.
 
-    Raises `ConfigError` as `load_target`, `PeerError` when a rank fails or does not come.
+    Raises `ConfigError`, and `PeerError` when a rank fails or does not come.
     """
     device = device_of(config, Role.TARGET)
     loaded = load_target(config, device, report, ALONE if leader is None else leader)
@@ -170,10 +165,9 @@ def cache_bytes(model: CachedModel, max_num_seqs: int) -> int:
 
 
 def run_follower(config: EngineConfig, rank: int, meeting: Meeting) -> None:
-    """Be another rank of the target than the first: load a part of the model, and compute what the first one commands.
+    """Be another rank of the target: load a part of the model, and compute what the first one commands, until it ends.
 
-    Returns when that ends, when another rank is lost, and after any other failure that it was told of, which is raised
-    if it is not the user's mistake.
+    Raises what the first rank was told of, unless it is the user's mistake or another rank's.
     """
     torch.set_num_threads(config.hardware.num_threads)
     size = config.target_tensor_parallel_size
@@ -196,8 +190,8 @@ def run_follower(config: EngineConfig, rank: int, meeting: Meeting) -> None:
 def prepare_draft(config: EngineConfig) -> LoadedDrafters | None:
     """Load what draft processes that are forked from this one share; None where each has to load for itself.
 
-    That is where it computes on a GPU, which is lost in a fork, or has another process for the inner drafter; and where
-    the drafters cannot be loaded: the process that tries again reports why.
+    It has to on a GPU, which is lost in a fork, with an inner drafter elsewhere, and where loading fails and is to be
+    reported.
     """
     device = device_of(config, Role.DRAFT)
     has_others = any(drafter.inner_device is not None for drafter in config.drafters)
@@ -226,10 +220,9 @@ def serve_draft(
     incarnation: int,
     drafters: LoadedDrafters | None = None,
 ) -> None:
-    """The draft process: connect to the target at `rendezvous`, load, shake hands, draft until the target is done.
+    """The draft process: connect, load unless `prepare_draft` has, shake hands, draft until the target is done.
 
-    `drafters`: from `prepare_draft`; else they are loaded here. Whatever goes wrong is reported to the target and
-    raised.
+    Whatever goes wrong is reported to the target and raised.
     """
     torch.set_num_threads(config.hardware.num_threads)  # which `prepare_draft` has set to another
     link = connect(config.transport, rendezvous, link_devices(config))
@@ -256,7 +249,7 @@ def start_inner(
 ) -> DrafterFactory:
     """Start a process for the inner drafter of a cascade, which ends with `running`; returns what makes its drafters.
 
-    Raises `ConfigError` when the two cannot work together, `PeerError` when it fails or does not come.
+    Raises `ConfigError` when the two cannot work together, `PeerError` when it does not come.
     """
     assert drafter.inner_device is not None
     check_devices([drafter.inner_device])
@@ -280,7 +273,7 @@ def start_inner(
 
 
 def failure_report(error: BaseException) -> Failed:
-    """The first line of the error, cut where it is too long for a message; the draft's standard error has the rest."""
+    """The first line of the error, cut to fit a message."""
     kind, text = type(error).__name__, first_line(error)
     if isinstance(error, ConfigError):
         kind = ConfigError.__name__

@@ -1,4 +1,4 @@
-"""One request at the target: what is committed of it, what judges its candidates, when it ends, and what is counted.
+"""One request at the target.
 
 cache             keys and values of [0, committed_length - 1): the last committed token is the next pass's first input
 session           the committed tokens, and the candidates behind them

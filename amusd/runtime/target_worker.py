@@ -1,8 +1,7 @@
 """The target's loop over its sequences: gather, decide, verify, commit, tell.
 
-It never waits for an acknowledgement, and it can always go on alone: what it hears from a draft comes through its
-`DraftClient`. The three modes are this loop under three policies (`amusd/policies`). No sequence waits for another one:
-a pass takes in what each of them has (docs/batching.md).
+It can always go on alone: what it hears from a draft comes through its `DraftClient`. The three modes are this loop
+under three policies (`amusd/policies`). A pass takes in what each sequence has (docs/batching.md).
 """
 
 from __future__ import annotations
@@ -47,10 +46,7 @@ class _Pass:
 
 @dataclass
 class TargetWorker:
-    """Decodes up to `max_num_seqs` sequences with `model`, helped by the draft that `client` reaches, if there is one.
-
-    `admit` sequences, `step` until they are over, and `end` each. For one thread.
-    """
+    """Decodes up to `max_num_seqs` sequences: `admit`, `step` until they are over, and `end` each. For one thread."""
 
     model: LanguageModel
     recorder: Recorder
@@ -137,7 +133,7 @@ class TargetWorker:
     def _gather(self) -> list[TargetSequence]:
         """Take in a chunk of the first prompt, and of the next ones as far as all are no more than a chunk.
 
-        A sequence that is alone takes in all of its prompt: no other one waits for it. Returns those of the next pass.
+        A sequence that is alone takes in all of its prompt. Returns those of the next pass.
         """
         num_left = chunk = self.model.prefill_chunk
         for sequence in [sequence for sequence in self._slots_in_use if not sequence.is_prefilled]:
@@ -162,10 +158,7 @@ class TargetWorker:
         return [sequence for sequence in self._slots_in_use if sequence.is_prefilled]
 
     def _decide(self, sequences: Sequence[TargetSequence]) -> list[Block]:
-        """Drain what has arrived and ask each policy, until a wait is worth nothing to all together.
-
-        The pass takes in what each has by then, so one whose draft starts anew holds up no other for long.
-        """
+        """Drain what has arrived and ask each policy, until a wait is worth nothing to all together."""
         ready_ns = self.recorder.now_ns()
         if self.client.look_for_next():
             self._send_features(sequences)

@@ -100,10 +100,7 @@ class FrameCodec:
         return message
 
     def next_message(self, take: Callable[[], bytes | None]) -> Message | None:
-        """The next good message of the frames that `take` hands over, or None once it has none.
-
-        Bounded, so that a flood of bad frames cannot hold the worker.
-        """
+        """The next good message of the frames that `take` hands over, or None. A flood of bad ones ends it too."""
         for _ in range(MAX_QUEUED_MESSAGES):
             frame = take()
             if frame is None:
@@ -124,8 +121,7 @@ class FrameCodec:
 def spin(has_news: Callable[[], bool], deadline: float) -> bool:
     """Look for news at most `SPIN_SECONDS`, and until `deadline` (monotonic seconds); returns whether there is any.
 
-    Being woken from a sleep costs both ends more than the way through a link does. Each look gives the core away first:
-    where the other end runs on the same core, this is how it gets its turn.
+    Being woken costs both ends more than a link does. Each look gives the core away first: the other end may need it.
     """
     until = min(deadline, time.monotonic() + SPIN_SECONDS)
     while time.monotonic() < until:

@@ -3,10 +3,9 @@
     target.key  target.key_secret     the end that listens
     draft.key   draft.key_secret      the end that connects
 
-A `.key` file holds a public key, a `.key_secret` file both (`zmq.auth`). The target lets in
-every owner of the secret of a `draft*.key` in its folder, so that a second draft is one more file; the draft talks to
-the owner of `target.key` alone. A machine needs its own role's secret and the other role's public key, and no more.
-Ranks of one target have the target's secret, and talk to each other by it.
+A `.key` file holds a public key, a `.key_secret` file both (`zmq.auth`). The target lets in every owner of the secret
+of a `draft*.key` in its folder; the draft talks to the owner of `target.key` alone. A machine needs its own role's
+secret and the other role's public key. Ranks of one target have the target's secret.
 """
 
 from __future__ import annotations

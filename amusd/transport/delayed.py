@@ -1,7 +1,7 @@
 """A link with time added to it: what the same pair would do as far apart as another rack, or another region.
 
-Every message is handed over `delay_seconds` after it was sent, whatever the link itself took of that. When it was sent
-is the sender's stamp on the frame, so both ends have to be on one machine, whose processes share a monotonic clock.
+Every message is handed over `delay_seconds` after its sender's stamp, so both ends have to be on one machine, whose
+processes share a monotonic clock.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Chooses the link between the processes from the configuration, and makes it.
 
-Where the workers are follows from the address: without one they are two processes of this machine, and so they are with
-an address that only this machine can reach. Links within one process are made in Python only. The libraries behind a
-link are imported when that link is made: without ZeroMQ the other links work.
+Without an address the workers are two processes of this machine. The libraries behind a link are imported when it is
+made: without ZeroMQ the other links work.
 """
 
 from __future__ import annotations
@@ -121,10 +120,10 @@ def _connect(config: TransportConfig, rendezvous: Rendezvous, devices: tuple[str
 
 
 def numbered_link(config: TransportConfig, address: str, number: int, role: Role, *, listens: bool) -> ZeroMQTransport:
-    """One end of a link beside that of the draft: between the first rank of the target and another process of its run.
+    """One end of a link between the first rank of the target and another process of its run, whose role is `role`.
 
-    `address`: a folder that only this user can enter, or `tcp://HOST:PORT`, whose port `number` is added to. `role`: of
-    the other process; between ranks of the target both ends prove that they own the target's key. Raises ConfigError.
+    `address`: a folder that only this user can enter, or `tcp://HOST:PORT`, whose port `number` is added to. Both ends
+    of a link between ranks prove that they own the target's key. Raises ConfigError.
     """
     make = _zeromq().bind if listens else _zeromq().connect
     if not address.startswith("tcp://"):

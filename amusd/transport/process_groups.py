@@ -1,8 +1,7 @@
 """The process groups of a `torch.distributed` link, built without a default group, a world or the environment.
 
 The two processes meet at a TCP store that the target's end serves on the one address it was told to listen at; gloo
-listens at that address too, and nowhere else. There is one group for each direction, under a prefix of the session:
-operations of one direction never wait for those of the other, and a tensor-parallel group stays apart.
+listens there too, and nowhere else. Each direction has a group, so that its operations never wait for the other's.
 """
 
 # ruff: noqa: SLF001 - the options of a process group have no public names

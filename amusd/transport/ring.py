@@ -122,9 +122,9 @@ class Rings:
         return self._is_open and self.theirs.words[_WRITTEN] != self._read
 
     def take(self) -> bytes | None:
-        """The next frame, or None when there is none; empty for a record that is damaged, which is stepped over.
+        """The next frame; None when there is none, empty for a damaged record, which is stepped over.
 
-        Raises PeerProtocolError when the position or a length cannot be right: nothing behind it can be found.
+        Raises PeerProtocolError when a position or a length cannot be right: nothing behind it can be found.
         """
         if not self._is_open:
             return None

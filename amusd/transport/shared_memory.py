@@ -1,19 +1,14 @@
 """A link between two processes of one machine: a ring of shared memory in each direction, and a socket to wake up by.
 
-Messages travel through the memory alone (`ring.py`); the socket wakes a receiver that sleeps, and ends when the peer's
-process does, however it ends. What this decides:
-
 * The two meet in a folder that only this user can enter, with a socket file and a link to the target's memory. It is
   gone once the peer has come; only an end that is killed while it waits for its peer leaves it behind.
-* A message is in the peer's reach when `send` returns. A process killed right after loses nothing that it sent, and
-  `close` has nothing to wait for; a peer that never came gets nothing.
-* The ring holds `RING_BYTES`; a message that finds no room means that the peer stopped reading.
-* A waiting receiver looks at the memory again and again for a while (`base.spin`); then it announces that it sleeps,
-  and the next message wakes it.
-* An announcement and a message may cross, because the processor may show a store later than the load behind it: the
-  first sleep is bounded by `FIRST_SLEEP_SECONDS`, after which the announcement has long been seen.
-* A poll looks at the memory, and at the socket only every `LOOK_SECONDS`: that much later it knows of a lost peer. A
-  receive with time to wait knows at once. A stopped process is slow, not lost.
+* A message is in the peer's reach when `send` returns: a process killed right after loses nothing that it sent. One
+  that finds no room means that the peer stopped reading.
+* A waiting receiver looks at the memory for a while (`base.spin`); then it announces that it sleeps, and the next
+  message wakes it. The two may cross, because the processor may show a store later than the load behind it: the first
+  sleep is bounded by `FIRST_SLEEP_SECONDS`.
+* The socket ends when the peer's process does. A poll looks at it only every `LOOK_SECONDS`; a receive with time to
+  wait knows at once. A stopped process is slow, not lost.
 """
 
 from __future__ import annotations

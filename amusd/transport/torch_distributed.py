@@ -1,17 +1,15 @@
 """A link between two processes over `torch.distributed`: gloo, or gloo with long messages from GPU to GPU over NCCL.
 
-For machines whose fast network these backends know and ZeroMQ does not. What they leave open and this module decides:
+For machines whose fast network these backends know and ZeroMQ does not.
 
-* Gloo has no receive that can be polled, and a send ends only when the peer has posted its receive. So two threads of
-  this end do both; the worker's `send` and `receive` see queues alone, and never wait for the peer.
-* Both queues are bounded. When the peer does not read, its own queue fills, then the one here, and `send` refuses.
-* A peer that closes says goodbye; a process that dies ends its connections, which ends the waits for it. What came
-  before is handed over first. Between machines a heartbeat is sent when there is nothing else, and one that stays away
-  for `REMOTE_PATIENCE` means that the peer is lost; on one machine a stopped process is slow, not lost.
-* The store where the two meet (`process_groups.py`) and gloo's own listeners are neither encrypted nor authenticated,
-  as a TCP link of ZeroMQ; keys of the store begin with the session's nonce.
+* Gloo has no receive that can be polled, and a send ends only when the peer has posted its receive. So two threads do
+  both; the worker's `send` and `receive` see bounded queues alone, and never wait for the peer.
+* A peer that closes says goodbye; a process that dies ends its connections. What came before is handed over first.
+  Between machines a heartbeat is sent when there is nothing else, and one that stays away for `REMOTE_PATIENCE` means
+  that the peer is lost; on one machine a stopped process is slow, not lost.
+* The store where the two meet (`process_groups.py`) and gloo's own listeners are neither encrypted nor authenticated.
 * `close` leaves no thread behind, unless it comes while the groups form: that ends within `FORM_SECONDS`. Where the
-  peer is killed amid it, gloo may wait for longer than it was told to, in that thread, with the GIL released.
+  peer is killed amid it, gloo may wait for longer, in that thread, with the GIL released.
 """
 
 from __future__ import annotations
@@ -81,10 +79,10 @@ class TorchDistributedTransport:
         devices: tuple[str, str] = ("cpu", "cpu"),
         insecure: bool = False,
     ) -> TorchDistributedTransport:
-        """The listening end: `tcp://HOST:PORT`, None for a free port on loopback.
+        """The listening end: `tcp://HOST:PORT`, None for a free port on loopback. `devices`: of both ends, for NCCL.
 
-        `devices`: of target and draft, for `backend="nccl"`. Raises ConfigError when the backend does not work here,
-        or the address is taken, malformed, or beyond this machine without `insecure`.
+        Raises ConfigError when the backend does not work here, or the address is taken, malformed, or beyond this
+        machine.
         """
         check_backend(backend, devices, same_machine=address is None)
         endpoint = _endpoint(address or LOOPBACK, backend, insecure=insecure, to_bind=True)

@@ -2,17 +2,15 @@
 
 What libzmq leaves open and this module decides:
 
-* What the listening end sends before there is a peer waits here, in order, because libzmq has no queue for it; it goes
-  out with the first call (`send`, `receive`, `close`) after the peer has come.
-* A peer is lost at its first disconnect, for good. The kernel reports the end of a process at once, so a local link
-  needs no heartbeats and takes a stopped process for a slow one; a link between machines has them, and gives up in 5 s.
-* With keys (`curve.py`) every byte is encrypted, and a connection that does not prove to have one of the expected keys
-  is refused before it is read, said in `frames.refusal`; the link goes on waiting for its peer. libzmq asks pyzmq's
-  authenticator, which answers in a thread of its own (https://rfc.zeromq.org/spec/27/).
-* A stranger that connects beside the peer gets no pipe and is not read; when it leaves, the link does not end. Without
-  keys, one that connects before the peer takes the peer's place: keep socket files in a private folder.
-* A waiting receiver looks again and again for a while before it sleeps (`base.spin`). Polls and sends look whether the
-  peer is there every `LOOK_SECONDS`; a receive that waits knows at once.
+* What the listening end sends before there is a peer waits here, and goes out with the first call after it has come.
+* A peer is lost at its first disconnect, for good. A local link needs no heartbeats and takes a stopped process for a
+  slow one; a link between machines has them, and gives up in 5 s.
+* With keys (`curve.py`) every byte is encrypted, and a connection without one of the expected keys is refused before
+  it is read; the link goes on waiting for its peer. pyzmq's authenticator answers libzmq in a thread of its own.
+* A stranger that connects beside the peer is not read; when it leaves, the link does not end. Without keys, one that
+  connects before the peer takes the peer's place: keep socket files in a private folder.
+* A waiting receiver looks for a while before it sleeps (`base.spin`). Polls and sends look whether the peer is there
+  every `LOOK_SECONDS`; a receive that waits knows at once.
 * A frame longer than `MAX_FRAME_BYTES` ends the connection before it is read.
 """
 
@@ -87,10 +85,9 @@ class ZeroMQTransport:
     def bind(
         cls, address: str | None, nonce: int, *, insecure: bool = False, keys: Keys | None = None
     ) -> ZeroMQTransport:
-        """The listening end. None: a socket file in a new folder that only this user can enter, removed by `close`.
+        """The listening end. None: a socket file in a new private folder, removed by `close`.
 
-        Raises ConfigError when the address is taken, malformed, or beyond this machine without `keys` or `insecure`;
-        and for a socket file where ZeroMQ has none.
+        Raises ConfigError when the address is taken, malformed, or beyond this machine without `keys` or `insecure`.
         """
         if address is None and not zmq.has("ipc"):
             raise ConfigError(
@@ -204,10 +201,7 @@ class ZeroMQTransport:
             shutil.rmtree(self._private_folder, ignore_errors=True)
 
     def _let_it_go(self) -> None:
-        """Let libzmq's own thread take the message: on the core that they share it may wait while this one computes.
-
-        Once a millisecond at most: where others compute there too, giving way costs their time slices.
-        """
+        """Let libzmq's own thread take the message, which may share this core; once a millisecond at most."""
         if time.monotonic() >= self._next_give_way:
             os.sched_yield()
             self._next_give_way = time.monotonic() + GIVE_WAY_SECONDS
