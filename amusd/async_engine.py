@@ -11,23 +11,23 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from typing import Any
 
 from typing_extensions import Self, Unpack
 
 from amusd.answer import Answer, Generation, Token
 from amusd.config import SamplingParams
-from amusd.engine import Engine, Options, Prompt
+from amusd.engine import Engine, Options
 from amusd.errors import StateError
+from amusd.prompts import Prompt
 
 LOOK_SECONDS = 1.0
-"""How long the thread sleeps at most where nothing is queued."""
+"""How often a lost draft is looked for while nothing is queued."""
 
 
 class AsyncEngine:
@@ -38,10 +38,8 @@ class AsyncEngine:
         self._make = make
         self._made: Future[Engine] = Future()
         self._ended: Future[None] = Future()
-        self._condition = threading.Condition()
-        self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Event, Answer]] = []
-        """Events to set, in their loops, when there is news of an answer."""
-        self._has_work = False
+        self._asked = threading.Event()
+        """The thread has something to do."""
         self._is_closing = False
         self._thread = threading.Thread(target=self._live, name="amusd engine", daemon=True)
 
@@ -73,7 +71,7 @@ class AsyncEngine:
 
     @property
     def engine(self) -> Engine:
-        """The engine that the thread computes with: for its `status`, which any thread may read, and its tokenizer.
+        """The engine that the thread computes with: any thread may read its figures, and use its tokenizer.
 
         Raises `StateError` before it is launched.
         """
@@ -89,38 +87,25 @@ class AsyncEngine:
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[Options]) -> AsyncAnswer:
         """The answer token by token; arguments as of `Engine.stream`. What is wrong with them is raised by reading."""
-        return AsyncAnswer(self, partial(self._submit, prompt, params, **options))
+        return AsyncAnswer(partial(self.submit, prompt, params, **options))
 
-    async def encode(
-        self, prompt: Prompt, *, raw: bool = False, template: Mapping[str, Any] | None = None
-    ) -> tuple[int, ...]:
-        """As `Engine.encode`, which takes its time over a long prompt: in another thread."""
-        return await asyncio.to_thread(self.engine.encode, prompt, raw=raw, template=template)
-
-    def _submit(self, *request: Any, **options: Any) -> Answer:
-        answer = self.engine.submit(*request, **options)
-        with self._condition:
-            self._has_work = True
-            self._condition.notify()
+    async def submit(
+        self, prompt: Prompt, params: SamplingParams | None, news: asyncio.Event, **options: Unpack[Options]
+    ) -> Answer:
+        """As `Engine.submit`; `news` is set whenever a token can be read, or nothing more will be computed."""
+        # In another thread, since taking a long prompt apart takes its time
+        answer = await asyncio.to_thread(self.engine.stream, prompt, params, **options)
+        answer.on_news = partial(_set, news, asyncio.get_running_loop())
+        self.engine.turns.enqueue(answer)
+        self._asked.set()
         return answer
 
-    async def await_news(self, answer: Answer) -> None:
-        """Return when a token can be read, or the answer is over; for `AsyncAnswer`.
-
-        Raises `StateError` when the engine is closed.
-        """
-        while True:
-            with self._condition:
-                if answer.has_news:
-                    return
-                self._made.result().turns.check()
-                news = asyncio.Event()
-                self._waiting.append((asyncio.get_running_loop(), news, answer))
-            await news.wait()
-
-    # What the thread does
+    def _begin_closing(self) -> None:
+        self._is_closing = True
+        self._asked.set()
 
     def _live(self) -> None:
+        """What the thread does."""
         try:
             engine = self._make()
         except BaseException as error:  # noqa: BLE001 - raised again, where the engine is awaited
@@ -129,48 +114,19 @@ class AsyncEngine:
             return
         self._made.set_result(engine)
         try:
-            while self._sleep_until_work(engine):
-                self._wake(is_any_left=engine.turns.step())
-        except StateError:
-            pass  # somebody else has closed it, which is said where an answer is read
-        finally:
-            try:
-                engine.close()
-                self._ended.set_result(None)
-            except BaseException as error:  # noqa: BLE001 - raised again by `aclose`
-                self._ended.set_exception(error)
-            self._wake(is_any_left=False)
+            with engine, suppress(StateError):  # somebody else has closed it, which is said where an answer is read
+                while not self._is_closing:
+                    if not engine.turns.step() and not self._asked.wait(LOOK_SECONDS):
+                        engine.turns.look_after_draft()
+                    self._asked.clear()
+            self._ended.set_result(None)
+        except BaseException as error:  # noqa: BLE001 - raised again by `aclose`
+            self._ended.set_exception(error)
 
-    def _sleep_until_work(self, engine: Engine) -> bool:
-        """Whether there is something to compute; False when the engine is to be closed.
 
-        Meanwhile a draft that is lost is noticed, and replaced.
-        """
-        while True:
-            with self._condition:
-                if not (self._has_work or self._is_closing):
-                    self._condition.wait(LOOK_SECONDS)
-                if self._has_work or self._is_closing:
-                    self._has_work = False
-                    return not self._is_closing
-            engine.turns.look_after_draft()
-
-    def _wake(self, *, is_any_left: bool) -> None:
-        """Wake those that wait for an answer with news, and all once the engine is closed."""
-        with self._condition:
-            self._has_work |= is_any_left
-            waiting, self._waiting = self._waiting, []
-            for loop, news, answer in waiting:
-                if not (answer.has_news or self._ended.done()):
-                    self._waiting.append((loop, news, answer))
-                    continue
-                with suppress(RuntimeError):  # the event loop is closed: nobody waits any more
-                    loop.call_soon_threadsafe(news.set)
-
-    def _begin_closing(self) -> None:
-        with self._condition:
-            self._is_closing = True
-            self._condition.notify()
+def _set(news: asyncio.Event, loop: asyncio.AbstractEventLoop) -> None:
+    with suppress(RuntimeError):  # the event loop is closed: nobody waits any more
+        loop.call_soon_threadsafe(news.set)
 
 
 @dataclass(eq=False, repr=False)
@@ -181,8 +137,8 @@ class AsyncAnswer:
     free before another pass begins.
     """
 
-    _engine: AsyncEngine
-    _submit: Callable[[], Answer]
+    _submit: Callable[[asyncio.Event], Awaitable[Answer]]
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
     _answer: Answer | None = None
 
     def __aiter__(self) -> Self:
@@ -190,30 +146,18 @@ class AsyncAnswer:
 
     async def __anext__(self) -> Token:
         """The next token. Raises as `Answer` does."""
-        for token in await self._with_news():
+        if self._answer is None:
+            self._answer = await self._submit(self._news)
+        try:
+            while not self._answer.has_news:
+                await self._news.wait()
+                self._news.clear()
+        except asyncio.CancelledError:
+            self._answer.cancel()
+            raise
+        for token in self._answer:
             return token
         raise StopAsyncIteration
-
-    async def chunk(self) -> list[Token]:
-        """All tokens that can be read now, at least one; none: the answer is over. Raises as `Answer` does."""
-        answer = await self._with_news()
-        return list(islice(answer, answer.num_unread or 1))
-
-    async def submit(self) -> Answer:
-        """Have the answer computed from now on; returns the engine's. Raises what is wrong with its arguments."""
-        if self._answer is None:
-            self._answer = await asyncio.to_thread(self._submit)  # taking a long prompt apart takes its time
-        return self._answer
-
-    async def _with_news(self) -> Answer:
-        """The answer, once a token of it can be read, or it is over."""
-        answer = await self.submit()
-        try:
-            await self._engine.await_news(answer)
-        except asyncio.CancelledError:
-            answer.cancel()
-            raise
-        return answer
 
     async def result(self) -> Generation:
         """Read all that is left, and return the finished answer. Raises as reading does."""
@@ -227,11 +171,6 @@ class AsyncAnswer:
         if self._answer is None:
             raise StateError("the answer is not finished: read all its tokens first")
         return self._answer.generation
-
-    @property
-    def is_over(self) -> bool:
-        """Nothing more will be computed."""
-        return self._answer is not None and self._answer.is_over
 
     def cancel(self) -> None:
         """End the answer; what is there can be read."""

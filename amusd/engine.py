@@ -3,43 +3,33 @@
     with Engine.launch(target="embedded", drafter="ngram") as engine:
         answer = engine.generate("Why is the sky blue?", SamplingParams(max_new_tokens=64))
 
-Each request may choose its own mode and drafter. Any threads may ask. Up to `max_num_seqs` requests are answered at a
-time, in the order in which they were submitted or their first tokens are read; each as if it were alone.
+Each request may choose its own mode and drafter. Any threads may ask. Up to `max_num_seqs` are answered at a time.
 """
 
 from __future__ import annotations
 
-import operator
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeAlias, TypedDict, cast, get_args, get_type_hints, overload
+from typing import Any, TypedDict, get_args, get_type_hints, overload
 
 import torch
 from typing_extensions import Self, Unpack
 
-from amusd.answer import Answer, Generation, Turns
-from amusd.config import (
-    DEFAULT_DRAFTERS,
-    DecodingConfig,
-    DrafterConfig,
-    EngineConfig,
-    SamplingParams,
-    TargetConfig,
-    check_runs_ahead,
-    runs_ahead,
-)
+from amusd.answer import Answer, Generation
+from amusd.answer.turns import Turns
+from amusd.config import DEFAULT_DRAFTERS, DecodingConfig, DrafterConfig, EngineConfig, SamplingParams, TargetConfig
 from amusd.config.plugins import DRAFTERS, entry_point_names, is_reference
-from amusd.errors import ConfigError, ContextLengthError
+from amusd.errors import ConfigError
 from amusd.models.detokenizer import IncrementalDecoder
 from amusd.models.embedded_target import Report
 from amusd.models.meeting import Meeting
-from amusd.models.tokenizer import Conversation, Tokenizer, user_turn
-from amusd.policies.base import Policy
-from amusd.policies.factory import make_policy, policy_name
+from amusd.models.tokenizer import Tokenizer
+from amusd.policies.factory import policy_name
+from amusd.prompts import Prompt, encode_prompt, is_list_of_prompts
 from amusd.runtime.devices import claim_device, settle_devices
 from amusd.runtime.draft_process import DraftProcess
 from amusd.runtime.draft_restart import DraftSource
@@ -49,16 +39,11 @@ from amusd.runtime.startup import connect_target, load_with_followers, make_lead
 from amusd.runtime.target_sequence import Request
 from amusd.runtime.target_worker import TargetWorker
 from amusd.sampling.stopping import AnswerText, StopChecker
-from amusd.settings import from_mapping, nearest
+from amusd.schedule import check_sampling, choose_policy, choose_schedule
+from amusd.settings import from_mapping
 from amusd.tracing.metrics import TargetCounts
 from amusd.tracing.recorder import Recorder
-from amusd.types import DraftPresence, Mode, Role
-
-Prompt: TypeAlias = str | Sequence[int] | Conversation
-"""The user's message, a conversation (turns with `role` and `content`), or token ids taken as they are."""
-
-SYNTHETIC = "synthetic"
-"""The drafter that has to be told the answer in advance."""
+from amusd.types import DraftPresence, Role
 
 
 class Options(TypedDict, total=False):
@@ -68,22 +53,6 @@ class Options(TypedDict, total=False):
     drafter: str | None
     raw: bool
     reference: Sequence[int]
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineStatus:
-    """What an engine does now, and what it has done since it was launched. Each figure is read for itself."""
-
-    num_running: int
-    """Answers at work."""
-    num_waiting: int
-    """Answers that wait for one of `max_num_seqs` places."""
-    draft: DraftPresence
-    draft_failure: str | None
-    """Why no draft is used any more, if `draft` is `FAILED`; else None."""
-    num_draft_restarts: int
-    """Drafts that took the place of a lost one."""
-    counts: TargetCounts
 
 
 @dataclass(eq=False, repr=False)
@@ -111,11 +80,10 @@ class Engine:
     ) -> Engine:
         """Load the target in this process, and start the draft in a process of its own, which `close` ends.
 
-        `target` and `drafter` are a kind (`embedded`, `ngram`) or else a folder or hub name of a transformers
-        checkpoint; a drafter may also be a factory (as `drafter.factory`), or a `DrafterConfig`; `auto` is the embedded
-        draft for the embedded target, else a lookup; `drafter=None` decodes without a draft. `settings` are fields of
-        `EngineConfig`. Sets the number of this process's torch threads to `hardware.num_threads`. Raises `ConfigError`
-        for what cannot work.
+        `target` and `drafter` are a kind (`embedded`, `ngram`), or else the folder or hub name of a transformers
+        checkpoint. A drafter may also be a factory (as `drafter.factory`) or a `DrafterConfig`; None decodes without a
+        draft. `settings` are fields of `EngineConfig`; `hardware.num_threads` sets the torch threads of this process.
+        Raises `ConfigError` for what cannot work.
         """
         drafters = () if drafter is None else (_kind_or_model(DrafterConfig, drafter),)
         models = {"target": _kind_or_model(TargetConfig, target), "drafters": drafters}
@@ -143,7 +111,7 @@ class Engine:
         report: Report | None = None,
         meeting: Meeting | None = None,
     ) -> Engine:
-        """Load the target here; `drafts` starts drafts, now and where one is lost, and tells them where to connect.
+        """Load the target here; `drafts` starts the draft, and the next one where it is lost.
 
         `report` is told what takes long. `meeting` is where the target's other ranks come to. They and the draft end
         with the engine, also where it cannot be made.
@@ -178,17 +146,14 @@ class Engine:
         return self.worker.client.num_restarts
 
     @property
-    def status(self) -> EngineStatus:
-        """Figures for a monitor; for any thread, and without waiting for a pass."""
-        client = self.worker.client
-        return EngineStatus(
-            num_running=self.turns.num_running,
-            num_waiting=self.turns.num_waiting,
-            draft=client.presence if self.drafters else DraftPresence.NONE,
-            draft_failure=client.failure,
-            num_draft_restarts=client.num_restarts,
-            counts=replace(self.worker.counts),
-        )
+    def draft(self) -> DraftPresence:
+        """Whether there is a draft now; for any thread."""
+        return self.worker.client.presence if self.drafters else DraftPresence.NONE
+
+    @property
+    def counts(self) -> TargetCounts:
+        """What has been counted since the engine was launched; for any thread, and without waiting for a pass."""
+        return replace(self.worker.counts)
 
     @property
     def draft_pid(self) -> int | None:
@@ -209,12 +174,11 @@ class Engine:
     ) -> list[Generation]: ...
 
     def generate(self, prompt: Any, params: Any = None, **options: Unpack[Options]) -> Generation | list[Generation]:
-        """The whole answer; the same arguments as `stream`.
+        """The whole answer, or a list of them, in order, for a list of prompts; then `params` may be a list, too.
 
-        To a list of prompts the list of their answers, in order, as many at a time as the engine takes. `params` may
-        then be a list, too.
+        The other arguments are those of `stream`. As many answers are computed at a time as the engine takes.
         """
-        if not _is_list_of_prompts(prompt):
+        if not is_list_of_prompts(prompt):
             return self.submit(prompt, params, **options).result()
         prompts = self._encode_all(prompt, raw=options.pop("raw", False))
         each = params if isinstance(params, (list, tuple)) else [params] * len(prompts)
@@ -225,7 +189,7 @@ class Engine:
             return [answer.result() for answer in answers]
         finally:
             for answer in answers:
-                answer.close()
+                answer.cancel()
 
     def submit(self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[Options]) -> Answer:
         """As `stream`; the answer is computed from now on, whenever any answer of this engine is read."""
@@ -254,14 +218,13 @@ class Engine:
         """
         self.turns.check()
         params = params or SamplingParams()
-        name, decoding = self._schedule(decoding, drafter)
+        name, decoding = choose_schedule(self.drafters, decoding, drafter)
         prompt_ids = self.encode(prompt, raw=raw)
-        self._check_sampling(params, name, reference)
-        max_length = min(len(prompt_ids) + params.max_new_tokens, self.worker.model.max_length)
+        check_sampling(params, name, reference, self.worker.model.vocab_size)
         request = Request(
             prompt=prompt_ids,
-            max_length=max_length,
-            policy=self._policy_of(params, name, decoding),
+            max_length=min(len(prompt_ids) + params.max_new_tokens, self.worker.model.max_length),
+            policy=choose_policy(params, name, decoding, self.worker.client.peer),
             drafter=name,
             distribution=params.distribution,
             logprobs=params.logprobs,
@@ -269,16 +232,8 @@ class Engine:
             max_silence_seconds=decoding.max_silence_seconds,
             reference=tuple(reference),
         )
-        stop = StopChecker(
-            eos_token_ids=() if params.ignore_eos else self.tokenizer.eos_token_ids,
-            stop=params.stop,
-            max_new_tokens=max_length - len(prompt_ids),
-            push_text=IncrementalDecoder(self.tokenizer, prompt_ids).push,
-        )
-        decoder = IncrementalDecoder(self.tokenizer, prompt_ids)
-        text = AnswerText(decoder.push, decoder.flush, params.stop)
         kind = partial(Generation, mode=decoding.mode, policy=policy_name(decoding), drafter=name, seed=params.seed)
-        return Answer(request, stop, text, kind, self.turns)
+        return self._answer(request, params, kind)
 
     def encode(
         self, prompt: Prompt, *, raw: bool = False, template: Mapping[str, Any] | None = None
@@ -287,21 +242,7 @@ class Engine:
 
         Raises `ConfigError` when they leave no room for an answer.
         """
-        token_ids = self._token_ids(prompt, raw=raw, template=template or {})
-        limit = self.worker.model.max_length
-        if not token_ids:
-            raise ConfigError("prompt: has no tokens")
-        if len(token_ids) >= limit:
-            message = f"prompt: {len(token_ids)} tokens leave no room in a context of {limit} (max_model_len)"
-            raise ContextLengthError(message)
-        vocab_size = self.worker.model.vocab_size
-        if not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
-            raise ConfigError(f"prompt: token ids must be in [0, {vocab_size})")
-        return token_ids
-
-    def begin_run(self, number: int) -> None:
-        """Count requests from now on to this run, of those that the recorder keeps apart."""
-        self.worker.begin_run(number)
+        return encode_prompt(prompt, self.tokenizer, self.worker.model, raw=raw, template=template or {})
 
     def close(self) -> None:
         """End the draft and the target's other ranks, and release the link; for any thread. Idempotent.
@@ -324,54 +265,15 @@ class Engine:
                 stack.callback(self.leader.close)
             stack.callback(self.worker.shut_down)
 
-    def _check_sampling(self, params: SamplingParams, drafter: str | None, reference: Sequence[int]) -> None:
-        if drafter == SYNTHETIC and (params.rule == "rejection" or not reference):
-            raise ConfigError(
-                "drafter=synthetic: has to be told the answer of plain decoding (`reference`), which "
-                "sampling.acceptance=rejection leaves to chance"
-            )
-        vocab_size = self.worker.model.vocab_size
-        highest = max((token_id for token_id, _ in params.logit_bias), default=0)
-        if highest >= vocab_size:
-            raise ConfigError(f"sampling.logit_bias: no token is {highest}; the model's are 0 to {vocab_size - 1}")
-
-    def _policy_of(self, params: SamplingParams, drafter: str | None, decoding: DecodingConfig) -> Policy:
-        """The policy of a request. Raises `ConfigError` for trees or chains that drafter or acceptance rule forbid."""
-        peer = self.worker.client.peer
-        trees = () if peer is None else peer.tree_drafters
-        policy = make_policy(decoding, can_branch=drafter in trees and params.rule != "rejection")
-        is_synchronous = decoding.mode is Mode.SYNCHRONOUS
-        asked = f"tree={str(decoding.tree).lower()}" if is_synchronous else f"policy={decoding.policy}"
-        wants_tree = policy.fan_out > 1 or asked in ("tree=true", "policy=branching")
-        if wants_tree and params.rule == "rejection":
-            raise ConfigError(
-                f"{asked}: not with sampling.acceptance=rejection, whose draws no draft can foresee; allowed: "
-                f"{'tree=false' if is_synchronous else 'chain'}"
-            )
-        if peer is not None and drafter is not None:
-            shape, able = ("trees", trees) if wants_tree else ("chains", peer.drafters)
-            if drafter not in able:
-                others = ", ".join(able) or "none of this engine's"
-                raise ConfigError(f"{asked}: drafter={drafter} drafts no {shape}; allowed: {others}")
-        return policy
-
-    def _schedule(self, decoding: DecodingConfig | None, drafter: str | None) -> tuple[str | None, DecodingConfig]:
-        """The drafter and the schedule of a request that names these. Raises `ConfigError` where there are none."""
-        if decoding is None and not self.drafters:
-            decoding = DecodingConfig(mode=Mode.AUTOREGRESSIVE)
-        if decoding is not None and decoding.mode is Mode.AUTOREGRESSIVE:
-            return None, decoding
-        if decoding is not None and not self.drafters:
-            raise ConfigError(f"mode={decoding.mode.value}: this engine has no drafter; allowed: autoregressive")
-        name = self.drafters[0] if drafter is None else drafter
-        if name not in self.drafters:
-            raise ConfigError(
-                f"drafter={name}: this engine has {', '.join(self.drafters)}{nearest(name, self.drafters)}"
-            )
-        if decoding is None:
-            decoding = DecodingConfig(mode=Mode.ASYNCHRONOUS if runs_ahead(name) else Mode.SYNCHRONOUS)
-        check_runs_ahead(name, decoding)
-        return name, decoding
+    def _answer(self, request: Request, params: SamplingParams, kind: Callable[..., Generation]) -> Answer:
+        stop = StopChecker(
+            eos_token_ids=() if params.ignore_eos else self.tokenizer.eos_token_ids,
+            stop=params.stop,
+            max_new_tokens=request.max_length - len(request.prompt),
+            push_text=IncrementalDecoder(self.tokenizer, request.prompt).push,
+        )
+        text = AnswerText(IncrementalDecoder(self.tokenizer, request.prompt), params.stop)
+        return Answer(request, stop, text, kind, self.turns)
 
     def _encode_all(self, prompts: Sequence[Prompt], *, raw: bool) -> list[tuple[int, ...]]:
         """Token ids of each prompt. Raises `ConfigError` with the number of the first that cannot be answered."""
@@ -381,17 +283,6 @@ class Engine:
         except ConfigError as error:
             raise ConfigError(f"prompts[{len(encoded)}]: {error}") from None
         return encoded
-
-    def _token_ids(self, prompt: Prompt, *, raw: bool, template: Mapping[str, Any]) -> tuple[int, ...]:
-        if not isinstance(prompt, str) and not (prompt and isinstance(prompt[0], Mapping)):
-            return tuple(map(operator.index, cast("Sequence[int]", prompt)))
-        turns = user_turn(prompt) if isinstance(prompt, str) else cast("Conversation", prompt)
-        text = "\n\n".join(turn["content"] for turn in turns)
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise ConfigError("prompt: half of a surrogate pair is no text") from None
-        return tuple(self.tokenizer.encode(text) if raw else self.tokenizer.encode_chat(turns, **template))
 
 
 def _kind_or_model(config: type, name: Any) -> Any:
@@ -404,8 +295,3 @@ def _kind_or_model(config: type, name: Any) -> Any:
     if config is DrafterConfig and (is_reference(name) or name in entry_point_names(DRAFTERS)):
         return {"kind": "custom", "factory": name}
     return {"kind": "hf", "model": name}
-
-
-def _is_list_of_prompts(prompt: object) -> bool:
-    """Whether this is several prompts: a list of texts, of conversations, or of lists of token ids; or of nothing."""
-    return isinstance(prompt, (list, tuple)) and (not prompt or isinstance(prompt[0], (str, list, tuple)))

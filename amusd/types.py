@@ -36,7 +36,7 @@ class DraftPresence(str, enum.Enum):
     AWAY = "away"
     """It is lost, and the target goes on alone until the next one is there."""
     FAILED = "failed"
-    """It is lost, and no other one is looked for; `EngineStatus.draft_failure` says why."""
+    """It is lost, and no other one is looked for; `Engine.draft_failure` says why."""
     NONE = "none"
     """The engine was made without one."""
 

@@ -174,7 +174,7 @@ class Jobs:
         engine = self._engine_of(config, number, console)
         from amusd.commands.run import answer
 
-        engine.begin_run(number or 0)
+        engine.worker.begin_run(number or 0)
         code = answer(self._command, config, engine, console, prompts, self._directory)
         if engine.draft_failure is not None:
             self.close()  # the next job has a draft again

@@ -54,23 +54,22 @@ def test_a_prompt_that_leaves_no_room_is_refused_and_the_engine_goes_on() -> Non
         assert engine.generate(PROMPT, params(5)).token_ids == reference(5)[len(PROMPT) :]
 
 
-def test_the_status_adds_up_what_answers_count() -> None:
+def test_the_counts_of_an_engine_add_up_what_answers_count() -> None:
     with pair({"ngram": FACTORY}, pass_seconds=0.005) as (engine, draft):
         found = [engine.generate(PROMPT, params(20), decoding=decoding(mode)).metrics for mode in Mode]
-        status = engine.status
-        assert (status.draft, status.draft_failure) == (DraftPresence.PRESENT, None)
+        assert (engine.draft, engine.draft_failure) == (DraftPresence.PRESENT, None)
+        counts = engine.counts
         for name in ("num_passes", "num_tokens", "num_drafts", "num_verified", "num_accepted", "num_tokens_alone"):
-            assert getattr(status.counts, name) == sum(getattr(metrics, name) for metrics in found), name
-        assert status.counts.num_accepted > 0
+            assert getattr(counts, name) == sum(getattr(metrics, name) for metrics in found), name
+        assert counts.num_accepted > 0
         link, engine.worker.client.link = engine.worker.client.link, None  # as while the next draft starts
-        assert (engine.status.draft, engine.status.draft_failure) == (DraftPresence.AWAY, None)
+        assert (engine.draft, engine.draft_failure) == (DraftPresence.AWAY, None)
         engine.worker.client.link = link
         draft.link.kill()
         lost = engine.generate(PROMPT, params(20), decoding=decoding(Mode.ASYNCHRONOUS)).metrics
-        assert engine.status.draft is DraftPresence.FAILED  # this engine starts no other one
-        assert engine.status.draft_failure is not None
-        assert engine.status.counts.num_tokens_alone == status.counts.num_tokens_alone + lost.num_tokens_alone
-        assert status.counts.num_tokens == 60  # what was read stays as it was
+        assert engine.draft is DraftPresence.FAILED  # this engine starts no other one
+        assert engine.draft_failure is not None
+        assert engine.counts.num_tokens_alone == counts.num_tokens_alone + lost.num_tokens_alone
 
 
 def test_the_comparison_has_the_documented_rows() -> None:

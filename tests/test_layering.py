@@ -22,7 +22,7 @@ LAYERS = (
     {"models", "sampling", "transport"},
     {"drafters"},
     {"runtime"},
-    {"contract", "answer", "simulation"},
+    {"contract", "answer", "prompts", "schedule", "simulation"},
     {"engine", "workload", "console"},
     {"async_engine"},
     {"serving"},

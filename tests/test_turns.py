@@ -71,18 +71,6 @@ def test_a_stream_that_nobody_can_read_any_more_is_ended() -> None:
         assert passes[-1] == 11
 
 
-def test_an_answer_that_is_closed_gives_nothing_more() -> None:
-    with pair(FACTORIES) as (engine, _):
-        stream = engine.stream(PROMPT, params(40), decoding=SCHEDULE)
-        next(stream)
-        stream.close()
-        stream.close()
-        assert list(stream) == []
-        assert stream.token_ids == answer_of(1)
-        with pytest.raises(StateError, match=r"^the answer is not finished"):
-            _ = stream.generation
-
-
 def test_an_answer_can_be_cancelled_amid_a_pass_and_ends_before_the_next_one() -> None:
     with pair(FACTORIES) as (engine, _):
         stream = engine.submit(PROMPT, params(40), decoding=SCHEDULE)

@@ -14,9 +14,10 @@ from typing import Any, BinaryIO, NamedTuple
 from amusd.answer import Answer, Generation
 from amusd.config import DecodingConfig, RunConfig, SamplingParams
 from amusd.console import Console, percent
-from amusd.engine import SYNTHETIC, Engine
+from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.files import PARTIAL_FILE, Record, write_json
+from amusd.schedule import SYNTHETIC
 from amusd.tracing.metrics import TargetCounts
 from amusd.types import Mode
 from amusd.workload import AnswersFile, WorkloadPrompt, prompts_of
@@ -45,7 +46,7 @@ def generate(config: RunConfig, engine: Engine, console: Console, prompt: Worklo
     partial_file = run_directory / PARTIAL_FILE
     partial_file.unlink(missing_ok=True)  # a file, or a link, that lay in the folder before
     try:
-        with console.streaming(partial(_status, engine, engine.status.counts, time.perf_counter())) as write:
+        with console.streaming(partial(_status, engine, engine.counts, time.perf_counter())) as write:
             for token in answer:
                 _append(partial_file, token.text)
                 write(token.text)
@@ -189,20 +190,20 @@ def in_flight(
                 yield index, flying.pop(index)
     finally:
         for answer in flying.values():
-            answer.close()
+            answer.cancel()
 
 
 def _status(engine: Engine, before: TargetCounts, begin: float) -> str:
     """What the engine has done since `begin`, in a line that is short enough for a terminal."""
-    status = engine.status
-    num_tokens = status.counts.num_tokens - before.num_tokens
-    num_verified = status.counts.num_verified - before.num_verified
-    num_accepted = status.counts.num_accepted - before.num_accepted
+    counts = engine.counts
+    num_tokens = counts.num_tokens - before.num_tokens
+    num_verified = counts.num_verified - before.num_verified
+    num_accepted = counts.num_accepted - before.num_accepted
     parts = [f"{num_tokens / (time.perf_counter() - begin):.1f} tokens/s"]
     if num_verified:
-        per_pass = num_tokens / max(1, status.counts.num_passes - before.num_passes)
+        per_pass = num_tokens / max(1, counts.num_passes - before.num_passes)
         accepted = f"{num_accepted} of {num_verified} accepted"
-        parts += [f"{per_pass:.2f} tokens a pass", accepted, f"draft {status.draft.value}"]
+        parts += [f"{per_pass:.2f} tokens a pass", accepted, f"draft {engine.draft.value}"]
     return "; ".join(parts)
 
 

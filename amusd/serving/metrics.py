@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from amusd.answer import Generation
-from amusd.engine import EngineStatus
+from amusd.engine import Engine
 from amusd.serving.responses import FINISH_REASONS
 from amusd.types import DraftPresence
 
@@ -23,9 +23,8 @@ _WHOLE = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240
 class ServerMetrics(Collector):
     """Counts since the server began. For the event loop's thread; the engine's own are read when somebody asks."""
 
-    def __init__(self, model: str, read: Callable[[], EngineStatus]) -> None:
-        """`read`: what the engine says of itself."""
-        self._read = read
+    def __init__(self, model: str, engine: Engine) -> None:
+        self._engine = engine
         self._registry = CollectorRegistry()
         self._registry.register(self)
         self._labels = {"model_name": model, "engine": "0"}
@@ -58,12 +57,11 @@ class ServerMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The engine's figures of now."""
-        status = self._read()
-        counts = status.counts
+        turns, counts = self._engine.turns, self._engine.counts
         gauges = (
-            ("vllm:num_requests_running", "Answers that are computed.", status.num_running),
-            ("vllm:num_requests_waiting", "Answers that wait for others.", status.num_waiting),
-            ("amusd:draft_present", "1 while a draft is connected.", status.draft is DraftPresence.PRESENT),
+            ("vllm:num_requests_running", "Answers that are computed.", turns.num_running),
+            ("vllm:num_requests_waiting", "Answers that wait for others.", turns.num_waiting),
+            ("amusd:draft_present", "1 while a draft is connected.", self._engine.draft is DraftPresence.PRESENT),
         )
         counters = (
             ("vllm:spec_decode_num_drafts", "Target passes that had candidates to judge.", counts.num_drafts),
@@ -71,7 +69,7 @@ class ServerMetrics(Collector):
             ("vllm:spec_decode_num_accepted_tokens", "Candidates that were accepted.", counts.num_accepted),
             ("amusd:target_passes", "Passes of the target, each over all answers.", counts.num_passes),
             ("amusd:tokens_alone", "Tokens that came while the draft was lost or silent.", counts.num_tokens_alone),
-            ("amusd:draft_restarts", "Drafts that took the place of a lost one.", status.num_draft_restarts),
+            ("amusd:draft_restarts", "Drafts that took the place of a lost one.", self._engine.num_draft_restarts),
         )
         for kind, figures in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
             for name, text, value in figures:

@@ -18,8 +18,8 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from amusd.config import MAX_TOP_LOGPROBS, DecodingConfig, SamplingParams
-from amusd.engine import Prompt
 from amusd.errors import ConfigError, ContextLengthError
+from amusd.prompts import Prompt
 from amusd.settings import nearest, shown
 from amusd.types import Mode
 

@@ -19,8 +19,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from amusd.async_engine import AsyncEngine
 from amusd.config import EngineConfig, RunConfig
-from amusd.engine import SYNTHETIC, Engine
+from amusd.engine import Engine
 from amusd.errors import ConfigError
+from amusd.schedule import SYNTHETIC
 from amusd.serving.app import Gate, make_app
 from amusd.serving.service import Service
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Coroutine, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from amusd.answer import Token
-from amusd.async_engine import AsyncAnswer, AsyncEngine
+from amusd.answer import Answer, Token
+from amusd.async_engine import AsyncEngine
 from amusd.config import DecodingConfig, SamplingParams, ServeConfig
 from amusd.errors import ConfigError, NotFiniteError, StateError
 from amusd.models.detokenizer import IncrementalDecoder
@@ -49,7 +49,7 @@ class Service:
 
     def __post_init__(self) -> None:
         self.max_length = self.engine.engine.worker.model.max_length
-        self.metrics = ServerMetrics(self.model, lambda: self.engine.engine.status)
+        self.metrics = ServerMetrics(self.model, self.engine.engine)
 
     @property
     def num_in_flight(self) -> int:
@@ -58,9 +58,9 @@ class Service:
 
     async def health(self) -> tuple[int, dict[str, Any]]:
         """Status and document: 200 only when a token could be made. Behind a failure, one is made to find out."""
-        state = "ok"
+        engine, state = self.engine.engine, "ok"
         try:
-            self.engine.engine.turns.check()
+            engine.turns.check()
             if self.may_be_broken and not self.is_closing:
                 await self.engine.generate([0, 0], _ONE_TOKEN, decoding=_PLAIN)
                 self.may_be_broken = False
@@ -68,13 +68,12 @@ class Service:
             state = f"failing: {type(error).__name__}"
         if self.is_closing:
             state = "shutting down"
-        status = self.engine.engine.status
         document = {
             "status": state,
-            "draft": status.draft.value,
-            "num_draft_restarts": status.num_draft_restarts,
-            "num_requests_running": status.num_running,
-            "num_requests_waiting": status.num_waiting,
+            "draft": engine.draft.value,
+            "num_draft_restarts": engine.num_draft_restarts,
+            "num_requests_running": engine.turns.num_running,
+            "num_requests_waiting": engine.turns.num_waiting,
         }
         return (200 if state == "ok" else 503), document
 
@@ -120,7 +119,8 @@ class AnsweredRequest(Response):
         self._service = service
         self._plan = plan
         self._began = time.perf_counter()
-        self.answers: list[AsyncAnswer] = []
+        self._news = asyncio.Event()
+        self.answers: list[Answer] = []
         self._writer: Writer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -142,8 +142,9 @@ class AnsweredRequest(Response):
         except Exception as error:
             raise self._service.error_of(error, self._plan) from error
         if document is None:
-            return await EventStream(self._events()).send_all(send)
-        await JSONResponse(document)(scope, receive, send)
+            await EventStream(self._events()).stream_response(send)
+        else:
+            await JSONResponse(document)(scope, receive, send)
         return True
 
     async def _submit(self) -> None:
@@ -152,14 +153,14 @@ class AnsweredRequest(Response):
         prompts, num_choices = plan.request.prompts, plan.request.n
         room = len(prompts) * num_choices, "n" if num_choices > 1 else "prompt"
         service.check_room(*room)
-        template = plan.request.template
-        encoded = [await engine.encode(prompt, raw=not plan.is_chat, template=template) for prompt in prompts]
+        encode = partial(engine.engine.encode, raw=not plan.is_chat, template=plan.request.template)
+        encoded = [await asyncio.to_thread(encode, prompt) for prompt in prompts]
         service.check_room(*room)  # others may have come meanwhile
-        places = [(ids, choice) for ids in encoded for choice in range(num_choices)]
-        self.answers = [engine.stream(ids, plan.params_of(choice), decoding=plan.decoding) for ids, choice in places]
         service.requests.add(self)
-        for answer in self.answers:
-            await answer.submit()
+        places = [(ids, choice) for ids in encoded for choice in range(num_choices)]
+        for ids, choice in places:
+            params = plan.params_of(choice)
+            self.answers.append(await engine.submit(ids, params, self._news, decoding=plan.decoding))
         decoders = [IncrementalDecoder(engine.engine.tokenizer, ids) for ids, _ in places]
         num_prompt_tokens = sum(map(len, encoded))
         self._writer = Writer(plan, model=service.model, num_prompt_tokens=num_prompt_tokens, decoders=decoders)
@@ -167,75 +168,55 @@ class AnsweredRequest(Response):
 
     async def _whole(self) -> dict[str, Any]:
         tokens: list[list[Token]] = [[] for _ in self.answers]
-        async with aclosing(self._pieces()) as all_pieces:
-            async for pieces in all_pieces:
-                for index, chunk in pieces:
-                    tokens[index] += chunk
+        async for index, piece in self._pieces():
+            tokens[index] += piece
         return self._writer.whole([(tokens[index], answer.generation) for index, answer in enumerate(self.answers)])
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
         writer = self._writer
         try:
             yield b"".join(map(event, writer.opening()))
-            async with aclosing(self._pieces()) as all_pieces:
-                async for pieces in all_pieces:
-                    documents: list[dict[str, Any]] = []
-                    for index, tokens in pieces:
-                        if not tokens:
-                            documents += writer.closing(index, self.answers[index].generation)
-                        elif (piece := writer.piece(index, tokens)) is not None:
-                            documents.append(piece)
-                    if documents:
-                        yield b"".join(map(event, documents))
+            async for index, tokens in self._pieces():
+                if not tokens:
+                    yield b"".join(map(event, writer.closing(index, self.answers[index].generation)))
+                elif (piece := writer.piece(index, tokens)) is not None:
+                    yield event(piece)
             if self._plan.request.stream_options.include_usage:
                 yield event(writer.usage_chunk([answer.generation for answer in self.answers]))
         except Exception as error:  # noqa: BLE001 - told to the client: the status is sent
             yield event(self._service.error_of(error, self._plan).body)
         yield DONE
 
-    async def _pieces(self) -> AsyncGenerator[list[tuple[int, Sequence[Token]]], None]:
-        """The tokens that became readable together, by answer; none: the answer is complete."""
-        reading = {asyncio.ensure_future(answer.chunk()): index for index, answer in enumerate(self.answers)}
+    async def _pieces(self) -> AsyncGenerator[tuple[int, Sequence[Token]], None]:
+        """An answer's number with the tokens of it that became readable together; without any it is complete."""
+        metrics, reading = self._service.metrics, dict(enumerate(self.answers))
         has_begun: set[int] = set()
-        try:
-            while reading:
-                done, _ = await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
-                pieces: list[tuple[int, Sequence[Token]]] = []
-                for future in sorted(done, key=reading.__getitem__):
-                    index, tokens = reading.pop(future), future.result()
-                    pieces.append((index, tokens))
-                    if tokens:
-                        self._service.metrics.came(len(tokens), None if index in has_begun else self._began)
-                        has_begun.add(index)
-                        reading[asyncio.ensure_future(self.answers[index].chunk())] = index
-                    else:
-                        self._service.may_be_broken = False
-                        self._service.metrics.finished(self.answers[index].generation)
-                yield pieces
-        finally:
-            for future in reading:
-                future.cancel()
-            await asyncio.gather(*reading, return_exceptions=True)
+        while reading:
+            await self._news.wait()
+            self._news.clear()
+            for index, answer in tuple(reading.items()):
+                is_over = answer.is_over  # first: the last tokens come before it is set
+                if tokens := answer.read_available():
+                    metrics.came(len(tokens), None if index in has_begun else self._began)
+                    has_begun.add(index)
+                    yield index, tokens
+                if is_over:
+                    metrics.finished(answer.result())
+                    self._service.may_be_broken = False
+                    del reading[index]
+                    yield index, ()
 
 
 class EventStream(StreamingResponse):
     """Server-sent events, until they end or the client goes away."""
 
-    media_type = "text/event-stream"
-
     def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
-        super().__init__(events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-        self._events = events
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(events, media_type="text/event-stream", headers=headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI's
         """Send the events."""
-        await unless_gone(receive, self.send_all(send))
-
-    async def send_all(self, send: Send) -> bool:
-        """Send the events, whoever goes away."""
-        async with aclosing(self._events):
-            await self.stream_response(send)
-        return True
+        await unless_gone(receive, self.stream_response(send))
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:

@@ -30,8 +30,9 @@ import torch
 
 from amusd.config import DecodingConfig, EngineConfig, SamplingParams, WorkloadConfig
 from amusd.console import table
-from amusd.engine import Engine, Prompt
+from amusd.engine import Engine
 from amusd.errors import ConfigError
+from amusd.prompts import Prompt
 from amusd.runtime.cores import allowed_cores, cores_for, pin_to
 from amusd.runtime.draft_process import DraftProcess
 from amusd.tracing.events import Event, TargetPass

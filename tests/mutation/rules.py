@@ -6,12 +6,12 @@ from mutation.runner import Rule
 
 DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     (
-        "amusd/answer.py",
+        "amusd/answer/turns.py",
         "tests/runtime/test_batches.py::test_more_requests_than_slots_are_admitted_in_the_order_in_which_they_were_submitted",
     ): {
-        "the last reader comes first": ("self._queue.popleft()", "self._queue.pop()"),
+        "the last reader comes first": ("reference = self._queue.popleft()", "reference = self._queue.pop()"),
     },
-    ("amusd/answer.py", "tests/test_turns.py"): {
+    ("amusd/answer/turns.py", "tests/test_turns.py"): {
         "an answer that nobody can read is computed on": (
             "if answer is None or answer.is_over:\n                del",
             "if answer is not None and answer.is_over:\n                del",

@@ -177,7 +177,7 @@ def test_sixty_four_mixed_requests_are_each_their_own_plain_run(seed: int) -> No
             token = next(answer, None)
             is_cancelled = one.cancelled_after is not None and len(answer.token_ids) >= one.cancelled_after
             if is_cancelled:
-                answer.close()
+                answer.cancel()
                 closed.add(answer)
             if token is None or is_cancelled:
                 unread.remove((one, answer))
@@ -281,12 +281,12 @@ def test_an_answer_that_nobody_reads_holds_up_no_other_and_is_computed_beside_it
         assert passes_of(engine) == [[1, 2]] * 20 + [[1]] * 10
 
 
-def test_the_slot_of_a_closed_answer_is_free_at_the_next_step() -> None:
+def test_the_slot_of_a_cancelled_answer_is_free_at_the_next_step() -> None:
     with pair({}, max_num_seqs=2) as (engine, _):
-        closed, other, waiting = (engine.submit(START, params(20)) for _ in range(3))
+        cancelled, other, waiting = (engine.submit(START, params(20)) for _ in range(3))
         for _ in range(3):
-            next(closed)
-        closed.close()
+            next(cancelled)
+        cancelled.cancel()
         assert next(waiting).token_id == reference(1, START)[1]
         assert passes_of(engine) == [[1, 2]] * 3 + [[2, 3]]
         assert other.result().token_ids == waiting.result().token_ids == reference(20, START)[1:]
@@ -372,10 +372,10 @@ def test_one_that_its_draft_cannot_take_has_another_one_wait_for_it_once() -> No
 
 
 def test_more_requests_than_slots_are_admitted_in_the_order_in_which_they_were_submitted() -> None:
-    """Whichever is read first; one that was closed meanwhile is left out."""
+    """Whichever is read first; one that was cancelled meanwhile is left out."""
     with pair({}, max_num_seqs=2) as (engine, _):
         answers = [engine.submit(START, params(10 + number)) for number in range(6)]
-        answers[3].close()
+        answers[3].cancel()
         kept = [answer for number, answer in enumerate(answers) if number != 3]
         for answer in reversed(kept):
             answer.result()

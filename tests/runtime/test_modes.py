@@ -92,7 +92,7 @@ def test_an_answer_can_be_left_early_and_the_next_is_whole() -> None:
     with pair({"oracle": oracle(NUM_TOKENS, always_right())}) as (engine, _):
         stream = engine.stream(PROMPT, params(NUM_TOKENS), decoding=decoding(Mode.ASYNCHRONOUS))
         first = [next(stream).token_id for _ in range(5)]
-        stream.close()
+        stream.cancel()
         answer = engine.generate(PROMPT, params(NUM_TOKENS), decoding=decoding(Mode.ASYNCHRONOUS))
     assert answer.token_ids[:5] == tuple(first)
     assert answer.token_ids == reference(NUM_TOKENS)[len(PROMPT) :]

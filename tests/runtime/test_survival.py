@@ -92,10 +92,10 @@ def test_a_stopped_draft_is_waited_for_once_and_used_again_when_it_goes_on() -> 
         pair.await_help(SCHEDULES[1])
         stopped = pair.answer(SCHEDULES[1], 5, lambda: psutil.Process(pair.drafts.pid).suspend()).generation
         alone = pair.answer(SCHEDULES[1]).generation
-        assert pair.engine.status.draft is DraftPresence.SILENT
+        assert pair.engine.draft is DraftPresence.SILENT
         psutil.Process(pair.drafts.pid).resume()
         pair.await_help(SCHEDULES[1])
-        assert pair.engine.status.draft is DraftPresence.PRESENT
+        assert pair.engine.draft is DraftPresence.PRESENT
         assert pair.engine.draft_losses == ()
     assert stopped.metrics.num_tokens_alone > NUM_TOKENS / 2
     assert (alone.metrics.num_tokens_alone, alone.metrics.wait_ns) == (NUM_TOKENS, 0)

@@ -1,0 +1,190 @@
+"""The answers of an engine: one that is read token by token, and the whole of a finished one."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Any
+
+from typing_extensions import Self
+
+from amusd.answer.turns import Turns
+from amusd.errors import StateError
+from amusd.runtime.target_sequence import Request, TargetSequence
+from amusd.sampling.stopping import AnswerText, Emission, StopChecker
+from amusd.tracing.metrics import GenerationMetrics
+from amusd.types import FinishReason, Mode, TokenSource, TopLogprobs
+
+_DOCUMENTED = ("text", "token_ids", "finish_reason", "mode", "policy", "drafter", "seed")
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One token of an answer as it arrives."""
+
+    token_id: int
+    text: str
+    """The text that can be shown now: empty while a character or a possible stop string is incomplete."""
+    logprob: float | None = None
+    """Log-probability under the target alone, with `SamplingParams.logprobs`."""
+    top_logprobs: TopLogprobs = ()
+    """The most likely tokens in its place under the target alone, with `SamplingParams.top_logprobs`."""
+    source: TokenSource = TokenSource.TARGET
+    """Who was first to say it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A finished answer."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    mode: Mode
+    policy: str | None
+    drafter: str | None
+    seed: int
+    metrics: GenerationMetrics
+    sequence_id: int
+    """Names the answer in the events of both workers."""
+    logprobs: tuple[float, ...] = ()
+    """Log-probabilities of `token_ids` under the target alone; empty unless `SamplingParams.logprobs`."""
+    top_logprobs: tuple[TopLogprobs, ...] = ()
+    """The most likely tokens in the place of each of `token_ids`; empty unless `SamplingParams.top_logprobs`."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The documented JSON, without `run_dir`; `logprobs` and `top_logprobs` only where they were asked for."""
+        values = {name: getattr(self, name) for name in _DOCUMENTED}
+        values |= {name: value for name in ("logprobs", "top_logprobs") if (value := getattr(self, name))}
+        document: dict[str, Any] = json.loads(json.dumps(values))
+        return {**document, "metrics": self.metrics.as_dict()}
+
+
+@dataclass(eq=False, repr=False)
+class Answer:
+    """Iterates over the tokens of one answer; afterwards `generation` holds the whole. `cancel` ends it early.
+
+    Nothing is computed before it is queued: with its first token asked for, or with `Engine.submit`. One thread at a
+    time may read it; any thread may cancel or drop it.
+    """
+
+    request: Request
+    stop: StopChecker
+    _text: AnswerText
+    _kind: Callable[..., Generation]
+    """`Generation` with what the request decides."""
+    _turns: Turns
+    _tokens: list[Token] = field(default_factory=list)
+    _num_read: int = 0
+    _generation: Generation | None = None
+    _error: Exception | None = None
+    on_news: Callable[[], None] = lambda: None
+    """Called by the thread that computes, when a token can be read or nothing more will be computed."""
+    is_queued: bool = False
+    is_over: bool = False
+    """Nothing more will be computed."""
+    all_tokens_at: float | None = None
+    """When its last token came (`time.perf_counter`): what may follow is the draft's counts."""
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Token:
+        """Raises `StateError` when the engine was closed before the answer was finished, or the answer interrupted."""
+        while True:
+            is_over = self.is_over  # first: the last tokens come before it is set
+            if self._num_read < len(self._tokens):
+                self._num_read += 1
+                return self._tokens[self._num_read - 1]
+            if self._error is not None:
+                raise self._error
+            if is_over:
+                raise StopIteration
+            self._turns.enqueue(self)
+            self._turns.advance(self)
+
+    def read_available(self) -> list[Token]:
+        """Read the tokens that need not be waited for."""
+        tokens = self._tokens[self._num_read :]
+        self._num_read += len(tokens)
+        return tokens
+
+    @property
+    def has_news(self) -> bool:
+        """A token can be read, or the answer is over."""
+        return self._num_read < len(self._tokens) or self.is_over
+
+    @property
+    def generation(self) -> Generation:
+        """The finished answer. Raises `StateError` before the last token was read."""
+        if self._generation is None:
+            raise StateError("the answer is not finished: read all its tokens first")
+        return self._generation
+
+    def result(self) -> Generation:
+        """Read all that is left, and return the finished answer. Raises as reading does."""
+        for _ in self:
+            pass
+        return self.generation
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The tokens read so far."""
+        return tuple(token.token_id for token in self._tokens[: self._num_read])
+
+    @property
+    def text(self) -> str:
+        """The text read so far."""
+        return "".join(token.text for token in self._tokens[: self._num_read])
+
+    def cancel(self) -> None:
+        """End the answer before its next pass, without waiting; its tokens so far can be read. Idempotent."""
+        self.is_over = True
+        self._turns.end_unwanted()
+
+    # For `Turns`
+
+    def fail(self, error: Exception) -> None:
+        """Raise `error` behind the tokens that can be read."""
+        if not self.is_over:
+            self._error = error
+            self.is_over = True
+            self.on_news()
+
+    def take(self, sequence: TargetSequence) -> None:
+        """Keep the tokens of the last step. An error is raised where the answer is read."""
+        try:
+            for emission in sequence.take():
+                self._take(emission)
+            if sequence.error is not None:
+                raise sequence.error
+            if sequence.is_over:
+                self._finish(sequence)
+            if self.has_news:
+                self.on_news()
+        except Exception as error:  # noqa: BLE001 - raised again, by whoever reads the answer
+            self.fail(error)
+
+    def _take(self, emission: Emission) -> None:
+        parts = zip_longest(emission.token_ids, emission.logprobs, emission.top_logprobs, emission.sources)
+        for number, (token_id, logprob, top_logprobs, source) in enumerate(parts, start=1):
+            text = self._text.push(token_id)
+            if emission.finish_reason is not None and number == len(emission.token_ids):
+                text += self._text.finish(emission.finish_reason)
+                self.all_tokens_at = time.perf_counter()
+            self._tokens.append(Token(token_id, text, logprob, top_logprobs or (), source))
+
+    def _finish(self, sequence: TargetSequence) -> None:
+        self._generation = self._kind(
+            text=self._text.text,
+            token_ids=tuple(token.token_id for token in self._tokens),
+            finish_reason=sequence.ended_by,
+            metrics=sequence.metrics,
+            sequence_id=sequence.sequence_id,
+            logprobs=tuple(token.logprob for token in self._tokens if token.logprob is not None),
+            top_logprobs=tuple(token.top_logprobs for token in self._tokens if token.top_logprobs),
+        )
+        self.is_over = True

@@ -1,0 +1,192 @@
+"""The order in which answers are computed: one thread at a time computes, for all of them."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+from amusd.errors import StateError
+from amusd.runtime.target_sequence import TargetSequence
+from amusd.runtime.target_worker import TargetWorker
+
+if TYPE_CHECKING:
+    from amusd.answer import Answer
+
+CLOSE_SECONDS = 60.0
+"""How long `Turns.close` waits for a pass that another thread computes."""
+_CLOSED = "the engine is closed: launch another one"
+
+
+class Turns:
+    """Has a worker compute the answers, as many at a time as it takes, in the order in which they were queued.
+
+    A thread that waits for a token computes the next step of all answers at work, and the tokens of the others are kept
+    for their readers. So a slow reader holds up no other one. An answer that is no longer referenced is ended.
+    """
+
+    def __init__(self, worker: TargetWorker) -> None:
+        self._worker = worker
+        self._lock = threading.RLock()
+        """The thread that has it computes."""
+        self._in_use = False
+        """That thread is inside the worker: only a signal handler sees this with the lock."""
+        self._queue: deque[weakref.ref[Answer]] = deque()
+        """Answers that wait for the worker to have room."""
+        self._queue_lock = threading.RLock()
+        self._at_work: dict[TargetSequence, weakref.ref[Answer]] = {}
+        self._is_closed = False
+        self._release: Callable[[], None] | None = None
+        """The rest of `close`."""
+        self._pid = os.getpid()
+
+    @property
+    def num_running(self) -> int:
+        """Answers at work; for any thread."""
+        return len(self._at_work)
+
+    @property
+    def num_waiting(self) -> int:
+        """Answers that wait for their turn; for any thread."""
+        answers = [reference() for reference in tuple(self._queue)]
+        return sum(answer is not None and not answer.is_over for answer in answers)
+
+    def check(self) -> None:
+        """Raise `StateError` if the engine is closed, or belongs to the process that this one was forked from."""
+        if self._is_closed:
+            raise StateError(_CLOSED)
+        if os.getpid() != self._pid:
+            raise StateError(f"the engine belongs to process {self._pid}, not to a fork of it: launch another one here")
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Have the worker to oneself. Raises `StateError` as `check` does, or from a signal handler amid a pass."""
+        self.check()
+        with self._lock:
+            self.check()
+            if self._in_use:
+                raise StateError("the engine computes a pass in this thread: a signal handler cannot use it")
+            self._in_use = True
+            try:
+                yield
+            finally:
+                self._in_use = False
+                self._finish_closing()
+
+    def enqueue(self, answer: Answer) -> None:
+        """Have the answer computed when its turn comes. Idempotent; waits for no pass. Raises as `check` does."""
+        with self._queue_lock:
+            self.check()
+            if not answer.is_queued:
+                answer.is_queued = True
+                self._queue.append(weakref.ref(answer))
+
+    def advance(self, answer: Answer) -> None:
+        """Unless another thread has just brought `answer` on, compute a step of all answers whose turn it is."""
+        with self.alone():
+            if not answer.has_news:
+                self._step()
+
+    def step(self) -> bool:
+        """Compute a step of all answers whose turn it is; return whether any is left, at work or in the queue.
+
+        Use this to read many answers without waiting for one.
+        """
+        with self.alone():
+            self._step()
+            return bool(self._at_work or self._queue)
+
+    def look_after_draft(self) -> None:
+        """Notice a draft that is lost, and take the next one, while there is nothing to compute. Waits for neither."""
+        with self.alone():
+            self._worker.client.take(0.0)
+            self._worker.client.look_for_next()
+
+    def end_unwanted(self) -> None:
+        """End the answers that were cancelled: at once, or with the next step where one is being computed."""
+        if os.getpid() == self._pid and self._lock.acquire(blocking=False):
+            try:
+                if not self._in_use:
+                    self._end_unwanted()
+            finally:
+                self._lock.release()
+
+    def close(self, release: Callable[[], None]) -> None:
+        """Give no more turns, end all answers, and call `release`.
+
+        This waits for a pass that another thread computes. After `CLOSE_SECONDS`, and in a signal handler amid a pass,
+        the rest is left to the thread that computes, at the end of its pass. In a fork nothing happens.
+        """
+        if os.getpid() != self._pid:
+            return
+        with self._queue_lock:
+            self._release, self._is_closed = release, True
+        if self._lock.acquire(timeout=CLOSE_SECONDS):
+            try:
+                self._finish_closing()
+            finally:
+                self._lock.release()
+
+    def _finish_closing(self) -> None:
+        if self._release is None or self._in_use:
+            return
+        with ExitStack() as stack:  # all of it, whatever a part of it raises
+            stack.callback(self._release)
+            self._release = None
+            stack.callback(self._fail_all, StateError(_CLOSED))
+            while self._queue:
+                self._fail(self._queue.popleft(), StateError(_CLOSED))
+
+    def _step(self) -> None:
+        self._end_unwanted()
+        self._admit()
+        try:
+            self._worker.step()
+        except Exception as error:  # noqa: BLE001 - raised again, by whoever reads an answer
+            self._fail_all(error)
+        except BaseException:
+            self._fail_all(StateError("the answer was interrupted"))
+            raise
+        self._hand_out()
+
+    def _admit(self) -> None:
+        while self._worker.has_room and self._queue:
+            reference = self._queue.popleft()
+            answer = reference()
+            if answer is None or answer.is_over:
+                continue
+            try:
+                self._at_work[self._worker.admit(answer.request, answer.stop)] = reference
+            except Exception as error:  # noqa: BLE001 - raised again, by whoever reads the answer
+                answer.fail(error)
+
+    def _hand_out(self) -> None:
+        for sequence, reference in tuple(self._at_work.items()):
+            answer = reference()
+            if answer is not None:
+                answer.take(sequence)
+            if sequence.is_over:
+                del self._at_work[sequence]
+
+    def _end_unwanted(self) -> None:
+        """End those that were cancelled, or that nobody can read any more."""
+        for sequence, reference in tuple(self._at_work.items()):
+            answer = reference()
+            if answer is None or answer.is_over:
+                del self._at_work[sequence]
+                self._worker.end(sequence)
+
+    def _fail_all(self, error: Exception) -> None:
+        """End all answers at work: what the pass has left of them is unknown."""
+        while self._at_work:
+            sequence, reference = self._at_work.popitem()
+            self._fail(reference, error)
+            self._worker.end(sequence)
+
+    def _fail(self, reference: weakref.ref[Answer], error: Exception) -> None:
+        if (answer := reference()) is not None:
+            answer.fail(error)

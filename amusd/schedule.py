@@ -1,0 +1,70 @@
+"""The drafter, the schedule and the policy of one request, as far as its engine and its sampling allow them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from amusd.config import DecodingConfig, SamplingParams, check_runs_ahead, runs_ahead
+from amusd.errors import ConfigError
+from amusd.policies.base import Policy
+from amusd.policies.factory import make_policy
+from amusd.protocol.messages import Hello
+from amusd.settings import nearest
+from amusd.types import Mode
+
+SYNTHETIC = "synthetic"
+"""The drafter that has to be told the answer in advance."""
+
+
+def choose_schedule(
+    drafters: Sequence[str], decoding: DecodingConfig | None, drafter: str | None
+) -> tuple[str | None, DecodingConfig]:
+    """The drafter and the schedule of a request that names these. Raises `ConfigError` where there are none."""
+    if decoding is None and not drafters:
+        decoding = DecodingConfig(mode=Mode.AUTOREGRESSIVE)
+    if decoding is not None and decoding.mode is Mode.AUTOREGRESSIVE:
+        return None, decoding
+    if decoding is not None and not drafters:
+        raise ConfigError(f"mode={decoding.mode.value}: this engine has no drafter; allowed: autoregressive")
+    name = drafters[0] if drafter is None else drafter
+    if name not in drafters:
+        raise ConfigError(f"drafter={name}: this engine has {', '.join(drafters)}{nearest(name, drafters)}")
+    if decoding is None:
+        decoding = DecodingConfig(mode=Mode.ASYNCHRONOUS if runs_ahead(name) else Mode.SYNCHRONOUS)
+    check_runs_ahead(name, decoding)
+    return name, decoding
+
+
+def choose_policy(params: SamplingParams, drafter: str | None, decoding: DecodingConfig, draft: Hello | None) -> Policy:
+    """The policy of a request. `draft`: what the draft has said that it can; None while there is none.
+
+    Raises `ConfigError` for trees or chains that drafter or acceptance rule forbid.
+    """
+    trees = () if draft is None else draft.tree_drafters
+    policy = make_policy(decoding, can_branch=drafter in trees and params.rule != "rejection")
+    is_synchronous = decoding.mode is Mode.SYNCHRONOUS
+    asked = f"tree={str(decoding.tree).lower()}" if is_synchronous else f"policy={decoding.policy}"
+    wants_tree = policy.fan_out > 1 or asked in ("tree=true", "policy=branching")
+    if wants_tree and params.rule == "rejection":
+        raise ConfigError(
+            f"{asked}: not with sampling.acceptance=rejection, whose draws no draft can foresee; allowed: "
+            f"{'tree=false' if is_synchronous else 'chain'}"
+        )
+    if draft is not None and drafter is not None:
+        shape, able = ("trees", trees) if wants_tree else ("chains", draft.drafters)
+        if drafter not in able:
+            others = ", ".join(able) or "none of this engine's"
+            raise ConfigError(f"{asked}: drafter={drafter} drafts no {shape}; allowed: {others}")
+    return policy
+
+
+def check_sampling(params: SamplingParams, drafter: str | None, reference: Sequence[int], vocab_size: int) -> None:
+    """Raise `ConfigError` for a reference that is missing, and for a biased token that the model lacks."""
+    if drafter == SYNTHETIC and (params.rule == "rejection" or not reference):
+        raise ConfigError(
+            "drafter=synthetic: has to be told the answer of plain decoding (`reference`), which "
+            "sampling.acceptance=rejection leaves to chance"
+        )
+    highest = max((token_id for token_id, _ in params.logit_bias), default=0)
+    if highest >= vocab_size:
+        raise ConfigError(f"sampling.logit_bias: no token is {highest}; the model's are 0 to {vocab_size - 1}")
