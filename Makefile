@@ -73,7 +73,7 @@ test: check  ## The one check: format, lint, types, tests.
 	$(BIN)/python -m pytest $(PYTEST)
 
 test-all: check  ## The same with the long statistical, fault and fuzz runs, and an interpreter for each process.
-	@$(BIN)/python -c 'import sys; from importlib.util import find_spec; sys.exit(None in map(find_spec, ("kubernetes_validate", "lm_eval", "ray", "schemathesis")))' \
+	@$(BIN)/python -c 'import sys; from importlib.util import find_spec; sys.exit(None in map(find_spec, ("kubernetes_validate", "ray")))' \
 		|| $(BIN)/python -m pip install --disable-pip-version-check --quiet --quiet -c constraints.txt -e '.[checks]' \
 		|| echo "make: amusd[checks] cannot be installed; the tests that need it are skipped" >&2
 	$(BIN)/python -m pytest $(PYTEST) -m "not gpu" --new-interpreters

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import json
 import re
 import traceback
 from collections.abc import Callable
@@ -21,10 +22,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from amusd import __version__
 from amusd.serving.requests import ChatRequest, CompletionRequest, ErrorBody, RequestError, validation_error
-from amusd.serving.service import EventStream, Service, closing_error
+from amusd.serving.service import EventStream, Service
 from amusd.serving.timeline import listen
 
-OPEN = frozenset({"/", "/health", "/version"})
+OPEN = frozenset({"/", "/health"})
 """Paths that need no key."""
 MAX_BODY_BYTES = 4 << 20
 """Largest request body; a larger one is refused with 413."""
@@ -58,7 +59,6 @@ def make_app(service: Service) -> FastAPI:
         service.check_model(name)
         return card
 
-    @app.head("/health", include_in_schema=False)
     @app.get("/health", responses={503: {"description": "No token can be made now."}})
     async def health() -> JSONResponse:
         status, document = await service.health()
@@ -69,10 +69,6 @@ def make_app(service: Service) -> FastAPI:
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-    @app.get("/version")
-    async def version() -> dict[str, str]:
-        return {"version": __version__}
 
     app.exception_handlers |= {
         RequestError: lambda _request, error: error_response(error),
@@ -104,30 +100,28 @@ def _add_page(app: FastAPI, service: Service) -> None:
 
 def _page_policy(html: str) -> str:
     """The content security policy of a page: its own style and script, its own server, and nothing else."""
-
-    def source(element: str) -> str:
-        found = re.search(f"<{element}>(.*?)</{element}>", html, re.DOTALL)
-        assert found is not None
-        return f"'sha256-{base64.b64encode(hashlib.sha256(found[1].encode()).digest()).decode()}'"
-
+    own = "".join(
+        f"{name}-src 'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'; "
+        for name, text in re.findall(r"<(style|script)>(.*?)</\1>", html, re.DOTALL)
+    )
     return (
-        f"default-src 'none'; style-src {source('style')}; script-src {source('script')}; connect-src 'self'; "
-        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        f"default-src 'none'; {own}connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
     )
 
 
-def _http_error(request: Request, error: HTTPException) -> JSONResponse:
+def _http_error(request: Request, error: HTTPException) -> Response:
     message = f"{request.method} {request.url.path[:200]}: {error.detail}"
     return error_response(RequestError(message, status=error.status_code, headers=error.headers))
 
 
-def error_response(error: RequestError) -> JSONResponse:
-    """An error in OpenAI's shape."""
-    return JSONResponse(error.body, error.status, headers=error.headers)
+def error_response(error: RequestError) -> Response:
+    """An error in OpenAI's shape. Half of a surrogate pair, which a name of the client's may hold, is escaped."""
+    return Response(json.dumps(error.body), error.status, error.headers, "application/json")
 
 
 class Gate:
-    """The ASGI application before the routes. Checks what every request has to pass, and counts those that are inside.
+    """The ASGI application before the routes, which checks what every request has to pass.
 
     An exception that no route expected becomes an answer with status 500, and one line for the operator that holds
     nothing of the request.
@@ -137,16 +131,11 @@ class Gate:
         self._app = app
         self.service = service
         self._tell = tell
-        key = service.config.api_key
-        self._key = None if key is None else key.encode()
-        self._checks_host = key is None and _is_loopback(service.config.host)
-        self.num_inside = 0
-        """Requests for answers that are not answered yet."""
+        self._key = service.config.api_key
+        self._checks_host = self._key is None and _is_loopback(service.config.host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or hand it to the routes."""
-        counts = scope["method"] == "POST"
-        self.num_inside += counts
         try:
             self._check(scope)
             await self._app(scope, self._limited(receive), send)
@@ -155,8 +144,6 @@ class Gate:
         except Exception as error:  # noqa: BLE001 - told here; uvicorn would print the message, which may be of a request
             frame = traceback.extract_tb(error.__traceback__)[-1]
             self._tell(f"{scope['path']}: {type(error).__name__} in {frame.filename}:{frame.lineno} ({frame.name})")
-        finally:
-            self.num_inside -= counts
 
     def _check(self, scope: Scope) -> None:
         headers = dict(scope["headers"])
@@ -166,12 +153,10 @@ class Gate:
             raise RequestError(message, status=403, code="host_not_allowed")
         if self._key is not None and scope["path"] not in OPEN:
             kind, _, key = headers.get(b"authorization", b"").partition(b" ")
-            if kind.lower() != b"bearer" or not hmac.compare_digest(key.strip(), self._key):
+            if kind.lower() != b"bearer" or not hmac.compare_digest(key.strip(), self._key.encode()):
                 message = "the API key is missing or wrong: Authorization: Bearer KEY"
                 challenge = {"WWW-Authenticate": "Bearer"}
                 raise RequestError(message, status=401, code="invalid_api_key", headers=challenge)
-        if self.service.is_closing and scope["method"] == "POST":
-            raise closing_error()
 
     def _limited(self, receive: Receive) -> Receive:
         """`receive`, which raises once the body is larger than allowed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -24,58 +25,45 @@ class ServerMetrics(Collector):
     """Counts since the server began. For the event loop's thread; the engine's own are read when somebody asks."""
 
     def __init__(self, model: str, engine: Engine) -> None:
-        self._engine = engine
+        self._model, self._engine = model, engine
         self._registry = CollectorRegistry()
         self._registry.register(self)
-        self._labels = {"model_name": model, "engine": "0"}
-        self._prompt_tokens = self._counter("vllm:prompt_tokens", "Tokens of prompts.").labels(**self._labels)
-        self._tokens = self._counter("vllm:generation_tokens", "Tokens of answers.").labels(**self._labels)
-        text = "Tokens that the draft computed, judged or not."
-        self._drafted = self._counter("amusd:drafted_tokens", text).labels(**self._labels)
+        self._prompt_tokens = self._new(Counter, "vllm:prompt_tokens", "Tokens of prompts.")
+        self._tokens = self._new(Counter, "vllm:generation_tokens", "Tokens of answers.")
         text = "Requests whose client went away, or whose answer failed."
-        self._gone = self._counter("amusd:requests_aborted", text).labels(**self._labels)
-        self._success = self._counter("vllm:request_success", "Finished answers.", "finished_reason")
+        self._gone = self._new(Counter, "amusd:requests_aborted", text)
+        self._success = self._new(Counter, "vllm:request_success", "Finished answers.", "finished_reason")
         text = "Accepted candidates by their place in the pass, from 0."
-        self._accepted_at = self._counter("vllm:spec_decode_num_accepted_tokens_per_pos", text, "position")
+        self._accepted_at = self._new(Counter, "vllm:spec_decode_num_accepted_tokens_per_pos", text, "position")
         text = "From the request to the first token."
-        self._first_token = self._histogram("vllm:time_to_first_token_seconds", text, _FIRST_TOKEN)
+        self._first_token = self._new(Histogram, "vllm:time_to_first_token_seconds", text, buckets=_FIRST_TOKEN)
         text = "Between two target passes of an answer, each of which brings one token or more."
-        self._between = self._histogram("vllm:inter_token_latency_seconds", text, _BETWEEN_TOKENS)
+        self._between = self._new(Histogram, "vllm:inter_token_latency_seconds", text, buckets=_BETWEEN_TOKENS)
         text = "From the request to its end."
-        self._latency = self._histogram("vllm:e2e_request_latency_seconds", text, _WHOLE)
+        self._latency = self._new(Histogram, "vllm:e2e_request_latency_seconds", text, buckets=_WHOLE)
 
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(name, text, (*self._labels, *labels), registry=self._registry)
-
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        found = Histogram(name, text, (*self._labels,), buckets=buckets, registry=self._registry)
-        return found.labels(**self._labels)
-
-    def describe(self) -> Iterator[Metric]:
-        """Nothing, so that the engine is not asked before there is one."""
-        return iter(())
+    def _new(self, kind: type, name: str, text: str, *labels: str, **options: Any) -> Any:
+        made = kind(name, text, ("model_name", *labels), registry=self._registry, **options)
+        return made if labels else made.labels(self._model)
 
     def collect(self) -> Iterator[Metric]:
         """The engine's figures of now."""
-        turns, counts = self._engine.turns, self._engine.counts
-        gauges = (
-            ("vllm:num_requests_running", "Answers that are computed.", turns.num_running),
-            ("vllm:num_requests_waiting", "Answers that wait for others.", turns.num_waiting),
-            ("amusd:draft_present", "1 while a draft is connected.", self._engine.draft is DraftPresence.PRESENT),
-        )
-        counters = (
-            ("vllm:spec_decode_num_drafts", "Target passes that had candidates to judge.", counts.num_drafts),
-            ("vllm:spec_decode_num_draft_tokens", "Candidates that a pass judged.", counts.num_verified),
-            ("vllm:spec_decode_num_accepted_tokens", "Candidates that were accepted.", counts.num_accepted),
-            ("amusd:target_passes", "Passes of the target, each over all answers.", counts.num_passes),
-            ("amusd:tokens_alone", "Tokens that came while the draft was lost or silent.", counts.num_tokens_alone),
-            ("amusd:draft_restarts", "Drafts that took the place of a lost one.", self._engine.num_draft_restarts),
-        )
-        for kind, figures in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
-            for name, text, value in figures:
-                family = kind(name, text, labels=[*self._labels])
-                family.add_metric([*self._labels.values()], float(value))
-                yield family
+        engine, counts = self._engine, self._engine.counts
+        is_present = engine.draft is DraftPresence.PRESENT
+        for kind, name, text, value in (
+            (GaugeMetricFamily, "vllm:num_requests_running", "Answers that are computed.", engine.turns.num_running),
+            (GaugeMetricFamily, "vllm:num_requests_waiting", "Answers that wait for others.", engine.turns.num_waiting),
+            (GaugeMetricFamily, "amusd:draft_present", "1 while a draft is connected.", is_present),
+            (CounterMetricFamily, "vllm:spec_decode_num_drafts", "Passes with candidates to judge.", counts.num_drafts),
+            (CounterMetricFamily, "vllm:spec_decode_num_draft_tokens", "Candidates judged.", counts.num_verified),
+            (CounterMetricFamily, "vllm:spec_decode_num_accepted_tokens", "Of these accepted.", counts.num_accepted),
+            (CounterMetricFamily, "amusd:target_passes", "Passes, each over all answers.", counts.num_passes),
+            (CounterMetricFamily, "amusd:tokens_alone", "Tokens made without a draft.", counts.num_tokens_alone),
+            (CounterMetricFamily, "amusd:draft_restarts", "Lost drafts replaced.", engine.num_draft_restarts),
+        ):
+            family = kind(name, text, labels=["model_name"])
+            family.add_metric([self._model], float(value))
+            yield family
 
     def begun(self, num_prompt_tokens: int) -> None:
         """The engine has got a request."""
@@ -89,13 +77,10 @@ class ServerMetrics(Collector):
 
     def finished(self, generation: Generation) -> None:
         """An answer is complete."""
-        metrics = generation.metrics
-        self._success.labels(**self._labels, finished_reason=FINISH_REASONS[generation.finish_reason]).inc()
-        if metrics.draft is not None:
-            self._drafted.inc(metrics.draft.num_drafted)
-        for position, number in enumerate(metrics.accepted_by_position):
-            self._accepted_at.labels(**self._labels, position=position).inc(number)
-        for gap_ns in metrics.chunk_gaps_ns:
+        self._success.labels(self._model, FINISH_REASONS[generation.finish_reason]).inc()
+        for position, number in enumerate(generation.metrics.accepted_by_position):
+            self._accepted_at.labels(self._model, position).inc(number)
+        for gap_ns in generation.metrics.chunk_gaps_ns:
             self._between.observe(gap_ns / 1e9)
 
     def ended(self, began: float, is_whole: bool) -> None:

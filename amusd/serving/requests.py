@@ -6,16 +6,13 @@ A field that a class declares has its effect. Other fields are dropped if they c
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from itertools import takewhile
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from amusd.config import MAX_TOP_LOGPROBS, DecodingConfig, SamplingParams
 from amusd.errors import ConfigError, ContextLengthError
@@ -23,7 +20,6 @@ from amusd.prompts import Prompt
 from amusd.settings import nearest, shown
 from amusd.types import Mode
 
-MAX_CHOICES = 128
 COMPLETION_TOKENS = 16
 """Tokens of a completion that names no number, as in OpenAI's protocol."""
 _MOST_TOKENS = 1 << 31
@@ -37,12 +33,20 @@ _LEAST_TOP_P = 1e-9
 """The value of `top_p=0`, which leaves the likeliest token alone: no vocabulary is so large that it has less."""
 _WITHOUT_EFFECT = frozenset(
     """
-    annotations cache_control cache_salt include_obfuscation include_reasoning metadata mm_processor_kwargs
-    parallel_tool_calls prediction priority prompt_cache_key prompt_cache_retention refusal request_id
-    safety_identifier service_tier session_id spaces_between_special_tokens store stream_interval type user
+    annotations cache_control cache_salt continuous_usage_stats include_obfuscation include_reasoning metadata
+    mm_processor_kwargs parallel_tool_calls prediction priority prompt_cache_key prompt_cache_retention refusal
+    request_id safety_identifier service_tier session_id spaces_between_special_tokens store stream_interval type user
     """.split()  # noqa: SIM905 - a list has a line for each
 )
-_TEMPLATE_FIELDS = {"add_generation_prompt", "continue_final_message", "documents", "reasoning_effort", "tools"}
+_ASKS_FOR_NOTHING: Mapping[str, Any] = {
+    "add_generation_prompt": True,
+    "add_special_tokens": True,
+    "best_of": 1,
+    "modalities": ["text"],
+    "response_format": {"type": "text"},
+    "skip_special_tokens": True,
+}
+"""Values that are as if the field were left out, beside those that are empty or false."""
 
 
 @dataclass(eq=False)
@@ -61,13 +65,7 @@ class RequestError(Exception):
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         if self.status == 429:
             kind = "rate_limit_error"
-        param = None if self.param is None else _encodable(self.param)
-        return {"error": {"message": _encodable(self.message), "type": kind, "param": param, "code": self.code}}
-
-
-def _encodable(text: str) -> str:
-    """Half of a surrogate pair, which a name of the client's may hold, becomes a question mark."""
-    return text.encode(errors="replace").decode()
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
 class _Fields(BaseModel):
@@ -79,16 +77,16 @@ class _Fields(BaseModel):
         """Drop what is null, and what has no effect here."""
         if not isinstance(given, dict):
             return given
-        own = cls.model_fields
         return {
             name: value
             for name, value in given.items()
-            if value is not None and (name in own or not (name in _WITHOUT_EFFECT or _asks_for_nothing(value)))
+            if value is not None and (name in cls.model_fields or not _has_no_effect(name, value))
         }
 
 
-def _asks_for_nothing(value: Any) -> bool:
-    return value is False or value in ("", [], {})
+def _has_no_effect(name: str, value: Any) -> bool:
+    is_empty = value is False or value in ("", [], {})
+    return is_empty or name in _WITHOUT_EFFECT or value == _ASKS_FOR_NOTHING.get(name)
 
 
 class ErrorBody(BaseModel):
@@ -104,59 +102,28 @@ class TextPart(_Fields):
     text: str
 
 
-def _as_parts(content: Any) -> Any:
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
-
-
-def _as_list(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
-def _as_prompts(value: Any) -> Any:
-    is_ids = isinstance(value, list) and bool(value) and isinstance(value[0], int)
-    return [value] if is_ids else _as_list(value)
-
-
 class Message(_Fields):
     """One turn of a conversation."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[
-        list[TextPart], BeforeValidator(_as_parts, json_schema_input_type=str | list[TextPart] | None)
-    ] = []
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart] = ""
     name: str | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = Field(default=None, description="Another name for `reasoning`.")
-    tool_calls: list[dict[str, Any]] = []
-    tool_call_id: str | None = None
 
-    def turn(self) -> dict[str, Any]:
+    def turn(self) -> dict[str, str]:
         """Return the turn for the chat template, which knows no developers. A line break separates text parts."""
-        content = "\n".join(part.text for part in self.content)
-        reasoning = self.reasoning_content if self.reasoning is None else self.reasoning
-        turn: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": content}
-        turn |= {"name": self.name, "reasoning": reasoning, "reasoning_content": reasoning}
-        turn |= {"tool_calls": [*map(_called, self.tool_calls)] or None, "tool_call_id": self.tool_call_id}
-        return {name: value for name, value in turn.items() if value is not None}
-
-
-def _called(call: dict[str, Any]) -> dict[str, Any]:
-    """A call of a tool with its arguments as an object, as templates expect them; the protocol has them as text."""
-    function = call.get("function")
-    if isinstance(function, dict) and isinstance(function.get("arguments"), str):
-        with suppress(ValueError, RecursionError):
-            return {**call, "function": {**function, "arguments": json.loads(function["arguments"] or "{}")}}
-    return call
+        content = self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
+        role = "system" if self.role == "developer" else self.role
+        return {"role": role, "content": content, **({"name": self.name} if self.name else {})}
 
 
 class StreamOptions(_Fields):
     """The additions to a stream besides its pieces."""
 
     include_usage: bool = False
-    continuous_usage_stats: bool = Field(default=False, description="With `include_usage`: in each chunk.")
 
 
 _TokenId: TypeAlias = Annotated[int, Field(ge=0)]
+_Tokens: TypeAlias = Annotated[int, Field(ge=1, le=_MOST_TOKENS)]
 _Stop: TypeAlias = Annotated[str, Field(max_length=STOP_CHARACTERS)]
 
 
@@ -164,10 +131,8 @@ class _Request(_Fields):
     """The fields that both endpoints have. A value of null is as if the field were left out."""
 
     model: str | None = None
-    max_tokens: int | None = Field(default=None, ge=1, le=_MOST_TOKENS)
-    max_completion_tokens: int | None = Field(
-        default=None, ge=1, le=_MOST_TOKENS, description="The newer name of `max_tokens`."
-    )
+    max_tokens: _Tokens | None = None
+    max_completion_tokens: _Tokens | None = Field(default=None, description="The newer name of `max_tokens`.")
     min_tokens: int = Field(default=0, ge=0, description="Above 0 only with `ignore_eos` and without `stop`.")
     temperature: float = Field(default=1.0, ge=0)
     top_p: float = Field(default=1.0, ge=0, le=1, description="0: the likeliest token.")
@@ -180,76 +145,53 @@ class _Request(_Fields):
         default={}, max_length=MAX_BIASES, description="Biases by token id."
     )
     seed: int | None = None
-    stop: Annotated[
-        list[_Stop], BeforeValidator(_as_list, json_schema_input_type=str | list[_Stop]), Field(max_length=MAX_STOPS)
-    ] = []
+    stop: _Stop | Annotated[list[_Stop], Field(max_length=MAX_STOPS)] = []
     ignore_eos: bool = False
-    n: int = Field(default=1, ge=1, le=MAX_CHOICES)
+    n: int = Field(default=1, ge=1)
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     mode: Mode | None = Field(default=None, strict=False)
-    num_speculative_tokens: int | None = Field(default=None, ge=1)
     token_sources: bool = Field(default=False, description="Say of each token who proposed it.")
-    skip_special_tokens: Literal[True] = True
-
-
-class TextFormat(_Fields):
-    """The one format that is not constrained."""
-
-    type: Literal["text"]
 
 
 class ChatRequest(_Request):
     """`POST /v1/chat/completions`."""
 
+    is_chat: ClassVar = True
     messages: list[Message] = Field(min_length=1)
     logprobs: bool = False
     top_logprobs: int = Field(default=0, ge=0, le=MAX_TOP_LOGPROBS, description="Needs `logprobs`.")
-    tools: list[dict[str, Any]] = Field(default=[], description="For the template, if `tool_choice` is none.")
-    tool_choice: Literal["none", "auto"] = "auto"
     chat_template_kwargs: dict[str, Any] = {}
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    documents: list[dict[str, str]] = []
-    reasoning_effort: str | None = None
-    response_format: TextFormat | None = None
-    modalities: list[Literal["text"]] = []
+    tool_choice: Literal["none", "auto"] = "none"
 
     @property
-    def prompts(self) -> tuple[Prompt, ...]:
+    def prompts(self) -> Sequence[Prompt]:
         """The conversation."""
-        return ([message.turn() for message in self.messages],)
+        return [[message.turn() for message in self.messages]]
 
     @property
     def alternatives(self) -> int | None:
         """Alternatives that are told of each token; None: no log-probabilities either."""
         return self.top_logprobs if self.logprobs else None
 
-    @property
-    def template(self) -> dict[str, Any]:
-        """The arguments of the chat template that differ from its defaults."""
-        found = self.chat_template_kwargs | self.model_dump(include=_TEMPLATE_FIELDS, exclude_defaults=True)
-        if self.reasoning_effort is not None:
-            found.setdefault("enable_thinking", self.reasoning_effort != "none")
-        return found
-
-
-_Prompts: TypeAlias = Annotated[list[str | list[_TokenId]], Field(min_length=1)]
-
 
 class CompletionRequest(_Request):
     """`POST /v1/completions`."""
 
-    prompt: Annotated[_Prompts, BeforeValidator(_as_prompts, json_schema_input_type=str | list[_TokenId] | _Prompts)]
+    is_chat: ClassVar = False
+    prompt: (
+        str
+        | Annotated[list[_TokenId], Field(min_length=1)]
+        | Annotated[list[str | list[_TokenId]], Field(min_length=1)]
+    )
     logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
-    best_of: Literal[1] = 1
-    add_special_tokens: Literal[True] = True
-    template: ClassVar[Mapping[str, Any]] = {}
+    chat_template_kwargs: ClassVar[Mapping[str, Any]] = {}
 
     @property
-    def prompts(self) -> tuple[Prompt, ...]:
+    def prompts(self) -> Sequence[Prompt]:
         """The prompts."""
-        return tuple(self.prompt)
+        is_one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
+        return cast("Sequence[Prompt]", [self.prompt] if is_one else self.prompt)
 
     @property
     def alternatives(self) -> int | None:
@@ -266,52 +208,39 @@ class Plan:
     """Parameters of the first choice; the next one has the next seed."""
     decoding: DecodingConfig
 
-    @property
-    def is_chat(self) -> bool:
-        """The prompt is a conversation."""
-        return isinstance(self.request, ChatRequest)
-
     def params_of(self, choice: int) -> SamplingParams:
         """The parameters of a prompt's choice, from 0."""
         return replace(self.params, seed=(self.params.seed + choice) & _SEED_MASK)
 
 
-def plan(
-    request: ChatRequest | CompletionRequest, decoding: DecodingConfig, max_length: int, max_speculative_tokens: int
-) -> Plan:
+def plan(request: ChatRequest | CompletionRequest, decoding: DecodingConfig, max_length: int) -> Plan:
     """Return the plan of a request; `decoding` is the default. Raises `RequestError`.
 
-    `max_length`: tokens of prompt and answer together. `max_speculative_tokens`: candidates that fit into one pass.
+    `max_length`: tokens of prompt and answer together.
     """
-    max_tokens = request.max_completion_tokens or request.max_tokens or COMPLETION_TOKENS
-    if isinstance(request, ChatRequest):
-        max_tokens = request.max_completion_tokens or request.max_tokens or max_length
-        if request.tools and request.tool_choice != "none":
-            raise RequestError("tools: is not supported by this server", "tools", "unsupported_parameter")
-        if request.top_logprobs and not request.logprobs:
-            raise RequestError("top_logprobs: needs logprobs=true", "top_logprobs")
+    default = max_length if request.is_chat else COMPLETION_TOKENS
+    max_tokens = request.max_completion_tokens or request.max_tokens or default
+    if isinstance(request, ChatRequest) and request.top_logprobs and not request.logprobs:
+        raise RequestError("top_logprobs: needs logprobs=true", "top_logprobs")
     if request.min_tokens > (max_tokens if request.ignore_eos and not request.stop else 0):
         message = "min_tokens: needs ignore_eos=true, no stop, and max_tokens that are not fewer"
         raise RequestError(message, "min_tokens", "unsupported_parameter")
-    seed = secrets.randbelow(_RANDOM_SEEDS) if request.seed is None else request.seed & _SEED_MASK
-    own = request.model_dump(include={each.name for each in fields(SamplingParams)})
-    own |= {"max_new_tokens": max_tokens, "seed": seed}
-    own |= {"top_p": max(request.top_p, _LEAST_TOP_P), "top_k": max(request.top_k, 0)}
-    own |= {"logprobs": request.alternatives is not None, "top_logprobs": request.alternatives or 0}
-    schedule = request.model_dump(include={"mode", "num_speculative_tokens"}, exclude_none=True)
-    if schedule.get("num_speculative_tokens", 0) > max_speculative_tokens:
-        message = f"num_speculative_tokens: this server takes {max_speculative_tokens}"
-        raise RequestError(message, "num_speculative_tokens")
+    own = request.model_dump(include={each.name for each in fields(SamplingParams)}) | {
+        "max_new_tokens": max_tokens,
+        "seed": secrets.randbelow(_RANDOM_SEEDS) if request.seed is None else request.seed & _SEED_MASK,
+        "top_p": max(request.top_p, _LEAST_TOP_P),
+        "top_k": max(request.top_k, 0),
+        "logprobs": request.alternatives is not None,
+        "top_logprobs": request.alternatives or 0,
+    }
     try:
-        return Plan(request, SamplingParams(**own), replace(decoding, **schedule))
+        return Plan(request, SamplingParams(**own), replace(decoding, mode=request.mode or decoding.mode))
     except ConfigError as error:
         raise config_error(error) from None
 
 
 _NAMES = frozenset(
-    name
-    for kind in (ChatRequest, CompletionRequest, Message, TextPart, StreamOptions, TextFormat)
-    for name in kind.model_fields
+    name for kind in (ChatRequest, CompletionRequest, Message, TextPart, StreamOptions) for name in kind.model_fields
 )
 
 
@@ -326,25 +255,24 @@ def config_error(error: ConfigError, param: str | None = None) -> RequestError:
 
 
 def validation_error(errors: Sequence[Mapping[str, Any]]) -> RequestError:
-    """The first mistake that pydantic has found in a body, in OpenAI's terms. Messages hold no value of the request."""
-    first = errors[0]
-    *place, name = first["loc"]
-    param = _param(first["loc"])
+    """The mistake that pydantic has found deepest in a body, in OpenAI's terms, without a value of the request."""
+    first = max(errors, key=lambda error: len(_path(error)))  # for a union there is one for each of its members
+    path = _path(first)
+    param = ".".join(path)
     if first["type"] == "json_invalid":
         return RequestError(f"the body is not JSON: {first['ctx']['error']}")
     if first["type"] == "extra_forbidden":
-        message = f"{shown(name)}: is not known or not supported by this server{nearest(shown(name), _NAMES)}"
-        param = ".".join(filter(None, (_param(place), shown(name))))
-        return RequestError(message, param, "unsupported_parameter")
+        name = shown(first["loc"][-1])
+        message = f"{name}: is not known or not supported by this server{nearest(name, _NAMES)}"
+        return RequestError(message, ".".join([*path, name]), "unsupported_parameter")
     if not param:
         return RequestError("the body must be a JSON object of text, sent as Content-Type: application/json")
     if first["type"] == "missing":
         return RequestError(f"missing required parameter: {param}", param, "missing_required_parameter")
-    own = [error["msg"] for error in errors if _param(error["loc"]) == param]
-    reasons = dict.fromkeys(message.removeprefix("Input should be ") for message in own)
-    return RequestError(f"{param}: should be {' or '.join(reasons)}", param, "invalid_value")
+    reasons = [error["msg"].removeprefix("Input should be ") for error in errors if _path(error) == path]
+    return RequestError(f"{param}: should be {' or '.join(dict.fromkeys(reasons))}", param, "invalid_value")
 
 
-def _param(location: Sequence[str | int]) -> str:
-    """The dotted path of a field in the body, without what pydantic adds for members of a union."""
-    return ".".join(str(part) for part in takewhile(lambda part: isinstance(part, int) or part in _NAMES, location[1:]))
+def _path(error: Mapping[str, Any]) -> list[str]:
+    """The place of a mistake in the body, without what pydantic adds for members of a union."""
+    return [str(part) for part in error["loc"][1:] if isinstance(part, int) or part in _NAMES]

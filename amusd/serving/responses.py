@@ -51,30 +51,27 @@ class Writer:
     def __init__(
         self, plan: Plan, *, model: str, num_prompt_tokens: int, decoders: Sequence[IncrementalDecoder]
     ) -> None:
-        self._request, self._is_chat = plan.request, plan.is_chat
-        self.num_prompt_tokens = num_prompt_tokens
-        self._num_tokens = 0
+        self._request, self._is_chat = plan.request, plan.request.is_chat
+        self._num_prompt_tokens = num_prompt_tokens
         self._choices = [_Choice(decoder) for decoder in decoders]
         self._head = {
-            "id": f"{'chatcmpl' if plan.is_chat else 'cmpl'}-{secrets.token_hex(12)}",
-            "object": "chat.completion" if plan.is_chat else "text_completion",
+            "id": f"{'chatcmpl' if self._is_chat else 'cmpl'}-{secrets.token_hex(12)}",
+            "object": "chat.completion" if self._is_chat else "text_completion",
             "created": int(time.time()),
             "model": model,
             "system_fingerprint": f"amusd-{__version__}",
             "seed": plan.params.seed,
         }
-        self._chunk_head = self._head | {"object": "chat.completion.chunk" if plan.is_chat else "text_completion"}
 
     def opening(self) -> list[dict[str, Any]]:
         """The first chunk of each choice of a chat, which has the role."""
         said = {"delta": {"role": "assistant", "content": ""}}
-        return [self._chunk(self._choice(index, said)) for index in range(len(self._choices) if self._is_chat else 0)]
+        return [self._chunk([self._choice(i, said)]) for i in range(len(self._choices) if self._is_chat else 0)]
 
     def piece(self, index: int, tokens: Sequence[Token]) -> dict[str, Any] | None:
         """The chunk of tokens that became readable together; None while they show no text."""
         waiting = self._choices[index].waiting
         waiting += tokens
-        self._num_tokens += len(tokens)
         return self._next_piece(index) if any(token.text for token in waiting) else None
 
     def closing(self, index: int, generation: Generation) -> list[dict[str, Any]]:
@@ -84,11 +81,11 @@ class Writer:
         if self._choices[index].waiting and tells_all:
             chunks.append(self._next_piece(index))
         last = self._choice(index, {"delta": {}} if self._is_chat else {"text": ""}, generation=generation)
-        return [*chunks, self._chunk(last)]
+        return [*chunks, self._chunk([last])]
 
     def usage_chunk(self, generations: Sequence[Generation]) -> dict[str, Any]:
         """The chunk behind all choices."""
-        return {**self._chunk_head, "choices": [], "usage": usage(self.num_prompt_tokens, generations)}
+        return self._chunk([], usage(self._num_prompt_tokens, generations))
 
     def whole(self, answers: Sequence[tuple[Sequence[Token], Generation]]) -> dict[str, Any]:
         """The answer that is not streamed: of each choice its tokens and what it came to."""
@@ -97,55 +94,51 @@ class Writer:
             message = {"role": "assistant", "content": generation.text, "refusal": None}
             said = {"message": message} if self._is_chat else {"text": generation.text}
             choices.append(self._choice(index, said, tokens, generation))
-        generations = [generation for _, generation in answers]
-        return {**self._head, "choices": choices, "usage": usage(self.num_prompt_tokens, generations)}
+        counts = usage(self._num_prompt_tokens, [generation for _, generation in answers])
+        return {**self._head, "choices": choices, "usage": counts}
 
     def _next_piece(self, index: int) -> dict[str, Any]:
         """The chunk for the tokens that waited."""
         tokens, self._choices[index].waiting = self._choices[index].waiting, []
         text = "".join(token.text for token in tokens)
         said = {"delta": {"content": text}} if self._is_chat else {"text": text}
-        return self._chunk(self._choice(index, said, tokens))
+        return self._chunk([self._choice(index, said, tokens)])
 
-    def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
-        chunk: dict[str, Any] = {**self._chunk_head, "choices": [choice]}
-        options = self._request.stream_options
-        if options.include_usage:
-            so_far = _counts(self.num_prompt_tokens, self._num_tokens)
-            chunk["usage"] = so_far if options.continuous_usage_stats else None
-        return chunk
+    def _chunk(self, choices: list[dict[str, Any]], counts: dict[str, Any] | None = None) -> dict[str, Any]:
+        kind = "chat.completion.chunk" if self._is_chat else "text_completion"
+        told = {"usage": counts} if self._request.stream_options.include_usage else {}
+        return {**self._head, "object": kind, "choices": choices, **told}
 
     def _choice(
         self, index: int, said: dict[str, Any], tokens: Sequence[Token] = (), generation: Generation | None = None
     ) -> dict[str, Any]:
         """Part of a choice, or all of it: these tokens and, with a generation, why it ended."""
         reason = None if generation is None else FINISH_REASONS[generation.finish_reason]
-        logprobs = self._logprobs(self._choices[index], tokens) if tokens else None
+        tells_logprobs = tokens and self._request.alternatives is not None
+        logprobs = self._logprobs(self._choices[index], tokens) if tells_logprobs else None
         choice = {"index": index, **said, "logprobs": logprobs, "finish_reason": reason}
         if self._request.token_sources and tokens:
             choice["tokens"] = [{"text": token.text, "source": token.source.value} for token in tokens]
         return choice
 
-    def _logprobs(self, choice: _Choice, tokens: Sequence[Token]) -> dict[str, Any] | None:
-        if self._request.alternatives is None:
-            return None
-        chat: list[dict[str, Any]] = []
-        text: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    def _logprobs(self, choice: _Choice, tokens: Sequence[Token]) -> dict[str, Any]:
+        entries: list[dict[str, Any]] = []
+        offsets: list[int] = []
         for token in tokens:
             spelling = choice.decoder.spell(token.token_id)
-            own = _entry(spelling, token.logprob)
             top = [_entry(choice.decoder.spell(token_id), logprob) for token_id, logprob in token.top_logprobs]
-            chat.append({**own, "top_logprobs": top})
-            text["tokens"].append(own["token"])
-            text["token_logprobs"].append(own["logprob"])
-            labelled: dict[str, float | None] = {}
-            for one in (*top, own):  # which is always there
-                labelled.setdefault(one["token"], one["logprob"])  # of equal labels the likelier
-            text["top_logprobs"].append(labelled)
-            text["text_offset"].append(choice.num_characters)
+            entries.append({**_entry(spelling, token.logprob), "top_logprobs": top})
+            offsets.append(choice.num_characters)
             choice.num_characters += spelling.num_characters
             choice.decoder.push(token.token_id)
-        return {"content": chat, "refusal": None} if self._is_chat else text
+        if self._is_chat:
+            return {"content": entries, "refusal": None}
+        return {
+            "tokens": [entry["token"] for entry in entries],
+            "token_logprobs": [entry["logprob"] for entry in entries],
+            "top_logprobs": [_by_label([*entry["top_logprobs"], entry]) for entry in entries],
+            "text_offset": offsets,
+        }
 
 
 def _entry(spelling: Spelling, logprob: float | None) -> dict[str, Any]:
@@ -155,22 +148,18 @@ def _entry(spelling: Spelling, logprob: float | None) -> dict[str, Any]:
     return {"token": spelling.label, "logprob": known, "bytes": utf8}
 
 
+def _by_label(entries: Sequence[dict[str, Any]]) -> dict[str, float | None]:
+    """Log-probabilities by label; of equal labels the first entry stands, which is the likelier."""
+    return {entry["token"]: entry["logprob"] for entry in reversed(entries)}
+
+
 def usage(num_prompt_tokens: int, generations: Sequence[Generation]) -> dict[str, Any]:
     """Tokens of the request, each prompt counted once, and what speculative decoding did, summed over its answers."""
+    metrics = total([generation.metrics for generation in generations])
     num_tokens = sum(len(generation.token_ids) for generation in generations)
-    counts: dict[str, Any] = _counts(num_prompt_tokens, num_tokens)
-    if generations:
-        metrics = total([generation.metrics for generation in generations])
-        figures = metrics.as_dict()
-        told = ("time_to_first_token_ms", "tokens_per_second", "num_drafted", "num_tokens_alone", "num_draft_restarts")
-        counts["metrics"] = {
-            "speculative_decoding": figures["speculative_decoding"],
-            "seconds": metrics.total_ns / 1e9,
-            **{name: figures[name] for name in told},
-        }
-    return counts
-
-
-def _counts(num_prompt_tokens: int, num_tokens: int) -> dict[str, int]:
-    total_tokens = num_prompt_tokens + num_tokens
-    return {"prompt_tokens": num_prompt_tokens, "completion_tokens": num_tokens, "total_tokens": total_tokens}
+    return {
+        "prompt_tokens": num_prompt_tokens,
+        "completion_tokens": num_tokens,
+        "total_tokens": num_prompt_tokens + num_tokens,
+        "metrics": {**metrics.as_dict(), "seconds": metrics.total_ns / 1e9},
+    }

@@ -63,13 +63,14 @@ async def _serve(
     settings = config.engine_for("serve")
     async with AsyncEngine(lambda: connect(settings)) as engine:
         service = make_service(engine, config, settings)
-        gate = Gate(make_app(service), service, tell)
-        server = HttpServer(gate, lambda: tell(f"serving {service.model} at {url(own)}"))
+        server = HttpServer(
+            Gate(make_app(service), service, tell), lambda: tell(f"serving {service.model} at {url(own)}")
+        )
         with _first_signal() as signalled:
             serving = asyncio.ensure_future(server.serve([own]))
             waiting = asyncio.ensure_future(signalled.wait())
             await asyncio.wait((serving, waiting), return_when=asyncio.FIRST_COMPLETED)
-            await drain(gate, config.serve.shutdown_seconds, tell)
+            await drain(service, config.serve.shutdown_seconds, tell)
             server.should_exit = True
             await serving
 
@@ -77,7 +78,7 @@ async def _serve(
 def make_service(engine: AsyncEngine, config: RunConfig, settings: EngineConfig) -> Service:
     """Return the service over an engine that was made from `settings`."""
     name = config.serve.model_name or model_name(settings)
-    return Service(engine, config.serve, name, config.decoding(), settings.max_verify_width - 1)
+    return Service(engine, config.serve, name, config.decoding())
 
 
 class _Connection(H11Protocol):
@@ -144,21 +145,21 @@ class HttpServer(uvicorn.Server):
         yield
 
 
-async def drain(gate: Gate, seconds: float, tell: Callable[[str], None]) -> None:
+async def drain(service: Service, seconds: float, tell: Callable[[str], None]) -> None:
     """Refuse new requests, and wait for those that are being answered; end them after so many seconds."""
-    gate.service.is_closing = True
-    if gate.num_inside:
-        tell(f"ending: no new requests; {gate.num_inside} are being answered, for {seconds:g} s at most")
-    await _until_empty(gate, seconds)
-    if gate.num_inside:
-        tell(f"serve.shutdown_seconds={seconds:g}: {gate.num_inside} requests were cut off")
-        await gate.service.engine.aclose()
-        await _until_empty(gate, _END_SECONDS)  # they tell their clients
+    service.is_closing = True
+    if service.requests:
+        tell(f"ending: no new requests; {len(service.requests)} are being answered, for {seconds:g} s at most")
+    await _until_idle(service, seconds)
+    if service.requests:
+        tell(f"serve.shutdown_seconds={seconds:g}: {len(service.requests)} requests were cut off")
+        await service.engine.aclose()
+        await _until_idle(service, _END_SECONDS)  # they tell their clients
 
 
-async def _until_empty(gate: Gate, seconds: float) -> None:
+async def _until_idle(service: Service, seconds: float) -> None:
     deadline = time.monotonic() + seconds
-    while gate.num_inside and time.monotonic() < deadline:  # noqa: ASYNC110 - an event would be more code
+    while service.requests and time.monotonic() < deadline:  # noqa: ASYNC110 - an event would be more code
         await asyncio.sleep(_LOOK_SECONDS)
 
 

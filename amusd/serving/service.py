@@ -38,12 +38,11 @@ class Service:
     model: str
     decoding: DecodingConfig
     """The schedule of requests that name none."""
-    max_speculative_tokens: int
-    """Candidates that fit into one pass."""
     began: int = field(default_factory=lambda: int(time.time()))
     is_closing: bool = False
     """No further request is taken."""
     requests: set[AnsweredRequest] = field(default_factory=set)
+    """Those that are being answered."""
     may_be_broken: bool = False
     """The engine has failed at the last answer that came to its end."""
 
@@ -54,7 +53,7 @@ class Service:
     @property
     def num_in_flight(self) -> int:
         """Answers that are computed or wait; one whose client only reads slowly is none of them."""
-        return sum(not answer.is_over for request in self.requests for answer in request.answers)
+        return sum(request.num_answers - sum(answer.is_over for answer in request.answers) for request in self.requests)
 
     async def health(self) -> tuple[int, dict[str, Any]]:
         """Status and document: 200 only when a token could be made. Behind a failure, one is made to find out."""
@@ -80,7 +79,9 @@ class Service:
     def respond(self, body: ChatRequest | CompletionRequest) -> Response:
         """The response to a request. Raises `RequestError` for one that cannot be answered."""
         self.check_model(body.model)
-        return AnsweredRequest(self, plan(body, self.decoding, self.max_length, self.max_speculative_tokens))
+        if self.is_closing:
+            raise closing_error()
+        return AnsweredRequest(self, plan(body, self.decoding, self.max_length))
 
     def check_model(self, name: str | None) -> None:
         """Raise `RequestError` for another model than this server's."""
@@ -101,7 +102,7 @@ class Service:
         if isinstance(error, RequestError):
             return error
         if isinstance(error, ConfigError) and not isinstance(error, NotFiniteError):
-            return config_error(error, "messages" if plan.is_chat and str(error).startswith("prompt") else None)
+            return config_error(error, "messages" if plan.request.is_chat and str(error).startswith("prompt") else None)
         if self.is_closing or isinstance(error, StateError):
             return closing_error()
         self.may_be_broken = True
@@ -121,16 +122,19 @@ class AnsweredRequest(Response):
         self._began = time.perf_counter()
         self._news = asyncio.Event()
         self.answers: list[Answer] = []
+        self.num_answers = 0
+        """Answers that have their places; `answers` may not have all of them yet."""
         self._writer: Writer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, as one object or as server-sent events."""
+        self._service.requests.add(self)
         is_whole = None
         try:
             is_whole = await unless_gone(receive, self._answer(scope, receive, send))
         finally:
-            if self in self._service.requests:
-                self._service.requests.remove(self)
+            self._service.requests.remove(self)
+            if self.answers:
                 self._service.metrics.ended(self._began, is_whole=is_whole is not None)
             for answer in self.answers:
                 answer.cancel()
@@ -150,14 +154,12 @@ class AnsweredRequest(Response):
     async def _submit(self) -> None:
         """Queue the answers."""
         plan, service, engine = self._plan, self._service, self._service.engine
-        prompts, num_choices = plan.request.prompts, plan.request.n
-        room = len(prompts) * num_choices, "n" if num_choices > 1 else "prompt"
-        service.check_room(*room)
-        encode = partial(engine.engine.encode, raw=not plan.is_chat, template=plan.request.template)
-        encoded = [await asyncio.to_thread(encode, prompt) for prompt in prompts]
-        service.check_room(*room)  # others may have come meanwhile
-        service.requests.add(self)
+        request, num_choices = plan.request, plan.request.n
+        encode = partial(engine.engine.encode, raw=not request.is_chat, template=request.chat_template_kwargs)
+        encoded = [await asyncio.to_thread(encode, prompt) for prompt in request.prompts]
         places = [(ids, choice) for ids in encoded for choice in range(num_choices)]
+        service.check_room(len(places), "n" if num_choices > 1 else "prompt")
+        self.num_answers = len(places)
         for ids, choice in places:
             params = plan.params_of(choice)
             self.answers.append(await engine.submit(ids, params, self._news, decoding=plan.decoding))

@@ -49,7 +49,6 @@ MAX_WAITING = 4096
 """Events that are kept for a listener: some seconds of work."""
 LOOK_SECONDS = 0.1
 """How often a listener is sent what there is."""
-_KINDS: dict[type[Event], str] = {TargetPrefill: "prefill", TargetPass: "pass", TargetWait: "wait"}
 
 
 async def listen(recorder: Recorder, is_over: Callable[[], bool]) -> AsyncGenerator[bytes, None]:
@@ -94,32 +93,36 @@ class Story:
         if isinstance(event, WholeSequence):
             self._rollbacks.pop(event.sequence_id, None)
             return []
-        told = []
-        if isinstance(event, TargetPass):
-            counts = {
-                "candidates": event.num_judged,
-                "accepted": event.num_accepted,
-                "tokens": event.num_tokens,
-                "alternatives": event.num_alternatives,
-            }
-            told.append(_told("target", "pass", event, **counts))
-        elif type(event) in _KINDS:
-            told.append(_told("target", _KINDS[type(event)], event))
-        elif isinstance(event, Send) and event.message == "verdict":
-            told.append(_told("target", "verdict", event, accepted=event.num_accepted, tokens=event.num_tokens))
-        elif isinstance(event, Receive) and event.message == "candidate" and event.num_tokens:
-            is_taken = event.reception == "taken"
-            told.append(_told("draft", "candidates", event, candidates=event.num_tokens, taken=is_taken))
-        elif isinstance(event, (DraftLost, DraftBack)):
-            told.append(_told("draft", "lost" if isinstance(event, DraftLost) else "back", event))
+        told = _told(event)
         if isinstance(event, TargetPass) or (isinstance(event, Send) and event.message == "open"):
             self._rollbacks.setdefault(event.sequence_id, RollbackWatch())
         watch = self._rollbacks.get(event.sequence_id)
         if watch is not None and watch.take(event):
-            told.append(_told("draft", "rollback", event))
+            told.append(_line("draft", "rollback", event))
         return told
 
 
-def _told(device: str, kind: str, event: Event, **fields: Any) -> dict[str, Any]:
+def _told(event: Event) -> list[dict[str, Any]]:
+    """The line about an event, if there is one."""
+    match event:
+        case TargetPrefill():
+            return [_line("target", "prefill", event)]
+        case TargetWait():
+            return [_line("target", "wait", event)]
+        case TargetPass(num_judged=judged, num_accepted=accepted, num_tokens=tokens, num_alternatives=others):
+            counts = {"candidates": judged, "accepted": accepted, "tokens": tokens, "alternatives": others}
+            return [_line("target", "pass", event, **counts)]
+        case Send(message="verdict", num_accepted=accepted, num_tokens=tokens):
+            return [_line("target", "verdict", event, accepted=accepted, tokens=tokens)]
+        case Receive(message="candidate", num_tokens=number) if number:
+            return [_line("draft", "candidates", event, candidates=number, taken=event.reception == "taken")]
+        case DraftLost():
+            return [_line("draft", "lost", event)]
+        case DraftBack():
+            return [_line("draft", "back", event)]
+    return []
+
+
+def _line(device: str, kind: str, event: Event, **fields: Any) -> dict[str, Any]:
     times = {"begin": event.start_ns / 1e9, "end": event.end_ns / 1e9}
     return {"device": device, "kind": kind, **times, "sequence": event.sequence_id, **fields}

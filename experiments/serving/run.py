@@ -42,7 +42,7 @@ TTFT_LIMIT, TPOT_LIMIT = 2.0, 0.1
 """Seconds to the first token, and for each further one, of an answer that counts as goodput."""
 MODES: dict[str, dict[str, Any]] = {
     "autoregressive": {"mode": "autoregressive"},
-    "synchronous": {"mode": "synchronous", "num_speculative_tokens": 2},
+    "synchronous": {"mode": "synchronous"},
     "asynchronous": {"mode": "asynchronous"},
 }
 """Fields of `amusd serve` that choose how a request is decoded."""
@@ -64,7 +64,7 @@ def main() -> None:
     request = request_of(arguments)
     all_users = arguments.users or ([1, 2] if request.quick else USERS)
     request.runs.mkdir(parents=True, exist_ok=True)
-    overrides = [f"max_num_seqs={max(all_users)}", *arguments.overrides]
+    overrides = [f"max_num_seqs={max(all_users)}", "num_speculative_tokens=2", *arguments.overrides]
     blocks: Blocks = {}
     with serving(overrides, request.runs) if arguments.url is None else nullcontext(arguments.url) as url:
         key = None if arguments.url is None else os.environ.get("OPENAI_API_KEY")

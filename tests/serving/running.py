@@ -79,7 +79,7 @@ class Running:
         for line in self.get("/metrics").text.splitlines():
             if not line.startswith("#"):
                 name, value = line.rsplit(" ", 1)
-                found[name.replace('engine="0",', "").replace(f'model_name="{MODEL}"', "")] = float(value)
+                found[name.replace(f'model_name="{MODEL}"', "")] = float(value)
         return found
 
 
@@ -127,7 +127,7 @@ def serving(engine: Engine, **settings: Any) -> Iterator[Running]:
                 found.extend((Running(at, gate, engine, http, lines), asyncio.get_running_loop(), over))
                 serving = asyncio.ensure_future(server.serve([own]))
                 await over.wait()
-                await drain(gate, config.serve.shutdown_seconds, lines.append)
+                await drain(service, config.serve.shutdown_seconds, lines.append)
                 server.should_exit = True
                 await serving
 

@@ -94,7 +94,7 @@ def test_a_stop_string_ends_the_answer_before_it_wherever_a_block_lies(
 ) -> None:
     for begin in range(4, 10):  # every place within a block of accepted tokens
         stop = ANSWER[begin : begin + 3]
-        fields = server.chat(max_tokens=30, stop=["never this", stop], mode=mode, num_speculative_tokens=5)
+        fields = server.chat(max_tokens=30, stop=["never this", stop], mode=mode, token_sources=True)
         response = server.post("/v1/chat/completions", {**fields, "stream": stream})
         documents = events(response) if stream else [response.json()]
         choices = [document["choices"][0] for document in documents]
@@ -139,7 +139,6 @@ def test_the_model_its_version_and_the_document_of_the_interface(server: Running
     (card,) = client.models.list().data
     assert (card.id, card.object) == (MODEL, "model")
     assert client.models.retrieve(MODEL).id == MODEL
-    assert server.get("/version").json()["version"]
     document = server.get("/openapi.json").json()
     assert {"/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/metrics"} <= set(document["paths"])
     answers = document["paths"]["/v1/completions"]["post"]["responses"]
@@ -154,7 +153,6 @@ def test_health_and_figures_say_what_was_done(server: Running, client: OpenAI) -
     sampled(client, n=2, max_tokens=10)
     health = server.get("/health")
     assert (health.status_code, health.json()["status"], health.json()["draft"]) == (200, "ok", "present")
-    assert server.http.head("/health").status_code == 200
     after = server.figures()
     added = {name: after[name] - before.get(name, 0) for name in after}
     assert added["vllm:generation_tokens_total{}"] == 20
@@ -198,7 +196,7 @@ def test_a_key_is_asked_for_where_there_is_one() -> None:
             assert (refused.value.code, refused.value.status_code) == ("invalid_api_key", 401)
         assert server.get("/metrics").headers["www-authenticate"] == "Bearer"
         assert server.get("/openapi.json").status_code == 401
-        assert server.get("/health").status_code == server.get("/version").status_code == 200
+        assert server.get("/health").status_code == 200
         with server.client(api_key="right") as client:
             assert texts(sampled(client, temperature=0)) == [ANSWER[:12]]
 

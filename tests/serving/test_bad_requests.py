@@ -44,14 +44,13 @@ MISTAKES: list[tuple[dict[str, Any], str | None, str]] = [
     ({"n": 100}, "n", "more than this server takes"),
     ({"stop": ""}, "stop", "text that is not empty"),
     ({"stop": ["b"] * (MAX_STOPS + 1)}, "stop", f"at most {MAX_STOPS} items"),
-    ({"stop": "b" * (STOP_CHARACTERS + 1)}, "stop.0", f"at most {STOP_CHARACTERS} characters"),
+    ({"stop": "b" * (STOP_CHARACTERS + 1)}, "stop", f"at most {STOP_CHARACTERS} characters"),
     ({"logit_bias": {"5000": 1}}, "logit_bias", "no token is 5000"),
     ({"logit_bias": {str(id_): 1 for id_ in range(MAX_BIASES + 1)}}, "logit_bias", f"at most {MAX_BIASES} items"),
     ({"top_logprobs": 2}, "top_logprobs", "needs logprobs=true"),
     ({"stream_options": {"more": 1}}, "stream_options.more", "not known"),
-    ({"num_speculative_tokens": 100}, "num_speculative_tokens", "this server takes 7"),
-    ({"tools": [TOOL]}, "tools", "is not supported by this server"),
-    ({"response_format": {"type": "json_object"}}, "response_format.type", "should be 'text'"),
+    ({"tools": [TOOL]}, "tools", "not supported by this server"),
+    ({"response_format": {"type": "json_object"}}, "response_format", "not supported by this server"),
     ({"min_tokens": 1}, "min_tokens", "needs ignore_eos=true, no stop"),
     ({"min_tokens": 3, "ignore_eos": True, "max_tokens": 2}, "min_tokens", "max_tokens that are not fewer"),
     ({"guided_json": {"type": "object"}}, "guided_json", "not supported"),
@@ -120,7 +119,7 @@ def test_a_body_without_a_length_is_cut_off_too(server: Running) -> None:
 
 
 def test_another_model_is_not_found(server: Running) -> None:
-    check(post(server, {"model": "\ud800"}), 404, "model", "the model '?' does not exist; this server has 'table'")
+    check(post(server, {"model": "\ud800"}), 404, "model", "the model '\ud800' does not exist; this server has 'table'")
     check(server.get("/v1/models/gpt-9"), 404, "model", "does not exist")
 
 
