@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import time
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
 from typing import Any
 
 from amusd.config import RunConfig
-from amusd.errors import ConfigError, MissingDependencyError
+from amusd.errors import ConfigError, MissingDependencyError, first_line
 from amusd.settings import from_mapping, to_mapping
 
 if __name__ == "__main__":  # the replicas import what they run from the installed package
@@ -30,8 +28,6 @@ from .devices import set_environment
 from .jobs import exit_code_of, with_api_key
 
 APPLICATION = "amusd"
-_LOOK_SECONDS = 0.5
-_HEALTH_SECONDS = 5.0
 _NUM_CPUS = 2.0
 """CPU cores that Ray sets aside for each engine: one for the target, one for the draft."""
 
@@ -46,17 +42,12 @@ class Replica:
         from amusd.serving.app import Gate, make_app
         from amusd.serving.server import make_service
 
-        self._resources = AsyncExitStack()
-        try:
-            config = from_mapping(RunConfig, settings)
-            engine_config = config.engine_for("serve")
-            set_environment(engine_config)
-            engine = AsyncEngine(lambda: Engine.start(engine_config))
-            service = make_service(await self._resources.enter_async_context(engine), config, engine_config)
-            self._gate = Gate(make_app(service), service, tell)
-        except BaseException:
-            await self._resources.aclose()
-            raise
+        config = from_mapping(RunConfig, settings)
+        engine_config = config.engine_for("serve")
+        set_environment(engine_config)
+        self._engine = await AsyncEngine(lambda: Engine.start(engine_config))
+        service = make_service(self._engine, config, engine_config)
+        self._gate = Gate(make_app(service), service, tell)
 
     def __serve_build_asgi_app__(self) -> Any:
         from starlette.applications import Starlette
@@ -71,7 +62,7 @@ class Replica:
             raise RuntimeError(document["status"])
 
     async def __del__(self) -> None:  # type: ignore[misc]  # Ray awaits it, behind the last answer
-        await self._resources.aclose()
+        await self._engine.aclose()
 
 
 def options_of(config: RunConfig) -> dict[str, Any]:
@@ -79,15 +70,16 @@ def options_of(config: RunConfig) -> dict[str, Any]:
     own = config.ray
     if "cuda" in "".join(config.hardware.devices) and not own.num_gpus:
         raise ConfigError(f"ray.num_gpus=0: hardware.devices={[*config.hardware.devices]} needs GPUs for each engine")
-    least, most = own.min_replicas, own.max_replicas or own.min_replicas
-    scaling = {"min_replicas": least, "max_replicas": most, "target_ongoing_requests": config.max_num_seqs}
     return {
         "max_ongoing_requests": config.max_num_seqs + config.serve.max_queue,
         "ray_actor_options": {"num_cpus": _NUM_CPUS, "num_gpus": own.num_gpus},
-        "health_check_period_s": _HEALTH_SECONDS,
         "max_constructor_retry_count": 3,
         "graceful_shutdown_timeout_s": config.serve.shutdown_seconds,
-        **({"num_replicas": most} if least == most else {"autoscaling_config": scaling}),
+        "autoscaling_config": {
+            "min_replicas": own.min_replicas,
+            "max_replicas": own.max_replicas or own.min_replicas,
+            "target_ongoing_requests": config.max_num_seqs,
+        },
     }
 
 
@@ -107,27 +99,14 @@ def build(arguments: dict[str, Any]) -> Any:
 
 
 def deploy(config: RunConfig) -> None:
-    """Deploy on the cluster that this process is connected to, and wait until all runs.
-
-    Raises `ConfigError` where that fails, or is not done within `startup_timeout_seconds` for each replica.
-    """
+    """Deploy on the cluster that this process is connected to, and wait until all runs. Raises `ConfigError`."""
     from ray import serve
 
-    target = serve.RunTarget(application(config), name=APPLICATION)
     serve.start(http_options={"host": config.serve.host, "port": config.serve.port})
-    serve.run_many([target], wait_for_applications_running=False, wait_for_ingress_deployment_creation=False)
-    seconds = config.startup_timeout_seconds * config.ray.min_replicas
-    deadline = time.monotonic() + seconds
-    tell(f"waiting for the replicas: {seconds:.0f} s at most")
-    while (status := serve.status().applications[APPLICATION]).status != "RUNNING":
-        said = [
-            f"{name}: {one.message.strip().splitlines()[-1]}"
-            for name, one in status.deployments.items()
-            if one.message.strip()
-        ]
-        if status.status == "DEPLOY_FAILED" or time.monotonic() > deadline:
-            raise ConfigError(f"ray: {status.status.value}: {'; '.join([status.message, *said])}")
-        time.sleep(_LOOK_SECONDS)
+    try:
+        serve.run(application(config), name=APPLICATION)
+    except RuntimeError as error:
+        raise ConfigError(f"ray: {first_line(error)}") from error
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -144,12 +123,8 @@ def main(arguments: Sequence[str]) -> int:
             ray.init(address="auto", log_to_driver=False)
         except ConnectionError:
             raise ConfigError("ray: no cluster is running here: `ray start --head`, or set RAY_ADDRESS") from None
-        if not config.ray.num_gpus and ray.cluster_resources().get("GPU"):
-            tell("ray.num_gpus=0: no GPU is set aside for the engines, though the cluster has some")
         deploy(config)
-        tell(
-            f"serving at http://{config.serve.host}:{config.serve.port}; `serve status`, `serve shutdown` for the rest"
-        )
+        tell(f"serving at http://{config.serve.host}:{config.serve.port}; `serve shutdown` ends it")
         return 0
 
     return exit_code_of(work)

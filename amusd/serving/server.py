@@ -9,8 +9,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import PurePath
 
 import h11
@@ -63,9 +63,8 @@ async def _serve(
     settings = config.engine_for("serve")
     async with AsyncEngine(lambda: connect(settings)) as engine:
         service = make_service(engine, config, settings)
-        server = HttpServer(
-            Gate(make_app(service), service, tell), lambda: tell(f"serving {service.model} at {url(own)}")
-        )
+        gate = Gate(make_app(service), service, tell)
+        server = HttpServer(gate, lambda: tell(f"serving {service.model} at {url(own)}"))
         with _first_signal() as signalled:
             serving = asyncio.ensure_future(server.serve([own]))
             waiting = asyncio.ensure_future(signalled.wait())
@@ -77,8 +76,10 @@ async def _serve(
 
 def make_service(engine: AsyncEngine, config: RunConfig, settings: EngineConfig) -> Service:
     """Return the service over an engine that was made from `settings`."""
-    name = config.serve.model_name or model_name(settings)
-    return Service(engine, config.serve, name, config.decoding())
+    target = settings.target
+    name = PurePath(target.model or target.kind)
+    model = config.serve.model_name or (name.name if name.is_absolute() else str(name))
+    return Service(engine, config.serve, model, config.decoding())
 
 
 class _Connection(H11Protocol):
@@ -139,10 +140,9 @@ class HttpServer(uvicorn.Server):
         await super().startup(sockets)
         self._tell_started()
 
-    @contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
         """Leave signals alone."""
-        yield
+        return nullcontext()
 
 
 async def drain(service: Service, seconds: float, tell: Callable[[str], None]) -> None:
@@ -170,16 +170,13 @@ def _first_signal() -> Iterator[asyncio.Event]:
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
 
     def restore() -> None:
+        event.set()
         for number, handler in before.items():
             loop.remove_signal_handler(number)
             signal.signal(number, handler)
 
-    def on_signal() -> None:
-        restore()
-        event.set()
-
     for number in before:  # not by `signal`: asyncio's own way also takes the wakeup descriptor from who had it
-        loop.add_signal_handler(number, on_signal)
+        loop.add_signal_handler(number, restore)
     try:
         yield event
     finally:
@@ -191,11 +188,3 @@ def url(own: socket.socket) -> str:
     host, port = own.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
     return f"http://{host}:{port}"
-
-
-def model_name(config: EngineConfig) -> str:
-    """Return the model's name for clients: the hub's or the folder's of a checkpoint, else the kind of the target."""
-    target = config.target
-    if target.kind != "hf" or target.model is None:
-        return str(target.kind)
-    return PurePath(target.model).name if PurePath(target.model).is_absolute() else target.model

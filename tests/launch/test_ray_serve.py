@@ -27,25 +27,17 @@ from .small_pair import save_pair
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_number_of_engines_is_fixed_and_two_are_limits() -> None:
-    options = options_of(compose_config(["ray.min_replicas=3", "ray.num_gpus=2"]))
-    assert options["num_replicas"] == 3
-    assert "autoscaling_config" not in options
-    assert options["ray_actor_options"] == {"num_cpus": 2.0, "num_gpus": 2.0}
-    options = options_of(compose_config(["ray.max_replicas=4", "max_num_seqs=6"]))
+def test_ray_is_told_of_limits_and_of_the_keys_of_serve() -> None:
+    words = ["ray.max_replicas=4", "ray.num_gpus=2", "max_num_seqs=6", "serve.max_queue=10"]
+    options = options_of(compose_config(words))
     assert options["autoscaling_config"] == {"min_replicas": 1, "max_replicas": 4, "target_ongoing_requests": 6}
-
-
-def test_the_keys_of_serve_hold() -> None:
-    options = options_of(compose_config(["max_num_seqs=6", "serve.max_queue=10", "serve.shutdown_seconds=7"]))
+    assert options["ray_actor_options"] == {"num_cpus": 2.0, "num_gpus": 2.0}
     assert options["max_ongoing_requests"] == 16
-    assert options["graceful_shutdown_timeout_s"] == 7
 
 
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["ray.max_replicas=0"], "ray.max_replicas=0: expected a whole number from 1"),
         (["ray.min_replicas=0"], "ray.min_replicas=0: expected a whole number from 1"),
         (["hardware=two_gpus"], "ray.num_gpus=0: hardware.devices="),
     ],
