@@ -14,6 +14,7 @@ them, and a rollback brings the draft back in line when the target disagrees. Th
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from amusd.config import EngineConfig, SamplingParams
@@ -27,17 +28,10 @@ __version__ = "0.1.0"
 __all__ = ["AsyncEngine", "Engine", "EngineConfig", "Generation", "SamplingParams", "__version__"]
 
 
+_HOMES = {"AsyncEngine": "amusd.async_engine", "Engine": "amusd.engine", "Generation": "amusd.answer"}
+
+
 def __getattr__(name: str) -> Any:
-    if name == "Engine":
-        from amusd.engine import Engine
-
-        return Engine
-    if name == "AsyncEngine":
-        from amusd.async_engine import AsyncEngine
-
-        return AsyncEngine
-    if name == "Generation":
-        from amusd.answer import Generation
-
-        return Generation
-    raise AttributeError(f"module 'amusd' has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'amusd' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -41,7 +41,7 @@ class Console:
     @contextmanager
     def streaming(self, status: Callable[[], str]) -> Iterator[Callable[[str], None]]:
         """Yield what writes an answer's text, at once. On a terminal, `status()` is a line below it, in a thread."""
-        screen = None if self._json_only else _screen(self._out, self._put)
+        screen = None if self._json_only else _screen(self._out)
         if screen is None:
             yield lambda text: self.text(text, end="")
             return
@@ -92,7 +92,8 @@ class Console:
     def progress(self, label: str, done: int, num_steps: int) -> None:
         """Report how far long work is: one line that is rewritten on a terminal, a line for each tenth elsewhere."""
         if self._err.isatty():
-            line = progress_line(label, done, num_steps)[:110]
+            filled = 20 * done // num_steps
+            line = f"[{'#' * filled}{'.' * (20 - filled)}] {done}/{num_steps}  {label}"[:110]
             _write(self._err, "\r" + line.ljust(self._progress_width))
             self._progress_width = len(line)
         elif 10 * done // num_steps != 10 * (done - 1) // num_steps:
@@ -122,20 +123,13 @@ def standard_output() -> TextIO:
     return sys.stdout
 
 
-def _screen(stream: TextIO, put: Callable[[str], None]) -> Screen | None:
-    """The terminal behind `stream`, which `put` writes to and deals with failures of; None where there is none."""
+def _screen(stream: TextIO) -> Screen | None:
+    """The terminal behind `stream`; None where there is none."""
     if not stream.isatty():
         return None
     from rich.console import Console as Screen
 
-    class Guarded(io.TextIOBase):
-        encoding = stream.encoding
-
-        def write(self, text: str) -> int:
-            put(text)
-            return len(text)
-
-    screen = Screen(file=Guarded(), force_terminal=True, highlight=False)  # type: ignore[arg-type]
+    screen = Screen(file=stream, force_terminal=True, highlight=False)
     return None if screen.is_dumb_terminal else screen
 
 
@@ -164,12 +158,6 @@ def _write(err: TextIO, text: str) -> None:
         err.flush()
     except OSError:
         discard(err)
-
-
-def progress_line(label: str, done: int, num_steps: int) -> str:
-    """`[#####...............] 2/8  label`."""
-    filled = 20 * done // num_steps
-    return f"[{'#' * filled}{'.' * (20 - filled)}] {done}/{num_steps}  {label}"
 
 
 def table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:

@@ -13,13 +13,17 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import msgspec
+
 from amusd.config import RunConfig, WorkloadConfig
 from amusd.config.commands import DEFAULT_PROMPTS
 from amusd.errors import ConfigError
 from amusd.files import cannot_write
-from amusd.settings import changed, shown
+from amusd.settings import Text, changed, shown
 
-_EXPECTED = "expected an object with 'prompt', 'question', 'turns' or 'conversation'"
+_EXPECTED = (
+    "expected an object with a text 'prompt' or 'question', texts 'turns', or a 'conversation' that ends unanswered"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,48 +109,39 @@ def user_prompt(text: str, number: int = 1, category: str | None = None) -> Work
     return WorkloadPrompt(number, ({"role": "user", "content": text},), category)
 
 
+class _Turn(msgspec.Struct):
+    role: str
+    content: Text
+
+
+class _Record(msgspec.Struct):
+    """A line of a file of prompts; other keys are passed over."""
+
+    prompt: Text | None = None
+    question: Text | None = None
+    turns: tuple[Text, ...] = ()
+    conversation: tuple[_Turn, ...] = ()
+    category: Any = None
+
+    def asked(self) -> tuple[dict[str, str], ...]:
+        """The conversation up to the last answer in it, or the first message."""
+        if not self.conversation:
+            texts = self.prompt, *self.turns, self.question
+            return next((user_prompt(text).turns for text in texts if text is not None), ())
+        answers = [place for place, turn in enumerate(self.conversation) if turn.role == "assistant"]
+        turns = self.conversation[: answers[-1]] if answers else self.conversation
+        return tuple({"role": turn.role, "content": turn.content} for turn in turns)
+
+
 def _parse(line: str, number: int, source: str) -> WorkloadPrompt:
     try:
-        record = json.loads(line)
-        if not isinstance(record, dict):
-            raise TypeError("not an object")
-        turns = _turns(record)
-        if not turns:
-            raise ValueError("no turns to answer")
-        for text in (text for turn in turns for text in turn.values()):
-            _check_text(text)
-    except (KeyError, ValueError, TypeError, IndexError, RecursionError) as error:
-        why = {KeyError: f"no {error}", RecursionError: "nested too deeply"}.get(type(error), str(error))
-        raise ConfigError(f"{source}: line {number}: {_EXPECTED} ({why})") from error
-    return WorkloadPrompt(number, turns, _label(record.get("category")))
-
-
-def _turns(record: dict[str, Any]) -> tuple[dict[str, Any], ...]:
-    if "conversation" not in record:
-        key = next((key for key in ("prompt", "turns", "question") if key in record), "turns")
-        return user_prompt(_listed(record, key)[0] if key == "turns" else record[key]).turns
-    turns = [{"role": turn["role"], "content": turn["content"]} for turn in _listed(record, "conversation")]
-    assistant = [index for index, turn in enumerate(turns) if turn["role"] == "assistant"]
-    return tuple(turns[: assistant[-1]] if assistant else turns)
-
-
-def _listed(record: dict[str, Any], key: str) -> list[Any]:
-    if not isinstance(record[key], list):
-        raise TypeError(f"{key!r} is no list")
-    return list(record[key])
-
-
-def _label(value: Any) -> str | None:
-    """A category as one line that can be printed; None where there is none."""
-    text = "" if value is None else " ".join(str(value).split())
-    return text.encode(errors="replace").decode() or None
-
-
-def _check_text(text: Any) -> None:
-    """Raise `ValueError` unless it is a text that a tokenizer and a file can take."""
-    if not isinstance(text, str) or not text:
-        raise ValueError(f"{str(text)[:40]!r} is empty or not a string")
-    text.encode()  # a lone surrogate is half a character
+        record = msgspec.json.decode(line, type=_Record)
+        if not (turns := record.asked()):
+            raise ValueError("there is none of these")
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{source}: line {number}: {_EXPECTED} ({error})") from error
+    category = None if record.category is None else " ".join(str(record.category).split())
+    return WorkloadPrompt(number, turns, category)
 
 
 _DECISIVE = {
@@ -154,6 +149,14 @@ _DECISIVE = {
     *("workload.raw", "hardware.synthetic"),
 }
 """Keys and sections that decide what is answered, or by what."""
+
+
+class _Answer(msgspec.Struct):
+    """What is read of a line of `out`."""
+
+    id: int
+    prompt: Any
+    settings: dict[str, Any]
 
 
 class AnswersFile:
@@ -180,13 +183,16 @@ class AnswersFile:
         done = 0
         for number, line in enumerate(self._lines(), start=1):
             try:
-                record = json.loads(line)
-                id_, prompt, settings = record["id"], record["prompt"], dict(record["settings"])
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                answer = msgspec.json.decode(line, type=_Answer)
+            except (ValueError, RecursionError):
                 raise self._refusal(number, "is no answer that `amusd generate` has written") from None
-            self._check_settings(settings, number)
-            done = next((i for i in range(done, len(prompts)) if prompts[i].number == id_), len(prompts)) + 1
-            if done > len(prompts) or prompts[done - 1].asked != prompt:
+            for key in sorted(self._settings.keys() | answer.settings.keys()):
+                theirs = _setting(key, answer.settings, f"the default {key}")
+                ours = _setting(key, self._settings, "the default")
+                if answer.settings.get(key) != self._settings.get(key):
+                    raise self._refusal(number, f"was answered with {theirs}, not {ours}")
+            done = next((i for i in range(done, len(prompts)) if prompts[i].number == answer.id), len(prompts)) + 1
+            if done > len(prompts) or prompts[done - 1].asked != answer.prompt:
                 raise self._refusal(number, "answers another prompt")
         return done
 
@@ -221,13 +227,9 @@ class AnswersFile:
         except OSError as error:
             raise ConfigError(f"out={self.path}: cannot be read ({error.strerror})") from None
 
-    def _check_settings(self, found: Mapping[str, Any], number: int) -> None:
-        own = json.loads(json.dumps(self._settings))
-        for key in sorted(own.keys() | found.keys()):
-            if own.get(key) != found.get(key):
-                theirs, ours = (f"{key}={shown(which[key])}" if key in which else "" for which in (found, own))
-                told = f"was answered with {theirs or f'the default {key}'}, not {ours or 'the default'}"
-                raise self._refusal(number, told)
-
     def _refusal(self, number: int, why: str) -> ConfigError:
         return ConfigError(f"out={self.path}: line {number} {why}; name another file")
+
+
+def _setting(key: str, settings: Mapping[str, Any], default: str) -> str:
+    return f"{key}={shown(settings[key])}" if key in settings else default

@@ -642,8 +642,8 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     ("amusd/workload.py", "tests/test_workload.py"): {
         "lines end where text does not": ('.split("\\n"), start=1', ".splitlines(), start=1"),
         "the last answer of a conversation is part of the prompt": (
-            "turns[: assistant[-1]]",
-            "turns[: assistant[-1] + 1]",
+            "self.conversation[: answers[-1]]",
+            "self.conversation[: answers[-1] + 1]",
         ),
         "lines are counted from 0": ('("\\n"), start=1):', '("\\n"), start=0):'),
     },
