@@ -272,7 +272,8 @@ class Engine:
             max_new_tokens=request.max_length - len(request.prompt),
             push_text=IncrementalDecoder(self.tokenizer, request.prompt).push,
         )
-        text = AnswerText(IncrementalDecoder(self.tokenizer, request.prompt), params.stop)
+        decoder = IncrementalDecoder(self.tokenizer, request.prompt)
+        text = AnswerText(decoder.push, decoder.flush, params.stop)
         return Answer(request, stop, text, kind, self.turns)
 
     def _encode_all(self, prompts: Sequence[Prompt], *, raw: bool) -> list[tuple[int, ...]]:
