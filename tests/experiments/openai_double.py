@@ -46,9 +46,6 @@ class OpenAIDouble(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.reply = reply
         self.bodies: list[Body] = []
-        self.most_at_a_time = 0
-        self._at_work = 0
-        self._lock = threading.Lock()
 
     @property
     def url(self) -> str:
@@ -62,17 +59,6 @@ class OpenAIDouble(ThreadingHTTPServer):
         self.shutdown()
         self.server_close()
 
-    def answer_to(self, body: Body) -> bytes | tuple[int, str]:
-        with self._lock:
-            self.bodies.append(body)
-            self._at_work += 1
-            self.most_at_a_time = max(self.most_at_a_time, self._at_work)
-        try:
-            return self.reply(body)
-        finally:
-            with self._lock:
-                self._at_work -= 1
-
 
 class _Handler(BaseHTTPRequestHandler):
     server: OpenAIDouble
@@ -82,7 +68,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        reply = self.server.answer_to(body)
+        self.server.bodies.append(body)
+        reply = self.server.reply(body)
         if isinstance(reply, bytes):
             self._send(200, reply)
         else:

@@ -76,11 +76,9 @@ def test_a_calibrated_simulation_repeats_the_run(tmp_path: Path) -> None:
         assert speeds[1] == pytest.approx(speeds[0], rel=0.02)
 
 
-@pytest.mark.parametrize("decoding", [synchronous(4), chain(3)], ids=["block", "chain"])
-def test_outcomes_are_seen_as_they_were(tmp_path: Path, decoding: DecodingConfig) -> None:
+def test_outcomes_are_seen_as_they_were(tmp_path: Path) -> None:
     simulator = machine()
-    calibration = measured(tmp_path, simulator, PLAIN, decoding)
-    assert len(calibration.traces) == len(simulator.answers)
+    calibration = measured(tmp_path, simulator, PLAIN, chain(3))
     for trace, answer in zip(calibration.traces, simulator.answers, strict=True):
         assert all(known in (None, right) for known, right in zip(trace, answer, strict=True))
     assert sum(known is None for trace in calibration.traces for known in trace) < 0.2 * 300

@@ -49,14 +49,6 @@ def test_the_draft_sees_a_message_when_it_arrives_and_not_before() -> None:
     assert draft.received == [(15, True)]
 
 
-def test_a_wait_ends_by_itself_once_the_target_has_come_that_far() -> None:
-    draft = Draft(patience=7e-9)
-    draft.clock.let_pass(6)
-    assert draft.received == []
-    draft.clock.let_pass(10)
-    assert draft.received == [(7, False), (14, False)]
-
-
 @pytest.mark.parametrize(("timeout", "time_ns", "comes"), [(10, 7, True), (7, 7, True), (6, 6, False), (0, 0, False)])
 def test_the_target_waits_for_an_answer_as_long_as_it_may(timeout: int, time_ns: int, comes: bool) -> None:
     draft = Draft(delay=2, work=3, num_answers=1)

@@ -14,12 +14,9 @@ from amusd.simulation.tokens import (
     drawn_answers,
     guess_places,
     guess_weights,
-    replayed_answers,
-    trace_rate,
 )
 
 rates = st.floats(0, 1)
-traces = st.lists(st.sampled_from([True, False, None]), min_size=1, max_size=50).map(tuple)
 
 
 def test_a_pass_costs_what_the_nearest_measured_width_costs() -> None:
@@ -87,13 +84,3 @@ def test_each_further_guess_is_right_as_often_as_it_is_told_to_be() -> None:
     assert [places[:4000].count(place) / 4000 for place in range(5)] == pytest.approx(expected, abs=0.001)
     assert weights == pytest.approx(expected[:4])
     assert set(places[4000:]) == {0}
-
-
-@given(st.lists(traces, max_size=6), st.integers(0, 3))
-def test_a_replay_keeps_what_is_known(found: list[tuple[bool | None, ...]], seed: int) -> None:
-    usable = [trace for trace in found if trace_rate(trace) is not None]
-    answers = replayed_answers(found, seed)
-    assert [len(answer) for answer in answers] == [len(trace) for trace in usable]
-    for trace, answer in zip(usable, answers, strict=True):
-        assert all(known in (None, outcome) for known, outcome in zip(trace, answer, strict=True))
-    assert answers == replayed_answers(found, seed)

@@ -46,19 +46,15 @@ def test_auto_beside_a_draft_that_is_never_right_is_plain_decoding(delay: float,
     assert speedup(replace(machine, can_branch=can_branch), AUTO) >= 0.97
 
 
-@pytest.mark.parametrize(("a", "together"), [(0.0, 1.3), (0.2, 1.1)])
-def test_auto_has_a_draft_rest_that_costs_more_than_it_brings(a: float, together: float) -> None:
-    slowed = {0: Shared(Duration.of_ms(6.0, 0.05), Duration.of_ms(6.0 * together, 0.05))}
-    machine = simulator(a, costs(6, delay=0.05, spread=0.05, passes=slowed), num_answers=4, num_tokens=256)
-    machine = replace(machine, accept_next=0.1, max_candidates=7)
-    chains = replace(machine, can_branch=False)
-    assert speedup(machine, AUTO) >= 0.97
-    assert speedup(chains, AUTO) >= 0.96
-    if a == 0:
-        assert speedup(chains, chain(0, max_lookahead=16)) < 1.03 / together
+def test_auto_has_a_draft_rest_that_costs_more_than_it_brings() -> None:
+    slowed = {0: Shared(Duration.of_ms(6.0, 0.05), Duration.of_ms(6.0 * 1.3, 0.05))}
+    machine = simulator(0.0, costs(6, delay=0.05, spread=0.05, passes=slowed), num_answers=4, num_tokens=256)
+    machine = replace(machine, accept_next=0.1, max_candidates=7, can_branch=False)
+    assert speedup(machine, AUTO) >= 0.96
+    assert speedup(machine, chain(0, max_lookahead=16)) < 1.03 / 1.3
 
 
-@pytest.mark.parametrize(("a", "row_share"), [(0.05, 1.0), (0.3, 0.3), (0.8, 0.1)])
+@pytest.mark.parametrize(("a", "row_share"), [(0.05, 1.0), (0.8, 0.1)])
 def test_auto_verifies_no_more_than_is_worth_its_row(a: float, row_share: float) -> None:
     machine = simulator(a, costs(6, spread=0.05, passes=rows_of(6, 6 * row_share, 0.05)), num_answers=3, num_tokens=128)
     machine = replace(machine, accept_next=0.3, max_candidates=7)
