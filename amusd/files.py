@@ -19,9 +19,9 @@ PARTIAL_FILE = "partial.txt"
 ANSWERS_FILE, PROMPTS_FILE = "answers.jsonl", "prompts.csv"
 """What was said, and what it took, as a comparison keeps them."""
 FIGURE_FILES = tuple(f"{name}.{kind}" for name in ("comparison", "timeline") for kind in ("svg", "png"))
-KEYS = ("prompt", "mode", "policy", "drafter", "length", "repeat")
-"""Columns that name an answer: line of the workload, how it was decoded, which time it was asked for; and `batch_size`
-where several were made at a time."""
+KEYS = ("prompt", "mode", "policy", "drafter", "length", "batch_size", "repeat")
+"""Columns that name an answer: line of the workload, how it was decoded, how many at a time, which time it was asked
+for."""
 MEASURES = ("tokens", "ms", "accepted", "identical")
 """Columns of `prompts.csv`: tokens of the answer, its time, candidates accepted, whether it is plain decoding's."""
 

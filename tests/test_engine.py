@@ -236,7 +236,7 @@ def test_every_answer_of_a_comparison_is_kept_with_what_it_took(commands: Comman
     ways = [("autoregressive", None, None, None), ("synchronous", None, "ngram", 2), ("synchronous", None, "ngram", 4)]
     ways.append(("asynchronous", "chain", "ngram", None))
     assert [tuple(answer[name] for name in KEYS) for answer in answers] == [
-        (prompt, *way, 1) for prompt in (1, 2) for way in ways
+        (prompt, *way, 1, 1) for prompt in (1, 2) for way in ways
     ]
     assert list(taken[0]) == [*KEYS, *MEASURES]
     rows = commands.result()["rows"]

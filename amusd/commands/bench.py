@@ -116,12 +116,8 @@ def measure_models(
     console.clear_progress()
 
     def floor(model: CachedModel) -> dict[str, Any]:
-        weights = model.weight_bytes
-        return {
-            "implementation": model.implementation,
-            "weight_bytes": weights,
-            "floor_ms": weights / bandwidth / 1e6,
-        }
+        size = model.weight_bytes
+        return {"implementation": model.implementation, "weight_bytes": size, "floor_ms": size / bandwidth / 1e6}
 
     return {
         "target": {

@@ -199,8 +199,8 @@ def compare(
         "environment": read_json(run_directory / "environment.json"),
     }
     notes = [f"prompt {number} was left out: {reason}" for number, reason in comparison.refused]
-    sizes = dict.fromkeys(row.get("batch_size", 1) for row in rows)
-    advices = {size: advice([row for row in rows if row.get("batch_size", 1) == size]) for size in sizes}
+    sizes = dict.fromkeys(row["batch_size"] for row in rows)
+    advices = {size: advice([row for row in rows if row["batch_size"] == size]) for size in sizes}
     lines = [f"{size} at a time: {text}" if len(sizes) > 1 else text for size, text in advices.items() if text]
     text = "\n\n".join(filter(None, (comparison_table(rows), "\n".join(lines))))
     return Done(result, text, notes, records_of(comparison))

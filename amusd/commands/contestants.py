@@ -75,11 +75,6 @@ class Comparison:
         repeatable = config.sampling.rule != "rejection"
         return cls(contestants, answers=[[] for _ in contestants], repeatable=repeatable)
 
-    @property
-    def has_batches(self) -> bool:
-        """Some make several answers at a time."""
-        return any(contestant.batch_size > 1 for contestant in self.contestants)
-
 
 def contestants_of(config: RunConfig) -> list[Contestant]:
     """Plain decoding, then for each drafter the synchronous lengths and the asynchronous policy.
@@ -186,7 +181,7 @@ def _record(comparison: Comparison, index: int, place: int) -> dict[str, Any]:
         "policy": policy_name(contestant.decoding),
         "drafter": contestant.drafter,
         "length": contestant.length,
-        **({"batch_size": contestant.batch_size} if comparison.has_batches else {}),
+        "batch_size": contestant.batch_size,
         "repeat": repeat + 1,
         "text": answer.text,
         "token_ids": list(answer.token_ids),
@@ -212,11 +207,6 @@ def _row(comparison: Comparison, index: int, engine: Engine) -> dict[str, Any]:
         for reference, answer in zip(comparison.answers[0], answers if is_alone else (), strict=is_alone)
     ]
     is_synchronous = decoding.mode is Mode.SYNCHRONOUS
-    of_batch = {
-        "batch_size": contestant.batch_size,
-        "p50_inter_token_ms": metrics["median_inter_token_latency_ms"],
-        "p99_inter_token_ms": metrics["p99_inter_token_latency_ms"],
-    }
     return {
         "contestant": contestant.name,
         "mode": decoding.mode.value,
@@ -224,7 +214,9 @@ def _row(comparison: Comparison, index: int, engine: Engine) -> dict[str, Any]:
         "drafter": contestant.drafter,
         "num_speculative_tokens": decoding.num_speculative_tokens if is_synchronous else None,
         "tree": is_synchronous and decoding.tree,
-        **(of_batch if comparison.has_batches else {}),
+        "batch_size": contestant.batch_size,
+        "p50_inter_token_ms": metrics["median_inter_token_latency_ms"],
+        "p99_inter_token_ms": metrics["p99_inter_token_latency_ms"],
         "num_prompts": len(answers),
         **metrics,
         "speedup_vs_autoregressive": statistics.median(ratios) if is_alone else None,

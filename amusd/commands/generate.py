@@ -65,22 +65,34 @@ def generate_file(config: RunConfig, engine: Engine, console: Console, run_direc
     out = AnswersFile(config)
     with out.opened() as file:
         prompts = prompts_of("generate", config)  # nobody else adds to the file from now on
-        run = _FileRun(out, file, prompts, engine.worker.max_num_seqs)
+        run = _FileRun(out, file, prompts)
         try:
-            with closing(in_flight(engine, run.submitted(engine, config), run.max_num_seqs)) as answers:
+            submitted = run.submitted(engine, config)
+            with closing(in_flight(engine, submitted, engine.worker.max_num_seqs)) as answers:
                 for place, answer in answers:
                     run.add(place, answer.result())
                     console.progress(f"{run.tokens_per_second:.1f} tokens/s", run.num_over, len(prompts))
             run.complete = True
         finally:
             console.clear_progress()
+            result = {
+                "complete": run.complete,
+                "out": str(out.path),
+                "num_prompts": len(prompts),
+                "num_answers": run.num_written,
+                "num_refused_prompts": len(run.refused),
+                "num_tokens": run.num_tokens,
+                "seconds": run.seconds,
+                "tokens_per_second": run.tokens_per_second,
+                "max_num_seqs": engine.worker.max_num_seqs,
+            }
             if not run.complete:
-                write_json(run_directory / "result.json", run.as_dict())
+                write_json(run_directory / "result.json", result)
     text = (
         f"{out.path}: {run.num_written} answers, {run.num_tokens} tokens in {run.seconds:.1f} s: "
         f"{run.tokens_per_second:.1f} tokens/s"
     )
-    return Done(run.as_dict(), text, run.refused)
+    return Done(result, text, run.refused)
 
 
 @dataclass
@@ -90,7 +102,6 @@ class _FileRun:
     out: AnswersFile
     file: BinaryIO
     prompts: Sequence[WorkloadPrompt]
-    max_num_seqs: int
     complete: bool = False
     begin: float = field(default_factory=time.perf_counter)
     seconds: float = 0.0
@@ -138,20 +149,6 @@ class _FileRun:
     def tokens_per_second(self) -> float:
         """The rate of all answers together; 0 without any."""
         return self.num_tokens / self.seconds if self.seconds else 0.0
-
-    def as_dict(self) -> dict[str, Any]:
-        """The documented JSON."""
-        return {
-            "complete": self.complete,
-            "out": str(self.out.path),
-            "num_prompts": len(self.prompts),
-            "num_answers": self.num_written,
-            "num_refused_prompts": len(self.refused),
-            "num_tokens": self.num_tokens,
-            "seconds": self.seconds,
-            "tokens_per_second": self.tokens_per_second,
-            "max_num_seqs": self.max_num_seqs,
-        }
 
 
 @dataclass

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from amusd.commands import plots
+from amusd.commands.compare import compare, write_answers
 from amusd.commands.generate import generate, generate_file
 from amusd.config import EngineConfig, RunConfig
 from amusd.console import Console
@@ -39,22 +41,17 @@ def answer(
     It is 1 when no draft is to be had any more (the result is complete, because the target went on alone), and 2 when
     the events could not be written.
     """
-    num_losses, num_restarts = len(engine.draft_losses), engine.num_draft_restarts
+    losses_before, restarts_before = len(engine.draft_losses), engine.num_draft_restarts
     if command == "compare":
-        from amusd.commands import plots
-        from amusd.commands.compare import compare, write_answers
-
         result, text, notes, records = compare(config, engine, console, prompts, run_directory)
     elif config.out is not None:
         result, text, notes, records = generate_file(config, engine, console, run_directory)
     else:
         result, text, notes, records = generate(config, engine, console, prompts[0], run_directory)
+    losses = engine.draft_losses[losses_before:]
     result["run_dir"] = str(run_directory)
-    losses = engine.draft_losses[num_losses:]
-    if losses:
-        result["draft_losses"] = list(losses)
-    if engine.draft_failure is not None:
-        result["draft_failure"] = engine.draft_failure
+    result |= {"draft_losses": list(losses)} if losses else {}
+    result |= {"draft_failure": engine.draft_failure} if engine.draft_failure is not None else {}
     try:
         write_json(run_directory / "result.json", result)
         (run_directory / PARTIAL_FILE).unlink(missing_ok=True)
@@ -66,13 +63,17 @@ def answer(
         for line in notes:
             console.note(line)
         console.document(result)
+    return _exit_code(engine, console, losses, engine.num_draft_restarts - restarts_before)
+
+
+def _exit_code(engine: Engine, console: Console, losses: Sequence[str], num_restarts: int) -> int:
+    """The exit code of `answer`; what became of lost drafts is said."""
     if not engine.worker.recorder.is_whole:
         return 2
     if engine.draft_failure is not None:
         console.note(f"the draft was lost and the target went on alone: {engine.draft_failure.rstrip()}")
         return 1
     if losses:
-        num_restarts = engine.num_draft_restarts - num_restarts
         console.note(
             f"the draft was lost {_times(len(losses))} ({'; '.join(dict.fromkeys(losses))}) and replaced "
             f"{_times(num_restarts)}; the target went on alone in between"

@@ -88,7 +88,7 @@ _SHOWN_IN_BATCHES = ("batch_size", "p50_inter_token_ms", "p99_inter_token_ms")
 
 def comparison_table(rows: Sequence[Row]) -> str:
     """Return the rows for the terminal, and what their columns mean."""
-    has_batches = any("batch_size" in row for row in rows)
+    has_batches = any(row["batch_size"] > 1 for row in rows)
     columns = columns_of(rows, [*_SHOWN, *(_SHOWN_IN_BATCHES if has_batches else _SHOWN_ALONE)])
     lines = [(row_name({**row, "batch_size": None}), *(column.text(row) for column in columns)) for row in rows]
     legend = _LEGEND.format(times=_BETWEEN if has_batches else _IDLE)
