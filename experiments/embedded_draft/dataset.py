@@ -183,9 +183,3 @@ def batches_by_length(text: Text, tokens_per_batch: int) -> Iterator[np.ndarray]
             stop += 1
         yield order[start:stop]
         start = stop
-
-
-def loops(token_ids: Sequence[int]) -> bool:
-    """Whether text repeats itself: more than a quarter of its windows of 12 tokens have occurred before."""
-    windows = [tuple(token_ids[start : start + 12]) for start in range(len(token_ids) - 11)]
-    return len(windows) - len(set(windows)) > 0.25 * len(windows)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from dataset import known_behind, loops
+from dataset import known_behind
 from losses import mix
 from teacher import load_teacher, stop_ids
 
@@ -58,11 +58,6 @@ class Answer:
     prompt: list[int]
     tokens: list[int]
 
-    @property
-    def loops(self) -> bool:
-        """Whether it repeats itself."""
-        return loops(self.tokens)
-
 
 @dataclass(frozen=True, slots=True)
 class Judged:
@@ -71,7 +66,6 @@ class Judged:
     category: str
     temperature: float
     position: int
-    loops: bool
     model: float
     """Probability that the model's candidate is accepted: 0 or 1 where the target is greedy."""
     drafter: float
@@ -80,7 +74,6 @@ class Judged:
     """The same of the first guess in a tree."""
     rank: int
     """Guesses of the tree that are likelier than the token."""
-    looked_up: bool
 
 
 def main() -> None:
@@ -198,12 +191,10 @@ def judge(answer: Answer, target: CachedModel, draft: CachedModel) -> list[Judge
                 answer.category,
                 answer.temperature,
                 position,
-                answer.loops,
                 probability,
                 drafted,
                 mixture,
                 ranks[position],
-                looked_up is not None,
             )
         )
     return judged
@@ -223,10 +214,7 @@ def tabulate(judged: Sequence[Judged]) -> dict[str, dict[str, dict[str, float | 
     return {
         "all": {"": _figures(judged)},
         "by set": rows(lambda token: token.category.split(" ")[0]),
-        "by category": rows(lambda token: token.category),
         "by position": rows(of_position),
-        "by answer": rows(lambda token: "loops" if token.loops else "does not loop"),
-        "by source": rows(lambda token: "lookup" if token.looked_up else "model"),
     }
 
 

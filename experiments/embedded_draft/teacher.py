@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from amusd.models.embedded_target import embedded_target_path
 from amusd.models.linear import fastest_dtype
@@ -19,11 +19,6 @@ def load_teacher(device: str) -> Any:
         attn_implementation="sdpa",
     )
     return model.to(device).eval().requires_grad_(False)  # type: ignore[arg-type]
-
-
-def load_tokenizer() -> Any:
-    """Its tokenizer, with the chat template."""
-    return AutoTokenizer.from_pretrained(embedded_target_path(report=print))
 
 
 def stop_ids(teacher: Any) -> set[int]:

@@ -1,4 +1,4 @@
-"""The report: what was expected beside what was measured, then all measurements; made from whatever parts have left."""
+"""The report: how the parts ended, then all measurements; made from whatever parts have left."""
 
 from __future__ import annotations
 
@@ -9,13 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from experiments.gpu_proof.expectations import ABOUT, AT_LEAST, AT_MOST, EXPECTATIONS, Expectation, as_text, table
 from experiments.gpu_proof.plan import GPU, PARTS
-from experiments.gpu_proof.predictions import Device, device_of
 from experiments.gpu_proof.records import Ending, Record, find, read_ending, read_records
 
-NEAR = 1.25
-"""A figure that was expected to be `about` so much may differ by this factor."""
 NOT_SHOWN = ("kind", "sequence_ids", "lines", "packages", "cpu", "gpus")
 
 
@@ -23,65 +19,22 @@ def write_report(results: Path, folder: Path, name: str, device: str) -> tuple[P
     """Write `NAME.md` and `NAME.json`; returns both."""
     endings = [ending for part in PARTS if (ending := read_ending(results, part.name)) is not None]
     measured = {ending.part: read_records(results / f"{ending.part}.jsonl") for ending in endings}
-    records = [record for own in measured.values() for record in own]
-    known = _device_of(records) if device == GPU else None
     folder.mkdir(parents=True, exist_ok=True)
     document = {
         "experiment": "gpu_proof",
         "date": dt.datetime.now().astimezone().date().isoformat(),
         "device": name,
         "parts": [asdict(ending) for ending in endings],
-        "expectations": [] if known is None else [_outcome(one, known, records) for one in EXPECTATIONS],
         "measured": measured,
     }
     (folder / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    (folder / f"{name}.md").write_text(_markdown(document, endings, known, records), encoding="utf-8")
+    (folder / f"{name}.md").write_text(_markdown(document, endings, is_gpu=device == GPU), encoding="utf-8")
     return folder / f"{name}.md", folder / f"{name}.json"
 
 
-def verdict(one: Expectation, device: Device, value: float) -> str:
-    """Whether what was measured is what was expected: `as expected`, or by which factor it differs."""
-    expected = one.value(device)
-    if one.bound == AT_MOST:
-        holds = value <= expected
-    elif one.bound == AT_LEAST:
-        holds = value >= expected
-    elif one.bound == ABOUT:
-        holds = expected / NEAR <= value <= expected * NEAR
-    else:
-        holds = value == expected
-    if holds:
-        return "as expected"
-    return f"{value / expected:.2f} times the expected figure" if expected else "not as expected"
-
-
-def _device_of(records: Sequence[Record]) -> Device | None:
-    found, bandwidth = find(records, "device"), find(records, "bandwidth")
-    if found is None:
-        return None
-    return device_of(found["name"], 0.0 if bandwidth is None else bandwidth["gb_s"])
-
-
-def _outcome(one: Expectation, device: Device, records: Sequence[Record]) -> dict[str, Any]:
-    value = one.measured(records)
-    return {
-        "part": one.part,
-        "what": one.what,
-        "unit": one.unit,
-        "bound": one.bound,
-        "expected": one.value(device),
-        "measured": value,
-        "verdict": "not measured" if value is None else verdict(one, device, value),
-    }
-
-
-def _markdown(
-    document: dict[str, Any], endings: Sequence[Ending], device: Device | None, records: Sequence[Record]
-) -> str:
-    parts = [f"# GPU proof: {document['device']}", _introduction(document, device, records), _parts(endings)]
-    if device is not None:
-        parts += ["## Expected and measured", table(device, lambda one: _measured(one, device, records))]
-    parts.append("## All measurements")
+def _markdown(document: dict[str, Any], endings: Sequence[Ending], *, is_gpu: bool) -> str:
+    introduction = _introduction(document, is_gpu=is_gpu)
+    parts = [f"# GPU proof: {document['device']}", introduction, _parts(endings), "## All measurements"]
     for ending in endings:
         own = document["measured"][ending.part]
         kinds = dict.fromkeys(record["kind"] for record in own)
@@ -91,20 +44,23 @@ def _markdown(
     return "\n\n".join(parts) + "\n"
 
 
-def _introduction(document: dict[str, Any], device: Device | None, records: Sequence[Record]) -> str:
-    machine = find(records, "machine") or {}
+def _introduction(document: dict[str, Any], *, is_gpu: bool) -> str:
+    records = [record for own in document["measured"].values() for record in own]
+    machine, torch, device = (find(records, kind) or {} for kind in ("machine", "torch", "device"))
     facts = [f"Date {document['date']}", f"commit {machine.get('commit')}", f"Python {machine.get('python')}"]
-    if found := find(records, "torch"):
-        facts.append(f"torch {found['version']}")
-    if found := find(records, "device"):
-        facts.append(f"{found['num_devices']} x {found['name']}")
+    facts.append(f"torch {torch.get('version')}")
+    if is_gpu:
+        facts.append(f"{device.get('num_devices')} x {device.get('name')}")
     elif cpu := machine.get("cpu"):
         facts.append(f"{cpu['allowed_cores']} cores of {cpu['model']}")
-    text = "; ".join(facts) + ". `make gpu-proof` made this file."
-    if device is None:
+    text = (
+        "; ".join(facts)
+        + ". `make gpu-proof` made this file; `experiments/gpu_proof/README.md` says what was expected."
+    )
+    if not is_gpu:
         text += (
             "\n\n**No GPU: this is a test of the proof itself, with small shapes on a CPU.** Its figures say nothing"
-            " about a GPU. The expected figures are in `experiments/gpu_proof/README.md`, and await one."
+            " about a GPU."
         )
     return text + (
         "\n\nAll weights are random, of the shapes of public models. What is called a projection is simulated, not"
@@ -122,13 +78,6 @@ def _parts(endings: Sequence[Ending]) -> str:
         if one.reason:
             lines += ["", f"`{one.part}` {one.status}:", "", "```", one.reason, "```"]
     return "\n".join(lines)
-
-
-def _measured(one: Expectation, device: Device, records: Sequence[Record]) -> str:
-    value = one.measured(records)
-    if value is None:
-        return "not measured"
-    return f"{as_text(value, one.unit)}: {verdict(one, device, value)}"
 
 
 def _table(records: Sequence[Record]) -> str:

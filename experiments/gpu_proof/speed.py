@@ -6,10 +6,12 @@ from dataclasses import replace
 
 from amusd.commands.bench import read_bandwidth
 from amusd.config import DecodingConfig, SamplingParams
+from amusd.config.engine import ModelShape
 from amusd.engine import Engine
 from amusd.errors import ConfigError, PeerLostError
 from amusd.models.cached_model import CachedModel
 from amusd.models.language_model import KVCache
+from amusd.models.synthetic import SHAPES
 from amusd.tracing.metrics import GenerationMetrics
 from amusd.transport.factory import ON_ONE_MACHINE, Link
 from amusd.transport.latency import measure_one_way
@@ -17,7 +19,6 @@ from amusd.types import Mode
 from experiments.gpu_proof import adapter
 from experiments.gpu_proof.environment import token_ids
 from experiments.gpu_proof.plan import Scale
-from experiments.gpu_proof.predictions import cache_bytes
 from experiments.gpu_proof.records import Job
 from experiments.gpu_proof.timing import figures, timed
 
@@ -68,6 +69,13 @@ def _steps(job: Job, prepared: adapter.Prepared, gb_s: float) -> None:
         times = [time / DRAFT_STEPS for time in timed(run, scale.rounds, scale.device)]
         floor_ms = (model.weight_bytes + cache_bytes(scale.draft, context)) / gb_s / 1e6
         job.write("step", shape=scale.draft, context=context, floor_ms=floor_ms, **figures(times))
+
+
+def cache_bytes(shape: ModelShape, context: int) -> int:
+    """Bytes of the keys and values that one pass reads in bfloat16."""
+    given = SHAPES[shape]
+    head_dim = given.get("head_dim", given["hidden_size"] // given["num_attention_heads"])
+    return int(2 * 2 * given["num_hidden_layers"] * given["num_key_value_heads"] * head_dim * context)
 
 
 def _fill(model: CachedModel, cache: KVCache, context: int) -> None:

@@ -22,7 +22,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 import psutil
@@ -162,7 +161,7 @@ def measure(request: Request, *, num_cycles: int, seed: int) -> Document:
             before = held(links)
             for number in range(num_cycles):
                 cycles.append(pair.cycle(number % len(prompts), chance))
-                print(f"{number + 1}/{num_cycles} {line_of(cycles[-1])}", file=sys.stderr, flush=True)
+                print(f"{number + 1}/{num_cycles} {cycles[-1]}", file=sys.stderr, flush=True)
             after = held(links)
         left = {"processes": len(children()), "link_folders": len(list(Path(links).glob("amusd-*")))}
         tempfile.tempdir = None
@@ -234,22 +233,15 @@ def _first(events: Sequence[Event], name: str, after_ns: int) -> int | None:
 
 def held(links: str) -> dict[str, int]:
     """What this process has open, which a cycle must not add to."""
-    descriptors = [_target(path) for path in Path("/proc/self/fd").iterdir()]
-    maps = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    process, maps = psutil.Process(), Path("/proc/self/maps").read_text(encoding="utf-8")
     return {
-        "descriptors": len(descriptors),
-        "sockets": sum(target.startswith("socket:") for target in descriptors),
-        "shared_memory_maps": sum("memfd:" in line or "/dev/shm/" in line for line in maps),  # noqa: S108 - looked at
+        "descriptors": process.num_fds(),
+        "sockets": len(process.net_connections("all")),
+        "shared_memory_maps": maps.count("memfd:") + maps.count("/dev/shm/"),  # noqa: S108 - looked at
         "link_folders": len(list(Path(links).glob("amusd-*"))),
         "processes": len(children()),
         "threads": threading.active_count(),
     }
-
-
-def _target(descriptor: Path) -> str:
-    with suppress(OSError):  # the one that lists the folder is closed by now
-        return str(descriptor.readlink())
-    return ""
 
 
 def children() -> list[psutil.Process]:
@@ -309,12 +301,6 @@ def summary_text(summary: Document) -> str:
         for name, row in summary.items()
     ]
     return table(("", "median", "p90", "worst", "goal", "reached"), lines)
-
-
-def line_of(cycle: Document) -> str:
-    """What one cycle took, in short."""
-    names = ("pause_ms", "away_ms", "attach_ms", "alone_of_plain")
-    return " ".join(f"{name}={'-' if cycle[name] is None else format(cycle[name], '.2f')}" for name in names)
 
 
 if __name__ == "__main__":

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simulation import closed_forms
 from simulation.builders import branching, costs, simulator, speedup, synchronous
 
 from amusd.config import DecodingConfig
 from amusd.simulation.simulator import Simulator
-from experiments import closed_forms
 
 NARROW = {"fan_out": 2, "rows_per_step": 1, "max_lookahead": 64}
 """One path, as long as the second guess is never right (`accept_next` 0) and so not made."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-
-from experiments.closed_forms import best_chain, best_synchronous, upper_bound, windowed
+from simulation.closed_forms import best_chain, best_synchronous, upper_bound, windowed
 
 TABLE = [
     # a, c, synchronous (length), windowed, chain without restart loss, with a whole step lost (wait), bound

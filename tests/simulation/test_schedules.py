@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from simulation import closed_forms
 from simulation.builders import branching, chain, costs, rows_of, simulator, speedup, synchronous, windowed
 
 from amusd.config import DecodingConfig
 from amusd.simulation.cost import Duration, Shared
-from experiments import closed_forms
 
 AUTO = DecodingConfig(policy="auto")
 

@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simulation import closed_forms
 from simulation.builders import PLAIN, branching, chain, costs, of_answers, own_tokens, simulator, speedup, synchronous
 
 from amusd.config import DecodingConfig
@@ -18,7 +19,6 @@ from amusd.simulation.tokens import Answer
 from amusd.tracing.drafted import Fate, drafts_tree, judge_steps
 from amusd.tracing.events import Event
 from amusd.tracing.timeline import by_sequence
-from experiments import closed_forms
 
 # Known limits
 
