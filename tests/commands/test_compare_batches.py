@@ -52,11 +52,7 @@ def test_every_mode_is_compared_at_each_size_and_all_with_plain_decoding_of_one(
     assert [row["num_prompts"] for row in rows] == [3, 3, 3, 3, 6, 6]  # each twice where there are five places
     for row in rows:
         number = row["num_prompts"]
-        assert row["identical_to_autoregressive"] == {
-            "num_prompts": number,
-            "num_identical": number,
-            "first_difference_gaps": [],
-        }
+        assert row["identical_to_autoregressive"]["num_identical"] == number
         assert row["num_tokens"] == 9 * number
         assert 0 < row["p50_inter_token_ms"] <= row["p99_inter_token_ms"]
         is_plain = row["mode"] == "autoregressive"

@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -92,27 +91,6 @@ def test_prompts_are_spread_over_the_file(tmp_path: Path) -> None:
     overrides = asking.workload()
     assert (asking.runs / "prompts.jsonl").read_text().splitlines() == asking.lines()
     assert overrides[1:] == ["workload.num_prompts=5", "sampling.max_new_tokens=8"]
-
-
-def test_two_engines_are_as_fast_as_both_together_and_every_use_is_compared_with_plain_decoding() -> None:
-    def answer(line: str, mode: str, ms: float, *token_ids: int) -> tuple[str, dict[str, Any]]:
-        length = 2 if mode == "synchronous" else None
-        return line, {"mode": mode, "length": length, "tokens": 10, "ms": ms, "token_ids": list(token_ids)}
-
-    plain = [answer("a", "autoregressive", 100, 1), answer("b", "autoregressive", 300, 2)]
-    answers = {
-        "pair": [(line, 0, record) for line, record in (*plain, answer("a", "synchronous", 50, 1))],
-        "all devices": [(line, 0, record) for line, record in plain],
-        "two engines": [(line, engine, record) for engine, (line, record) in enumerate(plain)]
-        + [("b", 1, answer("b", "synchronous", 100, 3)[1])],
-    }
-    rows = equal_devices.rows_of(answers)
-    assert [(row["use"], row["num_speculative_tokens"]) for row in rows] == [
-        ("pair", None), ("pair", 2), ("all devices", None), ("two engines", None), ("two engines", 2)
-    ]  # fmt: skip
-    assert [row["tokens_per_second"] for row in rows] == pytest.approx([50, 200, 50, 100 + 100 / 3, 100])
-    assert [row["tokens_per_second_per_device"] for row in rows] == pytest.approx([50, 100, 25, 50 + 50 / 3, 50])
-    assert [(row["num_identical"], row["num_answers"]) for row in rows] == [(2, 2), (1, 1), (2, 2), (2, 2), (0, 1)]
 
 
 @pytest.mark.parametrize("devices", [("cpu", "cpu"), ("cuda:0", "cuda:1")])

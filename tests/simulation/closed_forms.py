@@ -12,7 +12,6 @@ contradicts the draft's own counts as one); it yields 1 / (1 - a) tokens, whatev
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 
 def tokens_per_verification(a: float, num_candidates: int) -> float:
@@ -26,11 +25,6 @@ def synchronous(a: float, c: float, num_tokens: int, *, overhead: float = 0.0) -
     `overhead`: per round, in target passes; with the two models on two devices at least two delays.
     """
     return tokens_per_verification(a, num_tokens) / (1 + num_tokens / c + overhead)
-
-
-def best_synchronous(a: float, c: float, lengths: Sequence[int], *, overhead: float = 0.0) -> tuple[float, int]:
-    """Return the best speed-up over block lengths, and the length."""
-    return max((synchronous(a, c, length, overhead=overhead), length) for length in lengths)
 
 
 def windowed(a: float, c: float, num_tokens: int) -> float:
@@ -63,16 +57,6 @@ def chain(a: float, c: float, min_candidates: int, *, delay: float = 0.0, restar
         first_follow_up = max(0.0, math.floor((1 - 2 * delay) * c) - restart_loss)
         passes = 1 + a * (1 + a**first_follow_up / follow_up)
     return 1 / (1 - a) / passes
-
-
-def best_chain(
-    a: float, c: float, waits: Sequence[int], *, delay: float = 0.0, restart_loss: float = 0.0
-) -> tuple[float, int]:
-    """Return the best speed-up over the waits, and the smallest wait that has it."""
-    return max(
-        ((chain(a, c, wait, delay=delay, restart_loss=restart_loss), wait) for wait in waits),
-        key=lambda found: (found[0], -found[1]),
-    )
 
 
 def upper_bound(a: float, c: float) -> float:
