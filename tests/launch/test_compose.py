@@ -14,7 +14,6 @@ from omegaconf import OmegaConf
 
 from amusd.config import DrafterConfig, RunConfig
 from amusd.errors import ConfigError
-from amusd.types import Mode
 from launch.compose import compose_config, conf_folder, for_hydra, text_of
 from launch.main import COMMANDS
 
@@ -70,8 +69,9 @@ def test_every_choice_composes_and_begins_with_its_own_command_where_it_says_one
 
 
 def test_a_file_changes_what_it_names_and_an_override_wins_over_it() -> None:
-    config = compose_config(["experiment=synchronous_sweep", "drafter=ngram", "sampling.max_new_tokens=5"])
-    assert (config.mode, config.drafter.kind, config.sampling.max_new_tokens) == (Mode.SYNCHRONOUS, "ngram", 5)
+    config = compose_config(["experiment=acceptance_grid", "drafter=ngram", "sampling.max_new_tokens=5"])
+    assert (config.compare.synchronous_lengths, config.drafter.kind) == ((2, 4), "ngram")
+    assert config.sampling.max_new_tokens == 5
 
 
 @pytest.mark.parametrize(
