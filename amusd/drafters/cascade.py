@@ -1,18 +1,13 @@
 """A drafter that drafts for a drafter: a model judges in each pass what a faster drafter proposes to it.
 
 The model's own choices are what the cascade proposes to the target: those that the inner drafter foresaw, and the one
-behind them. So it makes several tokens a pass, and each is the token that it would have made in a pass of its own. It
-draws as the target would (`SequenceSampler`), and the inner drafter draws with the same noise: the two agree often.
+behind them. It draws as the target would, and the inner drafter draws with the same noise: the two agree often.
 
-That holds for the ratio test, too. A token that the cascade proposes was drawn from the model's row, which goes with
-it. The inner drafter decides only how many tokens a pass makes, and that by tokens before them: whether a token is
-proposed does not depend on its value.
+Under the ratio test, too, a token was drawn from the model's row, which goes with it. The inner drafter decides only
+how many tokens a pass makes, by the tokens before: whether a token is proposed does not depend on its value.
 
 context   [0, length)            tokens taken in; the inner drafter holds the same
 cache     [0, length - 1)        keys and values of the model, at most; a pass writes behind them and is cut back
-
-On a GPU a pass has the captured shape of the model's full width, however many tokens were foreseen; the inner drafter's
-steps are shapes of their own. Between the two its tokens pass through the host.
 
 References:
     Chen et al. 2024, Cascade Speculative Drafting, https://arxiv.org/abs/2312.11462 (there vertical cascade)
@@ -22,7 +17,6 @@ References:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from typing_extensions import Self
 
@@ -33,17 +27,6 @@ from amusd.models.language_model import KVCache, LanguageModel, ModelOutput, Sam
 from amusd.sampling.acceptance import accept_along
 from amusd.sampling.ratio_test import DraftSampler
 from amusd.sampling.sampler import DRAFT_LEVELS, samplers_of
-
-
-@dataclass(frozen=True, slots=True)
-class _Block:
-    """The rows of one sequence in a pass."""
-
-    rows: SequenceRows
-    start: int
-    """Position of its first token."""
-    num_pending: int
-    """Tokens of the context, which come first; candidates follow."""
 
 
 class CascadeDrafter(AutoregressiveDrafter):
@@ -110,10 +93,9 @@ class CascadeDrafter(AutoregressiveDrafter):
         inner = [drafter.inner for drafter in drafters]
         numbers = [drafter.num_candidates(number) for drafter, number in zip(drafters, max_tokens, strict=True)]
         proposed = type(inner[0]).propose_together(inner, numbers)
-        blocks = [drafter.plan(candidates) for drafter, candidates in zip(drafters, proposed, strict=True)]
-        outputs = drafters[0].model.forward_batch([block.rows for block in blocks])
-        together = zip(drafters, blocks, outputs, strict=True)
-        return [drafter.judge(block, output) for drafter, block, output in together]
+        rows = [drafter.plan(candidates) for drafter, candidates in zip(drafters, proposed, strict=True)]
+        together = zip(drafters, rows, proposed, drafters[0].model.forward_batch(rows), strict=True)
+        return [drafter.judge(own, candidates, output) for drafter, own, candidates, output in together]
 
     def num_candidates(self, max_tokens: int) -> int:
         """How many tokens to ask of the inner drafter: the pass makes one more, and has room for all of them."""
@@ -122,30 +104,28 @@ class CascadeDrafter(AutoregressiveDrafter):
         most = min(max_tokens, self._capacity - self.length, self.model.max_rows(self.length - 1))
         return min(self._num_inner_tokens, most - 1)
 
-    def plan(self, candidates: Sequence[int]) -> _Block:
-        """The next pass. The inner drafter holds the candidates already."""
+    def plan(self, candidates: Sequence[int]) -> SequenceRows:
+        """The rows of the next pass, tokens of the context first. The inner drafter holds the candidates already."""
         self.inner.take_rows()  # the model's rows count, not what candidates were drawn from
         pending = self._catch_up(len(candidates))
-        token_ids, start, wanted = [*pending, *candidates], self._cache.length, None
+        token_ids, wanted = [*pending, *candidates], None
         if self._sampler is not None:
             self._sampler.see(self._context)
-            wanted = SamplerRows(self._sampler.sampler, self._sampler.rows(start, token_ids))
-        return _Block(SequenceRows(token_ids, self._cache, wanted), start, len(pending))
+            wanted = SamplerRows(self._sampler.sampler, self._sampler.rows(self._cache.length, token_ids))
+        return SequenceRows(token_ids, self._cache, wanted)
 
-    def judge(self, block: _Block, output: ModelOutput) -> tuple[int, ...]:
+    def judge(self, rows: SequenceRows, candidates: Sequence[int], output: ModelOutput) -> tuple[int, ...]:
         """The model's choices along the candidates; both drafters go on behind them."""
-        length, token_ids = self.length, block.rows.token_ids
-        candidates = token_ids[block.num_pending :]
+        length, first = self.length, len(rows.token_ids) - len(candidates) - 1
+
+        def choose(row: int) -> int:
+            column = self._draw(rows.wanted, output, first + row)
+            return column if self._output_ids is None else self._output_ids[column]
 
         def next_row(row: int, token_id: int) -> int | None:
             return row + 1 if row < len(candidates) and candidates[row] == token_id else None
 
         try:
-
-            def choose(row: int) -> int:
-                column = self._draw(block, output, row + block.num_pending - 1)
-                return column if self._output_ids is None else self._output_ids[column]
-
             acceptance, _ = accept_along(choose, next_row, len(candidates) + 1)
         except NotFiniteError as error:
             self.undo_rows()
@@ -159,11 +139,9 @@ class CascadeDrafter(AutoregressiveDrafter):
         self._commit_inner(chosen[num_accepted:])
         return chosen
 
-    def _draw(self, block: _Block, output: ModelOutput, row: int) -> int:
+    def _draw(self, wanted: SamplerRows | None, output: ModelOutput, row: int) -> int:
         """The column chosen behind a row."""
-        wanted = block.rows.wanted
-        if isinstance(self._sampler, DraftSampler):
-            assert wanted is not None
+        if isinstance(self._sampler, DraftSampler) and wanted is not None:
             output.sample(row, None)  # raises for what is no number
             return self._sampler.draw(output.logits[row : row + 1], wanted.inputs[row : row + 1])
         return output.sample(row, wanted)[0]

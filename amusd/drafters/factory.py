@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from amusd.config import DrafterConfig, EngineConfig
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import ChainDrafter, Drafter, DrafterFactory, Makers, one_by_one
 from amusd.drafters.block import BlockDrafter
 from amusd.drafters.cascade import CascadeDrafter
-from amusd.drafters.custom import load_own
+from amusd.drafters.custom import OwnDrafters, load_own
 from amusd.drafters.eagle import EagleDrafter
 from amusd.drafters.ngram import EarlierAnswers, NgramCache, NgramDrafter
 from amusd.drafters.synthetic import ACCEPT_NEXT, SyntheticDrafter
@@ -20,7 +19,7 @@ from amusd.drafters.tree import ModelTreeDrafter
 from amusd.errors import ConfigError
 from amusd.models.block_models import BlockModel
 from amusd.models.cached_model import CachedModel
-from amusd.models.kv_cache import PreallocatedCache
+from amusd.models.language_model import KVCache
 from amusd.models.loading import load_block_draft, load_draft_model
 from amusd.models.tokenizer import Tokenizer
 from amusd.models.vocabulary import describe_share
@@ -56,116 +55,22 @@ StartInner = Callable[[DrafterConfig, CachedModel, Tokenizer], DrafterFactory]
 """Starts the process of a cascade's inner drafters; returns what makes them. `CachedModel`: the one in the middle."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Loaded:
-    """One configured drafter."""
-
-    makers: Makers
-    model: CachedModel | BlockModel | None = None
-    tokenizer: Tokenizer | None = None
-    """The tokenizer that its model needs; None: any will do."""
-    num_ids: int = 0
-    """As in `LoadedDrafters`."""
-
-    @classmethod
-    def over(cls, makers: Makers, model: CachedModel | BlockModel, tokenizer: Tokenizer | None) -> _Loaded:
-        """Drafters over a model. Without a tokenizer they bring ids into their model's range by themselves."""
-        return cls(makers, model, tokenizer, 0 if tokenizer is None else model.num_ids)
-
-
-@dataclass(frozen=True, slots=True)
-class _Loader:
-    """Loads drafters for one engine. Each method loads one or several kinds."""
-
-    engine: EngineConfig
-    device: str
-    start_inner: StartInner | None
-
-    def ngram(self, config: DrafterConfig) -> _Loaded:
-        """Prompt lookup. Chains and trees remember the same earlier answers."""
-        make = _ngram_maker(config)
-        return _Loaded(Makers(make, make))
-
-    def custom(self, config: DrafterConfig) -> _Loaded:
-        """Drafters from outside of the package."""
-        own = load_own(config, self.engine, self.device)
-        return _Loaded(Makers(own.chains, own.trees), num_ids=own.num_ids)
-
-    def block(self, config: DrafterConfig) -> _Loaded:
-        """Drafters that score a block at once, chains and trees alike."""
-        model, tokenizer = load_block_draft(config, self.engine, self.device)
-        make = one_by_one(functools.partial(BlockDrafter, model))
-        return _Loaded.over(Makers(make, make), model, tokenizer)
-
-    def language_model(self, config: DrafterConfig) -> _Loaded:
-        """Drafters with a language model of their own."""
-        model, tokenizer = load_draft_model(config, self.engine, self.device)
-        return _Loaded.over(Makers(*_model_makers(config, model)), model, tokenizer)
-
-    def cascade(self, config: DrafterConfig) -> _Loaded:
-        """Chains of a model in the middle, for which inner drafters draft, here or in a process of their own."""
-        model, tokenizer = load_draft_model(config, self.engine, self.device)
-        if config.inner_device is not None and self.start_inner is not None and tokenizer is not None:
-            inner, num_inner_ids = self.start_inner(config, model, tokenizer), 0
-        else:
-            inner, num_inner_ids = self._inner(config, model, tokenizer)
-        return _Loaded.over(Makers(_cascade_maker(model, inner, num_inner_ids)), model, tokenizer)
-
-    def _inner(
-        self, config: DrafterConfig, middle: CachedModel, tokenizer: Tokenizer | None
-    ) -> tuple[DrafterFactory, int]:
-        """The maker of a cascade's inner drafters, and how many token ids they take in; 0: all.
-
-        Raises `ConfigError` where it cannot draft for `middle`, which has this tokenizer.
-        """
-        inner = config.stages[1]
-        if inner.kind == "ngram":
-            return _ngram_maker(inner), 0
-        model, own = load_draft_model(inner, self.engine, self.device)
-        if own is None or tokenizer is None or own.fingerprint != tokenizer.fingerprint:
-            raise ConfigError(f"drafter.inner={config.inner}: its tokenizer differs from that of {config.model}")
-        if model.num_ids > middle.num_ids:
-            raise ConfigError(
-                f"drafter.inner={config.inner}: has {model.num_ids} token ids, more than {config.model} "
-                f"({middle.num_ids})"
-            )
-        return _model_makers(inner, model)[0], model.num_ids
-
-
-LOADERS: Mapping[str, Callable[[_Loader, DrafterConfig], _Loaded]] = MappingProxyType(
-    {
-        "embedded": _Loader.language_model,
-        "hf": _Loader.language_model,
-        "eagle": _Loader.language_model,
-        "medusa": _Loader.block,
-        "dflash": _Loader.block,
-        "cascade": _Loader.cascade,
-        "ngram": _Loader.ngram,
-        "self": _Loader.language_model,
-        "synthetic": _Loader.language_model,
-        "custom": _Loader.custom,
-    }
-)
-"""How each kind of `CAPABILITIES` is loaded. A new kind is one line here and one there."""
-
-
 def load_drafters(engine: EngineConfig, device: str, start_inner: StartInner | None = None) -> LoadedDrafters:
     """Load what the engine's drafters need. Raises `ConfigError` when one cannot be had, or their tokenizers differ.
 
     `start_inner`: for a cascade over devices; without it all is loaded here.
     """
-    loader = _Loader(engine, device, start_inner)
     factories: dict[str, Makers] = {}
     vocab_size, num_ids, tokenizer_hash = 0, 0, ""
     notes, models = [], []
     for config in engine.drafters:
-        loaded = LOADERS[config.kind](loader, config)
-        factories[config.kind] = loaded.makers
-        num_ids = min(num_ids or loaded.num_ids, loaded.num_ids or num_ids)
-        model, tokenizer = loaded.model, loaded.tokenizer
+        made, model, tokenizer = _load(config, engine, device, start_inner)
+        factories[config.kind] = Makers(made.chains, made.trees)
+        own_ids = made.num_ids if model is None or tokenizer is None else model.num_ids
+        num_ids = min(num_ids or own_ids, own_ids or num_ids)
         if isinstance(model, CachedModel):
             models.append(model)
-        if model is None or tokenizer is None:
+        if model is None or tokenizer is None:  # fits any target
             continue
         if tokenizer_hash and tokenizer.fingerprint != tokenizer_hash:
             raise ConfigError(f"drafter={config.kind}: its tokenizer differs from that of the drafters before it")
@@ -175,8 +80,54 @@ def load_drafters(engine: EngineConfig, device: str, start_inner: StartInner | N
     return LoadedDrafters(factories, vocab_size, tokenizer_hash, num_ids, notes, models)
 
 
+def _load(
+    config: DrafterConfig, engine: EngineConfig, device: str, start_inner: StartInner | None
+) -> tuple[OwnDrafters, CachedModel | BlockModel | None, Tokenizer | None]:
+    """One drafter's makers, its model, and the tokenizer that this needs; None: any will do."""
+    if config.kind == "custom":
+        return load_own(config, engine, device), None, None
+    if config.kind == "ngram":
+        make = _ngram_maker(config)
+        return OwnDrafters(chains=make, trees=make), None, None
+    if config.kind in ("medusa", "dflash"):
+        block_model, own_tokenizer = load_block_draft(config, engine, device)
+        make = one_by_one(functools.partial(BlockDrafter, block_model))
+        return OwnDrafters(chains=make, trees=make), block_model, own_tokenizer
+    model, tokenizer = load_draft_model(config, engine, device)
+    if config.kind != "cascade":
+        makers = _model_makers(config, model)
+        return OwnDrafters(chains=makers.chains, trees=makers.trees), model, tokenizer
+    if config.inner_device is not None and start_inner is not None and tokenizer is not None:
+        inner, num_inner_ids = start_inner(config, model, tokenizer), 0
+    else:
+        inner, num_inner_ids = _load_inner(config, engine, device, model, tokenizer)
+    return OwnDrafters(chains=_cascade_maker(model, inner, num_inner_ids)), model, tokenizer
+
+
+def _load_inner(
+    config: DrafterConfig, engine: EngineConfig, device: str, middle: CachedModel, tokenizer: Tokenizer | None
+) -> tuple[DrafterFactory, int]:
+    """The maker of a cascade's inner drafters, and how many token ids they take in; 0: all.
+
+    Raises `ConfigError` where it cannot draft for `middle`, which has this tokenizer.
+    """
+    inner = config.stages[1]
+    if inner.kind == "ngram":
+        return _ngram_maker(inner), 0
+    model, own = load_draft_model(inner, engine, device)
+    said = f"drafter.inner={config.inner}"
+    if own is None or tokenizer is None or own.fingerprint != tokenizer.fingerprint:
+        raise ConfigError(f"{said}: its tokenizer differs from that of {config.model}")
+    if model.num_ids > middle.num_ids:
+        raise ConfigError(f"{said}: has {model.num_ids} token ids, more than {config.model} ({middle.num_ids})")
+    chains = _model_makers(inner, model).chains
+    assert chains is not None
+    return chains, model.num_ids
+
+
 def _ngram_maker(config: DrafterConfig) -> DrafterFactory:
-    earlier = EarlierAnswers(config.remember) if config.remember else None
+    """Chains and trees remember the same earlier answers."""
+    earlier = EarlierAnswers(config.remember)
     return one_by_one(lambda: NgramDrafter(config.min_lookup or 1, earlier=earlier))
 
 
@@ -193,29 +144,22 @@ def _cascade_maker(middle: CachedModel, make_inner: DrafterFactory, num_inner_id
     return make
 
 
-def _model_makers(config: DrafterConfig, model: CachedModel) -> tuple[DrafterFactory, DrafterFactory]:
+def _model_makers(config: DrafterConfig, model: CachedModel) -> Makers:
     """The makers of chains and of trees over one set of caches: the i-th drafters of both have the same one."""
     caches = functools.cache(lambda number: model.new_caches(number, model.max_length, spare=MAX_NODES))
+    min_lookup = MIN_LOOKUP if config.min_lookup is None else config.min_lookup
+    looks_up = min_lookup > 0 and config.kind in ("embedded", "eagle")
 
-    def lookup() -> NgramCache | None:
-        least = MIN_LOOKUP if config.min_lookup is None else config.min_lookup
-        return NgramCache(least) if least and config.kind in ("embedded", "eagle") else None
+    def maker(kind: Callable[..., Drafter]) -> DrafterFactory:
+        def make(cache: KVCache) -> Drafter:
+            drafter = kind(model, NgramCache(min_lookup) if looks_up else None, cache=cache)
+            if config.kind != "synthetic":
+                return drafter
+            return SyntheticDrafter(drafter, config.accept, ACCEPT_NEXT, model.vocab_size)
 
-    def maker(make: Callable[[PreallocatedCache], Drafter]) -> DrafterFactory:
         return lambda number: [make(cache) for cache in caches(number)]
 
-    def synthetic(drafter: Drafter) -> Drafter:
-        return SyntheticDrafter(drafter, config.accept, ACCEPT_NEXT, model.vocab_size)
-
     if config.kind == "eagle":
-        eagle = maker(lambda cache: EagleDrafter(model, lookup(), cache=cache))
-        return eagle, eagle
-    if config.kind == "synthetic":
-        return (
-            maker(lambda cache: synthetic(AutoregressiveDrafter(model, cache=cache))),
-            maker(lambda cache: synthetic(ModelTreeDrafter(model, num_ids=model.vocab_size, cache=cache))),
-        )
-    return (
-        maker(lambda cache: AutoregressiveDrafter(model, lookup(), cache=cache)),
-        maker(lambda cache: ModelTreeDrafter(model, lookup(), cache=cache)),
-    )
+        return Makers(maker(EagleDrafter), maker(EagleDrafter))
+    num_ids = model.vocab_size if config.kind == "synthetic" else None
+    return Makers(maker(AutoregressiveDrafter), maker(functools.partial(ModelTreeDrafter, num_ids=num_ids)))

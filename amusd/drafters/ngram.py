@@ -4,22 +4,17 @@ Both look the last tokens up in an index of the suffixes of the text so far, and
 followed the longest suffix, the latest of equal ones, is the likeliest to follow again. How often each token followed
 is not counted: it ranks guesses no better (`docs/drafters.md`).
 
-A chain of what followed needs no weights, and neither does a tree of several continuations: how often a guess is right
-follows from how many tokens agree (`CHANCES`).
-
-Names, code and lists recur, and a text's rare tokens recur above all, which a draft may not even have in its head. So a
-model's guesses are mixed, in logarithms. A token that followed the last n tokens when they occurred before, and that
-the model gives the probability q, weighs exp(bias) q^slope instead, if that is more; `WEIGHTS` has bias and slope for
-each n. Then all weights are divided by their sum. A slope below 1 lifts an unlikely token most, and a bias that grows
-with n makes what follows many agreeing tokens nearly certain.
+A model's guesses are mixed with it in logarithms, since names, code and lists recur, and rare tokens above all, which a
+draft may not even have in its head. A token that followed the last n tokens when they occurred before, and that the
+model gives the probability q, weighs exp(bias) q^slope instead, if that is more; `WEIGHTS` has bias and slope for each
+n. Then all weights are divided by their sum.
 
 References:
     Prompt lookup decoding, https://github.com/apoorvumang/prompt-lookup-decoding
-    Oliaro et al., SuffixDecoding, 2024 (arXiv 2411.04975): trees of continuations, and earlier answers.
-    Grave, Joulin and Usunier, Improving Neural Language Models with a Continuous Cache, 2017 (that cache compares
-    hidden states, this one tokens). Backing off from long to short suffixes: Cleary and Witten, Data Compression Using
-    Adaptive Coding and Partial String Matching, 1984. Mixing in logarithms: Klakow, Log-Linear Interpolation of
-    Language Models, 1998.
+    SuffixDecoding (trees of continuations, earlier answers), https://arxiv.org/abs/2411.04975
+    Grave, Joulin and Usunier 2017, Improving Neural Language Models with a Continuous Cache
+    Cleary and Witten 1984, Data Compression Using Adaptive Coding and Partial String Matching (backing off)
+    Klakow 1998, Log-Linear Interpolation of Language Models
 """
 
 from __future__ import annotations
@@ -32,20 +27,9 @@ from amusd.config.engine import MAX_MATCH
 from amusd.drafters.base import ChainDrafter, Expansion, path_to
 from amusd.protocol.draft_session import Guesses, Transition
 
-WEIGHTS = (
-    (-0.2, 0.6),
-    (0.0, 0.3),
-    (0.5, 0.3),
-    (1.0, 0.3),
-    (1.2, 0.3),
-    (1.2, 0.3),
-    (1.4, 0.3),
-    (1.9, 0.3),
-    (1.9, 0.3),
-    (1.9, 0.3),
-    (1.9, 0.3),
-    (3.5, 0.2),
-)
+_BIASES = (-0.2, 0.0, 0.5, 1.0, 1.2, 1.2, 1.4, 1.9, 1.9, 1.9, 1.9, 3.5)
+_SLOPES = (0.6, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.2)
+WEIGHTS = tuple(zip(_BIASES, _SLOPES, strict=True))
 """Bias and slope of what followed a suffix of one, two ... tokens; the last ones: of more. Fitted to the embedded pair
 and rounded (`experiments/embedded_draft/README.md`); the last ones are for loops, which that text has not."""
 CHANCES = (0.0, 0.21, 0.51, 0.62, 0.71, 0.77, 0.79, 0.82, 0.82, 0.95)
@@ -60,16 +44,9 @@ _MAX_OCCURRENCES = 32
 _MIXED_LENGTHS = (1, 2)
 """Suffixes whose occurrences give the guesses of a tree."""
 
-_Match = tuple[int, int, int]
-"""A place where the last tokens occurred: how many agree, in which text (the sequence's own is the last one), and where
-they end. The largest is the best."""
-
 
 class SuffixIndex:
-    """The places of a text by the last n tokens before them, for a few lengths n.
-
-    Appending a token adds an entry for each length, cutting one removes them.
-    """
+    """The places of a text by the last n tokens before them, for a few lengths n."""
 
     def __init__(self, lengths: Sequence[int]) -> None:
         self.token_ids: list[int] = []
@@ -95,14 +72,15 @@ class SuffixIndex:
     def matches(self, context: Sequence[int], lengths: Sequence[int]) -> list[tuple[int, int]]:
         """Places that a token follows where as many last tokens of `context` occurred as one of `lengths` says.
 
-        Returns how many tokens agree there, at most all of `context`, and where they end.
+        Returns how many tokens agree there, at most all of `context`, and where they end; the best first.
         """
         places: set[int] = set()
         for length in lengths:
             if length <= len(context):
                 most = MAX_CONTINUATIONS + 1 if length == 1 else _MAX_OCCURRENCES
                 places.update(self._ends.get(tuple(context[-length:]), ())[-most:])  # one may be the end itself
-        return [(self._agreement(end, context), end) for end in places if end < len(self.token_ids)]
+        found = [(self._agreement(end, context), end) for end in places if end < len(self.token_ids)]
+        return sorted(found, reverse=True)
 
     def _suffixes(self) -> list[tuple[int, ...]]:
         """The n-grams at the end."""
@@ -139,14 +117,9 @@ class NgramCache:
     """Finds what followed the last tokens of a sequence when they occurred before, in it or in earlier answers."""
 
     def __init__(self, min_match: int = 1, max_match: int = MAX_MATCH, earlier: EarlierAnswers | None = None) -> None:
-        """`min_match`: tokens that have to agree for a `continuation`; beyond `max_match` more make no difference.
-
-        Raises `ValueError` unless 1 <= `min_match` <= `max_match`.
-        """
-        if not 1 <= min_match <= max_match:
-            raise ValueError(f"min_match {min_match} and max_match {max_match} do not fit together")
-        self._min_match, self._max_match = min_match, max_match
-        self._earlier = earlier
+        """`min_match`: tokens that have to agree for a `continuation`; beyond `max_match` more make no difference."""
+        self._max_match = max_match
+        self._earlier = earlier or EarlierAnswers(0)
         doubled = [min_match << shift for shift in range(max_match.bit_length())]
         self._lookup_lengths = [length for length in reversed(doubled) if length <= max_match]
         self._lengths = sorted({*_MIXED_LENGTHS, *self._lookup_lengths})
@@ -176,7 +149,7 @@ class NgramCache:
 
         With them come the last tokens of the prompt, so that the beginning of the answer is found.
         """
-        if self._earlier is not None and committed_length > self._num_opened:
+        if committed_length > self._num_opened:
             start = max(0, self._num_opened - self._max_match)
             self._earlier.add(self._index.token_ids[start:committed_length], self._lengths)
         self.open(())
@@ -189,47 +162,39 @@ class NgramCache:
     def continuations(self, path: Sequence[int] = ()) -> list[tuple[int, int]]:
         """Different tokens that followed before, and how many tokens agreed there; the best first."""
         found: dict[int, int] = {}
-        texts = self._texts()
-        for agreement, text, end in self._matches(path, _MIXED_LENGTHS):
-            found.setdefault(texts[text].token_ids[end], agreement)
+        for agreement, index, end in self._matches(path, _MIXED_LENGTHS):
+            found.setdefault(index.token_ids[end], agreement)
             if len(found) == MAX_CONTINUATIONS:
                 break
         return list(found.items())
 
     def continuation(self, max_tokens: int) -> tuple[int, ...]:
-        """Up to `max_tokens` tokens that followed the longest suffix, none unless `min_match` tokens agree.
-
-        Where that runs into the end of the text it goes on through what it has just proposed, as a loop does.
-        """
+        """Up to `max_tokens` tokens that followed the longest suffix, none unless `min_match` tokens agree."""
         return self.longest(max_tokens)[0]
 
     def longest(self, max_tokens: int) -> tuple[tuple[int, ...], int]:
-        """The `continuation`, and how many tokens agree where it is from."""
+        """The `continuation`, and how many tokens agree where it is from.
+
+        Where that runs into the end of the text it goes on through what it has just proposed, as a loop does.
+        """
         for length in self._lookup_lengths:
             if matches := self._matches((), [length]):
-                agreement, text, end = matches[0]
-                return self._tokens_from(self._texts()[text], end, max_tokens), agreement
+                agreement, index, end = matches[0]
+                if index is not self._index:
+                    return tuple(index.token_ids[end : end + max_tokens]), agreement
+                period = self.length - end
+                return tuple(index.token_ids[end + offset % period] for offset in range(max_tokens)), agreement
         return (), 0
 
-    def _tokens_from(self, index: SuffixIndex, end: int, number: int) -> tuple[int, ...]:
-        token_ids = index.token_ids
-        if index is not self._index:
-            return tuple(token_ids[end : end + number])
-        period = self.length - end
-        return tuple(token_ids[end + offset % period] for offset in range(number))
+    def _matches(self, path: Sequence[int], lengths: Sequence[int]) -> list[tuple[int, SuffixIndex, int]]:
+        """Earlier places where the last tokens occurred: how many agree, in which text, and where they end.
 
-    def _matches(self, path: Sequence[int], lengths: Sequence[int]) -> list[_Match]:
-        """Earlier places where the last tokens occurred, the best first."""
+        The best first: of those where as many agree the sequence's own, then those of the latest text.
+        """
         context = [*self._index.token_ids[-self._max_match :], *path][-self._max_match :]
-        found = [
-            (agreement, text, end)
-            for text, index in enumerate(self._texts())
-            for agreement, end in index.matches(context, lengths)
-        ]
-        return sorted(found, reverse=True)
-
-    def _texts(self) -> list[SuffixIndex]:
-        return [self._index] if self._earlier is None else [*self._earlier.indexes, self._index]
+        texts = [self._index, *reversed(self._earlier.indexes)]
+        found = [(agreement, index, end) for index in texts for agreement, end in index.matches(context, lengths)]
+        return sorted(found, key=lambda match: -match[0])
 
 
 class NgramDrafter(ChainDrafter):
@@ -257,7 +222,7 @@ class NgramDrafter(ChainDrafter):
         self._committed_length, self._fan_out = self.length, fan_out
 
     def propose(self, max_tokens: int) -> tuple[int, ...]:
-        """Up to `max_tokens` tokens; none when no suffix occurred before."""
+        """See `ChainDrafter`."""
         proposed = self._ngrams.continuation(min(max_tokens, self._capacity - self.length))
         self.commit(proposed)
         return proposed
@@ -297,7 +262,7 @@ class NgramDrafter(ChainDrafter):
         self._ngrams.truncate(length)
 
     def follow(self, transition: Transition) -> None:
-        """See `Drafter`. A tree's own tokens are in the index once they are committed."""
+        """See `Drafter`. A tree's tokens are in the index once they are committed."""
         if self.is_chain:
             super().follow(transition)
         else:

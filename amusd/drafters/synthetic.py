@@ -1,7 +1,6 @@
 """A draft for measurements: it costs what a model's steps cost, and is right with a chosen probability.
 
-The model drafts as ever, and its keys and values stay its own; only what is proposed is replaced, token for token, by
-what a schedule says. So a step, a rollback and a several-token step cost exactly what they cost with a trained draft.
+The model drafts as ever; only what is proposed is replaced, token for token, by what a schedule says.
 
 In a tree, at each position the target's own token is the first guess with probability `accept`; where it is not, each
 further guess is right with probability `accept_next`, given that those before it are wrong.
@@ -32,8 +31,6 @@ ACCEPT_NEXT = 0.4
 
 def right_with_probability(probability: float, seed: int) -> Schedule:
     """Right with this probability at each position, the same for the same seed."""
-    if not 0 <= probability <= 1:
-        raise ValueError(f"probability {probability}: must be between 0 and 1")
 
     def schedule(position: int) -> bool:
         mixed = ((position + 1) * 0x9E3779B97F4A7C15 ^ (seed + 1) * 0xC2B2AE3D27D4EB4F) & (2**64 - 1)
@@ -55,10 +52,8 @@ def guess_weights(accept: float, accept_next: float, num_places: int) -> tuple[f
 class SyntheticDrafter(Drafter):
     """Replaces what `model` guesses, along a chain or behind the nodes of a tree; the model spends the time.
 
-    Along a chain each proposal is the target's own token with probability `accept`, independent of all others; else
-    another id. The same text gives the same right and wrong positions in every mode; different texts give different
-    ones. `accept` is what happens to a candidate whose predecessors were accepted. Where the target's answer departs
-    from the reference (possible with `verify_width=bucketed`), nothing is right any more.
+    The same text gives the same right and wrong positions in every mode. Where the target's answer departs from the
+    reference (possible with `verify_width=bucketed`), nothing is right any more.
     """
 
     def __init__(self, model: Drafter, accept: float, accept_next: float, vocab_size: int) -> None:
@@ -147,23 +142,13 @@ class SyntheticDrafter(Drafter):
         position = node.position + 1
         is_right = self._follows and self._reference[root.position + 1 : position] == tuple(path_to(root, node))
         right = self._reference[position] if is_right and position < len(self._reference) else -1
-        rank = self._rank(position)
-        return [
-            (right if place == rank and right >= 0 else self._wrong(right, place), weight)
-            for place, weight in enumerate(guess_weights(self._accept, self._accept_next, self._fan_out))
-        ]
-
-    def _rank(self, position: int) -> int:
-        if self._is_first(position):
-            return 0
-        for rank in range(1, self._fan_out):
-            if right_with_probability(self._accept_next, self._seed + rank)(position):
-                return rank
-        return self._fan_out
-
-    def _wrong(self, right: int, place: int) -> int:
-        """Another id for each place, none of them right."""
-        return place if right < 0 or place < right else place + 1
+        others = [right_with_probability(self._accept_next, self._seed + rank) for rank in range(1, self._fan_out)]
+        rank = next((rank for rank, is_at in enumerate([self._is_first, *others]) if is_at(position)), self._fan_out)
+        weights = guess_weights(self._accept, self._accept_next, self._fan_out)
+        tokens = [place if right < 0 or place < right else place + 1 for place in range(self._fan_out)]  # all wrong
+        if right >= 0 and rank < self._fan_out:
+            tokens[rank] = right
+        return [*zip(tokens, weights, strict=True)]
 
 
 def _reduced(token_ids: Sequence[int], vocab_size: int) -> list[int]:

@@ -76,8 +76,8 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     },
     ("amusd/drafters/ngram.py", "tests/drafters/test_ngram_cache.py"): {
         "the first occurrence is looked up": (
-            "agreement, text, end = matches[0]",
-            "agreement, text, end = matches[-1]",
+            "agreement, index, end = matches[0]",
+            "agreement, index, end = matches[-1]",
         ),
         "a loop ends at the end of the context": (
             "token_ids[end + offset % period]",
