@@ -1,16 +1,11 @@
 """The acceptance rules: which candidates of a block are kept, and by which token the first other one is replaced.
 
-Equality: a candidate is accepted when it is the target's own choice. Greedy decoding and matching share
-this rule (`noisy_scores.py`); in both, the target's token does not depend on any candidate.
+Equality (greedy decoding and matching): a candidate is accepted when it is the target's own choice.
 
 Ratio test: a candidate is kept with probability min(1, p / q), else a token is drawn from what p has more than q. Here
 p is the target's distribution at the candidate's position, q the one that the candidate was drawn from. The token is
-then distributed as p, whatever q is, provided that four things hold (docs/sampling.md): q is what the draft really drew
-from; whether a candidate is offered does not depend on its value; the three draws (draft, accept, resample) are
-independent; and the candidate was drafted from the very prefix at which it is judged.
-
-q travels as a row: whatever the draft's vocabulary and filters, only the tokens that could be drawn. A row belongs to
-one drawn token and is sent with it in the same message, so that the two cannot come apart.
+then distributed as p, whatever q is, under four conditions (docs/sampling.md). q travels with its token, as a row of
+the tokens that could be drawn:
 
     n int32   token ids, ascending
     n float32 their probabilities, which sum to 1
@@ -38,12 +33,11 @@ _SUM_TOLERANCE = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """The outcome of one verification: the tokens that it commits."""
+    """The tokens that a verification commits."""
 
     token_ids: tuple[int, ...]
     """The accepted candidates, then the target's recovered or bonus token if there is one."""
     num_accepted: int
-    """The number of them that were candidates."""
 
 
 def accept_along(
@@ -51,9 +45,8 @@ def accept_along(
 ) -> tuple[Acceptance, tuple[int, ...]]:
     """Follow the target's choices from row 0 on, through candidates that equal them; also returns the rows followed.
 
-    `choose(row)`: the target's choice behind that row of the pass, which has `num_rows`; asked along the path only.
-    `next_row(row, token_id)`: the row of the candidate `token_id` behind `row`, None where there is no such candidate;
-    it is `num_rows` for one that came too late for the pass.
+    `choose(row)`: the target's choice behind that row of the pass, which has `num_rows`. `next_row(row, token_id)`: the
+    row of the candidate `token_id` behind `row`, or None; `num_rows` for one that came too late for the pass.
     """
     token_ids: list[int] = []
     rows = [0]
@@ -71,12 +64,10 @@ def accept_along(
 
 @dataclass(frozen=True, slots=True)
 class ProbabilityRow:
-    """A distribution over a few tokens."""
+    """A distribution over n tokens, whose ids ascend."""
 
     token_ids: npt.NDArray[Any]
-    """[n] of any integer type, ascending."""
     probabilities: npt.NDArray[np.float32]
-    """[n]."""
 
     def of(self, token_id: int) -> float:
         """The probability of a token; 0 outside the support."""
@@ -91,7 +82,7 @@ def pack_row(row: ProbabilityRow) -> bytes:
 
 
 def certain(token_id: int) -> bytes:
-    """The row of a token that was not drawn: looked up, or chosen in any way that uses no chance."""
+    """The row of a token that was not drawn, such as one looked up."""
     return pack_row(ProbabilityRow(np.array([token_id], dtype=np.int32), np.array([1.0], dtype=np.float32)))
 
 
@@ -101,7 +92,7 @@ def unpack_rows(rows: Sequence[bytes], token_ids: Sequence[int], vocab_size: int
 
 
 def unpack_row(data: bytes, token_id: int, vocab_size: int) -> ProbabilityRow:
-    """The row that `token_id` was drawn from. Raises `ValueError` for what cannot be one: nothing is trusted."""
+    """The row that `token_id` was drawn from. Raises `ValueError` for what cannot be one."""
     number, rest = divmod(len(data), _ENTRY_BYTES)
     if rest or not number:
         raise ValueError(f"a row of {len(data)} bytes")

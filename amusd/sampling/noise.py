@@ -32,11 +32,10 @@ _MASK64 = (1 << 64) - 1
 _MASK32 = (1 << 32) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 FIRST_FACTOR, _SECOND, _THIRD = 0x7FEB352D, 0x846CA68B, 0x9E485565
-"""The factor of the first round of `counters`, which needs no fold, as codes are folded already."""
+"""Factors; the first round of `counters` needs no fold, as codes are folded already."""
 ROUNDS = ((16, _SECOND), (15, _THIRD))
-"""Shift and factor of its other rounds."""
+"""Shifts and factors of the other rounds."""
 LAST_SHIFT = 16
-"""The shift of the fold at the end of `counters`."""
 _CODE_ROUNDS, _LAST_CODE_SHIFT = ((17, _SECOND), (15, _THIRD), (16, FIRST_FACTOR)), 15
 UNIT = 2.0**-32
 
@@ -74,7 +73,7 @@ def code_of(token_id: _Ints) -> _Ints:
 
 @functools.lru_cache(maxsize=8)
 def codes_of(num_ids: int) -> Tensor:
-    """int32 [num_ids]: the bits of the code of each token id. Not to be written to."""
+    """int32 [num_ids]: the code of each token id. Not to be written to."""
     codes = code_of(torch.arange(num_ids))
     return (codes - (codes >> 31 << 32)).int()
 

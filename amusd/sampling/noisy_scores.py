@@ -1,9 +1,8 @@
 """Scores, logit + scale * noise, and the column with the largest one: a draw from softmax(logits / scale).
 
-With scale 0 it is the largest logit. The noise is fixed by (seed, position, token id), so the target's token at a
-position is a function of its logits and of the request's seed: which candidates arrived, how many, from whom and when
-decides only how many tokens a pass confirms. The draft adds the same noise to its own logits, and guesses right with
-probability (1 - TV) / (1 + TV) at least, TV being the total variation distance of the two distributions.
+The noise is fixed by (seed, position, token id), so the target's token at a position depends on its logits and the seed
+alone. The draft adds the same noise to its own logits, and guesses right with probability (1 - TV) / (1 + TV) at least,
+TV being the total variation distance of the two distributions.
 
 References:
     Daliri, Musco, Suresh 2024, Coupling without communication, https://arxiv.org/abs/2408.07978
@@ -27,10 +26,7 @@ _SLACK = 1e-6
 
 
 def noisy_argmax(logits: Tensor, codes: Tensor, keys: Tensor, scale: Tensor) -> Tensor:
-    """int64 [rows]: the column with the largest score; of equal ones the first, a NaN before all others.
-
-    Parameters as of `noisy_scores`. A row's column depends on that row alone. Waits for no device.
-    """
+    """int64 [rows]: the column with the largest score; of equal ones the first, a NaN before all others."""
     if logits.device.type != "cpu":
         scores: Tensor = noisy_scores(logits, codes, keys, scale)
         return scores.max(1).indices  # the first of equal ones, as documented
@@ -41,8 +37,7 @@ def noisy_argmax(logits: Tensor, codes: Tensor, keys: Tensor, scale: Tensor) -> 
 def choose(logits: Row, codes: Bits, key: int, scale: float, left: Columns | None = None) -> int:
     """The same of one row on a CPU whose largest logit is finite, among the columns that are `left`; None: all.
 
-    If all are left, the likeliest get noise first. Another column wins only with so much more noise that few counters
-    are small enough for it.
+    The likeliest get noise first. Another column wins only with so much more noise that few counters are small enough.
     """
     if scale == 0:
         return int(logits.argmax())

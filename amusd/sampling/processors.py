@@ -1,8 +1,7 @@
 """From logits to the distribution that is sampled: bias, penalties, temperature, top-k, top-p, min-p, in this order.
 
-What a row keeps depends on that row alone: the order of a sum would move the border of top-p, so a GPU sums weights as
-integers, in operators of fixed shape on [rows, columns]. A CPU takes one row after another, and of a row the likeliest
-columns first.
+The order of a sum would move the border of top-p, so a GPU sums weights as integers. A CPU takes one row after another,
+and of a row the likeliest columns first.
 
 References:
     Order and meaning as in transformers' logits processors; penalties count as in vLLM: repetition over prompt and
@@ -77,7 +76,7 @@ def kept_columns(row: Row, words: npt.NDArray[np.int64]) -> Columns | None:
 
 
 def likely_columns(row: Row, number: int = _SOME) -> Columns:
-    """Columns with the largest logits, ties included: about `number` of a long row, at least a 16th of it."""
+    """About `number` columns with the largest logits, ties included."""
     some, place = row[::_STRIDE], number // _STRIDE
     if len(some) <= place:
         return np.arange(len(row))
@@ -85,7 +84,7 @@ def likely_columns(row: Row, number: int = _SOME) -> Columns:
 
 
 def best_columns(row: Row, number: int) -> Columns:
-    """[number, or all of fewer]: the columns of the largest logits, the largest first, of equal ones the first."""
+    """[number at most]: the columns of the largest logits, the largest first, of equal ones the first."""
     likely = likely_columns(row, _STRIDE * number)
     found: Columns = likely[np.argsort(-row[likely], kind="stable")[:number]]
     return found
@@ -97,5 +96,5 @@ def logsumexp(row: Row) -> float:
 
 
 def floats(words: Tensor) -> Tensor:
-    """float32 of the shape of `words`, which hold the bits of float64 numbers."""
+    """float32: the numbers whose float64 bits `words` hold."""
     return words.view(torch.float64).float()

@@ -1,15 +1,13 @@
 """The likeliest next tokens of the target, as a draft sees them: what becomes the children of a node of its tree.
 
-The target's token is the argmax of its scores: processed logits and, under matching, the noise that the draft knows as
-well. So the draft ranks by its own scores; the first of a row is the token that a `RowSampler` would choose.
+The draft ranks by its own scores, logits and noise, so the first of a row is what a `RowSampler` would choose.
 
-The probabilities are estimates. They would be exact if standard Gumbel noise e were what the draft's logits l are wrong
-by: with the noise g that both know, the target takes the argmax of (l + e) / T + g at temperature T, which, given l and
-g, is distributed as softmax(l + T g): the softmax of T times the scores. Greedy: the softmax of the logits.
+The probabilities would be exact if standard Gumbel noise e were what the draft's logits l are wrong by: with the noise
+g that both know, the target takes the argmax of (l + e) / T + g at temperature T, which, given l and g, is distributed
+as softmax(l + T g): the softmax of T times the scores.
 
-The n-gram cache may know some tokens of a row (`amusd/drafters/ngram.py`). A known token that has the probability q
-under the softmax of the logits weighs exp(bias) q^slope instead of q, if that is more, and all weights are divided by
-their sum. The host mixes them in: it makes known tokens likelier and leaves the others in their order.
+The n-gram cache may know some tokens of a row (`amusd/drafters/ngram.py`), which the host mixes in: one that has the
+probability q under the softmax of the logits weighs exp(bias) q^slope instead, if that is more.
 """
 
 from __future__ import annotations
@@ -52,13 +50,13 @@ def _noise_of(state: SamplingState, key: int) -> Row:
 
 @dataclass(frozen=True)
 class RowRanker(RowSampler):
-    """The likeliest columns of each row of logits; plain or shaped.
+    """The likeliest columns of each row of logits.
 
-    Its outputs, scores being T times those of matching, and all relative to the largest logit:
+    Its outputs, scores being T times those of matching:
 
-        columns [n]   the best by their scores
-        floats        log of the sum of exp(score), and of exp(logit), over all columns
-                      scores [n] of the best; logits, then scores, of the columns that were asked for
+    columns [n]   the best by their scores
+    floats        log of the sum of exp(score), and of exp(logit), over all columns
+                  scores [n] of the best; logits, then scores, of the columns that were asked for
     """
 
     max_best = 16
@@ -116,10 +114,7 @@ class Ranking(SequenceSampler):
         min_probability: float = 0.0,
         sequence: int = 0,
     ) -> None:
-        """`number`: tokens of each row at most; `min_probability`: only those that are likelier.
-
-        Not for the ratio test, whose target draws with noise of its own.
-        """
+        """`number`: tokens of each row at most; `min_probability`: only those that are likelier."""
         super().__init__(distribution, state, prompt, sequence=sequence)
         self.sampler: RowRanker = RowRanker(state, self.sampler.level)
         self._number = number
@@ -130,7 +125,7 @@ class Ranking(SequenceSampler):
     ) -> Words:
         """The words of rows, each behind the first `length` tokens of the sequence and a path of further ones.
 
-        `mixtures`: what is known of each row beside its logits; empty: nothing. `num_unranked`: rows before them.
+        `mixtures`: what is known of each row; empty: nothing. `num_unranked`: rows before them.
         """
         words = self._words(length, [*((),) * num_unranked, *paths])
         for row, mixture in zip(words[num_unranked:, ASKED], mixtures, strict=bool(mixtures)):
@@ -144,11 +139,10 @@ class Ranking(SequenceSampler):
         mixtures: Sequence[Mixture] = (),
         outputs: npt.NDArray[np.int32] | None = None,
     ) -> list[Guesses]:
-        """Return the likeliest tokens of each row of `logits` [rows, columns], the best first.
+        """The likeliest tokens of each row of `logits` [rows, columns], the best first.
 
-        The largest logit of each is a finite number. A row has fewer tokens than asked for if filters leave fewer, or
-        if the others are less likely than wanted. Probabilities are above 0 and sum to at most 1. `words`, `mixtures`:
-        see `rows_behind`. `outputs`: those of the sampler, if the pass has computed them.
+        The largest logit of each is a finite number. Probabilities are above 0 and sum to at most 1. `words`,
+        `mixtures`: see `rows_behind`. `outputs`: those of the sampler, if the pass has computed them.
         """
         if outputs is None:
             outputs = self.sampler.compute(logits, torch.from_numpy(words).to(logits.device))[1].cpu().numpy()

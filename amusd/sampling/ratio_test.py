@@ -1,7 +1,6 @@
 """The ratio test on logits: the draft's draws with what they were drawn from, and the target's verdicts on them.
 
-Neither is captured, since what candidates were drawn from is known only when a pass is over: a batch of operators
-behind it, and one more copy and wait on a GPU.
+Neither is captured: what candidates were drawn from is known only when a pass is over.
 """
 
 from __future__ import annotations
@@ -61,8 +60,7 @@ class RatioTest(SequenceSampler):
     ) -> Acceptance:
         """The tokens that a pass whose first token stands at `start` commits.
 
-        `logits` [rows, columns]; `words`: of `rows`; `judged`: candidates, with or without one behind those of the
-        pass; `drawn_from`: the row of each.
+        `logits` [rows, columns]; `words`: of `rows`; `judged`: the candidates, one late one included.
         """
         words = np.concatenate((words, self._facts(len(logits), start, judged, drawn_from).view(np.int64)), 1)
         inputs = self.state.send(torch.from_numpy(words))
@@ -106,9 +104,9 @@ class RatioTest(SequenceSampler):
 
 
 def residual(p: Tensor, ids: Tensor, q_probs: Tensor) -> Tensor:
-    """[rows, columns]: what p has more than q, not normalised; p itself where that is nothing (then both are equal).
+    """[rows, columns]: what p [rows, columns] has more than q, not normalised; p itself where both are equal.
 
-    `p` [rows, columns]; `ids` int64 and `q_probs` [rows, n]: the tokens that could be drawn; 0 for padding.
+    `ids` int64 and `q_probs` [rows, n]: the tokens that could be drawn; 0 for padding.
     """
     left = p.scatter_add(1, ids, -q_probs).clamp_(min=0)
     return torch.where(left.any(1, keepdim=True), left, p)

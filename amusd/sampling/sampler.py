@@ -1,7 +1,7 @@
-"""Chooses a token of each row of logits, where the logits are: the same code for draft and target, CPU and GPU.
+"""Chooses a token of each row of logits, where the logits are, for draft and target.
 
-A `RowSampler` is the end of a pass: operators of fixed shape that read words of each row and give its column. On a GPU
-it is captured with the pass. A `SequenceSampler` writes the words for the rows of one request.
+A `RowSampler` is the end of a pass, captured with it on a GPU: it reads words of each row and gives its column. A
+`SequenceSampler` writes the words for the rows of one request.
 
     words of a row   key of the noise, temperature, filters, penalties, sequence, columns asked for, the row's path
 
@@ -67,7 +67,7 @@ DRAFT_LEVELS = Level.PLAIN, Level.FILTERED, Level.PENALIZED
 
 
 class SamplingState:
-    """What samplers of one model know beside logits: its columns, and the bias and the tokens of each sequence."""
+    """What samplers of one model know beside logits: columns, and the bias and the tokens of each sequence."""
 
     def __init__(
         self,
@@ -96,10 +96,7 @@ class SamplingState:
 
     @classmethod
     def of(cls, model: Any, cache: Any) -> tuple[SamplingState, int]:
-        """The state for the sequence in a cache of a `LanguageModel`, and the sequence's number in it.
-
-        Where passes are captured, sequences whose caches share their memory share it.
-        """
+        """The state for the sequence in a cache of a `LanguageModel`, and the sequence's number in it."""
         kind, device = (model.vocab_size, model.output_ids), model.captured_on
         if device is None:
             return cls(*kind), 0
@@ -199,7 +196,7 @@ class RowSampler:
         return min(self.max_best, self.state.num_columns)
 
     def compute(self, logits: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """[rows, columns] and int64 [rows, num_inputs] -> int64 [rows], int32 [rows, num_outputs]. See `Sampler`."""
+        """See `Sampler`."""
         if logits.device.type != "cpu":
             return self.of_rows(logits.float(), inputs)
         rows = zip(logits.float().numpy(), inputs.numpy(), strict=True)
@@ -248,10 +245,7 @@ class RowSampler:
 
 
 def scores_of(outputs: npt.NDArray[np.int32], number: int) -> tuple[float, TopLogprobs]:
-    """The log-probabilities of the column chosen and of the `number` likeliest columns, under the model's logits alone.
-
-    `outputs` [num_outputs]: of a sampler of `Level.SCORED`.
-    """
+    """The log-probabilities of the column chosen and of the `number` likeliest, by the outputs of a scored row."""
     num_top = len(outputs) // 2
     chosen, *top = outputs[num_top:].view(np.float32).tolist()
     pairs = sorted(zip(outputs[:num_top].tolist(), top, strict=True), key=lambda pair: (-pair[1], pair[0]))

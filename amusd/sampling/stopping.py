@@ -17,27 +17,24 @@ class Emission:
     """The addition of a block of committed tokens to the answer."""
 
     token_ids: tuple[int, ...]
-    """All of the block, or those up to and including the one that ended the answer."""
+    """Those up to and including the one that ended the answer, or all."""
     finish_reason: FinishReason | None
     logprobs: tuple[float, ...] = ()
-    """Log-probabilities of `token_ids` under the target alone; empty unless asked for."""
+    """Under the target alone; empty unless asked for."""
     top_logprobs: tuple[TopLogprobs, ...] = ()
-    """One entry for each of `token_ids`; empty unless asked for."""
+    """Empty unless asked for."""
     sources: tuple[TokenSource, ...] = ()
-    """The source of each of `token_ids`."""
 
 
 @dataclass
 class StopChecker:
-    """Finds the first token that ends one answer.
-
-    `push_text` gives the text that a token adds (an incremental decoder); it is called only if there are stop strings.
-    """
+    """Finds the first token that ends one answer."""
 
     eos_token_ids: Collection[int]
     stop: tuple[str, ...]
     max_new_tokens: int
     push_text: Callable[[int], str]
+    """Gives the text that a token adds; called only if there are stop strings."""
     _num_tokens: int = 0
     _text: str = ""
 
@@ -82,7 +79,7 @@ class AnswerText:
     """Collects the text of an answer, and holds back what could be the beginning of a stop string."""
 
     def __init__(self, push: Callable[[int], str], flush: Callable[[], str], stop: tuple[str, ...]) -> None:
-        """`push`, `flush`: the text that a token adds, and that is left at the end (an incremental decoder)."""
+        """`push`, `flush`: those of an incremental decoder."""
         self._push, self._flush, self._stop = push, flush, stop
         self._held = ""
         self.text = ""

@@ -96,9 +96,6 @@ def test_the_check_of_the_document_runs(own: Path, monkeypatch: pytest.MonkeyPat
     runpy.run_path(str(own / "check.py"))
 
 
-OTHERS = """
-import nothing_such_of_mine
-"""
 NONSENSE = """
 from amusd.drafters.base import ChainDrafter, one_by_one
 from amusd.drafters.custom import OwnDrafters
@@ -111,7 +108,6 @@ def chains(context): return OwnDrafters(chains=one_by_one(Silent))
 def trees(context): return OwnDrafters(trees=one_by_one(Silent), num_ids=7)
 def nothing(context): return None
 def raises(context): raise ValueError("two\\nlines")
-def no_drafters(context): return OwnDrafters(chains=lambda number: [5] * number)
 def too_few(context): return OwnDrafters(chains=lambda number: [Silent()])
 def fails_later(context): return OwnDrafters(chains=lambda number: 1 // 0)
 def no_arguments(): return OwnDrafters()
@@ -121,9 +117,7 @@ def no_arguments(): return OwnDrafters()
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("files")
-    (folder / "others.py").write_text(OTHERS)
     (folder / "nonsense.py").write_text(NONSENSE)
-    (folder / "broken.py").write_text("def make(:\n")
     return folder
 
 
@@ -146,11 +140,8 @@ def loaded(factory: str, options: Mapping[str, Any] | None = None) -> LoadedDraf
         ("{folder}/nonsense.py:nothing", "returns None; expected amusd.drafters.custom.OwnDrafters"),
         ("{folder}/nonsense.py:raises", "raises ValueError: two lines ({folder}/nonsense.py, line 12)"),
         ("{folder}/nonsense.py:no_arguments", "raises TypeError: no_arguments() takes 0 positional"),
-        ("{folder}/nonsense.py:no_drafters", "makes [5, 5, 5]; expected as many amusd.drafters.base.Drafter as"),
         ("{folder}/nonsense.py:too_few", "makes ["),
         ("{folder}/nonsense.py:fails_later", "raises ZeroDivisionError: "),
-        ("{folder}/others.py:make", "raises ModuleNotFoundError: No module named 'nothing_such_of_mine' ({folder}"),
-        ("{folder}/broken.py:make", "raises SyntaxError: invalid syntax"),
         ("{folder}/absent.py:make", "raises FileNotFoundError: "),
         ("nothing_such:make", "raises ModuleNotFoundError: No module named 'nothing_such'"),
         ("nothing_such", "allowed: MODULE:FUNCTION, FILE.py:FUNCTION (entry points of amusd.drafters)"),
@@ -165,10 +156,7 @@ def test_a_mistake_is_one_line_that_says_what_it_is(factory: str, message: str, 
 
 
 def test_it_offers_what_the_factory_makes(files: Path) -> None:
-    chains = loaded(f"{files}/nonsense.py:Names.make")
-    assert (list(chains.factories), chains.factories["custom"].trees) == (["custom"], None)
-    assert (chains.num_ids, chains.vocab_size, chains.tokenizer_hash) == (0, 0, "")
-    assert len(chains_of(chains)(3)) == 3
+    assert len(chains_of(loaded(f"{files}/nonsense.py:Names.make"))(3)) == 3
     trees = loaded(f"{files}/nonsense.py:trees")
     assert (list(trees.factories), trees.num_ids) == (["custom"], 7)
     assert (trees.names(drafts_trees=False), trees.names(drafts_trees=True)) == ((), ("custom",))
@@ -194,8 +182,6 @@ def test_an_entry_point_is_a_name_like_any_other(entry_point: str) -> None:
     assert config.drafter == DrafterConfig(kind="custom", factory=entry_point, options={"x": 3})
     assert loaded(entry_point).names(drafts_trees=False) == ("custom",)
     assert _kind_or_model(DrafterConfig, entry_point) == {"kind": "custom", "factory": entry_point}
-    with pytest.raises(ConfigError, match=r"^drafter.factory=odd: allowed: MODULE:FUNCTION, FILE.py:FUNCTION, "):
-        loaded("odd")
     with pytest.raises(ConfigError, match=r"FILE.py:FUNCTION, (odd, phrases|phrases, odd) \("):
         loaded("phrase")
 
@@ -218,38 +204,17 @@ def test_what_the_factory_is_told(files: Path, monkeypatch: pytest.MonkeyPatch, 
     assert context.load_tokenizer().decode(context.load_tokenizer().encode(PROMPT)) == PROMPT
 
 
-@pytest.mark.parametrize(
-    ("overrides", "drafter"),
-    [
-        (["drafter=a.b:c"], DrafterConfig(kind="custom", factory="a.b:c")),
-        (["drafter=custom", "drafter.factory=mine"], DrafterConfig(kind="custom", factory="mine")),
-        (["drafter=a:c", "drafter.options.n=3", "drafter.options.s='x, y'"], {"n": 3, "s": "x, y"}),
-        (["drafter=a:c", "drafter.options.l=[1,a]", "drafter.options.m={k: 2.5}"], {"l": (1, "a"), "m": {"k": 2.5}}),
-        (["drafter=a:c", "drafter.options={a: 1, b: null}"], {"a": 1, "b": None}),
-    ],
-)
-def test_the_command_line_names_it(overrides: list[str], drafter: DrafterConfig | dict[str, Any]) -> None:
-    expected = (
-        drafter if isinstance(drafter, DrafterConfig) else DrafterConfig(kind="custom", factory="a:c", options=drafter)
-    )
-    config = compose_config(overrides)
-    assert config.drafter == expected
-    again = from_mapping(RunConfig, json.loads(json.dumps(to_mapping(config))))
-    assert again == config
+def test_the_command_line_names_it_and_its_options() -> None:
+    config = compose_config(["drafter=a:c", "drafter.options.l=[1,a]", "drafter.options.m={k: 2.5}"])
+    assert config.drafter == DrafterConfig(kind="custom", factory="a:c", options={"l": (1, "a"), "m": {"k": 2.5}})
+    assert from_mapping(RunConfig, json.loads(json.dumps(to_mapping(config)))) == config
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
         (["drafter=custom"], "drafter.factory=None: required with drafter=custom"),
-        (
-            ["drafter=ngram", "drafter.factory=a:b"],
-            "drafter.factory=a:b: only allowed with drafter=custom, not with drafter=ngram",
-        ),
-        (
-            ["drafter.options.x=1"],
-            "drafter.options={'x': 1}: only allowed with drafter=custom, not with drafter=embedded",
-        ),
+        (["drafter=ngram", "drafter.factory=a:b"], "drafter.factory=a:b: only allowed with drafter=custom, not with "),
         (["drafter=a:b", "drafter.options=5"], "drafter.options=5: expected names and values"),
     ],
 )

@@ -107,14 +107,6 @@ def test_a_first_guess_is_right_as_often_as_it_says(temperature: float) -> None:
     assert np.mean(right - said) == pytest.approx(0, abs=4 * np.std(right - said) / rows**0.5)
 
 
-def test_the_logits_stay_as_they_are_and_may_be_bfloat16() -> None:
-    logits = random_logits(np.random.default_rng(1), 2, NUM_IDS, 2.0).bfloat16()
-    for distribution in (GREEDY, Distribution(temperature=1.0)):
-        before = logits.float()
-        assert rank(logits, distribution) == rank(before, distribution)
-        assert torch.equal(logits.float(), before)
-
-
 def test_large_logits_do_not_round_the_noise_away() -> None:
     small, large = (rank(torch.zeros((20, 50)) + offset, Distribution(temperature=1.0)) for offset in (0.0, 1e6))
     assert small == large
@@ -136,8 +128,6 @@ def test_less_likely_ones_than_wanted_are_left_out() -> None:
     (ranked,) = rank(logits, min_probability=0.1)
     assert ids_of(ranked) == (0, 1, 2)
     assert probabilities_of(ranked) == pytest.approx((0.5, 0.3, 0.15))
-    (ranked,) = rank(torch.tensor([[0.0, 300.0, 299.0, -np.inf]]))
-    assert ids_of(ranked) == (1, 2), "what has no probability"
 
 
 # Mixtures

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -152,14 +152,6 @@ class RawProbabilities(DraftSampler):
         return column
 
 
-class ArgmaxDraft(DraftSampler):
-    """Proposes the likeliest token as if it had been drawn (transformers #33534)."""
-
-    def draw(self, logits: Tensor, words: Any) -> int:
-        super().draw(logits, words)
-        return int(logits.argmax())
-
-
 class OneSidedFilter(RatioTest):
     """The target does not know about top-k (vLLM #10198)."""
 
@@ -200,11 +192,8 @@ def is_exposed(**changes: Any) -> bool:
     return False
 
 
-@pytest.mark.parametrize("kind", [RawProbabilities, pytest.param(ArgmaxDraft, marks=pytest.mark.long)])
-def test_a_row_that_is_not_what_was_drawn_from_is_exposed(
-    kind: type[DraftSampler], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("amusd.drafters.autoregressive.DraftSampler", kind)
+def test_a_row_that_is_not_what_was_drawn_from_is_exposed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("amusd.drafters.autoregressive.DraftSampler", RawProbabilities)
     assert is_exposed()
 
 
@@ -213,19 +202,9 @@ def test_a_target_with_the_wrong_row_filter_or_noise_is_exposed(kind: type[Ratio
     assert is_exposed(make_sampler=lambda distribution: kind(distribution, SamplingState(VOCAB_SIZE), PROMPT))
 
 
-def without_largest(p: Tensor, ids: Tensor, q_probs: Tensor) -> Tensor:
-    """Right only for a draft that was certain of the token."""
-    left = p.scatter(1, ids.gather(1, q_probs.argmax(1, keepdim=True)), 0.0) if q_probs.any() else p
-    return left if left.any() else p
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [lambda p, *_: p, pytest.param(without_largest, marks=pytest.mark.long)],
-    ids=["EAGLE issue 329", "one token of p zeroed"],
-)
-def test_a_wrong_residual_is_exposed(wrong: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("amusd.sampling.ratio_test.residual", wrong)
+def test_a_wrong_residual_is_exposed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """EAGLE issue 329."""
+    monkeypatch.setattr("amusd.sampling.ratio_test.residual", lambda p, *_: p)
     assert is_exposed()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -13,11 +12,11 @@ import torch
 from fake_cuda.device import fake_cuda
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sampling.reference import noise, processed, softmax
+from sampling.reference import noise, processed
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from amusd.config import GREEDY, Distribution
+from amusd.config import Distribution
 from amusd.sampling.noisy_scores import choose
 from amusd.sampling.processors import kept_columns
 from amusd.sampling.ranking import RowRanker
@@ -122,16 +121,6 @@ def test_the_most_extreme_noise_is_no_exception(first: float, chosen: int, monke
     assert choose(logits, np.arange(5000, dtype=np.uint32), 0, 1.0) == chosen
 
 
-@pytest.mark.parametrize("temperature", [0.5, 2.0])
-def test_draws_follow_the_softmax(temperature: float) -> None:
-    number = 4_000
-    sampler = SequenceSampler(Distribution(temperature=temperature, seed=5), SamplingState(len(LOGITS)))
-    counts = Counter(columns_of(sampler, torch.tensor(LOGITS).expand(number, -1), 0, [0] * number))
-    expected = number * softmax(np.array(LOGITS) / temperature)
-    statistic = sum((counts[column] - expected[column]) ** 2 / expected[column] for column in range(len(LOGITS)))
-    assert statistic < 5 + 10 * 10**0.5  # ten standard deviations above five degrees of freedom
-
-
 def test_draft_and_target_agree_as_often_as_the_coupling_promises() -> None:
     """At least (1 - TV) / (1 + TV), at most 1 - TV; independent draws would agree far less often."""
     generator = torch.Generator().manual_seed(1)
@@ -212,11 +201,6 @@ def test_a_row_that_is_no_number_still_gives_a_column_on_a_gpu() -> None:
             for changes in ({}, {"top_p": 0.5}):
                 sampler = SequenceSampler(Distribution(temperature=1.0, **changes), SamplingState(3, device="cuda:0"))
                 assert columns_of(sampler, torch.tensor([row]), 0, [0])[0] in range(3)
-
-
-def test_greedy_takes_the_first_of_equal_logits() -> None:
-    sampler = SequenceSampler(GREEDY, SamplingState(4))
-    assert columns_of(sampler, torch.tensor([[1.0, 3.0, 3.0, 2.0]]).expand(2, -1), 0, [0, 0]) == [1, 1]
 
 
 # Log-probabilities

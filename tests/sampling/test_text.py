@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amusd.sampling.stopping import AnswerText, Emission, StopChecker, cut_at_stop, held_back
+from amusd.sampling.stopping import AnswerText, Emission, StopChecker, cut_at_stop
 from amusd.types import FinishReason
 
 PIECES = st.lists(st.text("ab", max_size=3), min_size=1, max_size=8)
@@ -54,13 +54,6 @@ def test_what_is_shown_is_the_text_and_never_part_of_a_stop_string(pieces: list[
             return
     shown += answer.finish(FinishReason.LENGTH)
     assert shown == answer.text == whole
-
-
-def test_only_a_possible_beginning_of_a_stop_string_is_held_back() -> None:
-    assert held_back("one two", ("two three",)) == 3
-    assert held_back("one two", ("three",)) == 0
-    assert held_back("aab", ("abc", "bcd")) == 2
-    assert held_back("", ("abc",)) == 0
 
 
 def test_end_of_sequence_wins_over_stop_and_stop_over_length() -> None:
