@@ -50,7 +50,7 @@ class CascadeDrafter(AutoregressiveDrafter):
         self._num_inner_tokens = num_inner_tokens
         self._num_inner_ids = num_inner_ids
         self._inner_capacity = 0
-        """Longest sequence of `inner`, which may have fewer positions: behind them the model drafts alone."""
+        """Longest sequence of `inner`; behind it the model drafts alone."""
         self._output_ids = None if model.output_ids is None else model.output_ids.tolist()
 
     @property
@@ -82,7 +82,7 @@ class CascadeDrafter(AutoregressiveDrafter):
         self.inner.close()
 
     def _prepare(self) -> None:
-        """Prepare every pass that is asked for: each is one step, the last row's token chosen with the others."""
+        """Each pass is one step, the last row's token chosen with the others."""
         self.model.prepare(self._cache, samplers_of(self.model, self._cache, DRAFT_LEVELS))
 
     @classmethod
@@ -98,7 +98,7 @@ class CascadeDrafter(AutoregressiveDrafter):
         return [drafter.judge(own, candidates, output) for drafter, own, candidates, output in together]
 
     def num_candidates(self, max_tokens: int) -> int:
-        """How many tokens to ask of the inner drafter: the pass makes one more, and has room for all of them."""
+        """How many tokens to ask of the inner drafter; the pass makes one more."""
         if self.inner.length < self.length:
             return 0
         most = min(max_tokens, self._capacity - self.length, self.model.max_rows(self.length - 1))
@@ -153,7 +153,7 @@ class CascadeDrafter(AutoregressiveDrafter):
         self.inner.truncate(min(length, self.inner.length))
 
     def _known(self, token_ids: Sequence[int]) -> Sequence[int]:
-        """The same for the inner drafter, whose model may have fewer ids: another token stands for those."""
+        """The same for the inner drafter, whose model may have fewer ids."""
         if not self._num_inner_ids:
             return token_ids
         return [token_id if token_id < self._num_inner_ids else 0 for token_id in token_ids]

@@ -1,4 +1,4 @@
-"""Loads the models of the configured drafters once, and makes drafters over them, one for each of several sequences."""
+"""Loads the models of the configured drafters once, and makes drafters over them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class LoadedDrafters:
     num_ids: int = 0
     """Token ids that every model takes in: `[0, num_ids)`; 0 where none has to."""
     notes: Sequence[str] = ()
-    """Lines that people should see, about drafters whose tokenizer is not the target's."""
+    """Lines for people about drafters whose tokenizer is not the target's."""
     models: Sequence[CachedModel] = ()
     """Those that keep a cache of the text."""
 

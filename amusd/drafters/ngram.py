@@ -1,13 +1,10 @@
 """Prompt lookup, and the n-gram cache of a text that a small model's distribution is mixed with.
 
 Both look the last tokens up in an index of the suffixes of the text so far, and, where asked, of earlier answers. What
-followed the longest suffix, the latest of equal ones, is the likeliest to follow again. How often each token followed
-is not counted: it ranks guesses no better (`docs/drafters.md`).
+followed the longest suffix, the latest of equal ones, is the likeliest to follow again.
 
-A model's guesses are mixed with it in logarithms, since names, code and lists recur, and rare tokens above all, which a
-draft may not even have in its head. A token that followed the last n tokens when they occurred before, and that the
-model gives the probability q, weighs exp(bias) q^slope instead, if that is more; `WEIGHTS` has bias and slope for each
-n. Then all weights are divided by their sum.
+A token that followed the last n tokens when they occurred before, and that the model gives the probability q, weighs
+exp(bias) q^slope instead, if that is more; `WEIGHTS` has bias and slope for each n.
 
 References:
     Prompt lookup decoding, https://github.com/apoorvumang/prompt-lookup-decoding
@@ -31,16 +28,15 @@ _BIASES = (-0.2, 0.0, 0.5, 1.0, 1.2, 1.2, 1.4, 1.9, 1.9, 1.9, 1.9, 3.5)
 _SLOPES = (0.6, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.2)
 WEIGHTS = tuple(zip(_BIASES, _SLOPES, strict=True))
 """Bias and slope of what followed a suffix of one, two ... tokens; the last ones: of more. Fitted to the embedded pair
-and rounded (`experiments/embedded_draft/README.md`); the last ones are for loops, which that text has not."""
+(`experiments/embedded_draft/README.md`); the last ones are for loops, which that text has not."""
 CHANCES = (0.0, 0.21, 0.51, 0.62, 0.71, 0.77, 0.79, 0.82, 0.82, 0.95)
-"""How often what followed a suffix of so many tokens follows again, without a model; the last one: of more. Counted in
-greedy answers of the embedded target."""
+"""How often what followed a suffix of so many tokens, or more, follows again, in answers of the embedded target."""
 MAX_CONTINUATIONS = 3
 """Different tokens that are thought likely at once."""
 LOOKUP_TOKENS = 8
 """Most tokens of a path that a tree looks up at once."""
 _MAX_OCCURRENCES = 32
-"""Most occurrences of a suffix that are looked at, the latest ones; of a single token `MAX_CONTINUATIONS` and one."""
+"""The latest occurrences of a suffix that are looked at; of a single token `MAX_CONTINUATIONS` and one."""
 _MIXED_LENGTHS = (1, 2)
 """Suffixes whose occurrences give the guesses of a tree."""
 
@@ -95,9 +91,9 @@ class SuffixIndex:
 
 
 class EarlierAnswers:
-    """The latest answers of sequences that have ended, for all drafters that were made together.
+    """The latest answers, for all drafters that were made together.
 
-    Two indexes hold at most `num_tokens` tokens: when the younger one is half of that, the older one is forgotten.
+    Two indexes hold at most `num_tokens` tokens: when the younger one has half of that, the older one is forgotten.
     """
 
     def __init__(self, num_tokens: int) -> None:
@@ -106,7 +102,7 @@ class EarlierAnswers:
         """The oldest first; drafters only read them."""
 
     def add(self, token_ids: Sequence[int], lengths: Sequence[int]) -> None:
-        """Keep a text, of one that is too long the end; `lengths` are those of the drafters' own indexes."""
+        """Keep a text, or its end; `lengths` are those of the drafters' own indexes."""
         kept = token_ids[-self._half :] if self._half else ()
         if not self.indexes or len(self.indexes[-1].token_ids) + len(kept) > self._half:
             self.indexes = [*self.indexes[-1:], SuffixIndex(lengths)]
@@ -145,10 +141,7 @@ class NgramCache:
         self._index.truncate(length)
 
     def close(self, committed_length: int) -> None:
-        """Forget the sequence. Its committed tokens behind the prompt become an earlier answer.
-
-        With them come the last tokens of the prompt, so that the beginning of the answer is found.
-        """
+        """Forget the sequence; its committed tokens, and the last ones of the prompt, become an earlier answer."""
         if committed_length > self._num_opened:
             start = max(0, self._num_opened - self._max_match)
             self._earlier.add(self._index.token_ids[start:committed_length], self._lengths)
@@ -173,10 +166,7 @@ class NgramCache:
         return self.longest(max_tokens)[0]
 
     def longest(self, max_tokens: int) -> tuple[tuple[int, ...], int]:
-        """The `continuation`, and how many tokens agree where it is from.
-
-        Where that runs into the end of the text it goes on through what it has just proposed, as a loop does.
-        """
+        """The `continuation`, which at the end of the text goes on as a loop, and how many tokens agree before it."""
         for length in self._lookup_lengths:
             if matches := self._matches((), [length]):
                 agreement, index, end = matches[0]
@@ -189,7 +179,7 @@ class NgramCache:
     def _matches(self, path: Sequence[int], lengths: Sequence[int]) -> list[tuple[int, SuffixIndex, int]]:
         """Earlier places where the last tokens occurred: how many agree, in which text, and where they end.
 
-        The best first: of those where as many agree the sequence's own, then those of the latest text.
+        The best first; of equal ones those of the sequence itself, then those of the latest text.
         """
         context = [*self._index.token_ids[-self._max_match :], *path][-self._max_match :]
         texts = [self._index, *reversed(self._earlier.indexes)]
@@ -277,10 +267,7 @@ class NgramDrafter(ChainDrafter):
 
 
 def chances_of(continuations: Sequence[tuple[int, int]]) -> list[tuple[int, float]]:
-    """How likely each of a cache's `continuations` is without a model.
-
-    The first takes its chance, the second half of its chance, the third a quarter, each of what those before it left.
-    """
+    """How likely each of a cache's `continuations` is: a share of what those before it left, halved from one to one."""
     rest, weight, found = 1.0, 1.0, []
     for token_id, agreement in continuations:
         share = rest * weight * CHANCES[min(agreement, len(CHANCES) - 1)]

@@ -22,7 +22,7 @@ from amusd.protocol.draft_session import Guesses, Node, Transition
 Schedule = Callable[[int], bool]
 """Position (absolute) -> whether the proposal for it is the target's own token."""
 _UNJUDGED = 0
-"""Proposed behind the end of the answer, of which a real draft would not know either."""
+"""Proposed behind the end of the answer."""
 
 
 ACCEPT_NEXT = 0.4
@@ -57,7 +57,7 @@ class SyntheticDrafter(Drafter):
     """
 
     def __init__(self, model: Drafter, accept: float, accept_next: float, vocab_size: int) -> None:
-        """`vocab_size`: ids of the model; those of the target are reduced to that range, so that any target fits."""
+        """`vocab_size`: ids of the model, to which those of the target are reduced."""
         self.model = model
         self._accept = accept
         self._accept_next = accept_next
@@ -69,7 +69,7 @@ class SyntheticDrafter(Drafter):
 
     @property
     def length(self) -> int:
-        """The model's: it drafts as many tokens."""
+        """The model's."""
         return self.model.length
 
     @property
@@ -88,13 +88,13 @@ class SyntheticDrafter(Drafter):
         return self.model.tokens_per_replay
 
     def set_reference(self, token_ids: Sequence[int]) -> None:
-        """The target's whole text of the sequence that is opened next, prompt included."""
+        """See `Drafter`."""
         self._reference = tuple(token_ids)
         self._seed = functools.reduce(prefix_hash.extend, self._reference, prefix_hash.EMPTY)
         self._is_first = right_with_probability(self._accept, self._seed)
 
     def set_distribution(self, distribution: Distribution) -> None:
-        """The model draws and ranks as it would, which costs what it costs; its tokens are replaced all the same."""
+        """The model draws and ranks as it would, which costs what it costs."""
         self.model.set_distribution(distribution)
 
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
@@ -105,7 +105,7 @@ class SyntheticDrafter(Drafter):
 
     @classmethod
     def expand_together(cls, drafters: Sequence[Self], parts: Sequence[Expansion]) -> list[Sequence[Guesses]]:
-        """As many tokens of a chain as its model proposes, or a tree's guesses; their models share their passes."""
+        """As many tokens of a chain as its model proposes, or a tree's guesses."""
         models = [drafter.model for drafter in drafters]
         found = models[0].expand_together(models, parts)
         return [drafter.replaced(part, len(own)) for drafter, part, own in zip(drafters, parts, found, strict=True)]

@@ -54,12 +54,12 @@ class TargetView:
         return self.chances[-1] if self.chances else 1.0
 
     def lacks(self, num_candidates: int) -> bool:
-        """Whether fewer are at hand, one more may come, and the next pass has room for it."""
+        """Whether fewer are at hand, one more may come, and the pass has room for it."""
         return self.may_get_more and self.num_candidates < min(num_candidates, self.max_candidates)
 
     @property
     def can_grow(self) -> bool:
-        """Whether one more candidate may come and the next pass has room for it."""
+        """Whether one more may come and the pass has room for it."""
         return self.lacks(self.max_candidates)
 
     @property
@@ -107,11 +107,11 @@ class Policy(ABC):
     """Decides when the target verifies, and tells the draft how far and how wide to run ahead."""
 
     max_lookahead: int = 1
-    """Tokens that the draft may be ahead of the committed prefix it knows."""
+    """Tokens that the draft may be ahead."""
     tokens_per_message: int = 1
     """Candidates that the draft collects before it sends them."""
     fan_out: int = 1
-    """The most candidates that a draft step makes behind a token; 1: the draft keeps to one chain."""
+    """The most candidates behind a token; 1: one chain."""
     rows_per_step: int = 1
     """The most nodes of a tree that one draft step computes."""
     max_steps: int = 0

@@ -13,15 +13,15 @@ from __future__ import annotations
 from amusd.policies.estimates import RunningRatio
 
 FIRST_LOOK = 32
-"""Passes with a draft before the first rest may be tried; doubled after a rest that did not pay."""
+"""Passes with a draft before the first rest; doubled after a rest that did not pay."""
 FIRST_REST = 6
 """Passes of the first rest; four times as many after one that paid."""
 SECOND_LOOK = 16
 """Passes with a draft between two rests that pay."""
 LONGEST = 1024
-"""Passes with or without a draft, until the other is tried again."""
+"""Passes until the other way is tried again."""
 MOST_SLOWDOWN = 2.0
-"""How many times as long as plain decoding's a pass with candidates is assumed to take at most."""
+"""The most that candidates are assumed to slow a pass down."""
 MEMORY = 0.98
 """Weight of the past, for each pass."""
 
@@ -35,7 +35,7 @@ class DraftingSwitch:
         self.drafting_pays = True
         """Whether the target uses the draft."""
         self._num_passes = 0.0
-        """Since the last change of `drafting_pays`, or the last decision to keep it."""
+        """Since the last decision."""
         self._look, self._rest = FIRST_LOOK, FIRST_REST
         self._quickest = 0.0
         """Seconds of the quickest pass."""

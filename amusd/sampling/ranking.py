@@ -30,20 +30,20 @@ from amusd.sampling.processors import Row, best_columns, floats, logsumexp
 from amusd.sampling.sampler import ASKED, KEY, MAX_MIXED, TEMPERATURE, RowSampler, SamplingState, SequenceSampler, Words
 
 _LEAST_PROBABILITY = 1e-37
-"""Below it a float32 loses its digits: such a token counts as one that cannot come."""
+"""Below it a float32 loses its digits."""
 _LARGEST = 700.0
 """An exponent whose exponential is still a number."""
 UNPROPOSED = -2.8
-"""The logarithm of q for a token that the draft cannot propose. Fitted with the weights of the n-gram cache."""
+"""The logarithm of q for a token that the draft cannot propose, fitted with the n-gram cache's weights."""
 _ROWS_KEPT = 16
-"""Rows of noise: the nodes of a tree stand at few positions, and meet each of them often."""
+"""Rows of noise: the nodes of a tree stand at few positions."""
 Mixture = Sequence[tuple[int, float, float]]
 """Up to `MAX_MIXED` different tokens, each with a bias and a slope; slopes are above 0."""
 
 
 @functools.lru_cache(maxsize=_ROWS_KEPT)
 def _noise_of(state: SamplingState, key: int) -> Row:
-    """[columns]: the noise of all columns under a key, by torch, which takes a third of numpy's time for `gumbel`."""
+    """[columns]: the noise of all columns under a key; torch takes a third of numpy's time."""
     below = torch.from_numpy((counters(state.bits, key) + 0.5) * -UNIT)
     return below.log1p_().neg_().log_().neg_().float().numpy()
 

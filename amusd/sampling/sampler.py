@@ -32,7 +32,7 @@ Words = npt.NDArray[np.int64]
 """[rows, words]: what a sampler reads of each row; some words hold the bits of float64 numbers."""
 MAX_TOP_LOGPROBS = 20
 KEY, TEMPERATURE, SEQUENCE, PATH = 0, 1, 9, 13
-"""Places among the words of a row. The sequence is 0 for none; the path, of columns + 1, is padded with 0."""
+"""Places among the words. The sequence is 0 for none; the path, of columns + 1, is padded with 0."""
 FILTERS, PENALTIES = slice(2, 6), slice(6, 9)
 """What `filtered` reads, and the three penalties."""
 MAX_MIXED = 3
@@ -120,7 +120,7 @@ class SamplingState:
         self.count(0, sequence, prompt, 1)
 
     def count(self, part: int, sequence: int, token_ids: Sequence[int], by: int) -> None:
-        """Add `by` for each token to the counts of the prompt (0) or the answer (1). Does not wait."""
+        """Add `by` for each token to the counts of the prompt (0) or the answer (1)."""
         if token_ids:
             columns = self.send(torch.tensor([1 + self.column_of(each) for each in token_ids]))
             self.counts[part, 1 + sequence].index_add_(0, columns, torch.full_like(columns, by, dtype=torch.float32))
@@ -238,7 +238,7 @@ class RowSampler:
         return filtered(logits, inputs[:, FILTERS])
 
     def shaped_row(self, row: Row, words: Words) -> tuple[Row, Columns | None]:
-        """On a CPU: a row with bias and penalties, and the columns that filters leave, None for all."""
+        """A row with bias and penalties, and the columns that filters leave, None for all."""
         if self.level > Level.FILTERED:
             row = self.state.penalized_row(row, words)
         return row, kept_columns(row, words[FILTERS]) if self.level else None
@@ -256,9 +256,8 @@ class SequenceSampler:
     """Writes what a `RowSampler` reads of the rows of one request. A `Chooser` (`amusd/models/language_model.py`)."""
 
     domain = Domain.MATCHING
-    """The noise that it draws with."""
     draws = False
-    """Whether the host has the token drawn behind a pass, instead of taking the sampler's."""
+    """See `Chooser`."""
 
     def __init__(
         self,
@@ -284,7 +283,7 @@ class SequenceSampler:
 
     @property
     def can_replay(self) -> bool:
-        """Whether a device can choose several tokens without the host, which alone knows the context."""
+        """See `Chooser`: the host alone knows the context."""
         return not (self.needs_context or self.draws)
 
     def see(self, token_ids: Sequence[int]) -> None:
@@ -295,10 +294,7 @@ class SequenceSampler:
     def rows(
         self, start: int, token_ids: Sequence[int], parents: Sequence[int] | None = None, num_steps: int = 1
     ) -> Words:
-        """The words of rows that take in `token_ids`, the first at position `start`.
-
-        `parents`: see `SequenceRows`; None: a chain, behind which `num_steps - 1` more rows follow.
-        """
+        """See `Chooser`; `parents`: see `SequenceRows`."""
         paths = [token_ids[:1]]
         for row, parent in enumerate(range(len(token_ids) - 1) if parents is None else parents, start=1):
             paths.append((*paths[parent], token_ids[row]))
