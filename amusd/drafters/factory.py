@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from amusd.config import DrafterConfig, EngineConfig
 from amusd.drafters.autoregressive import AutoregressiveDrafter
@@ -95,8 +96,8 @@ def _load(
         return OwnDrafters(chains=make, trees=make), block_model, own_tokenizer
     model, tokenizer = load_draft_model(config, engine, device)
     if config.kind != "cascade":
-        makers = _model_makers(config, model)
-        return OwnDrafters(chains=makers.chains, trees=makers.trees), model, tokenizer
+        chains, trees = _model_makers(config, model)
+        return OwnDrafters(chains=chains, trees=trees), model, tokenizer
     if config.inner_device is not None and start_inner is not None and tokenizer is not None:
         inner, num_inner_ids = start_inner(config, model, tokenizer), 0
     else:
@@ -120,9 +121,7 @@ def _load_inner(
         raise ConfigError(f"{said}: its tokenizer differs from that of {config.model}")
     if model.num_ids > middle.num_ids:
         raise ConfigError(f"{said}: has {model.num_ids} token ids, more than {config.model} ({middle.num_ids})")
-    chains = _model_makers(inner, model).chains
-    assert chains is not None
-    return chains, model.num_ids
+    return _model_makers(inner, model)[0], model.num_ids
 
 
 def _ngram_maker(config: DrafterConfig) -> DrafterFactory:
@@ -135,16 +134,14 @@ def _cascade_maker(middle: CachedModel, make_inner: DrafterFactory, num_inner_id
     """The maker of chains by `middle` and by inner drafters, which are chains, too."""
 
     def make(number: int) -> list[Drafter]:
-        made: list[Drafter] = []
-        for cache, inner in zip(middle.new_caches(number, middle.max_length), make_inner(number), strict=True):
-            assert isinstance(inner, ChainDrafter)
-            made.append(CascadeDrafter(middle, inner, cache=cache, num_inner_ids=num_inner_ids))
-        return made
+        inner = cast("Sequence[ChainDrafter]", make_inner(number))
+        together = zip(middle.new_caches(number, middle.max_length), inner, strict=True)
+        return [CascadeDrafter(middle, own, cache=cache, num_inner_ids=num_inner_ids) for cache, own in together]
 
     return make
 
 
-def _model_makers(config: DrafterConfig, model: CachedModel) -> Makers:
+def _model_makers(config: DrafterConfig, model: CachedModel) -> tuple[DrafterFactory, DrafterFactory]:
     """The makers of chains and of trees over one set of caches: the i-th drafters of both have the same one."""
     caches = functools.cache(lambda number: model.new_caches(number, model.max_length, spare=MAX_NODES))
     min_lookup = MIN_LOOKUP if config.min_lookup is None else config.min_lookup
@@ -160,6 +157,6 @@ def _model_makers(config: DrafterConfig, model: CachedModel) -> Makers:
         return lambda number: [make(cache) for cache in caches(number)]
 
     if config.kind == "eagle":
-        return Makers(maker(EagleDrafter), maker(EagleDrafter))
+        return maker(EagleDrafter), maker(EagleDrafter)
     num_ids = model.vocab_size if config.kind == "synthetic" else None
-    return Makers(maker(AutoregressiveDrafter), maker(functools.partial(ModelTreeDrafter, num_ids=num_ids)))
+    return maker(AutoregressiveDrafter), maker(functools.partial(ModelTreeDrafter, num_ids=num_ids))

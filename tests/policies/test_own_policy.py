@@ -13,7 +13,6 @@ from amusd.errors import ConfigError
 from amusd.policies.factory import make_policy, policy_name
 from amusd.settings import from_mapping
 from amusd.types import Mode
-from launch.compose import compose_config
 
 CODE = """
 from amusd.policies.schedules import BranchingPolicy, ChainPolicy
@@ -56,12 +55,6 @@ def test_a_mistake_is_one_line(name: str, message: str, file: Path) -> None:
         make_policy(DecodingConfig(policy=f"{file}:{name}"))
     assert str(caught.value).startswith(f"policy={file}:{name}: {message.format(file=file)}")
     assert "\n" not in str(caught.value)
-
-
-def test_the_command_line_names_it_and_refuses_a_name_that_is_none() -> None:
-    assert compose_config(["policy=/a/mine.py:make"]).policy == "/a/mine.py:make"
-    with pytest.raises(ConfigError, match=r"^policy=chains: allowed: auto, chain, .*; did you mean 'chain'\?"):
-        compose_config(["policy=chains"])
 
 
 def test_an_engine_keeps_to_it_and_the_answer_is_exact(file: Path) -> None:

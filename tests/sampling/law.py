@@ -177,23 +177,14 @@ class Experiment:
         cache = self.target.new_cache(MAX_LENGTH)
         cache.tokens += PROMPT[:-1]
         while session.committed_length < len(PROMPT) + NUM_TOKENS:
-            if not self.asynchronous:
-                while verdicts:
-                    self._hear(manager, verdicts)
-                while manager.has_work:
-                    self._draft(manager, candidates)
-                while candidates:
-                    self._take(session, candidates)
-                self._verify(session, sampler, cache, verdicts, candidates, schedule)
-                continue
-            step = schedule.random()
+            step = schedule.random() if self.asynchronous else 0.0  # synchronous: the first thing that can be done
             if step < 0.4 and manager.has_work:
                 self._draft(manager, candidates)
             elif step < 0.6 and candidates:
                 self._take(session, candidates)
             elif step < 0.75 and verdicts:
                 self._hear(manager, verdicts)
-            elif step > 0.75:
+            elif step > 0.75 or not self.asynchronous:
                 self._verify(session, sampler, cache, verdicts, candidates, schedule)
         return session.committed[len(PROMPT) : len(PROMPT) + NUM_TOKENS]
 
