@@ -1,7 +1,6 @@
 """A drafter that scores several tokens behind the last one at once, from the target's hidden states (Medusa, DFlash).
 
-The scores are of places, not of paths: all nodes at one distance from the root have the same guesses behind them, which
-cost nothing more. They are computed when the root is, from the features that are there by then.
+All nodes at one distance from the root have the same guesses behind them, which are computed with the root.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class BlockDrafter(Drafter):
         return self._is_ready
 
     def set_distribution(self, distribution: Distribution) -> None:
-        """Nodes are ranked as the target would choose; under the ratio test, which accepts any draft, by likelihood."""
+        """See `Drafter`; under the ratio test, which accepts any draft, nodes are ranked by likelihood."""
         self._distribution = GREEDY if distribution.rule == "rejection" else distribution
 
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:  # noqa: ARG002 - the session minds it
@@ -118,7 +117,6 @@ class BlockDrafter(Drafter):
         self._context, self._num_drafted = [], 0
 
     def _guess(self, position: int, path: Sequence[int]) -> Guesses:
-        """The guesses for `position`, behind `path` from the root; nothing beyond the places that were scored."""
         place = position - self._first
         if not 0 <= place < len(self._scores):
             return ()

@@ -1,7 +1,6 @@
 """Draft models that score several tokens behind a feature at once: Medusa's heads and DFlash's block of masks.
 
-Both read the target's states of the text and none of their own, so they draft once for each of its last tokens, the
-root of a tree; behind a guess they know no more than how far it is from the root.
+Both read states of the target and none of their own: behind a guess they know only how far it is from the root.
 
 References:
     Cai et al., Medusa, arXiv:2401.10774. Chen et al., DFlash, arXiv:2602.06036.
@@ -29,7 +28,7 @@ from amusd.models.linear import INT8, InputScales, Linear, MakeLinear, Weights, 
 from amusd.models.load_options import LoadOptions, check_int8, loaded_dtype
 
 BlockModel: TypeAlias = "MedusaModel | DFlashModel"
-"""The weights of a drafter of this kind; `new_state` makes what a sequence has of its own."""
+"""The weights of a drafter of this kind."""
 BlockState: TypeAlias = "MedusaState | DFlashState"
 """The features of one sequence."""
 
@@ -179,10 +178,9 @@ class DFlashState:
 
 
 class _VisibleSlots:
-    """Attention of rows to the first slots of a memory, as a table says."""
+    """Attention of rows to the first slots of a memory, as `visible` [rows, slots] says."""
 
     def __init__(self, visible: Tensor) -> None:
-        """`visible`: [rows, slots] bool."""
         self._visible = visible
 
     def attend(self, layer: AttentionInputs) -> Tensor:
@@ -192,7 +190,7 @@ class _VisibleSlots:
 
 
 def _block_settings(draft: PublishedDraft) -> tuple[int, int]:
-    """Rows of a block, and the token of those behind the root. Raises for what the layers would have to do besides."""
+    """Rows of a block, and the token of those behind the root."""
     settings = {**draft.settings, **(draft.settings.get("dflash_config") or {})}
     in_speculators_form = "speculators_model_type" in settings
     block_size, mask = settings.get("block_size", 8 if in_speculators_form else 16), settings.get("mask_token_id")

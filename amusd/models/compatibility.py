@@ -21,8 +21,8 @@ def check_supported(config: Any, max_model_len: int) -> None:
 def position_limit(config: Any) -> int | None:
     """Longest sequence whose keys do not depend on its length; None if no limit is known.
 
-    Configurations of `linear` and `yarn` often give the length that the model was trained with (Qwen2.5's card adds a
-    factor of 4 to 32,768 positions), and sometimes the stretched one, which their own original length tells apart.
+    With `linear` and `yarn` most configurations give the length that the model was trained with, and some the stretched
+    one, which their own original length tells apart.
     """
     text = config.get_text_config(decoder=True)
     longest = getattr(text, "max_position_embeddings", None) or 0

@@ -92,8 +92,7 @@ def load_config(path: str | Path, num_layers: int | None = None, model_impl: str
     """The configuration of a checkpoint; with `num_layers`, of a model of so many of its first layers.
 
     A `ModelConfig` exactly if `Decoder` computes the model, else transformers' own. Raises `ConfigError` if there is
-    none, or it has no layers beyond those, `UnsupportedModelError` where `model_impl` is `amusd` and `Decoder` does not
-    compute it.
+    none, or it has no more layers, `UnsupportedModelError` where `model_impl=amusd` does not cover it.
     """
     folder = find_checkpoint(path)
     settings = read_json(path, folder, CONFIG)

@@ -1,11 +1,9 @@
 """A lean forward pass for the Llama and Qwen families: few operators, packed weights, nothing computed twice.
 
-Against the same model in transformers: query, key and value weights in one product, gate and up in another; residual
-sums inside the products that make them; the rotation of queries and keys as one complex product (their weights' rows
-are reordered once so that the two numbers of a pair are neighbours: dot products do not depend on the order); keys and
-values written where they stay. Rotation, attention and norms compute in float32.
-
-Several ranks may compute one model (`sharding.py`): each holds its share of the heads, of the cache and of the weights.
+Query, key and value are one product, gate and up another; residual sums are made inside products; queries and keys are
+rotated by one complex product, for which the rows of their weights are reordered once; keys and values are written
+where they stay. Rotation, attention and norms compute in float32. Each of several ranks has its share of heads, cache
+and weights (`sharding.py`).
 """
 
 from __future__ import annotations
@@ -62,8 +60,7 @@ def fit_weights(
 ) -> dict[str, Tensor]:
     """The weights that `shapes` names, and the biases that are given beside them.
 
-    Raises `ConfigError`, which begins with `owner`, if weights are missing or have other shapes, or with `all_given` if
-    one is left over.
+    Raises `ConfigError` if one is missing or has another shape, or with `all_given` if one is left over.
     """
     biases = {name.removesuffix("weight") + "bias": shape[:1] for name, shape in shapes.items() if len(shape) > 1}
     wanted = {**shapes, **{name: shape for name, shape in biases.items() if name in given}}
@@ -193,9 +190,9 @@ class Decoder:
         options: LoadOptions,
         max_positions: int,
     ) -> None:
-        """`weights`, by the names of `weight_shapes`, which are removed as they are taken in; biases are optional.
+        """`weights`: by the names of `weight_shapes`, removed as they are taken in and converted one by one.
 
-        Layers are converted to the options' dtype one by one. `max_positions`: rows of the rotary table.
+        `max_positions`: rows of the rotary table.
         """
         device, ranks, int8 = torch.device(options.device), options.ranks, options.dtype == INT8
         rows = loaded_dtype(options.dtype)
@@ -276,8 +273,7 @@ class Decoder:
 class Norm:
     """The RMS norm of rows [rows, width]; the rows as they are where a model has none.
 
-    On a CPU `rms_norm` is nine operators. `layer_norm` is one, and of a row with its negative behind it the mean is
-    zero: the first half of the result is the RMS norm.
+    On a CPU `rms_norm` is nine operators and `layer_norm` one, which is the same for a row with its negative behind it.
     """
 
     def __init__(self, weight: Tensor | None, epsilon: float) -> None:
@@ -327,13 +323,12 @@ def _slots(items: range, width: int) -> Tensor:
 
 
 def _reorder(pairs: Tensor, heads: range) -> Tensor:
-    """The row order of the projection onto `heads`, which are rotated."""
     dim = len(pairs)
     return (torch.arange(heads.start, heads.stop).unsqueeze(1) * dim + pairs).flatten()
 
 
 def _fuse(projections: list[Weights], device: torch.device, orders: list[Tensor], make: MakeLinear) -> Linear:
-    """One linear layer with the outputs of all `projections` side by side, each in its order from `orders`."""
+    """One linear layer with the outputs of `projections` side by side, each in its order."""
     parts = [projection.outputs(order) for projection, order in zip(projections, orders, strict=True)]
     return make(Weights.join(parts).to(device))
 

@@ -27,14 +27,13 @@ class Spelling:
 class IncrementalDecoder:
     """Text of a growing token sequence, piece by piece, never half a character.
 
-    Prompt and pieces together are the text that the tokenizer makes of all ids. A short window is decoded for each
-    token. It begins with tokens that have text, because some tokenizers decode the first token of a text differently.
-    Text is held back while it ends in a replacement character, because with byte tokens the next one may change all of
-    it. Text that was handed out stands, although some tokenizers also replace the whole characters beside a broken one.
+    For each token a short window is decoded, which begins with tokens that have text: some tokenizers decode the first
+    token of a text differently. Text is held back while it ends in a replacement character, since with byte tokens the
+    next one may change all of it.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
-        """`prompt`: the tokens before the first one that is pushed; a character that they begin is completed here."""
+        """`prompt`: the tokens before the first one that is pushed."""
         self._tokenizer = tokenizer
         self._window: list[int] = []
         self._num_read = 0  # tokens of the window whose text has been handed out
@@ -47,7 +46,7 @@ class IncrementalDecoder:
             self.push(token_id)
 
     def push(self, token_id: int) -> str:
-        """The new text that this token completes; empty while a character is incomplete."""
+        """The text that this token completes; empty while a character is incomplete."""
         piece = self._piece(token_id)
         self._window.append(token_id)
         self._is_holding = piece is None

@@ -1,4 +1,4 @@
-"""Reads published drafters that work on their target's hidden states. Every layout becomes a `PublishedDraft`.
+"""Reads published drafters that work on their target's hidden states.
 
     EAGLE-3     `fc` over three states, `midlayer.*` (or `layers.0.*`, in `speculators` form) whose attention takes in
                 embedding and feature side by side, `norm`, `lm_head` over a part of the vocabulary, `d2t`, `t2d`
@@ -6,8 +6,7 @@
     Medusa      `{head}.{layer}.linear.*` residual blocks and `{head}.{number of them}.weight`, for each head
     DFlash      `fc` and `hidden_norm` over several states, `layers.*`, `norm`; embedding and head are the target's
 
-Indices of layers are those of transformers' `hidden_states`: 0 the embedding, j the output of layer j - 1, and the
-number of layers the state after the final norm. Layouts count otherwise (`_feature_layers`).
+Layers are counted as in `features.py`; layouts count otherwise (`_feature_layers`).
 
 References:
     Li et al., EAGLE, arXiv:2401.15077, and EAGLE-3, arXiv:2503.01840. Cai et al., Medusa, arXiv:2401.10774. Chen et
@@ -130,15 +129,15 @@ class _Reduction(torch.nn.Module):
 
 
 def read_feature_spec(path: str | Path, target_path: str | Path, kind: str) -> FeatureSpec:
-    """The features that the drafter in `path` reads; for the target's process. Raises as `read_published`."""
+    """The features that the drafter in `path` reads. Raises as `read_published`."""
     return read_published(path, target_path, kind).feature_spec()
 
 
 def read_published(path: str | Path, target_path: str | Path, kind: str) -> PublishedDraft:
     """Read the drafter of this kind (one of `KINDS`) in a folder or hub name; weights stay in their mapped files.
 
-    Raises `ConfigError` for files that are missing or damaged, and for weights that are missing, too many or of shapes
-    that do not fit the target; `UnsupportedModelError` for a drafter of another kind or for another target.
+    Raises `ConfigError` for what is missing, damaged or of another shape, `UnsupportedModelError` for another kind or
+    another target.
     """
     folder = find_checkpoint(path)
     settings = read_json(path, folder, CONFIG)
@@ -177,7 +176,6 @@ def target_weight(path: str | Path, name: str) -> Tensor:
 
 
 def _family(path: str | Path, settings: Mapping[str, Any], stored: Mapping[str, Tensor]) -> str:
-    """The family that the files are of. Raises `UnsupportedModelError` for none that is computed here."""
     if (kind := settings.get(_SPECULATORS_TYPE)) is not None:
         if kind in (EAGLE3, DFLASH):
             return str(kind)
@@ -205,13 +203,12 @@ def _canonical(name: str, family: str) -> str:
 
 
 def _sizes(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What `config.json` says of the layers."""
     sizes: Mapping[str, Any] = settings.get("transformer_layer_config", settings)
     return sizes
 
 
 def _layer_config(settings: Mapping[str, Any], weights: Mapping[str, Tensor], target: Any) -> ModelConfig:
-    """The configuration of the layers; it takes as long sequences as the target where it can."""
+    """The configuration of the layers, for as long sequences as the target's where it can be."""
     sizes = dict(_sizes(settings))
     sizes["num_hidden_layers"] = 1 + max(int(found[1]) for found in map(_LAYER.match, weights) if found)
     if sizes.get("model_type") not in MODEL_TYPES:
@@ -241,7 +238,6 @@ def _feature_layers(family: str, settings: Mapping[str, Any], num_layers: int) -
 def _shapes(
     family: str, config: ModelConfig, weights: Mapping[str, Tensor], target: Any, feature_layers: tuple[int, ...]
 ) -> dict[str, tuple[int, ...]]:
-    """The shapes of the weights of a drafter with layers."""
     width, hidden, first = int(config.hidden_size), int(target.hidden_size), "model.layers.0"
     num_states = len(feature_layers)
     shapes = weight_shapes(config)

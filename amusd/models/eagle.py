@@ -1,8 +1,7 @@
 """EAGLE: one decoder layer behind the target's states, which drafts on its own states where those are not there yet.
 
 Row t reads token t and the feature of token t - 1: the target's, if the memory has it, or else what the row of token
-t - 1 wrote, the network's own guess of it. EAGLE-1 and -2 guess the target's last state, which the target's head turns
-into logits; EAGLE-3 guesses nothing in particular, it is trained on its own outputs.
+t - 1 wrote. EAGLE-1 and -2 guess the target's last state; EAGLE-3 is trained on its own outputs.
 
 References:
     Li et al., EAGLE, arXiv:2401.15077; EAGLE-2, arXiv:2406.16858; EAGLE-3, arXiv:2503.01840.
@@ -90,8 +89,7 @@ class EagleDecoder(Decoder):
 def load_eagle(path: str | Path, target_path: str | Path, options: LoadOptions) -> CachedModel:
     """Load the EAGLE drafter in a folder or hub name for the target in `target_path`, whose embedding it may share.
 
-    The model's `output_ids` say which token each column of its logits scores. Raises `ConfigError` and
-    `UnsupportedModelError` as `read_published` and `load_model`.
+    Raises as `read_published` and `load_model`.
     """
     draft = read_published(path, target_path, "eagle")
     prepare(draft.config, options)

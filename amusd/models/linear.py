@@ -257,17 +257,14 @@ class Int8Linear(Linear):
 
 
 def _function(name: str) -> Callable[..., Tensor]:
-    """The function behind an operator of `torch.ops.quantized`, which looks through its arguments in Python: 10 us."""
+    """The function behind an operator of `torch.ops.quantized`, whose look at its arguments takes 10 us."""
     function: Callable[..., Tensor] = getattr(torch.ops.quantized, name).default._op  # noqa: SLF001 - no public name
     return function
 
 
 @cache
 def _num_even_rows(least: int) -> int:
-    """The least number of rows from `least` on that FBGEMM computes alike, wherever a row stands.
-
-    Its kernels of one and of two rows add in another order than those of more.
-    """
+    """The least number of rows from `least` on that FBGEMM computes alike: some of its kernels add in another order."""
     random = torch.Generator().manual_seed(0)
     weight, row = (torch.randn(number, 64, generator=random) for number in (32, 1))
     weight = torch.ops.quantized.linear_prepack_fp16(weight, None)

@@ -123,8 +123,8 @@ def draft_dtype(config: DrafterConfig, device: str, target_shape: ModelShape | N
 def load_draft_model(config: DrafterConfig, engine: EngineConfig, device: str) -> tuple[CachedModel, Tokenizer | None]:
     """The model of a drafter, or that in the middle of a cascade, and the tokenizer whose ids it takes in.
 
-    None for random weights, which take any ids. Where the drafter's own tokenizer differs from the target's it is the
-    target's, if that can be read here. Raises as `load_target`.
+    None for random weights, which take any ids; the target's where it can be read and the drafter's own differs. Raises
+    as `load_target`.
     """
     is_middle = config.kind == "cascade"
     config = config.stages[0]
@@ -173,8 +173,8 @@ def _shared_with_target(
 ) -> tuple[HuggingFaceTokenizer, SharedVocabulary] | None:
     """The target's tokenizer, and what a draft with its `own` one shares with it.
 
-    None if their ids are the same, or the target's files cannot be read here: the handshake then compares fingerprints.
-    Raises `ConfigError` if they share too little.
+    None if their ids are the same, or the target's files cannot be read here. Raises `ConfigError` if they share too
+    little.
     """
     if engine.hardware.synthetic is not None:
         return None

@@ -75,10 +75,9 @@ class HuggingFaceTokenizer:
     """The tokenizer of a checkpoint. Satisfies `Tokenizer`."""
 
     def __init__(self, tokenizer: Any, eos_token_ids: frozenset[int], num_ids: int | None = None) -> None:
-        """`tokenizer`: one of transformers around the library tokenizers, or of `read_plainly`.
+        """`tokenizer`: of transformers, or of `read_plainly`. `eos_token_ids`: beside its own.
 
-        `eos_token_ids`: those of the configurations; that of the tokenizer is added. `num_ids`: token ids of the model,
-        padding included; None: those of the tokenizer.
+        `num_ids`: of the model, padding included; None: those of the tokenizer.
         """
         self._backend: Backend = tokenizer.backend_tokenizer
         self._backend.no_truncation()
@@ -101,14 +100,14 @@ class HuggingFaceTokenizer:
         self.fingerprint = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of raw text, special tokens added as the checkpoint says."""
+        """See `Tokenizer`."""
         return list(self._backend.encode(text).ids)
 
     def encode_chat(self, turns: Conversation, **options: Any) -> list[int]:
         """Token ids under the chat template; without one, those of the contents with empty lines between them.
 
-        `options`: those of transformers' `render_jinja_template`, and the template's variables. Raises `ConfigError`
-        where the template fails or refuses the conversation (some want the roles to alternate).
+        `options`: of transformers' `render_jinja_template`, and the template's variables. Raises `ConfigError` where
+        the template fails or refuses the conversation.
         """
         if not self._template:
             return self.encode("\n\n".join(turn["content"] for turn in turns))
@@ -142,7 +141,7 @@ class HuggingFaceTokenizer:
         return token.replace(_METASPACE, " ").encode()
 
     def decode(self, token_ids: Iterable[int]) -> str:
-        """The text, special tokens left out, spaces as they are. Raises `ValueError` on an id out of range."""
+        """See `Tokenizer`. Raises `ValueError` on an id out of range."""
         try:
             return str(self._backend.decode(list(token_ids), skip_special_tokens=True))
         except OverflowError as error:
@@ -241,7 +240,7 @@ def read_fingerprint(file: Path) -> str:
 
 
 def _byte_of_character() -> Mapping[str, int]:
-    """The byte that each character of a byte-level vocabulary stands for: itself if it can be printed."""
+    """The byte that each character of a byte-level vocabulary stands for."""
     printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in printed]
     return {chr(byte): byte for byte in printed} | {chr(0x100 + index): byte for index, byte in enumerate(others)}
