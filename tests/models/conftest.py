@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from models import tiny
 
 from tests.models.triton_process import TritonProcess
 
@@ -24,3 +26,11 @@ def interpreter() -> Iterator[TritonProcess]:
     """Triton's interpreter."""
     with TritonProcess() as process:
         yield process
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of six layers, for which drafters are made that read its states."""
+    folder = tmp_path_factory.mktemp("target")
+    tiny.save_checkpoint(folder, tiny.tiny_config(num_hidden_layers=6, tie_word_embeddings=False))
+    return folder

@@ -33,13 +33,6 @@ from amusd.models.load_options import LoadOptions
 NUM_HEADS, BLOCK, MASK = 3, 5, 90
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("target")
-    tiny.save_checkpoint(folder, tiny.tiny_config(num_hidden_layers=LAYERS, tie_word_embeddings=False))
-    return folder
-
-
 def medusa_weights(num_blocks: int = 1, *, equal_heads: bool = False) -> Weights:
     weights: Weights = {}
     for head in range(NUM_HEADS):
@@ -179,27 +172,18 @@ def test_dflash_gives_the_scores_of_the_paper(target: Path, tmp_path: Path) -> N
     check(state.score(27, 42), dflash_scores(weights, shared, dict(enumerate(features[:27])), 27, 42))
 
 
-def test_dflash_does_not_see_features_that_have_not_come(target: Path, tmp_path: Path) -> None:
-    weights, shared, features = dflash_weights(), shared_weights(target), random(12, WIDTH, seed=1)
+def test_dflash_sees_neither_features_that_have_not_come_nor_those_written_over(target: Path, tmp_path: Path) -> None:
+    weights, shared, features = dflash_weights(), shared_weights(target), random(14, WIDTH, seed=1)
     state = load_dflash(save_dflash(tmp_path / "draft", weights), target).new_state()
     assert len(state.score(4, 40)) == 0
     state.take(0, features[:3])
-    state.take(5, features[5:8])
+    state.take(5, features[5:])
     known = {place: features[place] for place in (0, 1, 2, 5, 6, 7)}
-    check(state.score(10, 40), dflash_scores(weights, shared, known, 10, 40))
+    check(state.score(8, 40), dflash_scores(weights, shared, known, 8, 40))
+    known |= {place: features[place] for place in range(8 + BLOCK, 14)}
+    check(state.score(14, 40), dflash_scores(weights, shared, known, 14, 40))
     state.clear()
     assert len(state.score(10, 40)) == 0
-    state.take(0, features[:2])
-    check(state.score(2, 40), dflash_scores(weights, shared, {0: features[0], 1: features[1]}, 2, 40))
-
-
-def test_dflash_forgets_the_features_that_a_block_is_written_over(target: Path, tmp_path: Path) -> None:
-    weights, shared, features = dflash_weights(), shared_weights(target), random(14, WIDTH, seed=1)
-    state = load_dflash(save_dflash(tmp_path / "draft", weights), target).new_state()
-    state.take(0, features)
-    for position in (4, 14):
-        known = {place: features[place] for place in range(position) if not 4 <= place < 4 + BLOCK or position == 4}
-        check(state.score(position, 40), dflash_scores(weights, shared, known, position, 40))
 
 
 @pytest.mark.parametrize("from_anchor", [False, True])
@@ -229,27 +213,11 @@ def test_dflash_in_speculators_form_may_have_a_head_of_its_own(from_anchor: bool
     check(state.score(6, 40), expected)
 
 
-def medusa(**changes: Tensor | None) -> Weights:
-    weights: dict[str, Tensor | None] = {**medusa_weights()}
-    weights |= {name.removeprefix("w").replace("_", "."): tensor for name, tensor in changes.items()}
-    return {name: tensor for name, tensor in weights.items() if tensor is not None}
-
-
-MEDUSA_REFUSED: dict[str, tuple[Weights, str]] = {
-    "the output layer of a head is missing": (medusa(w1_1_weight=None), r"lacks weights, 1\.1\.weight among them"),
-    "the target is of another width": (
-        {name: torch.ones(tiny.VOCAB, 8) for name in ("0.0.weight", "1.0.weight")},
-        r"0\.0\.weight has shape \[97, 8\], and config.json asks for \[97, 32\]",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", MEDUSA_REFUSED)
-def test_medusa_heads_that_do_not_fit_are_refused(name: str, target: Path, tmp_path: Path) -> None:
-    weights, message = MEDUSA_REFUSED[name]
-    with pytest.raises(ConfigError, match=message) as caught:
+def test_medusa_heads_that_do_not_fit_are_refused(target: Path, tmp_path: Path) -> None:
+    weights = medusa_weights()
+    del weights["1.1.weight"]
+    with pytest.raises(ConfigError, match=r"lacks weights, 1\.1\.weight among them"):
         load_medusa(save_medusa(tmp_path / "draft", weights), target)
-    assert "\n" not in f"{caught.value}"
 
 
 DFLASH_REFUSED: dict[str, tuple[dict[str, Any], str]] = {

@@ -41,13 +41,6 @@ OPTIONS = LoadOptions(numerics=Numerics(width=16, fixed=False), max_model_len=12
 Weights = dict[str, Tensor]
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("target")
-    tiny.save_checkpoint(folder, tiny.tiny_config(num_hidden_layers=LAYERS, tie_word_embeddings=False))
-    return folder
-
-
 def random(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * (1.0 if len(shape) == 1 else 0.2)
 
@@ -296,36 +289,6 @@ def test_eagle1_shares_embedding_and_head_of_the_target(bias: bool, file: str, t
     model, features = load_eagle(folder, target, OPTIONS), random(NUM_TRUE, WIDTH, seed=98)
     assert model.output_ids is None
     check(model, features, eagle1_logits(weights, shared_weights(target), features, TOKENS))
-
-
-def test_siblings_read_their_parent_s_state_and_their_own_path(target: Path, tmp_path: Path) -> None:
-    """Two guesses behind the last token, and one behind each of them, in two passes."""
-    weights = eagle3_weights()
-    model = load_eagle(save_eagle3(tmp_path / "draft", weights), target, OPTIONS)
-    features = random(3, WIDTH, seed=98)
-    memory = KVMemory(16, torch.float32)
-    memory.features(WIDTH, torch.device("cpu"))[torch.tensor([15, 0, 1])] = features
-    network = model._network
-
-    def run(
-        tokens: list[int], places: list[int], slots: list[int], parents: list[int], seen: list[list[int]]
-    ) -> Tensor:
-        memory.slots_of_pass, memory.parents_of_pass = torch.tensor(slots), torch.tensor(parents)
-        visible = torch.zeros(len(slots), 10, dtype=torch.bool)
-        for row, path in zip(visible, seen, strict=True):
-            row[path] = True
-        attention = SplitAttention.of_paths(0, visible, torch.float32, 0)
-        with torch.inference_mode():
-            logits = network(torch.tensor(tokens), torch.tensor(places), attention, memory, with_logits=True)
-        assert logits is not None
-        return logits
-
-    run([5, 6, 7], [0, 1, 2], [0, 1, 2], [15, 0, 1], [[0], [0, 1], [0, 1, 2]])
-    run([11, 12], [3, 3], [5, 4], [2, 2], [[0, 1, 2, 5], [0, 1, 2, 4]])
-    found = run([21, 22], [4, 4], [7, 8], [5, 4], [[0, 1, 2, 5, 7], [0, 1, 2, 4, 8]])
-    embedding = shared_weights(target)["model.embed_tokens.weight"]
-    for row, path in zip(found, ([1, 5, 6, 7, 11, 21], [1, 5, 6, 7, 12, 22]), strict=True):
-        torch.testing.assert_close(row, eagle3_logits(weights, embedding, features, path)[-1], atol=1e-4, rtol=1e-4)
 
 
 LAYER_IDS = [
