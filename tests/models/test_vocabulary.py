@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,9 +14,8 @@ from models.tiny import wrap_model
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken
 
-from amusd.config import DecodingConfig, DrafterConfig, EngineConfig, HardwareConfig, SamplingParams, TargetConfig
+from amusd.config import DrafterConfig, EngineConfig, HardwareConfig, TargetConfig
 from amusd.drafters.factory import load_drafters
-from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.models.adapter import adopt_into
 from amusd.models.attention import register_attention
@@ -26,7 +24,6 @@ from amusd.models.loading import load_draft_model
 from amusd.models.numerics import Numerics
 from amusd.models.tokenizer import HuggingFaceTokenizer, load_tokenizer
 from amusd.models.vocabulary import share_vocabulary
-from amusd.types import Mode
 
 VOCAB_SIZE, PADDING = 340, 60
 
@@ -137,36 +134,3 @@ def test_too_few_tokens_in_common_are_refused_with_the_number(pair: Path, tmp_pa
     save_reindexed(pair / "target", tmp_path / "few", keep=lambda token_id: token_id % 8 == 0)
     with pytest.raises(ConfigError, match=r"it can propose \d+ of 340 token ids, \d+% of .*below 70%.*drafter=ngram"):
         load_drafters(engine_config(tmp_path, "few"), "cpu")
-
-
-# Decoding
-
-PROMPT = "The keeper of the lighthouse read the book in the winter"
-RULES: dict[str, dict[str, Any]] = {
-    "greedy": {"temperature": 0.0},
-    "matching": {"temperature": 0.8},
-    "rejection": {"temperature": 0.8, "acceptance": "rejection"},
-}
-
-
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize(("draft", "least"), [("shuffled", 0.98), pytest.param("cut", 0.05, marks=pytest.mark.long)])
-def test_answers_are_those_of_plain_decoding(pair: Path, draft: str, least: float) -> None:
-    """The same weights under other ids are nearly always right; without some tokens, sometimes."""
-    with Engine.start(engine_config(pair, draft)) as engine:
-        for rule, settings in RULES.items():
-            params = SamplingParams(max_new_tokens=20, ignore_eos=True, seed=5, **settings)
-            plain = engine.generate(PROMPT, params, decoding=DecodingConfig(mode=Mode.AUTOREGRESSIVE))
-            for decoding in (
-                DecodingConfig(mode=Mode.SYNCHRONOUS),
-                *([] if rule == "rejection" else [DecodingConfig(mode=Mode.SYNCHRONOUS, tree=True)]),
-                DecodingConfig(mode=Mode.ASYNCHRONOUS, policy="chain"),
-                DecodingConfig(mode=Mode.ASYNCHRONOUS),
-            ):
-                answer = engine.generate(PROMPT, params, decoding=decoding)
-                if rule != "rejection":  # whose law `tests/sampling/test_rejection.py` counts
-                    assert answer.token_ids == plain.token_ids, (rule, decoding)
-                if decoding.mode is Mode.SYNCHRONOUS and not decoding.tree:
-                    metrics = answer.metrics
-                    assert metrics.num_accepted >= least * metrics.num_verified > 0, (rule, metrics)
-        assert engine.draft_failure is None

@@ -44,20 +44,13 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "Phi3Config": _SIZES,
     "GPTNeoXConfig": {**_SIZES, "num_key_value_heads": 4},
     "GPT2Config": _GPT2_SIZES,
-    "OPTConfig": {**_SIZES, "ffn_dim": 48, "word_embed_proj_dim": 32},
     "GraniteConfig": {**_SIZES, "logits_scaling": 2.0},
-    "CohereConfig": _SIZES,
     "Qwen3MoeConfig": {
         **_SIZES,
         "head_dim": 16,
         "num_experts": 4,
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 16,
-    },
-    "JetMoeConfig": {
-        **{name: size for name, size in _SIZES.items() if name != "num_attention_heads"},
-        **_EXPERTS,
-        "kv_channels": 8,
     },
     "GptOssConfig": {
         **_SIZES,
