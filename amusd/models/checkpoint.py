@@ -22,7 +22,7 @@ _WEIGHTS = "model.safetensors"
 _INDEX = f"{_WEIGHTS}.index.json"
 OF_DRAFTERS = ("medusa_lm_head.safetensors", "pytorch_model.bin", "medusa_lm_head.pt")
 """Files in which drafters are published, if not in those of any model; the last two are pickles."""
-_TEXTS = ("*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt")
+_TEXTS = ("*.json", "*.jinja")
 """Files of a hub repository that say how to use its weights."""
 _NEEDED = "a checkpoint is config.json, *.safetensors and a tokenizer; convert adapters, GGUF and pickles to that"
 

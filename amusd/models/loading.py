@@ -16,7 +16,7 @@ from amusd.models.configuration import ModelConfig, load_config
 from amusd.models.draft_layouts import read_feature_spec
 from amusd.models.eagle import load_eagle
 from amusd.models.embedded_draft import load_embedded_draft
-from amusd.models.embedded_target import Report, describe_embedded_target, embedded_target_path
+from amusd.models.embedded_target import DESCRIPTION, Report, embedded_target_path
 from amusd.models.features import FeatureSpec
 from amusd.models.graphs import Capture, CudaGraphs, run_each_time
 from amusd.models.huggingface import load_model
@@ -85,7 +85,7 @@ def describe_target(config: EngineConfig, device: str) -> str:
     if config.hardware.synthetic is not None:
         model = f"random weights of {config.hardware.synthetic}"
     else:
-        model = config.target.model or describe_embedded_target()
+        model = config.target.model or DESCRIPTION
     return f"{model}, {target_dtype(config, device)} on {device}"
 
 
