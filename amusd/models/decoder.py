@@ -104,7 +104,8 @@ class _Layer:
     ) -> None:
         """`weights`: of the block, by names within it; `dtype`: of the rows."""
         self._heads = heads
-        self._attention_norm = own_norm(weights.get("input_layernorm.weight"), heads.epsilon, device, dtype)
+        self.normed = own_norm(weights.get("input_layernorm.weight"), heads.epsilon, device, dtype)
+        """The norm of the rows that attention takes in."""
         self._mlp_norm = own_norm(weights["post_attention_layernorm.weight"], heads.epsilon, device, dtype)
         pairs = _pairs_side_by_side(heads.dim)
         query, key, value, output = (Weights.pop(weights, f"self_attn.{name}_proj") for name in "qkvo")
@@ -120,10 +121,6 @@ class _Layer:
     def __call__(self, hidden: Tensor, rotation: Tensor, attention: Attention, memory: KVMemory, index: int) -> Tensor:
         """[rows, width] -> [rows, width]; `rotation` is [rows, dim / 2] complex."""
         return self.add_to(hidden, self.normed(hidden), rotation, attention, memory, index)
-
-    def normed(self, hidden: Tensor) -> Tensor:
-        """`hidden` [rows, width] as attention takes it in."""
-        return self._attention_norm(hidden)
 
     def add_to(
         self, hidden: Tensor, inputs: Tensor, rotation: Tensor, attention: Attention, memory: KVMemory, index: int
@@ -174,7 +171,7 @@ class _Layer:
     def nbytes(self) -> int:
         """Bytes that a pass reads."""
         linears = (self.query_key_value, self.output, self.gate_up, self.down)
-        return sum(each.nbytes for each in (self._attention_norm, self._mlp_norm, *linears))
+        return sum(each.nbytes for each in (self.normed, self._mlp_norm, *linears))
 
 
 class Decoder:
