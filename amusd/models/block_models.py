@@ -20,7 +20,7 @@ from amusd.errors import ConfigError, UnsupportedModelError
 from amusd.models.attention import AttentionInputs, attend_masked
 from amusd.models.compatibility import position_limit
 from amusd.models.decoder import Decoder
-from amusd.models.draft_layouts import MEDUSA, PublishedDraft, read_published
+from amusd.models.draft_layouts import MEDUSA, PublishedDraft, medusa_heads, read_published
 from amusd.models.graphs import send
 from amusd.models.huggingface import device_errors, prepare, prepare_device
 from amusd.models.kv_cache import KVMemory
@@ -47,19 +47,18 @@ class MedusaModel:
         self.max_length = options.max_model_len
         self.feature_width = int(draft.target.hidden_size)
         self.num_ids = self.vocab_size = int(draft.target.vocab_size)
-        weights = {name: tensor.to(self.device, self._dtype, copy=True) for name, tensor in draft.weights.items()}
-        self._blocks: list[list[Linear]] = []
-        outputs: list[Weights] = []
-        while f"{(head := len(outputs))}.0.weight" in weights or f"{head}.0.linear.weight" in weights:
-            blocks: list[Linear] = []
-            while f"{(name := f'{head}.{len(blocks)}')}.linear.weight" in weights:
-                blocks.append(make(Weights.pop(weights, f"{name}.linear")))
-            self._blocks.append(blocks)
-            outputs.append(Weights.pop(weights, name))
-        self.max_depth = len(outputs)
+
+        def layer(name: str) -> Linear:
+            stored = Weights.pop(weights, name)
+            return make(stored.each(lambda tensor: tensor.to(self.device, self._dtype, copy=True)))
+
+        weights, heads = dict(draft.weights), medusa_heads(draft.weights)
+        self.max_depth = len(heads)
         """Tokens behind the root that it scores."""
-        are_equal = all(torch.equal(each.matrix, outputs[0].matrix) for each in outputs)  # as before training
-        self._outputs = [make(each) for each in outputs[: 1 if are_equal else None]]
+        outputs = [f"{names[-1]}.weight" for names in heads]
+        are_equal = all(torch.equal(weights[name], weights[outputs[0]]) for name in outputs)  # as before training
+        self._blocks = [[layer(name) for name in names[:-1]] for names in heads]
+        self._outputs = [layer(names[-1]) for names in heads[: 1 if are_equal else None]]
 
     def new_state(self) -> MedusaState:
         """The state of a sequence, without features."""

@@ -262,15 +262,20 @@ def _shapes(
     return needed | {name: shape for name, shape in optional.items() if name in weights}
 
 
-def _medusa_shapes(weights: Mapping[str, Tensor], target: Any) -> dict[str, tuple[int, ...]]:
-    """The shapes of as many heads as there are: residual blocks, then the output layer."""
-    width, shapes = int(target.hidden_size), dict[str, tuple[int, ...]]()
+def medusa_heads(weights: Mapping[str, Tensor]) -> list[list[str]]:
+    """The names of the layers of each of Medusa's heads: residual blocks, then the output layer."""
+    heads = []
     for head in range(1 + max(int(name.split(".")[0]) for name in weights if name[0].isdigit())):
-        block = 0
-        while f"{head}.{block}.linear.weight" in weights:
-            shapes[f"{head}.{block}.linear.weight"] = (width, width)
-            block += 1
-        shapes[f"{head}.{block}.weight"] = (int(target.vocab_size), width)
+        number = sum(name.startswith(f"{head}.") and name.endswith(".linear.weight") for name in weights)
+        heads.append([*(f"{head}.{block}.linear" for block in range(number)), f"{head}.{number}"])
+    return heads
+
+
+def _medusa_shapes(weights: Mapping[str, Tensor], target: Any) -> dict[str, tuple[int, ...]]:
+    width, shapes = int(target.hidden_size), dict[str, tuple[int, ...]]()
+    for *blocks, output in medusa_heads(weights):
+        shapes |= {f"{block}.weight": (width, width) for block in blocks}
+        shapes[f"{output}.weight"] = (int(target.vocab_size), width)
     return shapes
 
 
