@@ -24,7 +24,7 @@ from transformers.utils import is_accelerate_available, logging
 from amusd.errors import ConfigError
 from amusd.models.attention import Attention, register_attention
 from amusd.models.checkpoint import CONFIG, find_checkpoint
-from amusd.models.compatibility import is_quantized
+from amusd.models.compatibility import quantization_of
 from amusd.models.features import FeatureSpec, FeatureTaps
 from amusd.models.kv_cache import KVMemory
 from amusd.models.load_options import LoadOptions, loaded_dtype
@@ -134,10 +134,10 @@ def load_stock_tokenizer(folder: Path) -> Any:
 def load_stock(path: str | Path, config: Any, options: LoadOptions, shared: SharedVocabulary | None) -> Any:
     """The model as transformers loads it, quantized ones by whichever libraries are installed."""
     forbid_kernels()
-    if is_quantized(config):  # or one that it does not know would be left out
-        found = getattr(config, "quantization_config", None) or config.get_text_config(decoder=True).quantization_config
-        AutoHfQuantizer.from_config(copy.deepcopy(found), pre_quantized=True)
-    onto_device = is_quantized(config) and (options.device != "cpu" or is_accelerate_available())
+    quantization = quantization_of(config)
+    if quantization is not None:  # or one that it does not know would be left out
+        AutoHfQuantizer.from_config(copy.deepcopy(quantization), pre_quantized=True)
+    onto_device = quantization is not None and (options.device != "cpu" or is_accelerate_available())
     with quiet_transformers():
         model, info = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].from_pretrained(
             str(find_checkpoint(path)),

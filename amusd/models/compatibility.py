@@ -79,7 +79,7 @@ def _rope_parameters(text: Any) -> Iterator[Mapping[str, Any]]:
     yield from (entry for entry in parameters.values() if isinstance(entry, Mapping))
 
 
-def is_quantized(config: Any) -> bool:
-    """Whether a configuration, or its text model's, says that the checkpoint is quantized."""
-    parts = (config, config.get_text_config(decoder=True))
-    return any(getattr(part, "quantization_config", None) is not None for part in parts)
+def quantization_of(config: Any) -> Any:
+    """What a configuration, or its text model's, says of how the checkpoint is quantized; None if it is not."""
+    own = getattr(config, "quantization_config", None)
+    return own or getattr(config.get_text_config(decoder=True), "quantization_config", None)

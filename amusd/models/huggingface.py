@@ -17,7 +17,7 @@ from torch import Tensor
 from amusd.errors import ConfigError, DeviceError, UnsupportedModelError, first_line
 from amusd.models.cached_model import CachedModel
 from amusd.models.checkpoint import CONFIG, one_line_errors, open_checkpoint
-from amusd.models.compatibility import check_supported, is_quantized, position_limit
+from amusd.models.compatibility import check_supported, position_limit, quantization_of
 from amusd.models.configuration import ModelConfig, load_config
 from amusd.models.decoder import Decoder, fit_weights, weight_shapes
 from amusd.models.graphs import run_each_time
@@ -47,7 +47,7 @@ def load_model(
     with one_line_errors(path):
         prepare(config, options)
         stored = open_checkpoint(path)
-        if not is_quantized(config):
+        if quantization_of(config) is None:
             _check_dtypes(path, stored)
         if isinstance(config, ModelConfig):
             weights = read_weights(path, stored, config)

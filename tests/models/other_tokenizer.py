@@ -32,17 +32,12 @@ def word_tokenizer(vocab_size: int = 340) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>")
 
 
-def save_reindexed(
-    source: Path, folder: Path, keep: Callable[[int], bool] = lambda _: True, seed: int = 0
-) -> list[int]:
-    """Write the checkpoint in `source` with its token ids shuffled, and only those tokens that `keep` accepts.
-
-    Returns the old id of each new one.
-    """
+def save_reindexed(source: Path, folder: Path, keep: Callable[[int], bool]) -> None:
+    """Write the checkpoint in `source` with its token ids shuffled, and only those tokens that `keep` accepts."""
     tokenizer = json.loads((source / "tokenizer.json").read_text(encoding="utf-8"))
     vocab = tokenizer["model"]["vocab"] | {added["content"]: added["id"] for added in tokenizer["added_tokens"]}
     order = [token_id for token_id in sorted(vocab.values()) if keep(token_id)]
-    random.Random(seed).shuffle(order)
+    random.Random(0).shuffle(order)
     new_ids = {old: new for new, old in enumerate(order)}
     model = tokenizer["model"]
     model["vocab"] = {token: new_ids[old] for token, old in model["vocab"].items() if old in new_ids}
@@ -65,4 +60,3 @@ def save_reindexed(
         if name in weights:
             weights[name] = weights[name][torch.tensor(order)].contiguous()
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    return order

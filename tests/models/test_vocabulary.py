@@ -35,7 +35,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = word_tokenizer(VOCAB_SIZE)
     config = tiny.tiny_config(vocab_size=VOCAB_SIZE, eos_token_id=0, bos_token_id=None, pad_token_id=None)
     tiny.save_checkpoint(folder / "target", config, tokenizer)
-    save_reindexed(folder / "target", folder / "shuffled")
     save_reindexed(folder / "target", folder / "cut", keep=lambda token_id: token_id < VOCAB_SIZE - 20)
     save_padded(folder / "target", folder / "likely padding", 3.0)
     save_padded(folder / "target", folder / "unlikely padding", 0.7)
