@@ -17,7 +17,6 @@ from amusd.models.draft_layouts import read_feature_spec
 from amusd.models.eagle import load_eagle
 from amusd.models.embedded_draft import load_embedded_draft
 from amusd.models.embedded_target import DESCRIPTION, Report, embedded_target_path
-from amusd.models.features import FeatureSpec
 from amusd.models.graphs import Capture, CudaGraphs, run_each_time
 from amusd.models.huggingface import load_model
 from amusd.models.linear import INT8, fastest_dtype, why_not_int8
@@ -31,7 +30,7 @@ from amusd.models.vocabulary import SharedVocabulary, check_share, share_ids, sh
 TOKENS_PER_REPLAY = 4
 """Draft steps at most before the host waits for them, on GPUs with graphs."""
 DRAFT_ROWS = 16
-"""Most tokens that a drafter's model takes in at once after a rollback."""
+"""Most tokens that a draft's model takes in at once after a rollback."""
 
 
 def model_path(config: TargetConfig | DrafterConfig, report: Report | None = None) -> str:
@@ -68,12 +67,10 @@ def load_target(
         report(f"target: {describe_target(config, device)}, {time.monotonic() - start:.1f} s")
         return model, SyntheticTokenizer(model.vocab_size)
     path = model_path(config.target, report)
-    features: dict[str, FeatureSpec] = {
-        drafter.kind: read_feature_spec(str(drafter.model), path, drafter.kind)
-        for drafter in config.drafters
-        if drafter.can.needs_features
-    }
-    model, tokenizer = load_model(path, replace(options, features=features), report=report), load_tokenizer(path)
+    tokenizer = load_tokenizer(path)
+    readers = [drafter for drafter in config.drafters if drafter.can.needs_features]
+    features = {reader.kind: read_feature_spec(str(reader.model), path, reader.kind) for reader in readers}
+    model = load_model(path, replace(options, features=features), report=report)
     report(f"target: {describe_target(config, device)}, {time.monotonic() - start:.1f} s")
     if not tokenizer.has_chat_template:
         report(f"model {path}: has no chat template (a base model?), so it is given prompts as they are")
