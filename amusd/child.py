@@ -1,9 +1,8 @@
 """Processes that the package starts: each life of one is forked from a server, which has loaded what all of them need.
 
-A fork shares the server's memory and takes some hundredths of a second, where imports and weights take seconds. Only a
-process with one thread and no GPU can be forked so: where `prepare` returns None, each life is a new process that loads
-for itself. `Lives` is the parent's end, `serve` the child's; between them go lines of JSON, over a socket that is the
-child's standard input:
+A fork takes some hundredths of a second, where imports and weights take seconds. Only a process with one thread and no
+GPU can be forked so: where `prepare` returns None, each life is a new process that loads for itself. `Lives` is the
+parent's end, `serve` the child's; lines of JSON go over a socket that is the child's standard input:
 
     parent: the settings, once; then the orders of one life after another
     child:  {"pid": of the life}, {"said": a text}, {"pid", "ended": exit code, or minus the signal that ended it},
@@ -52,7 +51,7 @@ main()
 
 
 def command_of(module: str) -> list[str]:
-    """Return the command that runs `main()` of a module of this very package, whatever the current directory holds."""
+    """The command that runs `main()` of a module of this very package, whatever the current directory holds."""
     package = str(Path(__file__).absolute().parents[1])
     return [sys.executable, "-c", _PROGRAM.format(package=package, module=module)]
 
@@ -69,12 +68,11 @@ class Ended:
 
 
 class Lives:
-    """The parent's end: one life at a time, from a server process that is started again if it was lost."""
+    """The parent's end: one life at a time, from a server that is started again if it was lost."""
 
-    def __init__(self, command: Sequence[str], *, is_quiet: bool = False) -> None:
-        """`command`: starts a process that calls `serve`. `is_quiet`: its standard output is dropped."""
+    def __init__(self, command: Sequence[str]) -> None:
+        """`command`: starts a process that calls `serve`; its standard output is dropped."""
         self._command = list(command)
-        self._stdout = subprocess.DEVNULL if is_quiet else None
         self._server: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._unread = b""
@@ -89,7 +87,7 @@ class Lives:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the newest life, or of the server as long as that prepares for it; None before the first."""
+        """Process id of the newest life, or of the server as long as that prepares for it."""
         self.ended(0.0)
         return self._pid or (None if self._server is None else self._server.pid)
 
@@ -105,8 +103,9 @@ class Lives:
         self.close()
         self._socket, theirs = socket.socketpair()
         with theirs:
-            environment = environment_with_huge_pages()
-            self._server = subprocess.Popen(self._command, stdin=theirs.fileno(), stdout=self._stdout, env=environment)
+            self._server = subprocess.Popen(
+                self._command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=environment_with_huge_pages()
+            )
         self._unread, self._pid, self._end = b"", None, None
         self._send(settings)
 
@@ -220,8 +219,8 @@ class Channel:
 def serve(prepare: Callable[[Orders], Any], live: Callable[[Channel, Orders, Orders, Any], int]) -> int:
     """Run `live` for each line of orders, and return the exit code of this process.
 
-    `prepare` gets the settings. `live` gets them too, orders and what was prepared, and returns an exit code: each time
-    in a process forked from this one; if None was prepared, this process runs the first life itself.
+    `prepare` gets the settings; `live` gets them too, orders and what was prepared, and returns an exit code. It runs
+    in a process forked from this one; if None was prepared, in this process, once.
     """
     channel = Channel()
     lines = channel.lines()
@@ -260,7 +259,7 @@ def ending_with_parent() -> Iterator[None]:
 
 
 def _run(channel: Channel, live: Callable[[], int]) -> None:
-    """Be a forked life, and end with its exit code. What its server meant to do at its own end is not done here."""
+    """Be a forked life, and end with its exit code, without what its server meant to do at its own end."""
     code = 1
     try:
         channel.report(pid=os.getpid())  # before anybody can have met it
@@ -275,7 +274,7 @@ def _run(channel: Channel, live: Callable[[], int]) -> None:
 
 
 def _await_end(channel: Channel, pid: int) -> int:
-    """Return the exit code of a forked life, or minus the signal that ended it. It does not outlive the parent."""
+    """The exit code of a forked life, or minus the signal that ended it. It does not outlive the parent."""
     life = os.pidfd_open(pid)
     if channel.await_hang_up(life):
         os.kill(pid, signal.SIGKILL)

@@ -23,10 +23,9 @@ NCCL_SETTINGS = {
 }
 """Settings that torch's NCCL groups read when they are made, for links (`transport=nccl`) and ranks that share a model.
 
-TORCH_NCCL_ASYNC_ERROR_HANDLING: by default, and as torchrun sets it (1), torch ends the process when the peer of a
-transfer dies or is late; 2: only the transfer ends, and we say what happened.
-TORCH_NCCL_DUMP_ON_TIMEOUT: by default a thread looks for a signal in the file where ranks have met, which is gone by
-then, and writes traces to /tmp after a timeout; 0: neither.
+TORCH_NCCL_ASYNC_ERROR_HANDLING=2: where the peer of a transfer dies or is late, only the transfer ends; by default, and
+as torchrun sets it (1), the process does. TORCH_NCCL_DUMP_ON_TIMEOUT=0: no thread looks for a signal in the file where
+ranks have met, which is gone by then, or writes traces to /tmp.
 """
 
 

@@ -1,7 +1,7 @@
 """The jobs of a command: what Hydra calls once for a run, and once for each point of a sweep.
 
-Jobs of one process share an engine as long as their engine configurations are equal. Hydra's launchers may run jobs in
-other processes, each of which makes an engine for each job.
+Jobs of one process share an engine as long as their engine configurations are equal. In another process, where a
+launcher of Hydra's may run it, a job has an engine of its own.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ class Jobs:
         return partial(Jobs, keeps_engine=False), (self._command,)
 
     def __call__(self, composed: DictConfig) -> float:
-        """Do one job of Hydra's. Returns tokens a second, for sweepers that look for the best; NaN without a result.
+        """Do one job of Hydra's; what fails is told, and the next job goes on. Raises `Interrupted` alone.
 
-        Raises `Interrupted` alone: what fails is told in a line or with its traceback, and the next job goes on.
+        Returns tokens a second, for sweepers that look for the best; NaN without a result.
         """
         if self._command not in WITHOUT_ENGINE and threading.current_thread() is threading.main_thread():
             raise_on_signals()

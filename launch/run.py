@@ -1,14 +1,26 @@
 """The process that torchrun starts: `torchrun --standalone --nproc-per-node=2 launch/run.py prompt="..."`.
 
-It is a rank of the target, or looks after the draft (`torchrun.py`). The arguments are those of `amusd`, the command
-being `generate` unless it comes first. Exit codes are those of `amusd`.
+The arguments are those of `amusd`, the command being `generate` unless it comes first; so are the exit codes.
+
+On one machine the first process does what `amusd` does: it starts the target's other ranks and the draft itself, and
+the processes beside it end at once. On several machines ranks 0 to T-1 are the target's, and the last one starts drafts
+as rank 0 says; its end does not end the target. torchrun's store, which anybody who reaches its port can read and
+write, holds the device of each rank, no secret, and nothing that would be run. All else goes over ZeroMQ
+(`numbered_link`) to an address that the arguments name.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack, closing, suppress
+from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
 
 if __name__ == "__main__" and not __package__:  # run as a file: become a module of the folder it lies in (PEP 366)
     _folder = Path(__file__).resolve().parent
@@ -16,11 +28,234 @@ if __name__ == "__main__" and not __package__:  # run as a file: become a module
     __package__ = _folder.name
     __import__(__package__)
 
+from amusd.config import EngineConfig, RunConfig
+from amusd.console import Console, tell
+from amusd.errors import ConfigError, PeerLostError, first_line
 from amusd.huge_pages import restart_with_huge_pages
+from amusd.models.meeting import Meeting
+from amusd.runtime.cores import allowed_cores, cores_for, pin_to
+from amusd.runtime.devices import check_devices, count_gpus, devices_of
+from amusd.runtime.draft_process import DraftProcess
+from amusd.transport.addresses import address_towards, parse_endpoint
+from amusd.transport.base import Rendezvous
+from amusd.transport.factory import numbered_link
+from amusd.transport.zeromq import ZeroMQTransport
+from amusd.types import Role
 
-from .jobs import exit_code_of
+from .compose import compose_config
+from .devices import set_environment
+from .jobs import Jobs, exit_code_of
+from .run_directory import write_workers
 from .signals import Interrupted, end_with_parent, raise_on_signals
-from .torchrun import run
+
+if TYPE_CHECKING:
+    from amusd.engine import Engine
+
+COMMANDS = ("generate", "compare", "serve")
+STORE_SECONDS = 60.0
+"""Longest wait for the store, and for what another rank puts there."""
+LOOK_SECONDS = 0.02
+"""How often the last rank looks after the draft's process."""
+
+
+class Place(NamedTuple):
+    """The place of this process among those of torchrun, of which `local_size` are on this machine."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether there are several machines."""
+        return self.local_size != self.size
+
+
+def place_from_environment() -> Place:
+    """Read torchrun's variables. Raises `ConfigError` when it did not start this process."""
+    try:
+        return Place(*(int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")))
+    except KeyError:
+        raise ConfigError(
+            'launch/run.py: start it with torchrun --standalone --nproc-per-node=2 launch/run.py prompt="...", '
+            "or use the amusd command"
+        ) from None
+
+
+def compose(arguments: Sequence[str], own: Place) -> tuple[str, RunConfig]:
+    """The command (by default `generate`) and the configuration. Raises `ConfigError`, alike on all ranks."""
+    command, overrides = "generate", list(arguments)
+    if {"-m", "--multirun"} & set(overrides):
+        raise ConfigError("-m: a sweep starts its own pairs of workers; use `amusd compare -m ...`, not torchrun")
+    if overrides and "=" not in overrides[0]:
+        command = overrides.pop(0)
+    if command not in COMMANDS:
+        raise ConfigError(f"{command}: under torchrun the command is one of {', '.join(COMMANDS)}")
+    config = compose_config(overrides)
+    num_ranks = config.engine().num_ranks
+    if own.size != num_ranks and (own.is_apart or own.size != 2):
+        raise ConfigError(
+            f"WORLD_SIZE={own.size}: start {num_ranks} processes, one for each of the target's "
+            f"target_tensor_parallel_size={num_ranks - 1} ranks and one for the draft; on one machine 2 will do"
+        )
+    link = config.transport
+    if own.is_apart:
+        if link.address is None or not link.address.startswith("tcp://"):
+            raise ConfigError(
+                "transport.address: required on several machines: tcp://HOST:PORT of the first one, where that port "
+                f"and the {num_ranks - 1} behind it are free"
+            )
+        parse_endpoint(link.address, beyond=link.insecure or link.keys is not None, to_bind=False)
+    return command, config
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Do the work of this process; return its exit code. Raises `ConfigError`, `PeerError`."""
+    own = place_from_environment()
+    try:
+        command, config = compose(arguments, own)
+    except ConfigError:
+        if own.local_rank > 0:  # all ranks read the same arguments: one line on each machine
+            return 2
+        raise
+    if own.is_apart:
+        return _run_rank(command, config, own)
+    if own.rank == 0:
+        with closing(Jobs(command)) as jobs:
+            return jobs.run(config)
+    return 0
+
+
+def _run_rank(command: str, config: RunConfig, own: Place) -> int:
+    """Be a rank of the target, or the one that starts drafts, on one of several machines; return the exit code."""
+    cores = allowed_cores()
+    set_environment(config.engine())
+    config, meeting = _meet(config, own)
+    engine, number = config.engine_for(command), config.target_tensor_parallel_size
+    if own.rank < number and engine.hardware.devices[own.rank] == "cpu":
+        num_here = min(own.local_size, number - (own.rank - own.local_rank))
+        pin_to(cores_for(Role.TARGET, cores, engine.hardware, rank=own.local_rank, num_target_ranks=num_here))
+    if 0 < own.rank < number:
+        from amusd.runtime.startup import run_follower
+
+        run_follower(engine, own.rank, meeting)
+        return 0
+    link = numbered_link(config.transport, meeting.address, number, Role.DRAFT, listens=own.rank == 0)
+    with closing(link):
+        if own.rank == 0:
+            return _run_target(command, config, meeting, link)
+        start_drafts(engine, link)
+    return 0
+
+
+def _meet(config: RunConfig, own: Place) -> tuple[RunConfig, Meeting]:
+    """The configuration with the device of every rank, and where they meet. Raises `ConfigError`, `PeerLostError`."""
+    from torch.distributed import DistError, rendezvous  # type: ignore[attr-defined]  # missing in __all__
+
+    device = own_device(config, own)
+    check_devices([device])
+    try:
+        store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=STORE_SECONDS)))
+        store.set(f"device/{own.rank}", device)
+        devices = [store.get(f"device/{rank}").decode() for rank in range(own.size)]
+    except DistError as error:
+        raise PeerLostError(f"the ranks did not meet in torchrun's store: {first_line(error)}") from None
+    address = config.transport.address
+    assert address is not None, "`compose` has seen to it"
+    endpoint = parse_endpoint(address, beyond=True, to_bind=False)
+    host = address_towards(endpoint.host, endpoint.port)
+    if own.rank == 0:
+        address = f"tcp://{host}:{endpoint.port}"  # libzmq binds to no names
+    config = dataclasses.replace(
+        config,
+        hardware=dataclasses.replace(config.hardware, devices=tuple(devices)),
+        transport=dataclasses.replace(config.transport, address=address),
+    )
+    return config, Meeting(address=address, host=host, store=store)
+
+
+def own_device(config: RunConfig, own: Place) -> str:
+    """The device that is named for this rank, or else the next of the GPUs of its machine, if there are some."""
+    if config.hardware.devices:
+        return devices_of(config.engine())[own.rank]
+    num_gpus = count_gpus()
+    return f"cuda:{own.local_rank % num_gpus}" if num_gpus else "cpu"
+
+
+def _run_target(command: str, config: RunConfig, meeting: Meeting, link: ZeroMQTransport) -> int:
+    def make_engine(config: RunConfig, events: str | None, console: Console) -> Engine:
+        from amusd.engine import Engine
+        from amusd.runtime.startup import make_recorder
+
+        write_workers(Path(config.run_dir or "."), target=[os.getpid()], draft=None)
+        drafts, recorder = DraftElsewhere(link), make_recorder(Role.TARGET, events)
+        others = meeting if config.target_tensor_parallel_size > 1 else None
+        return Engine.connect(config.engine_for(command), drafts, recorder, report=console.note, meeting=others)
+
+    with closing(Jobs(command, make_engine)) as jobs:
+        return jobs.run(config)
+
+
+class DraftElsewhere:
+    """Drafts that the last rank starts (`start_drafts`). Satisfies `DraftSource`."""
+
+    pid = None
+
+    def __init__(self, link: ZeroMQTransport) -> None:
+        """`link`: to the last rank."""
+        self._link = link
+        self._end: str | None = None
+
+    def tell(self, incarnation: int, rendezvous: Rendezvous) -> None:
+        """See `DraftSource`."""
+        self._end = None
+        self._link.send_frame(msgspec.msgpack.encode((incarnation, rendezvous)))
+
+    def ending(self, timeout: float, /) -> str | None:
+        """See `DraftSource`."""
+        if self._end is None and (frame := self._link.receive_frame(timeout)) is not None:
+            self._end = msgspec.msgpack.decode(frame, type=str)
+        return self._end
+
+    def met(self) -> None:
+        """See `DraftSource`."""
+
+    def dismiss(self) -> None:
+        """See `DraftSource`."""
+        self._link.send_frame(msgspec.msgpack.encode(None))
+
+    def stop(self) -> None:
+        """See `DraftSource`."""
+        self._link.close()
+
+
+def start_drafts(config: EngineConfig, link: ZeroMQTransport) -> None:
+    """Start and end drafts as `DraftElsewhere` says at the other end of `link`, until that is gone."""
+    with ExitStack() as stack, suppress(PeerLostError):
+        process = DraftProcess(config, tell_loss=tell)
+        stack.callback(process.stop)
+        process.met()  # rank 0 knows whether another draft is worth it
+        frame = link.receive_frame(config.startup_timeout_seconds)
+        if frame is None:
+            return
+        is_running = False
+        while True:
+            if frame is not None:
+                order = msgspec.msgpack.decode(frame, type=tuple[int, Rendezvous] | None)
+                is_running = is_running or order is not None
+                process.dismiss() if order is None else process.tell(*order)
+            if is_running and (end := _end_of(process)) is not None:
+                is_running = False
+                link.send_frame(msgspec.msgpack.encode(end))
+            frame = link.receive_frame(LOOK_SECONDS)
+
+
+def _end_of(process: DraftProcess) -> str | None:
+    try:
+        return process.ending(0.0)
+    except ConfigError as error:  # which the draft has told the target, too
+        return str(error)
 
 
 def main(arguments: Sequence[str]) -> int:

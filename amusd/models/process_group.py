@@ -1,21 +1,18 @@
 """A process group of torch for the ranks of one model alone, and the watch over a rank that is lost.
 
-The group is made directly and registered nowhere: there is no default group, and the draft never joins. Where each
-rank has a GPU of its own it is NCCL, otherwise gloo. It carries tensors only, neither encrypted nor authenticated.
+The group is no default group and registered nowhere; the draft never joins. Where each rank has a GPU of its own it is
+NCCL, otherwise gloo. It carries tensors only, neither encrypted nor authenticated.
 
 gloo: an exchange blocks the host, and raises as soon as another rank's process is gone, or after `EXCHANGE_SECONDS`.
 
-NCCL: an exchange is put on the current stream, and the host goes on. Nothing is raised where another rank is gone: the
-kernel spins, and the host may block in any call that needs the device. So a thread (`Watch`) looks after the links to
-the other ranks, and aborts the group. The device goes on with numbers that mean nothing, and so does the host, which
-must ask `is_lost` before it uses them. Exchanges can be captured in a CUDA graph, under these rules:
+NCCL: an exchange is put on the current stream, and the host goes on. Where another rank is gone nothing is raised: the
+kernel spins, and the host may block in any call that needs the device. So a thread (`Watch`) looks after the links and
+aborts the group; what the device computes from then on means nothing. In CUDA graphs:
 
-- Capture and replay are collective: all ranks capture the same exchanges in the same order, and replay the same graph.
-  Exchanges outside of graphs (prompts) may stand between them, on the same stream.
-- The communicator exists before the first capture: it is made here, in the first exchange. Algorithms are connected at
-  their first use, which is a run of the same work before its capture.
-- The capture mode is `thread_local`, since torch's watchdog thread asks for its events meanwhile. Exchanges that are
-  captured are not given to the watchdog, so it sets no deadline for a replay.
+- All ranks capture the same exchanges in the same order, and replay the same graph.
+- The communicator is made before the first capture, by the first exchange.
+- The capture mode is `thread_local`, since torch's watchdog thread asks for its events meanwhile. The watchdog is not
+  given captured exchanges, so it sets no deadline for a replay.
 - `abort` ends kernels at once, but returns only when every graph that holds an exchange has been destroyed.
 
 References:
@@ -55,15 +52,14 @@ ABORT_SECONDS = 2.0
 MOST_GATHERED_ROWS = 64
 """Rows up to which partial sums are gathered over NCCL; more are summed by NCCL.
 
-Where NCCL adds, the order of the ranks depends on where an element stands in the message (a ring starts each chunk at
-another rank), so a row's bits would depend on its place in the block. Gathered parts are added in the order of ranks.
-It costs no time: 8 rows of 8,192 are 128 KiB a rank, for which latency counts alone. A prompt's chunks have the same
-rows at the same places in every mode; there NCCL adds, in float32, since a sum in bfloat16 is rounded at every rank.
+Where NCCL adds, the order of the ranks depends on where an element stands in the message, so a row's bits would depend
+on its place in the block. Gathered parts are added in the order of ranks, which for few rows costs no time. A prompt's
+chunks have the same rows at the same places in every mode; there NCCL adds, in float32.
 """
 
 
 def backend_for(devices: Sequence[str], *, same_machine: bool = True) -> Backend:
-    """The backend for ranks on these devices. NCCL refuses two ranks on one GPU."""
+    """NCCL where each rank has a GPU of its own, which it insists on."""
     on_gpus = all(device.startswith("cuda") for device in devices)
     return "nccl" if on_gpus and (len(set(devices)) == len(devices) or not same_machine) else "gloo"
 
@@ -92,10 +88,9 @@ class ProcessGroup:
             raise RankLostError(f"the ranks of the target did not meet: {first_line(error)}") from None
 
     def gather(self, part: Tensor) -> Tensor:
-        """[size, *part.shape]: every rank's part, in the order of ranks, the same bits everywhere.
+        """[size, *part.shape]: every rank's part, all of one shape and dtype, in the order of ranks.
 
-        All parts have one shape and dtype, and one dimension at least. Raises `RankLostError` when another rank is
-        gone or silent, over NCCL only if that is known already; the group is of no use then.
+        Raises `RankLostError` when another rank is gone or silent, over NCCL only if that is known already.
         """
         try:
             parts, work = self._gather(part, self._gathering)

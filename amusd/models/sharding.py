@@ -1,10 +1,8 @@
 """Which part of a model each of several ranks computes, and how the parts become one result.
 
 Query, key, value, gate and up are split by their outputs (whole key heads, with the query heads that share them),
-output and down by their inputs, so that a layer needs two exchanges. `Ranks.sum` adds the partial sums of the latter in
-float32, so that all ranks hold the same bits. The embedding is whole on every rank, the output head is split by tokens;
-`Ranks.join` puts its columns side by side on every rank, so each chooses the same token. Shares may differ by one where
-a size does not divide.
+output and down by their inputs, so that a layer needs two exchanges. The embedding is whole on every rank, the output
+head is split by tokens. Shares may differ by one where a size does not divide.
 """
 
 from __future__ import annotations
@@ -32,8 +30,8 @@ class Ranks:
     def sum(self, part: Tensor) -> Tensor:
         """[rows, out] -> [rows, out] float32: the sum of every rank's `part`, the same bits on all.
 
-        All parts have one shape and dtype, and every rank calls this and `join` equally often, in the same order.
-        Raises `PeerError` when another rank is gone; on a GPU of its own a rank may notice only in `check`.
+        All parts have one shape and dtype, and all ranks make the same calls. Raises `PeerError` when another rank is
+        gone; on a GPU of its own a rank may notice only in `check`.
         """
         return part.float()
 
@@ -42,10 +40,7 @@ class Ranks:
         return part
 
     def check(self) -> None:
-        """Raise `PeerError` if another rank is known to be gone: what the device has computed is void then.
-
-        Costs next to nothing. Called while a pass is waited for, and once more before its results are used.
-        """
+        """Raise `PeerError` if another rank is known to be gone: what the device has computed is void then."""
 
     def abort(self) -> None:
         """End exchanges that take too long on the device. No exchange works afterwards."""

@@ -28,8 +28,8 @@ def cores_for(
 ) -> set[int]:
     """The first cores for the target, the last for the draft; none where the two would have to share.
 
-    `rank`: which one of the target. Each has cores of its own where there are enough; else those of the target share
-    its part, which is as large as its share of the ranks, and leaves the draft no fewer than it needs.
+    Each rank of the target has cores of its own where there are enough; else they share its part, which is as large as
+    its share of the ranks, and leaves the draft no fewer than it needs.
     """
     count, num_ranks = hardware.num_threads, num_target_ranks + 1
     if not hardware.pin_cores or len(allowed) < 2 * count:

@@ -13,11 +13,10 @@ its thread pools keep the settings that they find.
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from pathlib import Path
+
+import psutil
 
 from amusd.config import EngineConfig, HardwareConfig
 from amusd.errors import ConfigError
@@ -66,16 +65,12 @@ def sharing(config: EngineConfig, devices: Sequence[str]) -> str | None:
 
 
 def free_bytes(device: str) -> int:
-    """Free memory of a device, or all of a CPU whose system does not say what is free. Creates a GPU's context."""
+    """Free memory of a device. Creates a GPU's context."""
     if device != "cpu":
         import torch
 
         return torch.cuda.mem_get_info(device)[0]
-    with suppress(OSError):
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return int(psutil.virtual_memory().available)
 
 
 def settle_devices(config: EngineConfig, tell: Callable[[str], None]) -> HardwareConfig:

@@ -52,7 +52,7 @@ class DraftProcess:
             "cores": allowed_cores(),  # before the target keeps to its own
             "tells": tell_loss is not None,
         }
-        self._lives = Lives(command_of(__name__), is_quiet=True)
+        self._lives = Lives(command_of(__name__))
         self._lock = threading.RLock()
         self._tell_loss = tell_loss
         self._on_met = on_met

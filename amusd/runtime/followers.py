@@ -38,7 +38,7 @@ class Followers:
         self._lives: dict[int, Lives] = {}
         settings = {"config": to_mapping(config), "cores": allowed_cores(), "address": folder}
         for rank in range(1, config.target_tensor_parallel_size):
-            lives = self._lives[rank] = Lives(command_of(__name__), is_quiet=True)
+            lives = self._lives[rank] = Lives(command_of(__name__))
             lives.prepare(settings)
             lives.start({"rank": rank})
 

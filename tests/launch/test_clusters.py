@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from amusd.config import RunConfig
-from launch.torchrun import Place, compose
+from launch.run import Place, compose
 from tests.warm import ROOT
 
 MANIFESTS = ROOT / "launch" / "kubernetes"

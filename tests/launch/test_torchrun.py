@@ -14,8 +14,8 @@ from amusd.errors import ConfigError
 from amusd.transport.base import Rendezvous
 from amusd.transport.factory import numbered_link
 from amusd.types import Role
-from launch import torchrun
-from launch.torchrun import (
+from launch import run as module
+from launch.run import (
     DraftElsewhere,
     Place,
     compose,
@@ -111,7 +111,7 @@ def test_the_last_rank_starts_drafts_as_rank_0_says_and_ends_with_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     process = FakeProcess()
-    monkeypatch.setattr(torchrun, "DraftProcess", lambda *_, **__: process)
+    monkeypatch.setattr(module, "DraftProcess", lambda *_, **__: process)
     links = [
         numbered_link(TransportConfig(), str(tmp_path), 1, Role.DRAFT, listens=listens) for listens in (True, False)
     ]

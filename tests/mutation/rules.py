@@ -664,7 +664,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     ("launch/run_directory.py", "tests/launch/test_sweep.py"): {
         "a job whose draft was lost is done": (' and not {"draft_failure", "draft_losses"} & result.keys()', ""),
     },
-    ("launch/torchrun.py", "tests/launch/test_torchrun.py"): {
+    ("launch/run.py", "tests/launch/test_torchrun.py"): {
         "several machines need no keys": (
             "beyond=link.insecure or link.keys is not None, to_bind",
             "beyond=True, to_bind",
