@@ -10,7 +10,6 @@ import shutil
 import sys
 import tempfile
 import threading
-import time
 from typing import NoReturn
 
 from amusd.child import Channel, Lives, Orders, command_of, ignore_terminal, serve
@@ -21,9 +20,6 @@ from amusd.runtime.cores import allowed_cores, pin_rank
 from amusd.runtime.devices import device_of
 from amusd.settings import from_mapping, to_mapping
 from amusd.types import Role
-
-STOP_SECONDS = 1.0
-"""How long they may take to end by themselves before they are killed."""
 
 
 class Followers:
@@ -60,12 +56,8 @@ class Followers:
         return RankLostError(f"rank {rank} of the target (pid {end.pid}) {how}")
 
     def stop(self) -> None:
-        """End them; they have `STOP_SECONDS` to end by themselves. Idempotent."""
-        deadline = time.monotonic() + STOP_SECONDS
+        """End them. Idempotent."""
         with self._lock:
-            for lives in self._lives.values():
-                if lives.ended(max(0.0, deadline - time.monotonic())) is None:
-                    lives.kill()
             for lives in self._lives.values():
                 lives.close()
         shutil.rmtree(self.meeting.address, ignore_errors=True)
@@ -78,12 +70,12 @@ def main() -> None:
 
 
 def _live(channel: Channel, settings: Orders, orders: Orders, _prepared: object) -> int:
-    """Compute until the first rank ends, and end this process: torch would take a second to leave."""
+    """Compute until the first rank hangs up, and remove its folder: it may have been killed."""
     folder, rank = settings["address"], orders["rank"]
 
     def leave() -> NoReturn:
-        shutil.rmtree(folder, ignore_errors=True)  # the first rank may have been killed
-        os._exit(0)
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(0)  # torch would take a second to leave
 
     channel.on_hang_up(leave)
     config = from_mapping(EngineConfig, settings["config"])
@@ -92,4 +84,5 @@ def _live(channel: Channel, settings: Orders, orders: Orders, _prepared: object)
     from amusd.runtime.startup import run_follower
 
     run_follower(config, rank, Meeting(address=folder))
+    channel.await_hang_up()
     leave()

@@ -18,13 +18,16 @@ from amusd.runtime.followers import Followers
 from tests.warm import ROOT
 
 PROGRAM = f"""
-import os, sys, time
+import os, pathlib, sys, time
 sys.path.insert(0, {str(ROOT)!r})
 from amusd.runtime import followers, startup
 
-def run_follower(_config, rank, _meeting):
-    if rank == 2 and {{fails}}:
+def run_follower(_config, rank, meeting):
+    if rank == 2 and {{does!r}} == "fails":
         raise ValueError("a bug")
+    if rank == 2 and {{does!r}} == "ends":
+        pathlib.Path(meeting.address, "ended").touch()
+        return
     time.sleep(600)
 
 startup.run_follower = run_follower
@@ -33,15 +36,15 @@ followers.main()
 SECONDS = 60.0
 
 
-def started(*, fails: bool = False) -> Followers:
+def started(does: str = "") -> Followers:
     """Ranks 1 and 2, without a model."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "command_of", lambda _: [sys.executable, "-c", PROGRAM.format(fails=fails)])
+        patch.setattr(module, "command_of", lambda _: [sys.executable, "-c", PROGRAM.format(does=does)])
         return Followers(EngineConfig(target_tensor_parallel_size=3, hardware=HardwareConfig(devices=("cpu",) * 4)))
 
 
 def test_the_first_rank_hears_that_another_has_failed(capfd: pytest.CaptureFixture[str]) -> None:
-    followers = started(fails=True)
+    followers = started("fails")
     failure = followers.failure(2, SECONDS)
     pid = followers.pids[1]
     followers.stop()
@@ -60,6 +63,18 @@ def test_one_that_is_killed_is_named_and_the_others_are_ended_with_their_folder(
     followers.stop()
     assert not Path(f"/proc/{other}").exists()
     assert not Path(followers.meeting.address).exists()
+
+
+def test_one_that_ends_leaves_the_folder_to_the_first_rank() -> None:
+    """Which would otherwise wait for minutes: torch's store makes its file again where that is gone."""
+    followers = started("ends")
+    deadline = time.monotonic() + SECONDS
+    while not Path(followers.meeting.address, "ended").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert followers.failure(2, 0.2) is None
+    assert Path(followers.meeting.address).exists()
+    followers.stop()
 
 
 def test_their_folder_goes_with_a_first_rank_that_is_killed() -> None:
