@@ -22,18 +22,6 @@ def always_wrong() -> Schedule:
     return lambda _position: False
 
 
-def right_up_to(position: int) -> Schedule:
-    """Right before `position`, wrong from there on."""
-    return lambda proposed: proposed < position
-
-
-def right_except_every(period: int) -> Schedule:
-    """Wrong at every `period`-th position: `period` 1 is always wrong, 2 alternates."""
-    if period < 1:
-        raise ValueError(f"period {period}: must be at least 1")
-    return lambda position: position % period != 0
-
-
 class OracleDrafter(ChainDrafter):
     """Proposes `reference[position]` where `schedule(position)`, and another id elsewhere.
 

@@ -39,6 +39,11 @@ _c10d: Any = distributed  # whose own type stubs know little of what is used her
 _DIRECTIONS = ("to_draft", "to_target")
 
 
+def _store(endpoint: Endpoint, **options: Any) -> Any:
+    timeout = timedelta(seconds=STORE_SECONDS)
+    return _c10d.TCPStore(endpoint.host, endpoint.port, timeout=timeout, wait_for_workers=False, **options)
+
+
 class Meeting:
     """One end's connection to the store."""
 
@@ -54,31 +59,16 @@ class Meeting:
         """Serve the store, without waiting for the other end. Raises OSError when it cannot listen there."""
         family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
         listening = socket.create_server((endpoint.host, endpoint.port), family=family)
-        port = listening.getsockname()[1]
+        endpoint = replace(endpoint, port=listening.getsockname()[1])
         # the store would listen on all interfaces; it takes over a socket that listens on one
-        store = _c10d.TCPStore(
-            endpoint.host,
-            port,
-            is_master=True,
-            timeout=timedelta(seconds=STORE_SECONDS),
-            wait_for_workers=False,
-            master_listen_fd=listening.detach(),
-        )
-        return cls(store, replace(endpoint, port=port), TARGET_RANK, nonce)
+        return cls(_store(endpoint, is_master=True, master_listen_fd=listening.detach()), endpoint, TARGET_RANK, nonce)
 
     @classmethod
     def join(cls, endpoint: Endpoint, nonce: int) -> Meeting:
         """Connect to the store. Raises OSError when it is not served, RuntimeError when it does not answer."""
         with closing(socket.create_connection((endpoint.host, endpoint.port), STORE_SECONDS)):
             pass  # the store itself would try again and again, and say so on standard error
-        store = _c10d.TCPStore(
-            endpoint.host,
-            endpoint.port,
-            is_master=False,
-            timeout=timedelta(seconds=STORE_SECONDS),
-            wait_for_workers=False,
-        )
-        return cls(store, endpoint, DRAFT_RANK, nonce)
+        return cls(_store(endpoint, is_master=False), endpoint, DRAFT_RANK, nonce)
 
     @property
     def is_complete(self) -> bool:

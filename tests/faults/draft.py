@@ -242,29 +242,19 @@ class DraftProcess:
             self._end.close()
 
 
+@dataclass
 class Drafts:
     """A `DraftSource`: whoever starts the processes."""
 
-    def __init__(
-        self,
-        world: World,
-        weather: Weather,
-        wires: Wires,
-        watch: Watch,
-        *,
-        max_num_seqs: int,
-        quality: float,
-        silence: float,
-    ) -> None:
-        self.world = world
-        self.weather = weather
-        self.wires = wires
-        self.watch = watch
-        self.max_num_seqs = max_num_seqs
-        self.quality = quality
-        self.silence = silence
-        self.pid = None
-        self._process: DraftProcess | None = None
+    world: World
+    weather: Weather
+    wires: Wires
+    watch: Watch
+    max_num_seqs: int
+    quality: float
+    silence: float
+    pid: int | None = None
+    _process: DraftProcess | None = None
 
     def ending(self, _timeout: float, /) -> str | None:
         assert self._process is not None

@@ -176,15 +176,8 @@ class Simulation:
         self.watch = Watch()
         self._is_bare = self.scenario.bare or is_bare
         self.wires = Wires(self.world, self.weather, any_session=self._is_bare)
-        self.drafts = Drafts(
-            self.world,
-            self.weather,
-            self.wires,
-            self.watch,
-            max_num_seqs=self.scenario.max_num_seqs,
-            quality=self.scenario.quality,
-            silence=self.scenario.silence,
-        )
+        of_drafts = self.scenario.max_num_seqs, self.scenario.quality, self.scenario.silence
+        self.drafts = Drafts(self.world, self.weather, self.wires, self.watch, *of_drafts)
         self._worker_class, self._client_class = worker, client
         self._traffic = random.Random(f"traffic {seed}")
         self._is_calm = False

@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from model_checking.invariants import PROTOCOL, Breach, Invariants
-from model_checking.protocol_model import Candidate, ProtocolModel, State, Step, Token, Verdict
+from model_checking.protocol_model import ProtocolModel, State, Step
 
 
 @dataclass(frozen=True)
@@ -77,22 +77,5 @@ def _trace(model: ProtocolModel, parents: dict[State, State | None], state: Stat
 
 def describe(step: Step) -> str:
     """One line."""
-    target, subject = step.state.target, step.subject
-    if isinstance(subject, Token):
-        return f"{step.action} {subject.value} behind {_text(subject.drafted_from)}"
-    if isinstance(subject, Candidate):
-        nodes = enumerate(zip(subject.parents, subject.tokens, strict=True), start=subject.first)
-        detail = ", ".join(f"{number}: {token.value} behind {parent}" for number, (parent, token) in nodes)
-        return f"{step.action} [{detail}], base {subject.base}, life {subject.incarnation}"
-    if isinstance(subject, Verdict):
-        detail = f"{_text(subject.values)} at {subject.start}, epoch {subject.epoch}"
-        return f"{step.action} {detail}, life {subject.incarnation}"
-    if target.block is not None and step.action == "target begins":
-        return f"{step.action} a pass over {_text(target.block)}"
-    if step.action == "target commits":
-        return f"{step.action} and has {_text(target.committed)}"
-    return step.action
-
-
-def _text(values: tuple[int, ...]) -> str:
-    return f"[{' '.join(map(str, values))}]"
+    subject = step.state.target if step.subject is None else step.subject
+    return f"{step.action}: {subject}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import tracemalloc
 
 import pytest
@@ -33,17 +32,6 @@ def test_thousands_of_hostile_frames_are_refused_or_harmless() -> None:
     assert outcomes["undecodable"] > 1_000
     assert outcomes["refused"] > 500
     assert outcomes["taken"] > 1_000
-
-
-@pytest.mark.long
-@pytest.mark.timeout(3600)
-def test_a_million_hostile_frames_are_refused_or_harmless_in_bounded_memory() -> None:
-    resource = pytest.importorskip("resource")
-    fuzz(10_000, seed=0)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert sum(fuzz(1_000_000, seed=20).values()) > 1_000_000
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    assert grown < 50_000 * (1024 if sys.platform == "darwin" else 1)  # kilobytes, on macOS bytes
 
 
 HOSTILE = {

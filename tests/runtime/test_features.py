@@ -97,7 +97,7 @@ def test_the_draft_gets_the_features_of_all_committed_tokens_once(mode: Mode) ->
     assert torch.equal(torch.stack([drafter.features[position] for position in range(number)]), expected(number))
 
 
-@pytest.mark.parametrize("spoil", [None, b"abc", b"\xff\x7f" * 4, b"\x00" * 10_000])
+@pytest.mark.parametrize("spoil", [None, b"abc", b"\x00" * 10_000])
 def test_lost_and_damaged_features_cost_no_token(spoil: bytes | None) -> None:
     links: list[LossyLink] = []
 
