@@ -7,11 +7,9 @@ import logging
 import shutil
 import socket
 import stat
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,37 +18,17 @@ from transport.links import DEADLINE, NONCE, expect
 from amusd.config import TransportConfig
 from amusd.errors import ConfigError
 from amusd.protocol.messages import PROTOCOL_VERSION, Hello, Verdict
-from amusd.runtime.handshake import await_hello
+from amusd.runtime.handshake import Handshake, await_hello
+from amusd.transport.base import Rendezvous
 from amusd.transport.curve import read_keys, write_keys
-from amusd.transport.factory import listen, numbered_link
+from amusd.transport.factory import connect, listen, numbered_link
 from amusd.transport.zeromq import ZeroMQTransport
 from amusd.types import Role
-from tests.warm import Popen
 
 OTHER_NODE = "tcp://127.0.0.2:*"
 VERDICT = Verdict(1, 1, 0, 0, (5,), 0)
-DRAFT = """
-import sys
-from amusd.config import TransportConfig
-from amusd.errors import ConfigError
-from amusd.protocol.messages import PROTOCOL_VERSION, Hello
-from amusd.runtime.handshake import await_hello
-from amusd.transport.base import Rendezvous
-from amusd.transport.factory import connect
-from amusd.types import Role
-
-address, nonce, keys, seconds = sys.argv[1:]
-config = TransportConfig(address=address, keys=keys or None)
-link = connect(config, Rendezvous(address, int(nonce)))
-try:
-    await_hello(link, Hello(PROTOCOL_VERSION, Role.DRAFT, 1, 0, "", ("ngram",)), float(seconds))
-    sys.stdout.write("met")
-except ConfigError as error:
-    sys.stdout.write(str(error))
-finally:
-    link.close()
-"""
 HELLO = Hello(PROTOCOL_VERSION, Role.TARGET, 0, 10, "", ())
+OF_DRAFT = Hello(PROTOCOL_VERSION, Role.DRAFT, 1, 0, "", ("ngram",))
 
 
 @pytest.fixture(scope="module")
@@ -74,10 +52,14 @@ def listener(folder: Path) -> Iterator[ZeroMQTransport]:
     listener.close()
 
 
-def start_draft(address: str, keys: Path | str, seconds: float) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", DRAFT, address, str(NONCE), str(keys), str(seconds)]
-    pipe = subprocess.PIPE
-    return Popen(command, cwd=Path(__file__).parents[2], stdout=pipe, stderr=pipe, text=True)
+@contextmanager
+def drafting(address: str, keys: Path | None) -> Iterator[Handshake]:
+    """A draft that has begun to shake hands."""
+    link = connect(
+        TransportConfig(address=address, keys=None if keys is None else str(keys)), Rendezvous(address, NONCE)
+    )
+    with closing(link):
+        yield Handshake(link, OF_DRAFT, 1.0)
 
 
 def wait_for_refusal(*ends: ZeroMQTransport) -> None:
@@ -87,33 +69,32 @@ def wait_for_refusal(*ends: ZeroMQTransport) -> None:
         assert time.monotonic() < deadline
 
 
-def test_two_processes_with_one_folder_of_keys_meet(listener: ZeroMQTransport, folder: Path) -> None:
-    draft = start_draft(listener.address, folder, 60.0)
-    assert await_hello(listener, HELLO, 60.0).drafters == ("ngram",)
-    assert draft.communicate(timeout=DEADLINE) == ("met", "")
+def meet(listener: ZeroMQTransport, folder: Path) -> None:
+    with drafting(listener.address, folder) as draft:
+        assert await_hello(listener, HELLO, DEADLINE) == OF_DRAFT
+        assert draft.receive(DEADLINE) == HELLO
+
+
+def test_two_ends_with_one_folder_of_keys_meet(listener: ZeroMQTransport, folder: Path) -> None:
+    meet(listener, folder)
     assert listener.frames.refusal is None
 
 
 @pytest.mark.parametrize("keys", ["other", "none"])
-def test_a_process_with_another_key_or_none_ends_in_one_line_and_the_target_waits_on(
+def test_a_draft_with_another_key_or_none_ends_in_one_line_and_the_target_waits_on(
     listener: ZeroMQTransport, folder: Path, other_folder: Path, keys: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    draft = start_draft(listener.address, other_folder if keys == "other" else "", 1.0)
-    wait_for_refusal(listener)
-    with pytest.raises(ConfigError, match=r"no peer within 1 seconds: .* both ends need transport\.keys") as caught:
-        await_hello(listener, HELLO, 1.0)
-    while draft.poll() is None:
-        assert listener.receive(0.05) is None
-    said, logged = draft.communicate(timeout=DEADLINE)
-    assert said.startswith("no peer within 1 seconds: tcp://127.0.0.2:")
-    assert logged.count("\n") == 1
-    assert "\n" not in said + str(caught.value)
-    warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert len(warnings) == 1
-    assert "no link was made" in warnings[0].getMessage()
-    friend = start_draft(listener.address, folder, 60.0)
-    assert await_hello(listener, HELLO, 60.0).role is Role.DRAFT
-    assert friend.communicate(timeout=DEADLINE)[0] == "met"
+    with drafting(listener.address, other_folder if keys == "other" else None) as draft:
+        wait_for_refusal(listener)
+        with pytest.raises(ConfigError, match=r"no peer within 1 seconds: .* both ends need transport\.keys") as caught:
+            await_hello(listener, HELLO, 1.0)
+        with pytest.raises(ConfigError, match=r"no peer within 1 seconds: tcp://127\.0\.0\.2:") as there:
+            draft.receive(0.1)
+    assert "\n" not in str(caught.value) + str(there.value)
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == 2
+    assert all("no link was made" in warning for warning in warnings)
+    meet(listener, folder)
 
 
 @pytest.mark.parametrize("wrong", ["a draft that is not on the list", "a draft that takes another for its target"])
