@@ -92,7 +92,6 @@ class WatchedTarget(TargetWorker):
         self._ready_ns, self._num_waits = self.world.now_ns - self.client.delayed_ns, 0
         blocks = super()._decide(sequences)
         for sequence, block in zip(sequences, blocks, strict=True):
-            self.watch.evaluated(sequence.session, block.candidates)
             self.watch.scored(sequence.session, block)
             self.world.counts["alternative scored"] += len(block.alternatives)
         self.world.counts[f"pass over {len(sequences)}"] += 1
