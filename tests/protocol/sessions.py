@@ -36,3 +36,10 @@ def hear(session: DraftSession, verdict: Verdict) -> Transition:
     assert transition is not None
     session.apply(transition)
     return transition
+
+
+def offered(session: DraftSession) -> Candidate:
+    """The next message, which there has to be."""
+    message = session.offer()
+    assert message is not None
+    return message

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
-from protocol.sessions import hash_of, hear, nodes_of
+from protocol.sessions import hash_of, hear, nodes_of, offered
 
 from amusd.errors import InvariantError, PeerProtocolError
 from amusd.protocol.candidate_tree import Reception
@@ -98,8 +98,7 @@ def test_all_accepted_and_the_next_token_comes_before_the_drafts_own() -> None:
     transition = hear(other, session.verdict())
     assert (transition.num_discarded, text(other)) == (0, (*PROMPT, 4, 5, 9))
     grow(other, 8)
-    message = other.offer()
-    assert message is not None
+    message = offered(other)
     assert session.receive(message) is Reception.TAKEN
     assert session.begin(6).candidates == (8,)
 
@@ -147,15 +146,13 @@ def test_a_verdict_carries_all_that_the_draft_may_not_know() -> None:
 def test_a_lost_candidate_is_offered_again_in_the_next_epoch() -> None:
     session, other = target(), draft(4)
     grow(other, 5)
-    message = other.offer()
-    assert message is not None
+    message = offered(other)
     assert session.receive(message) is Reception.STALE  # number 1 was lost
     assert session.epoch == 1
     judge(session, 4, accepted=0)
     transition = hear(other, session.verdict())
     assert (transition.num_discarded, other.epoch, text(other)) == (0, 1, (*PROMPT, 4, 5))
-    message = other.offer()
-    assert message is not None
+    message = offered(other)
     assert session.receive(message) is Reception.TAKEN
     assert session.begin(6).candidates == (5,)
 
@@ -208,16 +205,14 @@ def test_several_tokens_of_one_step_make_one_path_and_a_message_of_so_many() -> 
     assert other.offer() is None
     assert [node.token_id for node in nodes_of(other)] == [5]
     grow(other)  # nothing more to propose: what there is goes out
-    message = other.offer()
-    assert message is not None
+    message = offered(other)
     assert (message.parents, message.token_ids, message.weights, message.more) == ((0, 1), (4, 5), (), False)
 
 
 def test_a_drafter_without_a_proposal_says_so() -> None:
     other = draft()
     grow(other)
-    message = other.offer()
-    assert message is not None
+    message = offered(other)
     assert (message.token_ids, message.more) == ((), False)
     session = target()
     assert session.may_get_more

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from protocol.sessions import hash_of, hear, nodes_of
+from protocol.sessions import hash_of, hear, nodes_of, offered
 
 from amusd.errors import InvariantError
 from amusd.protocol.candidate_tree import Reception
@@ -174,8 +174,7 @@ def test_one_step_takes_the_nodes_that_are_worth_most_as_long_as_a_further_one_p
 
 def test_nodes_are_offered_once_with_their_parents() -> None:
     session = grown()
-    message = session.offer()
-    assert message is not None
+    message = offered(session)
     assert (message.first, message.parents, message.token_ids) == (1, (0, 0, 1, 1), (4, 5, 6, 7))
     assert message.weights == tuple(round(weight * CERTAINTY) for weight in (0.6, 0.3, 0.5, 0.2))
     assert message.more
@@ -191,8 +190,7 @@ def test_a_verdict_that_the_tree_foresaw_keeps_its_subtree() -> None:
     assert [(node.token_id, node.probability) for node in session.root.children] == [(6, 0.5), (7, 0.2)]
     assert [node.token_id for node in nodes_of(session)] == [6, 7]
     session.grow([session.root.children[0]], [[(8, 0.5)]])
-    message = session.offer()
-    assert message is not None
+    message = offered(session)
     assert (message.base, message.first, message.parents) == (4, 5, (3,))
 
 
@@ -206,8 +204,7 @@ def test_an_unlikely_guess_is_made_when_a_verdict_has_made_it_likely() -> None:
     hear(session, verdict(4))
     assert [child.token_id for child in session.root.children] == [6, 7]
     assert session.num_nodes == 2
-    message = session.offer()
-    assert message is not None
+    message = offered(session)
     assert message.token_ids == (7,)
     assert nodes_of(session) == tuple(session.root.children)
     hear(session, verdict(7, start=4))

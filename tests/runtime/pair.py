@@ -19,6 +19,7 @@ from amusd.drafters.base import Drafter, Makers, one_by_one
 from amusd.drafters.factory import LoadedDrafters
 from amusd.drafters.synthetic import Schedule
 from amusd.engine import Engine
+from amusd.errors import PeerLostError
 from amusd.models.language_model import LanguageModel, ModelOutput, SequenceRows
 from amusd.models.numerics import Numerics
 from amusd.models.tokenizer import Tokenizer
@@ -159,7 +160,7 @@ def pair(
 ) -> Iterator[tuple[Engine, DraftThread]]:
     """An engine whose draft offers `factories`, and drafts trees with `tree_factories`.
 
-    The draft's thread has ended when this returns.
+    The draft's thread has ended well when this returns.
     """
     target_end, draft_end = memory_pair(seed=seed, max_delay_seconds=max_delay_seconds)
     draft = DraftThread(draft_end)
@@ -181,6 +182,7 @@ def pair(
         target_end.close()
         thread.join(TIMEOUT_SECONDS)
         assert not thread.is_alive(), "the draft did not end"
+    assert draft.error is None or isinstance(draft.error, PeerLostError)  # where a test has killed its link
 
 
 def oracle(num_tokens: int, schedule: Schedule) -> Callable[[], Drafter]:

@@ -202,7 +202,7 @@ def test_threads_that_read_their_own_answers_get_what_each_gets_alone() -> None:
         for _, answer in found[number]:
             answer.result()
 
-    with pair(CHAINS, TREES, max_num_seqs=4, eos_token_id=EOS, pass_seconds=0.001) as (engine, draft):
+    with pair(CHAINS, TREES, max_num_seqs=4, eos_token_id=EOS, pass_seconds=0.001) as (engine, _):
         threads = [threading.Thread(target=read, args=(number,), daemon=True) for number in range(len(shares))]
         for thread in threads:
             thread.start()
@@ -212,7 +212,6 @@ def test_threads_that_read_their_own_answers_get_what_each_gets_alone() -> None:
         for number in range(len(shares)):
             for one, answer in found[number]:
                 check_whole(engine, one, answer)
-    assert draft.error is None
 
 
 # A draft's candidates are as good beside others as alone
@@ -243,12 +242,11 @@ EIGHT_PROMPTS = [(*PROMPT[:-1], number) for number in range(8)]
 
 def judged_in(schedule: DecodingConfig, max_num_seqs: int) -> list[tuple[int, int]]:
     """For each of the eight prompts: candidates that were accepted, and candidates that were tested."""
-    with pair({"oracle": PromptedOracle}, max_num_seqs=max_num_seqs) as (engine, draft):
+    with pair({"oracle": PromptedOracle}, max_num_seqs=max_num_seqs) as (engine, _):
         answers = engine.generate(EIGHT_PROMPTS, params(NUM_SCHEDULED), decoding=schedule)
         expected = [text_behind(prompt)[len(PROMPT) :][:NUM_SCHEDULED] for prompt in EIGHT_PROMPTS]
         assert [answer.token_ids for answer in answers] == expected
         passes = [event for event in events_of(engine, "target_pass") if isinstance(event, TargetPass)]
-    assert draft.error is None
     counts = []
     for answer in answers:
         own = [event for event in passes if event.sequence_id == answer.sequence_id]
@@ -361,14 +359,13 @@ def test_one_that_its_draft_cannot_take_has_another_one_wait_for_it_once() -> No
                 raise NoRoomError("too long")
             super().open(token_ids, capacity, fan_out)
 
-    with pair({"short": Short}, max_num_seqs=2) as (engine, draft):
+    with pair({"short": Short}, max_num_seqs=2) as (engine, _):
         schedule = decoding(Mode.SYNCHRONOUS, 4, max_silence_seconds=0.5)
         long = engine.submit(EIGHT_PROMPTS[0], params(300), decoding=schedule)
         served = engine.generate(EIGHT_PROMPTS[1], params(NUM_SCHEDULED), decoding=schedule)
         assert served.metrics.num_accepted > 30
         assert sum(event.duration_ns > 0.25e9 for event in events_of(engine, "target_wait")) <= 4  # two of each
         assert long.result().token_ids == reference(300, EIGHT_PROMPTS[0])[len(PROMPT) :]
-    assert draft.error is None
 
 
 def test_more_requests_than_slots_are_admitted_in_the_order_in_which_they_were_submitted() -> None:

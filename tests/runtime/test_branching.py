@@ -84,7 +84,7 @@ def test_every_tree_gives_the_tokens_of_plain_decoding(temperature: float, filte
     wanted = sampled(temperature, **filters)
     accepted = dict.fromkeys(TREES, 0)
     names = ["spread", "ngram", "lookup" if temperature < 0.5 else "stranger"]
-    with pair({}, TREES, max_delay_seconds=0.001, pass_seconds=0.001, seed=4) as (engine, draft):
+    with pair({}, TREES, max_delay_seconds=0.001, pass_seconds=0.001, seed=4) as (engine, _):
         expected = engine.generate(PROMPT, wanted, decoding=PLAIN)
         for name in names:
             answer = engine.generate(PROMPT, wanted, decoding=branching(), drafter=name)
@@ -93,7 +93,6 @@ def test_every_tree_gives_the_tokens_of_plain_decoding(temperature: float, filte
             check_counts(answer)
             accepted[name] = answer.metrics.num_accepted
     assert accepted["spread"] > 3
-    assert draft.error is None
 
 
 @pytest.mark.parametrize(("temperature", "filters"), [(0.0, {}), (1.0, FILTERS[-1])], ids=["greedy", "penalties"])
@@ -220,7 +219,6 @@ def test_chains_and_trees_take_turns_in_one_engine() -> None:
     sent = {e.sequence_id for e in received if e.fields["message"] == "candidate"}
     drafts_tree = {e.sequence_id: e.fields["fan_out"] > 1 for e in draft.recorder.events if e.name == "draft_prefill"}
     assert {drafts_tree[number] for number in sent} == {True, False}
-    assert draft.error is None
 
 
 class Silent(TableTreeDrafter):
@@ -247,7 +245,7 @@ def test_what_was_looked_up_counts_as_drafted() -> None:
 @pytest.mark.parametrize("accept", [0.0, 0.5, 1.0])
 def test_the_synthetic_tree_gives_the_tokens_of_plain_decoding(accept: float) -> None:
     trees = {"synthetic": lambda: SyntheticDrafter(TableTreeDrafter(), accept, accept, VOCAB_SIZE)}
-    with pair({}, trees) as (engine, draft):
+    with pair({}, trees) as (engine, _):
         for wanted in (sampled(0.0), sampled(1.0)):
             plain = engine.generate(PROMPT, wanted, decoding=PLAIN).token_ids
             answer = engine.generate(PROMPT, wanted, decoding=branching(min_candidates=1), reference=plain)
@@ -256,7 +254,6 @@ def test_the_synthetic_tree_gives_the_tokens_of_plain_decoding(accept: float) ->
             check_counts(answer)
             if accept in (0.0, 1.0):
                 assert answer.metrics.num_accepted == accept * answer.metrics.num_verified
-    assert draft.error is None
 
 
 # What cannot be
@@ -296,11 +293,10 @@ def test_a_message_that_breaks_the_protocol_is_refused_and_counted_and_the_answe
         links.append(SpoilingLink(link, BREAKS[kind]))
         return links[-1]
 
-    with pair({}, {"spread": TREES["spread"]}, wrap_target_link=wrap) as (engine, draft):
+    with pair({}, {"spread": TREES["spread"]}, wrap_target_link=wrap) as (engine, _):
         answer = engine.generate(PROMPT, params(NUM_TOKENS), decoding=branching())
         refused = [e for e in engine.worker.recorder.events if e.fields.get("reception") in ("refused", "foreign")]
     assert answer.token_ids == reference(NUM_TOKENS)[len(PROMPT) :]
     assert len(refused) == answer.metrics.num_refused == links[0].num_spoilt > 0
     assert answer.metrics.num_accepted > 0
     assert engine.draft_failure is None
-    assert draft.error is None

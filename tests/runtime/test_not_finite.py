@@ -71,7 +71,7 @@ def params(sampling: str) -> SamplingParams:
     list(zip(SAMPLINGS, 2 * list(SCHEDULES), (NAN, INF, -INF, INF, -INF, NAN), strict=True)),
 )
 def test_the_targets_end_the_answer_with_their_position(sampling: str, schedule: str, value: float) -> None:
-    with pair({"same": lambda: AutoregressiveDrafter(target_model())}) as (engine, draft):
+    with pair({"same": lambda: AutoregressiveDrafter(target_model())}) as (engine, _):
         whole = engine.generate(PROMPT, params(sampling), decoding=SCHEDULES["plain"])
         spoil(engine.worker.model, lambda _, position: position >= len(PROMPT) + 12, value)
         stream = engine.stream(PROMPT, params(sampling), decoding=SCHEDULES[schedule])
@@ -84,7 +84,6 @@ def test_the_targets_end_the_answer_with_their_position(sampling: str, schedule:
             assert stream.token_ids == whole.token_ids[:12]
         short = SamplingParams(max_new_tokens=5)
         assert engine.generate(PROMPT, short).token_ids == reference(5)[len(PROMPT) :]
-    assert draft.error is None
 
 
 @pytest.mark.parametrize(("schedule", "sampling"), [("synchronous", "temperature"), ("chain", "greedy")])
@@ -101,12 +100,11 @@ def test_a_candidate_that_makes_the_target_fail_does_not_matter(sampling: str, s
             self.commit(spoilt := tuple(poison if self.length % 4 == 0 else token for token in proposed))
             return spoilt
 
-    with pair({"poisonous": lambda: Poisonous(answer, always_right(), VOCAB_SIZE)}) as (engine, draft):
+    with pair({"poisonous": lambda: Poisonous(answer, always_right(), VOCAB_SIZE)}) as (engine, _):
         spoil(engine.worker.model, lambda token_id, _: token_id == poison, NAN)
         found = engine.generate(PROMPT, params(sampling), decoding=SCHEDULES[schedule])
     assert found.token_ids == whole
     assert found.metrics.num_verified > 0
-    assert draft.error is None
 
 
 @pytest.mark.parametrize("sampling", ["greedy", "filters", "ratio test"])
@@ -117,7 +115,7 @@ def test_those_of_a_draft_cost_speed_alone_and_are_said_once(sampling: str, capl
         return AutoregressiveDrafter(model)
 
     say_once.cache_clear()
-    with caplog.at_level(logging.WARNING), pair({"broken": broken}) as (engine, draft):
+    with caplog.at_level(logging.WARNING), pair({"broken": broken}) as (engine, _):
         plain = engine.generate(PROMPT, params(sampling), decoding=SCHEDULES["plain"])
         for _ in range(2):
             answer = engine.generate(PROMPT, params(sampling), decoding=SCHEDULES["chain"])
@@ -126,7 +124,6 @@ def test_those_of_a_draft_cost_speed_alone_and_are_said_once(sampling: str, capl
                 assert answer.token_ids == plain.token_ids
             assert answer.metrics.draft is not None
         assert engine.draft_losses == ()
-    assert draft.error is None
     said = [record.getMessage() for record in caplog.records if "draft" in record.getMessage()]
     assert len(said) == 1
     assert said[0].startswith("draft: the largest logit is nan, which costs speed alone: its weights are damaged")

@@ -58,13 +58,12 @@ def plain(engine: Engine, wanted: SamplingParams) -> Generation:
 )
 def test_every_mode_and_drafter_gives_the_tokens_of_plain_decoding(temperature: float, filters: dict[str, Any]) -> None:
     wanted = params(temperature, **filters)
-    with pair(DRAFTERS, max_delay_seconds=0.002, seed=4) as (engine, draft):
+    with pair(DRAFTERS, max_delay_seconds=0.002, seed=4) as (engine, _):
         expected = plain(engine, wanted)
         for mode in SPECULATIVE:
             for drafter in DRAFTERS:
                 answer = engine.generate(PROMPT, wanted, decoding=decoding(mode, 5), drafter=drafter)
                 assert answer.token_ids == expected.token_ids, (mode, drafter)
-    assert draft.error is None
 
 
 @pytest.mark.parametrize(("acceptance", "least"), [("matching", 1.0), ("rejection", 0.99)])
@@ -74,14 +73,13 @@ def test_a_draft_equal_to_the_target_is_always_accepted(filters: dict[str, Any],
 
     In the ratio test p / q is 1 for every token, but rows are rounded to float32.
     """
-    with pair({name: DRAFTERS[name] for name in ("same", "cascade")}) as (engine, draft):
+    with pair({name: DRAFTERS[name] for name in ("same", "cascade")}) as (engine, _):
         for mode, drafter, length in ((Mode.SYNCHRONOUS, "same", 4), (Mode.ASYNCHRONOUS, "cascade", 8)):
             wanted = params(1.0, acceptance=acceptance, **filters)
             answer = engine.generate(PROMPT, wanted, decoding=decoding(mode, length), drafter=drafter)
             assert len(answer.token_ids) == NUM_TOKENS
             assert answer.metrics.num_verified > 0
             assert answer.metrics.num_accepted >= least * answer.metrics.num_verified
-    assert draft.error is None
 
 
 @pytest.mark.parametrize("mode", SPECULATIVE)
@@ -141,14 +139,13 @@ def test_logprobs_are_those_of_scoring_the_answer_again(mode: Mode, temperature:
 @pytest.mark.parametrize("mode", SPECULATIVE)
 def test_under_the_ratio_test_every_drafter_works_and_some_candidates_are_rejected(mode: Mode) -> None:
     wanted = params(1.0, acceptance="rejection")
-    with pair(DRAFTERS, max_delay_seconds=0.002) as (engine, draft):
+    with pair(DRAFTERS, max_delay_seconds=0.002) as (engine, _):
         for drafter in DRAFTERS:
             answer = engine.generate(PROMPT, wanted, decoding=decoding(mode, 5), drafter=drafter)
             assert len(answer.token_ids) == NUM_TOKENS
             if drafter == "stranger":
                 assert 0 < answer.metrics.num_accepted < answer.metrics.num_verified
         assert engine.draft_failure is None
-    assert draft.error is None
 
 
 LIES: dict[str, Callable[[Candidate], tuple[bytes, ...]]] = {
@@ -167,10 +164,9 @@ def test_a_row_that_nothing_can_be_drawn_from_is_refused_and_the_answer_goes_on(
     def wrap(link: MemoryTransport) -> Any:
         return SpoilingLink(link, lambda told: msgspec.structs.replace(told, draft_probs=LIES[lie](told)))
 
-    with pair({"same": DRAFTERS["same"]}, wrap_target_link=wrap) as (engine, draft):
+    with pair({"same": DRAFTERS["same"]}, wrap_target_link=wrap) as (engine, _):
         answer = engine.generate(PROMPT, wanted, decoding=decoding(Mode.ASYNCHRONOUS, 5))
         assert engine.draft_failure is None
     assert len(answer.token_ids) == NUM_TOKENS
     assert answer.metrics.num_refused > 1
     assert answer.metrics.num_accepted > 1  # what is refused is offered again
-    assert draft.error is None
