@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from typing import TypeAlias
 
-from amusd.errors import ConfigError, PeerFailedError, PeerLostError, PeerProtocolError
-from amusd.protocol.messages import PROTOCOL_VERSION, Failed, Hello
+from amusd.errors import ConfigError, PeerFailedError, PeerLostError, PeerProtocolError, first_line
+from amusd.protocol.messages import MAX_TEXT_LENGTH, PROTOCOL_VERSION, Failed, Hello
 from amusd.transport.base import Transport
 from amusd.types import Role
 
@@ -76,6 +76,16 @@ def await_hello(link: Transport, own: Hello, timeout_seconds: float, ending: End
             if end is None:
                 raise
     raise PeerLostError(f"no Hello from the peer: {end}")
+
+
+def failure_report(error: BaseException) -> Failed:
+    """The first line of the error, cut to fit a message."""
+    kind, text = type(error).__name__, first_line(error)
+    if isinstance(error, ConfigError):
+        kind = ConfigError.__name__
+    elif not text.startswith(kind):
+        text = f"{kind}: {text}"
+    return Failed(Role.DRAFT, kind, text.encode(errors="replace").decode()[:MAX_TEXT_LENGTH])
 
 
 def told_by(failure: Failed) -> str:

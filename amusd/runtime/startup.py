@@ -16,7 +16,7 @@ import torch
 from amusd.config import DrafterConfig, EngineConfig, TransportConfig
 from amusd.drafters.base import DrafterFactory, one_by_one, say_once
 from amusd.drafters.factory import LoadedDrafters, StartInner, load_drafters
-from amusd.errors import ConfigError, PeerLostError, first_line
+from amusd.errors import ConfigError, PeerLostError
 from amusd.huge_pages import use_huge_pages
 from amusd.models.cached_model import CachedModel
 from amusd.models.embedded_target import Report
@@ -28,13 +28,13 @@ from amusd.models.process_group import Backend, backend_for
 from amusd.models.rank_commands import follow
 from amusd.models.sharding import ALONE
 from amusd.models.tokenizer import Tokenizer
-from amusd.protocol.messages import MAX_TEXT_LENGTH, PROTOCOL_VERSION, Failed, Hello
+from amusd.protocol.messages import PROTOCOL_VERSION, Hello
 from amusd.runtime.devices import check_devices, claim_device, device_of, devices_of
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.draft_process import DraftProcess
 from amusd.runtime.draft_restart import FIRST_INCARNATION, LOOK_SECONDS, DraftRestart, DraftSource
 from amusd.runtime.draft_worker import DraftWorker
-from amusd.runtime.handshake import await_hello
+from amusd.runtime.handshake import await_hello, failure_report
 from amusd.runtime.ranks import Follower, Leader
 from amusd.runtime.remote_drafter import RemoteDraft, RemoteDrafter
 from amusd.runtime.target_worker import TargetWorker
@@ -270,16 +270,6 @@ def start_inner(
     remote = RemoteDraft(link, peer, stage.kind, middle.num_ids)
     running.callback(remote.shut_down)
     return one_by_one(lambda: RemoteDrafter(remote))
-
-
-def failure_report(error: BaseException) -> Failed:
-    """The first line of the error, cut to fit a message."""
-    kind, text = type(error).__name__, first_line(error)
-    if isinstance(error, ConfigError):
-        kind = ConfigError.__name__
-    elif not text.startswith(kind):
-        text = f"{kind}: {text}"
-    return Failed(Role.DRAFT, kind, text.encode(errors="replace").decode()[:MAX_TEXT_LENGTH])
 
 
 def serve(

@@ -19,9 +19,8 @@ from amusd.protocol.draft_session import Transition
 from amusd.protocol.messages import PROTOCOL_VERSION, Candidate, Close, Hello, Message, Open, Verdict
 from amusd.runtime.draft_sequence import DraftSequence
 from amusd.runtime.draft_worker import DraftWorker
-from amusd.runtime.handshake import Handshake
+from amusd.runtime.handshake import Handshake, failure_report
 from amusd.runtime.rollback import RollbackManager
-from amusd.runtime.startup import failure_report
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Rendezvous
 from amusd.types import Role

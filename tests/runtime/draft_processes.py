@@ -29,8 +29,9 @@ from amusd.errors import PeerLostError
 from amusd.protocol.messages import Candidate, Message
 from amusd.runtime import draft_process, startup
 from amusd.runtime.draft_process import DraftProcess
+from amusd.runtime.handshake import failure_report
 from amusd.runtime.patience import MAX_NONSENSE
-from amusd.runtime.startup import connect_target, failure_report, serve
+from amusd.runtime.startup import connect_target, serve
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Rendezvous, Transport
 from amusd.transport.factory import connect

@@ -12,8 +12,8 @@ from amusd.errors import ConfigError, PeerFailedError, UnsupportedModelError
 from amusd.models.language_model import LanguageModel
 from amusd.models.tokenizer import Tokenizer
 from amusd.protocol.messages import PROTOCOL_VERSION, Hello
-from amusd.runtime.handshake import await_hello
-from amusd.runtime.startup import connect_target, failure_report, link_devices, prepare_draft
+from amusd.runtime.handshake import await_hello, failure_report
+from amusd.runtime.startup import connect_target, link_devices, prepare_draft
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Rendezvous
 from amusd.types import Role
