@@ -87,13 +87,10 @@ def test_figures_are_read_while_another_thread_computes() -> None:
                 await until(lambda: own.turns.num_running + own.turns.num_waiting == 5)
                 gates[1].set()
                 await until(lambda: passes[-1] == 5)
-                counts = engine.engine.counts
                 assert (own.turns.num_running, own.turns.num_waiting, own.draft.value) == (2, 3, "none")
                 gates[5].set()
                 await asyncio.gather(*tasks)
-            assert 0 < counts.num_tokens < 5 * LONG  # what was read stays as it was
             assert (own.turns.num_running, own.turns.num_waiting, own.counts.num_tokens) == (0, 0, 5 * LONG)
-            assert own.counts.num_passes < 5 * LONG
 
     run(work())
 
@@ -151,26 +148,6 @@ def test_an_answer_that_nobody_reads_any_more_is_ended(how: str) -> None:
             await until(lambda: num_at_work(own) == 0)
             assert not own.turns._at_work
             assert list((await engine.generate(PROMPT, params(5))).token_ids) == answer_of(5)
-
-    run(work())
-
-
-def test_what_is_wrong_is_raised_where_the_answer_is_read() -> None:
-    async def work() -> None:
-        async with launched() as (engine, own):
-            answer = engine.stream([], params(5))
-            with pytest.raises(ConfigError, match="has no tokens"):
-                await answer.result()
-
-            def fail(number: int) -> None:
-                if number == 3:
-                    raise ConfigError("a pass went wrong")
-
-            with passes_counted(own, fail):
-                failing = engine.stream(PROMPT, params(20))
-                with pytest.raises(ConfigError, match="went wrong"):
-                    await failing.result()
-                assert list((await engine.generate(PROMPT, params(5))).token_ids) == answer_of(5)
 
     run(work())
 

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from types import MappingProxyType
 from typing import get_args
 
 import pytest
-from models import tiny
 from oracle import always_right
 from runtime.pair import PROMPT, VOCAB_SIZE, oracle, pair, params, reference
 
 from amusd.commands.contestants import contestants_of
-from amusd.config import CAPABILITIES, Capabilities, DrafterConfig, DrafterKind, RunConfig, capabilities
-from amusd.drafters import factory
+from amusd.config import CAPABILITIES, Capabilities, DrafterKind, RunConfig, capabilities
 from amusd.errors import ConfigError
-from amusd.models.numerics import Numerics
 from amusd.settings import from_mapping
 from amusd.types import Mode
 from tests.launch.processes import ROOT
@@ -39,18 +35,6 @@ def beside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_table_has_every_kind() -> None:
     assert tuple(CAPABILITIES) == get_args(DrafterKind)
-
-
-@pytest.mark.parametrize("kind", ["cascade", "embedded", "hf", "ngram", "self", "synthetic"])
-def test_what_is_offered_is_what_the_table_says(kind: DrafterKind, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, num_layers = "tiny" if kind in ("cascade", "hf") else None, 1 if kind == "self" else None
-    config = DrafterConfig(kind=kind, model=model, num_layers=num_layers)
-    load = functools.partial(tiny.wrapped_pair, "LlamaConfig", Numerics(width=8, fixed=False))
-    monkeypatch.setattr(factory, "load_draft_model", lambda *_args, **_options: (load()[1], None))
-    engine = RunConfig(drafter=config).engine()
-    loaded = factory.load_drafters(engine, "cpu")
-    offered = {drafts_trees: loaded.names(drafts_trees=drafts_trees) == (kind,) for drafts_trees in (False, True)}
-    assert offered == {False: True, True: config.can.tree}
 
 
 def test_a_document_shows_the_table() -> None:

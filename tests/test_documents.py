@@ -1,4 +1,4 @@
-"""What a document shows can be pasted: commands compose, files are there, and the lines for an own pair run."""
+"""What a document shows can be pasted: commands compose, files are there, and its Python runs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from omegaconf import OmegaConf
 
 from launch.compose import compose_config, config_of
 from launch.main import main
-from tests.launch.processes import ROOT, amusd_command, run
-from tests.launch.small_pair import save_pair
+from tests.launch.processes import ROOT, run
 
 DOCUMENTS = sorted(
     path for path in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")) if path.name not in ("CHANGELOG.md", "log.md")
@@ -35,14 +34,7 @@ OWN_FILES = {
 """What its lines name as the reader's own."""
 MODULES = {"writing_a_drafter.md": "tests/drafters/test_custom.py"}
 """Documents whose Python is modules, and what runs them instead."""
-PROGRAMS = {
-    "amusd",
-    "make",
-    "python",
-    ".venv/bin/python",
-    "torchrun",
-    "examples/sweep.sh",
-}
+PROGRAMS = {"amusd", "make", "python", ".venv/bin/python", "torchrun", "examples/sweep.sh"}
 
 
 def blocks(path: Path, language: str = "") -> list[str]:
@@ -122,67 +114,3 @@ def test_python_in_a_document_runs(block: str, tmp_path: Path) -> None:
     done = run([sys.executable, "shown.py"], tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout
-
-
-PAIR = ROOT / "docs" / "your_own_pair.md"
-SHORTER = {
-    "generate": "sampling.max_new_tokens=4",
-    "compare": "sampling.max_new_tokens=4 workload.num_prompts=1 compare.synchronous_lengths=[2]",
-    "simulate": "simulate.num_tokens=32 simulate.min_candidates=[1]",
-}
-"""What a command's line gets in addition, so that it measures less."""
-RUNNABLE = [
-    line for block in blocks(PAIR) for line in block.splitlines() if line.startswith("amusd") and "two_gpus" not in line
-]
-
-
-@pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of somebody who has the project, `amusd` on the path and two small checkpoints."""
-    folder = tmp_path_factory.mktemp("reader")
-    save_pair(folder)
-    (folder / "big").symlink_to(folder / "target")
-    (folder / "small").symlink_to(folder / "draft")
-    (folder / "amusd").write_text(f'#!/bin/sh\nexec {sys.executable} -m launch.main "$@"\n')
-    (folder / "amusd").chmod(0o755)
-    for name in ("launch", "examples"):
-        (folder / name).symlink_to(ROOT / name)
-    (yaml,) = blocks(PAIR, "yaml")
-    assert yaml.startswith("# mine/experiment/pair.yaml\n")
-    (folder / "mine" / "experiment").mkdir(parents=True)
-    (folder / "mine" / "experiment" / "pair.yaml").write_text(at(folder, yaml))
-    return folder
-
-
-def at(folder: Path, text: str) -> str:
-    """With the reader's checkpoints and an address that this machine has."""
-    return text.replace("/models/", f"{folder}/").replace("10.0.0.1", "127.0.0.2")
-
-
-def finish(line: str, folder: Path) -> tuple[str, str]:
-    """Run it as the reader does; return what it wrote to standard output and standard error."""
-    program, *arguments = shlex.split(at(folder, line), comments=True)
-    assert program == "amusd"
-    done = run(amusd_command(*arguments, *SHORTER.get(arguments[0], "").split()), folder)
-    assert done.returncode == 0, done.stderr
-    return done.stdout, done.stderr
-
-
-def make_before(name: str, reader: Path) -> None:
-    """Run the line that makes this folder, unless it has been run."""
-    (line,) = [line for line in RUNNABLE if line.endswith((f" {name}", f"run_dir={name}"))]
-    if not (reader / name).exists():
-        finish(line, reader)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("line", RUNNABLE)
-def test_a_line_for_ones_own_pair_runs_without_a_gpu(line: str, reader: Path) -> None:
-    for name in ("keys", "measured"):
-        if line.endswith((f" {name}", f"run_dir={name}")):
-            make_before(name, reader)
-            return
-    if "calibration=measured" in line:
-        make_before("measured", reader)
-    assert finish(line, reader)[0].strip()

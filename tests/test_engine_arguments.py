@@ -40,6 +40,7 @@ def one_line_of(make: Callable[[], Any]) -> str:
         ([[1], []], "prompts[1]: prompt: has no tokens"),
         ("a\ud800", "prompt: half of a surrogate pair is no text"),
         ([10**30], "prompt: token ids must be in [0, 50)"),
+        ([1] * 500, "prompt: 500 tokens leave no room in a context of 400 (max_model_len)"),
     ],
 )
 def test_a_prompt_that_cannot_be_is_one_line(prompt: Any, message: str) -> None:
@@ -50,7 +51,6 @@ def test_a_prompt_that_cannot_be_is_one_line(prompt: Any, message: str) -> None:
     ("drafter", "params", "message"),
     [
         ("oracle2", {}, "drafter=oracle2: this engine has oracle, synthetic; did you mean 'oracle'?"),
-        ("synthetic", {}, "drafter=synthetic: has to be told the answer of plain decoding (`reference`), "),
         ("synthetic", {"temperature": 1, "acceptance": "rejection"}, "drafter=synthetic: has to be told "),
     ],
 )
@@ -58,12 +58,6 @@ def test_a_drafter_that_cannot_be_is_one_line(drafter: str, params: dict[str, An
     with pair({"oracle": FACTORY, "synthetic": FACTORY}) as (engine, _):
         asked = SamplingParams(**params)
         assert one_line_of(lambda: engine.generate("a", asked, drafter=drafter)).startswith(message)
-
-
-@pytest.mark.parametrize("prompt", [None, [1.5, 2], {"role": "user"}, [{"role": "user"}]])
-def test_what_is_no_prompt_is_pythons_own_error(prompt: Any) -> None:
-    with pytest.raises((TypeError, KeyError)):
-        lone_engine().generate(prompt)
 
 
 def test_a_list_of_prompts_gives_the_list_of_their_answers() -> None:
@@ -94,7 +88,6 @@ def test_a_bias_for_a_token_that_the_model_lacks_says_which_it_has() -> None:
     ("launch", "message"),
     [
         (lambda: Engine.launch(max_model_length=5), "max_model_length: no such key; did you mean 'max_model_len'?"),
-        (lambda: Engine.launch(max_model_len="long"), "max_model_len=long: expected a whole number from 2"),
         (lambda: SamplingParams(temperature=-1), "sampling.temperature=-1: expected a number from 0 to 1000000"),
     ],
 )

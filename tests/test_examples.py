@@ -6,9 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
-from shutil import which
 
 import pytest
 
@@ -40,18 +38,6 @@ def script(name: str, models: Path, folder: Path, *arguments: str) -> subprocess
     return run([sys.executable, str(EXAMPLES / name), *pair, *arguments], folder)
 
 
-def test_there_is_a_test_for_each() -> None:
-    assert {path.name for path in EXAMPLES.iterdir()} == {
-        "compare.py",
-        "many.py",
-        "nano.py",
-        "prompts.jsonl",
-        "ray_data.py",
-        "stream.py",
-        "sweep.sh",
-    }
-
-
 def test_one_answer_is_streamed(models: Path, tmp_path: Path) -> None:
     done = script("stream.py", models, tmp_path, "--prompt", "a sentence")
     assert done.stdout.strip()
@@ -80,27 +66,6 @@ def test_a_sweep_takes_further_keys(models: Path, tmp_path: Path) -> None:
     assert [job["swept"] for job in jobs] == [{"min_candidates": "0"}, {"min_candidates": "1"}]
     assert all(job["rows"] for job in jobs)
     assert (tmp_path / "sweep" / "sweep.csv").is_file()
-
-
-@pytest.mark.long
-@pytest.mark.skipif(not (find_spec("ray") and find_spec("pyarrow")), reason="ray[data] is not installed: make test-all")
-@pytest.mark.skipif(os.geteuid() != 0 or which("unshare") is None, reason="Ray listens on all networks of a machine")
-def test_two_engines_of_ray_data_write_what_one_engine_writes(models: Path, tmp_path: Path) -> None:
-    """In a network of its own."""
-    alone = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh", sys.executable]
-    pair = ["--target", models / "target", "--drafter", models / "draft", "--max-new-tokens=8"]
-    prompts = EXAMPLES / "prompts.jsonl"
-    engines = ["--prompts", prompts, "--out=ray.jsonl", "--concurrency=2", "--batch-size=2"]
-    run([*alone, EXAMPLES / "ray_data.py", *pair, *engines], tmp_path)
-    names = [f"target.model={models / 'target'}", f"drafter.model={models / 'draft'}", "sampling.max_new_tokens=8"]
-    own = ["target=hf", "drafter=hf", *names, f"workload.path={prompts}", "out=own.jsonl"]
-    run([sys.executable, "-m", "launch.main", "generate", *own], tmp_path)
-    texts = [(tmp_path / name).read_text() for name in ("ray.jsonl", "own.jsonl")]
-    found, expected = ([json.loads(line) for line in text.splitlines()] for text in texts)
-    assert len(found) == 4
-    assert all(one.keys() == other.keys() for one, other in zip(found, expected, strict=True))
-    same = ("id", "prompt", "text", "token_ids")
-    assert [[one[key] for key in same] for one in found] == [[one[key] for key in same] for one in expected]
 
 
 def test_the_prompts_show_every_layout() -> None:

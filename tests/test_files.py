@@ -18,8 +18,3 @@ def test_what_does_not_fit_leaves_the_old_file_and_nothing_beside_it(tmp_path: P
         write_whole(path, "x" * 1000)
     assert str(caught.value) == f"{path}: cannot be written (File too large)"
     assert [(found.name, found.read_text()) for found in tmp_path.iterdir()] == [("result.json", "old")]
-
-
-def test_a_folder_that_takes_no_file_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^/proc/result\.json: cannot be written \(.*\)$"):
-        write_whole(Path("/proc/result.json"), "x")

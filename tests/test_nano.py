@@ -1,16 +1,12 @@
-"""The reading core writes what the engine writes, whatever its two processes do, and leaves neither behind."""
+"""The reading core writes what the engine writes, whatever its two processes do."""
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import runpy
-import signal
-import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,8 +16,7 @@ import pytest
 from amusd.config import EngineConfig, SamplingParams, TargetConfig
 from amusd.engine import Engine
 from amusd.models.embedded_draft import export_draft
-from tests.launch.processes import ROOT, descendants, environment
-from tests.warm import Popen
+from tests.launch.processes import ROOT, run
 
 NANO = ROOT / "examples" / "nano.py"
 COUNT, RAIN = "Count from one to ten.", "Write a haiku about rain."
@@ -86,17 +81,6 @@ def test_a_candidate_is_verified_behind_the_prefix_it_was_drafted_from_whatever_
     assert sum(target.rollbacks for target in targets) > 500
 
 
-def test_an_answer_ends_with_the_first_end_among_the_candidates(nano: SimpleNamespace) -> None:
-    plain = plain_text(12)
-    target = nano.Target(Toy(), plain[:2], 20)
-    target.ends = [plain[6]]
-    for position in range(2, 12):
-        target.receive(nano.Candidate(0, position, plain[position]))
-    answer = plain[2 : plain.index(plain[6], 2) + 1]
-    assert target.verify() == answer
-    assert target.accepted == len(answer)
-
-
 @pytest.fixture(scope="module")
 def expected() -> dict[str, str]:
     """The answers of the engine, without a draft."""
@@ -113,51 +97,11 @@ def pair(embedded_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> lis
     return ["--target", str(embedded_folder), "--draft", str(draft), f"--max-new-tokens={NUM_TOKENS}"]
 
 
-def answer(arguments: list[str], then: Callable[[int], object] = lambda _pid: None) -> tuple[int, str, str]:
-    """Return exit code, text and facts once no process has a stream open; `then` is done when the text has begun."""
-    pipe = subprocess.PIPE
-    with Popen(
-        [sys.executable, str(NANO), *arguments], stdout=pipe, stderr=pipe, text=True, env=environment()
-    ) as process:
-        text = process.stdout.read(1)
-        then(process.pid)
-        text += process.stdout.read()
-        facts = process.stderr.read()
-    return process.returncode, text, facts
-
-
-def counts_of(facts: str) -> dict[str, int]:
-    return {name: int(number) for number, name in re.findall(r"(\d+) ([a-z ]+)[,\n]", facts)}
-
-
-def kill_draft(target: int) -> None:
-    (draft,) = [child for child in descendants(target) if "spawn_main" in " ".join(child.cmdline())]
-    draft.kill()
-
-
 @pytest.mark.embedded
 @pytest.mark.timeout(300)
-def test_the_answer_is_the_engines_and_both_processes_end(pair: list[str], expected: dict[str, str]) -> None:
-    code, text, facts = answer([*pair, COUNT])
-    assert (code, text) == (0, expected[COUNT] + "\n"), facts
-    counts = counts_of(facts)
+@pytest.mark.parametrize("prompt", [COUNT, pytest.param(RAIN, marks=pytest.mark.long)])
+def test_the_answer_is_the_engines(pair: list[str], expected: dict[str, str], prompt: str, tmp_path: Path) -> None:
+    done = run([sys.executable, str(NANO), *pair, prompt], tmp_path)
+    assert (done.returncode, done.stdout) == (0, expected[prompt] + "\n"), done.stderr
+    counts = {name: int(number) for number, name in re.findall(r"(\d+) ([a-z ]+)[,\n]", done.stderr)}
     assert counts["tokens"] == counts["target passes"] + counts["accepted"] == NUM_TOKENS
-    assert counts["accepted"] > 0
-
-
-@pytest.mark.long
-@pytest.mark.embedded
-@pytest.mark.timeout(300)
-def test_the_target_goes_on_alone_when_its_draft_is_killed(pair: list[str], expected: dict[str, str]) -> None:
-    code, text, facts = answer([*pair, RAIN], kill_draft)
-    assert (code, text) == (0, expected[RAIN] + "\n"), facts
-    assert facts.startswith("the draft is lost, the target goes on alone\n")
-    assert counts_of(facts)["rollbacks"] > 0
-
-
-@pytest.mark.long
-@pytest.mark.embedded
-@pytest.mark.timeout(300)
-def test_the_draft_ends_when_its_target_is_killed(pair: list[str]) -> None:
-    code, _, _ = answer([*pair, RAIN], lambda target: os.kill(target, signal.SIGKILL))
-    assert code == -signal.SIGKILL

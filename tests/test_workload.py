@@ -48,12 +48,6 @@ def test_a_category_is_a_line_whatever_the_file_has(tmp_path: Path, category: ob
     assert load_prompts(WorkloadConfig(path=path))[0].category == label
 
 
-def test_prompts_ship_with_the_package() -> None:
-    prompts = load_prompts(WorkloadConfig(num_prompts=100))
-    assert len(prompts) >= 16
-    assert len({prompt.text for prompt in prompts}) == len(prompts)
-
-
 BAD = {
     "": "no prompts in it",
     "not json\n": "line 1: expected an object",
@@ -86,11 +80,10 @@ def test_what_json_allows_inside_a_string_ends_no_line(tmp_path: Path) -> None:
     assert [(prompt.number, prompt.text) for prompt in prompts] == list(enumerate(texts, start=1))
 
 
-@pytest.mark.parametrize(("kind", "message"), [("fifo", "not a regular file"), ("folder", "not a regular file")])
-def test_what_cannot_be_read_twice_is_refused_and_not_waited_for(tmp_path: Path, kind: str, message: str) -> None:
+def test_what_cannot_be_read_twice_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     path = tmp_path / "prompts"
-    os.mkfifo(path) if kind == "fifo" else path.mkdir()
-    with pytest.raises(ConfigError, match=f"^workload.path={path}: {message}"):
+    os.mkfifo(path)
+    with pytest.raises(ConfigError, match=f"^workload.path={path}: not a regular file"):
         load_prompts(WorkloadConfig(path=str(path)))
 
 

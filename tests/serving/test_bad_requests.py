@@ -36,10 +36,8 @@ IMAGE = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 MISTAKES: list[tuple[dict[str, Any], str | None, str]] = [
     ({"messages": [{"content": "a"}]}, "messages.0.role", "missing required parameter"),
-    ({"messages": [USER, {"role": "narrator", "content": "a"}]}, "messages.1.role", "'assistant'"),
     (message(content=5), "messages.0.content", "valid list"),
     (message(content=[IMAGE]), "messages.0.content.0.type", "should be 'text'"),
-    (message(audio={"id": "1"}), "messages.0.audio", "not supported by this server"),
     ({"temperature": 1e9}, "temperature", "expected a number from 0 to 1000000"),
     ({"n": 100}, "n", "more than this server takes"),
     ({"stop": ""}, "stop", "text that is not empty"),
@@ -48,12 +46,9 @@ MISTAKES: list[tuple[dict[str, Any], str | None, str]] = [
     ({"logit_bias": {"5000": 1}}, "logit_bias", "no token is 5000"),
     ({"logit_bias": {str(id_): 1 for id_ in range(MAX_BIASES + 1)}}, "logit_bias", f"at most {MAX_BIASES} items"),
     ({"top_logprobs": 2}, "top_logprobs", "needs logprobs=true"),
-    ({"stream_options": {"more": 1}}, "stream_options.more", "not known"),
     ({"tools": [TOOL]}, "tools", "not supported by this server"),
     ({"response_format": {"type": "json_object"}}, "response_format", "not supported by this server"),
     ({"min_tokens": 1}, "min_tokens", "needs ignore_eos=true, no stop"),
-    ({"min_tokens": 3, "ignore_eos": True, "max_tokens": 2}, "min_tokens", "max_tokens that are not fewer"),
-    ({"guided_json": {"type": "object"}}, "guided_json", "not supported"),
     ({"max_token": 1}, "max_token", "did you mean 'max_tokens'?"),
     (message(content="a" * 500), "messages", "leave no room in a context of 400"),
     (message(content="\ud800"), "messages", "half of a surrogate pair"),
@@ -86,21 +81,11 @@ def test_a_mistake_in_a_request_is_named(server: Running, fields: dict[str, Any]
     assert server.lines == []  # nothing of a request is told to the operator
 
 
-def test_what_just_fits_is_answered(server: Running) -> None:
-    stops = [f"{number:0{STOP_CHARACTERS}d}" for number in range(MAX_STOPS)]
-    for fields in ({"prompt": "a", "stop": stops}, {"prompt": [1] * (CONTEXT - 3)}):
-        assert post(server, {**fields, "max_tokens": 2}).status_code == 200
-    response = post(server, {"prompt": [1] * CONTEXT})
-    check(response, 400, "prompt", "400 tokens leave no room in a context of 400")
-    assert response.json()["error"]["code"] == "context_length_exceeded"
-
-
 @pytest.mark.parametrize(
     ("method", "path", "content", "status", "text"),
     [
         ("POST", CHAT, b"{", 400, "the body is not JSON"),
         ("POST", CHAT, b"[]", 400, "must be a JSON object"),
-        ("POST", CHAT, b"[" * 10_000, 400, ""),
         ("POST", CHAT, b'{"a": ' + b"1" * 5_000 + b"}", 400, ""),
         ("POST", CHAT, b'{"model": "' + b"a" * 80_000 + b'"}', 413, "larger than 80000 bytes"),
         ("GET", CHAT, b"", 405, "GET /v1/chat/completions: Method Not Allowed"),

@@ -156,21 +156,6 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path, small: list[str]) -> No
             assert own.end(signal.SIGTERM) == 128 + signal.SIGTERM
 
 
-def test_a_signal_while_it_starts_is_told_in_one_line(tmp_path: Path, small: list[str]) -> None:
-    with (tmp_path / "stderr").open("w+") as errors:
-        command = amusd_command("serve", "run_dir=out", "serve.port=0", *small)
-        process = subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=errors)
-
-        def is_loading_torch() -> bool:
-            return "libtorch_cpu.so" in Path(f"/proc/{process.pid}/maps").read_text()
-
-        until(is_loading_torch)
-        process.send_signal(signal.SIGTERM)
-        assert process.communicate(timeout=SECONDS)[0] == b""
-    lines = (tmp_path / "stderr").read_text().splitlines()
-    assert (process.returncode, lines) == (143, [f"amusd: run directory: {tmp_path / 'out'}", "amusd: interrupted"])
-
-
 def test_an_address_that_cannot_be_had_is_told_before_anything_is_loaded(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -101,10 +101,9 @@ def test_slow_senders_and_slow_readers_hold_up_nobody() -> None:
         assert "".join(re.findall(r'"content":"(\w+)"', received.decode())) == ANSWER[:LONG]
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 8))])
-def test_clients_that_leave_at_random_points_leave_nothing_behind(seed: int) -> None:
+def test_clients_that_leave_at_random_points_leave_nothing_behind() -> None:
     """At any byte of the request or of the answer, by a reset or by a close; with and without a stream."""
-    draws = random.Random(seed)
+    draws = random.Random(0)
     with serving(plain_engine(), mode=Mode.AUTOREGRESSIVE) as server:
         assert server.get("/health").status_code == 200
         before = num_descriptors()

@@ -135,38 +135,6 @@ def test_the_same_answer_in_every_mode_is_coloured_by_its_sources(browser: Brows
 
 
 @needs_browser
-def test_stopping_ends_the_answer_at_the_server(browser: Browser) -> None:
-    with server(browser, pass_seconds=0.05) as running:
-        open_page(browser, running)
-        tab_to(browser, "[name=mode]", back=True)
-        browser.press("ArrowLeft")
-        browser.press("ArrowLeft")
-        ask(browser, 300)
-        browser.wait_for("document.querySelectorAll('.text span').length > 2")
-        assert running.num_at_work == 1
-        browser.press("Escape")
-        browser.wait_for("document.querySelector('.facts').textContent.endsWith('stopped')")
-        until(lambda: running.num_at_work == 0)
-        (text,) = texts(browser)
-        assert ANSWER.startswith(text[:NUM_TOKENS])
-        assert browser.evaluate("document.querySelector('.again').hidden") is False
-
-
-@needs_browser
-def test_the_key_of_a_server_is_asked_for(browser: Browser) -> None:
-    with server(browser, api_key="open sesame") as running:
-        browser.show(f"{running.url}/")
-        browser.wait_for("document.querySelector('#ask-key').open")
-        browser.write("open sesame")
-        browser.press("Enter")
-        browser.wait_for("document.querySelector('#about').textContent === 'table'")
-        ask(browser, 5)
-        browser.wait_for(IS_ANSWERED)
-        assert texts(browser) == [ANSWER[:5]]
-        browser.problems[:] = [problem for problem in browser.problems if "status of 401" not in problem]
-
-
-@needs_browser
 def test_the_timeline_shows_what_both_devices_did(browser: Browser) -> None:
     with server(browser) as running:
         open_page(browser, running)

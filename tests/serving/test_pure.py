@@ -145,33 +145,23 @@ def streamed(out: Writer, found: list[Token], generation: Generation, widths: li
     return [choice for chunk in (*chunks, *out.closing(0, generation)) for choice in chunk["choices"]]
 
 
+@pytest.mark.parametrize("is_chat", [True, False])
 @checked
-@given(tokens, cuts)
-def test_the_pieces_of_a_chat_add_up(shown: list[str], widths: list[int]) -> None:
-    fields = {"logprobs": True, "top_logprobs": 2, "token_sources": True}
+@given(shown=tokens, widths=cuts)
+def test_the_pieces_of_an_answer_add_up(is_chat: bool, shown: list[str], widths: list[int]) -> None:
+    fields = {"logprobs": True, "top_logprobs": 2} if is_chat else {"logprobs": 2}
     found, generation = made(shown)
-    *pieces, last = streamed(writer(True, **fields), found, generation, widths)
-    (whole,) = writer(True, **fields).whole([(found, generation)])["choices"]
-    assert "".join(piece["delta"]["content"] for piece in pieces) == whole["message"]["content"] == "".join(shown)
-    assert [entry for piece in pieces for entry in piece["logprobs"]["content"]] == whole["logprobs"]["content"]
-    assert [entry for piece in pieces for entry in piece["tokens"]] == whole["tokens"]
-    assert len(whole["tokens"]) == len(shown)
-    assert {entry["source"] for entry in whole["tokens"]} <= {"target", "candidate", "alternative"}
-    assert (last["delta"], last["finish_reason"], whole["finish_reason"]) == ({}, "stop", "stop")
-    assert all(piece["finish_reason"] is None for piece in pieces)
-
-
-@checked
-@given(tokens, cuts)
-def test_the_pieces_of_a_completion_add_up(shown: list[str], widths: list[int]) -> None:
-    found, generation = made(shown)
-    pieces = streamed(writer(False, logprobs=2), found, generation, widths)
-    (whole,) = writer(False, logprobs=2).whole([(found, generation)])["choices"]
-    assert "".join(piece["text"] for piece in pieces) == whole["text"] == "".join(shown)
-    parts = [piece["logprobs"] for piece in pieces if piece["logprobs"] is not None]
-    for name, entries in whole["logprobs"].items():
-        assert [entry for part in parts for entry in part[name]] == entries
+    *pieces, last = streamed(writer(is_chat, **fields, token_sources=True), found, generation, widths)
+    (whole,) = writer(is_chat, **fields, token_sources=True).whole([(found, generation)])["choices"]
+    texts = [piece["delta"]["content"] if is_chat else piece["text"] for piece in pieces]
+    assert "".join(texts) == (whole["message"]["content"] if is_chat else whole["text"]) == "".join(shown)
+    for name in ("content",) if is_chat else ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        entries = [entry for piece in pieces for entry in piece["logprobs"][name]]
+        assert entries == whole["logprobs"][name]
         assert len(entries) == len(shown)
+    assert [entry for piece in pieces for entry in piece["tokens"]] == whole["tokens"]
+    assert (last["delta"] if is_chat else last["text"]) in ({}, "")
+    assert [piece["finish_reason"] for piece in (*pieces, last, whole)] == [None] * len(pieces) + ["stop"] * 2
     json.loads(event({"choices": pieces}).removeprefix(b"data: "))
 
 

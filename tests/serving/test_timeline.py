@@ -65,12 +65,6 @@ def test_sequences_are_told_apart_and_forgotten() -> None:
     assert story._rollbacks == {}
 
 
-def test_losing_the_draft_is_told_and_messages_without_candidates_are_not() -> None:
-    events = (made("draft_lost", reason="it ended"), made("draft_back", sequence_id=-1, incarnation=2))
-    silent = (candidates(0, base=1), made("receive", message="progress"))
-    assert kinds(Story(), *events, *silent) == [["lost"], ["back"], [], []]
-
-
 def frames(sent: bytes) -> list[str]:
     return sent.decode().split("\n\n")[:-1]
 
