@@ -116,8 +116,8 @@ class AsyncEngine:
         try:
             with engine, suppress(StateError):  # somebody else has closed it, which is said where an answer is read
                 while not self._is_closing:
-                    if not engine.turns.step() and not self._asked.wait(LOOK_SECONDS):
-                        engine.turns.look_after_draft()
+                    if not engine.turns.step():
+                        self._asked.wait(LOOK_SECONDS)
                     self._asked.clear()
             self._ended.set_result(None)
         except BaseException as error:  # noqa: BLE001 - raised again by `aclose`

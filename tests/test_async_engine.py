@@ -184,22 +184,3 @@ def test_what_launching_and_closing_raise_is_raised_there() -> None:
             await engine.aclose()
 
     run(work())
-
-
-def test_an_engine_whose_launch_was_not_awaited_to_its_end_is_closed() -> None:
-    async def work() -> None:
-        own, go_on = plain_engine(), threading.Event()
-
-        def make() -> Engine:
-            assert go_on.wait(DEADLINE_SECONDS)
-            return own
-
-        engine = AsyncEngine(make)
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(engine.__aenter__(), 0.01)
-        go_on.set()
-        await asyncio.to_thread(engine._thread.join, DEADLINE_SECONDS)
-        with pytest.raises(StateError, match="is closed"):
-            own.generate(PROMPT)
-
-    run(work())

@@ -94,17 +94,14 @@ class Turns:
     def step(self) -> bool:
         """Compute a step of all answers whose turn it is; return whether any is left, at work or in the queue.
 
-        Use this to read many answers without waiting for one.
+        Use this to read many answers without waiting for one. Without any, a lost draft is noticed and replaced.
         """
         with self.alone():
             self._step()
+            if not self._at_work:
+                self._worker.client.take(0.0)
+                self._worker.client.look_for_next()
             return bool(self._at_work or self._queue)
-
-    def look_after_draft(self) -> None:
-        """Notice a draft that is lost, and take the next one, while there is nothing to compute. Waits for neither."""
-        with self.alone():
-            self._worker.client.take(0.0)
-            self._worker.client.look_for_next()
 
     def end_unwanted(self) -> None:
         """End the answers that were cancelled: at once, or with the next step where one is being computed."""

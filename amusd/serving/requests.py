@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, cast
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from amusd.config import MAX_TOP_LOGPROBS, DecodingConfig, SamplingParams
+from amusd.config import MAX_TOP_LOGPROBS, SamplingParams
 from amusd.errors import ConfigError, ContextLengthError
 from amusd.prompts import Prompt
 from amusd.settings import nearest, shown
@@ -28,7 +28,8 @@ MAX_STOPS, STOP_CHARACTERS, MAX_BIASES = 64, 1024, 1024
 """Stop strings of a request, characters of each, and entries of its `logit_bias`."""
 _RANDOM_SEEDS = 1 << 31
 """A seed that was drawn is below this, so that every JSON reader keeps it exact."""
-_SEED_MASK = (1 << 63) - 1
+SEED_MASK = (1 << 63) - 1
+"""Seeds wrap around behind this."""
 _LEAST_TOP_P = 1e-9
 """The value of `top_p=0`, which leaves the likeliest token alone: no vocabulary is so large that it has less."""
 _WITHOUT_EFFECT = frozenset(
@@ -199,22 +200,11 @@ class CompletionRequest(_Request):
         return self.logprobs
 
 
-@dataclass(frozen=True)
-class Plan:
-    """The work of the engine for one request."""
-
-    request: ChatRequest | CompletionRequest
-    params: SamplingParams
-    """Parameters of the first choice; the next one has the next seed."""
-    decoding: DecodingConfig
-
-    def params_of(self, choice: int) -> SamplingParams:
-        """The parameters of a prompt's choice, from 0."""
-        return replace(self.params, seed=(self.params.seed + choice) & _SEED_MASK)
+Body: TypeAlias = ChatRequest | CompletionRequest
 
 
-def plan(request: ChatRequest | CompletionRequest, decoding: DecodingConfig, max_length: int) -> Plan:
-    """Return the plan of a request; `decoding` is the default. Raises `RequestError`.
+def sampling_params(request: Body, max_length: int) -> SamplingParams:
+    """Return the parameters of a request's first choice; each further one has the next seed. Raises `RequestError`.
 
     `max_length`: tokens of prompt and answer together.
     """
@@ -227,14 +217,14 @@ def plan(request: ChatRequest | CompletionRequest, decoding: DecodingConfig, max
         raise RequestError(message, "min_tokens", "unsupported_parameter")
     own = request.model_dump(include={each.name for each in fields(SamplingParams)}) | {
         "max_new_tokens": max_tokens,
-        "seed": secrets.randbelow(_RANDOM_SEEDS) if request.seed is None else request.seed & _SEED_MASK,
+        "seed": secrets.randbelow(_RANDOM_SEEDS) if request.seed is None else request.seed & SEED_MASK,
         "top_p": max(request.top_p, _LEAST_TOP_P),
         "top_k": max(request.top_k, 0),
         "logprobs": request.alternatives is not None,
         "top_logprobs": request.alternatives or 0,
     }
     try:
-        return Plan(request, SamplingParams(**own), replace(decoding, mode=request.mode or decoding.mode))
+        return SamplingParams(**own)
     except ConfigError as error:
         raise config_error(error) from None
 

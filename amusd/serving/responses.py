@@ -16,7 +16,7 @@ from typing import Any
 from amusd import __version__
 from amusd.answer import Generation, Token
 from amusd.models.detokenizer import IncrementalDecoder, Spelling
-from amusd.serving.requests import Plan
+from amusd.serving.requests import Body
 from amusd.tracing.metrics import total
 from amusd.types import FinishReason
 
@@ -49,9 +49,9 @@ class Writer:
     """Writes the answer to one request. `decoders`: one for each choice, behind its prompt."""
 
     def __init__(
-        self, plan: Plan, *, model: str, num_prompt_tokens: int, decoders: Sequence[IncrementalDecoder]
+        self, body: Body, decoders: Sequence[IncrementalDecoder], *, model: str, seed: int, num_prompt_tokens: int
     ) -> None:
-        self._request, self._is_chat = plan.request, plan.request.is_chat
+        self._request, self._is_chat = body, body.is_chat
         self._num_prompt_tokens = num_prompt_tokens
         self._choices = [_Choice(decoder) for decoder in decoders]
         self._head = {
@@ -60,7 +60,7 @@ class Writer:
             "created": int(time.time()),
             "model": model,
             "system_fingerprint": f"amusd-{__version__}",
-            "seed": plan.params.seed,
+            "seed": seed,
         }
 
     def opening(self) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -18,7 +18,7 @@ from amusd.config import DecodingConfig, SamplingParams, ServeConfig
 from amusd.errors import ConfigError, NotFiniteError, StateError
 from amusd.models.detokenizer import IncrementalDecoder
 from amusd.serving.metrics import ServerMetrics
-from amusd.serving.requests import ChatRequest, CompletionRequest, Plan, RequestError, config_error, plan
+from amusd.serving.requests import SEED_MASK, Body, RequestError, config_error, sampling_params
 from amusd.serving.responses import DONE, Writer, event
 from amusd.types import Mode
 
@@ -76,12 +76,12 @@ class Service:
         }
         return (200 if state == "ok" else 503), document
 
-    def respond(self, body: ChatRequest | CompletionRequest) -> Response:
+    def respond(self, body: Body) -> Response:
         """The response to a request. Raises `RequestError` for one that cannot be answered."""
         self.check_model(body.model)
         if self.is_closing:
             raise closing_error()
-        return AnsweredRequest(self, plan(body, self.decoding, self.max_length))
+        return AnsweredRequest(self, body, sampling_params(body, self.max_length))
 
     def check_model(self, name: str | None) -> None:
         """Raise `RequestError` for another model than this server's."""
@@ -97,12 +97,12 @@ class Service:
         if self.num_in_flight + number > room:
             raise RequestError("the queue is full; try again later", None, "queue_full", status=429, headers=_RETRY)
 
-    def error_of(self, error: Exception, plan: Plan) -> RequestError:
+    def error_of(self, error: Exception, *, is_chat: bool) -> RequestError:
         """Return the error for the client of an answer that failed."""
         if isinstance(error, RequestError):
             return error
         if isinstance(error, ConfigError) and not isinstance(error, NotFiniteError):
-            return config_error(error, "messages" if plan.request.is_chat and str(error).startswith("prompt") else None)
+            return config_error(error, "messages" if is_chat and str(error).startswith("prompt") else None)
         if self.is_closing or isinstance(error, StateError):
             return closing_error()
         self.may_be_broken = True
@@ -115,10 +115,11 @@ class AnsweredRequest(Response):
     When the client goes away, its answers end before another pass over them begins.
     """
 
-    def __init__(self, service: Service, plan: Plan) -> None:
+    def __init__(self, service: Service, body: Body, params: SamplingParams) -> None:
         super().__init__()
         self._service = service
-        self._plan = plan
+        self._body = body
+        self._params = params
         self._began = time.perf_counter()
         self._news = asyncio.Event()
         self.answers: list[Answer] = []
@@ -142,9 +143,9 @@ class AnsweredRequest(Response):
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> bool:
         try:
             await self._submit()
-            document = None if self._plan.request.stream else await self._whole()
+            document = None if self._body.stream else await self._whole()
         except Exception as error:
-            raise self._service.error_of(error, self._plan) from error
+            raise self._service.error_of(error, is_chat=self._body.is_chat) from error
         if document is None:
             await EventStream(self._events()).stream_response(send)
         else:
@@ -153,20 +154,20 @@ class AnsweredRequest(Response):
 
     async def _submit(self) -> None:
         """Queue the answers."""
-        plan, service, engine = self._plan, self._service, self._service.engine
-        request, num_choices = plan.request, plan.request.n
-        encode = partial(engine.engine.encode, raw=not request.is_chat, template=request.chat_template_kwargs)
-        encoded = [await asyncio.to_thread(encode, prompt) for prompt in request.prompts]
-        places = [(ids, choice) for ids in encoded for choice in range(num_choices)]
-        service.check_room(len(places), "n" if num_choices > 1 else "prompt")
+        service, body, engine = self._service, self._body, self._service.engine
+        encode = partial(engine.engine.encode, raw=not body.is_chat, template=body.chat_template_kwargs)
+        encoded = [await asyncio.to_thread(encode, prompt) for prompt in body.prompts]
+        places = [(ids, choice) for ids in encoded for choice in range(body.n)]
+        service.check_room(len(places), "n" if body.n > 1 else "prompt")
         self.num_answers = len(places)
+        decoding = replace(service.decoding, mode=body.mode or service.decoding.mode)
         for ids, choice in places:
-            params = plan.params_of(choice)
-            self.answers.append(await engine.submit(ids, params, self._news, decoding=plan.decoding))
+            params = replace(self._params, seed=(self._params.seed + choice) & SEED_MASK)
+            self.answers.append(await engine.submit(ids, params, self._news, decoding=decoding))
+        number, seed = sum(map(len, encoded)), self._params.seed
         decoders = [IncrementalDecoder(engine.engine.tokenizer, ids) for ids, _ in places]
-        num_prompt_tokens = sum(map(len, encoded))
-        self._writer = Writer(plan, model=service.model, num_prompt_tokens=num_prompt_tokens, decoders=decoders)
-        service.metrics.begun(num_prompt_tokens)
+        self._writer = Writer(body, decoders, model=service.model, seed=seed, num_prompt_tokens=number)
+        service.metrics.begun(number)
 
     async def _whole(self) -> dict[str, Any]:
         tokens: list[list[Token]] = [[] for _ in self.answers]
@@ -183,10 +184,10 @@ class AnsweredRequest(Response):
                     yield b"".join(map(event, writer.closing(index, self.answers[index].generation)))
                 elif (piece := writer.piece(index, tokens)) is not None:
                     yield event(piece)
-            if self._plan.request.stream_options.include_usage:
+            if self._body.stream_options.include_usage:
                 yield event(writer.usage_chunk([answer.generation for answer in self.answers]))
         except Exception as error:  # noqa: BLE001 - told to the client: the status is sent
-            yield event(self._service.error_of(error, self._plan).body)
+            yield event(self._service.error_of(error, is_chat=self._body.is_chat).body)
         yield DONE
 
     async def _pieces(self) -> AsyncGenerator[tuple[int, Sequence[Token]], None]:

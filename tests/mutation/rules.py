@@ -586,9 +586,6 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "is_empty = value is not None or value in",
         ),
     },
-    ("amusd/serving/requests.py", "tests/serving/test_pure.py"): {
-        "all choices have one seed": ("(self.params.seed + choice)", "self.params.seed"),
-    },
     ("amusd/serving/responses.py", "tests/serving/test_pure.py"): {
         "the last tokens of a stream are lost when they show no text": (
             "if self._choices[index].waiting and tells_all:",
@@ -600,6 +597,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         ),
     },
     ("amusd/serving/service.py", "tests/serving/test_api.py"): {
+        "all choices have one seed": ("(self._params.seed + choice)", "self._params.seed"),
         "the queue of requests has no end": ("if self.num_in_flight + number > room:", "if False:"),
     },
     ("amusd/serving/service.py", "tests/serving/test_leaving.py"): {
@@ -608,8 +606,8 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "asyncio.wait((working,), return_when",
         ),
         "a reader that is slow keeps its place in the queue": (
-            "request.num_answers - sum(",
-            "request.num_answers - 0 * sum(",
+            "one.num_answers - sum(",
+            "one.num_answers - 0 * sum(",
         ),
         "a server that ends takes new requests": (
             "if self.is_closing:\n            raise",

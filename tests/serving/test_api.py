@@ -156,6 +156,18 @@ def test_health_and_figures_say_what_was_done(server: Running, client: OpenAI) -
     assert after["amusd:draft_present{}"] == 1
 
 
+def test_a_draft_that_is_lost_while_nobody_asks_is_noticed() -> None:
+    with pair({"oracle": oracle(LONG, right_with_probability(0.9, 1))}) as (engine, draft), serving(engine) as server:
+        assert server.get("/health").json()["draft"] == "present"
+        draft.link.close()
+        until(lambda: server.get("/health").json()["draft"] != "present")
+        health = server.get("/health")
+        assert (health.status_code, health.json()["draft"]) == (200, "failed")
+        assert server.figures()["amusd:draft_present{}"] == 0
+        with server.client() as client:
+            assert texts(sampled(client, temperature=0)) == [ANSWER[:12]]
+
+
 def test_the_end_of_sequence_is_a_stop() -> None:
     with serving(plain_engine(eos_token_id=PROMPT[0]), mode=Mode.AUTOREGRESSIVE) as server, server.client() as client:
         answer = sampled(client, temperature=0, max_tokens=50, logit_bias={str(PROMPT[0]): 100})

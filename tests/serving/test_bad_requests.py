@@ -134,7 +134,7 @@ def test_fields_that_change_nothing_are_taken(server: Running) -> None:
 
 def test_a_bug_is_an_error_in_openais_shape_too(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(plain_engine(), mode=Mode.AUTOREGRESSIVE) as own:
-        monkeypatch.setattr("amusd.serving.service.plan", lambda *_: 1 / 0)
+        monkeypatch.setattr("amusd.serving.service.sampling_params", lambda *_: 1 / 0)
         response = own.post(CHAT, own.chat())
         assert response.status_code == 500
         told = {"message": "internal error", "type": "server_error", "param": None, "code": None}

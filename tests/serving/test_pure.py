@@ -14,11 +14,10 @@ from pydantic import ValidationError
 from table_model import TableTokenizer
 
 from amusd.answer import Generation, Token
-from amusd.config import DecodingConfig
+from amusd.config import SamplingParams
 from amusd.models.detokenizer import IncrementalDecoder
 from amusd.models.tokenizer import HuggingFaceTokenizer, Tokenizer
-from amusd.serving import requests
-from amusd.serving.requests import ChatRequest, CompletionRequest, Plan, RequestError, validation_error
+from amusd.serving.requests import Body, ChatRequest, CompletionRequest, RequestError, sampling_params, validation_error
 from amusd.serving.responses import Writer, event
 from amusd.tracing.metrics import GenerationMetrics
 from amusd.types import FinishReason, Mode, TokenSource
@@ -33,15 +32,18 @@ values: Any = st.sampled_from(ODD) | st.lists(st.sampled_from(ODD), max_size=3)
 checked = settings(max_examples=60)
 
 
-def plan(body: Any, is_chat: bool) -> Plan:
-    """What a body asks for. Raises `RequestError`."""
-    request: type[ChatRequest | CompletionRequest] = ChatRequest if is_chat else CompletionRequest
+def read(body: Any, is_chat: bool) -> Body:
+    """A body as the server reads it. Raises `RequestError`."""
+    request: type[Body] = ChatRequest if is_chat else CompletionRequest
     try:
-        read = request.model_validate(body)
+        return request.model_validate(body)
     except ValidationError as error:
         found = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
         raise validation_error(found) from None
-    return requests.plan(read, DecodingConfig(), max_length=400)
+
+
+def params_of(body: Any, is_chat: bool) -> SamplingParams:
+    return sampling_params(read(body, is_chat), 400)
 
 
 def chat(**fields: Any) -> dict[str, Any]:
@@ -55,8 +57,7 @@ def test_any_body_is_a_plan_or_a_mistake_of_a_named_field(is_chat: bool, fields:
     base = chat() if is_chat else {"model": "m", "prompt": "a"}
     mistake = None
     try:
-        found = plan({**base, **fields}, is_chat)
-        assert found.params_of(0) == found.params
+        params_of({**base, **fields}, is_chat)
     except RequestError as error:
         mistake = error
     if mistake is not None:
@@ -68,22 +69,19 @@ def test_every_field_reaches_the_engine_under_its_name() -> None:
     sampling = {"temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "presence_penalty": 0.5}
     sampling |= {"frequency_penalty": -0.5, "repetition_penalty": 1.5, "seed": 2**63 - 1, "ignore_eos": True}
     rest = {"logit_bias": {"5": -100}, "n": 2, "max_completion_tokens": 7, "min_tokens": 7, "mode": "synchronous"}
-    found = plan(chat(**sampling, **rest, logprobs=True, top_logprobs=3), is_chat=True)
-    params = found.params
+    params = params_of(chat(**sampling, **rest, logprobs=True, top_logprobs=3), is_chat=True)
     assert {name: getattr(params, name) for name in sampling} == sampling
     assert (params.logit_bias, params.stop, params.max_new_tokens) == (((5, -100.0),), (), 7)
-    assert (params.logprobs, params.top_logprobs, found.request.alternatives) == (True, 3, 3)
-    assert [found.params_of(choice).seed for choice in range(2)] == [2**63 - 1, 0]
-    assert found.decoding.mode is Mode.SYNCHRONOUS
-    odd = plan({"prompt": "a", "top_k": -1, "top_p": 0, "stop": "b"}, is_chat=False).params
+    assert (params.logprobs, params.top_logprobs) == (True, 3)
+    odd = params_of({"prompt": "a", "top_k": -1, "top_p": 0, "stop": "b"}, is_chat=False)
     assert (odd.top_k, odd.stop, 0 < odd.top_p < 1e-6) == (0, ("b",), True)
 
 
 def test_what_is_left_out_is_as_in_openais_protocol() -> None:
-    params = plan(chat(), is_chat=True).params
+    params = params_of(chat(), is_chat=True)
     assert (params.temperature, params.top_p, params.max_new_tokens, params.stop) == (1.0, 1.0, 400, ())
-    assert plan({"model": "m", "prompt": "a"}, is_chat=False).params.max_new_tokens == 16
-    assert len({plan(chat(), is_chat=True).params.seed for _ in range(3)}) > 1
+    assert params_of({"model": "m", "prompt": "a"}, is_chat=False).max_new_tokens == 16
+    assert len({params_of(chat(), is_chat=True).seed for _ in range(3)}) > 1
 
 
 @pytest.mark.parametrize(
@@ -95,8 +93,7 @@ def test_what_is_left_out_is_as_in_openais_protocol() -> None:
     ],
 )
 def test_a_turn_reaches_the_template(message: dict[str, Any], turn: dict[str, Any]) -> None:
-    found = plan(chat(messages=[message]), is_chat=True)
-    assert found.request.prompts == [[{"role": message["role"]} | turn]]
+    assert read(chat(messages=[message]), is_chat=True).prompts == [[{"role": message["role"]} | turn]]
 
 
 # An answer of single characters; None shows no text
@@ -126,12 +123,12 @@ def made(shown: list[str]) -> tuple[list[Token], Generation]:
 
 def writer(is_chat: bool, **fields: Any) -> Writer:
     base = chat() if is_chat else {"model": "m", "prompt": "pq"}
-    asked = plan({**base, **fields}, is_chat)
+    asked = read({**base, **fields}, is_chat)
     return writer_of(asked, TableTokenizer(VOCAB_SIZE))
 
 
-def writer_of(asked: Plan, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> Writer:
-    return Writer(asked, model="m", num_prompt_tokens=3, decoders=[IncrementalDecoder(tokenizer, prompt)])
+def writer_of(asked: ChatRequest | CompletionRequest, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> Writer:
+    return Writer(asked, [IncrementalDecoder(tokenizer, prompt)], model="m", seed=0, num_prompt_tokens=3)
 
 
 def streamed(out: Writer, found: list[Token], generation: Generation, widths: list[int]) -> list[dict[str, Any]]:
@@ -174,7 +171,7 @@ ALIKE = ["▁true", "<0x74>", "</s>", "<0xC3>", "t", "<0xC4>"]
 def test_of_alternatives_that_read_alike_the_likelier_stands() -> None:
     alike = tuple(zip(ids_of(SENTENCEPIECE, ALIKE), [-0.5, -1.0, -2.0, -3.0, -4.0, -5.0], strict=True))
     found = [Token(ids_of(SENTENCEPIECE, ["▁true"])[0], "", -0.5, alike)]
-    asked = plan({"prompt": "a", "logprobs": 6}, is_chat=False)
+    asked = read({"prompt": "a", "logprobs": 6}, is_chat=False)
     out = writer_of(asked, HuggingFaceTokenizer(SENTENCEPIECE, frozenset()), PROMPT_IDS)
     (choice,) = out.whole([(found, made([""])[1])])["choices"]
     (top,) = choice["logprobs"]["top_logprobs"]
