@@ -22,7 +22,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from amusd.config import GREEDY, Distribution
+from amusd.config import GREEDY, MAX_TOP_LOGPROBS, Distribution
 from amusd.sampling.noise import Domain, codes_of, key_of
 from amusd.sampling.noisy_scores import choose, noisy_argmax
 from amusd.sampling.processors import Columns, Row, best_columns, filtered, floats, kept_columns, logsumexp, penalized
@@ -30,7 +30,6 @@ from amusd.types import TopLogprobs
 
 Words = npt.NDArray[np.int64]
 """[rows, words]: what a sampler reads of each row; some words hold the bits of float64 numbers."""
-MAX_TOP_LOGPROBS = 20
 KEY, TEMPERATURE, SEQUENCE, PATH = 0, 1, 9, 13
 """Places among the words. The sequence is 0 for none; the path, of columns + 1, is padded with 0."""
 FILTERS, PENALTIES = slice(2, 6), slice(6, 9)
@@ -39,7 +38,6 @@ MAX_MIXED = 3
 """Tokens of a row that a `RowRanker` is asked for."""
 ASKED = slice(10, 10 + MAX_MIXED)
 """Their columns, or -1."""
-_NOTHING = np.empty(0, dtype=np.int32)
 _PATH = 64
 """Tokens of a path that penalties count at least."""
 
@@ -218,7 +216,7 @@ class RowSampler:
         shaped, left = self.shaped_row(row, words)
         column = choose(shaped, self.state.bits, int(words[KEY]), words.view(np.float64)[TEMPERATURE], left)
         if self.level is not Level.SCORED:
-            return column, _NOTHING
+            return column, np.empty(0, dtype=np.int32)
         top = best_columns(row, self.num_best)
         scored = row[[column, *top]] - logsumexp(row)
         return column, np.concatenate((top.astype(np.int32), scored.view(np.int32)))

@@ -224,14 +224,6 @@ def test_waits_for_candidates_that_come_together_are_shared_by_them(num_at_once:
     assert at_least < estimates.candidate_seconds(1) < at_most
 
 
-def test_a_first_wait_of_no_length_does_not_last() -> None:
-    estimates = Estimates()
-    estimates.waited(0, 1e-7, came=True)
-    for _ in range(40):
-        estimates.waited(0, 0.004, came=True)
-    assert estimates.candidate_seconds(0) == pytest.approx(0.004, rel=0.05)
-
-
 def test_the_chances_are_what_the_draft_says_corrected_by_what_came_of_it() -> None:
     estimates = Estimates()
     assert estimates.chances(0, ()) == ()
