@@ -69,7 +69,9 @@ def load_target(
     path = model_path(config.target, report)
     tokenizer = load_tokenizer(path)
     readers = [drafter for drafter in config.drafters if drafter.can.needs_features]
-    features = {reader.kind: read_feature_spec(str(reader.model), path, reader.kind) for reader in readers}
+    features: dict[str, FeatureSpec] = {
+        reader.kind: read_feature_spec(str(reader.model), path, reader.kind) for reader in readers
+    }
     model = load_model(path, replace(options, features=features), report=report)
     report(f"target: {describe_target(config, device)}, {time.monotonic() - start:.1f} s")
     if not tokenizer.has_chat_template:
