@@ -17,6 +17,7 @@ from amusd.models.draft_layouts import read_feature_spec
 from amusd.models.eagle import load_eagle
 from amusd.models.embedded_draft import load_embedded_draft
 from amusd.models.embedded_target import DESCRIPTION, Report, embedded_target_path
+from amusd.models.features import FeatureSpec
 from amusd.models.graphs import Capture, CudaGraphs, run_each_time
 from amusd.models.huggingface import load_model
 from amusd.models.linear import INT8, fastest_dtype, why_not_int8
