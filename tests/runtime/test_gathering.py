@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -17,7 +18,7 @@ from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.target_sequence import Request
 from amusd.runtime.target_worker import TargetWorker
 from amusd.sampling.stopping import StopChecker
-from amusd.simulation.clock import Clock, Direction, End, Journal
+from amusd.simulation.clock import Clock, Direction, Journal
 from amusd.simulation.cost import NOTHING, Costs, Shared
 from amusd.simulation.models import ScriptedModel
 from amusd.transport.base import Transport
@@ -43,12 +44,12 @@ def begins(times_ns: Sequence[int], *, in_lock_step: bool = False, num_slots: in
     clock = Clock(Direction(NOTHING, Random(1)), Direction(NOTHING, Random(1)))
     costs = Costs(passes={0: Shared.of_ms(1.0)}, draft_token=Shared.of_ms(1.0))
     model = ScriptedModel(clock, costs, Random(1), prompt_length=1, vocab_size=100, width=8, has_draft=True)
-    journal = Journal(Role.TARGET, lambda: clock.target_ns, keep=True)
+    journal = Journal(Role.TARGET.value, None, lambda: clock.target_ns)
 
     def send(message: Message) -> None:
         clock.to_draft.send(clock.target_ns, message)
 
-    link = cast("Transport", End(send, clock.receive_at_target))
+    link = cast("Transport", SimpleNamespace(send=send, receive=clock.receive_at_target))
     client = DraftClient(journal, 100, link, Hello(PROTOCOL_VERSION, Role.DRAFT, 1, 0, "", ("none",)))
     worker = TargetWorker(cast("LanguageModel", model), journal, client, num_slots or len(times_ns))
     for time_ns in times_ns:
