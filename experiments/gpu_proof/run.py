@@ -11,7 +11,6 @@ import argparse
 import os
 import re
 import sys
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -32,17 +31,15 @@ def main(arguments: Sequence[str]) -> int:
     name = _name_of(device)
     results = (asked.results or ROOT / "runs" / "gpu_proof" / name).resolve()
     results.mkdir(parents=True, exist_ok=True)
-    environment = _environment(device, asked.wheels, results)
+    environment = _environment(device)
     where = "a GPU" if device == GPU else "no GPU: a test of the proof itself, on the CPU with small shapes"
     print(f"{name}: {where}; measurements go to {results}", flush=True)
     all_done = True
-    for part in () if asked.report else parts:
+    for part in parts:
         print(f"{part.name}: {part.does} (at most {part.limit(device)} s)", flush=True)
         ending = run_part(part, device, results, environment)
         all_done = all_done and ending.status == DONE
         print(f"  {ending.status} in {ending.seconds:.0f} s {ending.reason}".rstrip(), flush=True)
-        _report(results, asked.out, name, device)
-    if asked.report:
         _report(results, asked.out, name, device)
     print(f"report: {asked.out / name}.md")
     return 0 if all_done else 1
@@ -60,10 +57,8 @@ def _parser() -> argparse.ArgumentParser:
         "--parts", default="", metavar="A,B", help=f"parts or groups ({', '.join(GROUPS)}); all without it"
     )
     parser.add_argument("--device", choices=(GPU, CPU), help="without it: a GPU where torch sees one")
-    parser.add_argument("--wheels", type=Path, metavar="DIR", help="wheels to use besides what is installed (pyzmq)")
     parser.add_argument("--results", type=Path, metavar="DIR", help="measurements (default: runs/gpu_proof/DEVICE)")
     parser.add_argument("--out", type=Path, metavar="DIR", default=Path(__file__).parent / "results", help="reports")
-    parser.add_argument("--report", action="store_true", help="only make the report of what has been measured")
     return parser
 
 
@@ -82,25 +77,11 @@ def _name_of(device: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name(0).lower()).strip("-")
 
 
-def _environment(device: str, wheels: Path | None, results: Path) -> dict[str, str]:
-    """Of every part: this checkout first, then the wheels, unpacked."""
-    paths = [str(ROOT)]
-    if wheels is not None:
-        paths.append(str(unpack(wheels, results / "wheels")))
-    paths += [path for path in [os.environ.get("PYTHONPATH", "")] if path]
+def _environment(device: str) -> dict[str, str]:
+    """Of every part: this checkout first."""
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1"}
     return environment | ({"OMP_NUM_THREADS": "1"} if device == CPU else {})
-
-
-def unpack(wheels: Path, folder: Path) -> Path:
-    """Unpack every wheel of a folder into another one. Raises `ConfigError` where there is none."""
-    found = sorted(wheels.glob("*.whl"))
-    if not found:
-        raise ConfigError(f"--wheels={wheels}: no wheels there")
-    for wheel in found:
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(folder)
-    return folder
 
 
 def _report(results: Path, out: Path, name: str, device: str) -> None:

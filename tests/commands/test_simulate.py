@@ -115,7 +115,6 @@ def test_batches_share_passes_and_are_compared_with_plain_batches(tmp_path: Path
 
 MISTAKES = [
     ({"accept": None, "verify_ms": 1.0}, "accept: required to simulate without calibration=RUN_DIR"),
-    ({"policy": "/proc/nowhere.py:make"}, "policy=/proc/nowhere.py:make: "),
     ({"max_lookahead": 2}, "simulate.min_candidates=3: must be at most max_lookahead (2)"),
     ({"max_verify_width": 4}, "max_verify_width=4: must be at least 5: 4 candidates"),
     ({"calibration": "/proc/nowhere"}, "calibration=/proc/nowhere: its events/ show no draft token"),
