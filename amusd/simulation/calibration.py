@@ -195,7 +195,7 @@ def _delay(flows: Sequence[Flow], receiver: dict[int, list[Event]], wait: type[E
         own = waits.get(flow.sent.sequence_id, [])
         index = bisect.bisect_right(own, flow.sent.start_ns, key=lambda event: event.start_ns) - 1
         if index >= 0 and flow.sent.start_ns < own[index].end_ns:
-            found.append(flow.latency_ns)
+            found.append(flow.received.start_ns - flow.sent.start_ns)
     return _median(found)
 
 

@@ -51,8 +51,8 @@ def chrome_trace(timeline: Timeline, about: _Json) -> _Json:
     flows = [("target", "draft", flow) for flow in timeline.to_draft]
     flows += [("draft", "target", flow) for flow in timeline.to_target]
     for number, (sender, receiver, flow) in enumerate(flows, start=1):
-        found.append(_at(sender, "messages", "s", flow.message, flow.sent, id=number))
-        found.append(_at(receiver, "messages", "f", flow.message, flow.received, id=number, bp="e"))
+        found.append(_at(sender, "messages", "s", flow.sent.message, flow.sent, id=number))
+        found.append(_at(receiver, "messages", "f", flow.sent.message, flow.received, id=number, bp="e"))
     for event in found:
         if "ts" in event:
             event["ts"] = (event["ts"] - origin_ns) / 1000

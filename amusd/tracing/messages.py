@@ -27,16 +27,6 @@ class Flow(NamedTuple):
     sent: Send
     received: Receive
 
-    @property
-    def message(self) -> str:
-        """Its kind, as `MessageEvent` has it."""
-        return self.sent.message
-
-    @property
-    def latency_ns(self) -> int:
-        """Nanoseconds from the sending to the receiving."""
-        return self.received.start_ns - self.sent.start_ns
-
 
 def record_message(recorder: Recorder, name: str, message: Message, **received: Any) -> None:
     """Record that `message` is being sent (before it is) or has been received.
