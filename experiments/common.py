@@ -14,8 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from amusd.commands.tables import COLUMNS, row_name
-from amusd.console import table
+from amusd.commands.tables import row_name
 from amusd.errors import ConfigError
 from experiments.request import ROOT, Request
 
@@ -25,15 +24,6 @@ ENDING_SECONDS = 20.0
 """How long an interrupted command may take to end its workers."""
 REQUIRED = ("experiment", "date", "commit", "machine", "command", "quick", "workload")
 """What every file of results has beside what was measured."""
-SHOWN = (
-    "tokens_per_second",
-    "speedup_vs_autoregressive",
-    "speedup_vs_best_synchronous",
-    "acceptance_rate",
-    "mean_acceptance_length",
-    "identical_to_autoregressive",
-)
-
 Document = dict[str, Any]
 _FOLDERS = re.compile(r"(?:[^/,:\[\]]*/)+")
 
@@ -87,14 +77,18 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def compare(overrides: Sequence[str], run_dir: Path) -> list[Document]:
-    """`amusd compare` as a sweep, which may have one job.
+    """`amusd compare` as a sweep, which may have one job; prints its table.
 
     Of each job its `command`, `settings` (swept keys and values), `rows`, `per_prompt`, `machine`. Raises `ConfigError`
     when a job has no result.
     """
+    from launch.sweep import summary_table
+
     run_amusd("compare", overrides, run_dir, sweep=True)
+    document = read_json(run_dir / "sweep.json")
+    print(summary_table(document))
     jobs = []
-    for job in read_json(run_dir / "sweep.json")["jobs"]:
+    for job in document["jobs"]:
         result = read_json(run_dir / str(job["job"]) / "result.json")
         jobs.append(
             {
@@ -126,9 +120,8 @@ def run_sweep(request: Request, overrides: Sequence[str]) -> None:
 
 
 def write_jobs(request: Request, jobs: Sequence[Document], **more: Any) -> None:
-    """The table of what `compare` returned, and the file of results; `more` goes into it too."""
+    """The file of results of what `compare` returned; `more` goes into it too."""
     kept = [{name: value for name, value in job.items() if name != "machine"} for job in jobs]
-    print(rows_text(kept))
     write_results(request, jobs[0]["machine"], {"jobs": kept, **more})
 
 
@@ -168,18 +161,6 @@ def read_json(path: Path) -> Document:
     if not isinstance(document, dict):
         raise ConfigError(f"{path}: expected a JSON object")
     return document
-
-
-def rows_text(jobs: Sequence[Document]) -> str:
-    """A table with a line for each row of each job."""
-    columns = [column for column in COLUMNS if column.name in SHOWN]
-    swept = list(dict.fromkeys(key for job in jobs for key in job["settings"]))
-    lines = [
-        (*(job["settings"].get(key, "") for key in swept), row_name(row), *(column.text(row) for column in columns))
-        for job in jobs
-        for row in job["rows"]
-    ]
-    return table((*swept, "mode", *(column.heading for column in columns)), lines)
 
 
 # What is read off results
