@@ -15,13 +15,11 @@ from mutation.runner import BrokenRuleError, check_passes, is_killed, tree_of_li
 def main(words: list[str]) -> int:
     chosen = [rule for rule in RULES if not words or any(word in f"{rule.file} {rule.what}" for word in words)]
     ends: dict[str, int] = {}
-    with tempfile.TemporaryDirectory(prefix="amusd-mutants-") as folder, tree_of_links(Path(folder)) as tree:
-        checked: set[str] = set()
+    with tempfile.TemporaryDirectory(prefix="amusd-mutants-") as folder:
+        tree = tree_of_links(Path(folder))
         for rule in chosen:
             try:
-                if rule.tests not in checked:
-                    check_passes(rule.tests, tree)
-                    checked.add(rule.tests)
+                check_passes(rule.tests, tree)
                 end = "killed" if is_killed(rule, tree) else "SURVIVED"
             except BrokenRuleError as error:
                 end = "BROKEN"

@@ -6,11 +6,10 @@ process forked from one that has imported torch and pytest, so that a rule takes
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,18 +50,15 @@ def mutated(rule: Rule) -> str:
     return text.replace(rule.old, rule.new)
 
 
-@contextmanager
-def tree_of_links(folder: Path) -> Iterator[Path]:
+def tree_of_links(folder: Path) -> Path:
     """A copy of the checkout in an empty folder, whose files are links."""
     for name in COPIED:
-        source = ROOT / name
-        files = [source] if source.is_file() else source.rglob("*")
-        for file in files:
+        for file in (ROOT / name, *(ROOT / name).rglob("*")):
             if file.is_file() and "__pycache__" not in file.parts:
                 link = folder / file.relative_to(ROOT)
                 link.parent.mkdir(parents=True, exist_ok=True)
                 link.symlink_to(file)
-    yield folder
+    return folder
 
 
 def is_killed(rule: Rule, tree: Path) -> bool:
@@ -81,10 +77,10 @@ def is_killed(rule: Rule, tree: Path) -> bool:
     return code != _PASSED
 
 
+@functools.cache
 def check_passes(tests: str, tree: Path) -> None:
     """Raise `BrokenRuleError` unless these tests pass without any defect: else they would notice every one."""
-    code = _run_tests(tree, tests.split())
-    if code != _PASSED:
+    if (code := _run_tests(tree, tests.split())) != _PASSED:
         raise BrokenRuleError(f"{tests}: fails without any defect (exit code {code}); see {tree / 'log'}")
 
 
