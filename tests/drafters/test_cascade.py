@@ -15,6 +15,7 @@ from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import ChainDrafter
 from amusd.drafters.cascade import CascadeDrafter
 from amusd.drafters.factory import load_drafters
+from amusd.drafters.synthetic import Schedule
 from amusd.errors import ConfigError
 from amusd.models.language_model import ModelOutput
 
@@ -32,27 +33,18 @@ def own_text(distribution: Distribution, number: int) -> tuple[int, ...]:
     return alone.propose(number)
 
 
+@pytest.mark.parametrize("schedule", [always_right(), always_wrong()], ids=["right", "wrong"])
 @pytest.mark.parametrize("distribution", [GREEDY, PENALTIES, RATIO_TEST], ids=["greedy", "penalties", "ratio test"])
-def test_what_the_inner_drafter_foresees_comes_in_one_pass(distribution: Distribution) -> None:
-    text = own_text(distribution, 10)
-    drafter = CascadeDrafter(MODEL, OracleDrafter((*PROMPT, *text), always_right(), 20), 4)
+def test_what_the_inner_drafter_foresees_comes_in_one_pass(distribution: Distribution, schedule: Schedule) -> None:
+    """And a wrong one costs speed alone."""
+    text, num_proposed = own_text(distribution, 15), 5 if schedule(0) else 1
+    drafter = CascadeDrafter(MODEL, OracleDrafter((*PROMPT, *text), schedule, 20), 4)
     drafter.set_distribution(distribution)
     drafter.open(PROMPT, 60)
     assert drafter.tokens_per_step == 5
-    assert drafter.propose(5) == text[:5]
-    assert len(drafter.take_rows()) == (5 if distribution is RATIO_TEST else 0)
-    assert drafter.propose(3) == text[5:8]
-
-
-@pytest.mark.parametrize("distribution", [GREEDY, PENALTIES, RATIO_TEST], ids=["greedy", "penalties", "ratio test"])
-def test_a_wrong_inner_drafter_costs_speed_alone(distribution: Distribution) -> None:
-    text = own_text(distribution, 6)
-    drafter = CascadeDrafter(MODEL, OracleDrafter((*PROMPT, *text), always_wrong(), 20), 4)
-    drafter.set_distribution(distribution)
-    drafter.open(PROMPT, 60)
-    for token_id in text[:5]:
-        assert drafter.propose(5) == (token_id,)
-        assert len(drafter.take_rows()) == (distribution is RATIO_TEST)
+    for start in (0, num_proposed, 2 * num_proposed):
+        assert drafter.propose(5) == text[start : start + num_proposed]
+        assert len(drafter.take_rows()) == (num_proposed if distribution is RATIO_TEST else 0)
 
 
 def test_after_a_pass_without_numbers_it_proposes_what_a_fresh_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
