@@ -167,7 +167,7 @@ class TableModel:
             columns = [output.sample(len(pending) - 1, None)[0]]  # raises for what is no number
             if rows.chooser is not None and words is not None:
                 columns = [rows.chooser.draw(output.logits[-1:], words[-1:])]
-            chosen += columns
+            chosen += columns if self.output_ids is None else self.output_ids[columns].tolist()
             pending = chosen[-1:]
         return chosen
 

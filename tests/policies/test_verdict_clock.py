@@ -76,17 +76,3 @@ def test_a_target_that_waits_for_candidates_begins_its_pass_when_they_are_sent()
     assert found.patience_ns(now + 28 * MS) == 2 * MS
     found.heard(now + 30 * MS, goes_on=True)
     assert found.patience_ns(now + 38 * MS) == 2 * MS
-
-
-def test_where_verdicts_are_foreseen_a_step_may_run_into_one() -> None:
-    surprised, now = clock([10 * MS], 5 * MS)
-    sure, _ = clock([10 * MS], 5 * MS, num_unforeseen=0)
-    for _ in range(60):
-        now += 10 * MS
-        surprised.heard(now, goes_on=False)
-        surprised.sent(now)
-        sure.heard(now, goes_on=True)
-    assert surprised.patience_ns(now + 6 * MS) == 4 * MS  # 4 ms of the step before the verdict, 1 behind it
-    assert sure.patience_ns(now + 6 * MS) == 0
-    assert sure.patience_ns(now + 9 * MS) == 0  # 0.97 * 1 ms against 0.03 * 4
-    assert sure.patience_ns(now + 10 * MS - 100_000) == 100_000  # 0.1 ms of it before the verdict

@@ -11,15 +11,15 @@ import random
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import torch
 from sampling.reference import processed, softmax
+from table_model import TableModel
 from torch import Tensor
 
 from amusd.config import Distribution
 from amusd.drafters.autoregressive import AutoregressiveDrafter
-from amusd.models.language_model import ChainRows, ModelOutput, SequenceRows
+from amusd.models.language_model import ModelOutput
 from amusd.protocol.messages import Candidate, Open, Verdict
 from amusd.protocol.target_session import TargetSession
 from amusd.protocol.wire import decode, encode
@@ -50,13 +50,8 @@ class Cache:
         del self.tokens[length:]
 
 
-class PrefixModel:
+class PrefixModel(TableModel):
     """A `LanguageModel` whose logits are a table over prefixes, filled as they are asked for."""
-
-    tokens_per_step = 1
-    captured_on = None
-    feature_columns: ClassVar[dict[str, slice]] = {}
-    max_length = MAX_LENGTH
 
     def __init__(
         self,
@@ -70,9 +65,8 @@ class PrefixModel:
 
         `output_ids`: the tokens that they score.
         """
-        self.vocab_size = vocab_size
+        super().__init__(vocab_size, seed, MAX_LENGTH)
         self.output_ids = None if output_ids is None else torch.tensor(output_ids)
-        self._seed = seed
         self._of = of
         self._sign = sign
         self._rows: dict[tuple[int, ...], Tensor] = {}
@@ -91,36 +85,15 @@ class PrefixModel:
     def new_cache(self, capacity: int) -> Cache:
         return Cache(capacity)
 
-    def prepare(self, cache: Cache, samplers: object = (), steps: int = 1) -> None: ...
-
     def prefill(self, token_ids: Sequence[int], cache: Cache) -> None:
         cache.tokens += token_ids
 
-    def max_rows(self, start: int) -> int:
-        return MAX_LENGTH
-
-    def forward(self, token_ids: Sequence[int], cache: Cache, wanted: object = None) -> ModelOutput:
+    def forward(self, token_ids: Sequence[int], cache: Cache, *_: object) -> ModelOutput:
         rows = []
         for token_id in token_ids:
             cache.tokens.append(token_id)
             rows.append(self.row(tuple(cache.tokens)))
         return ModelOutput(logits=torch.stack(rows))
-
-    def forward_batch(self, batch: Sequence[SequenceRows]) -> list[ModelOutput]:
-        return [self.forward(rows.token_ids, rows.cache) for rows in batch]  # type: ignore[arg-type]  # as below
-
-    def extend_batch(self, batch: Sequence[ChainRows]) -> list[list[int]]:
-        (rows,) = batch
-        assert rows.chooser is not None
-        chosen: list[int] = []
-        pending = rows.token_ids
-        while len(chosen) < rows.num_tokens:
-            words = rows.chooser.rows(rows.cache.length, pending)
-            logits = self.forward(pending, rows.cache).logits[-1:]  # type: ignore[arg-type]  # one of this model's
-            column = rows.chooser.draw(logits, words[-1:])
-            chosen.append(column if self.output_ids is None else int(self.output_ids[column]))
-            pending = chosen[-1:]
-        return [chosen]
 
 
 @dataclass
