@@ -92,9 +92,9 @@ class RowRanker(RowSampler):
         columns, best = np.zeros(self.num_best, np.int32), np.full(self.num_best, -np.inf, np.float32)
         columns[: len(places)], best[: len(places)] = places if left is None else left[places], scores[places]
         asked = words[ASKED]
-        places_of = asked if left is None else left.searchsorted(asked).clip(max=len(left) - 1)
-        is_left = left is None or left[places_of] == asked
-        named = [np.where(is_left, each[places_of], np.float32(-np.inf)) for each in (logits, scores)]
+        asked_places = asked if left is None else left.searchsorted(asked).clip(max=len(left) - 1)
+        is_left = left is None or left[asked_places] == asked
+        named = [np.where(is_left, each[asked_places], np.float32(-np.inf)) for each in (logits, scores)]
         total = logsumexp(scores)
         totals = total, total if scores is logits or asked[0] < 0 else logsumexp(logits)
         numbers = np.concatenate((totals, best, *named), dtype=np.float32)
