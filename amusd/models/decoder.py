@@ -104,9 +104,9 @@ class _Layer:
     ) -> None:
         """`weights`: of the block, by names within it; `dtype`: of the rows."""
         self._heads = heads
-        self.normed = own_norm(weights.get("input_layernorm.weight"), heads.epsilon, device, dtype)
+        self.normed = Norm(weights.get("input_layernorm.weight"), heads.epsilon, device, dtype)
         """The norm of the rows that attention takes in."""
-        self._mlp_norm = own_norm(weights["post_attention_layernorm.weight"], heads.epsilon, device, dtype)
+        self._mlp_norm = Norm(weights["post_attention_layernorm.weight"], heads.epsilon, device, dtype)
         pairs = _pairs_side_by_side(heads.dim)
         query, key, value, output = (Weights.pop(weights, f"self_attn.{name}_proj") for name in "qkvo")
         gate, up, down = (Weights.pop(weights, f"mlp.{name}_proj") for name in ("gate", "up", "down"))
@@ -217,7 +217,7 @@ class Decoder:
             self._layers.append(_Layer(block, heads, device, rows, make, ranks))
         embedding, head = weights.pop(EMBEDDING), Weights.pop(weights, "lm_head")
         is_tied = head.matrix is embedding
-        self._norm = own_norm(weights.pop("model.norm.weight", None), heads.epsilon, device, rows)
+        self._norm = Norm(weights.pop("model.norm.weight", None), heads.epsilon, device, rows)
         self._embedding = embedding.to(device, rows, copy=True)
         del embedding
         if is_tied:
@@ -273,12 +273,14 @@ class Norm:
     On a CPU `rms_norm` is nine operators and `layer_norm` one, which is the same for a row with its negative behind it.
     """
 
-    def __init__(self, weight: Tensor | None, epsilon: float) -> None:
+    def __init__(self, weight: Tensor | None, epsilon: float, device: torch.device, dtype: torch.dtype) -> None:
         """`weight` [width], which may be dropped afterwards; None: no norm."""
-        self.nbytes = 0 if weight is None else weight.nbytes
+        # A view would keep the whole checkpoint file mapped.
+        own = None if weight is None else weight.to(device, dtype, copy=True)
+        self.nbytes = 0 if own is None else own.nbytes
         self._epsilon = epsilon
-        self._on_host = weight is not None and weight.device.type == "cpu"
-        self._weight = torch.cat((weight, weight)) if weight is not None and self._on_host else weight
+        self._on_host = device.type == "cpu"
+        self._weight = torch.cat((own, own)) if own is not None and self._on_host else own
 
     def __call__(self, rows: Tensor) -> Tensor:
         """[rows, width] -> [rows, width], on a CPU a view."""
@@ -289,11 +291,6 @@ class Norm:
             return F.rms_norm(rows, (width,), self._weight, self._epsilon)
         mirrored = torch.cat((rows, -rows), dim=1)
         return F.layer_norm(mirrored, (2 * width,), self._weight, None, self._epsilon).narrow(1, 0, width)
-
-
-def own_norm(weight: Tensor | None, epsilon: float, device: torch.device, dtype: torch.dtype) -> Norm:
-    """The norm with a copy of a model's weight: a view would keep the whole checkpoint file mapped."""
-    return Norm(None if weight is None else weight.to(device, dtype, copy=True), epsilon)
 
 
 def _rotary_table(config: ModelConfig, num_positions: int) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from amusd.models.attention import Attention
 from amusd.models.cached_model import CachedModel
-from amusd.models.decoder import Decoder, Norm, own_norm
+from amusd.models.decoder import Decoder, Norm
 from amusd.models.draft_layouts import PublishedDraft, read_published
 from amusd.models.huggingface import prepare, wrap_network
 from amusd.models.kv_cache import KVMemory
@@ -49,7 +49,7 @@ class EagleDecoder(Decoder):
             self._fc = self._make(Weights.pop(weights, "fc").to(self.device, copy=True))
         else:
             norm = weights.pop("hidden_norm.weight")
-            self._feature_norm = own_norm(norm, draft.config.rms_norm_eps, self.device, self._embedding.dtype)
+            self._feature_norm = Norm(norm, draft.config.rms_norm_eps, self.device, self._embedding.dtype)
         added = sum(each.nbytes for each in (self._fc, self._feature_norm) if each is not None)
         self.weight_bytes += added
         self.parameter_bytes += added

@@ -199,7 +199,7 @@ def test_a_norm_is_that_of_the_definition_and_each_row_its_own(dtype: torch.dtyp
     rows[3] = 0.0
     rows[4] *= 1e-3  # where epsilon counts
     rows, weight = rows.to(dtype), weight.to(dtype)
-    norm = Norm(weight, 1e-5)
+    norm = Norm(weight, 1e-5, weight.device, dtype)
     exact = rows.double() * (rows.double().square().mean(1, keepdim=True) + 1e-5).rsqrt() * weight.double()
     normed = norm(rows)
     assert normed.dtype is dtype
