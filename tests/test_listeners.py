@@ -10,10 +10,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.launch.processes import SECONDS, amusd_command, descendants, environment
@@ -25,8 +26,7 @@ pytestmark = [
 ]
 
 MARK = "zanzibarquux"
-LISTENS = "0A"
-LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
 
 class Canary:
@@ -39,32 +39,15 @@ class Canary:
         return os.mkdir, (str(self._path),)
 
 
-def inodes(pids: list[int]) -> set[str]:
-    """Of all sockets that these processes hold."""
-    found = set()
-    for pid in pids:
-        with suppress(OSError):  # it has just ended
-            for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-                with suppress(OSError):
-                    found.add(str(descriptor.readlink()))
-    return {link[len("socket:[") : -1] for link in found if link.startswith("socket:[")}
-
-
-def tcp_listeners(owned: set[str]) -> Iterator[tuple[str, int]]:
-    """Address (hexadecimal, as the kernel prints it) and port."""
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            _, local, _, state, *rest = line.split()
-            if state == LISTENS and rest[5] in owned:
-                address, _, port = local.rpartition(":")
-                yield address, int(port, 16)
-
-
-def socket_files(owned: set[str]) -> Iterator[str]:
-    for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
-        fields = line.split(maxsplit=7)
-        if len(fields) == 8 and fields[6] in owned and fields[7].startswith("/"):
-            yield fields[7]
+def listeners(processes: Sequence[psutil.Process]) -> Iterator[tuple[str, int] | str]:
+    """Address and port, or the path of a socket file."""
+    for process in processes:
+        with suppress(psutil.Error):  # it has just ended
+            for one in process.net_connections("all"):
+                if one.status == psutil.CONN_LISTEN:
+                    yield one.laddr.ip, one.laddr.port
+                elif isinstance(one.laddr, str) and one.laddr.startswith("/"):
+                    yield one.laddr
 
 
 def offer(canary: bytes, address: tuple[str, int] | str) -> bool:
@@ -92,14 +75,8 @@ def test_a_run_listens_on_this_machine_alone_runs_nobodys_pickle_and_repeats_no_
         arguments.append("transport.address=tcp://127.0.0.1:0")
     if link == "ranks":
         arguments.append("target_tensor_parallel_size=2")
-    process = subprocess.Popen(
-        amusd_command("generate", *arguments),
-        cwd=tmp_path,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command, pipe = amusd_command("generate", *arguments), subprocess.PIPE
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=pipe, stderr=pipe, text=True)
     watchdog = threading.Timer(2 * SECONDS, process.kill)
     watchdog.start()
     seen: set[tuple[str, int]] = set()
@@ -108,18 +85,15 @@ def test_a_run_listens_on_this_machine_alone_runs_nobodys_pickle_and_repeats_no_
     typed = Path(f"/proc/{process.pid}/cmdline").read_text()
     try:
         while process.poll() is None:
-            tree = [process.pid, *(child.pid for child in descendants(process.pid))]
-            owned = inodes(tree)
-            for pid in tree:
+            tree = [psutil.Process(process.pid), *descendants(process.pid)]
+            for one in tree:
                 with suppress(OSError):
-                    commands.add(Path(f"/proc/{pid}/cmdline").read_text())
-            listeners = set(tcp_listeners(owned))
-            doors: set[tuple[str, int] | str] = {("127.0.0.1", port) for _, port in listeners}
+                    commands.add(Path(f"/proc/{one.pid}/cmdline").read_text())
+            doors = set(listeners(tree))
+            seen |= {door for door in doors if not isinstance(door, str)}
             # a stranger at a loopback port without keys may take the draft's place: it knocks once the pair has met
-            has_met = select.select([process.stdout], [], [], 0)[0]
-            if link == "default" or has_met:
-                reached |= {door for door in {*doors, *socket_files(owned)} - reached if offer(canary, door)}
-            seen |= listeners
+            if link == "default" or select.select([process.stdout], [], [], 0)[0]:
+                reached |= {door for door in doors - reached if offer(canary, door)}
             time.sleep(0.1)
         out, err = process.communicate(timeout=SECONDS)
     finally:

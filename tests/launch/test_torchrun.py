@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock, call
 
 import pytest
 from runtime.gpu_doubles import pretend_gpus
@@ -14,7 +15,6 @@ from amusd.errors import ConfigError
 from amusd.transport.base import Rendezvous
 from amusd.transport.factory import numbered_link
 from amusd.types import Role
-from launch import run as module
 from launch.run import (
     DraftElsewhere,
     Place,
@@ -83,42 +83,20 @@ def test_each_machine_gives_its_own_gpus_to_its_ranks(
     assert own_device(config, a_place(2, 4, local_rank=1)) == device
 
 
-class FakeProcess:
-    """A `DraftProcess` that notes what it is told, and ends when it is dismissed."""
-
-    def __init__(self, *_: object, **__: object) -> None:
-        self.told: list[object] = []
-        self._has_ended = False
-
-    def tell(self, incarnation: int, rendezvous: Rendezvous) -> None:
-        self.told.append((incarnation, rendezvous))
-        self._has_ended = False
-
-    def met(self) -> None:
-        pass
-
-    def dismiss(self) -> None:
-        self._has_ended = True
-
-    def ending(self, _timeout: float) -> str | None:
-        return "it was dismissed" if self._has_ended else None
-
-    def stop(self) -> None:
-        self.told.append("stop")
-
-
 def test_the_last_rank_starts_drafts_as_rank_0_says_and_ends_with_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    process = FakeProcess()
-    monkeypatch.setattr(module, "DraftProcess", lambda *_, **__: process)
-    links = [
+    process = Mock()
+    process.tell.side_effect = lambda *_: process.ending.configure_mock(return_value=None)
+    process.dismiss.side_effect = lambda: process.ending.configure_mock(return_value="it was dismissed")
+    monkeypatch.setattr("launch.run.DraftProcess", lambda *_, **__: process)
+    here, there = (
         numbered_link(TransportConfig(), str(tmp_path), 1, Role.DRAFT, listens=listens) for listens in (True, False)
-    ]
-    drafts = DraftElsewhere(links[0])
+    )
+    drafts = DraftElsewhere(here)
+    told = [(number, Rendezvous(f"ipc:///{number}", number)) for number in (1, 2)]
     with ThreadPoolExecutor(1) as pool:
-        last = pool.submit(start_drafts, EngineConfig(), links[1])
-        told = [(number, Rendezvous(f"ipc:///{number}", number)) for number in (1, 2)]
+        last = pool.submit(start_drafts, EngineConfig(), there)
         drafts.tell(*told[0])
         assert drafts.ending(0.1) is None
         drafts.dismiss()
@@ -127,8 +105,9 @@ def test_the_last_rank_starts_drafts_as_rank_0_says_and_ends_with_it(
         assert drafts.ending(0.1) is None, "what is known is of the first one"
         drafts.stop()
         last.result(DEADLINE_SECONDS)
-    links[1].close()
-    assert process.told == [*told, "stop"]
+    there.close()
+    assert process.tell.call_args_list == [call(*one) for one in told]
+    process.stop.assert_called_once_with()
 
 
 @pytest.mark.timeout(200)
