@@ -37,7 +37,6 @@ from amusd.huge_pages import environment_with_huge_pages
 Orders = dict[str, Any]
 
 _EXIT_SECONDS = 5.0
-"""How long a process may take to go when its socket is closed."""
 _CHUNK_BYTES = 65_536
 _STANDARD_INPUT = 0
 _PROGRAM = """\
@@ -97,7 +96,7 @@ class Lives:
         return self._server is not None and self._pid is None
 
     def prepare(self, settings: Mapping[str, Any]) -> None:
-        """Start the server, which loads what `settings` say, unless it is there; does not wait for it."""
+        """Start the server, unless it is there; does not wait for it."""
         if self._socket is not None and self._server is not None and self._server.poll() is None:
             return
         self.close()
@@ -110,7 +109,7 @@ class Lives:
         self._send(settings)
 
     def start(self, orders: Mapping[str, Any]) -> None:
-        """Order the next life, whether or not the server has prepared; the last one has ended. Does not wait."""
+        """Order the next life; the last one has ended. Does not wait."""
         self._pid, self._said, self._end = None, "", None
         self._number += 1
         self._send({**orders, "life": self._number})
@@ -135,7 +134,7 @@ class Lives:
         return self._end
 
     def kill(self) -> None:
-        """Kill the newest life, or the server that prepares for it, unless it has ended; does not wait."""
+        """Kill the newest life, or the server that prepares for it; does not wait."""
         if self._server is not None and self.ended(0.0) is None:
             self._server.send_signal(signal.SIGCONT)  # one that was stopped could not report the end
             with suppress(ProcessLookupError):

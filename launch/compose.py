@@ -1,4 +1,4 @@
-"""Hydra's side of a configuration: the defaults that it starts from, arguments as it reads them, and `RunConfig`."""
+"""Hydra's side of a configuration: its defaults, arguments as it reads them, and `RunConfig`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def store_defaults() -> None:
 
 
 def compose_config(arguments: Sequence[str]) -> RunConfig:
-    """The configuration that `key=value` arguments describe, without a run. Raises `ConfigError`, one line."""
+    """The configuration that `key=value` arguments describe. Raises `ConfigError`, one line."""
     store_defaults()
     try:
         with initialize_config_dir(str(conf_folder()), version_base=HYDRA_VERSION):
@@ -79,7 +79,7 @@ def config_of(composed: DictConfig) -> RunConfig:
 
 
 def hydra_settings(folder: Path) -> list[str]:
-    """Where Hydra puts a run or a sweep: logs go to no file, and `config.yaml` is ours, which hides `serve.api_key`."""
+    """Where Hydra puts a run or a sweep. Logs go to no file; `config.yaml` is ours, which hides `serve.api_key`."""
     named = _quoted(str(folder))
     folders = [f"hydra.run.dir={named}", f"hydra.sweep.dir={named}", "hydra.output_subdir=null"]
     return [*folders, "hydra/job_logging=none", "hydra/hydra_logging=none"]

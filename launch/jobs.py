@@ -229,7 +229,7 @@ def events_of(directory: Path, number: int | None = None) -> str:
 
 
 def with_api_key(config: RunConfig) -> RunConfig:
-    """The key from the environment, unless one is named. Raises `ConfigError` for the one of a run's `config.yaml`."""
+    """With the key from the environment unless one is named. Raises `ConfigError` for a hidden one."""
     if config.serve.api_key == HIDDEN:
         raise ConfigError(f"serve.api_key={HIDDEN}: a run does not keep its key; name one, or null")
     key = config.serve.api_key or os.environ.get("AMUSD_API_KEY") or None
@@ -237,7 +237,7 @@ def with_api_key(config: RunConfig) -> RunConfig:
 
 
 def exit_code_of(work: Callable[[], int]) -> int:
-    """Do some work and return its exit code: 2 for a user's mistake, 1 for a failure, both told here."""
+    """The exit code of some work: 2 for a user's mistake, 1 for a failure, both told here."""
     try:
         return work()
     except ConfigError as error:

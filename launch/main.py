@@ -1,4 +1,4 @@
-"""The `amusd` command: names a command, and leaves its `key=value` arguments to Hydra. Imports no torch.
+"""The `amusd` command, which leaves `key=value` arguments to Hydra. Imports no torch.
 
 Exit codes: 0 done, 1 a failure (one line where a process was lost, else its traceback) or a mistake that Hydra finds,
 2 the user's mistake or an output that cannot be written (one line), 130 Ctrl-C, 143 SIGTERM.

@@ -1,7 +1,4 @@
-"""The folder of one run: who makes it, what is written into it before the workers start, and how.
-
-A folder that already holds a run is refused: no result is overwritten. Every file appears complete or not at all.
-"""
+"""The folder of one run. Every file in it appears complete or not at all, and no run is overwritten."""
 
 from __future__ import annotations
 
@@ -59,7 +56,7 @@ def new_folder() -> Path:
 def create_run_directory(config: RunConfig) -> Path:
     """Write `config.yaml`, `environment.json` and `events/` into `config.run_dir`; return its absolute path.
 
-    Raises `ConfigError` when the folder already holds a run or cannot be written.
+    Raises `ConfigError`.
     """
     folder = Path(config.run_dir or new_folder())
     try:
@@ -77,7 +74,7 @@ def create_run_directory(config: RunConfig) -> Path:
 
 
 def clear_run(directory: Path) -> None:
-    """Delete what an interrupted run has left, so that the folder can be used again. Other files stay."""
+    """Delete what an interrupted run has left. Other files stay."""
     events = directory / EVENTS_FOLDER
     for path in [*(directory / name for name in _FILES), *events.glob("*.jsonl")]:
         path.unlink(missing_ok=True)
@@ -86,7 +83,7 @@ def clear_run(directory: Path) -> None:
 
 
 def discard_run(directory: Path) -> None:
-    """Take back what was written for a run that was refused before any token; one that has results stays whole."""
+    """Take back what was written for a run that was refused before any token."""
     if any((directory / name).exists() for name in _MEASURED) or any((directory / EVENTS_FOLDER).glob("*")):
         return
     clear_run(directory)
@@ -95,7 +92,7 @@ def discard_run(directory: Path) -> None:
 
 
 def is_complete(directory: Path) -> bool:
-    """Whether a job of a sweep has measured all that it is to; what was measured while a draft was lost is not it."""
+    """Whether a job of a sweep has measured all that it is to, with its draft there."""
     result = read_json(directory / RESULT_FILE) or {}
     return bool(result) and result.get("complete", True) and not {"draft_failure", "draft_losses"} & result.keys()
 
@@ -107,7 +104,7 @@ def check_unchanged(directory: Path, config: RunConfig) -> None:
 
 
 def config_text(config: RunConfig) -> str:
-    """Return the content of `config.yaml`."""
+    """The content of `config.yaml`."""
     return str(yaml.safe_dump(to_mapping(config.without_secrets()), sort_keys=False, width=120))
 
 

@@ -28,8 +28,7 @@ class Interrupted(KeyboardInterrupt):
 def raise_on_signals() -> None:
     """Have SIGINT, SIGTERM and SIGHUP raise `Interrupted`, once, in the main thread. SIGHUP stays ignored if it is.
 
-    Another thread ends the process after `GRACE_SECONDS`, also where the main thread does not come back from a pass or
-    from loading.
+    Another thread ends the process after `GRACE_SECONDS`, whatever the main thread does.
     """
     is_hup_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # by nohup
     signals = [number for number in _SIGNALS if number != signal.SIGHUP or not is_hup_ignored]
@@ -68,9 +67,9 @@ def end_with_parent() -> None:
 
 
 def ignore_signals() -> None:
-    """This process is about to end by itself: a signal has nothing left to save, and would only look like an error.
+    """This process is about to end by itself, and a signal has nothing left to save.
 
-    The handler does nothing: of one that is `SIG_IGN` Python complains where a signal has just arrived.
+    Not `SIG_IGN`, of which Python complains where a signal has just arrived.
     """
     for number in _SIGNALS:
         signal.signal(number, lambda _number, _frame: None)

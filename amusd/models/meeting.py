@@ -1,4 +1,4 @@
-"""Where the ranks of one model meet. Imports no torch, so that whoever starts them need not wait for it."""
+"""Where the ranks of one model meet. Imports no torch, for which whoever starts them would wait."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ class Meeting:
     store: Any = None
     """Store of torch in which the process group is formed; None: a file in the folder."""
     failure: Callable[[int, float], Exception | None] = lambda _rank, _timeout: None
-    """Waits up to so many seconds; returns why the process of a rank has failed, if this one has started it."""
+    """Why a rank's process, started by this one, has failed within so many seconds."""
     stop: Callable[[], None] = lambda: None
     """Ends the other ranks' processes, if this one has started them."""

@@ -1,7 +1,6 @@
-"""The devices of this machine: how many GPUs there are, which rank gets which, and which one this process works on.
+"""The devices of this machine, one for each rank: the target's first, the draft's last.
 
-Devices are named for each rank, the target's first and the draft last. torch is imported where it is asked, not before:
-its thread pools keep the settings that they find.
+torch is imported where it is asked, not before: its thread pools keep the settings that they find.
 
     GPUs of the machine                the target's ranks         the draft
     none                               on the CPU                 on the CPU
@@ -24,10 +23,9 @@ from amusd.types import Role
 
 
 def count_gpus() -> int:
-    """GPUs that this process may use; 0 with a torch for CPUs. AMD's count too: torch calls them `cuda` as well.
+    """GPUs that this process may use, AMD's too; 0 with a torch for CPUs.
 
-    Asks the driver's management library and creates no context, so this process may fork afterwards;
-    `torch.cuda.is_available` would start the driver itself.
+    Creates no context, so this process may fork afterwards; `torch.cuda.is_available` would start the driver.
     """
     import torch
 
@@ -74,10 +72,9 @@ def free_bytes(device: str) -> int:
 
 
 def settle_devices(config: EngineConfig, tell: Callable[[str], None]) -> HardwareConfig:
-    """The hardware of `config` with the device of every rank named, for whoever starts the workers.
+    """The hardware of `config` with the device of every rank named.
 
-    `tell` gets one line where ranks share a GPU unasked. Raises `ConfigError` where a GPU that a rank is to use is not
-    there.
+    `tell` gets one line where ranks share a GPU unasked. Raises `ConfigError` where a GPU is not there.
     """
     devices = devices_of(config)
     check_devices(devices)
@@ -103,10 +100,7 @@ def check_devices(devices: Sequence[str]) -> None:
 
 
 def claim_device(config: EngineConfig, role: Role, rank: int = 0) -> str:
-    """Device of one rank of a role, which becomes the current one of this thread.
-
-    A worker calls it once, before anything else that touches CUDA.
-    """
+    """Device of one rank of a role, which becomes the current one of this thread, before all else that uses CUDA."""
     device = device_of(config, role, rank)
     if device != "cpu":
         import torch

@@ -1,8 +1,7 @@
 """The ranks of one target: commands of the first one to the others, and exchanges of tensors between all.
 
-The first rank, the leader, decides everything; before each of its passes it commands the others, the followers, to
-compute the same pass. A command is a short message on the link to each follower. Tensors go through a process group,
-and meanwhile a thread watches the links (`models/process_group.py`).
+The first rank, the leader, commands the others, the followers, to compute each of its passes, by a short message on the
+link to each. Tensors go through a process group, and a thread watches the links (`models/process_group.py`).
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ from amusd.transport.zeromq import ZeroMQTransport
 from amusd.types import Role
 
 IDLE_SECONDS = 1.0
-"""Longest single wait for a command; a follower waits again as long as the leader is there."""
+"""Longest single wait for a command."""
 LOOK_SECONDS = 0.02
-"""How often the leader looks for a report of a follower that it waits for."""
+"""How often the leader looks for a report that it waits for."""
 REASON_SECONDS = 1.0
 """How long the reason may take to arrive once an exchange has failed."""
 
@@ -130,8 +129,7 @@ class Leader(_ConnectedRanks):
     def await_followers(self, device: str, timeout_seconds: float) -> None:
         """Wait until all are ready to compute, and meet them.
 
-        Raises `ConfigError` for what a follower reports as the user's mistake, `PeerError` when one fails or does not
-        come.
+        Raises `ConfigError` for the user's mistake, `PeerError` when one fails or does not come.
         """
         deadline = time.monotonic() + timeout_seconds
         waiting = list(self._links)
