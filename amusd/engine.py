@@ -152,7 +152,7 @@ class Engine:
 
     @property
     def counts(self) -> TargetCounts:
-        """What has been counted since the engine was launched; for any thread, and without waiting for a pass."""
+        """What has been counted since the launch; for any thread."""
         return replace(self.worker.counts)
 
     @property
@@ -209,12 +209,9 @@ class Engine:
     ) -> Answer:
         """The answer token by token.
 
-        `prompt` is the user's message or a conversation, put through the chat template unless `raw`, or token ids taken
-        as they are. `drafter` is one of `drafters`, the first by default; without any, `decoding` is plain by default.
-        `reference` is the answer of plain decoding, which the synthetic drafter has to be told.
-
-        Raises `ConfigError` when the prompt leaves no room for an answer, or the engine has no such drafter, and
-        `StateError` when it is closed.
+        The chat template is applied unless `raw`, or for token ids. `drafter` is one of `drafters`, by default the
+        first. `reference` is the answer of plain decoding, which the synthetic drafter has to be told. Raises
+        `ConfigError` for what cannot be answered, and `StateError` when the engine is closed.
         """
         self.turns.check()
         params = params or SamplingParams()
@@ -245,9 +242,9 @@ class Engine:
         return encode_prompt(prompt, self.tokenizer, self.worker.model, raw=raw, template=template or {})
 
     def close(self) -> None:
-        """End the draft and the target's other ranks, and release the link; for any thread. Idempotent.
+        """End unfinished answers, the draft and the target's other ranks; for any thread. Idempotent.
 
-        Unfinished answers are ended. A pass that is being computed is waited for (see `Turns.close`).
+        A pass that is being computed is waited for (see `Turns.close`).
         """
         self.turns.close(self._release)
 

@@ -29,23 +29,23 @@ class AmusdError(Exception):
 
 
 class ConfigError(AmusdError):
-    """A key, a value or a combination that cannot work. The message is one complete line for the user."""
+    """The message is one complete line for the user."""
 
 
 class UnsupportedModelError(ConfigError):
-    """The model cannot do what is asked of it; known before its weights are loaded."""
+    """Known before any weight is loaded."""
 
 
 class MissingDependencyError(ConfigError):
-    """Something has to be installed first; the message holds the exact command."""
+    """The message holds the exact command."""
 
 
 class ContextLengthError(ConfigError):
-    """A prompt leaves no room for an answer in the context."""
+    """A prompt leaves no room for an answer."""
 
 
 class NotFiniteError(ConfigError):
-    """The largest logit of a row is NaN or infinite: the weights are damaged, or numbers overflow in their dtype."""
+    """The largest logit of a row is NaN or infinite."""
 
 
 class PeerError(AmusdError):
@@ -65,11 +65,11 @@ class PeerLostError(PeerError):
 
 
 class RankLostError(PeerLostError):
-    """Another rank of the same model is gone or silent: this one cannot compute any more."""
+    """Another rank of the same model is gone or silent."""
 
 
 class PeerFailedError(PeerError):
-    """The peer reported that it cannot go on; the message is the first line of its error."""
+    """The message is the first line of the peer's error."""
 
 
 class NoRoomError(AmusdError):
@@ -77,7 +77,7 @@ class NoRoomError(AmusdError):
 
 
 class StateError(AmusdError, RuntimeError):
-    """An engine or an answer cannot give at this time what it was asked for: it is closed, unfinished, interrupted."""
+    """An engine or an answer is closed, unfinished or interrupted."""
 
 
 class DeviceError(AmusdError):
@@ -85,7 +85,7 @@ class DeviceError(AmusdError):
 
 
 class InvariantError(AmusdError):
-    """An invariant of the protocol does not hold, or session and drafter disagree after a rollback: a bug here."""
+    """A bug here."""
 
 
 def first_line(error: BaseException) -> str:

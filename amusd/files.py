@@ -66,7 +66,7 @@ def make_new_folder(folder: Path, mode: int = 0o777) -> None:
 
 
 def cannot_write(path: Path | str, error: OSError) -> ConfigError:
-    """A line for the user about an output that failed: the disk is full, the folder read-only, the file too large."""
+    """A line for the user about an output that failed."""
     return ConfigError(f"{path}: cannot be written ({error.strerror})")
 
 

@@ -32,23 +32,20 @@ class DraftPresence(str, enum.Enum):
 
     PRESENT = "present"
     SILENT = "silent"
-    """It does not answer: the target goes on alone until it does, or is replaced."""
+    """It does not answer, and the target goes on alone."""
     AWAY = "away"
-    """It is lost, and the target goes on alone until the next one is there."""
+    """It is lost, and the next one is looked for."""
     FAILED = "failed"
-    """It is lost, and no other one is looked for; `Engine.draft_failure` says why."""
+    """It is lost, and no other one is looked for."""
     NONE = "none"
     """The engine was made without one."""
 
 
 class TokenSource(str, enum.Enum):
-    """Who was first to say a token of an answer. Which one it is depends on timing; the token does not.
-
-    A lookup has no name of its own: in a tree it adds guesses, or makes the draft model's likelier.
-    """
+    """Who was first to say a token of an answer. Which one it is depends on timing; the token does not."""
 
     TARGET = "target"
-    """The target's own: in the place of a candidate that was rejected, behind all of them, or in plain decoding."""
+    """The target's own."""
     CANDIDATE = "candidate"
     """An accepted candidate of the likeliest path, or of a chain."""
     ALTERNATIVE = "alternative"

@@ -25,8 +25,8 @@ _CLOSED = "the engine is closed: launch another one"
 class Turns:
     """Has a worker compute the answers, as many at a time as it takes, in the order in which they were queued.
 
-    A thread that waits for a token computes the next step of all answers at work, and the tokens of the others are kept
-    for their readers. So a slow reader holds up no other one. An answer that is no longer referenced is ended.
+    A thread that waits for a token computes the next step of all answers at work, so a slow reader holds up no other
+    one. An answer that is no longer referenced is ended.
     """
 
     def __init__(self, worker: TargetWorker) -> None:
@@ -115,8 +115,8 @@ class Turns:
     def close(self, release: Callable[[], None]) -> None:
         """Give no more turns, end all answers, and call `release`.
 
-        This waits for a pass that another thread computes. After `CLOSE_SECONDS`, and in a signal handler amid a pass,
-        the rest is left to the thread that computes, at the end of its pass. In a fork nothing happens.
+        A pass that another thread computes is waited for. After `CLOSE_SECONDS`, and in a signal handler amid a pass,
+        the rest is left to the end of that pass. In a fork nothing happens.
         """
         if os.getpid() != self._pid:
             return

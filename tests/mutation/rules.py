@@ -606,8 +606,8 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "asyncio.wait((working,), return_when",
         ),
         "a reader that is slow keeps its place in the queue": (
-            "one.num_answers - sum(",
-            "one.num_answers - 0 * sum(",
+            "request.num_answers - sum(",
+            "request.num_answers - 0 * sum(",
         ),
         "a server that ends takes new requests": (
             "if self.is_closing:\n            raise",
