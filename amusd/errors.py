@@ -1,9 +1,8 @@
 """The errors that this package raises on purpose. The tree says whose fault each of them is.
 
     AmusdError
-    +-- ConfigError            the user's: a key, a value or a combination that cannot work, or an output that fails
-    |   +-- UnsupportedModelError   the model cannot do what speculative decoding needs (no rollback)
-    |   +-- MissingDependencyError  a package or file has to be installed; the message says how
+    +-- ConfigError            the user's: a key, a value, a model or a combination that cannot work, a package that is
+    |                          missing, or an output that fails
     |   +-- ContextLengthError a prompt leaves no room for an answer
     |   +-- NotFiniteError     a model's logits are not numbers: its weights are damaged, or overflow in its dtype
     +-- PeerError              the other process's
@@ -30,14 +29,6 @@ class AmusdError(Exception):
 
 class ConfigError(AmusdError):
     """The message is one complete line for the user."""
-
-
-class UnsupportedModelError(ConfigError):
-    """Known before any weight is loaded."""
-
-
-class MissingDependencyError(ConfigError):
-    """The message holds the exact command."""
 
 
 class ContextLengthError(ConfigError):

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from amusd.config import RunConfig
-from amusd.errors import ConfigError, MissingDependencyError, first_line
+from amusd.errors import ConfigError, first_line
 from amusd.settings import from_mapping, to_mapping
 
 if __name__ == "__main__":  # the replicas import what they run from the installed package
@@ -117,7 +117,7 @@ def main(arguments: Sequence[str]) -> int:
             import ray
             from ray import serve  # noqa: F401 - whether it is there
         except ModuleNotFoundError as error:
-            raise MissingDependencyError(f"ray: needs {error.name}; pip install 'amusd[ray]'") from None
+            raise ConfigError(f"ray: needs {error.name}; pip install 'amusd[ray]'") from None
         config = with_api_key(compose_config(arguments))
         try:
             ray.init(address="auto", log_to_driver=False)

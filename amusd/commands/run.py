@@ -11,7 +11,7 @@ from amusd.commands.generate import generate, generate_file
 from amusd.config import EngineConfig, RunConfig
 from amusd.console import Console
 from amusd.engine import Engine
-from amusd.errors import MissingDependencyError
+from amusd.errors import ConfigError
 from amusd.files import PARTIAL_FILE, write_json
 from amusd.workload import WorkloadPrompt
 
@@ -23,7 +23,7 @@ def serve(config: RunConfig, connect: Callable[[EngineConfig], Engine], console:
     try:
         from amusd.serving.server import run_server
     except ModuleNotFoundError as error:
-        raise MissingDependencyError(f"serve: needs {error.name}, which is not installed; {INSTALL_SERVE}") from None
+        raise ConfigError(f"serve: needs {error.name}, which is not installed; {INSTALL_SERVE}") from None
     run_server(config, connect, lambda line: console.note(f"amusd: {line}"))
     return 0
 

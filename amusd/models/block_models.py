@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
-from amusd.errors import ConfigError, UnsupportedModelError
+from amusd.errors import ConfigError
 from amusd.models.attention import AttentionInputs, attend_masked
 from amusd.models.compatibility import position_limit
 from amusd.models.decoder import Decoder
@@ -112,7 +112,7 @@ class DFlashModel:
     """Layers whose rows, the root and masks behind it, see all features and each other."""
 
     def __init__(self, draft: PublishedDraft, options: LoadOptions) -> None:
-        """Raises `ConfigError` and `UnsupportedModelError` for a configuration that says too little or too much."""
+        """Raises `ConfigError` for a configuration that says too little or too much."""
         self.block_size, self.mask_token_id = _block_settings(draft)
         starts_at_root = bool(draft.settings.get("sample_from_anchor", False))
         self.num_skipped = 0 if starts_at_root else 1
@@ -202,9 +202,7 @@ def _block_settings(draft: PublishedDraft) -> tuple[int, int]:
     usual = {"is_causal": False, "input_embedding_scale": 1.0, "output_multiplier": 1.0, "final_logit_softcapping": 0}
     for name, value in usual.items():
         if (settings.get(name) or value) != value:
-            raise UnsupportedModelError(
-                f"drafter {draft.path}: {name}={settings[name]} is not supported; allowed: {value}"
-            )
+            raise ConfigError(f"drafter {draft.path}: {name}={settings[name]} is not supported; allowed: {value}")
     return block_size, mask
 
 

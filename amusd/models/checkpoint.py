@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amusd.errors import AmusdError, ConfigError, UnsupportedModelError, first_line
+from amusd.errors import AmusdError, ConfigError, first_line
 
 CONFIG = "config.json"
 _WEIGHTS = "model.safetensors"
@@ -140,5 +140,5 @@ def one_line_errors(path: str | Path, part: str = "cannot be loaded") -> Iterato
         raise
     except Exception as error:  # they raise every kind, TypeError and plain Exception included
         if isinstance(error, ValueError) and "trust_remote_code" in str(error):
-            raise UnsupportedModelError(f"model {path}: it needs code of its own, which is never run") from error
+            raise ConfigError(f"model {path}: it needs code of its own, which is never run") from error
         raise ConfigError(f"model {path}: {part}: {first_line(error)}") from error

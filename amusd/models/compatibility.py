@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from amusd.errors import UnsupportedModelError
+from amusd.errors import ConfigError
 from amusd.models.configuration import ModelConfig
 
 _STATELESS_LAYERS = frozenset({"full_attention", "moe", "mlp"})
@@ -13,9 +13,9 @@ _WINDOW_OF_LAYER = {"sliding_attention": "sliding_window", "chunked_attention": 
 
 
 def check_supported(config: Any, max_model_len: int) -> None:
-    """Raise `UnsupportedModelError`, naming model type and reason, for a model that this package cannot run."""
+    """Raise `ConfigError`, naming model type and reason, for a model that this package cannot run."""
     for reason in _reasons(config, max_model_len):
-        raise UnsupportedModelError(f"model type '{config.model_type}' is not supported: {reason}")
+        raise ConfigError(f"model type '{config.model_type}' is not supported: {reason}")
 
 
 def position_limit(config: Any) -> int | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from amusd.errors import ConfigError, UnsupportedModelError
+from amusd.errors import ConfigError
 from amusd.models.checkpoint import CONFIG, find_checkpoint, one_line_errors, read_json
 
 MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
@@ -92,7 +92,7 @@ def load_config(path: str | Path, num_layers: int | None = None, model_impl: str
     """The configuration of a checkpoint; with `num_layers`, of a model of so many of its first layers.
 
     A `ModelConfig` exactly if `Decoder` computes the model, else transformers' own. Raises `ConfigError` if there is
-    none, or it has no more layers, `UnsupportedModelError` where `model_impl=amusd` does not cover it.
+    none, or it has no more layers, `ConfigError` where `model_impl=amusd` does not cover it.
     """
     folder = find_checkpoint(path)
     settings = read_json(path, folder, CONFIG)
@@ -102,7 +102,7 @@ def load_config(path: str | Path, num_layers: int | None = None, model_impl: str
         config: Any = ModelConfig(settings) if is_own else None
         if config is None or not config.is_covered():
             if model_impl == "amusd":
-                raise UnsupportedModelError(
+                raise ConfigError(
                     f"model_impl=amusd: this model of type '{model_type}' is not one that amusd's decoder computes: "
                     f"{', '.join(sorted(MODEL_TYPES))} with their usual layers, not quantized; allowed: auto"
                 )

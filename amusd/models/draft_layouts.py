@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amusd.errors import ConfigError, UnsupportedModelError
+from amusd.errors import ConfigError
 from amusd.models.checkpoint import CONFIG, OF_DRAFTERS, find_checkpoint, one_line_errors, open_checkpoint, read_json
 from amusd.models.configuration import MODEL_TYPES, ModelConfig, load_config
 from amusd.models.decoder import fit_weights, weight_shapes
@@ -136,8 +136,7 @@ def read_feature_spec(path: str | Path, target_path: str | Path, kind: str) -> F
 def read_published(path: str | Path, target_path: str | Path, kind: str) -> PublishedDraft:
     """Read the drafter of this kind (one of `KINDS`) in a folder or hub name; weights stay in their mapped files.
 
-    Raises `ConfigError` for what is missing, damaged or of another shape, `UnsupportedModelError` for another kind or
-    another target.
+    Raises `ConfigError` for what is missing, damaged, of another shape or kind, or for another target.
     """
     folder = find_checkpoint(path)
     settings = read_json(path, folder, CONFIG)
@@ -146,7 +145,7 @@ def read_published(path: str | Path, target_path: str | Path, kind: str) -> Publ
         stored = open_checkpoint(path, OF_DRAFTERS)
         family = _family(path, settings, stored)
         if (found := KINDS[family]) != kind:
-            raise UnsupportedModelError(f"drafter={kind}: {path} holds one for drafter={found}")
+            raise ConfigError(f"drafter={kind}: {path} holds one for drafter={found}")
         weights = {
             _canonical(name, family): tensor
             for name, tensor in stored.items()
@@ -154,13 +153,13 @@ def read_published(path: str | Path, target_path: str | Path, kind: str) -> Publ
         }
         config = None if family == MEDUSA else _layer_config(settings, weights, target)
         if config is not None and not config.is_covered():
-            raise UnsupportedModelError(f"drafter {path}: amusd's decoder does not compute its layers")
+            raise ConfigError(f"drafter {path}: amusd's decoder does not compute its layers")
         layers = _feature_layers(family, settings, int(target.num_hidden_layers))
         shapes = _medusa_shapes(weights, target) if config is None else _shapes(family, config, weights, target, layers)
         weights = fit_weights(f"drafter {path}", weights, shapes, all_given=True)
         draft = PublishedDraft(path, family, settings, config, weights, target_path, target, layers)
         if difference := _difference(draft, folder):
-            raise UnsupportedModelError(f"drafter {path}: made for another target: {difference}")
+            raise ConfigError(f"drafter {path}: made for another target: {difference}")
     return draft
 
 
@@ -179,7 +178,7 @@ def _family(path: str | Path, settings: Mapping[str, Any], stored: Mapping[str, 
     if (kind := settings.get(_SPECULATORS_TYPE)) is not None:
         if kind in (EAGLE3, DFLASH):
             return str(kind)
-        raise UnsupportedModelError(f"drafter {path}: {_SPECULATORS_TYPE}={kind}; allowed: {EAGLE3} or {DFLASH}")
+        raise ConfigError(f"drafter {path}: {_SPECULATORS_TYPE}={kind}; allowed: {EAGLE3} or {DFLASH}")
     bare = {name.removeprefix("model.").removeprefix("medusa_head.") for name in stored}
     if any(re.fullmatch(r"\d+\.\d+\.(linear\.)?weight", name) for name in bare):
         return MEDUSA
@@ -188,7 +187,7 @@ def _family(path: str | Path, settings: Mapping[str, Any], stored: Mapping[str, 
             return DFLASH
         is_eagle3 = any(name.startswith("midlayer.") or name.endswith("hidden_norm.weight") for name in bare)
         return EAGLE3 if is_eagle3 else EAGLE
-    raise UnsupportedModelError(f"drafter {path}: its weights are in no layout of EAGLE, Medusa or DFlash")
+    raise ConfigError(f"drafter {path}: its weights are in no layout of EAGLE, Medusa or DFlash")
 
 
 def _canonical(name: str, family: str) -> str:

@@ -49,7 +49,7 @@ def load_embedded_draft(
 ) -> CachedModel:
     """Load the draft for the target in folder `path`, with a head of its `vocab_size` most frequent tokens.
 
-    Raises `ConfigError` if its file is damaged, `UnsupportedModelError` as `load_model`.
+    Raises `ConfigError` if its file is damaged, and as `load_model`.
     """
     draft = read_draft(draft_file)
     config = load_config(path, draft.num_layers)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amusd.errors import ConfigError, MissingDependencyError, first_line
+from amusd.errors import ConfigError, first_line
 from amusd.models.checkpoint import write_checkpoint
 from amusd.models.configuration import ModelConfig
 from amusd.models.decoder import weight_shapes
@@ -38,7 +38,7 @@ _FORMAT = 1
 def embedded_target_path(cache_dir: Path | None = None, report: Report | None = None) -> Path:
     """The folder of the embedded target as a transformers checkpoint, made first if need be (about ten seconds).
 
-    Raises `MissingDependencyError` where something is not installed, `ConfigError` if the folder cannot be written.
+    Raises `ConfigError` where something is not installed or the folder cannot be written.
     """
     cache_dir = cache_dir if cache_dir is not None else Path.home() / ".cache" / "amusd"
     folder = cache_dir / f"{_NAME}-v{_FORMAT}"
@@ -46,9 +46,7 @@ def embedded_target_path(cache_dir: Path | None = None, report: Report | None = 
     if folder.exists():
         return folder
     if importlib.util.find_spec("gguf") is None:
-        raise MissingDependencyError(
-            "the embedded target needs the gguf package to be unpacked: pip install 'amusd[embedded]'"
-        )
+        raise ConfigError("the embedded target needs the gguf package to be unpacked: pip install 'amusd[embedded]'")
     try:
         cache_dir.mkdir(parents=True, exist_ok=True)
         _make(source, folder, report or (lambda _line: None))
@@ -65,7 +63,7 @@ def _find_source() -> Path:
     for location in (spec.submodule_search_locations or ()) if spec else ():
         if (path := Path(location) / _FILE).is_file():
             return path
-    raise MissingDependencyError(f"the embedded target is not installed: {_INSTALL}")
+    raise ConfigError(f"the embedded target is not installed: {_INSTALL}")
 
 
 def _make(source: Path, folder: Path, report: Report) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amusd.errors import ConfigError, DeviceError, UnsupportedModelError, first_line
+from amusd.errors import ConfigError, DeviceError, first_line
 from amusd.models.cached_model import CachedModel
 from amusd.models.checkpoint import CONFIG, one_line_errors, open_checkpoint
 from amusd.models.compatibility import check_supported, position_limit, quantization_of
@@ -78,11 +78,11 @@ def _try_out(model: CachedModel, options: LoadOptions, report: Callable[[str], N
 
 
 def _check_dtypes(path: str | Path, stored: Mapping[str, Tensor]) -> None:
-    """Raise `UnsupportedModelError` for weights that need scales of which the configuration says nothing."""
+    """Raise `ConfigError` for weights that need scales of which the configuration says nothing."""
     for name, tensor in stored.items():
         if name.endswith(".weight") and not (tensor.is_floating_point() and tensor.itemsize > 1):
             dtype = str(tensor.dtype).removeprefix("torch.")
-            raise UnsupportedModelError(f"model {path}: {name} is stored as {dtype}, and {CONFIG} says nothing of it")
+            raise ConfigError(f"model {path}: {name} is stored as {dtype}, and {CONFIG} says nothing of it")
 
 
 def read_weights(path: str | Path, stored: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:
@@ -136,18 +136,18 @@ def wrap_network(
 
 
 def prepare(config: Any, options: LoadOptions) -> None:
-    """Raise `UnsupportedModelError` for what cannot run, before any weight is read, and prepare the device."""
+    """Raise `ConfigError` for what cannot run, before any weight is read, and prepare the device."""
     check_supported(config, options.max_model_len)
     check_forward_pass(config, options.dtype, options.device, options.ranks.size)
     if options.model_impl == "transformers" and isinstance(config, ModelConfig):
-        raise UnsupportedModelError("model_impl=transformers: transformers computes checkpoints, not random weights")
+        raise ConfigError("model_impl=transformers: transformers computes checkpoints, not random weights")
     prepare_device(options.device)
 
 
 def prepare_device(device: str) -> None:
     """Set how torch computes on a GPU, and run a first kernel of Triton there. Idempotent.
 
-    Raises `ConfigError` without that device, `MissingDependencyError` without what Triton needs.
+    Raises `ConfigError` without that device or what Triton needs.
     """
     if not device.startswith("cuda"):
         return

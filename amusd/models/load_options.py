@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from amusd.errors import UnsupportedModelError
+from amusd.errors import ConfigError
 from amusd.models.configuration import ModelConfig
 from amusd.models.features import FeatureSpec
 from amusd.models.graphs import Capture
@@ -43,21 +43,21 @@ class LoadOptions:
 
 
 def check_forward_pass(config: Any, dtype: str, device: str, num_ranks: int = 1) -> None:
-    """Raise `UnsupportedModelError` if the model of a configuration is not computed in `dtype` by so many ranks."""
+    """Raise `ConfigError` if the model of a configuration is not computed in `dtype` by so many ranks."""
     is_lean = isinstance(config, ModelConfig)
     if dtype == INT8 and not is_lean:
-        raise UnsupportedModelError("dtype=int8: transformers computes this model, which has no int8 products")
+        raise ConfigError("dtype=int8: transformers computes this model, which has no int8 products")
     check_int8(dtype, device)
     most = config.num_key_value_heads if is_lean else 1
     if num_ranks > most:
         reason = "each rank needs a key head" if is_lean else "ranks share amusd's decoder, not transformers' code"
-        raise UnsupportedModelError(f"target_tensor_parallel_size={num_ranks}: {reason}; allowed: 1 to {most}")
+        raise ConfigError(f"target_tensor_parallel_size={num_ranks}: {reason}; allowed: 1 to {most}")
 
 
 def check_int8(dtype: str, device: str) -> None:
-    """Raise `UnsupportedModelError` where `dtype` is int8 and `device` does not multiply it fast."""
+    """Raise `ConfigError` where `dtype` is int8 and `device` does not multiply it fast."""
     if dtype == INT8 and (reason := why_not_int8(torch.device(device))) is not None:
-        raise UnsupportedModelError(f"dtype=int8: there are no fast int8 products: {reason}")
+        raise ConfigError(f"dtype=int8: there are no fast int8 products: {reason}")
 
 
 def loaded_dtype(dtype: str) -> torch.dtype:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amusd.errors import MissingDependencyError, first_line
+from amusd.errors import ConfigError, first_line
 from amusd.models.fused import silu_and_multiply
 
 BLOCK = 64
@@ -41,17 +41,17 @@ def num_splits(num_positions: int) -> int:
 
 
 def require_triton(device: str) -> None:
-    """Raise `MissingDependencyError` with what to install unless Triton is here and can run a kernel on `device`.
+    """Raise `ConfigError` with what to install unless Triton is here and can run a kernel on `device`.
 
     Triton compiles its launcher with the machine's C compiler and Python's headers.
     """
     if importlib.util.find_spec("triton") is None:
-        raise MissingDependencyError("models on a GPU need the triton package: pip install 'amusd[gpu]'")
+        raise ConfigError("models on a GPU need the triton package: pip install 'amusd[gpu]'")
     rows = torch.zeros((1, 2), device=device)
     try:
         silu_and_multiply(rows)
     except (AssertionError, OSError, RuntimeError, subprocess.SubprocessError) as error:
-        raise MissingDependencyError(
+        raise ConfigError(
             f"models on {device} need a C compiler and Python.h, with which Triton compiles (Debian, Ubuntu: "
             f"apt install gcc python3-dev): {first_line(error)}"
         ) from error

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from amusd.config import TransportConfig
-from amusd.errors import ConfigError, MissingDependencyError
+from amusd.errors import ConfigError
 from amusd.transport.addresses import LOOPBACK, SHARED_MEMORY, TORCH_DISTRIBUTED
 from amusd.transport.base import Rendezvous, Transport
 from amusd.transport.delayed import DelayedTransport
@@ -139,7 +139,7 @@ def _zeromq() -> type[ZeroMQTransport]:
     try:
         from amusd.transport.zeromq import ZeroMQTransport
     except ImportError as error:
-        raise MissingDependencyError(f"transport=zeromq: needs ZeroMQ: pip install pyzmq ({error})") from None
+        raise ConfigError(f"transport=zeromq: needs ZeroMQ: pip install pyzmq ({error})") from None
     return ZeroMQTransport
 
 

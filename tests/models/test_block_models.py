@@ -25,7 +25,7 @@ from models.test_eagle import (
 )
 from torch import Tensor
 
-from amusd.errors import ConfigError, UnsupportedModelError
+from amusd.errors import ConfigError
 from amusd.models.block_models import BlockModel, load_block_model
 from amusd.models.draft_layouts import read_feature_spec
 from amusd.models.load_options import LoadOptions
@@ -247,7 +247,7 @@ def test_dflash_drafters_that_do_not_fit_are_refused(name: str, target: Path, tm
 
 def test_a_drafter_of_another_kind_is_named(target: Path, tmp_path: Path) -> None:
     folder = save_eagle3(tmp_path / "draft")
-    with pytest.raises(UnsupportedModelError, match=r"drafter=dflash: .* holds one for drafter=eagle"):
+    with pytest.raises(ConfigError, match=r"drafter=dflash: .* holds one for drafter=eagle"):
         load_dflash(folder, target)
-    with pytest.raises(UnsupportedModelError, match=r"drafter=medusa: .* holds one for drafter=eagle"):
+    with pytest.raises(ConfigError, match=r"drafter=medusa: .* holds one for drafter=eagle"):
         read_feature_spec(folder, target, "medusa")

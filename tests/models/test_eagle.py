@@ -14,7 +14,7 @@ from models import tiny
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from amusd.errors import ConfigError, UnsupportedModelError
+from amusd.errors import ConfigError
 from amusd.models.cached_model import CachedModel
 from amusd.models.draft_layouts import read_feature_spec
 from amusd.models.eagle import load_eagle
@@ -355,7 +355,7 @@ def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
     load_eagle(same, tmp_path / "target", OPTIONS)
     other = save_eagle3(tmp_path / "other", weights, vocab_size=len(tokenizer))
     tiny.byte_tokenizer(("<end>",)).save_pretrained(other)
-    with pytest.raises(UnsupportedModelError, match="its tokenizer differs from the target's"):
+    with pytest.raises(ConfigError, match="its tokenizer differs from the target's"):
         load_eagle(other, tmp_path / "target", OPTIONS)
 
 

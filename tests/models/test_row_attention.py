@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from amusd.errors import MissingDependencyError
+from amusd.errors import ConfigError
 from amusd.models import row_attention
 from amusd.models.row_attention import attend_rows
 from tests.models.attention_cases import (
@@ -98,7 +98,7 @@ def test_the_operator_keeps_to_its_schema() -> None:
 
 def test_triton_is_named_when_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'amusd\[gpu\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'amusd\[gpu\]'"):
         row_attention.require_triton("cuda:0")
 
 

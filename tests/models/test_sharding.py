@@ -17,7 +17,7 @@ from models.test_decoder import CASES, LENGTH, PROMPT, Case, lean_model, stock_m
 from models.thread_ranks import ThreadRanks, on_ranks
 from torch import Tensor
 
-from amusd.errors import UnsupportedModelError
+from amusd.errors import ConfigError
 from amusd.models.huggingface import load_model
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
@@ -100,7 +100,7 @@ def test_what_cannot_be_shared_is_refused_before_weights_are_read(
 ) -> None:
     tiny.tiny_config(name, **changes).save_pretrained(tmp_path)  # there are no weights at all
     rule = Numerics(width=8, fixed=True)
-    with pytest.raises(UnsupportedModelError, match=rf"^target_tensor_parallel_size={size}: .*{message}"):
+    with pytest.raises(ConfigError, match=rf"^target_tensor_parallel_size={size}: .*{message}"):
         load_model(
             tmp_path, LoadOptions(numerics=rule, max_model_len=64, model_impl=model_impl, ranks=rank_of(0, size))
         )

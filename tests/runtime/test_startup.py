@@ -8,7 +8,7 @@ import pytest
 from memory_link import memory_pair
 
 from amusd.config import DrafterConfig, EngineConfig, HardwareConfig, TransportConfig
-from amusd.errors import ConfigError, PeerFailedError, UnsupportedModelError
+from amusd.errors import ConfigError, PeerFailedError
 from amusd.models.language_model import LanguageModel
 from amusd.models.tokenizer import Tokenizer
 from amusd.protocol.messages import PROTOCOL_VERSION, Hello
@@ -64,7 +64,7 @@ def test_elsewhere_each_process_loads_it_for_itself(config: EngineConfig) -> Non
 @pytest.mark.parametrize(
     ("error", "kind", "text"),
     [
-        (UnsupportedModelError("model /m: quantized with AWQ"), ConfigError, r"^model /m: quantized with AWQ$"),
+        (ConfigError("model /m: quantized with AWQ"), ConfigError, r"^model /m: quantized with AWQ$"),
         (ConfigError("model /\udcff: no such folder"), ConfigError, r"^model /\?: no such folder$"),
         (MemoryError("a bug"), PeerFailedError, r"MemoryError: a bug$"),
     ],

@@ -24,7 +24,7 @@ from serving.running import until
 from amusd.commands.run import serve
 from amusd.config import RunConfig
 from amusd.console import Console
-from amusd.errors import MissingDependencyError
+from amusd.errors import ConfigError
 from tests.launch.processes import SECONDS, amusd_command, environment, run
 from tests.launch.small_pair import save_pair
 from tests.test_documents import blocks
@@ -169,5 +169,5 @@ def test_a_missing_package_is_named_with_the_line_that_installs_it(monkeypatch: 
     for name in [name for name in sys.modules if name.startswith("amusd.serving.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    with pytest.raises(MissingDependencyError, match=r"^serve: needs uvicorn, .* pip install 'amusd\[serve\]'$"):
+    with pytest.raises(ConfigError, match=r"^serve: needs uvicorn, .* pip install 'amusd\[serve\]'$"):
         serve(RunConfig(), lambda _: pytest.fail("nothing is loaded"), Console())
