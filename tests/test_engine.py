@@ -168,23 +168,6 @@ def test_a_lost_draft_gives_a_whole_answer_and_a_non_zero_exit(
         assert commands.run("generate", engine, config) == 2
 
 
-def test_an_interrupted_comparison_keeps_what_was_measured(commands: Commands) -> None:
-    class Stopped(BaseException):
-        pass
-
-    def interrupt(_label: str, done: int, _total: int) -> None:
-        if done >= 6:
-            raise Stopped
-
-    commands.monkeypatch.setattr(Console, "progress", lambda _self, *args: interrupt(*args))
-    with pair({"ngram": FACTORY}) as (engine, _), pytest.raises(Stopped):
-        commands.run("compare", engine, run_config(sampling={"max_new_tokens": 8}))
-    result = commands.result()
-    assert result["complete"] is False
-    assert result["rows"][0]["num_prompts"] == 1
-    assert {answer["prompt"] for answer in commands.answers()} == {1}
-
-
 def test_every_answer_of_a_comparison_is_kept_with_what_it_took(commands: Commands) -> None:
     config = run_config(policy="chain", sampling={"max_new_tokens": 8}, workload={"num_prompts": 2})
     with pair({"ngram": FACTORY}) as (engine, _):

@@ -37,7 +37,7 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
 
 def make_app(service: Service) -> FastAPI:
     """The routes of a server."""
-    app = FastAPI(title="amusd", version=__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(title="amusd", version=__version__, docs_url=None, redoc_url=None, exception_handlers=_HANDLERS)
 
     @app.post("/v1/chat/completions", responses=_RESPONSES)
     async def chat_completions(body: ChatRequest) -> Response:
@@ -70,12 +70,6 @@ def make_app(service: Service) -> FastAPI:
     async def metrics() -> Response:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    app.exception_handlers |= {
-        RequestError: lambda _request, error: error_response(error),
-        RequestValidationError: lambda _request, error: error_response(validation_error(error.errors())),
-        HTTPException: _http_error,
-        Exception: lambda *_: error_response(RequestError("internal error", status=500)),  # and goes on to `Gate`
-    }
     return app
 
 
@@ -118,6 +112,14 @@ def _http_error(request: Request, error: HTTPException) -> Response:
 def error_response(error: RequestError) -> Response:
     """An error in OpenAI's shape. Half of a surrogate pair, which a name of the client's may hold, is escaped."""
     return Response(json.dumps(error.body), error.status, error.headers, "application/json")
+
+
+_HANDLERS: dict[Any, Any] = {
+    RequestError: lambda _request, error: error_response(error),
+    RequestValidationError: lambda _request, error: error_response(validation_error(error.errors())),
+    HTTPException: _http_error,
+    Exception: lambda *_: error_response(RequestError("internal error", status=500)),  # and goes on to `Gate`
+}
 
 
 class Gate:
