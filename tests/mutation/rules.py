@@ -512,7 +512,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     },
     (
         "amusd/runtime/target_worker.py",
-        "tests/runtime/test_batches.py::test_the_slot_of_a_closed_answer_is_free_at_the_next_step",
+        "tests/runtime/test_batches.py::test_the_slot_of_a_cancelled_answer_is_free_at_the_next_step",
     ): {
         "the cache of a slot keeps what it held": ("slot.cache.truncate(0)", "pass"),
     },
