@@ -13,16 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amusd.models.language_model import (
-    ChainRows,
-    FeatureRows,
-    KVCache,
-    ModelOutput,
-    Sampler,
-    SamplerRows,
-    SequenceRows,
-)
+from amusd.models.language_model import FeatureRows, ModelOutput
 from amusd.models.numerics import Numerics
+from amusd.models.passes import Rows, Sampler
 from amusd.protocol.verification import place_rows
 
 _MASK = (1 << 64) - 1
@@ -30,7 +23,7 @@ _ODD = 0x9E3779B97F4A7C15
 
 
 class TableCache:
-    """The prefix itself, as one running hash per position. Satisfies `KVCache`."""
+    """The prefix itself, as one running hash per position. Stands for a `KVCache`."""
 
     def __init__(self, capacity: int, seed: int) -> None:
         self.capacity = capacity
@@ -75,27 +68,22 @@ class TableModel:
         max_length: int = 512,
         *,
         numerics: Numerics | None = None,
-        num_tracks: int = 1,
         reads_features: Sequence[str] = (),
     ) -> None:
-        """Models with the same `vocab_size` and `seed` are equal. `numerics` limits the rows of a pass, if given.
+        """Models with the same `vocab_size` and `seed` are equal. `numerics`: see `LanguageModel`; None: no limits.
 
-        `num_tracks`: of a pass over several paths. `reads_features`: drafters that read features, which are four
-        small numbers of each prefix's hash.
+        `reads_features`: drafters that read features, which are four small numbers of each prefix's hash.
         """
         if not 2 <= vocab_size <= 1 << 16:
             raise ValueError(f"vocab_size={vocab_size} must be between 2 and 65536")
         self.vocab_size = vocab_size
         self._seed = seed
         self.max_length = max_length
-        self._numerics = numerics
-        self.prefill_chunk = numerics.prefill_chunk if numerics else max_length
-        self.width = numerics.width if numerics else max_length
-        self._num_tracks = num_tracks
+        self.numerics = numerics or Numerics(max_length, fixed=False, border=None, prefill_chunk=max_length)
         self.feature_columns = {name: slice(0, 4) for name in reads_features}
         self._columns = torch.arange(vocab_size)
 
-    def prepare(self, cache: KVCache, samplers: Sequence[Sampler] = (), steps: int = 1) -> None:
+    def prepare(self, cache: TableCache, samplers: Sequence[Sampler] = (), steps: int = 1) -> None:
         """Nothing makes its first passes slow."""
 
     def new_cache(self, capacity: int) -> TableCache:
@@ -108,85 +96,55 @@ class TableModel:
         """Caches as of `new_cache`."""
         return [self.new_cache(capacity) for _ in range(number)]
 
-    def max_rows(self, start: int) -> int:
-        """How many tokens one `forward` may carry at position `start`."""
-        return self._numerics.max_rows(start) if self._numerics else self.max_length
-
-    def prefill(self, token_ids: Sequence[int], cache: KVCache) -> None:
-        """Take in tokens. Raises `ValueError` as `forward` does."""
-        table = self._checked(token_ids, cache)
+    def prefill(self, token_ids: Sequence[int], cache: TableCache) -> None:
+        """Take in tokens. Raises `ValueError` as `run` does."""
+        self._check(token_ids, cache)
         for token_id in token_ids:
-            table.append(token_id)
+            cache.append(token_id)
 
-    def forward(
-        self,
-        token_ids: Sequence[int],
-        cache: KVCache,
-        wanted: SamplerRows | None = None,
-        parents: Sequence[int] | None = None,
-    ) -> ModelOutput:
-        """Logits [rows, vocab] float64 of `token_ids`; see `LanguageModel.forward`."""
-        if parents is not None:
-            return ModelOutput(logits=self._scores(self._hash_paths(token_ids, parents, cache)))
-        table = self._checked(token_ids, cache)
-        if not 1 <= len(token_ids) <= self.max_rows(cache.length):
-            raise ValueError(f"{len(token_ids)} tokens at {cache.length}: at most {self.max_rows(cache.length)}")
-        return ModelOutput(logits=self._scores([table.append(token_id) for token_id in token_ids]))
+    def run(self, batch: Sequence[Rows], steps: int = 1) -> list[ModelOutput]:
+        """Logits [rows, vocab] float64 of each sequence alone; see `LanguageModel`."""
+        outputs = []
+        for rows in batch:
+            hashes = self._hashes(rows)
+            for _ in range(steps - 1):
+                last, _ = ModelOutput(self._scores(hashes), rows.wanted).sample(len(hashes) - 1)
+                hashes.append(rows.cache.append(last))
+            outputs.append(ModelOutput(self._scores(hashes), rows.wanted))
+        return outputs
 
-    def forward_batch(self, batch: Sequence[SequenceRows]) -> list[ModelOutput]:
-        """The outputs of each sequence alone."""
-        return [self.forward(rows.token_ids, rows.cache, rows.wanted, rows.parents) for rows in batch]
-
-    def num_tracks(self, start: int) -> int:
-        """See `LanguageModel`."""
-        return self._num_tracks
-
-    def keep(self, rows: Sequence[int], cache: KVCache) -> None:
+    def keep(self, rows: Sequence[int], cache: TableCache) -> None:
         """Continue with these rows of the last pass over several paths."""
-        table = self._checked((), cache)
         for row in rows:
-            table.append(table.rows[row])
+            cache.append(cache.rows[row])
 
     def read_features(self, batch: Sequence[FeatureRows]) -> list[Tensor]:
         """The features of each sequence alone."""
         return [
-            torch.stack([self._checked((), rows.cache).feature(position) for position in range(rows.start, rows.end)])
-            for rows in batch
+            torch.stack([rows.cache.feature(position) for position in range(rows.start, rows.end)]) for rows in batch
         ]
 
-    def extend_batch(self, batch: Sequence[ChainRows]) -> list[list[int]]:
-        """The tokens of each sequence alone."""
-        return [self._extend(rows) for rows in batch]
-
-    def _extend(self, rows: ChainRows) -> list[int]:
-        chosen: list[int] = []
-        pending = rows.token_ids
-        while len(chosen) < rows.num_tokens:
-            words = None if rows.chooser is None else rows.chooser.rows(rows.cache.length, pending)
-            output = self.forward(pending, rows.cache)
-            columns = [output.sample(len(pending) - 1, None)[0]]  # raises for what is no number
-            if rows.chooser is not None and words is not None:
-                columns = [rows.chooser.draw(output.logits[-1:], words[-1:])]
-            chosen += columns if self.output_ids is None else self.output_ids[columns].tolist()
-            pending = chosen[-1:]
-        return chosen
-
-    def _hash_paths(self, token_ids: Sequence[int], parents: Sequence[int], cache: KVCache) -> list[int]:
-        """The hash of each row's prefix in a pass over several paths."""
-        table, start = self._checked((), cache), cache.length
-        if not len(parents) + 1 == len(token_ids) <= self.width:
-            raise ValueError(f"{len(token_ids)} rows with {len(parents)} parents: allowed are 1 to {self.width} rows")
-        depth = max(depth for depth, _ in place_rows(parents, self.num_tracks(start)))
-        if depth >= self.max_rows(start):
-            raise ValueError(f"a path of {depth + 1} rows: at most {self.max_rows(start)} from position {start}")
+    def _hashes(self, rows: Rows) -> list[int]:
+        """The hash of each row's prefix."""
+        token_ids, parents, cache = rows.token_ids, rows.parents, rows.cache
+        start, is_chain = cache.length, parents is None
+        most = self.numerics.max_rows(start) if is_chain else self.numerics.width
+        if not 1 <= len(token_ids) <= most:
+            raise ValueError(f"{len(token_ids)} tokens at {start}: at most {most}")
+        if is_chain:
+            self._check(token_ids, cache)
+            return [cache.append(token_id) for token_id in token_ids]
+        depth = max(depth for depth, _ in place_rows(parents, self.numerics.tracks_at(start)))
+        if depth >= self.numerics.max_rows(start):
+            raise ValueError(f"a path of {depth + 1} rows at {start}")
         paths, hashes = [list(token_ids[:1])], []
         for row, parent in enumerate(parents, start=1):
             paths.append([*paths[parent], token_ids[row]])
         for path in paths:
-            self._checked(path, cache)
-            hashes.append([table.append(token_id) for token_id in path][-1])
-            table.truncate(start)
-        table.rows = tuple(token_ids)
+            self._check(path, cache)
+            hashes.append([cache.append(token_id) for token_id in path][-1])
+            cache.truncate(start)
+        cache.rows = tuple(token_ids)
         return hashes
 
     def _scores(self, hashes: list[int]) -> Tensor:
@@ -197,14 +155,11 @@ class TableModel:
         mixed = (mixed ^ (mixed >> 32)) & 0xFFFFFFFF
         return (mixed * (1 << 16) + self._columns).to(torch.float64) * 2.0**-45
 
-    def _checked(self, token_ids: Sequence[int], cache: KVCache) -> TableCache:
-        if not isinstance(cache, TableCache):
-            raise TypeError(f"a cache of new_cache() is needed, not a {type(cache).__name__}")
+    def _check(self, token_ids: Sequence[int], cache: TableCache) -> None:
         if cache.length + len(token_ids) > cache.capacity:
             raise ValueError(f"{len(token_ids)} tokens do not fit: {cache.length} of {cache.capacity} are used")
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self.vocab_size:
             raise ValueError(f"token ids must be in [0, {self.vocab_size}), not {min(token_ids)} to {max(token_ids)}")
-        return cache
 
 
 class TableTokenizer:

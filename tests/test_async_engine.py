@@ -55,9 +55,9 @@ async def launched(max_num_seqs: int = 4) -> AsyncIterator[tuple[AsyncEngine, En
 def passes_counted(engine: Engine, act: Callable[[int], None]) -> Iterator[list[int]]:
     """As `on_pass`, until the end of the block."""
     model = engine.worker.model
-    forward = model.forward
+    run_pass = model.run
     yield on_pass(engine, act)
-    model.forward = forward  # type: ignore[method-assign]
+    model.run = run_pass  # type: ignore[method-assign]
 
 
 def run(work: Any) -> Any:

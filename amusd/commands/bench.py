@@ -19,11 +19,12 @@ from amusd.console import Console, table
 from amusd.errors import ConfigError, PeerLostError
 from amusd.files import read_json, write_json
 from amusd.models.adapter import quiet_transformers
-from amusd.models.cached_model import CachedModel
+from amusd.models.cached_model import CachedModel, extend
 from amusd.models.checkpoint import find_checkpoint
-from amusd.models.language_model import KVCache
+from amusd.models.kv_cache import KVCache
 from amusd.models.loading import describe_drafter, load_draft_model, load_target, model_path, target_dtype
 from amusd.models.numerics import Numerics
+from amusd.models.passes import Rows
 from amusd.runtime.cores import allowed_cores, cores_for, pin_to
 from amusd.runtime.devices import claim_device, device_of
 from amusd.transport.factory import ON_ONE_MACHINE
@@ -221,7 +222,7 @@ def _pass(model: CachedModel, prompt: Sequence[int], width: int) -> Work:
 
     def run() -> None:
         cache.truncate(len(prompt))
-        model.forward(prompt[:width], cache).choose()
+        model.run([Rows(prompt[:width], cache)])[0].choose()
 
     return run
 
@@ -231,7 +232,7 @@ def _draft_steps(model: CachedModel, prompt: Sequence[int]) -> Work:
 
     def run() -> None:
         cache.truncate(len(prompt))
-        model.extend(prompt[:1], cache, DRAFT_STEPS)
+        extend(model, prompt[:1], cache, DRAFT_STEPS)
 
     return run
 
@@ -242,8 +243,6 @@ def _decoding(model: CachedModel, prompt: Sequence[int]) -> Callable[[int], obje
     def run(number: int) -> None:
         cache.truncate(0)
         model.prefill(prompt[:-1], cache)
-        token = prompt[-1]
-        for _ in range(number):
-            token = model.forward([token], cache).choose()[0]
+        extend(model, prompt[-1:], cache, number)
 
     return run

@@ -12,6 +12,7 @@ from typing import Any
 from amusd.answer import Generation
 from amusd.config import DecodingConfig, RunConfig
 from amusd.engine import Engine
+from amusd.models.passes import Rows
 from amusd.policies.factory import policy_name
 from amusd.runtime.devices import devices_of
 from amusd.tracing.metrics import total
@@ -264,7 +265,7 @@ def _logit_gap(engine: Engine, prefix: Sequence[int], token_id: int, other_id: i
     """Return how much the target prefers `token_id` to `other_id` behind `prefix`, or how near to a tie it was."""
     model = engine.worker.model
     with engine.turns.alone():
-        cache = model.new_cache(len(prefix))
+        [cache] = model.new_caches(1, len(prefix))
         model.prefill(prefix[:-1], cache)
-        logits = model.forward(prefix[-1:], cache).logits[0]
+        logits = model.run([Rows(prefix[-1:], cache)])[0].logits[0]
     return float(logits[token_id]) - float(logits[other_id])

@@ -1,8 +1,7 @@
-"""Any causal language model over the target's token ids, drafting one token a step, as the target would choose it.
+"""Any causal language model over the target's token ids, drafting chains as the target would choose them.
 
-It may leave to prompt lookup what lookup knows better. Text repeats itself: names, code, lists, and the loops that
-small models run into. Where a long enough suffix of the context has occurred before, what followed it then is right
-more often than a small model is (`experiments/embedded_draft/` measures from which length on), and costs nothing.
+It may leave to prompt lookup what lookup knows better: where a long enough suffix of the context has occurred before,
+what followed it then is right more often than a small model is (`experiments/embedded_draft/`), and costs nothing.
 
 context   [0, length)            tokens taken in, the tail included
 cache     [0, _cache.length)     keys and values present; at most length - 1, so that a step always has an input
@@ -19,20 +18,23 @@ from amusd.config import GREEDY, Distribution
 from amusd.drafters.base import ChainDrafter, say_not_finite
 from amusd.drafters.ngram import NgramCache
 from amusd.errors import NotFiniteError
-from amusd.models.language_model import ChainRows, KVCache, LanguageModel
+from amusd.models.kv_cache import KVCache
+from amusd.models.language_model import LanguageModel, ModelOutput
+from amusd.models.passes import Rows, SamplerRows
 from amusd.sampling.ratio_test import DraftSampler
 from amusd.sampling.sampler import DRAFT_LEVELS, SamplingState, SequenceSampler, samplers_of
 
 
 class AutoregressiveDrafter(ChainDrafter):
-    """Drafts with `model`. Its cache holds the longest sequence the model supports, and is kept between sequences."""
+    """Drafts with `model`, whose cache is kept between sequences."""
 
     def __init__(self, model: LanguageModel, lookup: NgramCache | None = None, *, cache: KVCache | None = None) -> None:
         """`lookup`: proposes first; the model drafts where it has no continuation. `cache`: one of `new_caches`."""
         super().__init__()
         self.model = model
         self._lookup = lookup
-        self._cache = model.new_cache(model.max_length) if cache is None else cache
+        self._cache = model.new_caches(1, model.max_length)[0] if cache is None else cache
+        self._output_ids = None if model.output_ids is None else model.output_ids.tolist()
         self._distribution = GREEDY
         self._sampler: SequenceSampler | None = None
         self._held: list[int] = []
@@ -66,7 +68,7 @@ class AutoregressiveDrafter(ChainDrafter):
         return self._sampler.take_rows() if isinstance(self._sampler, DraftSampler) else ()
 
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
-        """Start from `token_ids`: all but the last go through the model at once, but for those that the cache holds."""
+        """Start from `token_ids`: those but the last that the cache does not hold go through the model."""
         super().open(token_ids, capacity, fan_out)
         if self._lookup is not None:
             self._lookup.open(token_ids)
@@ -80,7 +82,7 @@ class AutoregressiveDrafter(ChainDrafter):
         self.model.prefill(token_ids[self._cache.length : -1], self._cache)
 
     def propose(self, max_tokens: int) -> tuple[int, ...]:
-        """`max_tokens` tokens; fewer at the end of the capacity, none where the model gives no numbers."""
+        """`max_tokens` tokens; fewer at the end of the capacity, or where the model gives no numbers."""
         return self.propose_together([self], [max_tokens])[0]
 
     @classmethod
@@ -95,26 +97,57 @@ class AutoregressiveDrafter(ChainDrafter):
 
     def propose_known(self, max_tokens: int) -> tuple[int, ...] | None:
         """Propose without the model: a continuation, or nothing where no room is left; None: ask the model."""
-        num_tokens = min(max_tokens, self._capacity - self.length)
+        num_tokens = self.room(max_tokens)
         if num_tokens < 1:
             return ()
         found = () if self._lookup is None else self._lookup.continuation(num_tokens)
         self.commit(found)  # the model reads it with its next step
         return found or None
 
-    def rows(self, max_tokens: int) -> ChainRows:
-        """The end of the sequence, for the model to go on with."""
-        pending = self._catch_up()
+    def room(self, max_tokens: int) -> int:
+        """How many of so many tokens may follow."""
+        return min(max_tokens, self._capacity - self.length)
+
+    @property
+    def can_replay(self) -> bool:
+        """Whether a device can choose several tokens without the host."""
+        return self._sampler is None or self._sampler.can_replay
+
+    def rows(self, candidates: Sequence[int] = (), steps: int = 1) -> Rows:
+        """The end of the sequence and `candidates` behind it, for the model to go on with."""
+        token_ids, wanted = [*self._catch_up(len(candidates)), *candidates], None
         if self._sampler is not None:
             self._sampler.see(self._context)
-        return ChainRows(pending, self._cache, min(max_tokens, self._capacity - self.length), self._sampler)
+            words = self._sampler.rows(self._cache.length, token_ids, num_steps=steps)
+            wanted = SamplerRows(self._sampler.sampler, words)
+        return Rows(token_ids, self._cache, wanted)
 
-    def undo_rows(self) -> None:
+    def take(self, rows: Rows, output: ModelOutput, steps: int) -> list[int]:
+        """Commit the tokens that a pass has chosen behind `rows`, at most `steps`; none where it gives no numbers."""
+        last = len(rows.token_ids) - 1
+        try:
+            chosen = [self._draw(output, last + step) for step in range(steps)]
+        except NotFiniteError as error:
+            self._undo_rows(error)
+            return []
+        self.commit(chosen)
+        self._cache.truncate(self.length - 1)
+        return chosen
+
+    def _draw(self, output: ModelOutput, row: int) -> int:
+        """The token chosen behind a row. Raises `NotFiniteError`."""
+        column, _ = output.sample(row)
+        if isinstance(self._sampler, DraftSampler):
+            assert output.wanted is not None
+            column = self._sampler.draw(output.logits[row : row + 1], output.wanted.inputs[row : row + 1])
+        return column if self._output_ids is None else self._output_ids[column]
+
+    def _undo_rows(self, error: NotFiniteError) -> None:
         """Forget what a failed pass has written: it may not be numbers."""
-        self.take_rows()
         self._cache.truncate(min(self._cache.length, self.length - 1))
         self._cache.wipe()
         self._num_opened = self._cache.capacity  # nor goes another sequence on with what is left
+        say_not_finite(error)
 
     def commit(self, token_ids: Sequence[int]) -> None:
         """Append tokens; they go through the model with the next step."""
@@ -150,29 +183,25 @@ class AutoregressiveDrafter(ChainDrafter):
 
     @classmethod
     def _extend(cls, drafters: Sequence[Self], max_tokens: Sequence[int]) -> list[tuple[int, ...]]:
-        """The model's proposal for each."""
-        if not drafters:
-            return []
-        rows = [drafter.rows(number) for drafter, number in zip(drafters, max_tokens, strict=True)]
-        try:
-            found = drafters[0].model.extend_batch(rows)
-        except NotFiniteError as error:
-            for drafter in drafters:
-                drafter.undo_rows()
-            if len(drafters) > 1:  # of one of them: the others go on
-                alone = zip(drafters, max_tokens, strict=True)
-                return [cls._extend([drafter], [number])[0] for drafter, number in alone]
-            say_not_finite(error)
-            return [()]
-        for drafter, proposed in zip(drafters, found, strict=True):
-            drafter.commit(proposed)
-        return [tuple(proposed) for proposed in found]
+        """The model's proposal for each, in as many passes as the longest needs."""
+        proposed: list[list[int]] = [[] for _ in drafters]
+        num_left = [drafter.room(number) for drafter, number in zip(drafters, max_tokens, strict=True)]
+        while going := [index for index, number in enumerate(num_left) if number]:
+            model, steps = drafters[0].model, 1
+            if all(drafters[index].can_replay for index in going):
+                steps = min(model.tokens_per_step, max(num_left))
+            batch = [drafters[index].rows(steps=steps) for index in going]
+            for index, rows, output in zip(going, batch, model.run(batch, steps), strict=True):
+                chosen = drafters[index].take(rows, output, min(steps, num_left[index]))
+                proposed[index] += chosen
+                num_left[index] = num_left[index] - len(chosen) if chosen else 0
+        return [tuple(tokens) for tokens in proposed]
 
     def _catch_up(self, num_behind: int = 0) -> list[int]:
         """The tokens that the next pass takes in before `num_behind` more; what does not fit is prefilled here."""
         while True:
             start = self._cache.length
-            most = self.model.max_rows(start)
+            most = self.model.numerics.max_rows(start)
             if self.length - start + num_behind <= most:
                 return self._context[start:]
             self.model.prefill(self._context[start : min(start + most, self.length - 1)], self._cache)

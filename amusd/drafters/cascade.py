@@ -21,11 +21,12 @@ from collections.abc import Sequence
 from typing_extensions import Self
 
 from amusd.drafters.autoregressive import AutoregressiveDrafter
-from amusd.drafters.base import ChainDrafter, say_not_finite
+from amusd.drafters.base import ChainDrafter
 from amusd.errors import NotFiniteError
-from amusd.models.language_model import KVCache, LanguageModel, ModelOutput, SamplerRows, SequenceRows
+from amusd.models.kv_cache import KVCache
+from amusd.models.language_model import LanguageModel, ModelOutput
+from amusd.models.passes import Rows
 from amusd.sampling.acceptance import accept_along
-from amusd.sampling.ratio_test import DraftSampler
 from amusd.sampling.sampler import DRAFT_LEVELS, samplers_of
 
 
@@ -51,7 +52,6 @@ class CascadeDrafter(AutoregressiveDrafter):
         self._num_inner_ids = num_inner_ids
         self._inner_capacity = 0
         """Longest sequence of `inner`; behind it the model drafts alone."""
-        self._output_ids = None if model.output_ids is None else model.output_ids.tolist()
 
     @property
     def tokens_per_step(self) -> int:
@@ -93,44 +93,35 @@ class CascadeDrafter(AutoregressiveDrafter):
         inner = [drafter.inner for drafter in drafters]
         numbers = [drafter.num_candidates(number) for drafter, number in zip(drafters, max_tokens, strict=True)]
         proposed = type(inner[0]).propose_together(inner, numbers)
-        rows = [drafter.plan(candidates) for drafter, candidates in zip(drafters, proposed, strict=True)]
-        together = zip(drafters, rows, proposed, drafters[0].model.forward_batch(rows), strict=True)
-        return [drafter.judge(own, candidates, output) for drafter, own, candidates, output in together]
+        batch = [drafter.rows(candidates) for drafter, candidates in zip(drafters, proposed, strict=True)]
+        together = zip(drafters, proposed, batch, drafters[0].model.run(batch), strict=True)
+        return [drafter.judge(candidates, rows, output) for drafter, candidates, rows, output in together]
 
     def num_candidates(self, max_tokens: int) -> int:
         """How many tokens to ask of the inner drafter; the pass makes one more."""
         if self.inner.length < self.length:
             return 0
-        most = min(max_tokens, self._capacity - self.length, self.model.max_rows(self.length - 1))
+        most = min(max_tokens, self._capacity - self.length, self.model.numerics.max_rows(self.length - 1))
         return min(self._num_inner_tokens, most - 1)
 
-    def plan(self, candidates: Sequence[int]) -> SequenceRows:
-        """The rows of the next pass, tokens of the context first. The inner drafter holds the candidates already."""
-        self.inner.take_rows()  # the model's rows count, not what candidates were drawn from
-        pending = self._catch_up(len(candidates))
-        token_ids, wanted = [*pending, *candidates], None
-        if self._sampler is not None:
-            self._sampler.see(self._context)
-            wanted = SamplerRows(self._sampler.sampler, self._sampler.rows(self._cache.length, token_ids))
-        return SequenceRows(token_ids, self._cache, wanted)
-
-    def judge(self, rows: SequenceRows, candidates: Sequence[int], output: ModelOutput) -> tuple[int, ...]:
+    def judge(self, candidates: Sequence[int], rows: Rows, output: ModelOutput) -> tuple[int, ...]:
         """The model's choices along the candidates; both drafters go on behind them."""
+        self.inner.take_rows()  # the model's rows count, not what candidates were drawn from
         length, first = self.length, len(rows.token_ids) - len(candidates) - 1
-
-        def choose(row: int) -> int:
-            column = self._draw(rows.wanted, output, first + row)
-            return column if self._output_ids is None else self._output_ids[column]
 
         def next_row(row: int, token_id: int) -> int | None:
             return row + 1 if row < len(candidates) and candidates[row] == token_id else None
 
         try:
+
+            def choose(row: int) -> int:
+                return self._draw(output, first + row)
+
             acceptance, _ = accept_along(choose, next_row, len(candidates) + 1)
         except NotFiniteError as error:
-            self.undo_rows()
+            self.take_rows()
+            self._undo_rows(error)
             self._truncate_inner(length)
-            say_not_finite(error)
             return ()
         num_accepted, chosen = acceptance.num_accepted, acceptance.token_ids
         super().commit(chosen)
@@ -138,13 +129,6 @@ class CascadeDrafter(AutoregressiveDrafter):
         self._truncate_inner(length + num_accepted)
         self._commit_inner(chosen[num_accepted:])
         return chosen
-
-    def _draw(self, wanted: SamplerRows | None, output: ModelOutput, row: int) -> int:
-        """The column chosen behind a row."""
-        if isinstance(self._sampler, DraftSampler) and wanted is not None:
-            output.sample(row, None)  # raises for what is no number
-            return self._sampler.draw(output.logits[row : row + 1], wanted.inputs[row : row + 1])
-        return output.sample(row, wanted)[0]
 
     def _commit_inner(self, token_ids: Sequence[int]) -> None:
         self.inner.commit(self._known(token_ids)[: self._inner_capacity - self.inner.length])

@@ -23,16 +23,14 @@ from amusd.drafters.base import Expansion
 from amusd.drafters.ngram import NgramCache
 from amusd.drafters.tree import ModelTreeDrafter, TreePart
 from amusd.models.cached_model import CachedModel
-from amusd.models.kv_cache import PreallocatedCache
+from amusd.models.kv_cache import KVCache
 from amusd.protocol.draft_session import Transition
 
 
 class EagleDrafter(ModelTreeDrafter):
     """Drafts trees, and chains as trees of fan-out 1, with a `model` whose network reads features."""
 
-    def __init__(
-        self, model: CachedModel, ngrams: NgramCache | None = None, *, cache: PreallocatedCache | None = None
-    ) -> None:
+    def __init__(self, model: CachedModel, ngrams: NgramCache | None = None, *, cache: KVCache | None = None) -> None:
         """`ngrams`, `cache`: see `ModelTreeDrafter`."""
         super().__init__(model, ngrams, cache=cache)
         self._features = torch.zeros(model.max_length, model.feature_width, dtype=torch.bfloat16)
@@ -78,9 +76,9 @@ class EagleDrafter(ModelTreeDrafter):
 
     def plan(self, expansion: Expansion) -> TreePart:
         """The rows of `expansion`; rows of the prefix that are due again have passes of their own before it."""
-        most = self.model.max_rows(0)
+        most = self.model.numerics.max_rows(0)
         while self._pending and expansion.nodes[0] is not expansion.root:
-            self.model.forward_trees([self._pending_part(most, ()).rows])
+            self.model.run([self._pending_part(most, ()).rows])
         return super().plan(expansion)
 
     def _pending_part(self, most: int, behind: Sequence[Sequence[int]]) -> TreePart:

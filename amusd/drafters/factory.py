@@ -20,7 +20,7 @@ from amusd.drafters.tree import ModelTreeDrafter
 from amusd.errors import ConfigError
 from amusd.models.block_models import BlockModel
 from amusd.models.cached_model import CachedModel
-from amusd.models.language_model import KVCache
+from amusd.models.kv_cache import KVCache
 from amusd.models.loading import load_block_draft, load_draft_model
 from amusd.models.tokenizer import Tokenizer
 from amusd.models.vocabulary import describe_share

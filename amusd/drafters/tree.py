@@ -18,9 +18,9 @@ from amusd.drafters.base import Drafter, Expansion, path_to, say_not_finite
 from amusd.drafters.ngram import LOOKUP_TOKENS, NgramCache
 from amusd.errors import NotFiniteError
 from amusd.models.cached_model import CachedModel
-from amusd.models.kv_cache import PreallocatedCache
-from amusd.models.language_model import ModelOutput, SamplerRows
-from amusd.models.passes import Part, PathRows
+from amusd.models.kv_cache import KVCache
+from amusd.models.language_model import ModelOutput
+from amusd.models.passes import Places, Rows, SamplerRows
 from amusd.protocol.draft_session import MAX_NODES, MIN_PROBABILITY, Guesses, Node, Transition
 from amusd.sampling.ranking import Mixture, Ranking, RowRanker
 from amusd.sampling.sampler import DRAFT_LEVELS, SamplingState, samplers_of
@@ -33,7 +33,7 @@ LOOKUP_WEIGHT = 0.85
 class TreePart:
     """A tree's rows of a pass, and what its guesses depend on beside the logits of the last rows."""
 
-    rows: Part
+    rows: Rows
     num_ranked: int
     """The last rows, whose guesses are wanted."""
     mixtures: Sequence[Mixture]
@@ -49,7 +49,7 @@ class ModelTreeDrafter(Drafter):
         ngrams: NgramCache | None = None,
         *,
         num_ids: int | None = None,
-        cache: PreallocatedCache | None = None,
+        cache: KVCache | None = None,
     ) -> None:
         """`num_ids`: reduce ids to `[0, num_ids)` before the model sees them (a model that only spends time).
 
@@ -115,7 +115,7 @@ class ModelTreeDrafter(Drafter):
     def expand_together(cls, drafters: Sequence[Self], parts: Sequence[Expansion]) -> list[Sequence[Guesses]]:
         """One pass over the nodes of all trees; of a root, over the committed tokens that are still missing."""
         planned = [drafter.plan(part) for drafter, part in zip(drafters, parts, strict=True)]
-        outputs = drafters[0].model.forward_trees([part.rows for part in planned])
+        outputs = drafters[0].model.run([part.rows for part in planned])
         together = zip(drafters, planned, outputs, strict=True)
         return [drafter.rank(part, output) for drafter, part, output in together]
 
@@ -160,9 +160,9 @@ class ModelTreeDrafter(Drafter):
                 self._paths[node] = (*above, self._free.pop())
             tokens, paths = [node.token_id for node in nodes], [self._paths[node] for node in nodes]
             return self._part(tokens, paths, [path_to(root, node) for node in nodes])
-        most = self.model.max_rows(0)
+        most = self.model.numerics.max_rows(0)
         while len(self._pending) > most:
-            self.model.forward_trees([self._pending_part(most, ()).rows])
+            self.model.run([self._pending_part(most, ()).rows])
         return self._pending_part(most, ([],))
 
     def _pending_part(self, most: int, behind: Sequence[Sequence[int]]) -> TreePart:
@@ -186,7 +186,8 @@ class ModelTreeDrafter(Drafter):
             others = len(tokens) - len(behind)
             words = self._ranking.rows_behind(len(self._context), behind, mixtures, others)
             wanted = SamplerRows(self._ranking.sampler, words)
-        rows = Part(self._cache, tokens, PathRows(self._prefix[: self._num_computed], paths), wanted)
+        places = Places(self._prefix[: self._num_computed], paths)
+        rows = Rows(tokens, self._cache, wanted, places=places)
         return TreePart(rows, len(behind), mixtures)
 
     def rank(self, part: TreePart, output: ModelOutput) -> Sequence[Guesses]:

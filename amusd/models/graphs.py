@@ -67,8 +67,7 @@ class CudaGraphs:
             graph = torch.cuda.CUDAGraph()
             # thread_local: threads of the link, of NCCL and of the allocator may use the device meanwhile.
             with (
-                _capture_errors(self.device),
-                _no_garbage_collection(),
+                _capturing(self.device),
                 torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"),
             ):
                 work()
@@ -81,31 +80,25 @@ class CudaGraphs:
 
 
 @contextlib.contextmanager
-def _capture_errors(device: torch.device) -> Iterator[None]:
-    """Raise `DeviceError` for work that cannot be captured, and for an empty graph, about which torch only warns."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="The CUDA Graph is empty")
-        try:
-            yield
-        except torch.OutOfMemoryError:
-            raise
-        except UserWarning as warning:  # what a capture on another device leaves
-            raise DeviceError(f"a graph of {device} captured nothing: {warning}") from None
-        except RuntimeError as error:
-            line = first_line(error)
-            raise DeviceError(
-                f"a pass on {device} cannot be captured: {line}; try hardware.cuda_graphs=false"
-            ) from error
+def _capturing(device: torch.device) -> Iterator[None]:
+    """Free nothing during a capture: pinned memory would be marked on the captured stream.
 
-
-@contextlib.contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Free nothing during a capture: pinned memory would be marked on the captured stream."""
+    Raises `DeviceError` for work that cannot be captured, and for an empty graph, about which torch only warns.
+    """
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="The CUDA Graph is empty")
+            yield
+    except torch.OutOfMemoryError:
+        raise
+    except UserWarning as warning:  # what a capture on another device leaves
+        raise DeviceError(f"a graph of {device} captured nothing: {warning}") from None
+    except RuntimeError as error:
+        line = first_line(error)
+        raise DeviceError(f"a pass on {device} cannot be captured: {line}; try hardware.cuda_graphs=false") from error
     finally:
         if was_enabled:
             gc.enable()

@@ -22,7 +22,7 @@ from amusd.models.configuration import ModelConfig, load_config
 from amusd.models.decoder import Decoder, fit_weights, weight_shapes
 from amusd.models.graphs import run_each_time
 from amusd.models.load_options import LoadOptions, check_forward_pass
-from amusd.models.passes import Network
+from amusd.models.network import Network
 from amusd.models.row_attention import require_triton
 from amusd.models.self_test import rows_agree
 from amusd.models.vocabulary import EMBEDDING, HEAD, SharedVocabulary, adopt_vocabulary

@@ -9,10 +9,8 @@ A memory has one tensor [heads, slots, head_dim] of keys and one of values per l
     [num_keys, allocated)       not read
 
 The place of a position is its *slot*, counted from the start of the region. Both are equal, unless a pass over several
-paths went another way (`keep`). Only `memory_slots` counts from the start of the memory.
-
-Masked positions are multiplied by zero, not skipped, so they must be finite: memory starts as zeros, and later holds
-only keys and values of truncated or dummy rows. `wipe` writes zeros again after a pass that was not finite.
+paths went another way (`keep`). Masked positions are multiplied by zero, not skipped, so they must be finite: `wipe`
+writes zeros after a pass that was not.
 """
 
 from __future__ import annotations
@@ -30,21 +28,16 @@ _FEATURES = (-1, "features")  # beside the keys and values of the layers: they m
 
 
 class KVMemory:
-    """Keys and values of the sequences of several caches.
-
-    Layers are allocated once, at their first write, because only the model knows their shapes.
-    """
+    """Keys and values of several caches; a layer is allocated at its first write, which knows the shapes."""
 
     def __init__(self, num_slots: int, dtype: torch.dtype) -> None:
-        """`dtype`: as stored."""
         self.num_slots = num_slots
         self.dtype = dtype
         self.slots_of_pass: range | Tensor = range(0)
-        """The slots that the first rows of the running pass are written to: neighbours, or [rows] int64 on the device.
-        Further rows are padding, and are not written."""
+        """The slots of the first rows of the running pass: neighbours, or [rows] int64 on the device. The others are
+        padding, and are not written."""
         self.parents_of_pass = torch.zeros(0, dtype=torch.int64)
-        """[rows] on the device: the slot of the token before each row, from whose feature a draft's row starts. Set
-        for networks that read features."""
+        """[rows] on the device: the slot of the token before each row, from whose feature a draft's row starts."""
         self.sampling: Any = None
         """What samplers keep of the sequences of these caches (`amusd/sampling/sampler.py`)."""
         self._tensors: dict[tuple[int, str], Tensor] = {}
@@ -63,7 +56,7 @@ class KVMemory:
                 tensor.index_fill_(1, slots.to(tensor.device), 0)
 
     def move(self, sources: Tensor, targets: Tensor) -> None:
-        """Copy what is at the slots `sources` [n] int64 to `targets` [n]."""
+        """Copy what is at the slots `sources` [n] to `targets` [n]."""
         with torch.inference_mode():  # in which passes write
             for tensor in self._tensors.values():
                 tensor.index_copy_(1, targets, tensor.index_select(1, sources))
@@ -90,7 +83,7 @@ class KVMemory:
         return views
 
     def features(self, width: int, device: torch.device) -> Tensor:
-        """The tensor [slots, width] of the features of tokens: of a target's, or of a draft that reads them."""
+        """The tensor [slots, width] of the features of tokens."""
         return self._tensor(_FEATURES, 1, width, device)[0]
 
     def write_features(self, rows: Tensor) -> None:
@@ -125,14 +118,11 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     return torch.from_numpy(data[start : start + size]).view(dtype).view(shape)
 
 
-class PreallocatedCache:
-    """Keys and values of one sequence: a region of a memory. Satisfies `KVCache`."""
+class KVCache:
+    """Keys and values of one sequence: a region of a memory."""
 
     def __init__(self, memory: KVMemory, *, capacity: int, allocated: int, spare: int = 0, number: int = 0) -> None:
-        """`capacity`: tokens that fit; `allocated`: slots of the region, padding included.
-
-        `spare`: how many of these slots are for nodes of a tree. `number`: of the region, where all have one size.
-        """
+        """`allocated`: slots of the region, padding included; `spare`: those for nodes of a tree; `number`: its own."""
         self.memory = memory
         self.number = number
         self.first = number * allocated
@@ -140,9 +130,11 @@ class PreallocatedCache:
         self.allocated = allocated
         self.spare = spare
         self.slots = np.arange(allocated)
-        """[allocated] int64: the slot of each position. Do not write to it."""
+        """[allocated] int64: the slot of each position."""
         self.path_slots: Sequence[int] = ()
         """Slots of the rows of the last pass over paths; empty after another pass, `keep` or a rollback."""
+        self.captured: Any = None
+        """The `CapturedPasses` over its memory, which read it through a table of its slots."""
         self.capacity = capacity
         """Positions that fit."""
         self.length = 0
@@ -154,7 +146,7 @@ class PreallocatedCache:
         return self.memory.nbytes * self.allocated // self.memory.num_slots
 
     def truncate(self, length: int) -> None:
-        """Keep `[0, length)`. O(1). Raises `ValueError` unless `0 <= length <= self.length`; then nothing changes."""
+        """Keep `[0, length)`. Raises `ValueError` unless `0 <= length <= self.length`."""
         if not 0 <= length <= self.length:
             raise ValueError(f"cannot truncate a cache of length {self.length} to {length}")
         if length < self.length:
@@ -164,13 +156,8 @@ class PreallocatedCache:
             self.slots[:] = np.arange(self.allocated)
 
     def wipe(self) -> None:
-        """Write zeros beyond `length`, where a pass has left what is no number."""
+        """Write zeros beyond `length`."""
         self.memory.wipe(self.first + torch.from_numpy(self.slots[self.length :]))
-
-    def memory_slots(self, rows: int) -> range:
-        """Slots in the memory of the next `rows` rows of a cache in order."""
-        start = self.first + self.length
-        return range(start, start + rows)
 
     def advance(self, rows: int) -> None:
         """A pass over `rows` rows in order is done."""
@@ -180,15 +167,19 @@ class PreallocatedCache:
         self.length += rows
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Continue the sequence with these rows of the last pass over paths, in this order.
+        """Continue the sequence with these rows of the last pass over paths. Raises `ValueError` as `check_keep`.
 
-        They move to the slots of their positions, each of which is the row's own or one that no row of `rows` holds.
-        Raises `ValueError` unless the last pass was one over paths and the rows fit.
+        Positions take the rows' slots over; without a table keys and values move to the positions' own slots, each of
+        which is the row's own or one that no row of `rows` holds.
         """
         self.check_keep(rows)
-        slots = [self.path_slots[row] for row in rows]
-        moves = [(slot, position) for position, slot in enumerate(slots, start=self.length) if slot != position]
-        if moves:
+        kept = [self.path_slots[row] for row in rows]
+        moves = [(slot, position) for position, slot in enumerate(kept, start=self.length) if slot != position]
+        if self.captured is not None:
+            for position, slot in enumerate(kept, start=self.length):
+                other = position + int((self.slots[position:] == slot).argmax())
+                self.slots[[position, other]] = self.slots[[other, position]]
+        elif moves:
             sources, targets = (self.first + torch.tensor(moves)).unbind(1)
             self.memory.move(sources, targets)
         self.advance(len(rows))

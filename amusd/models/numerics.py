@@ -4,12 +4,10 @@ A row's result depends, in its last bits, on how many rows share its matrix prod
 over. `fixed` makes both a function of the row's position alone, so that neither the length of a block nor where it was
 cut (which timing decides) can reach the numbers.
 
-A pass may hold several paths that share its first token (`lay_out_paths` in `passes.py`). Rows of one position then
-need slots of their own: the position's, or that plus a multiple of `TRACK_STRIDE`. Attention's sums run through vector
-lanes, and keys in the order of slots. So keys that are moved by a multiple of the lanes, in their order, past others
-that are masked, change no bit: the masked ones add zeros. Kernels take keys in blocks and begin a sum anew at each (of
-384 and of 512, where this was found out), so none moves beyond the border. These keys are summed in float32, whatever
-the cache holds (`split_attention.py`).
+A pass may hold several paths that share its first token (`lay_out_tracks` in `passes.py`). Rows of one position then
+need slots of their own: the position's, or that plus a multiple of `TRACK_STRIDE`. Keys that are moved by a multiple of
+the vector lanes, past others that are masked, change no bit of attention's sums: the masked ones add zeros. Kernels
+begin a sum anew at each block of keys, so none moves beyond the border. These keys are summed in float32.
 
 Mixtures of experts stay outside this promise: how many rows share an expert's product depends on the other rows.
 """
@@ -28,20 +26,19 @@ NUM_TRACKS = 3
 
 @dataclass(frozen=True)
 class Numerics:
-    """The rule by which blocks are cut and padded. Every method is a pure function of positions and row counts."""
+    """The rule by which blocks are cut and padded."""
 
     width: int
     """Most rows of one verification pass; with `fixed`, the number of rows of every such pass (dummy rows added)."""
     fixed: bool
     """True: bit-exact whatever the blocks. False: as little padding as the device likes."""
     border: int | None = PROMPT_STEP
-    """With `fixed`: attention reads keys up to the next multiple of this, and no block crosses one. None: the sums of
-    attention do not depend on how many keys are read (`row_attention.py`), which is so on GPUs."""
+    """With `fixed`: attention reads keys up to the next multiple of this, and no block crosses one. None: its sums do
+    not depend on how many keys are read, as on GPUs (`row_attention.py`)."""
     prefill_chunk: int = PROMPT_STEP
     """Prompt tokens per pass; chunks end at its multiples. A multiple of `border`."""
     num_tracks: int = 1
-    """Rows of one position that a pass may hold. With a border they stand in tracks of slots that lie `track_stride`
-    apart, and need a fixed width."""
+    """Rows of one position that a pass may hold. With a border their slots lie `track_stride` apart."""
 
     @classmethod
     def for_device(cls, device: str, *, width: int, fixed: bool) -> Numerics:
@@ -58,7 +55,7 @@ class Numerics:
         return self.width if border is None else min(self.width, border - start)
 
     def padded_rows(self, rows: int) -> int:
-        """Rows to compute for `rows` tokens where passes are padded: one or `width`, with `fixed` always that."""
+        """Rows to compute for `rows` tokens where passes are captured: one or `width`, with `fixed` always that."""
         return 1 if rows == 1 and not self.fixed else self.width
 
     @property

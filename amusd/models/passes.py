@@ -1,42 +1,77 @@
-"""One forward pass: the sequences in it, their tokens, the places of their rows, and the network that computes it.
+"""One forward pass: the rows of each of its sequences, and what is sampled behind them.
+
+A model lays out and computes a `Pass`, and the other ranks of the model are sent it (`rank_commands.py`).
 
 A *slot* is where a token's keys and values lie in a cache; a *position* is the token's distance from the start of its
-path, and is rotated into its keys. Tokens of a prompt have equal slots and positions. Nodes of different branches may
-share a position, never a slot; and a slot stays where it is when its node is committed.
+path, and is rotated into its keys. Nodes of different branches may share a position, never a slot.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
-from amusd.models.attention import Attention
-from amusd.models.features import FeatureTaps
-from amusd.models.kv_cache import KVMemory, PreallocatedCache
-from amusd.models.language_model import ModelOutput, Sampler, SamplerRows
+from amusd.models.kv_cache import KVCache
 from amusd.protocol.verification import place_rows
 
 PADDING_ID = 0
 """The token of rows of padding; any id will do, since their logits are not read."""
-Slots = npt.NDArray[np.int64]
-"""[positions]: the slot of each."""
+
+
+class Sampler(Protocol):
+    """The end of a pass, which chooses from logits; captured with it on a GPU."""
+
+    @property
+    def level(self) -> int:
+        """Rows of a sampler of a lower level, with neutral further inputs, may share a pass with this one's."""
+        ...
+
+    @property
+    def num_inputs(self) -> int:
+        """int64 words per row that the host writes before the pass."""
+        ...
+
+    @property
+    def neutral(self) -> npt.NDArray[np.int64]:
+        """[num_inputs]: the inputs of a row that wants the largest logit."""
+        ...
+
+    @property
+    def num_outputs(self) -> int:
+        """int32 words per row that the host reads after the pass."""
+        ...
+
+    def compute(self, logits: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """[rows, columns], [rows, num_inputs] -> the columns chosen [rows], [rows, num_outputs]. Waits for no GPU."""
+        ...
+
+    def of_row(self, row: npt.NDArray[np.float32], words: npt.NDArray[np.int64]) -> tuple[int, npt.NDArray[np.int32]]:
+        """The same of one row on a CPU, whose largest logit is a finite number: the column, and [num_outputs]."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
-class PathRows:
-    """Slots of the rows of a pass over one cache: each row ends a path behind a prefix that all rows share."""
+class SamplerRows:
+    """What a sampler is to do with the rows of one sequence."""
 
-    prefix: Slots
+    sampler: Sampler
+    inputs: npt.NDArray[np.int64]
+    """[rows, sampler.num_inputs]; a row follows for each further step of the pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Slots of rows over one cache: each row ends a path behind a prefix that all rows share."""
+
+    prefix: npt.NDArray[np.int64]
     """Slots of the tokens before the first ones of the paths, in order."""
     paths: Sequence[Sequence[int]]
-    """The slots that lead from the prefix to each row, its own last. The others were computed earlier, or belong to
-    other rows of the pass."""
+    """The slots that lead from the prefix to each row, its own last: of rows of this pass, or computed earlier."""
 
     @property
     def positions(self) -> list[int]:
@@ -67,10 +102,7 @@ class PathRows:
         return len(self.prefix) if in_order.all() else int(in_order.argmin())
 
     def visible(self, num_keys: int, num_rows: int) -> npt.NDArray[np.bool_]:
-        """[num_rows, num_keys]: the slots that each row sees, its own among them; padding sees what the first one does.
-
-        `num_rows`: with padding.
-        """
+        """[num_rows, num_keys]: the slots that each row sees, its own among them; padding sees what the first does."""
         seen = np.zeros((num_rows, num_keys), dtype=np.bool_)
         seen[0, self.prefix] = True
         seen[1:] = seen[0]
@@ -81,110 +113,71 @@ class PathRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """The rows of one sequence in a pass."""
+class Rows:
+    """The rows of one sequence in a pass: a chain, several paths that share their first token, or nodes of a tree."""
 
-    cache: PreallocatedCache
-    token_ids: Sequence[int] = ()
+    token_ids: Sequence[int]
     """One per row."""
-    rows: PathRows | None = None
-    """The places of the rows. None: in order from the cache's length on, which moves by them."""
+    cache: KVCache
+    """A pass holds each cache once, and all of them share their memory."""
     wanted: SamplerRows | None = None
-    """What is to be sampled at the end of a captured pass; None: the most likely tokens."""
+    """None: the most likely tokens."""
+    parents: Sequence[int] | None = None
+    """[rows - 1] of paths: the row before each row but the first."""
+    places: Places | None = None
+    """Of a tree, whose slots the caller gives out; the model finds those of paths. None: a chain."""
+
+    def write(self, columns: Sequence[npt.NDArray[np.int64]], first: int) -> None:
+        """Write token, position, slot in the memory and, in a fourth column, the slot before it of each row.
+
+        `columns`: [rows] each, written from `first` on.
+        """
+        cache, places, count = self.cache, self.places, len(self.token_ids)
+        start, rows = cache.length, slice(first, first + count)
+        columns[0][rows] = self.token_ids
+        columns[1][rows] = np.arange(start, start + count) if places is None else places.positions
+        slots = cache.slots[start : start + count] if places is None else places.slots
+        columns[2][rows] = np.add(slots, cache.first)
+        if len(columns) > 3:
+            before = np.maximum(np.arange(start - 1, start + count - 1), 0)
+            parents = cache.slots[before] if places is None else places.parents
+            columns[3][rows] = np.add(parents, cache.first)
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One forward pass over caches of one memory, as a model computes it and as its ranks are told of it."""
+    """What all ranks of a model compute at once."""
 
-    parts: Sequence[Part]
-    """Each has a cache of its own. If they have no rows, nothing is computed, but passes of up to these `steps` and
-    this sampler are captured."""
-    with_logits: bool = True
-    """False for a chunk of a prompt, which is one part."""
+    rows: Sequence[Rows]
+    """If they have no tokens, nothing is computed, but passes with this sampler of up to so many steps are captured."""
     steps: int = 1
-    """Tokens that the pass chooses one after another, the first behind its last row. 1 unless passes are captured."""
+    """Tokens that each sequence chooses one after another, the first behind its last row: several only where passes
+    are captured, none behind a chunk of a prompt, which is one chain."""
+    kept: Sequence[int] | None = None
+    """Compute nothing, but continue the one sequence with these rows of the last pass."""
 
     @property
     def sampler(self) -> Sampler | None:
-        """The one that does what every part wants."""
-        wanted = [part.wanted.sampler for part in self.parts if part.wanted is not None]
+        """The one that does what every sequence wants."""
+        wanted = [rows.wanted.sampler for rows in self.rows if rows.wanted is not None]
         return max(wanted, key=lambda sampler: sampler.level, default=None)
 
 
-PartOutput: TypeAlias = Sequence[ModelOutput]
-"""The result of a pass for one sequence: the output of its rows, then that of each further step, which has one row.
+def lay_out_tracks(parents: Sequence[int], *, start: int, num_tracks: int, stride: int) -> Places:
+    """Places of paths that share their first row, which stands at `start` behind a prefix in the slots [0, start).
 
-Where passes are captured, logits are valid until the next pass.
-"""
-
-
-class Network(Protocol):
-    """The weights of a causal language model and one forward pass through them: `Decoder` or `HuggingFaceNetwork`.
-
-    It is a function of tensors alone and never reads a value on the host. So a pass whose tensors live at fixed
-    addresses can be captured once and replayed.
+    `parents`: see `Rows`. A row's slot is that of its position, plus `stride` times its track, of which there are
+    `num_tracks`. Raises `ValueError` where the tracks do not suffice, and for a row that comes before its parent.
     """
-
-    implementation: str
-    """The author of the forward pass: `amusd` or `transformers`."""
-    device: torch.device
-    """The device of the weights."""
-    cache_dtype: torch.dtype
-    """The dtype of keys and values."""
-    num_ids: int
-    """Token ids that it takes in: `[0, num_ids)`."""
-    vocab_size: int
-    """Columns of the logits."""
-    feature_width: int
-    """Numbers of the feature that each row starts from (`KVMemory.parents_of_pass`); 0: it reads none."""
-    taps: FeatureTaps | None
-    """The taps that write features for drafters; None: no drafter reads any."""
-    fills_vectors: bool
-    """Whether a row fills whole vectors of a CPU in every layer: other instructions compute a part of one."""
-    weight_bytes: int
-    """Bytes of the weights that one pass reads, the output head included; a row of the embedding is not counted."""
-    parameter_bytes: int
-    """Bytes of all weights; tied ones count once."""
-
-    def __call__(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        attention: Attention,
-        memory: KVMemory,
-        *,
-        with_logits: bool,
-        several: bool = False,
-    ) -> Tensor | None:
-        """Logits [rows, vocab] of `token_ids` [rows]; None without `with_logits`.
-
-        `positions` [rows] are those of the model; `attention` says what each row sees. `memory` knows where rows are
-        written (`slots_of_pass`). `several`: rows are of several sequences, so none may change another by more than
-        rounding.
-        """
-        ...
+    tracks = place_rows(parents, num_tracks)
+    return Places(np.arange(start), _paths(parents, [start + depth + track * stride for depth, track in tracks]))
 
 
-def lay_out_paths(parents: Sequence[int], *, start: int, num_tracks: int, stride: int) -> PathRows:
-    """Rows of paths that share the first one, which stands at `start` behind a prefix in the slots [0, start).
-
-    `parents` [rows - 1]: the row before each but the first. A row's slot is that of its position, plus `stride` times
-    its track (`tracks.py`), of which there are `num_tracks`. Raises `ValueError` where the tracks do not suffice, and
-    for a row that comes before its parent.
-    """
-    places = place_rows(parents, num_tracks)
-    return PathRows(np.arange(start), _paths(parents, [start + depth + track * stride for depth, track in places]))
-
-
-def lay_out_rows(parents: Sequence[int], slots: Slots, start: int, num_tracks: int) -> PathRows:
-    """Like `lay_out_paths` where sums do not depend on slots: row `i` has the slot of position `start + i`.
-
-    `slots`: of each position of the cache.
-    """
+def lay_out_table(parents: Sequence[int], cache: KVCache, num_tracks: int) -> Places:
+    """Like `lay_out_tracks` where sums do not depend on slots: row `i` has the slot of the position so far behind."""
     place_rows(parents, num_tracks)  # refuses what does not fit
-    own = slots[start : start + len(parents) + 1].tolist()
-    return PathRows(slots[:start], _paths(parents, own))
+    start = cache.length
+    return Places(cache.slots[:start], _paths(parents, cache.slots[start : start + len(parents) + 1].tolist()))
 
 
 def _paths(parents: Sequence[int], slots: Sequence[int]) -> list[list[int]]:

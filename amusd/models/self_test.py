@@ -12,7 +12,9 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from amusd.models.language_model import KVCache, LanguageModel, SequenceRows
+from amusd.models.kv_cache import KVCache
+from amusd.models.language_model import LanguageModel
+from amusd.models.passes import Rows
 
 _Way: TypeAlias = Callable[[LanguageModel, Sequence[int], Sequence[KVCache]], list[tuple[int, Tensor]]]
 """Passes tokens behind what the first cache holds; returns position and logits [vocab] of each."""
@@ -26,14 +28,14 @@ NEIGHBOURS = (1, 5)
 def rows_agree(model: LanguageModel) -> bool:
     """Whether the same tokens get the same logits, bit for bit, in passes of 1, of 3 and of 8 rows."""
     token_ids = [number * 97 % model.vocab_size for number in range(min(8, model.max_length))]
-    cache = model.new_cache(len(token_ids))
+    [cache] = model.new_caches(1, len(token_ids))
     found = []
     for rows in (1, 3, 8):
         cache.truncate(0)
         parts = []
         while (start := cache.length) < len(token_ids):
-            end = start + min(rows, model.max_rows(start))
-            parts.append(model.forward(token_ids[start:end], cache).logits.clone())
+            end = start + min(rows, model.numerics.max_rows(start))
+            parts.append(model.run([Rows(token_ids[start:end], cache)])[0].logits.clone())
         found.append(torch.cat(parts))
     return all(torch.equal(logits, found[0]) for logits in found)
 
@@ -45,7 +47,7 @@ def measure_width_invariance(model: LanguageModel, prompt: Sequence[int], num_to
     other sequences. Compared are passes over the same memory, whose caches say to how many rows they are padded.
     """
     capacity = len(prompt) + num_tokens
-    alone, caches = [model.new_cache(capacity)], model.new_caches(1 + len(NEIGHBOURS), capacity)
+    alone, caches = model.new_caches(1, capacity), model.new_caches(1 + len(NEIGHBOURS), capacity)
     found = _differences(model, prompt, num_tokens, alone, (_in_batches, _in_paths))
     return found + _differences(model, prompt, num_tokens, caches, (_in_batches,))
 
@@ -58,7 +60,7 @@ def _differences(
     tokens, rows = list(prompt), []
     model.prefill(prompt[:-1], cache)
     for _ in range(num_tokens):
-        logits = model.forward(tokens[-1:], cache).logits[0]  # [vocab]
+        logits = model.run([Rows(tokens[-1:], cache)])[0].logits[0]  # [vocab]
         rows.append(logits.clone())
         tokens.append(int(logits.argmax()))
     found = []
@@ -76,13 +78,13 @@ def _in_paths(model: LanguageModel, tokens: Sequence[int], caches: Sequence[KVCa
     """Position and logits [vocab] from passes that hold the next token behind others, which take the lower tracks."""
     found, cache = [], caches[0]
     while (start := cache.length) < len(tokens):
-        num_others = min(model.num_tracks(start), model.width - 1) - 1
+        num_others = min(model.numerics.tracks_at(start), model.numerics.width - 1) - 1
         if num_others < 1 or start + 1 == len(tokens):
-            model.forward(tokens[start : start + 1], cache)
+            model.run([Rows(tokens[start : start + 1], cache)])
             continue
         others = [(tokens[start + 1] + number) % model.vocab_size for number in range(1, num_others + 1)]
         rows = [tokens[start], *others, tokens[start + 1]]
-        scores = model.forward(rows, cache, parents=[0] * (num_others + 1)).logits
+        scores = model.run([Rows(rows, cache, parents=[0] * (num_others + 1))])[0].logits
         found += [(start, scores[0].clone()), (start + 1, scores[-1].clone())]
         model.keep([0, num_others + 1], cache)
     return found
@@ -100,10 +102,14 @@ def _in_batches(model: LanguageModel, tokens: Sequence[int], caches: Sequence[KV
         batch = []
         for cache, sequence in zip(caches, sequences, strict=True):
             first = cache.length
-            block = sequence[first : first + min(next(lengths), model.max_rows(first))] if first < len(tokens) else ()
+            block = (
+                sequence[first : first + min(next(lengths), model.numerics.max_rows(first))]
+                if first < len(tokens)
+                else ()
+            )
             if block:
-                batch.append(SequenceRows(block, cache))
+                batch.append(Rows(block, cache))
         place, first, turn = turn % len(batch), caches[0].length, turn + 1
         batch = batch[1 : 1 + place] + batch[:1] + batch[1 + place :]
-        found += list(enumerate(model.forward_batch(batch)[place].logits.clone(), start=first))
+        found += list(enumerate(model.run(batch)[place].logits.clone(), start=first))
     return found

@@ -7,13 +7,11 @@ head is split by tokens. Shares may differ by one where a size does not divide.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from amusd.models.linear import Linear
-from amusd.models.passes import Part, Pass
+from amusd.models.passes import Pass
 
 
 class Ranks:
@@ -45,11 +43,8 @@ class Ranks:
     def abort(self) -> None:
         """End exchanges that take too long on the device. No exchange works afterwards."""
 
-    def announce(self, parts: Sequence[Part], work: Pass | None, kept: Sequence[int] = ()) -> None:
-        """Have the other ranks do the same, before the first one computes `work`.
-
-        None: before it keeps rows of the last pass over the one cache of `parts`.
-        """
+    def announce(self, work: Pass) -> None:
+        """Have the other ranks do the same, before the first one computes `work`."""
 
 
 ALONE = Ranks(0, 1)

@@ -6,12 +6,11 @@ The slots that a block of rows may read are split in two, at a multiple of `BLOC
     [prefix, end)   the tail, in float32 with a mask
 
 The tail counts as one more key of the prefix: its score is its log-sum-exp, its value is its result. The scores of the
-prefix are taken relative to that before they are rounded, so those that matter are small and lose little.
+prefix are taken relative to that before they are rounded, so those that matter are small and lose little. A short
+prefix is not worth its products; then all slots are tail, as they always are in float32.
 
 Where the split is depends on the number of rows and the position of the first alone. So do the shapes of all products
-where blocks have the same number of rows and the same end, as they have under a fixed width; a pass may have fewer
-rows than its block, which is then filled up with zeros. No row of a product changes another. A short prefix is not
-worth its products; then all slots are tail. In float32 they always are.
+under a fixed width; a pass may have fewer rows than its block, which is then filled up with zeros.
 """
 
 from __future__ import annotations
@@ -45,9 +44,9 @@ def cache_dtype(weights: torch.dtype, *, int8: bool) -> torch.dtype:
 
 
 def stored_dtype(products: torch.dtype, num_slots: int) -> torch.dtype:
-    """The dtype in which a cache of `num_slots` keeps keys and values that are multiplied as `products`.
+    """The dtype of a cache of `num_slots` whose products are of dtype `products`.
 
-    A short cache keeps float32: passes of few rows have no prefix there, and would convert all of it each time.
+    Float32 in a short one, which passes of few rows would convert each time.
     """
     return products if num_slots > _SHORT else torch.float32
 
@@ -66,6 +65,7 @@ class SplitAttention:
 
     def __init__(self, blocks: Sequence[_Block], end: int, first: int) -> None:
         """Use `of_chain` or `of_paths`."""
+        self.first = first
         self._blocks = blocks
         self._slots = slice(first, first + end)
 
@@ -73,9 +73,8 @@ class SplitAttention:
     def of_chain(start: int, rows: int, end: int, dtype: torch.dtype, first: int = 0) -> SplitAttention:
         """Rows at the slots [start, start + rows), each of which sees the slots up to its own.
 
-        Reads up to `end`, perhaps only to have an equal shape; many rows are cut into blocks that end with their last
-        row. `dtype`: of the products over a prefix; keys and values in another one are converted. `first`: where the
-        memory has slot 0.
+        Reads up to `end`; many rows are cut into blocks that end with their last row. `dtype`: of the products over a
+        prefix; keys and values in another one are converted. `first`: where the memory has slot 0.
         """
         behind = start + rows
         if rows <= BLOCK or dtype is torch.float32:
@@ -108,11 +107,6 @@ class SplitAttention:
         """The block, if there is one only, and without a prefix."""
         return self._blocks[0] if len(self._blocks) == 1 and not self._blocks[0].prefix else None
 
-    @property
-    def first(self) -> int:
-        """The place of slot 0 in the memory."""
-        return self._slots.start
-
     def _visible(self, num_slots: int) -> Tensor:
         """[rows, num_slots] bool: what each row sees."""
         visible = torch.zeros(self._blocks[-1].rows.stop, num_slots, dtype=torch.bool)
@@ -125,8 +119,8 @@ class SplitAttention:
 class JoinedAttention:
     """Attention of a few rows of each of several sequences, which stand one after another in a pass; padding is last.
 
-    Each sequence is computed as if it were alone, in products of the same shape. All else is done once for all rows,
-    and sequences of one shape whose regions have equal distances share a call, whose products are theirs alone.
+    Each sequence is computed in products of the shape that it has alone; those of one shape whose regions have equal
+    distances share a call.
     """
 
     def __init__(self, parts: Sequence[tuple[slice, SplitAttention]], num_rows: int) -> None:
@@ -266,9 +260,7 @@ class _Block:
                 scale=1.0,
             )
             result = self._prefix.joined(keys, values, tail[0], log_sum[0])  # [key_heads, groups * rows, dim]
-        by_head = result.view(shape)[:, :, :count]
-        attended: Tensor = by_head.permute(2, 0, 1, 3).flatten(1, 2)
-        return attended
+        return result.view(shape)[:, :, :count].permute(2, 0, 1, 3).flatten(1, 2)
 
 
 class _Prefix:
@@ -295,8 +287,7 @@ class _Prefix:
 
         `log_sum` [key_heads, rows]: the logarithm of the sum of the tail's exponentials.
         """
-        num_slots = self._num_slots
-        dtype = self._query.dtype
+        num_slots, dtype = self._num_slots, self._query.dtype
         reference = log_sum.to(dtype)
         torch.sub(log_sum, reference, out=self._tail_scores)  # what rounding left
         below = reference.neg_().unsqueeze(2).expand(-1, -1, num_slots)

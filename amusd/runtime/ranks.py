@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Literal, TypeAlias
 
@@ -18,12 +17,10 @@ from torch import Tensor
 
 from amusd.config import TransportConfig
 from amusd.errors import ConfigError, PeerFailedError, PeerLostError, PeerProtocolError, RankLostError, first_line
-from amusd.models.kv_cache import KVMemory
-from amusd.models.language_model import Sampler
 from amusd.models.meeting import Meeting
-from amusd.models.passes import Part, Pass
+from amusd.models.passes import Pass
 from amusd.models.process_group import Backend, ProcessGroup, Watch
-from amusd.models.rank_commands import PartCommand, PathsCommand, RankCommand
+from amusd.models.rank_commands import PassEncoder
 from amusd.models.sharding import Ranks
 from amusd.transport.factory import numbered_link
 from amusd.transport.zeromq import ZeroMQTransport
@@ -115,10 +112,7 @@ class Leader(_ConnectedRanks):
     def __init__(self, config: TransportConfig, meeting: Meeting, size: int, backend: Backend = "gloo") -> None:
         """Listen for the followers. Raises `ConfigError`."""
         super().__init__(0, size, meeting, backend)
-        self._numbers: weakref.WeakKeyDictionary[KVMemory, int] = weakref.WeakKeyDictionary()
-        self._num_memories = 0
-        self._dropped: list[int] = []
-        self._samplers: dict[Sampler, int] = {}
+        self._encoder = PassEncoder()
         try:
             for rank in range(1, size):
                 self._links[rank] = numbered_link(config, meeting.address, rank, Role.TARGET, listens=True)
@@ -140,35 +134,9 @@ class Leader(_ConnectedRanks):
         self._send(b"meet")
         self._meet(device)
 
-    def announce(self, parts: Sequence[Part], work: Pass | None, kept: Sequence[int] = ()) -> None:
-        """Command the followers to do this. Raises `PeerError` when one is gone."""
-        cache = parts[0].cache
-        number = self._numbers.get(cache.memory)
-        if number is None:
-            self._num_memories += 1
-            number = self._numbers[cache.memory] = self._num_memories
-            weakref.finalize(cache.memory, self._dropped.append, number).atexit = False
-        dropped = list(self._dropped)
-        del self._dropped[: len(dropped)]
-        sampler = 0
-        if work is not None and work.sampler is not None:
-            sampler = self._samplers.setdefault(work.sampler, len(self._samplers) + 1)
-        command = RankCommand(
-            memory=number,
-            num_caches=cache.memory.num_slots // cache.allocated,
-            capacity=cache.capacity,
-            spare=cache.spare,
-            dropped=dropped,
-            parts=[
-                PartCommand(part.cache.number, part.cache.length, part.token_ids, PathsCommand.of(part.rows))
-                for part in parts
-            ],
-            with_logits=work is None or work.with_logits,
-            steps=1 if work is None else work.steps,
-            sampler=sampler,
-            kept=kept if work is None else None,
-        )
-        self._send(command.to_bytes())
+    def announce(self, work: Pass) -> None:
+        """See `Ranks`. Raises `PeerError` when one is gone."""
+        self._send(self._encoder.encode(work))
 
     def close(self) -> None:
         """Let the followers end. Idempotent."""
@@ -242,8 +210,8 @@ class Follower(_ConnectedRanks):
             raise RankLostError(f"rank 0 of the target was not ready in {timeout_seconds:g} s")
         self._meet(device)
 
-    def commands(self) -> Iterator[RankCommand]:
-        """The leader's commands, until it ends. Raises `PeerProtocolError` for what is none."""
+    def commands(self) -> Iterator[bytes]:
+        """The leader's messages, until it ends."""
         while True:
             try:
                 with self._using:
@@ -251,7 +219,7 @@ class Follower(_ConnectedRanks):
             except PeerLostError:
                 return
             if frame is not None:
-                yield RankCommand.from_bytes(frame)
+                yield frame
 
     def close(self, error: BaseException | None = None) -> None:
         """Leave; the leader is told why, unless it was a signal. Idempotent."""

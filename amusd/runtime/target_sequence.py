@@ -13,7 +13,7 @@ from typing import Any
 
 from amusd.config import GREEDY, Distribution
 from amusd.errors import NotFiniteError
-from amusd.models.language_model import KVCache
+from amusd.models.kv_cache import KVCache
 from amusd.policies.base import Decision, Policy, Verify, Wait
 from amusd.policies.observer import Observer
 from amusd.protocol.messages import Open

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from amusd.errors import NotFiniteError
-from amusd.models.language_model import FeatureRows, KVCache, LanguageModel, ModelOutput
+from amusd.models.kv_cache import KVCache
+from amusd.models.language_model import FeatureRows, LanguageModel, ModelOutput
 from amusd.policies.base import Decision, Wait, because
 from amusd.policies.observer import Observer, Switches
 from amusd.protocol.target_session import TargetSession
@@ -135,7 +136,7 @@ class TargetWorker:
 
         A sequence that is alone takes in all of its prompt. Returns those of the next pass.
         """
-        num_left = chunk = self.model.prefill_chunk
+        num_left = chunk = self.model.numerics.prefill_chunk
         for sequence in [sequence for sequence in self._slots_in_use if not sequence.is_prefilled]:
             start, end = sequence.cache.length, len(sequence.request.prompt) - 1
             if len(self._slots_in_use) > 1:
@@ -174,7 +175,7 @@ class TargetWorker:
         """Return what the policy of each says, `waited_ns` after the sequences could have begun."""
         decisions: dict[TargetSequence, Decision] = {}
         for sequence in sequences:
-            max_rows = self.model.max_rows(sequence.session.committed_length - 1)
+            max_rows = self.model.numerics.max_rows(sequence.session.committed_length - 1)
             may_hear = self.client.may_hear(sequence)
             decisions[sequence] = sequence.decide(max_rows, waited_ns, may_hear=may_hear)
         return decisions
@@ -190,7 +191,7 @@ class TargetWorker:
         """One forward over [last committed token, candidates] of each."""
         start_ns = self.recorder.now_ns()
         rows = [sequence.verifier.rows(block) for sequence, block in zip(sequences, blocks, strict=True)]
-        outputs = self.model.forward_batch(rows)
+        outputs = self.model.run(rows)
         return _Pass(sequences, blocks, outputs, start_ns, self.recorder.now_ns())
 
     def _commit(self, passed: _Pass) -> None:

@@ -10,7 +10,9 @@ import numpy.typing as npt
 
 from amusd.config import Distribution
 from amusd.errors import NotFiniteError
-from amusd.models.language_model import KVCache, LanguageModel, ModelOutput, SamplerRows, SequenceRows
+from amusd.models.kv_cache import KVCache
+from amusd.models.language_model import LanguageModel, ModelOutput
+from amusd.models.passes import Rows, SamplerRows
 from amusd.protocol.target_session import TargetSession
 from amusd.protocol.verification import Block
 from amusd.sampling.acceptance import Acceptance, accept_along
@@ -25,7 +27,7 @@ def prepare_to_verify(model: LanguageModel, cache: KVCache) -> None:
     """Prepare every pass that a `Verifier` asks for."""
     model.prepare(cache, samplers_of(model, cache, Level))
     if model.captured_on is not None:
-        model.prefill([0] * min(model.prefill_chunk, cache.capacity), cache)  # loads the kernels of prompts
+        model.prefill([0] * min(model.numerics.prefill_chunk, cache.capacity), cache)  # loads the kernels of prompts
         cache.truncate(0)
 
 
@@ -47,8 +49,6 @@ class Verifier:
         self._cache = cache
         self._logprobs = logprobs
         self._num_top = top_logprobs
-        self._wanted: SamplerRows | None = None
-        """What the last pass was to sample."""
         self.logprobs: tuple[float, ...] = ()
         """Log-probabilities of the tokens last judged, under the model alone; empty unless asked for."""
         self.top_logprobs: tuple[TopLogprobs, ...] = ()
@@ -65,19 +65,18 @@ class Verifier:
         if self._sampler is not None and self._sampler.needs_context:
             self._sampler.see(session.committed)
         if breadth > 1:
-            num_tracks = min(breadth, self._model.num_tracks(session.committed_length - 1))
-            max_rows = self._model.width
+            num_tracks = min(breadth, self._model.numerics.tracks_at(session.committed_length - 1))
+            max_rows = self._model.numerics.width
             return session.begin(num_candidates, num_tracks=num_tracks, max_rows=max_rows, min_chance=min_chance)
         return session.begin(num_candidates)
 
-    def rows(self, block: Block) -> SequenceRows:
+    def rows(self, block: Block) -> Rows:
         """The rows that a pass computes to judge `block`."""
-        self._wanted = None
-        parents = block.parents if block.alternatives else None
+        wanted, parents = None, block.parents if block.alternatives else None
         if self._sampler is not None:
             words = self._sampler.rows(block.start, block.token_ids, parents)
-            self._wanted = SamplerRows(self._sampler.sampler, words)
-        return SequenceRows(block.token_ids, self._cache, self._wanted, parents)
+            wanted = SamplerRows(self._sampler.sampler, words)
+        return Rows(block.token_ids, self._cache, wanted, parents)
 
     def judge(self, session: TargetSession, block: Block, output: ModelOutput) -> Acceptance:
         """The tokens that a pass over `block` commits. On one path a candidate that came during the pass may be judged.
@@ -92,7 +91,7 @@ class Verifier:
             cache.truncate(block.start)
             cache.wipe()
         block = Block(block.start, block.last_token, ())
-        [output] = self._model.forward_batch([self.rows(block)])
+        [output] = self._model.run([self.rows(block)])
         try:
             return self._judge(session, block, output)
         except NotFiniteError as error:
@@ -106,20 +105,20 @@ class Verifier:
     def _judge(self, session: TargetSession, block: Block, output: ModelOutput) -> Acceptance:
         judged = _scored(session.candidates_to_judge(), block)
         if isinstance(self._sampler, RatioTest):
-            assert self._wanted is not None
+            assert output.wanted is not None
             output.choose()  # raises for what is no number
             drawn_from = _scored(session.rows_to_judge(), block)
-            acceptance = self._sampler.accept(output.logits, block.start, self._wanted.inputs, judged, drawn_from)
+            acceptance = self._sampler.accept(output.logits, block.start, output.wanted.inputs, judged, drawn_from)
             if self._logprobs:
                 self._keep([self._score(output, row, token) for row, token in enumerate(acceptance.token_ids)])
             return acceptance
         found: dict[int, npt.NDArray[np.int32]] = {}
-        columns = output.choose() if self._wanted is None else ()
+        columns = output.choose() if self._sampler is None else ()
 
         def choose(row: int) -> int:
             if columns:
                 return columns[row]
-            column, found[row] = output.sample(row, self._wanted)
+            column, found[row] = output.sample(row)
             return column
 
         def next_row(row: int, token_id: int) -> int | None:
@@ -137,7 +136,7 @@ class Verifier:
     def _score(self, output: ModelOutput, row: int, token_id: int) -> tuple[float, TopLogprobs]:
         """The log-probability of a token that the sampler has not chosen."""
         chosen = float(output.logits[row].float().log_softmax(0)[token_id])
-        return chosen, scores_of(output.sample(row, self._wanted)[1], self._num_top)[1]
+        return chosen, scores_of(output.sample(row)[1], self._num_top)[1]
 
     def _keep(self, scores: Sequence[tuple[float, TopLogprobs]]) -> None:
         self.logprobs = tuple(chosen for chosen, _ in scores)

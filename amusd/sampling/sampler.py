@@ -100,7 +100,7 @@ class SamplingState:
             return cls(*kind), 0
         memory, number = cache.memory, cache.memory.num_slots // cache.allocated
         if memory.sampling is None:
-            memory.sampling = cls(*kind, device, num_sequences=number, max_path=model.width)
+            memory.sampling = cls(*kind, device, num_sequences=number, max_path=model.numerics.width)
         return memory.sampling, cache.number
 
     def column_of(self, token_id: int) -> int:
@@ -167,7 +167,7 @@ class SamplingState:
 
 @dataclass(frozen=True)
 class RowSampler:
-    """Chooses the column of each row of logits. A `Sampler` (`amusd/models/language_model.py`)."""
+    """Chooses the column of each row of logits. A `Sampler` (`amusd/models/passes.py`)."""
 
     max_best: ClassVar[int] = MAX_TOP_LOGPROBS
     state: SamplingState
@@ -251,7 +251,7 @@ def scores_of(outputs: npt.NDArray[np.int32], number: int) -> tuple[float, TopLo
 
 
 class SequenceSampler:
-    """Writes what a `RowSampler` reads of the rows of one request. A `Chooser` (`amusd/models/language_model.py`)."""
+    """Writes what a `RowSampler` reads of the rows of one request."""
 
     domain = Domain.MATCHING
     draws = False
@@ -292,7 +292,7 @@ class SequenceSampler:
     def rows(
         self, start: int, token_ids: Sequence[int], parents: Sequence[int] | None = None, num_steps: int = 1
     ) -> Words:
-        """See `Chooser`; `parents`: see `SequenceRows`."""
+        """See `Chooser`; `parents`: see `Rows`."""
         paths = [token_ids[:1]]
         for row, parent in enumerate(range(len(token_ids) - 1) if parents is None else parents, start=1):
             paths.append((*paths[parent], token_ids[row]))

@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 from typing_extensions import Self
 
 from amusd.drafters.base import Drafter, Expansion
-from amusd.models.language_model import FeatureRows, KVCache, Sampler, SequenceRows
+from amusd.models.language_model import FeatureRows
+from amusd.models.numerics import Numerics
+from amusd.models.passes import Rows, Sampler
 from amusd.protocol.draft_session import Guesses, Transition
 from amusd.simulation.clock import Clock
 from amusd.simulation.cost import Costs
@@ -50,7 +52,6 @@ class ScriptedModel:
     captured_on = None
     max_length = MANY
     feature_columns: ClassVar[dict[str, slice]] = {}
-    prefill_chunk = MANY
 
     def __init__(
         self,
@@ -64,7 +65,7 @@ class ScriptedModel:
         has_draft: bool,
     ) -> None:
         self.vocab_size = vocab_size
-        self.width = width
+        self.numerics = Numerics(width, fixed=False, border=None, prefill_chunk=MANY, num_tracks=MANY)
         self._clock, self._costs, self._random = clock, costs, random
         self._prompt_length = prompt_length
         self._host = costs.host.when(has_draft)
@@ -77,20 +78,12 @@ class ScriptedModel:
     def prepare(self, cache: ScriptedCache, samplers: Sequence[Sampler] = (), steps: int = 1) -> None:
         """Nothing to prepare."""
 
-    def max_rows(self, start: int) -> int:  # noqa: ARG002
-        """As many as a pass has."""
-        return self.width
-
-    def num_tracks(self, start: int) -> int:  # noqa: ARG002
-        """Room for several paths, as at most positions of a real model."""
-        return MANY
-
     def prefill(self, token_ids: Sequence[int], cache: ScriptedCache) -> None:
         """Take in a prompt, which costs the same whatever its length."""
         self._clock.compute(self._costs.target_prefill.draw(self._random))
         cache.length += len(token_ids)
 
-    def forward_batch(self, batch: Sequence[SequenceRows]) -> list[Choices]:
+    def run(self, batch: Sequence[Rows]) -> list[Choices]:
         """One pass."""
         num_candidates = sum(len(rows.token_ids) for rows in batch) - len(batch)
         draft_works = self._clock.draft_works
@@ -99,9 +92,9 @@ class ScriptedModel:
         self._clock.compute(ns)
         return [Choices(self, self._choices(rows)) for rows in batch]
 
-    def keep(self, rows: Sequence[int], cache: KVCache) -> None:
+    def keep(self, rows: Sequence[int], cache: ScriptedCache) -> None:
         """Continue with these rows of the last pass."""
-        cast("ScriptedCache", cache).length += len(rows)
+        cache.length += len(rows)
 
     def read_features(self, batch: Sequence[FeatureRows]) -> list[Tensor]:  # noqa: ARG002
         """No drafter reads any."""
@@ -112,14 +105,14 @@ class ScriptedModel:
         self._clock.let_pass(self._host_ns)
         self._host_ns = 0
 
-    def _choices(self, rows: SequenceRows) -> list[int]:
+    def _choices(self, rows: Rows) -> list[int]:
         parents = range(len(rows.token_ids) - 1) if rows.parents is None else rows.parents
         depths = [0]
         for parent in parents:
             depths.append(depths[parent] + 1)
         first = rows.cache.length + 1 - self._prompt_length
         if rows.parents is None:
-            self.keep(range(len(depths)), rows.cache)
+            rows.cache.length += len(depths)
         return [target_token(first + depth) for depth in depths]
 
 

@@ -35,6 +35,7 @@ from amusd.models.huggingface import load_model
 from amusd.models.linear import fastest_dtype
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
+from amusd.models.passes import Rows
 from amusd.models.tokenizer import load_tokenizer
 from amusd.workload import load_prompts
 
@@ -258,7 +259,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 def logits_of(model: CachedModel, sequence: Sequence[int]) -> Any:
     """[tokens, vocabulary]: in one pass."""
-    return model.forward(sequence, model.new_cache(len(sequence))).logits
+    return model.run([Rows(sequence, model.new_cache(len(sequence)))])[0].logits
 
 
 def _look_up(sequence: Sequence[int], start: int) -> list[int | None]:

@@ -18,7 +18,7 @@ from amusd.config import DrafterConfig, EngineConfig, HardwareConfig
 from amusd.config.engine import ModelShape
 from amusd.drafters.factory import load_drafters
 from amusd.models.cached_model import CachedModel
-from amusd.models.language_model import KVCache
+from amusd.models.kv_cache import KVCache
 from amusd.models.loading import load_draft_model, load_target
 from amusd.runtime.verifier import prepare_to_verify
 

@@ -14,7 +14,7 @@ from amusd.models.huggingface import load_model
 from amusd.models.load_options import LoadOptions
 from amusd.models.loading import capture_for
 from amusd.models.numerics import Numerics
-from amusd.models.passes import Part, PathRows
+from amusd.models.passes import Places, Rows
 from amusd.models.row_attention import attend_rows
 from amusd.models.self_test import measure_width_invariance
 from experiments.gpu_proof import adapter
@@ -65,9 +65,9 @@ def _small_logits(folder: Path, device: str, dtype: str) -> dict[str, Tensor]:
     prompt = token_ids(VOCAB_SIZE, _SMALL_LENGTH, 1)
     cache = model.new_cache(512, spare=16)
     model.prefill(prompt[:-6], cache)
-    chain = model.forward(prompt[-6:], cache).logits.float().cpu()
-    part = Part(cache, [7, 8], PathRows(np.arange(_SMALL_LENGTH), [[501], [502]]))
-    tree = model.forward_trees([part])[0].logits.float().cpu()
+    chain = model.run([Rows(prompt[-6:], cache)])[0].logits.float().cpu()
+    places = Places(np.arange(_SMALL_LENGTH), [[501], [502]])
+    tree = model.run([Rows([7, 8], cache, places=places)])[0].logits.float().cpu()
     return {"chain": chain, "tree": tree}
 
 
@@ -95,7 +95,7 @@ def _width(job: Job, lengths: Sequence[int]) -> None:
             num_rows=len(found),
             num_equal=found.count(0.0),
             max_difference=max(found),
-            num_tracks=model.num_tracks(length),
+            num_tracks=model.numerics.tracks_at(length),
         )
 
 

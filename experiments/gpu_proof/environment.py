@@ -14,6 +14,7 @@ import torch
 
 from amusd.commands.bench import read_bandwidth
 from amusd.config.engine import ModelShape
+from amusd.models.cached_model import extend
 from experiments.gpu_proof import adapter
 from experiments.gpu_proof.plan import GPU
 from experiments.gpu_proof.records import Job
@@ -118,7 +119,7 @@ def _replays_are_not_empty(prepared: adapter.Prepared) -> bool:
         cache.truncate(0)
         prompt = token_ids(model.num_ids, 24, seed)
         model.prefill(prompt[:-1], cache)
-        chosen.append(model.extend(prompt[-1:], cache, 6))
+        chosen.append(extend(model, prompt[-1:], cache, 6))
     return chosen[0] == chosen[2] != chosen[1]
 
 

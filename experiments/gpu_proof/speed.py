@@ -9,8 +9,9 @@ from amusd.config import DecodingConfig, SamplingParams
 from amusd.config.engine import ModelShape
 from amusd.engine import Engine
 from amusd.errors import ConfigError, PeerLostError
-from amusd.models.cached_model import CachedModel
-from amusd.models.language_model import KVCache
+from amusd.models.cached_model import CachedModel, extend
+from amusd.models.kv_cache import KVCache
+from amusd.models.passes import Rows
 from amusd.models.synthetic import SHAPES
 from amusd.tracing.metrics import GenerationMetrics
 from amusd.transport.factory import ON_ONE_MACHINE, Link
@@ -45,11 +46,11 @@ def _passes(job: Job, prepared: adapter.Prepared, gb_s: float) -> None:
     for context in scale.contexts:
         _fill(model, cache, context)
         for rows in (1, adapter.WIDTH):
-            tokens = token_ids(model.num_ids, min(rows, model.max_rows(context)), rows)
+            tokens = token_ids(model.num_ids, min(rows, model.numerics.max_rows(context)), rows)
 
             def run(tokens: list[int] = tokens, context: int = context) -> None:
                 cache.truncate(context)
-                model.forward(tokens, cache).choose()
+                model.run([Rows(tokens, cache)])[0].choose()
 
             floor_ms = (model.weight_bytes + cache_bytes(scale.target, context)) / gb_s / 1e6
             facts = {"shape": scale.target, "floor_ms": floor_ms, "context": context, "rows": len(tokens)}
@@ -64,7 +65,7 @@ def _steps(job: Job, prepared: adapter.Prepared, gb_s: float) -> None:
 
         def run(context: int = context) -> None:
             cache.truncate(context)
-            model.extend([7], cache, DRAFT_STEPS)
+            extend(model, [7], cache, DRAFT_STEPS)
 
         times = [time / DRAFT_STEPS for time in timed(run, scale.rounds, scale.device)]
         floor_ms = (model.weight_bytes + cache_bytes(scale.draft, context)) / gb_s / 1e6

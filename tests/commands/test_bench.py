@@ -10,7 +10,7 @@ from models import tiny
 from amusd.commands.bench import bench_text, load_transformers, measure_links, measure_models
 from amusd.config import HardwareConfig, TransportConfig
 from amusd.console import Console
-from amusd.models.cached_model import CachedModel
+from amusd.models.cached_model import CachedModel, extend
 from amusd.models.huggingface import load_model
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
@@ -58,4 +58,4 @@ def test_every_figure_stands_in_the_document_and_in_the_text(
 def test_transformers_decodes_the_same_tokens(model: CachedModel, checkpoint: Path) -> None:
     generate, cache = load_transformers(str(checkpoint), "float32", "cpu"), model.new_cache(64)
     model.prefill(PROMPT[:-1], cache)
-    assert generate(PROMPT, 30) == model.extend(PROMPT[-1:], cache, 30)[-1]
+    assert generate(PROMPT, 30) == extend(model, PROMPT[-1:], cache, 30)[-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from amusd.drafters.factory import load_drafters
 from amusd.drafters.synthetic import Schedule
 from amusd.errors import ConfigError
 from amusd.models.language_model import ModelOutput
+from amusd.models.passes import Rows
 
 MODEL = TableModel(20, seed=3, max_length=60)
 PROMPT = (1, 2, 3)
@@ -51,13 +53,12 @@ def test_after_a_pass_without_numbers_it_proposes_what_a_fresh_one_does(monkeypa
     text = own_text(GREEDY, 10)
     drafter = CascadeDrafter(MODEL, OracleDrafter((*PROMPT, *text), always_right(), 20), 4)
     drafter.open(PROMPT, 60)
-    forward = TableModel.forward
+    run = TableModel.run
 
-    def spoilt(self: TableModel, *arguments: object) -> ModelOutput:
-        output = forward(self, *arguments)  # type: ignore[arg-type]
-        return ModelOutput(logits=torch.full_like(output.logits, float("nan")))
+    def spoilt(self: TableModel, batch: Sequence[Rows]) -> list[ModelOutput]:
+        return [ModelOutput(torch.full_like(output.logits, float("nan"))) for output in run(self, batch)]
 
-    monkeypatch.setattr(TableModel, "forward", spoilt)
+    monkeypatch.setattr(TableModel, "run", spoilt)
     assert drafter.propose(5) == ()
     monkeypatch.undo()
     assert drafter.length == len(PROMPT)

@@ -167,10 +167,10 @@ def test_a_chain_of_a_pass_without_numbers_has_no_token(
     pair = make(random_tokens(random.Random(6), 6), fan_out=1, distribution=distribution)
     model = pair.drafter.model
     with monkeypatch.context() as patch:
-        trees = model.forward_trees
+        trees = model.run
         patch.setattr(
             model,
-            "forward_trees",
+            "run",
             lambda batch: [replace(out, logits=out.logits * float("nan")) for out in trees(batch)],
         )
         pair.send_features()

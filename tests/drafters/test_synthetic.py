@@ -10,7 +10,9 @@ from table_model import TableModel
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import ChainDrafter, Drafter
 from amusd.drafters.synthetic import SyntheticDrafter
-from amusd.models.language_model import ChainRows, KVCache
+from amusd.models.kv_cache import KVCache
+from amusd.models.language_model import ModelOutput
+from amusd.models.passes import Rows
 from amusd.protocol.draft_session import Node, Transition
 
 VOCAB_SIZE = 20
@@ -30,9 +32,9 @@ class Model(TableModel):
         self.calls.append(("prefill", cache.length, len(token_ids), 0))
         super().prefill(token_ids, cache)
 
-    def extend_batch(self, batch: Sequence[ChainRows]) -> list[list[int]]:
-        self.calls += [("extend", rows.cache.length, len(rows.token_ids), rows.num_tokens) for rows in batch]
-        return super().extend_batch(batch)
+    def run(self, batch: Sequence[Rows], steps: int = 1) -> list[ModelOutput]:
+        self.calls += [("run", rows.cache.length, len(rows.token_ids), steps) for rows in batch]
+        return super().run(batch)
 
 
 class Free(ChainDrafter):

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import tiny
 from models.blocks import random_ids
+from passes import forward
 from protocol.sessions import nodes_of
 
 from amusd.config import GREEDY, Distribution
@@ -160,7 +161,7 @@ def expected_guesses(
     """From a pass over the path alone, in a cache of its own."""
     cache = model.new_cache(len(path))
     model.prefill(path[:-1], cache)
-    logits = model.forward(path[-1:], cache).logits
+    logits = forward(model, path[-1:], cache).logits
     state = SamplingState(model.vocab_size, model.output_ids)
     ranking = Ranking(distribution, state, path[:num_prompt_tokens], number=fan_out, min_probability=MIN_PROBABILITY)
     ranking.see(path)

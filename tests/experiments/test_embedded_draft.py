@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from models import tiny
+from passes import forward
 
 from amusd.models.embedded_draft import load_embedded_draft, read_draft
 from amusd.models.load_options import LoadOptions
@@ -120,7 +121,7 @@ def test_a_draft_is_made_from_nothing_and_loads(workshop: Workshop) -> None:
     assert (draft.num_layers, draft.facts["before"]) == (1, None)
     options = LoadOptions(numerics=Numerics(width=16, fixed=False), max_model_len=64)
     model = load_embedded_draft(workshop.target, options, vocab_size=64, draft_file=workshop.shipped)
-    assert torch.isfinite(model.forward([1, 2, 3], model.new_cache(8)).logits).all()
+    assert torch.isfinite(forward(model, [1, 2, 3], model.new_cache(8)).logits).all()
 
 
 def test_a_training_cut_off_ends_with_the_weights_of_one_run(

@@ -8,6 +8,7 @@ from fake_cuda.device import fake_cuda
 from fake_cuda.workers import Target, TreeDraft
 
 from amusd.drafters.autoregressive import AutoregressiveDrafter
+from amusd.models.cached_model import extend
 
 PROMPT = [5, 17, 4, 90, 33, 8, 61, 2, 9, 44]
 
@@ -57,5 +58,5 @@ def test_frequencies_that_would_switch_later_do_not_keep_a_pass_from_its_capture
             cache = model.new_cache(64)
             model.prepare(cache)
             model.prefill([5, 6, 7], cache)
-            tokens.append(model.extend([8], cache, 6))
+            tokens.append(extend(model, [8], cache, 6))
     assert tokens[0] == tokens[1]

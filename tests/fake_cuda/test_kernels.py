@@ -8,6 +8,7 @@ import pytest
 from fake_cuda import builders
 from fake_cuda.device import fake_cuda
 from fake_cuda.gpus import FakeGpus
+from passes import forward
 
 from amusd.config import ModelShape
 
@@ -23,9 +24,9 @@ def num_kernels(gpus: FakeGpus, shape: ModelShape, num_layers: int | None, model
     model = builders.build(shape, "cuda:0", num_layers=num_layers, model_impl=model_impl)
     cache = model.new_cache(64)
     model.prefill([1, 2, 3], cache)
-    model.forward([4, 5], cache).choose()
+    forward(model, [4, 5], cache).choose()
     with gpus.recorded() as part:
-        model.forward([4, 5], cache).choose()
+        forward(model, [4, 5], cache).choose()
     assert len(part.replays) == 1
     return len(part.kernels)
 

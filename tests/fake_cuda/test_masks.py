@@ -5,6 +5,7 @@ from __future__ import annotations
 from fake_cuda import builders
 from fake_cuda.device import fake_cuda
 from fake_cuda.record import Kernel, Record
+from passes import forward
 
 from amusd.models.loading import capture_for
 
@@ -25,6 +26,6 @@ def test_passes_that_are_not_captured_have_no_misaligned_mask() -> None:
             cache.truncate(0)
             with gpus.recorded() as part:
                 model.prefill([1] * length, cache)
-                model.forward([1, 2], cache)
+                forward(model, [1, 2], cache)
             assert part.kernels
             assert not misaligned(part), f"behind a prompt of {length} tokens"

@@ -44,10 +44,10 @@ class Target:
     def verify(self, candidates: Sequence[int], alternatives: Sequence[int] = ()) -> Acceptance:
         """One pass; `alternatives` to the first candidate make it one over several paths, where that is possible."""
         session = self._session(tuple(candidates), tuple(alternatives))
-        limit = min(session.remaining, self._model.max_rows(len(self.tokens) - 1)) - 1
+        limit = min(session.remaining, self._model.numerics.max_rows(len(self.tokens) - 1)) - 1
         breadth = 3 if alternatives else 1
         block = self.verifier.begin(session, min(len(candidates), limit), breadth)
-        [output] = self._model.forward_batch([self.verifier.rows(block)])
+        [output] = self._model.run([self.verifier.rows(block)])
         acceptance = self.verifier.judge(session, block, output)
         session.commit(acceptance.token_ids, acceptance.num_accepted)
         self.tokens = session.committed

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from amusd.drafters.base import ChainDrafter, Drafter
-from amusd.models.language_model import SequenceRows
+from amusd.models.numerics import Numerics
+from amusd.models.passes import Rows
 from amusd.protocol import prefix_hash
 from amusd.protocol.draft_session import Guesses, Node, Transition
 
@@ -76,6 +77,12 @@ class HashOutput:
         return self.choices
 
 
+@dataclass(frozen=True)
+class ChangingTracks(Numerics):
+    def tracks_at(self, start: int) -> int:
+        return 1 + start % 4
+
+
 class HashModel:
     """A `LanguageModel`. `spend` takes the time of a pass."""
 
@@ -84,11 +91,11 @@ class HashModel:
     captured_on = None
     feature_columns: ClassVar[dict[str, slice]] = {}
     tokens_per_step = 1
-    prefill_chunk = CHUNK
 
     def __init__(self, max_length: int, spend: Spend) -> None:
         self.max_length = max_length
         self._spend = spend
+        self.numerics = ChangingTracks(9, fixed=False, border=None, prefill_chunk=CHUNK)
 
     def new_caches(self, number: int, capacity: int) -> list[HashCache]:
         return [HashCache(capacity) for _ in range(number)]
@@ -100,28 +107,18 @@ class HashModel:
         self._append(token_ids, cache)
         self._spend("prefill")
 
-    def max_rows(self, start: int) -> int:
-        return 9
-
-    def forward_batch(self, batch: Sequence[SequenceRows]) -> list[HashOutput]:
+    def run(self, batch: Sequence[Rows]) -> list[HashOutput]:
         self._spend("pass")
         return [HashOutput(self._choices(rows.token_ids, rows.cache, rows.parents)) for rows in batch]
 
     def _choices(self, token_ids: Sequence[int], cache: Any, parents: Sequence[int] | None) -> list[int]:
         if parents is None:
             return self._append(token_ids, cache)
-        assert len(token_ids) <= self.width
+        assert len(token_ids) <= self.numerics.width
         cache.rows = [prefix_hash.extend(cache.hashes[-1], token_ids[0])]
         for token_id, parent in zip(token_ids[1:], parents, strict=True):
             cache.rows.append(prefix_hash.extend(cache.rows[parent], token_id))
         return [next_token(value) for value in cache.rows]
-
-    @property
-    def width(self) -> int:
-        return 9
-
-    def num_tracks(self, start: int) -> int:
-        return 1 + start % 4
 
     def keep(self, rows: Sequence[int], cache: HashCache) -> None:
         cache.hashes += [cache.rows[row] for row in rows]

@@ -25,7 +25,7 @@ from amusd.models.load_options import LoadOptions
 from amusd.models.loading import capture_for
 from amusd.models.numerics import Numerics
 from amusd.models.process_group import Backend
-from amusd.models.rank_commands import RankCommand, follow
+from amusd.models.rank_commands import follow
 from amusd.models.sharding import ALONE, Ranks
 
 DEADLINE_SECONDS = 120.0
@@ -52,7 +52,7 @@ def small_model(device: str, *, captures: bool, ranks: Ranks = ALONE) -> CachedM
 def run(folder: str, device: str, backend: str, captures: str, num_commands: str = "") -> None:
     follower = come(Path(folder), 1, 2, cast("Backend", backend))
 
-    def commands() -> Iterator[RankCommand]:
+    def commands() -> Iterator[bytes]:
         for number, command in enumerate(follower.commands()):
             if num_commands and number == int(num_commands):
                 os.kill(os.getpid(), signal.SIGKILL)

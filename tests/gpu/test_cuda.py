@@ -12,16 +12,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from passes import forward
 
 from amusd.config import Distribution
-from amusd.models.cached_model import CachedModel
+from amusd.models.cached_model import CachedModel, extend
 from amusd.models.checkpoint import write_checkpoint
 from amusd.models.configuration import ModelConfig
 from amusd.models.graphs import CudaGraphs, run_each_time
 from amusd.models.huggingface import load_model
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
-from amusd.models.passes import Part, PathRows
+from amusd.models.passes import Places, Rows
 from amusd.models.self_test import measure_width_invariance
 from amusd.models.synthetic import SHAPES, random_weights
 from amusd.sampling.ranking import Ranking
@@ -70,7 +71,7 @@ def test_the_device_computes_what_the_cpu_does(folder: Path, fixed: bool) -> Non
         model = load(folder, device, fixed=fixed)
         cache = model.new_cache(64)
         model.prefill(TOKENS[:-5], cache)
-        logits.append(model.forward(TOKENS[-5:], cache).logits.float().cpu())
+        logits.append(forward(model, TOKENS[-5:], cache).logits.float().cpu())
     torch.testing.assert_close(logits[1], logits[0], atol=5e-2, rtol=1e-3)
     assert torch.equal(logits[1].argmax(-1), logits[0].argmax(-1))
 
@@ -83,9 +84,9 @@ def test_graphs_choose_what_passes_computed_anew_choose(folder: Path, fixed: boo
         model = load(folder, "cuda:0", fixed=fixed, graphs=graphs, model_impl=model_impl)
         cache = model.new_cache(600)
         model.prefill(TOKENS[:-1], cache)
-        tokens = model.extend(TOKENS[-1:], cache, 300)
+        tokens = extend(model, TOKENS[-1:], cache, 300)
         cache.truncate(len(TOKENS) + 40)
-        chosen.append((tokens, model.forward(tokens[41:46], cache).choose()))
+        chosen.append((tokens, forward(model, tokens[41:46], cache).choose()))
     assert chosen[0] == chosen[1]
 
 
@@ -105,11 +106,15 @@ def test_a_prepared_model_chooses_without_asking_the_device(folder: Path) -> Non
     model.prepare(cache)
     model.prepare(cache, steps=model.tokens_per_step)
     model.prefill(TOKENS[:-5], cache)
-    model.forward(TOKENS[-5:], cache).choose()
+    forward(model, TOKENS[-5:], cache).choose()
     with nothing_asked_of_the_device():
-        model.forward([7, 8, 9], cache).choose()
+        forward(model, [7, 8, 9], cache).choose()
         cache.truncate(len(TOKENS))
-        model.extend([7], cache, 9)
+        extend(model, [7], cache, 9)
+        cache.truncate(len(TOKENS))
+        forward(model, [9, 5, 6, 7], cache, parents=[0, 0, 2]).choose()
+        model.keep([0, 2, 3], cache)
+        forward(model, [9], cache).choose()
 
 
 @pytest.mark.parametrize("model_impl", ["amusd", "transformers"])
@@ -124,27 +129,16 @@ def test_paths_and_trees_of_graphs_choose_what_passes_computed_anew_choose(folde
         tokens = [TOKENS[-1]]
         for _ in range(280):  # past the first split of keys
             wrong = (tokens[-1] + 1) % model.num_ids
-            rows = [tokens[-1], wrong, model.forward(tokens[-1:], cache).choose()[0]]
+            rows = [tokens[-1], wrong, forward(model, tokens[-1:], cache).choose()[0]]
             cache.truncate(cache.length - 1)
-            found = model.forward(rows, cache, parents=[0, 0]).choose()
+            found = forward(model, rows, cache, parents=[0, 0]).choose()
             assert found[0] == rows[2]
             model.keep([0, 2], cache)
             tokens += [rows[2], found[2]]
-        logits = model.forward_trees([Part(cache, [7, 8], PathRows(np.arange(len(TOKENS)), [[630], [629]]))])[0].logits
+        logits = model.run([Rows([7, 8], cache, places=Places(np.arange(len(TOKENS)), [[630], [629]]))])[0].logits
         chosen.append((tokens, logits.argmax(-1).tolist()))
         cache.truncate(0)
     assert chosen[0] == chosen[1]
-
-
-def test_a_prepared_model_verifies_paths_without_asking_the_device(folder: Path) -> None:
-    model = load(folder, "cuda:0", fixed=False, graphs=True, dtype="bfloat16")
-    cache = model.new_cache(600)
-    model.prepare(cache)
-    model.prefill(TOKENS[:-1], cache)
-    with nothing_asked_of_the_device():
-        model.forward([TOKENS[-1], 5, 6, 7], cache, parents=[0, 0, 2]).choose()
-        model.keep([0, 2, 3], cache)
-        model.forward([9], cache).choose()
 
 
 @pytest.mark.parametrize("temperature", [0.3, 0.7, 1.0])

@@ -15,9 +15,10 @@ import pytest
 import torch
 from gpu.nccl_rank import DEADLINE_SECONDS, small_model
 from models.linked_ranks import lead
+from passes import forward
 
 from amusd.errors import RankLostError
-from amusd.models.cached_model import CachedModel
+from amusd.models.cached_model import CachedModel, extend
 from amusd.models.process_group import EXCHANGE_SECONDS
 from amusd.runtime.ranks import Leader
 from launch.devices import NCCL_SETTINGS
@@ -71,9 +72,9 @@ def decoded(model: CachedModel) -> list[list[int]]:
     cache = model.new_cache(120)
     model.prepare(cache)
     model.prefill(PROMPT[:-1], cache)
-    chosen = [model.extend(PROMPT[-1:], cache, 24)]
+    chosen = [extend(model, PROMPT[-1:], cache, 24)]
     cache.truncate(20)
-    return [*chosen, model.forward(PROMPT[:4], cache).choose(), model.extend(PROMPT[4:5], cache, 9)]
+    return [*chosen, forward(model, PROMPT[:4], cache).choose(), extend(model, PROMPT[4:5], cache, 9)]
 
 
 @pytest.mark.parametrize("captures", [False, True], ids=["computed anew", "graphs"])

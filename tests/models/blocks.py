@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 from models import tiny
+from passes import forward
 from torch import Tensor
 
-from amusd.models.language_model import KVCache, LanguageModel
+from amusd.models.kv_cache import KVCache
+from amusd.models.language_model import LanguageModel
 from amusd.models.numerics import Numerics
 
 NUMERICS = [
@@ -37,10 +39,10 @@ def decode_in_blocks(model: LanguageModel, token_ids: list[int], cache: KVCache,
     num_rolled_back = 0
     while cache.length < len(token_ids):
         start = cache.length
-        num_right = rng.randint(1, min(model.max_rows(start), len(token_ids) - start))
-        num_wrong = rng.randint(0, min(model.max_rows(start) - num_right, cache.capacity - start - num_right))
+        num_right = rng.randint(1, min(model.numerics.max_rows(start), len(token_ids) - start))
+        num_wrong = rng.randint(0, min(model.numerics.max_rows(start) - num_right, cache.capacity - start - num_right))
         block = token_ids[start : start + num_right] + [rng.randrange(model.vocab_size) for _ in range(num_wrong)]
-        rows.append(model.forward(block, cache).logits[:num_right])
+        rows.append(forward(model, block, cache).logits[:num_right])
         cache.truncate(start + num_right)
         num_rolled_back += num_wrong
     assert num_rolled_back > 0

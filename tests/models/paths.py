@@ -6,21 +6,24 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from models.blocks import random_ids
+from passes import forward
 from torch import Tensor
 
 from amusd.models.cached_model import CachedModel
-from amusd.models.kv_cache import PreallocatedCache
-from amusd.models.passes import Part, PathRows, Slots
+from amusd.models.kv_cache import KVCache
+from amusd.models.passes import Places, Rows
 from amusd.protocol.verification import Tracks
 
 
 def tree_rows(
-    token_ids: Sequence[int], prefix: Slots, paths: Sequence[Sequence[int]], cache: PreallocatedCache
-) -> Part:
-    """The nodes of one tree in a pass, for `CachedModel.forward_trees`."""
-    return Part(cache, token_ids, PathRows(prefix, paths))
+    token_ids: Sequence[int], prefix: npt.NDArray[np.int64], paths: Sequence[Sequence[int]], cache: KVCache
+) -> Rows:
+    """The nodes of one tree in a pass."""
+    return Rows(token_ids, cache, places=Places(prefix, paths))
 
 
 @dataclass
@@ -59,14 +62,14 @@ def random_paths(rng: random.Random, right: Sequence[int], max_rows: int, num_tr
 def decoded_both_ways(model: CachedModel, num_tokens: int = 150, start: int = 20) -> tuple[Tensor, Tensor]:
     """[tokens, vocabulary] each: logits behind tokens from `start` on, one after another, and in passes over paths."""
     token_ids = random_ids(num_tokens)
-    cache = model.new_cache(num_tokens + model.width)
+    cache = model.new_cache(num_tokens + model.numerics.width)
     model.prefill(token_ids[:start], cache)
-    expected = [model.forward([token_id], cache).logits[0].clone() for token_id in token_ids[start:]]
+    expected = [forward(model, [token_id], cache).logits[0].clone() for token_id in token_ids[start:]]
     return torch.stack(expected), torch.stack(decode_in_paths(model, token_ids, start))
 
 
 def decode_in_paths(
-    model: CachedModel, token_ids: Sequence[int], start: int, seed: int = 2, cache: PreallocatedCache | None = None
+    model: CachedModel, token_ids: Sequence[int], start: int, seed: int = 2, cache: KVCache | None = None
 ) -> list[Tensor]:
     """Logits behind each of `token_ids` from `start` on. Many of their rows were not in the first track.
 
@@ -74,18 +77,19 @@ def decode_in_paths(
     """
     rng = random.Random(seed)
     if cache is None:
-        cache = model.new_cache(len(token_ids) + model.width)
+        cache = model.new_cache(len(token_ids) + model.numerics.width)
         model.prefill(token_ids[:start], cache)
     logits: list[Tensor] = []
     num_moved = 0
     while cache.length < len(token_ids):
         at = cache.length
         right = token_ids[at:]
-        if model.num_tracks(at) == 1:
-            logits.append(model.forward(right[:1], cache).logits[0].clone())
+        if model.numerics.tracks_at(at) == 1:
+            logits.append(forward(model, right[:1], cache).logits[0].clone())
             continue
-        paths = random_paths(rng, right, model.max_rows(at), model.num_tracks(at), model.width)
-        scores = model.forward(paths.token_ids, cache, parents=paths.parents).logits
+        rule = model.numerics
+        paths = random_paths(rng, right, rule.max_rows(at), rule.tracks_at(at), rule.width)
+        scores = forward(model, paths.token_ids, cache, parents=paths.parents).logits
         assert cache.length == at
         logits += [scores[row].clone() for row in paths.right]
         model.keep(paths.right, cache)

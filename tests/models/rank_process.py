@@ -16,14 +16,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from models.linked_ranks import DEADLINE_SECONDS, come, lead
 
-from amusd.models.kv_cache import KVMemory, PreallocatedCache
-from amusd.models.passes import Part, Pass
+from amusd.models.kv_cache import KVCache, KVMemory
+from amusd.models.passes import Pass, Rows
 from amusd.runtime.ranks import Leader
 
 
 def announce_pass(leader: Leader) -> None:
-    part = Part(PreallocatedCache(KVMemory(1, torch.float32), capacity=1, allocated=1), [1])
-    leader.announce([part], Pass([part], with_logits=False))
+    cache = KVCache(KVMemory(1, torch.float32), capacity=1, allocated=1)
+    leader.announce(Pass([Rows([1], cache)], steps=0))
 
 
 def die(folder: Path, kind: str) -> None:

@@ -16,17 +16,19 @@ from models import tiny
 from models.blocks import random_ids
 from models.paths import random_paths, tree_rows
 from models.tiny import wrap_model
+from passes import forward
 from torch import Tensor
 
 from amusd.models.attention import register_attention
-from amusd.models.cached_model import CachedModel
+from amusd.models.cached_model import CachedModel, extend
 from amusd.models.decoder import Decoder
-from amusd.models.eager import EagerPasses, RowCounts
+from amusd.models.eager import EagerPasses
 from amusd.models.graphs import run_each_time
-from amusd.models.kv_cache import PreallocatedCache
-from amusd.models.language_model import ChainRows, SamplerRows, SequenceRows
+from amusd.models.kv_cache import KVCache
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
+from amusd.models.passes import Rows, SamplerRows
+from amusd.models.row_counts import RowCounts
 from amusd.models.self_test import measure_width_invariance
 
 WIDTH = 8
@@ -68,8 +70,8 @@ class Twin:
     """One sequence, decoded in some caches at once: in a batch, and alone."""
 
     token_ids: list[int]
-    cache: PreallocatedCache
-    alone: PreallocatedCache
+    cache: KVCache
+    alone: KVCache
 
 
 def begin(model: CachedModel, rng: random.Random, number: int, length: int = CAPACITY) -> list[Twin]:
@@ -93,10 +95,10 @@ class Block:
     parents: list[int] | None
     kept: list[int]
 
-    def rows(self, cache: PreallocatedCache) -> SequenceRows:
-        return SequenceRows(self.token_ids, cache, parents=self.parents)
+    def rows(self, cache: KVCache) -> Rows:
+        return Rows(self.token_ids, cache, parents=self.parents)
 
-    def commit(self, model: CachedModel, cache: PreallocatedCache, start: int) -> None:
+    def commit(self, model: CachedModel, cache: KVCache, start: int) -> None:
         if self.parents is None:
             cache.truncate(start + len(self.kept))
         else:
@@ -106,9 +108,9 @@ class Block:
 def random_block(model: CachedModel, rng: random.Random, sequence: Twin) -> Block:
     start = sequence.cache.length
     rest = sequence.token_ids[start:]
-    max_rows = min(model.max_rows(start), len(rest))
-    if model.num_tracks(start) > 1 and max_rows > 1 and rng.random() < 0.4:
-        paths = random_paths(rng, rest, max_rows, model.num_tracks(start), model.width)
+    max_rows = min(model.numerics.max_rows(start), len(rest))
+    if model.numerics.tracks_at(start) > 1 and max_rows > 1 and rng.random() < 0.4:
+        paths = random_paths(rng, rest, max_rows, model.numerics.tracks_at(start), model.numerics.width)
         return Block(sequence, paths.token_ids, paths.parents, paths.right)
     num_right = rng.randint(1, max_rows)
     wrong = [rng.randrange(tiny.VOCAB) for _ in range(rng.randint(0, max_rows - num_right))]
@@ -124,11 +126,11 @@ def check_batches(model: CachedModel, seed: int, number: int, num_passes: int = 
         members = rng.sample(going, rng.randint(min(1, len(going)), len(going)))
         blocks = [random_block(model, rng, sequence) for sequence in members]
         starts = [block.sequence.cache.length for block in blocks]
-        together = model.forward_batch([block.rows(block.sequence.cache) for block in blocks])
+        together = model.run([block.rows(block.sequence.cache) for block in blocks])
         logits = [output.logits.clone() for output in together]
         for block, start, found, output in zip(blocks, starts, logits, together, strict=True):
             alone = block.sequence.alone
-            expected = model.forward(block.token_ids, alone, parents=block.parents)
+            expected = forward(model, block.token_ids, alone, parents=block.parents)
             assert torch.equal(found, expected.logits)
             assert output.columns is None or (output.columns == expected.columns).all()
             block.commit(model, block.sequence.cache, start)
@@ -175,24 +177,24 @@ def test_a_pass_over_some_caches_changes_no_other(replayed: bool) -> None:
     model = tiny_model(REPLAYED["fixed"] if replayed else FIXED, replayed=replayed)
     rng = random.Random(3)
     sequences = begin(model, rng, 4)
-    model.forward_batch([SequenceRows(sequence.token_ids[:3], sequence.cache) for sequence in sequences])
+    model.run([Rows(sequence.token_ids[:3], sequence.cache) for sequence in sequences])
     memory = sequences[0].cache.memory
 
-    def region(cache: PreallocatedCache) -> list[Tensor]:
+    def region(cache: KVCache) -> list[Tensor]:
         held = slice(cache.first, cache.first + cache.length)
         return [tensor[:, held].clone() for tensor in memory._tensors.values()]
 
     others = [sequences[0].cache, sequences[2].cache]
     before = [region(cache) for cache in others]
     one, two = sequences[1].cache, sequences[3].cache
-    rows = [SequenceRows([5, 6, 7], two, parents=[0, 0]), SequenceRows([5, 6, 7, 8], one)]
+    rows = [Rows([5, 6, 7], two, parents=[0, 0]), Rows([5, 6, 7, 8], one)]
     changes: list[Callable[[], object]] = [
-        lambda: model.forward_batch(rows),
+        lambda: model.run(rows),
         lambda: model.keep([0, 2], two),
         lambda: model.prefill(random_ids(30), one),
         lambda: one.truncate(9),
         one.wipe,
-        lambda: model.extend_batch([ChainRows([4], two, 5), ChainRows([7], one, 4)]),
+        lambda: model.run([Rows([4], two), Rows([7], one)], model.tokens_per_step),
         lambda: two.truncate(0),
         two.wipe,
     ]
@@ -212,12 +214,12 @@ def test_a_prompt_that_is_taken_in_beside_passes_of_others_has_the_bits_of_one_t
     model, (token_ids, other) = MODELS[name], (random_ids(CAPACITY, seed=seed) for seed in (1, 2))
     (beside, busy), alone = model.new_caches(2, CAPACITY + 1), model.new_cache(CAPACITY + 1)
     model.prefill(token_ids, alone)
-    for start in range(0, CAPACITY, model.prefill_chunk):
-        model.prefill(token_ids[start : start + model.prefill_chunk], beside)
-        model.forward_batch([SequenceRows(other[start : start + 3], busy)])
-    found, _ = model.forward_batch([SequenceRows([5], beside), SequenceRows([6], busy)])
+    for start in range(0, CAPACITY, model.numerics.prefill_chunk):
+        model.prefill(token_ids[start : start + model.numerics.prefill_chunk], beside)
+        model.run([Rows(other[start : start + 3], busy)])
+    found, _ = model.run([Rows([5], beside), Rows([6], busy)])
     logits = found.logits.clone()
-    assert torch.equal(logits, model.forward([5], alone).logits)
+    assert torch.equal(logits, forward(model, [5], alone).logits)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -235,12 +237,10 @@ def test_trees_of_several_sequences_have_the_logits_that_each_has_alone(kind: st
             slots = rng.sample(range(9 + index, 40), rng.randint(1, 6))
             paths = [[slot] if rng.random() < 0.5 or not row else [slots[0], slot] for row, slot in enumerate(slots)]
             trees.append((random_ids(len(slots), seed=rng.randrange(99)), np.arange(9 + index), paths))
-        found = model.forward_trees(
-            [tree_rows(*tree, caches[index]) for index, tree in zip(members, trees, strict=True)]
-        )
+        found = model.run([tree_rows(*tree, caches[index]) for index, tree in zip(members, trees, strict=True)])
         logits = [output.logits.clone() for output in found]
         for index, tree, together in zip(members, trees, logits, strict=True):
-            expected = model.forward_trees([tree_rows(*tree, alone[index])])[0].logits
+            expected = model.run([tree_rows(*tree, alone[index])])[0].logits
             torch.testing.assert_close(together, expected, atol=1e-4, rtol=1e-4)
 
 
@@ -252,37 +252,27 @@ def test_chains_of_several_sequences_go_on_as_each_does_alone(kind: str) -> None
         for cache in pair:
             model.prefill(random_ids(5 + 7 * index, seed=index), cache)
     pending = [random_ids(1 + index, seed=index) for index in range(4)]
-    for numbers in ([3, 1, 7, 2], [1, 1, 1, 1], [5], [4, 9]):
-        chains = [ChainRows(pending[index], caches[index], number) for index, number in enumerate(numbers)]
-        found = model.extend_batch(list(reversed(chains)))[::-1]
-        for index, number in enumerate(numbers):
-            assert found[index] == model.extend(pending[index], alone[index], number)
-            assert len(found[index]) == number
+    for number, steps in ((4, model.tokens_per_step), (3, 1), (1, model.tokens_per_step), (2, model.tokens_per_step)):
+        outputs = model.run([Rows(pending[index], caches[index]) for index in reversed(range(number))], steps)
+        found = [output.choose()[-steps:] for output in reversed(outputs)]
+        for index in range(number):
+            assert found[index] == extend(model, pending[index], alone[index], steps)
             assert caches[index].length == alone[index].length
             pending[index] = found[index][-1:]
 
 
 class Second:
-    """Chooses the second best token where its input asks for that. A `Sampler`, and a `Chooser` that follows it."""
+    """Chooses the second best token where its input asks for that. A `Sampler`."""
 
     num_outputs = 1
-    can_replay = True
-    draws = False
 
     def __init__(self, level: int) -> None:
         self.level = level
         self.num_inputs = 1 + level
         self.neutral = np.array([0, *[5] * level])
 
-    @property
-    def sampler(self) -> Second:
-        return self
-
-    def rows(self, start: int, token_ids: Sequence[int], parents: object = None, num_steps: int = 1) -> np.ndarray:
-        return np.tile([1, *[7] * self.level], (len(token_ids) + num_steps - 1, 1))
-
-    def draw(self, logits: Tensor, words: np.ndarray) -> int:
-        raise NotImplementedError
+    def wanted(self, num_rows: int) -> SamplerRows:
+        return SamplerRows(self, np.tile([1, *[7] * self.level], (num_rows, 1)))
 
     def compute(self, logits: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
         best = logits.topk(2, dim=1).indices
@@ -292,26 +282,18 @@ class Second:
 @pytest.mark.parametrize("rule", REPLAYED)
 def test_sequences_that_want_other_samplers_share_a_pass(rule: str) -> None:
     model = tiny_model(REPLAYED[rule], replayed=True)
-    caches, low, high = model.new_caches(4, 60), Second(0), Second(1)
-    choosers = [low, None, high, low]
-    expected = []
-    for index, (cache, chooser) in enumerate(zip(caches, choosers, strict=True)):
+    caches, low, high, steps = model.new_caches(4, 60), Second(0), Second(1), model.tokens_per_step
+    samplers = [low, None, high, low]
+    batch, expected = [], []
+    for index, (cache, sampler) in enumerate(zip(caches, samplers, strict=True)):
         model.prefill(random_ids(5 + index, seed=index), cache)
-        expected.append(model.extend([3], cache, 8, chooser))
+        batch.append(Rows([3, 4], cache, None if sampler is None else sampler.wanted(1 + steps)))
+        expected.append(model.run(batch[-1:], steps)[0].choose())
         cache.truncate(5 + index)
-    chains = [ChainRows([3], cache, 8, chooser) for cache, chooser in zip(caches, choosers, strict=True)]
-    assert model.extend_batch(chains) == expected
-    for index, cache in enumerate(caches):
-        cache.truncate(5 + index)
-    batch = []
-    for cache, chooser in zip(caches, choosers, strict=True):
-        wanted = None if chooser is None else SamplerRows(chooser, chooser.rows(0, [3, 4]))
-        batch.append(SequenceRows([3, 4], cache, wanted))
-    outputs = model.forward_batch(batch)
-    for output, chooser, tokens in zip(outputs, choosers, expected, strict=True):
-        assert output.choose()[0] == tokens[0]
+    for output, sampler, columns in zip(model.run(batch, steps), samplers, expected, strict=True):
+        assert output.choose() == columns
         assert output.outputs is not None
-        assert (output.outputs == (7 if chooser is high else 5)).all(), "neutral where a row wants less"
+        assert (output.outputs == (7 if sampler is high else 5)).all(), "neutral where a row wants less"
 
 
 @pytest.mark.parametrize("replayed", [False, True])

@@ -12,15 +12,16 @@ import torch
 from models import tiny
 from models.paths import tree_rows
 from models.tiny import wrap_model
+from passes import forward
 from torch import Tensor
 
 from amusd.errors import DeviceError, NotFiniteError
 from amusd.models.attention import register_attention
-from amusd.models.cached_model import CachedModel
-from amusd.models.captured import CapturedPasses, PassShape
+from amusd.models.cached_model import CachedModel, extend
 from amusd.models.graphs import run_each_time
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
+from amusd.models.passes import Rows
 
 STEPS = 3
 
@@ -60,11 +61,11 @@ def test_captured_blocks_with_rollbacks_give_the_logits_of_plain_ones(numerics: 
     for model, cache in zip((plain, replayed), caches, strict=True):
         model.prefill(token_ids[:21], cache)
     while (start := caches[0].length) < 100:
-        kept = rng.randint(1, min(plain.max_rows(start), 100 - start))
-        wrong = rng.randint(0, min(plain.max_rows(start) - kept, 100 - start - kept))
+        kept = rng.randint(1, min(plain.numerics.max_rows(start), 100 - start))
+        wrong = rng.randint(0, min(plain.numerics.max_rows(start) - kept, 100 - start - kept))
         block = token_ids[start : start + kept] + random_ids(wrong, seed=start)
         expected, logits = (
-            model.forward(block, cache).logits for model, cache in zip((plain, replayed), caches, strict=True)
+            forward(model, block, cache).logits for model, cache in zip((plain, replayed), caches, strict=True)
         )
         torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
         for cache in caches:
@@ -99,36 +100,35 @@ def test_a_prepared_cache_captures_nothing_more(fixed: bool, steps: int, number:
         cache.truncate(0)
         model.prefill(token_ids[:length], cache)
         for rows in (2, 3, 4):
-            model.forward(token_ids[:rows], cache, parents=[0] * 2 if rows == 3 else list(range(rows - 1))).choose()
-        model.forward([5, 6, 7], cache, parents=[0, 0]).choose()
+            forward(model, token_ids[:rows], cache, parents=[0] * 2 if rows == 3 else list(range(rows - 1))).choose()
+        forward(model, [5, 6, 7], cache, parents=[0, 0]).choose()
         model.keep([0, 2], cache)
-        model.extend([7], cache, 1 + length % 2)
+        extend(model, [7], cache, 1 + length % 2)
     for slot in range(60):
-        model.forward_trees([tree_rows([5], np.arange(0), [[slot]], tree_cache)])
+        model.run([tree_rows([5], np.arange(0), [[slot]], tree_cache)])
     assert len(captures) == 2 * number
 
 
 def test_a_pass_that_was_not_prepared_is_an_error_and_not_a_delay() -> None:
     _, replayed = models(Numerics(width=8, fixed=True, border=None), "amusd")
     cache = replayed.new_cache(40)
-    passes: CapturedPasses = cache.passes  # type: ignore[attr-defined]  # a captured model's cache has them
-    passes.prepare(PassShape(1))
+    replayed.prepare(cache)
     with pytest.raises(DeviceError, match="was not prepared: PassShape"):
-        replayed.forward([5], cache).choose()
+        replayed.run([Rows([5], cache)], steps=2)
 
 
 def test_a_prompt_behind_a_path_that_was_kept_is_read_in_the_order_of_its_positions() -> None:
     plain, replayed = models(Numerics(width=8, fixed=False, border=None, prefill_chunk=32, num_tracks=3), "amusd")
     cache, expected_cache = replayed.new_cache(60), plain.new_cache(60)
     replayed.prefill(random_ids(9), cache)
-    replayed.forward([5, 6, 7, 8], cache, parents=[0, 0, 2]).choose()
+    forward(replayed, [5, 6, 7, 8], cache, parents=[0, 0, 2]).choose()
     replayed.keep([0, 2, 3], cache)
     assert not cache.is_in_order(12)
     rest = random_ids(21, seed=4)
     replayed.prefill(rest, cache)
     plain.prefill([*random_ids(9), 5, 7, 8, *rest], expected_cache)
-    expected = plain.forward([9, 10], expected_cache).logits
-    torch.testing.assert_close(replayed.forward([9, 10], cache).logits, expected, atol=1e-4, rtol=1e-4)
+    expected = forward(plain, [9, 10], expected_cache).logits
+    torch.testing.assert_close(forward(replayed, [9, 10], cache).logits, expected, atol=1e-4, rtol=1e-4)
     cache.truncate(0)
     assert cache.is_in_order(60)
 
@@ -137,13 +137,13 @@ def test_a_logit_that_is_no_finite_number_comes_with_the_tokens() -> None:
     _, replayed = models(Numerics(width=8, fixed=False, border=None, prefill_chunk=32, num_tracks=3), "transformers")
     cache = replayed.new_cache(40)
     replayed.prefill([5, 6, 7], cache)
-    assert len(replayed.forward([8, 9], cache).choose()) == 2
-    network: Any = replayed._network
+    assert len(forward(replayed, [8, 9], cache).choose()) == 2
+    network: Any = replayed.network
     network._model.get_output_embeddings().weight.data[3].fill_(torch.nan)
     for ask in (
-        lambda: replayed.forward([8, 9], cache).choose(),
-        lambda: replayed.forward([8, 9, 10], cache, parents=[0, 0]).choose(),
-        lambda: replayed.extend([8], cache, STEPS),
+        lambda: forward(replayed, [8, 9], cache).choose(),
+        lambda: forward(replayed, [8, 9, 10], cache, parents=[0, 0]).choose(),
+        lambda: extend(replayed, [8], cache, STEPS),
     ):
         cache.truncate(3)
         with pytest.raises(NotFiniteError, match=r"^the largest logit is nan$"):

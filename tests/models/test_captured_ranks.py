@@ -14,13 +14,14 @@ from models.linked_ranks import DEADLINE_SECONDS, come, lead
 from models.paths import tree_rows
 from models.test_decoder import Case, lean_model, stock_model
 from models.thread_ranks import ThreadRanks
+from passes import forward
 from torch import Tensor
 
 from amusd.errors import RankLostError
-from amusd.models.cached_model import CachedModel
+from amusd.models.cached_model import CachedModel, extend
 from amusd.models.graphs import Replay
-from amusd.models.language_model import SamplerRows
 from amusd.models.numerics import Numerics
+from amusd.models.passes import SamplerRows
 from amusd.models.rank_commands import follow
 from amusd.models.sharding import ALONE, Ranks
 
@@ -80,25 +81,25 @@ def decoded(model: CachedModel) -> list[list[int]]:
     model.prepare(cache, (BEST,))
     model.prepare(cache, steps=STEPS)
     model.prefill(prompt[:-1], cache)
-    chosen = [model.extend(prompt[-1:], cache, 8)]
+    chosen = [extend(model, prompt[-1:], cache, 8)]
     cache.truncate(13)
-    chosen.append(model.forward(block, cache).choose())
-    chosen.append(model.forward(block[:1], cache).logits.argmax(-1).tolist())
-    chosen.append(model.extend(block[:2], cache, 4))
-    outputs = model.forward(block[:2], cache, SamplerRows(BEST, np.zeros((2, 1), dtype=np.int64))).outputs
+    chosen.append(forward(model, block, cache).choose())
+    chosen.append(forward(model, block[:1], cache).logits.argmax(-1).tolist())
+    chosen.append(extend(model, block[:2], cache, 4))
+    outputs = forward(model, block[:2], cache, SamplerRows(BEST, np.zeros((2, 1), dtype=np.int64))).outputs
     assert outputs is not None
     chosen.append(outputs[:, 0].tolist())
-    if model.num_tracks(cache.length) > 1:
-        chosen.append(model.forward(block, cache, parents=[0, 0]).choose())
+    if model.numerics.tracks_at(cache.length) > 1:
+        chosen.append(forward(model, block, cache, parents=[0, 0]).choose())
         model.keep([0, 2], cache)
-    chosen.append(model.extend(block[:1], cache, 5))
+    chosen.append(extend(model, block[:1], cache, 5))
     cache.truncate(0)
     model.prefill(random_ids(58, seed=6), cache)
-    chosen.append(model.extend(block[:1], cache, 2))  # in a replay that passes the end of the cache
+    chosen.append(extend(model, block[:1], cache, 2))  # in a replay that passes the end of the cache
     tree_cache = model.new_cache(16, spare=16)
     model.prepare(tree_cache)
     model.prefill(prompt, tree_cache)
-    logits = model.forward_trees([tree_rows(block[:2], np.arange(11), [[17], [14]], tree_cache)])[0].logits
+    logits = model.run([tree_rows(block[:2], np.arange(11), [[17], [14]], tree_cache)])[0].logits
     return [*chosen, logits.argmax(-1).tolist()]
 
 
@@ -110,7 +111,7 @@ def test_what_the_device_has_computed_without_a_lost_rank_is_not_used(monkeypatc
     model = model_on(ranks, RULES["fixed"], Captures())
     monkeypatch.setattr(ranks, "check", lost)
     cache = model.new_cache(16)
-    for compute in (lambda: model.forward([5], cache).choose(), lambda: model.extend([5], cache, STEPS)):
+    for compute in (lambda: forward(model, [5], cache).choose(), lambda: extend(model, [5], cache, STEPS)):
         with pytest.raises(RankLostError, match=r"^rank 1 of the target is gone$"):
             compute()
     assert cache.length == 0

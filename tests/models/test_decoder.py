@@ -11,11 +11,12 @@ import torch
 from models import tiny
 from models.blocks import decode_in_blocks, random_ids, stock_logits
 from models.tiny import weights_of, wrap_model
+from passes import forward
 
 from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
-from amusd.models.captured import Capture
 from amusd.models.decoder import Norm
+from amusd.models.graphs import Capture
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 from amusd.models.sharding import ALONE, Ranks
@@ -166,7 +167,7 @@ def test_a_reduced_head_scores_the_tokens_it_names(bias: bool) -> None:
     expected = (stock_logits(stock, token_ids) + offsets)[PROMPT:, output_ids]
     torch.testing.assert_close(decode_in_blocks(model, token_ids, cache), expected, atol=1e-4, rtol=1e-4)
     cache.truncate(PROMPT)
-    chosen = model.forward(token_ids[PROMPT : PROMPT + 4], cache).choose()
+    chosen = forward(model, token_ids[PROMPT : PROMPT + 4], cache).choose()
     assert output_ids[chosen].tolist() == output_ids[expected[:4].argmax(dim=-1)].tolist()
 
 
@@ -179,8 +180,8 @@ def test_no_key_beyond_those_announced_is_read() -> None:
     with torch.inference_mode():  # where the memory was allocated
         for tensor in poisoned.memory._tensors.values():
             tensor[:, 64:] = torch.nan  # 64: the border of the block below
-    expected = model.forward(token_ids[40:], fresh).logits
-    assert torch.equal(model.forward(token_ids[40:], poisoned).logits, expected)
+    expected = forward(model, token_ids[40:], fresh).logits
+    assert torch.equal(forward(model, token_ids[40:], poisoned).logits, expected)
 
 
 def test_a_fixed_width_needs_borders_that_are_those_of_attention() -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 from models.blocks import stock_logits
+from passes import forward
 from torch import Tensor
 
 from amusd.models.huggingface import load_model
@@ -32,9 +33,9 @@ def by_transformers(folder: Path, prompt: list[int], dtype: torch.dtype) -> Tens
 def by_the_decoder(folder: Path, prompt: list[int], dtype: str) -> Tensor:
     """The same logits in passes of at most eight rows."""
     model = load_model(folder, LoadOptions(numerics=RULE, max_model_len=128, dtype=dtype, model_impl="amusd"))
-    rows, cache = [], model.new_cache(len(prompt))
+    rows, [cache] = [], model.new_caches(1, len(prompt))
     while (start := cache.length) < len(prompt):
-        rows.append(model.forward(prompt[start : start + model.max_rows(start)], cache).logits.double())
+        rows.append(forward(model, prompt[start : start + model.numerics.max_rows(start)], cache).logits.double())
     return torch.cat(rows)
 
 

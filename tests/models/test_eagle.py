@@ -185,7 +185,7 @@ NUM_TRUE = 6
 
 def chain_logits(model: CachedModel, features: Tensor) -> Tensor:
     """Rows of `TOKENS`: those with true features in one pass, then one by one."""
-    network, num_slots = model._network, 16
+    network, num_slots = model.network, 16
     memory = KVMemory(num_slots, torch.float32)
     table = memory.features(features.shape[1], torch.device("cpu"))
     parents = [num_slots - 1, *range(num_slots - 1)]  # row t stands in slot t - 1, and feature 0 in the last one

@@ -7,10 +7,11 @@ import pytest
 import torch
 import transformers
 from models import tiny
+from passes import forward
 from safetensors.torch import save_file
 
 from amusd.errors import ConfigError
-from amusd.models.cached_model import CachedModel
+from amusd.models.cached_model import CachedModel, extend
 from amusd.models.embedded_draft import (
     DRAFT_FILE,
     DraftWeights,
@@ -61,7 +62,7 @@ def test_it_is_the_stored_layers_between_the_targets_embedding_and_head(name: st
     draft = load(tmp_path / "target", draft_file)
     with torch.inference_mode():
         full = stock(torch.tensor([[5, 6, 7, 8]]), use_cache=False).logits[0]
-    logits = draft.forward([5, 6, 7, 8], draft.new_cache(20)).logits
+    logits = forward(draft, [5, 6, 7, 8], draft.new_cache(20)).logits
     assert draft.output_ids is not None
     torch.testing.assert_close(logits, full[:, draft.output_ids], atol=1e-4, rtol=1e-4)
 
@@ -96,8 +97,8 @@ def test_the_embedded_draft_agrees_with_its_target_on_the_targets_own_text(embed
     )
     cache = target.new_cache(128)
     target.prefill(prompt[:-1], cache)
-    answer = target.extend(prompt[-1:], cache, 32)
-    logits = draft.forward([*prompt, *answer], draft.new_cache(128)).logits
+    answer = extend(target, prompt[-1:], cache, 32)
+    logits = forward(draft, [*prompt, *answer], draft.new_cache(128)).logits
     assert draft.output_ids is not None
     chosen = draft.output_ids[logits.argmax(dim=-1)].tolist()[len(prompt) - 1 :]
     assert sum(a == b for a, b in zip(chosen, answer, strict=False)) >= 8

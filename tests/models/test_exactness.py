@@ -11,11 +11,12 @@ import torch
 from models.blocks import decode_in_blocks
 from models.paths import decode_in_paths
 from models.test_batch import check_batches
+from passes import forward
 from torch import Tensor
 
 from amusd.models.cached_model import CachedModel
 from amusd.models.huggingface import load_model
-from amusd.models.kv_cache import PreallocatedCache
+from amusd.models.kv_cache import KVCache
 from amusd.models.linear import fastest_dtype
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
@@ -40,14 +41,14 @@ class Plain:
     tokens: list[int]
     logits: Tensor
     """[tokens, vocab]: those that chose the tokens."""
-    cache: PreallocatedCache
+    cache: KVCache
     """What it was decoded in."""
 
     @property
     def token_ids(self) -> list[int]:
         return [*self.prompt, *self.tokens[:-1]]
 
-    def cache_of_prompt(self) -> PreallocatedCache:
+    def cache_of_prompt(self) -> KVCache:
         """That cache, with the prompt without its last token; wrong keys and values lie behind it."""
         length = len(self.prompt) - 1
         self.cache.truncate(length)
@@ -70,11 +71,11 @@ def decode_plainly(model: CachedModel, folder: Path, prompt_length: int, num_tok
     """Answer a question, behind so many other tokens that the prompt has `prompt_length`."""
     question = load_tokenizer(folder).encode_chat(user_turn("Why is the sky blue?"))
     prompt = [*(1000 + 7 * number % 4000 for number in range(prompt_length - len(question))), *question]
-    cache = model.new_cache(len(prompt) + num_tokens + model.width)
+    cache = model.new_cache(len(prompt) + num_tokens + model.numerics.width)
     model.prefill(prompt[:-1], cache)
     tokens, rows = [prompt[-1]], []
     for _ in range(num_tokens):
-        rows.append(model.forward(tokens[-1:], cache).logits)
+        rows.append(forward(model, tokens[-1:], cache).logits)
         tokens.append(int(rows[-1].argmax()))
     return Plain(model, prompt, tokens[1:], torch.cat(rows), cache)
 

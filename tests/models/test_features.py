@@ -6,15 +6,17 @@ import pytest
 import torch
 from models import tiny
 from models.tiny import wrap_model
+from passes import forward
 from torch import Tensor
 
 from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
 from amusd.models.features import FeatureSpec
 from amusd.models.graphs import run_each_time
-from amusd.models.language_model import FeatureRows, SequenceRows
+from amusd.models.language_model import FeatureRows
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
+from amusd.models.passes import Rows
 
 CONFIG = tiny.tiny_config("LlamaConfig")
 WIDTH = CONFIG.hidden_size
@@ -62,25 +64,18 @@ def check(model: CachedModel, cache: object, token_ids: list[int], start: int = 
 
 @pytest.mark.parametrize("model_impl", ["amusd", "transformers"])
 @pytest.mark.parametrize("numerics", RULES.values(), ids=RULES)
-def test_prompts_and_blocks_write_the_states_of_their_tokens(numerics: Numerics, model_impl: str) -> None:
+def test_prompts_blocks_and_kept_rows_write_the_states_of_their_tokens(numerics: Numerics, model_impl: str) -> None:
     model = model_of(numerics, model_impl)
     cache = model.new_cache(100)
     model.prefill(TEXT[:40], cache)
-    model.forward(TEXT[40:46], cache)
+    forward(model, TEXT[40:46], cache)
     cache.truncate(43)
-    model.forward(TEXT[43:47], cache)
+    forward(model, TEXT[43:47], cache)
     check(model, cache, TEXT[:47])
     check(model, cache, TEXT[:47], start=44)
-
-
-@pytest.mark.parametrize("model_impl", ["amusd", "transformers"])
-@pytest.mark.parametrize("numerics", RULES.values(), ids=RULES)
-def test_the_kept_rows_of_a_pass_over_paths_take_their_states_along(numerics: Numerics, model_impl: str) -> None:
-    model = model_of(numerics, model_impl)
-    cache = model.new_cache(100)
-    model.prefill(TEXT[:33], cache)
-    assert model.num_tracks(33) > 1
-    model.forward([TEXT[33], 9, TEXT[34], TEXT[35]], cache, parents=[0, 0, 2])
+    cache.truncate(33)
+    assert model.numerics.tracks_at(33) > 1
+    forward(model, [TEXT[33], 9, TEXT[34], TEXT[35]], cache, parents=[0, 0, 2])
     model.keep([0, 2, 3], cache)
     check(model, cache, TEXT[:36])
 
@@ -92,6 +87,6 @@ def test_sequences_of_one_pass_have_their_own(numerics: Numerics) -> None:
     texts = [TEXT[number:] for number in range(3)]
     for cache, text in zip(caches, texts, strict=True):
         model.prefill(text[:20], cache)
-    model.forward_batch([SequenceRows(text[20:24], cache) for text, cache in zip(texts, caches, strict=True)])
+    model.run([Rows(text[20:24], cache) for text, cache in zip(texts, caches, strict=True)])
     for cache, text in zip(caches, texts, strict=True):
         check(model, cache, text[:24])

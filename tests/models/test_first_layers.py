@@ -8,6 +8,7 @@ import pytest
 import torch
 from models import tiny
 from models.blocks import random_ids
+from passes import forward
 
 from amusd.config import DrafterConfig, EngineConfig, TargetConfig
 from amusd.errors import ConfigError
@@ -41,7 +42,7 @@ def test_it_computes_what_the_target_cut_behind_these_layers_computes(
     with torch.no_grad():
         expected = stock(torch.tensor([token_ids])).logits[0]
     ours = first_layers(tmp_path, num_layers)
-    torch.testing.assert_close(ours.forward(token_ids, ours.new_cache(12)).logits, expected, atol=2e-4, rtol=2e-4)
+    torch.testing.assert_close(forward(ours, token_ids, ours.new_cache(12)).logits, expected, atol=2e-4, rtol=2e-4)
 
 
 @pytest.mark.parametrize("num_layers", [LAYERS, LAYERS + 1])

@@ -6,6 +6,7 @@ import pytest
 import torch
 from models import tiny
 from models.blocks import NUMERICS, decode_in_blocks, random_ids, stock_logits
+from passes import forward
 
 from amusd.models.numerics import Numerics
 
@@ -29,7 +30,7 @@ def test_the_last_position_of_a_full_cache_can_be_computed_with_padding() -> Non
     cache = model.new_cache(tiny.MAX_LENGTH)
     model.prefill(token_ids[:-1], cache)
     expected = stock_logits(stock, token_ids)[-1:]
-    torch.testing.assert_close(model.forward(token_ids[-1:], cache).logits, expected, atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(forward(model, token_ids[-1:], cache).logits, expected, atol=1e-3, rtol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -42,5 +43,5 @@ def test_a_refused_forward_leaves_the_cache_as_it_was(token_ids: list[int]) -> N
     cache = model.new_cache(20)
     model.prefill(random_ids(16), cache)
     with pytest.raises(ValueError, match=r"tokens|token ids"):
-        model.forward(token_ids, cache)
+        forward(model, token_ids, cache)
     assert cache.length == 16

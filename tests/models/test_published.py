@@ -11,6 +11,7 @@ import torch
 import transformers
 from models.blocks import random_ids, stock_logits
 from models.published import CONFIGS, ORIGINAL, change_weights, write, write_config
+from passes import forward
 
 from amusd.errors import ConfigError
 from amusd.models.cached_model import CachedModel
@@ -32,7 +33,7 @@ def last_logits(model: CachedModel, token_ids: list[int], rows: int = 8) -> torc
     """[rows, vocab] at the end of `token_ids`."""
     cache = model.new_cache(len(token_ids))
     model.prefill(token_ids[:-rows], cache)
-    return torch.cat([model.forward([token_id], cache).logits for token_id in token_ids[-rows:]])
+    return torch.cat([forward(model, [token_id], cache).logits for token_id in token_ids[-rows:]])
 
 
 HEAD, EMBEDDING = "lm_head__weight", "model__embed_tokens__weight"

@@ -14,6 +14,7 @@ import torch
 import transformers
 from models import tiny
 from models.blocks import random_ids, stock_logits
+from passes import forward
 from torch import Tensor
 from transformers.quantizers import HfQuantizer, auto, register_quantization_config, register_quantizer
 from transformers.utils.import_utils import KERNELS_MIN_VERSION, is_kernels_available
@@ -116,7 +117,7 @@ def test_a_quantized_checkpoint_is_computed_by_the_quantizer_of_transformers(qua
     model, lines = load(folder)
     stock = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     assert isinstance(stock.base_model.layers[0].mlp.up_proj, HalvedLinear)
-    torch.testing.assert_close(model.forward(token_ids, model.new_cache(8)).logits, stock_logits(stock, token_ids))
+    torch.testing.assert_close(forward(model, token_ids, model.new_cache(8)).logits, stock_logits(stock, token_ids))
     assert (model.implementation, lines) == ("transformers", [])
 
 
@@ -141,7 +142,7 @@ def test_layers_that_cannot_be_captured_run_without_graphs(quantize: Callable[..
     folder = quantize({"quant_method": METHOD}, weights=True)
     model, lines = load(folder, capture=refuse)
     assert lines == [f"model {folder}: computed without CUDA graphs, which is slower: {reason}"]
-    assert model.forward([1, 2], model.new_cache(2)).logits.isfinite().all()
+    assert forward(model, [1, 2], model.new_cache(2)).logits.isfinite().all()
 
 
 REFUSED = {

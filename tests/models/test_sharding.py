@@ -63,7 +63,7 @@ def test_the_ranks_together_compute_a_tree_as_the_whole_model_does() -> None:
         model = lean_model(stock, ranks=ranks)
         cache = model.new_cache(4, spare=2)
         model.prefill(token_ids[:2], cache)
-        return model.forward_trees([tree_rows(token_ids[2:], np.arange(2), [[3], [4]], cache)])[0].logits.clone()
+        return model.run([tree_rows(token_ids[2:], np.arange(2), [[3], [4]], cache)])[0].logits.clone()
 
     alone, together = compute(ALONE), on_ranks(2, compute)
     torch.testing.assert_close(together[0], alone, atol=1e-4, rtol=1e-4)

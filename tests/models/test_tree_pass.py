@@ -16,15 +16,16 @@ from models import tiny
 from models.blocks import random_ids, stock_logits
 from models.paths import decoded_both_ways, tree_rows
 from models.tiny import wrap_model
+from passes import forward
 from torch import Tensor
 
 from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
 from amusd.models.graphs import run_each_time
-from amusd.models.kv_cache import PreallocatedCache
+from amusd.models.kv_cache import KVCache
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
-from amusd.models.passes import lay_out_paths
+from amusd.models.passes import lay_out_tracks
 
 WIDTH, PROMPT, SPARE = 8, 11, 24
 NUM_SLOTS = PROMPT + SPARE
@@ -63,7 +64,7 @@ class Tree:
 
     model: CachedModel
     prompt: list[int]
-    cache: PreallocatedCache = field(init=False)
+    cache: KVCache = field(init=False)
     free: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -76,7 +77,7 @@ class Tree:
             node.slot = self.free.pop()
         paths = [[ancestor.slot for ancestor in node.path] for node in nodes]
         token_ids, prefix = [node.token_id for node in nodes], np.arange(len(self.prompt))
-        return self.model.forward_trees([tree_rows(token_ids, prefix, paths, self.cache)])[0].logits.clone()
+        return self.model.run([tree_rows(token_ids, prefix, paths, self.cache)])[0].logits.clone()
 
     def expected(self, stock: Any, nodes: Sequence[Node]) -> Tensor:
         paths = [[*self.prompt, *(ancestor.token_id for ancestor in node.path)] for node in nodes]
@@ -137,16 +138,16 @@ def test_a_tree_and_replayed_blocks_take_turns_in_one_cache(fixed: bool) -> None
     tree = Tree(model, random_ids(PROMPT))
     nodes: list[Node] = []
     tree.cache.truncate(PROMPT - 1)
-    logits = model.forward(tree.prompt[-1:], tree.cache).logits.clone()  # padded, and written to where nodes come
+    logits = forward(model, tree.prompt[-1:], tree.cache).logits.clone()  # padded, and written to where nodes come
     grow(random.Random(1), nodes, 5)
     check(tree, STOCK, nodes)
     tree.cache.truncate(PROMPT - 1)
-    assert torch.equal(model.forward(tree.prompt[-1:], tree.cache).logits, logits)
+    assert torch.equal(forward(model, tree.prompt[-1:], tree.cache).logits, logits)
 
 
 @pytest.mark.parametrize(
     ("token_ids", "message"),
-    [([1] * 9, "9 rows: allowed are 1 to 8"), ([tiny.VOCAB], "token ids must be in")],
+    [([1] * 9, "9 tokens at 11: allowed are 1 to 8"), ([tiny.VOCAB], "token ids must be in")],
 )
 def test_what_no_pass_can_be_is_refused(token_ids: list[int], message: str) -> None:
     tree = Tree(MODEL, random_ids(PROMPT))
@@ -201,14 +202,14 @@ def test_several_paths_behind_wider_ones_have_the_logits_of_stock(replayed: bool
         for row, parent in enumerate(parents, start=1):
             paths.append([*paths[parent], row])
         expected = [stock_logits(STOCK, prompt + [tokens[row] for row in path])[-1] for path in paths]
-        logits = model.forward(tokens, cache, parents=parents).logits
+        logits = forward(model, tokens, cache, parents=parents).logits
         torch.testing.assert_close(logits, torch.stack(expected), atol=1e-3, rtol=1e-3)
 
     def tree_pass() -> None:
-        model.forward_trees([tree_rows([5], np.arange(10), [[40]], cache)])
+        model.run([tree_rows([5], np.arange(10), [[40]], cache)])
 
-    for other in (lambda: model.forward([5], cache).choose(), lambda: model.prefill([5], cache), tree_pass):
-        model.forward([5, 6, 7], cache, parents=[0, 0])
+    for other in (lambda: forward(model, [5], cache).choose(), lambda: model.prefill([5], cache), tree_pass):
+        forward(model, [5, 6, 7], cache, parents=[0, 0])
         other()
         length = cache.length
         with pytest.raises(ValueError, match="not one over paths"):
@@ -218,7 +219,7 @@ def test_several_paths_behind_wider_ones_have_the_logits_of_stock(replayed: bool
 
 
 def test_rows_of_several_paths_keep_their_order_and_their_lanes() -> None:
-    rows = lay_out_paths([0, 0, 1, 2, 2, 4], start=70, num_tracks=3, stride=16)
+    rows = lay_out_tracks([0, 0, 1, 2, 2, 4], start=70, num_tracks=3, stride=16)
     assert rows.positions == [70, 71, 71, 72, 72, 72, 73]
     assert rows.slots == [70, 71, 87, 72, 88, 104, 89]
     assert [list(np.flatnonzero(seen))[70:] for seen in rows.visible(128, 8)] == [

@@ -11,6 +11,7 @@ import torch
 from models import tiny
 from models.other_tokenizer import save_reindexed, word_tokenizer
 from models.tiny import wrap_model
+from passes import forward
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken
 
@@ -99,7 +100,7 @@ def test_its_logits_are_those_of_its_own_tokens(name: str, tied: bool) -> None:
     own_ids = [int(target[token_id].split(b")")[0][1:]) for token_id in token_ids]
     with torch.inference_mode():
         expected = stock(torch.tensor([own_ids])).logits[0][:, shared.draft_ids]
-    torch.testing.assert_close(model.forward(token_ids, model.new_cache(8)).logits, expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(forward(model, token_ids, model.new_cache(8)).logits, expected, atol=1e-4, rtol=1e-4)
 
 
 # Loading

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from amusd.models.passes import Part, Pass
+from amusd.models.passes import Pass
 from amusd.models.sharding import Ranks
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ class ThreadRanks:
         assert len({(entry.shape, entry.dtype) for entry in parts}) == 1
         return parts
 
-    def announce(self, parts: Sequence[Part], work: Pass | None, kept: Sequence[int] = ()) -> None:
+    def announce(self, work: Pass) -> None:
         """Every thread does the same anyway."""
 
 

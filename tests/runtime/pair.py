@@ -12,6 +12,7 @@ from typing import Any
 
 from memory_link import MemoryTransport, memory_pair
 from oracle import OracleDrafter
+from passes import forward
 from table_model import TableModel, TableTokenizer
 
 from amusd.config import DecodingConfig, SamplingParams
@@ -20,8 +21,9 @@ from amusd.drafters.factory import LoadedDrafters
 from amusd.drafters.synthetic import Schedule
 from amusd.engine import Engine
 from amusd.errors import PeerLostError
-from amusd.models.language_model import LanguageModel, ModelOutput, SequenceRows
+from amusd.models.language_model import LanguageModel, ModelOutput
 from amusd.models.numerics import Numerics
+from amusd.models.passes import Rows
 from amusd.models.tokenizer import Tokenizer
 from amusd.protocol.messages import Candidate, Close, Message
 from amusd.runtime.draft_client import DraftClient
@@ -46,20 +48,20 @@ class PacedModel(TableModel):
 
     pass_seconds = 0.0
 
-    def forward_batch(self, batch: Sequence[SequenceRows]) -> list[ModelOutput]:
+    def run(self, batch: Sequence[Rows], steps: int = 1) -> list[ModelOutput]:
         time.sleep(self.pass_seconds)
-        return super().forward_batch(batch)
+        return super().run(batch)
 
 
 def paced_model(pass_seconds: float, prefill_chunk: int = 256) -> PacedModel:
-    numerics = Numerics(width=WIDTH, fixed=False, border=None, prefill_chunk=prefill_chunk)
-    model = PacedModel(VOCAB_SIZE, seed=7, max_length=400, numerics=numerics, num_tracks=3)
+    numerics = Numerics(width=WIDTH, fixed=False, border=None, prefill_chunk=prefill_chunk, num_tracks=3)
+    model = PacedModel(VOCAB_SIZE, seed=7, max_length=400, numerics=numerics)
     model.pass_seconds = pass_seconds
     return model
 
 
 def target_model() -> TableModel:
-    return TableModel(VOCAB_SIZE, seed=7, max_length=400, numerics=Numerics(width=WIDTH, fixed=False), num_tracks=3)
+    return TableModel(VOCAB_SIZE, seed=7, max_length=400, numerics=Numerics(width=WIDTH, fixed=False, num_tracks=3))
 
 
 def reference(num_tokens: int, prompt: tuple[int, ...] = PROMPT) -> tuple[int, ...]:
@@ -69,7 +71,7 @@ def reference(num_tokens: int, prompt: tuple[int, ...] = PROMPT) -> tuple[int, .
     for _ in range(num_tokens):
         cache = model.new_cache(len(tokens))
         model.prefill(tokens[:-1], cache)
-        tokens.append(int(model.forward(tokens[-1:], cache).logits[0].argmax()))
+        tokens.append(int(forward(model, tokens[-1:], cache).logits[0].argmax()))
     return tuple(tokens)
 
 
@@ -220,12 +222,12 @@ def decode(worker: TargetWorker, request: Request, stop: StopChecker) -> Generat
 def on_pass(engine: Engine, act: Callable[[int], None]) -> list[int]:
     """Call `act` in each pass of the target with its number, from 1; returns the numbers, as they come."""
     model, passes = engine.worker.model, [0]
-    forward = model.forward
+    run = model.run
 
     def counted(*args: Any, **options: Any) -> Any:
         passes.append(passes[-1] + 1)
         act(passes[-1])
-        return forward(*args, **options)
+        return run(*args, **options)
 
-    model.forward = counted  # type: ignore[method-assign]
+    model.run = counted  # type: ignore[method-assign]
     return passes

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
+from passes import forward
 from runtime.pair import VOCAB_SIZE, target_model
 from table_model import TableModel
 from torch import Tensor
@@ -113,4 +114,4 @@ class TableTreeDrafter(Drafter):
     def _compute_row(self, context: tuple[int, ...]) -> Tensor:
         cache = self._model.new_cache(len(context))
         self._model.prefill(context[:-1], cache)
-        return self._model.forward(context[-1:], cache).logits
+        return forward(self._model, context[-1:], cache).logits

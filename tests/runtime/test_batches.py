@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from oracle import OracleDrafter, always_wrong
+from passes import forward
 from runtime.draft_threads import restarting_pair
 from runtime.pair import PROMPT, VOCAB_SIZE, decoding, pair, params, reference, target_model
 from runtime.table_tree import TableTreeDrafter, spread
@@ -26,6 +27,8 @@ from amusd.drafters.ngram import NgramDrafter
 from amusd.drafters.synthetic import right_with_probability
 from amusd.engine import Engine
 from amusd.errors import NoRoomError
+from amusd.models.language_model import ModelOutput
+from amusd.models.passes import Rows
 from amusd.tracing.events import Event, TargetPass
 from amusd.types import FinishReason, Mode
 
@@ -105,7 +108,7 @@ def logprobs_alone(prompt: tuple[int, ...], token_ids: tuple[int, ...]) -> list[
     cache = model.new_cache(len(prompt) + len(token_ids))
     model.prefill(prompt[:-1], cache)
     tokens = (prompt[-1], *token_ids)
-    rows = [model.forward([token], cache).logits[0] for token in tokens[:-1]]
+    rows = [forward(model, [token], cache).logits[0] for token in tokens[:-1]]
     return [float(row.log_softmax(-1)[token]) for row, token in zip(rows, token_ids, strict=True)]
 
 
@@ -388,13 +391,13 @@ def test_a_pass_that_is_not_finite_ends_its_own_answer_alone(monkeypatch: pytest
     prompt = (9, 9, 9)
     with pair({}, max_num_seqs=3) as (engine, _):
         model: Any = engine.worker.model
-        forward = model.forward
+        run = model.run
 
-        def spoilt(token_ids: Any, cache: Any, *rest: Any, **options: Any) -> Any:
-            output = forward(token_ids, cache, *rest, **options)
-            return replace(output, logits=output.logits * math.nan) if cache.length == 6 else output
+        def spoilt(batch: Sequence[Rows]) -> list[ModelOutput]:
+            nans = [math.nan if rows.cache.length == 5 else 1.0 for rows in batch]
+            return [replace(out, logits=out.logits * nan) for out, nan in zip(run(batch), nans, strict=True)]
 
-        monkeypatch.setattr(model, "forward", spoilt)
+        monkeypatch.setattr(model, "run", spoilt)
         answers = [engine.submit(given, params(10)) for given in (START, prompt, (1,) * 8)]
         assert answers[2].result().token_ids == reference(10, (1,) * 8)[8:]
         for answer in answers[:2]:

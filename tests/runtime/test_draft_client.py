@@ -62,9 +62,9 @@ class SlowModel(TableModel):
 
     clock: Clock
 
-    def forward(self, *args: Any, **options: Any) -> Any:
+    def run(self, *args: Any, **options: Any) -> Any:
         self.clock.pass_by(PASS_SECONDS)
-        return super().forward(*args, **options)
+        return super().run(*args, **options)
 
 
 def hello(incarnation: int) -> Hello:

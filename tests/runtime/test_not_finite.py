@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -18,7 +18,9 @@ from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import say_once
 from amusd.engine import Engine
 from amusd.errors import NotFiniteError
+from amusd.models.language_model import ModelOutput
 from amusd.models.numerics import Numerics
+from amusd.models.passes import Rows
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.target_worker import TargetWorker
 from amusd.tracing.recorder import Recorder
@@ -43,7 +45,7 @@ SCHEDULES = {
 
 def spoil(model: Any, is_spoiled: Callable[[int, int], bool], value: float) -> None:
     """Have `model` give one infinite or missing logit where `is_spoiled(token, position of the next)` says so."""
-    forward = model.forward
+    run = model.run
 
     def spoilt(logits: torch.Tensor, token_ids: Any, positions: list[int]) -> None:
         for row, (token_id, position) in enumerate(zip(token_ids, positions, strict=True)):
@@ -51,15 +53,17 @@ def spoil(model: Any, is_spoiled: Callable[[int, int], bool], value: float) -> N
                 logits[row, :] = value if value == -INF else logits[row]
                 logits[row, 7] = value
 
-    def spoilt_forward(token_ids: Any, cache: Any, wanted: Any = None, parents: Any = None) -> Any:
-        positions = [cache.length + 1]
-        for parent in range(len(token_ids) - 1) if parents is None else parents:
-            positions.append(positions[parent] + 1)
-        output = forward(token_ids, cache, wanted, parents)
-        spoilt(output.logits, token_ids, positions)
-        return output
+    def spoilt_run(batch: Sequence[Rows], steps: int = 1) -> list[ModelOutput]:
+        starts = [rows.cache.length for rows in batch]
+        outputs: list[ModelOutput] = run(batch, steps)
+        for rows, start, output in zip(batch, starts, outputs, strict=True):
+            positions = [start + 1]
+            for parent in range(len(rows.token_ids) - 1) if rows.parents is None else rows.parents:
+                positions.append(positions[parent] + 1)
+            spoilt(output.logits, rows.token_ids, positions)
+        return outputs
 
-    model.forward = spoilt_forward
+    model.run = spoilt_run
 
 
 def params(sampling: str) -> SamplingParams:
@@ -141,7 +145,7 @@ def test_a_prompt_that_overflows_leaves_nothing_to_the_next_one() -> None:
     engine = engine_of(model)
     short = SamplingParams(max_new_tokens=8, ignore_eos=True)
     whole = engine.generate([3, 4, 5], short).token_ids
-    network: Any = model._network
+    network: Any = model.network
     with torch.inference_mode():
         network._embedding[bad] = NAN
     assert bad not in whole

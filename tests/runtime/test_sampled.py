@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from memory_link import MemoryTransport
 from oracle import OracleDrafter
+from passes import forward
 from runtime.pair import PROMPT, VOCAB_SIZE, SpoilingLink, decoding, pair, target_model
 from table_model import TableModel
 
@@ -124,7 +125,7 @@ def test_logprobs_are_those_of_scoring_the_answer_again(mode: Mode, temperature:
     for position in range(len(PROMPT), len(tokens)):
         cache = model.new_cache(len(tokens))
         model.prefill(tokens[: position - 1], cache)
-        row = model.forward(tokens[position - 1 : position], cache).logits[0].log_softmax(0)
+        row = forward(model, tokens[position - 1 : position], cache).logits[0].log_softmax(0)
         rows.append(float(row[tokens[position]]))
         best += zip(row.topk(3).indices.tolist(), row.topk(3).values.tolist(), strict=True)
     assert answer.logprobs == pytest.approx(rows, abs=1e-5)

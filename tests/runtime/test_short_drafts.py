@@ -21,7 +21,12 @@ from amusd.runtime.rollback import RollbackManager, propose
 from amusd.types import Mode
 
 POSITIONS = 30
-SHORT = TableModel(VOCAB_SIZE, seed=7, max_length=POSITIONS, num_tracks=3)
+SHORT = TableModel(
+    VOCAB_SIZE,
+    seed=7,
+    max_length=POSITIONS,
+    numerics=Numerics(POSITIONS, fixed=False, border=None, prefill_chunk=POSITIONS, num_tracks=3),
+)
 """The target's own model, with fewer positions: it is always right."""
 SCHEDULES = {
     "synchronous": decoding(Mode.SYNCHRONOUS, 4),

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from passes import forward
 from sampling.reference import processed, softmax
 from table_model import TableModel
 from torch import Tensor
@@ -20,6 +21,7 @@ from torch import Tensor
 from amusd.config import Distribution
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.models.language_model import ModelOutput
+from amusd.models.passes import Rows
 from amusd.protocol.messages import Candidate, Open, Verdict
 from amusd.protocol.target_session import TargetSession
 from amusd.protocol.wire import decode, encode
@@ -82,18 +84,21 @@ class PrefixModel(TableModel):
             self._rows[prefix] = known
         return known
 
-    def new_cache(self, capacity: int) -> Cache:
-        return Cache(capacity)
+    def new_caches(self, number: int, capacity: int) -> list[Cache]:
+        return [Cache(capacity) for _ in range(number)]
 
     def prefill(self, token_ids: Sequence[int], cache: Cache) -> None:
         cache.tokens += token_ids
 
-    def forward(self, token_ids: Sequence[int], cache: Cache, *_: object) -> ModelOutput:
-        rows = []
-        for token_id in token_ids:
-            cache.tokens.append(token_id)
-            rows.append(self.row(tuple(cache.tokens)))
-        return ModelOutput(logits=torch.stack(rows))
+    def run(self, batch: Sequence[Rows], steps: int = 1) -> list[ModelOutput]:
+        outputs = []
+        for rows in batch:
+            tokens, logits = rows.cache.tokens, []  # type: ignore[attr-defined]  # one of this model's
+            for token_id in rows.token_ids:
+                tokens.append(token_id)
+                logits.append(self.row(tuple(tokens)))
+            outputs.append(ModelOutput(torch.stack(logits), rows.wanted))
+        return outputs
 
 
 @dataclass
@@ -147,7 +152,7 @@ class Experiment:
         manager = RollbackManager(Open(1, 1, PROMPT, MAX_LENGTH, "d", length, 1, (), distribution), drafter)
         candidates: deque[bytes] = deque()
         verdicts: deque[bytes] = deque()
-        cache = self.target.new_cache(MAX_LENGTH)
+        [cache] = self.target.new_caches(1, MAX_LENGTH)
         cache.tokens += PROMPT[:-1]
         while session.committed_length < len(PROMPT) + NUM_TOKENS:
             step = schedule.random() if self.asynchronous else 0.0  # synchronous: the first thing that can be done
@@ -189,7 +194,7 @@ class Experiment:
         block = session.begin(min(self.num_speculative_tokens, session.remaining - 1))
         sampler.see(session.committed)
         words = sampler.rows(block.start, block.token_ids)
-        logits = self.target.forward(block.token_ids, cache).logits
+        logits = forward(self.target, block.token_ids, cache).logits
         while self.asynchronous and candidates and schedule.random() < 0.3:
             self._take(session, candidates)  # late ones
         judged, rows = session.candidates_to_judge(), session.rows_to_judge()

@@ -219,12 +219,12 @@ def test_an_engine_that_fails_is_told_and_found_by_health() -> None:
     engine = plain_engine()
     with serving(engine, mode=Mode.AUTOREGRESSIVE) as server, server.client() as client:
         model = engine.worker.model
-        forward = model.forward
+        run = model.run
 
         def fail(*_arguments: Any, **_options: Any) -> Any:
             raise RuntimeError("secret: the device is gone")
 
-        model.forward = fail  # type: ignore[method-assign]
+        model.run = fail  # type: ignore[method-assign]
         with pytest.raises(APIStatusError) as failed:
             sampled(client)
         assert (failed.value.status_code, failed.value.code) == (500, "engine_failed")
@@ -233,6 +233,6 @@ def test_an_engine_that_fails_is_told_and_found_by_health() -> None:
         stream = server.post("/v1/chat/completions", server.chat(stream=True))
         assert events(stream)[-1]["error"]["code"] == "engine_failed"
         assert "secret" not in stream.text + "".join(server.lines)
-        model.forward = forward  # type: ignore[method-assign]
+        model.run = run  # type: ignore[method-assign]
         assert server.get("/health").status_code == 200
         assert texts(sampled(client, temperature=0)) == [ANSWER[:12]]

@@ -1,0 +1,73 @@
+"""What the host tells a captured pass and hears of it: pinned memory on the host, fixed addresses on the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from amusd.models.attention import TableAttention
+from amusd.models.passes import Sampler
+
+
+class Pinned:
+    """Numbers that the host and the device both have; copies between them do not wait."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+        self._host = torch.zeros(shape, dtype=dtype, pin_memory=device.type == "cuda")
+        self.host: npt.NDArray[Any] = self._host.numpy()
+        self.device = torch.zeros_like(self._host, device=device)
+
+    def send(self, part: slice = slice(None)) -> None:
+        """Hand these rows on to the device."""
+        self.device[part].copy_(self._host[part], non_blocking=True)
+
+    def fetch(self) -> None:
+        """Have the device write to the host."""
+        self._host.copy_(self.device, non_blocking=True)
+
+
+class SamplerWords:
+    """Inputs and outputs [places, words] of one sampler."""
+
+    def __init__(self, sampler: Sampler, num_places: int, device: torch.device) -> None:
+        self.inputs = Pinned((num_places, sampler.num_inputs), torch.int64, device)
+        self.inputs.host[:] = sampler.neutral
+        self.inputs.send()
+        self.outputs = Pinned((num_places, sampler.num_outputs), torch.int32, device)
+
+
+class PassInputs:
+    """The inputs of a pass, sent in one copy.
+
+    sequences   the cache of each, its length, and which of its rows is the last real one
+    rows        of each place: token, position, slot, the slot before it, and the path that a row is on
+    paths       the slots of each path of each sequence from position `length` on; a chain needs none
+
+    A place is one of all rows and steps: rows of a sequence are neighbours, and those of further steps stand behind.
+    """
+
+    def __init__(self, num_sequences: int, max_rows: int, max_steps: int, max_depth: int, device: torch.device) -> None:
+        shapes = (3, num_sequences), (5, num_sequences * (max_rows + max_steps)), (num_sequences, max_rows, max_depth)
+        counts = [int(np.prod(shape)) for shape in shapes]
+        self._buffer = Pinned((sum(counts),), torch.int64, device)
+        self._before_paths, self._depth = counts[0] + counts[1], max_depth
+        host = np.split(self._buffer.host, np.cumsum(counts)[:-1])
+        self.sequences, self.rows, self.paths = (part.reshape(shape) for part, shape in zip(host, shapes, strict=True))
+        parts = zip(torch.split(self._buffer.device, counts), shapes, strict=True)
+        sequences, self.on_device, self._branches = (part.view(shape) for part, shape in parts)
+        self.caches, self._lengths, self.last_rows = sequences.unbind()
+
+    def send(self, num_paths: int) -> None:
+        """Hand everything to the device, and the first paths, of which a sequence has `max_rows`."""
+        self._buffer.send(slice(self._before_paths + num_paths * self._depth))
+
+    def attention(self, table: Tensor, places: slice) -> TableAttention:
+        """The attention of these rows, or of one step. `table`: see `TableAttention`."""
+        sequences = len(table)
+        positions = self.on_device[1, places].view(sequences, -1)
+        row_paths = self.on_device[4, : positions.numel()].view(positions.shape)
+        return TableAttention(table, self._lengths[:sequences], self._branches[:sequences], row_paths, positions)

@@ -1,0 +1,142 @@
+"""The numbers of rows that a CPU may compute at once without a change of bits, found out by computing."""
+
+from __future__ import annotations
+
+import functools
+import time
+
+import torch
+from torch import Tensor
+
+from amusd.models.attention import AttentionInputs
+from amusd.models.kv_cache import KVCache, KVMemory
+from amusd.models.network import Network
+from amusd.models.split_attention import BLOCK, SplitAttention
+
+WIDTHS = (1, 2, 3, 4, 6, 8)
+"""Numbers of rows of one call that may agree, in widths; the last is the most of any call."""
+_MOST_KEYS = 20 * BLOCK
+"""Slots of a cache up to which attention of few rows is compared with that of many."""
+_TIMED_PASSES = 2
+"""Passes by which the time of a number of rows is known; the quickest counts, as other work only slows them."""
+
+
+class RowCounts:
+    """The numbers of rows that agree: each row has the bits of a pass of `width` rows, at whatever place.
+
+    They are a matter of the kernels of one machine: those of whole passes whose rows see themselves alone, and those of
+    attention, which has the rows of one sequence.
+    """
+
+    def __init__(self, network: Network, width: int, max_length: int, *, only_width: bool) -> None:
+        """`max_length`: positions that the model knows; `only_width`: compute nothing, other numbers are not wanted."""
+        self._network = network
+        self._width = width
+        self._positions = torch.arange(width).clamp_(max=max_length - 1)
+        self._token_ids = torch.arange(width) * max(1, network.num_ids // width) % network.num_ids
+        self._fewer: list[int] = []
+        self._candidates = [width]
+        if not only_width:
+            # The bits of a part of a vector are too seldom others for a comparison to find them out.
+            self._fewer = [*range(2, min(8, width), 2), *range(8, width, 4)] if network.fills_vectors else []
+            self._candidates = [*self._fewer, *(width * number for number in WIDTHS)]
+        self._layers = _OwnValues()
+        self._seconds: dict[int, list[float]] = {}
+        self._agrees = functools.cache(self._compare)
+        self.quickest = functools.cache(self._find_quickest)
+
+    def up_to(self, rows: int) -> list[int]:
+        """The numbers that agree, up to the first that holds `rows`."""
+        found = []
+        for number in self._candidates:
+            if self._agrees(number):
+                found.append(number)
+                if number >= rows:
+                    break
+        return found
+
+    def of_attention(self, rows: int, cache: KVCache) -> int:
+        """The least number of query rows that agrees and holds the `rows` of one sequence."""
+        if cache.memory.dtype is not torch.float32 or cache.allocated > _MOST_KEYS:
+            return self._width  # how keys are split depends on the number of rows
+        return next((number for number in self._agreeing_attention if number >= rows), self._width)
+
+    def _find_quickest(self, rows: int) -> int:
+        """The number that agrees, holds `rows` and takes the least time; the largest that agrees holds them.
+
+        Up to `width` rows a pass reads all weights all the same, and kernels suit some numbers better: on a Zen 5 the
+        products of 4 or 6 rows in bfloat16 take 0.83 of the time of those of 2. Beyond `width` it is the least number.
+        """
+        fitting = [number for number in self.up_to(max(rows, self._width)) if number >= rows]
+        return min(fitting, key=self._time) if rows <= self._width and len(fitting) > 1 else fitting[0]
+
+    def _time(self, number: int) -> float:
+        """Seconds of a pass of `number` rows, the least of a few, those among them by which it was found to agree."""
+        while len(self._seconds.get(number, ())) < _TIMED_PASSES:
+            self._compute(torch.arange(number) % self._width)
+        return min(self._seconds[number])
+
+    def _compare(self, number: int) -> bool:
+        """Whether passes of `number` rows, which show each of some tokens to itself alone, give the bits of `width`."""
+        if number == self._width:
+            return True
+        choices = [torch.arange(number) % self._width]
+        if number < self._width:  # each row at least once, as other sums may be rounded alike
+            starts = [min(start, self._width - number) for start in range(0, self._width, number)]
+            choices = [torch.arange(start, start + number) for start in starts]
+        return all(torch.equal(self._compute(tokens), self._expected[tokens]) for tokens in choices)
+
+    @functools.cached_property
+    def _expected(self) -> Tensor:
+        return self._compute(torch.arange(self._width))
+
+    def _compute(self, tokens: Tensor) -> Tensor:
+        """The logits [rows, vocab] of these of the tokens, each alone."""
+        memory = KVMemory(len(tokens), self._network.cache_dtype)
+        memory.slots_of_pass = range(len(tokens))
+        memory.parents_of_pass = torch.zeros(len(tokens), dtype=torch.int64)
+        positions, token_ids = self._positions[tokens], self._token_ids[tokens]
+        start = time.perf_counter()
+        with torch.inference_mode():
+            logits = self._network(token_ids, positions, self._layers, memory, with_logits=True)
+        self._seconds.setdefault(len(tokens), []).append(time.perf_counter() - start)
+        assert logits is not None
+        return logits
+
+    @functools.cached_property
+    def _agreeing_attention(self) -> list[int]:
+        """The numbers whose rows of attention have the bits of `width`, whatever the number of keys, to random keys."""
+        if not self._fewer:
+            return []
+        _ = self._expected  # which shows the shapes of the layers
+        if len(self._layers.shapes) > 1:
+            return []
+        [(heads, key_heads, dim, scaling, is_usual)] = self._layers.shapes
+        agreeing = self._fewer if is_usual else []
+        for end in range(BLOCK, _MOST_KEYS + 1, BLOCK):
+            generator = torch.Generator().manual_seed(end)
+            keys, values = torch.randn(2, key_heads, end, dim, generator=generator)
+            query = torch.randn(self._width, heads, dim, generator=generator)
+            found = {
+                rows: SplitAttention.of_chain(end - self._width, rows, end, torch.float32).attend(
+                    AttentionInputs(query[:rows], keys, values, scaling)
+                )
+                for rows in (*agreeing, self._width)
+            }
+            agreeing = [rows for rows in agreeing if torch.equal(found[rows], found[self._width][:rows])]
+        return agreeing
+
+
+class _OwnValues:
+    """Attention of rows that see nothing but themselves; notes the shapes of the layers."""
+
+    def __init__(self) -> None:
+        self.shapes: set[tuple[int, int, int, float, bool]] = set()
+        """Query heads, key heads, their width, the factor of scores, and whether that is all there is to a layer."""
+
+    def attend(self, layer: AttentionInputs) -> Tensor:
+        """See `Attention`. The memory has as many slots as there are rows."""
+        heads, (key_heads, _, dim) = layer.query.shape[1], layer.keys.shape
+        is_usual = layer.is_plain and layer.values.shape[2] == dim
+        self.shapes.add((heads, key_heads, dim, layer.scaling, is_usual))
+        return layer.values.transpose(0, 1).repeat_interleave(heads // key_heads, dim=1)

@@ -1,0 +1,21 @@
+"""A pass over the rows of one sequence, for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from amusd.models.kv_cache import KVCache
+from amusd.models.language_model import LanguageModel, ModelOutput
+from amusd.models.passes import Rows, SamplerRows
+
+
+def forward(
+    model: LanguageModel,
+    token_ids: Sequence[int],
+    cache: KVCache,
+    wanted: SamplerRows | None = None,
+    parents: Sequence[int] | None = None,
+) -> ModelOutput:
+    """See `LanguageModel.run`."""
+    [output] = model.run([Rows(token_ids, cache, wanted, parents)])
+    return output
