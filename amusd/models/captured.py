@@ -12,6 +12,7 @@ two, with one row each or `width`.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -75,20 +76,14 @@ class CapturedPasses:
 
     def run(self, work: Pass) -> list[ModelOutput]:
         """Compute a pass and wait for it; returns the output of each sequence, or nothing for a prompt in order."""
-        batch, first, numerics = work.rows, work.rows[0], self._model.numerics
+        batch, first = work.rows, work.rows[0]
         if not first.token_ids:
-            self._is_sealed = False
-            for sequences in self._sequence_counts:
-                for count in numerics.row_counts:
-                    for shape in _shapes(work, count, sequences):
-                        self._graph(shape)
-            # From now on each pass must be of a prepared shape, so that no answer waits for a capture.
-            self._is_sealed = True
+            self._prepare(work)
             return []
         if work.steps == 0 and first.cache.is_in_order(first.cache.length + len(first.token_ids)):
             self._prefill(first)
             return []
-        count = numerics.padded_rows(max(len(rows.token_ids) for rows in batch))
+        count = self._model.numerics.padded_rows(max(len(rows.token_ids) for rows in batch))
         shapes = _shapes(work, count, next(number for number in self._sequence_counts if number >= len(batch)))
         graphs = [self._graph(shape) for shape in shapes]
         self._inputs.send(self._write(batch, shapes[0], len(shapes) - 1))
@@ -156,13 +151,11 @@ class CapturedPasses:
         if ranks.rank == 0:  # which alone uses the results
             ranks.check()
 
-    # The inputs of a pass. The last replay is over, so nothing reads its inputs any more.
-
     def _write(self, batch: Sequence[Rows], shape: PassShape, num_further: int) -> int:
         """Write the inputs of a pass, padding included; returns how many paths `PassInputs.send` has to hand on.
 
-        `shape`: of its rows; `num_further`: steps behind them. Padded rows see nothing and write to scratch slots.
-        Chains are read through the table alone, so they need no paths.
+        The last replay is over, so nothing reads its inputs any more. `shape`: of the rows; `num_further`: steps behind
+        them. Padded rows see nothing and write to scratch slots. Chains are read through the table alone.
         """
         inputs, num_paths = self._inputs, 0
         positions, slots, row_paths = inputs.rows[1], inputs.rows[2], inputs.rows[4]
@@ -236,7 +229,13 @@ class CapturedPasses:
         words.inputs.send()
         return words
 
-    # The work of a replay.
+    def _prepare(self, work: Pass) -> None:
+        """Capture all shapes now. Then each pass must be of a prepared one, so that no answer waits for a capture."""
+        self._is_sealed = False
+        for sequences, count in itertools.product(self._sequence_counts, self._model.numerics.row_counts):
+            for shape in _shapes(work, count, sequences):
+                self._graph(shape)
+        self._is_sealed = True
 
     def _graph(self, shape: PassShape) -> tuple[Replay, list[Tensor]]:
         """What repeats a pass, and its logits. A capture overwrites the scratch slots at the end of regions."""
