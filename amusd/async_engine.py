@@ -125,8 +125,9 @@ class AsyncEngine:
 
 
 def _set(news: asyncio.Event, loop: asyncio.AbstractEventLoop) -> None:
-    with suppress(RuntimeError):  # the event loop is closed: nobody waits any more
-        loop.call_soon_threadsafe(news.set)
+    if not news.is_set():  # a reader clears it before it looks what there is
+        with suppress(RuntimeError):  # the event loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(news.set)
 
 
 @dataclass(eq=False, repr=False)
