@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import sys
 import threading
@@ -13,11 +12,12 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from descriptors import num_descriptors
 from strategies import EXAMPLES
-from test_listeners import LOOPBACK, inodes, tcp_listeners
+from test_listeners import LOOPBACK, listeners
 from transport.links import DEADLINE, NONCE, expect
 
 from amusd.config import TransportConfig
@@ -137,7 +137,7 @@ def test_strangers_at_the_store_do_not_take_the_place_of_the_peer(listener: Torc
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc tells what a process listens to")
 def test_it_listens_on_loopback_alone(ends: tuple[TorchDistributedTransport, TorchDistributedTransport]) -> None:
-    addresses = {address for address, _ in tcp_listeners(inodes([os.getpid()]))}
+    addresses = {one[0] for one in listeners([psutil.Process()]) if not isinstance(one, str)}
     assert addresses
     assert {address for address in addresses if not address.endswith("7F")} <= LOOPBACK, "127.0.0.0/8 or ::1"
 
