@@ -17,7 +17,7 @@ from amusd.console import Console
 
 ROOT = Path(__file__).parents[1]
 SMALL = (
-    "accept=0.8 verify_ms=25 draft_ms=2.5 simulate.num_answers=1 simulate.num_tokens=40 "
+    "accept=0.8 verify_ms=25 draft_ms=2.5 simulate.num_tokens=40 "
     "simulate.synchronous_lengths=[2] simulate.min_candidates=[0]"
 )
 
