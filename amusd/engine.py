@@ -22,7 +22,7 @@ from typing_extensions import Self, Unpack
 from amusd.answer import Answer, Generation
 from amusd.answer.turns import Turns
 from amusd.config import DEFAULT_DRAFTERS, DecodingConfig, DrafterConfig, EngineConfig, SamplingParams, TargetConfig
-from amusd.config.plugins import DRAFTERS, entry_point_names, is_reference
+from amusd.config.plugins import is_reference
 from amusd.errors import ConfigError
 from amusd.models.detokenizer import IncrementalDecoder
 from amusd.models.embedded_target import Report
@@ -284,12 +284,12 @@ class Engine:
 
 
 def _kind_or_model(config: type, name: Any) -> Any:
-    """`embedded` and the like name a kind; a factory or its entry point makes a drafter; else it is a checkpoint."""
+    """`embedded` and the like name a kind; a factory makes a drafter; else it is a checkpoint."""
     if isinstance(name, config):
         return name
     name = os.fspath(name)
     if name in get_args(get_type_hints(config)["kind"]) and name != "hf":
         return {"kind": name}
-    if config is DrafterConfig and (is_reference(name) or name in entry_point_names(DRAFTERS)):
+    if config is DrafterConfig and is_reference(name):
         return {"kind": "custom", "factory": name}
     return {"kind": "hf", "model": name}

@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from amusd.config import CAPABILITIES, DEFAULT_DRAFTERS, RunConfig
-from amusd.config.plugins import DRAFTERS, entry_point_names, is_reference
+from amusd.config.plugins import is_reference
 from amusd.console import tell
 from amusd.errors import ConfigError, first_line
 from amusd.settings import from_mapping, to_mapping
@@ -95,7 +95,7 @@ def for_hydra(arguments: Sequence[str]) -> Iterator[str]:
             yield argument
         elif key in _MODELS and _names_model(key, value):
             yield from (f"{key}=hf", f"{key}.kind=hf", f"{key}.model={_quoted(value)}")
-        elif key == "drafter" and (is_reference(value) or _is_entry_point(value)):
+        elif key == "drafter" and is_reference(value):
             yield from ("drafter=custom", "drafter.kind=custom", f"drafter.factory={_quoted(value)}")
         elif key in _MODELS and value in _WITHOUT_MODEL and typed & {"pair", "experiment"}:
             yield from (argument, f"{key}.kind={value}")  # whatever the pair names
@@ -133,12 +133,6 @@ def _names_model(group: str, choice: str) -> bool:
     if (conf_folder() / group / f"{choice}.yaml").is_file():
         return False
     return Path(choice).is_dir() or ("/" in choice and "," not in choice)
-
-
-def _is_entry_point(choice: str) -> bool:
-    """Whether it is no choice of ours, and an installed package makes drafters by that name."""
-    is_ours = (conf_folder() / "drafter" / f"{choice}.yaml").is_file()
-    return not is_ours and choice in entry_point_names(DRAFTERS)
 
 
 def _quoted(text: str) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, TypeAlias, get_args
 
 from msgspec import Meta
 
-from amusd.config.plugins import POLICIES, entry_point_names, is_reference
+from amusd.config.plugins import is_reference
 from amusd.errors import ConfigError
 from amusd.settings import Amount, Count, CountFromZero, PositiveAmount, Settings, Share, Text, nearest, shown
 from amusd.types import Mode
@@ -120,11 +120,8 @@ class SamplingParams(Distribution):
 
 def check_policy(key: str, name: str) -> None:
     """Raise `ConfigError` unless a policy may be meant. Does not look whether the user's code is there."""
-    own = get_args(AsynchronousPolicy)
-    if name in own or is_reference(name):
-        return
-    allowed = (*own, *entry_point_names(POLICIES))
-    if name not in allowed:
+    allowed = get_args(AsynchronousPolicy)
+    if name not in allowed and not is_reference(name):
         raise ConfigError(f"{key}={shown(name)}: allowed: {', '.join(allowed)}{nearest(name, allowed)}")
 
 

@@ -111,7 +111,7 @@ class DrafterConfig(Settings):
     inner_device: _Device | None = None
     """`cascade`: device of a process of its own for `inner`; None: that of `model`."""
     factory: str | None = None
-    """`custom`: what makes it: `MODULE:FUNCTION`, `FILE.py:FUNCTION`, an entry point of `amusd.drafters`."""
+    """`custom`: what makes it: `MODULE:FUNCTION` or `FILE.py:FUNCTION`."""
     options: Annotated[Mapping[str, Any], Meta(description="names and values")] = field(
         default_factory=dict, hash=False
     )

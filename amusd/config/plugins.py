@@ -1,4 +1,4 @@
-"""Code from outside the package that a setting names: `MODULE:FUNCTION`, `FILE.py:FUNCTION`, or an entry point.
+"""Code from outside the package that a setting names: `MODULE:FUNCTION` or `FILE.py:FUNCTION`.
 
 Naming it runs it, as `import` does. A file is taken from where its path leads; a module is looked for where Python
 looks, and so not in the current directory.
@@ -14,7 +14,6 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib import metadata
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
@@ -23,10 +22,6 @@ from typing import Any, TypeVar
 from amusd.errors import AmusdError, ConfigError
 from amusd.settings import shown
 
-DRAFTERS = "amusd.drafters"
-"""The group of entry points that make drafters."""
-POLICIES = "amusd.policies"
-"""The group of entry points that make policies."""
 _T = TypeVar("_T")
 _REFERENCE = re.compile(r"(?:.+\.py|[A-Za-z_][\w.]*):[A-Za-z_][\w.]*", re.ASCII)
 
@@ -36,20 +31,12 @@ def is_reference(text: str) -> bool:
     return _REFERENCE.fullmatch(text) is not None
 
 
-def entry_point_names(group: str) -> tuple[str, ...]:
-    """The names of the entry points in this group, of all packages that are installed."""
-    return tuple(sorted({point.name for point in metadata.entry_points(group=group)}))
-
-
 @functools.cache
-def load_function(key: str, named: str, group: str) -> Callable[..., Any]:
+def load_function(key: str, named: str) -> Callable[..., Any]:
     """Import the function that `named` stands for; a file is run once. Raises `ConfigError`, one line."""
-    points = {point.name: point.value for point in metadata.entry_points(group=group)}
-    reference = points.get(named, named)
-    if not is_reference(reference):
-        allowed = ", ".join(["MODULE:FUNCTION", "FILE.py:FUNCTION", *points])
-        raise ConfigError(f"{key}={shown(named)}: allowed: {allowed} (entry points of {group})")
-    place, _, name = reference.rpartition(":")
+    if not is_reference(named):
+        raise ConfigError(f"{key}={shown(named)}: allowed: MODULE:FUNCTION, FILE.py:FUNCTION")
+    place, _, name = named.rpartition(":")
     with failing_in_one_line(key, named):
         module = _run_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
         function: Callable[..., Any] = operator.attrgetter(name)(module)
@@ -58,9 +45,9 @@ def load_function(key: str, named: str, group: str) -> Callable[..., Any]:
     return function
 
 
-def make(key: str, named: str, group: str, kind: type[_T], *args: Any, **options: Any) -> _T:
+def make(key: str, named: str, kind: type[_T], *args: Any, **options: Any) -> _T:
     """What the function makes of these arguments. Raises `ConfigError`, one line, unless it is of that `kind`."""
-    function = load_function(key, named, group)
+    function = load_function(key, named)
     with failing_in_one_line(key, named):
         made = function(*args, **options)
     if not isinstance(made, kind):

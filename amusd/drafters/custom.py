@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from amusd.config import DrafterConfig, EngineConfig
-from amusd.config.plugins import DRAFTERS, failing_in_one_line, make
+from amusd.config.plugins import failing_in_one_line, make
 from amusd.drafters.base import Drafter, DrafterFactory
 from amusd.errors import ConfigError
 from amusd.models.loading import model_path, target_settings
@@ -62,7 +62,7 @@ def load_own(config: DrafterConfig, engine: EngineConfig, device: str) -> OwnDra
     Raises `ConfigError`, one line, for all that goes wrong in it, and so do the makers.
     """
     named = str(config.factory)
-    own = make(_KEY, named, DRAFTERS, OwnDrafters, DrafterContext(options=config.options, device=device, engine=engine))
+    own = make(_KEY, named, OwnDrafters, DrafterContext(options=config.options, device=device, engine=engine))
     if own.chains is None and own.trees is None:
         raise ConfigError(f"{_KEY}={shown(named)}: returns drafters of neither chains nor trees")
     chains, trees = (maker and functools.partial(_checked, named, maker) for maker in (own.chains, own.trees))

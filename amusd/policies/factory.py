@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from amusd.config import DecodingConfig
-from amusd.config.plugins import POLICIES, make
+from amusd.config.plugins import make
 from amusd.policies.base import Policy
 from amusd.policies.schedules import (
     AutoPolicy,
@@ -46,7 +46,7 @@ def make_policy(decoding: DecodingConfig, *, can_branch: bool = False) -> Policy
         return WindowedPolicy(max_lookahead=2 * length, tokens_per_message=length, timeout_seconds=timeout)
     if decoding.policy == "chain":
         return ChainPolicy(max_lookahead=lookahead, min_candidates=least, max_wait_passes=wait)
-    return make("policy", decoding.policy, POLICIES, Policy, decoding, can_branch=can_branch)  # type: ignore[type-abstract]
+    return make("policy", decoding.policy, Policy, decoding, can_branch=can_branch)  # type: ignore[type-abstract]
 
 
 def _with_trees(policy: Policy, decoding: DecodingConfig) -> Policy:

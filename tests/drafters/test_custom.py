@@ -8,17 +8,17 @@ import re
 import runpy
 import string
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from amusd.answer import Generation
-from amusd.config import DecodingConfig, DrafterConfig, EngineConfig, HardwareConfig, RunConfig, SamplingParams, plugins
+from amusd.config import DecodingConfig, DrafterConfig, EngineConfig, HardwareConfig, RunConfig, SamplingParams
 from amusd.drafters.base import DrafterFactory
 from amusd.drafters.factory import LoadedDrafters, load_drafters
-from amusd.engine import Engine, _kind_or_model
+from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.settings import from_mapping, to_mapping
 from amusd.types import Mode
@@ -144,7 +144,7 @@ def loaded(factory: str, options: Mapping[str, Any] | None = None) -> LoadedDraf
         ("{folder}/nonsense.py:fails_later", "raises ZeroDivisionError: "),
         ("{folder}/absent.py:make", "raises FileNotFoundError: "),
         ("nothing_such:make", "raises ModuleNotFoundError: No module named 'nothing_such'"),
-        ("nothing_such", "allowed: MODULE:FUNCTION, FILE.py:FUNCTION (entry points of amusd.drafters)"),
+        ("nothing_such", "allowed: MODULE:FUNCTION, FILE.py:FUNCTION"),
     ],
 )
 def test_a_mistake_is_one_line_that_says_what_it_is(factory: str, message: str, files: Path) -> None:
@@ -160,30 +160,6 @@ def test_it_offers_what_the_factory_makes(files: Path) -> None:
     trees = loaded(f"{files}/nonsense.py:trees")
     assert (list(trees.factories), trees.num_ids) == (["custom"], 7)
     assert (trees.names(drafts_trees=False), trees.names(drafts_trees=True)) == ((), ("custom",))
-
-
-@pytest.fixture
-def entry_point(files: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """An installed package with an entry point."""
-    folder = files / "installed"
-    info = folder / "phrases-1.0.dist-info"
-    info.mkdir(parents=True, exist_ok=True)
-    (folder / "installed_phrases.py").write_text(NONSENSE)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: phrases\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[amusd.drafters]\nphrases = installed_phrases:chains\nodd = what ever\n")
-    monkeypatch.syspath_prepend(str(folder))
-    plugins.load_function.cache_clear()
-    yield "phrases"
-    plugins.load_function.cache_clear()
-
-
-def test_an_entry_point_is_a_name_like_any_other(entry_point: str) -> None:
-    config = compose_config([f"drafter={entry_point}", "drafter.options.x=3"])
-    assert config.drafter == DrafterConfig(kind="custom", factory=entry_point, options={"x": 3})
-    assert loaded(entry_point).names(drafts_trees=False) == ("custom",)
-    assert _kind_or_model(DrafterConfig, entry_point) == {"kind": "custom", "factory": entry_point}
-    with pytest.raises(ConfigError, match=r"FILE.py:FUNCTION, (odd, phrases|phrases, odd) \("):
-        loaded("phrase")
 
 
 def test_what_the_factory_is_told(files: Path, monkeypatch: pytest.MonkeyPatch, own: Path) -> None:
