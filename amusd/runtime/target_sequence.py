@@ -90,11 +90,6 @@ class TargetSequence:
         return self.cache.length >= len(self.request.prompt) - 1
 
     @property
-    def max_candidates(self) -> int:
-        """Candidates that the next pass has room for, and that the draft may have sent."""
-        return min(self._room, self.request.policy.max_lookahead)
-
-    @property
     def uses_draft(self) -> bool:
         """A draft is wanted."""
         return self.request.drafter is not None
@@ -162,30 +157,6 @@ class TargetSequence:
         """Yield what passes have committed since the last call."""
         while self._emissions:
             yield self._emissions.popleft()
-
-    def observe(
-        self, times_ns: tuple[int, int, int], outcome: PassOutcome, *, is_alone: bool, num_rows: int, num_sequences: int
-    ) -> None:
-        """Count a pass. `times_ns`: when it began and ended, and when its tokens were committed.
-
-        It had `num_rows` for `num_sequences` in all. `is_alone`: the draft that was to help was lost or silent.
-        """
-        start_ns, end_ns, committed_ns = times_ns
-        self.observer.passed(
-            start_ns,
-            end_ns,
-            outcome,
-            rests=not self.decision.tells_draft,
-            is_alone=is_alone or not self.uses_draft,
-            num_rows=num_rows,
-            num_sequences=num_sequences,
-        )
-        self.metrics.passed(committed_ns - self.start_ns, end_ns - start_ns, outcome, is_alone=is_alone)
-
-    def waited(self, ns: int, *, num_before: int) -> None:
-        """Count a wait for the draft, which began with `num_before` candidates at hand."""
-        self.metrics.wait_ns += ns
-        self.observer.waited(ns, num_before=num_before, num_after=self.session.num_candidates)
 
     def summary(self) -> dict[str, Any]:
         """Fields of its event `sequence`."""

@@ -6,7 +6,7 @@ under three policies (`amusd/policies`). A pass takes in what each sequence has 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
 from amusd.errors import NotFiniteError
@@ -30,19 +30,6 @@ class _Slot:
 
     cache: KVCache
     observer: Observer
-
-
-@dataclass(slots=True)
-class _Pass:
-    """One forward over a block of each sequence, and what came of it."""
-
-    sequences: Sequence[TargetSequence]
-    blocks: Sequence[Block]
-    outputs: Sequence[ModelOutput]
-    start_ns: int
-    end_ns: int
-    outcomes: dict[TargetSequence, PassOutcome] = field(default_factory=dict)
-    """Without those whose logits are not finite."""
 
 
 @dataclass
@@ -105,10 +92,12 @@ class TargetWorker:
         sequences = self._gather()
         if sequences:
             blocks = self._decide(sequences)
-            passed = self._verify(sequences, blocks)
-            self._commit(passed)
-            self._tell(passed)
-            self._count_pass(passed)
+            start_ns = self.recorder.now_ns()
+            outputs = self._verify(blocks)
+            end_ns = self.recorder.now_ns()
+            outcomes = self._commit(blocks, outputs)
+            self._tell(outcomes)
+            self._count_pass(blocks, outcomes, start_ns, end_ns)
         self._settle()
 
     def end(self, sequence: TargetSequence) -> None:
@@ -151,14 +140,18 @@ class TargetWorker:
         """Compute the tokens `[start, end)` of a prompt."""
         start_ns = self.recorder.now_ns()
         self.model.prefill(sequence.request.prompt[start:end], sequence.cache)
-        self._count_prefill(sequence, start_ns)
+        end_ns = self.recorder.now_ns()
+        sequence.metrics.prefilled(end_ns - start_ns)
+        for other in self._prefilled():
+            other.observer.held_up(end_ns - start_ns)
+        self.recorder.span("target_prefill", start_ns, end_ns, sequence.sequence_id)
         if sequence.is_prefilled:
             self._send_features([sequence])
 
     def _prefilled(self) -> list[TargetSequence]:
         return [sequence for sequence in self._slots_in_use if sequence.is_prefilled]
 
-    def _decide(self, sequences: Sequence[TargetSequence]) -> list[Block]:
+    def _decide(self, sequences: Sequence[TargetSequence]) -> dict[TargetSequence, Block]:
         """Drain what has arrived and ask each policy, until a wait is worth nothing to all together."""
         ready_ns = self.recorder.now_ns()
         if self.client.look_for_next():
@@ -168,7 +161,7 @@ class TargetWorker:
             decisions = self._ask(sequences, self.recorder.now_ns() - ready_ns)
             waits = {sequence: found for sequence, found in decisions.items() if isinstance(found, Wait)}
             if not waits or sum(decision.worth for decision in decisions.values()) <= 0:
-                return [sequence.begin() for sequence in sequences]
+                return {sequence: sequence.begin() for sequence in sequences}
             self._wait(waits)
 
     def _ask(self, sequences: Sequence[TargetSequence], waited_ns: int) -> dict[TargetSequence, Decision]:
@@ -185,30 +178,39 @@ class TargetWorker:
         start_ns, num_before = self.recorder.now_ns(), [sequence.session.num_candidates for sequence in waits]
         seconds = min(decision.seconds for decision in waits.values())
         self.client.take(min(seconds, self.client.patience_seconds), waits)
-        self._count_wait(waits, num_before, start_ns)
+        end_ns = self.recorder.now_ns()
+        for (sequence, decision), before in zip(waits.items(), num_before, strict=True):
+            sequence.metrics.wait_ns += end_ns - start_ns
+            num_after = sequence.session.num_candidates
+            sequence.observer.waited(end_ns - start_ns, num_before=before, num_after=num_after)
+            self.recorder.span("target_wait", start_ns, end_ns, sequence.sequence_id, **because(decision))
 
-    def _verify(self, sequences: Sequence[TargetSequence], blocks: Sequence[Block]) -> _Pass:
+    def _verify(self, blocks: dict[TargetSequence, Block]) -> Sequence[ModelOutput]:
         """One forward over [last committed token, candidates] of each."""
-        start_ns = self.recorder.now_ns()
-        rows = [sequence.verifier.rows(block) for sequence, block in zip(sequences, blocks, strict=True)]
-        outputs = self.model.run(rows)
-        return _Pass(sequences, blocks, outputs, start_ns, self.recorder.now_ns())
+        return self.model.run([sequence.verifier.rows(block) for sequence, block in blocks.items()])
 
-    def _commit(self, passed: _Pass) -> None:
-        """Judge the candidates, and make final what is accepted, with the target's own token behind it."""
+    def _commit(
+        self, blocks: dict[TargetSequence, Block], outputs: Sequence[ModelOutput]
+    ) -> dict[TargetSequence, PassOutcome]:
+        """Judge the candidates, and make final what is accepted, with the target's own token behind it.
+
+        Ends sequences whose logits are not finite; the others have an outcome.
+        """
         self.client.drain()  # a candidate that came meanwhile is judged in the place of the bonus token
-        for sequence, block, output in zip(passed.sequences, passed.blocks, passed.outputs, strict=True):
+        outcomes: dict[TargetSequence, PassOutcome] = {}
+        for (sequence, block), output in zip(blocks.items(), outputs, strict=True):
             try:
                 acceptance = sequence.verifier.judge(sequence.session, block, output)
             except NotFiniteError as error:  # noqa: PERF203 - the others go on
                 sequence.error = error
                 self.end(sequence)
             else:
-                passed.outcomes[sequence] = sequence.commit(block, acceptance)
+                outcomes[sequence] = sequence.commit(block, acceptance)
+        return outcomes
 
-    def _tell(self, passed: _Pass) -> None:
+    def _tell(self, outcomes: dict[TargetSequence, PassOutcome]) -> None:
         """Tell the draft what is committed: together, so that its next step is for all sequences."""
-        told = [sequence for sequence in passed.outcomes if sequence.tells_draft]
+        told = [sequence for sequence in outcomes if sequence.tells_draft]
         self._send_features(told)
         for sequence in told:
             self.client.answer(sequence)
@@ -247,40 +249,38 @@ class TargetWorker:
             if not seconds:
                 self.end(sequence)
 
-    # What is counted and recorded of them
-
-    def _count_prefill(self, sequence: TargetSequence, start_ns: int) -> None:
-        end_ns = self.recorder.now_ns()
-        sequence.metrics.prefilled(end_ns - start_ns)
-        for other in self._prefilled():
-            other.observer.held_up(end_ns - start_ns)
-        self.recorder.span("target_prefill", start_ns, end_ns, sequence.sequence_id)
-
-    def _count_wait(self, waits: Mapping[TargetSequence, Wait], num_before: Sequence[int], start_ns: int) -> None:
-        end_ns = self.recorder.now_ns()
-        for (sequence, decision), before in zip(waits.items(), num_before, strict=True):
-            sequence.waited(end_ns - start_ns, num_before=before)
-            self.recorder.span("target_wait", start_ns, end_ns, sequence.sequence_id, **because(decision))
-
-    def _count_pass(self, passed: _Pass) -> None:
-        start_ns, end_ns, committed_ns = passed.start_ns, passed.end_ns, self.recorder.now_ns()
+    def _count_pass(
+        self,
+        blocks: dict[TargetSequence, Block],
+        outcomes: dict[TargetSequence, PassOutcome],
+        start_ns: int,
+        end_ns: int,
+    ) -> None:
+        """Count and record a pass, whose tokens are committed by now."""
+        committed_ns, num_rows = self.recorder.now_ns(), sum(len(block.token_ids) for block in blocks.values())
         self.counts.num_passes += 1
-        num_rows, num_sequences = sum(len(block.token_ids) for block in passed.blocks), len(passed.sequences)
-        for sequence, outcome in passed.outcomes.items():
+        for sequence, outcome in outcomes.items():
             if outcome.num_accepted:
                 self.client.accepted()
             is_alone = sequence.uses_draft and not self.client.may_hear(sequence)
             self.counts.add(outcome, is_alone=is_alone)
-            times_ns = start_ns, end_ns, committed_ns
-            sequence.observe(times_ns, outcome, is_alone=is_alone, num_rows=num_rows, num_sequences=num_sequences)
-            fields = asdict(outcome) | because(sequence.decision)
+            sequence.metrics.passed(committed_ns - sequence.start_ns, end_ns - start_ns, outcome, is_alone=is_alone)
+            sequence.observer.passed(
+                start_ns,
+                end_ns,
+                outcome,
+                rests=not sequence.decision.tells_draft,
+                is_alone=is_alone or not sequence.uses_draft,
+                num_rows=num_rows,
+                num_sequences=len(blocks),
+            )
             self.recorder.span(
                 "target_pass",
                 start_ns,
                 end_ns,
                 sequence.sequence_id,
-                max_candidates=sequence.max_candidates,
                 committed_length=sequence.session.committed_length,
                 num_ready=sequence.session.num_candidates,
-                **fields,
+                **asdict(outcome),
+                **because(sequence.decision),
             )

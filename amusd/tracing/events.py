@@ -74,8 +74,6 @@ class TargetPass(Event):
     """Target: one verification. Counts as in `protocol.verification.PassOutcome`."""
 
     name = "target_pass"
-    max_candidates: int
-    """Candidates that the pass could have held."""
     num_candidates: int
     """Candidates on the one path that it was made for."""
     num_judged: int

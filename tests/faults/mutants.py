@@ -33,7 +33,8 @@ class NeedsTheDraft(WatchedTarget):
 
         def wait(max_rows: int, waited_ns: int, *, may_hear: bool) -> Decision:
             decision = decide(max_rows, waited_ns, may_hear=may_hear)
-            return Wait(0.05) if not sequence.session.num_candidates and sequence.max_candidates > 0 else decision
+            most = min(sequence._room, request.policy.max_lookahead)
+            return Wait(0.05) if not sequence.session.num_candidates and most > 0 else decision
 
         sequence.decide = wait  # type: ignore[method-assign]
         return sequence

@@ -12,10 +12,10 @@ from protocol.sessions import Unhashed
 
 from amusd.policies.base import Wait
 from amusd.protocol.messages import Candidate
-from amusd.protocol.verification import Block
+from amusd.protocol.verification import Block, PassOutcome
 from amusd.runtime.draft_client import REFUSED, DraftClient
 from amusd.runtime.target_sequence import Request, TargetSequence
-from amusd.runtime.target_worker import TargetWorker, _Pass
+from amusd.runtime.target_worker import TargetWorker
 from amusd.sampling.stopping import StopChecker
 from amusd.types import FinishReason
 
@@ -88,10 +88,10 @@ class WatchedTarget(TargetWorker):
         self.watch.begin(self._next_sequence_id, request.prompt, request.max_length)
         return super().admit(request, stop)
 
-    def _decide(self, sequences: Sequence[TargetSequence]) -> list[Block]:
+    def _decide(self, sequences: Sequence[TargetSequence]) -> dict[TargetSequence, Block]:
         self._ready_ns, self._num_waits = self.world.now_ns - self.client.delayed_ns, 0
         blocks = super()._decide(sequences)
-        for sequence, block in zip(sequences, blocks, strict=True):
+        for sequence, block in blocks.items():
             self.watch.scored(sequence.session, block)
             self.world.counts["alternative scored"] += len(block.alternatives)
         self.world.counts[f"pass over {len(sequences)}"] += 1
@@ -102,14 +102,18 @@ class WatchedTarget(TargetWorker):
         self._num_waits += 1
         self.watch.waited(self.world.now_ns - self.client.delayed_ns - self._ready_ns, self._num_waits)
 
-    def _count_pass(self, passed: _Pass) -> None:
-        metrics = [sequence.metrics for sequence in passed.sequences]
+    def _count_pass(
+        self,
+        blocks: dict[TargetSequence, Block],
+        outcomes: dict[TargetSequence, PassOutcome],
+        start_ns: int,
+        end_ns: int,
+    ) -> None:
+        metrics = [sequence.metrics for sequence in blocks]
         before = [(own.num_accepted, own.num_accepted_alternatives) for own in metrics]
-        super()._count_pass(passed)
+        super()._count_pass(blocks, outcomes, start_ns, end_ns)
         self.num_passes += 1
-        for sequence, block, (num_accepted, num_alternatives) in zip(
-            passed.sequences, passed.blocks, before, strict=True
-        ):
+        for (sequence, block), (num_accepted, num_alternatives) in zip(blocks.items(), before, strict=True):
             session, own = sequence.session, sequence.metrics
             self.watch.committed(session)
             self.world.counts["rest"] += not sequence.decision.tells_draft

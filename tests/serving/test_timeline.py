@@ -13,7 +13,7 @@ from amusd.tracing.events import Event, event_of
 from amusd.tracing.recorder import Recorder
 
 PASS = {
-    "max_candidates": 8, "num_candidates": 3, "num_judged": 3, "num_accepted": 1, "num_tokens": 2,
+    "num_candidates": 3, "num_judged": 3, "num_accepted": 1, "num_tokens": 2,
     "committed_length": 12, "num_ready": 0, "num_alternatives": 2, "num_accepted_alternatives": 0,
 }  # fmt: skip
 

@@ -149,7 +149,7 @@ def test_where_a_lookup_found_nothing_it_was_not_right(tmp_path: Path) -> None:
 
     def one_token(committed_length: int, num_judged: int) -> tuple[str, dict[str, object]]:
         counts = {"num_candidates": num_judged, "num_judged": num_judged, "num_accepted": 0, "num_tokens": 1}
-        return "target_pass", {**counts, "max_candidates": 1, "committed_length": committed_length}
+        return "target_pass", {**counts, "committed_length": committed_length}
 
     steps = [("draft_step", {"num_tokens": number, "length": length}) for number, length in ((0, 10), (1, 12), (0, 12))]
     sequence = ("sequence", {"drafter": "ngram"})
