@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amusd.models.language_model import FeatureRows, ModelOutput
+from amusd.models.language_model import ModelOutput
 from amusd.models.numerics import Numerics
 from amusd.models.passes import Rows, Sampler
 from amusd.protocol.verification import place_rows
@@ -118,11 +118,9 @@ class TableModel:
         for row in rows:
             cache.append(cache.rows[row])
 
-    def read_features(self, batch: Sequence[FeatureRows]) -> list[Tensor]:
+    def read_features(self, batch: Sequence[tuple[TableCache, range]]) -> list[Tensor]:
         """The features of each sequence alone."""
-        return [
-            torch.stack([rows.cache.feature(position) for position in range(rows.start, rows.end)]) for rows in batch
-        ]
+        return [torch.stack([cache.feature(position) for position in positions]) for cache, positions in batch]
 
     def _hashes(self, rows: Rows) -> list[int]:
         """The hash of each row's prefix."""

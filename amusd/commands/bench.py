@@ -8,6 +8,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,7 @@ def measure_models(
 ) -> dict[str, Any]:
     """The parts `target`, `draft` and `peer` of the report. `generate`: plain decoding by transformers."""
     bandwidth = read_bandwidth(str(target.device))
-    bucketed = target.under(Numerics.for_device(str(target.device), width=max(WIDTHS), fixed=False))
+    bucketed = replace(target, numerics=Numerics.for_device(str(target.device), width=max(WIDTHS), fixed=False))
     work = {str(width): _pass(bucketed, prompt, width) for width in WIDTHS} | {"fixed": _pass(target, prompt, 1)}
     work |= {f"draft {name}": _draft_steps(model, prompt) for name, model in drafts.items()}
     ms = {name: statistics.median(times) for name, times in time_in_turns(work, NUM_ROUNDS, console).items()}

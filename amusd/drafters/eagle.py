@@ -78,7 +78,7 @@ class EagleDrafter(ModelTreeDrafter):
         """The rows of `expansion`; rows of the prefix that are due again have passes of their own before it."""
         most = self.model.numerics.max_rows(0)
         while self._pending and expansion.nodes[0] is not expansion.root:
-            self.model.run([self._pending_part(most, ()).rows])
+            self.model.run([self._pending_part(most, ())[0]])
         return super().plan(expansion)
 
     def _pending_part(self, most: int, behind: Sequence[Sequence[int]]) -> TreePart:

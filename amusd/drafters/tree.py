@@ -8,7 +8,7 @@ pending   committed tokens that the model has not computed; the root is the last
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from typing_extensions import Self
@@ -29,15 +29,8 @@ LOOKUP_WEIGHT = 0.85
 """How often each token of a looked-up continuation is right (`experiments/embedded_draft/README.md`)."""
 
 
-@dataclass(frozen=True, slots=True)
-class TreePart:
-    """A tree's rows of a pass, and what its guesses depend on beside the logits of the last rows."""
-
-    rows: Rows
-    num_ranked: int
-    """The last rows, whose guesses are wanted."""
-    mixtures: Sequence[Mixture]
-    """What is known of the tokens behind each; empty without a lookup."""
+TreePart: TypeAlias = tuple[Rows, Sequence[Mixture]]
+"""A tree's rows of a pass, and what is known of the tokens behind each of the last ones; nothing without a lookup."""
 
 
 class ModelTreeDrafter(Drafter):
@@ -115,9 +108,9 @@ class ModelTreeDrafter(Drafter):
     def expand_together(cls, drafters: Sequence[Self], parts: Sequence[Expansion]) -> list[Sequence[Guesses]]:
         """One pass over the nodes of all trees; of a root, over the committed tokens that are still missing."""
         planned = [drafter.plan(part) for drafter, part in zip(drafters, parts, strict=True)]
-        outputs = drafters[0].model.run([part.rows for part in planned])
-        together = zip(drafters, planned, outputs, strict=True)
-        return [drafter.rank(part, output) for drafter, part, output in together]
+        outputs = drafters[0].model.run([rows for rows, _ in planned])
+        together = zip(drafters, parts, planned, outputs, strict=True)
+        return [drafter.rank(len(part.nodes), own, output) for drafter, part, own, output in together]
 
     def follow(self, transition: Transition) -> None:
         """Keys of kept nodes join the prefix where they lie; slots of nodes that are gone become free."""
@@ -162,7 +155,7 @@ class ModelTreeDrafter(Drafter):
             return self._part(tokens, paths, [path_to(root, node) for node in nodes])
         most = self.model.numerics.max_rows(0)
         while len(self._pending) > most:
-            self.model.run([self._pending_part(most, ()).rows])
+            self.model.run([self._pending_part(most, ())[0]])
         return self._pending_part(most, ([],))
 
     def _pending_part(self, most: int, behind: Sequence[Sequence[int]]) -> TreePart:
@@ -187,17 +180,16 @@ class ModelTreeDrafter(Drafter):
             words = self._ranking.rows_behind(len(self._context), behind, mixtures, others)
             wanted = SamplerRows(self._ranking.sampler, words)
         places = Places(self._prefix[: self._num_computed], paths)
-        rows = Rows(tokens, self._cache, wanted, places=places)
-        return TreePart(rows, len(behind), mixtures)
+        return Rows(tokens, self._cache, wanted, places=places), mixtures
 
-    def rank(self, part: TreePart, output: ModelOutput) -> Sequence[Guesses]:
-        """Rank the tokens behind the last rows by the logits of the pass."""
-        number, wanted = part.num_ranked, part.rows.wanted
-        assert wanted is not None
+    def rank(self, number: int, part: TreePart, output: ModelOutput) -> Sequence[Guesses]:
+        """Rank the tokens behind the last `number` rows by the logits of the pass."""
+        rows, mixtures = part
+        assert rows.wanted is not None
         try:
             output.choose()  # raises for what is no number
             outputs = None if output.outputs is None else output.outputs[-number:]
-            ranked = self._ranking.rank(output.logits[-number:], wanted.inputs[-number:], part.mixtures, outputs)
+            ranked = self._ranking.rank(output.logits[-number:], rows.wanted.inputs[-number:], mixtures, outputs)
         except NotFiniteError as error:
             say_not_finite(error)
             self._cache.wipe()  # what was committed behind the prompt is lost, too: it costs guesses

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from amusd.models.captured import CapturedPasses
 from amusd.models.eager import EagerPasses
-from amusd.models.graphs import Capture, Completion, run_each_time, send
+from amusd.models.graphs import Capture, Completion, send
 from amusd.models.kv_cache import KVCache, KVMemory
-from amusd.models.language_model import FeatureRows, LanguageModel, ModelOutput
+from amusd.models.language_model import LanguageModel, ModelOutput
 from amusd.models.network import Network
 from amusd.models.numerics import Numerics
 from amusd.models.passes import Pass, Rows, Sampler, SamplerRows, lay_out_table, lay_out_tracks
@@ -54,14 +54,6 @@ class CachedModel:
         if self.capture is None:
             # How the sums of ranks are rounded may depend on the place of a row.
             self._eager = EagerPasses(network, self.numerics, self.max_length, may_vary=self.ranks.size == 1)
-
-    def under(self, numerics: Numerics) -> CachedModel:
-        """The same weights under another rule."""
-        return replace(self, numerics=numerics)
-
-    def uncaptured(self) -> CachedModel:
-        """The same weights in passes that are launched each time, on a GPU."""
-        return replace(self, capture=run_each_time)
 
     def new_cache(self, capacity: int, *, spare: int = 0) -> KVCache:
         """One of `new_caches`."""
@@ -137,10 +129,10 @@ class CachedModel:
                 cache.advance(min(len(rows.token_ids) + max(0, work.steps - 1), cache.capacity - cache.length))
         return outputs
 
-    def read_features(self, batch: Sequence[FeatureRows]) -> list[Tensor]:
+    def read_features(self, batch: Sequence[tuple[KVCache, range]]) -> Sequence[Tensor]:
         """See `LanguageModel`."""
-        memory, device = batch[0].cache.memory, self.device
-        slots = [rows.cache.first + rows.cache.slots[rows.start : rows.end] for rows in batch]
+        memory, device = batch[0][0].memory, self.device
+        slots = [cache.first + cache.slots[positions.start : positions.stop] for cache, positions in batch]
         assert self.network.taps is not None
         with torch.inference_mode():
             stored = memory.features(self.network.taps.width, device)
@@ -148,8 +140,7 @@ class CachedModel:
             on_host = torch.empty(found.shape, dtype=torch.bfloat16, pin_memory=device.type == "cuda")
             on_host.copy_(found.to(torch.bfloat16), non_blocking=True)
         self._completion.wait(self.ranks.check)
-        parts = torch.split(on_host, [len(part) for part in slots])
-        return [part[:, rows.columns] for part, rows in zip(parts, batch, strict=True)]
+        return torch.split(on_host, [len(part) for part in slots])
 
     def write_features(self, slots: Sequence[int], features: Tensor, cache: KVCache) -> None:
         """Write features [slots, width] for a network that reads them. Does not wait."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,7 @@ def _try_out(model: CachedModel, options: LoadOptions, report: Callable[[str], N
         if options.capture in (None, run_each_time):
             raise
         report(f"computed without CUDA graphs, which is slower: {error}")
-        model = model.uncaptured()
+        model = replace(model, capture=run_each_time)
         is_exact = rows_agree(model)
     if options.numerics.fixed and not is_exact:
         report("a token's logits depend on how many tokens share its pass, so the modes may give different answers")

@@ -60,17 +60,6 @@ class ModelOutput:
         return self.wanted.sampler.of_row(logits, self.wanted.inputs[row])
 
 
-@dataclass(frozen=True, slots=True)
-class FeatureRows:
-    """Features of the positions `[start, end)` of a sequence: a part of `LanguageModel.read_features`."""
-
-    cache: KVCache
-    start: int
-    end: int
-    columns: slice
-    """Those of one drafter."""
-
-
 @runtime_checkable
 class LanguageModel(Protocol):
     """A causal language model on one device."""
@@ -129,8 +118,11 @@ class LanguageModel(Protocol):
         """
         ...
 
-    def read_features(self, batch: Sequence[FeatureRows]) -> Sequence[Tensor]:
-        """The features of positions that caches hold: bfloat16 [rows, width] on the host; in one copy from a GPU."""
+    def read_features(self, batch: Sequence[tuple[KVCache, range]]) -> Sequence[Tensor]:
+        """The features of positions that caches hold, those of every drafter side by side.
+
+        bfloat16 [rows, width] on the host; in one copy from a GPU.
+        """
         ...
 
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 
 from amusd.errors import NotFiniteError
 from amusd.models.kv_cache import KVCache
-from amusd.models.language_model import FeatureRows, LanguageModel, ModelOutput
+from amusd.models.language_model import LanguageModel, ModelOutput
 from amusd.policies.base import Decision, Wait, because
 from amusd.policies.observer import Observer, Switches
 from amusd.protocol.target_session import TargetSession
@@ -217,15 +217,14 @@ class TargetWorker:
 
     def _send_features(self, sequences: Sequence[TargetSequence]) -> None:
         """Send the draft what its drafters read of tokens that are committed by now: one copy from a GPU for all."""
-        batch: dict[TargetSequence, FeatureRows] = {}
-        for sequence in sequences:
-            columns = self.model.feature_columns.get(sequence.request.drafter or "")
-            if columns is not None and (due := self.client.features_due(sequence)):
-                batch[sequence] = FeatureRows(sequence.cache, due.start, due.stop, columns)
-        if batch:
-            found = self.model.read_features(list(batch.values()))
-            for (sequence, rows), features in zip(batch.items(), found, strict=True):
-                self.client.send_features(sequence, rows.start, features)
+        columns_of = self.model.feature_columns
+        reading = [sequence for sequence in sequences if sequence.request.drafter in columns_of]
+        due = {sequence: positions for sequence in reading if (positions := self.client.features_due(sequence))}
+        if due:
+            found = self.model.read_features([(sequence.cache, positions) for sequence, positions in due.items()])
+            for (sequence, positions), features in zip(due.items(), found, strict=True):
+                columns = columns_of[sequence.request.drafter or ""]
+                self.client.send_features(sequence, positions.start, features[:, columns])
 
     def _close(self, sequence: TargetSequence) -> None:
         """Free the slot of a sequence that computes nothing any more, and tell the draft."""

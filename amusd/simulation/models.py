@@ -15,7 +15,6 @@ from torch import Tensor
 from typing_extensions import Self
 
 from amusd.drafters.base import Drafter, Expansion
-from amusd.models.language_model import FeatureRows
 from amusd.models.numerics import Numerics
 from amusd.models.passes import Rows, Sampler
 from amusd.protocol.draft_session import Guesses, Transition
@@ -96,7 +95,7 @@ class ScriptedModel:
         """Continue with these rows of the last pass."""
         cache.length += len(rows)
 
-    def read_features(self, batch: Sequence[FeatureRows]) -> list[Tensor]:  # noqa: ARG002
+    def read_features(self, batch: Sequence[object]) -> list[Tensor]:  # noqa: ARG002
         """No drafter reads any."""
         return []
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -188,8 +188,8 @@ def test_a_fixed_width_needs_borders_that_are_those_of_attention() -> None:
     border = 48
     model = lean_model(stock_model(CASES["grouped heads"]))
     with pytest.raises(ValueError, match=f"border={border} must divide 128"):
-        model.under(Numerics(width=8, fixed=True, border=border, prefill_chunk=768))
-    model.under(Numerics(width=8, fixed=False, border=border, prefill_chunk=768))
+        replace(model, numerics=Numerics(width=8, fixed=True, border=border, prefill_chunk=768))
+    replace(model, numerics=Numerics(width=8, fixed=False, border=border, prefill_chunk=768))
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 2**-8)])

@@ -13,7 +13,6 @@ from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
 from amusd.models.features import FeatureSpec
 from amusd.models.graphs import run_each_time
-from amusd.models.language_model import FeatureRows
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 from amusd.models.passes import Rows
@@ -54,8 +53,8 @@ def expected(token_ids: list[int]) -> Tensor:
 
 def check(model: CachedModel, cache: object, token_ids: list[int], start: int = 0) -> None:
     columns = model.feature_columns
-    rows = [FeatureRows(cache, start, len(token_ids), columns[name]) for name in SPECS]  # type: ignore[arg-type]
-    whole, reduced = model.read_features(rows)
+    (features,) = model.read_features([(cache, range(start, len(token_ids)))])  # type: ignore[list-item]
+    whole, reduced = (features[:, columns[name]] for name in SPECS)
     assert whole.dtype is torch.bfloat16
     states = expected(token_ids)[start:]
     torch.testing.assert_close(whole.float(), states, rtol=0.01, atol=0.01)

@@ -13,7 +13,6 @@ from amusd.config import SamplingParams
 from amusd.drafters.block import BlockDrafter
 from amusd.engine import Engine
 from amusd.errors import ConfigError
-from amusd.models.language_model import FeatureRows
 from amusd.types import Mode
 
 NAME, DEPTH, NUM_TOKENS = "medusa", 3, 30
@@ -31,7 +30,7 @@ class KnowingModel:
         model, number = target_model(), len(text) - 1
         cache = model.new_cache(400)
         model.prefill(text[:number], cache)
-        features = model.read_features([FeatureRows(cache, 0, number, slice(0, 4))])[0].float()
+        features = model.read_features([(cache, range(number))])[0].float()
         self.behind = {tuple(row.tolist()): text[place + 2 :] for place, row in enumerate(features)}
 
     def new_state(self) -> KnowingState:

@@ -16,7 +16,6 @@ from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Makers, one_by_one
 from amusd.engine import Engine
 from amusd.errors import PeerProtocolError
-from amusd.models.language_model import FeatureRows
 from amusd.protocol.messages import Features, Message, Open, Verdict
 from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.rollback import RollbackManager, propose
@@ -57,7 +56,7 @@ def expected(num_positions: int) -> Tensor:
     model = target_model()
     cache = model.new_cache(400)
     model.prefill(reference(NUM_TOKENS)[:num_positions], cache)
-    return model.read_features([FeatureRows(cache, 0, num_positions, slice(0, 4))])[0].float()
+    return model.read_features([(cache, range(num_positions))])[0].float()
 
 
 class LossyLink:
