@@ -70,14 +70,7 @@ class TargetWorker:
             fan_out=request.policy.fan_out,
             wants_rows=request.distribution.rule == "rejection",
         )
-        verifier = Verifier(
-            self.model,
-            request.distribution,
-            request.prompt,
-            slot.cache,
-            logprobs=request.logprobs,
-            top_logprobs=request.top_logprobs,
-        )
+        verifier = Verifier(self.model, request, slot.cache)
         self._next_sequence_id += 1
         slot.cache.truncate(0)
         slot.observer.open(request.drafter, has_tree=request.policy.fan_out > 1)

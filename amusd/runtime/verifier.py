@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from amusd.config import Distribution
 from amusd.errors import NotFiniteError
 from amusd.models.kv_cache import KVCache
 from amusd.models.language_model import LanguageModel, ModelOutput
@@ -19,6 +18,9 @@ from amusd.sampling.acceptance import Acceptance, accept_along
 from amusd.sampling.ratio_test import RatioTest
 from amusd.sampling.sampler import Level, SamplingState, SequenceSampler, samplers_of, scores_of
 from amusd.types import TopLogprobs
+
+if TYPE_CHECKING:
+    from amusd.runtime.target_sequence import Request
 
 T = TypeVar("T")
 
@@ -34,31 +36,21 @@ def prepare_to_verify(model: LanguageModel, cache: KVCache) -> None:
 class Verifier:
     """Judges the candidates of one request: which of them the target accepts."""
 
-    def __init__(
-        self,
-        model: LanguageModel,
-        distribution: Distribution,
-        prompt: Sequence[int],
-        cache: KVCache,
-        *,
-        logprobs: bool = False,
-        top_logprobs: int = 0,
-    ) -> None:
-        """`logprobs`: keep the log-probabilities of the tokens; `top_logprobs`: and of this many most likely ones."""
+    def __init__(self, model: LanguageModel, request: Request, cache: KVCache) -> None:
         self._model = model
         self._cache = cache
-        self._logprobs = logprobs
-        self._num_top = top_logprobs
+        self._request = request
         self.logprobs: tuple[float, ...] = ()
         """Log-probabilities of the tokens last judged, under the model alone; empty unless asked for."""
         self.top_logprobs: tuple[TopLogprobs, ...] = ()
         """The most likely tokens in the place of each of those last judged; empty unless asked for."""
         # None where each token is that of the largest logit: then logits need not leave the device.
         self._sampler: SequenceSampler | None = None
-        if logprobs or not distribution.is_argmax:
+        distribution, is_scored = request.distribution, request.logprobs
+        if is_scored or not distribution.is_argmax:
             make = RatioTest if distribution.rule == "rejection" else SequenceSampler
             state, number = SamplingState.of(model, cache)
-            self._sampler = make(distribution, state, prompt, sequence=number, is_scored=logprobs)
+            self._sampler = make(distribution, state, request.prompt, sequence=number, is_scored=is_scored)
 
     def begin(self, session: TargetSession, num_candidates: int, breadth: int, min_chance: float = 0.0) -> Block:
         """The next block; with alternatives, up to `breadth` candidates of a position, where the pass has room."""
@@ -109,7 +101,7 @@ class Verifier:
             output.choose()  # raises for what is no number
             drawn_from = _scored(session.rows_to_judge(), block)
             acceptance = self._sampler.accept(output.logits, block.start, output.wanted.inputs, judged, drawn_from)
-            if self._logprobs:
+            if self._request.logprobs:
                 self._keep([self._score(output, row, token) for row, token in enumerate(acceptance.token_ids)])
             return acceptance
         found: dict[int, npt.NDArray[np.int32]] = {}
@@ -129,18 +121,18 @@ class Verifier:
         acceptance, rows = accept_along(choose, next_row, len(block.token_ids))
         if block.alternatives:
             self._model.keep(rows, self._cache)
-        if self._logprobs:
-            self._keep([scores_of(found[row], self._num_top) for row in rows])
+        if self._request.logprobs:
+            self._keep([scores_of(found[row], self._request.top_logprobs) for row in rows])
         return acceptance
 
     def _score(self, output: ModelOutput, row: int, token_id: int) -> tuple[float, TopLogprobs]:
         """The log-probability of a token that the sampler has not chosen."""
         chosen = float(output.logits[row].float().log_softmax(0)[token_id])
-        return chosen, scores_of(output.sample(row)[1], self._num_top)[1]
+        return chosen, scores_of(output.sample(row)[1], self._request.top_logprobs)[1]
 
     def _keep(self, scores: Sequence[tuple[float, TopLogprobs]]) -> None:
         self.logprobs = tuple(chosen for chosen, _ in scores)
-        self.top_logprobs = tuple(top for _, top in scores) if self._num_top else ()
+        self.top_logprobs = tuple(top for _, top in scores) if self._request.top_logprobs else ()
 
 
 def _scored(judged: tuple[T, ...], block: Block) -> tuple[T, ...]:

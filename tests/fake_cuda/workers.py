@@ -8,10 +8,12 @@ from functools import reduce
 from amusd.config import GREEDY, Distribution
 from amusd.drafters.tree import ModelTreeDrafter
 from amusd.models.cached_model import CachedModel
+from amusd.policies.schedules import AutoregressivePolicy
 from amusd.protocol.draft_session import Node, Transition
 from amusd.protocol.messages import CERTAINTY, Candidate
 from amusd.protocol.prefix_hash import EMPTY, extend
 from amusd.protocol.target_session import TargetSession
+from amusd.runtime.target_sequence import Request
 from amusd.runtime.verifier import Verifier, prepare_to_verify
 from amusd.sampling.acceptance import Acceptance, certain, unpack_rows
 
@@ -35,9 +37,16 @@ class Target:
         """Prefill."""
         self.tokens = tuple(prompt)
         self._distribution = distribution
-        self.verifier = Verifier(
-            self._model, distribution, prompt, self._cache, logprobs=logprobs, top_logprobs=top_logprobs
+        request = Request(
+            prompt=self.tokens,
+            max_length=self._model.max_length,
+            policy=AutoregressivePolicy(),
+            drafter=None,
+            distribution=distribution,
+            logprobs=logprobs,
+            top_logprobs=top_logprobs,
         )
+        self.verifier = Verifier(self._model, request, self._cache)
         self._cache.truncate(0)
         self._model.prefill(prompt[:-1], self._cache)
 
