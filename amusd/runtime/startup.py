@@ -70,10 +70,9 @@ def connect_target(
         model, tokenizer = load()
         return _target_worker(config, model, recorder, DraftClient(recorder, model.vocab_size)), tokenizer
     nonce = secrets.randbits(64)
-    listener = listen(config.transport, nonce, link_devices(config))
-    link: Transport = listener
+    link = listen(config.transport, nonce, link_devices(config))
     try:
-        drafts.tell(FIRST_INCARNATION, Rendezvous(listener.address, nonce))
+        drafts.tell(FIRST_INCARNATION, Rendezvous(link.address, nonce))
         model, tokenizer = load()
         own, timeout_seconds = target_hello(model.vocab_size, tokenizer), config.startup_timeout_seconds
         restart = (
