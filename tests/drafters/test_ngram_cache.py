@@ -9,7 +9,7 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from amusd.drafters.ngram import (
@@ -71,6 +71,7 @@ def test_a_continuation_is_what_prompt_lookup_proposes(text: list[int], min_matc
 
 @settings(max_examples=60)
 @given(text=texts, cuts=st.lists(st.tuples(st.integers(0, 30), texts), max_size=4), path=texts)
+@example(text=[1, 2], cuts=[(1, [3, 4, 2])], path=[])
 def test_what_was_cut_off_leaves_nothing_behind(
     text: list[int], cuts: list[tuple[int, list[int]]], path: list[int]
 ) -> None:
