@@ -1,4 +1,4 @@
-"""Test of the tester: seeded defects that the simulation must find, most of them within a few seeds.
+"""Test of the tester: seeded defects that the simulation must find within a few seeds.
 
 Hash and nonce, the last lines of defence, are off for all of them. `tests/mutation/rules.py` has defects of sessions.
 """
@@ -17,9 +17,7 @@ from faults.target import WatchedClient, WatchedTarget
 from msgspec.structs import replace
 
 from amusd.policies.base import Decision, Wait
-from amusd.protocol.messages import Candidate, Close, Open
-from amusd.runtime.draft_sequence import DraftSequence
-from amusd.runtime.draft_worker import DraftWorker
+from amusd.protocol.messages import Candidate
 from amusd.runtime.target_sequence import Request, TargetSequence
 from amusd.sampling.stopping import StopChecker
 
@@ -56,30 +54,6 @@ class NewestTakesAll(WatchedClient):
         return super()._receive_candidate(replace(message, sequence_id=newest))
 
 
-_end_others = DraftWorker._end_others
-
-
-def _close_all(draft: DraftWorker, message: Close, sequence: DraftSequence | None) -> None:
-    """The end of one sequence ends all of them."""
-    for each in tuple(draft._sequences.values()):
-        draft._forget(each)
-
-
-def _end_forgetfully(draft: DraftWorker, message: Open | Close) -> None:
-    """What was said to be over is forgotten at once."""
-    draft._not_over = frozenset()
-    _end_others(draft, message)
-    draft._not_over = frozenset()
-
-
-def _end_unnamed(draft: DraftWorker, message: Open | Close) -> None:
-    """Those end as well that began after the message, which may be late."""
-    _end_others(draft, message)
-    for number, sequence in tuple(draft._sequences.items()):
-        if number not in (message.sequence_id, *message.not_over):
-            draft._forget(sequence)
-
-
 @dataclass(frozen=True)
 class Mutant:
     """One defect."""
@@ -95,12 +69,7 @@ class Mutant:
 MUTANTS: dict[str, Mutant] = {
     "NeedsTheDraft": Mutant(worker=NeedsTheDraft),
     "NewestTakesAll": Mutant(client=NewestTakesAll, most=MAX_NUM_SEQS),
-    "ClosesAll": Mutant(patches={"amusd.runtime.draft_worker.DraftWorker._close": _close_all}, most=MAX_NUM_SEQS),
-    "EndsTheUnnamed": Mutant(
-        patches={"amusd.runtime.draft_worker.DraftWorker._end_others": _end_unnamed}, most=MAX_NUM_SEQS
-    ),
     "NeverReminds": Mutant(client=NeverReminds),
-    "ReopensTheClosed": Mutant(patches={"amusd.runtime.draft_worker.DraftWorker._end_others": _end_forgetfully}),
     "DamageIsBelieved": Mutant(patches={"amusd.protocol.wire.zlib": SimpleNamespace(crc32=lambda _: 0)}),
 }
 

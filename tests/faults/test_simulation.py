@@ -12,8 +12,6 @@ from faults.simulation import MAX_NUM_SEQS, MAX_PASSES_TO_ACCEPT, run
 from faults.weather import FAULTS
 
 NUM_SEEDS = 100
-RARE = {"ReopensTheClosed": 4_000}
-"""Seeded defects that take more seeds: which ones show them changes with all that takes time."""
 POLICIES = ("ChainPolicy", "WindowedPolicy", "SynchronousPolicy", "BranchingPolicy", "AutoPolicy")
 MUST_HAPPEN = {
     *FAULTS,
@@ -76,11 +74,9 @@ def test_a_seed_replays_byte_by_byte() -> None:
     assert run(4).log != report.log
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.long) if name in RARE else name for name in MUTANTS]
-)
+@pytest.mark.parametrize("name", MUTANTS)
 def test_every_seeded_defect_is_found(name: str) -> None:
     """By what it breaks, and not because it does not fit the class that it stands for any more."""
-    violation = find(MUTANTS[name], RARE.get(name, NUM_SEEDS))
+    violation = find(MUTANTS[name], NUM_SEEDS)
     assert violation is not None
     assert violation.split(":")[0] not in ("TypeError", "AttributeError", "NameError")

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from model_checking.protocol_model import (
     Candidate,
     Draft,
-    Drafted,
     Placed,
     ProtocolModel,
     Target,
@@ -34,54 +33,11 @@ class TreeKept(ProtocolModel):
         return True
 
 
-class LateContradictionIgnored(ProtocolModel):
-    """A bonus token, or one of a pass without candidates, is not compared with the draft's own that arrives later."""
-
-    def agrees(self, target: Target, position: int, token: Token) -> bool:
-        return True
-
-
-class RootIgnored(ProtocolModel):
-    """The target takes a node without a parent wherever its own text ends."""
-
-    def root_position(self, target: Target, root: int) -> int:
-        return len(target.committed)
-
-
-class PassedForgotten(ProtocolModel):
-    """What follows a committed node counts as following the end of the text."""
-
-    def position_behind(self, target: Target, position: int) -> int:
-        return len(target.committed)
-
-
 class OrphansTaken(ProtocolModel):
     """A node whose parent was contradicted, or lost, hangs behind the end of the text."""
 
     def place_orphan(self, target: Target, number: int, token: Token) -> Target:
         return self.hang(target, number, (token.value,), token)
-
-
-class TreeKeptOverRestart(ProtocolModel):
-    """The target takes the new life for the continuation of the old one, numbers included."""
-
-    def attach(self, target: Target) -> Target:
-        return super().attach(target)._replace(tree=target.tree, passed=target.passed)
-
-
-class SpeculationKept(ProtocolModel):
-    """The draft goes on behind a token that was rejected."""
-
-    def tree_after_miss(self, draft: Draft, values: Values) -> tuple[Drafted, ...]:
-        depth = len(values)
-        return tuple(node._replace(path=node.path[depth:]) for node in draft.tree if len(node.path) > depth)
-
-
-class ParentsUnnamed(ProtocolModel):
-    """Every node claims to follow what is committed."""
-
-    def parent_number(self, numbers: dict[Values, int], node: Drafted) -> int:
-        return 0
 
 
 class OldVerdictHeard(ProtocolModel):
@@ -103,13 +59,6 @@ class DoubleBonus(ProtocolModel):
     def choose(self, target: Target) -> Values:
         values = super().choose(target)
         return (*values, 0) if len(values) > len(target.block or ()) else values
-
-
-class Overshoot(ProtocolModel):
-    """The target believes in room for one more token."""
-
-    def room(self, target: Target) -> int:
-        return super().room(target) + 1
 
 
 class DraftNeeded(ProtocolModel):

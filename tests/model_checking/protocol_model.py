@@ -234,34 +234,22 @@ class ProtocolModel:
         if parent in paths:
             return self.hang(target, number, (*paths[parent], token.value), token)
         if parent == 0:
-            position = self.root_position(target, root)
+            position = root
         elif parent in passed:
-            position = self.position_behind(target, passed[parent])
+            position = passed[parent] + 1
         else:
             return self.place_orphan(target, number, token)
         if position == len(target.committed):
             return self.hang(target, number, (token.value,), token)
-        if self.agrees(target, position, token):
-            return target._replace(passed=target.passed | {(number, self.passed_position(target, position, token))})
+        if target.committed[position] == token.value:
+            return target._replace(passed=target.passed | {(number, position)})
         return target
 
     def hang(self, target: Target, number: int, path: Values, token: Token) -> Target:
         return target._replace(tree=target.tree | {Placed(number, path, token.drafted_from)})
 
-    def root_position(self, target: Target, root: int) -> int:
-        return root
-
-    def position_behind(self, target: Target, position: int) -> int:
-        return position + 1
-
     def place_orphan(self, target: Target, number: int, token: Token) -> Target:
         return target
-
-    def agrees(self, target: Target, position: int, token: Token) -> bool:
-        return target.committed[position] == token.value
-
-    def passed_position(self, target: Target, position: int, token: Token) -> int:
-        return position
 
     def begin(self, target: Target) -> Iterator[Target]:
         """A pass over any path of the tree, or over none."""
@@ -329,16 +317,13 @@ class ProtocolModel:
         parents, tokens, number = [], [], draft.next_number
         for node in draft.tree:
             if not node.number:
-                parents.append(self.parent_number(numbers, node))
+                parents.append(numbers[node.path[:-1]])
                 tokens.append(Token(node.path[-1], node.drafted_from))
                 numbers[node.path] = number
                 number += 1
         candidate = Candidate(draft.incarnation, len(draft.known), draft.next_number, tuple(parents), tuple(tokens))
         tree = in_order(node._replace(number=numbers[node.path]) for node in draft.tree)
         return draft._replace(tree=tree, next_number=number), candidate
-
-    def parent_number(self, numbers: dict[Values, int], node: Drafted) -> int:
-        return numbers[node.path[:-1]]
 
     def is_news(self, draft: Draft, verdict: Verdict) -> bool:
         base, end = len(draft.known), verdict.start + len(verdict.values)
@@ -353,32 +338,15 @@ class ProtocolModel:
         is_too_long = end > self.bounds.max_length
         if verdict.start > base or is_too_long or contradicts(draft.known[verdict.start :], verdict.values):
             raise Refused
-        is_foreseen = not values or any(node.path == values for node in draft.tree)
-        tree = self.tree_after(draft, values) if is_foreseen else self.tree_after_miss(draft, values)
-        after = draft._replace(
-            epoch=self.epoch_after(draft, verdict),
-            known=draft.known + values,
-            tree=tree,
-        )
-        return self.offered_again(after) if after.epoch > draft.epoch else after
-
-    def epoch_after(self, draft: Draft, verdict: Verdict) -> int:
-        return max(draft.epoch, verdict.epoch)
-
-    def tree_after(self, draft: Draft, values: Values) -> tuple[Drafted, ...]:
         depth = len(values)
-        return tuple(
+        tree = [
             node._replace(path=node.path[depth:])
             for node in draft.tree
             if node.path[:depth] == values and len(node.path) > depth
-        )
-
-    def tree_after_miss(self, draft: Draft, values: Values) -> tuple[Drafted, ...]:
-        return ()
-
-    def offered_again(self, draft: Draft) -> Draft:
-        """In a new epoch all is, in the same order."""
-        return draft._replace(tree=tuple(node._replace(number=0) for node in draft.tree))
+        ]
+        if verdict.epoch > draft.epoch:  # all is offered again, in the same order
+            tree = [node._replace(number=0) for node in tree]
+        return draft._replace(epoch=max(draft.epoch, verdict.epoch), known=draft.known + values, tree=tuple(tree))
 
     # What is on its way
 

@@ -34,20 +34,6 @@ EVERY_ACTION = {
             id="a tree",
             marks=[pytest.mark.long, pytest.mark.timeout(3000)],
         ),
-        pytest.param(
-            Bounds(fan_out=2, max_nodes=3, max_epoch=0),
-            90_000,
-            430_000,
-            id="a larger tree without losses",
-            marks=[pytest.mark.long, pytest.mark.timeout(3000)],
-        ),
-        pytest.param(
-            Bounds(max_length=4),
-            100_000,
-            500_000,
-            id="4 tokens",
-            marks=[pytest.mark.long, pytest.mark.timeout(3000)],
-        ),
     ],
 )
 def test_every_invariant_holds_in_every_state(bounds: Bounds, num_states: int, num_edges: int) -> None:

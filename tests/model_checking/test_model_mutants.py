@@ -16,18 +16,11 @@ MORE_MESSAGES = {"max_in_flight": 2, "max_lives": 1, "max_epoch": 0}
 BREACHES = {
     mutants.NoIncarnation: "I6",
     mutants.TreeKept: "I6",
-    mutants.LateContradictionIgnored: "I6",
-    mutants.RootIgnored: "I6",
-    mutants.PassedForgotten: "I6",
     mutants.OrphansTaken: "I6",
-    mutants.TreeKeptOverRestart: "I6",
-    mutants.SpeculationKept: "I6",
-    mutants.ParentsUnnamed: "I6",
     mutants.TokenTakenBack: "I1",
     mutants.LateCandidateUnjudged: "I2",
     mutants.OldVerdictHeard: "I4",
     mutants.DoubleBonus: "I5",
-    mutants.Overshoot: "I5",
     mutants.DraftNeeded: "L1",
     mutants.VerdictNotCumulative: NO_REFUSAL,
 }

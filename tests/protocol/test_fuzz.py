@@ -15,7 +15,6 @@ from amusd.protocol.candidate_tree import MAX_NUMBERS, Reception
 from amusd.protocol.draft_session import DraftSession
 from amusd.protocol.messages import CERTAINTY, MAX_EPOCH, MAX_TOKENS, Candidate, Open, Verdict
 from amusd.protocol.target_session import TargetSession
-from amusd.protocol.wire import encode
 
 CHAIN = Candidate(1, 1, 4, hash_of(PROMPT), 1, (0, 1), (5, 6), (), more=True)
 TREE = replace(CHAIN, weights=(CERTAINTY, 1))
@@ -57,23 +56,6 @@ def test_hostile_candidates_are_refused_and_honest_ones_taken_after_them(name: s
     assert session.num_candidates == 0
     assert session.receive(TREE) is Reception.TAKEN
     assert session.begin(2).candidates == (5, 6)
-
-
-def test_a_chain_with_weights_or_rows_that_nobody_asked_for_is_refused() -> None:
-    session = target()
-    with pytest.raises(PeerProtocolError):
-        session.receive(TREE)
-    with pytest.raises(PeerProtocolError):
-        session.receive(CHAIN, (b"", b""))
-    assert session.receive(CHAIN) is Reception.TAKEN
-    assert session.begin(2).candidates == (5, 6)
-
-
-def test_an_epoch_after_any_number_that_is_taken_fits_a_frame() -> None:
-    session = target()
-    assert session.receive(replace(CHAIN, first=2**62)) is Reception.TAKEN
-    assert session.epoch == 1
-    encode(session.verdict(), 1)
 
 
 def test_a_node_offered_for_ever_under_new_numbers_takes_no_more_memory() -> None:

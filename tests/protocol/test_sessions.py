@@ -134,29 +134,6 @@ def test_a_block_keeps_what_it_was_drawn_from_when_the_draft_is_lost_during_the_
     assert session.rows_to_judge() == ("row of 4",)
 
 
-def test_a_verdict_carries_all_that_the_draft_may_not_know() -> None:
-    session, other = target(), draft(4)
-    session.receive(candidate(4))
-    judge(session, 4, 5, accepted=1)
-    judge(session, 6, accepted=0)
-    hear(other, session.verdict())
-    assert text(other) == (*PROMPT, 4, 5, 6)
-
-
-def test_a_lost_candidate_is_offered_again_in_the_next_epoch() -> None:
-    session, other = target(), draft(4)
-    grow(other, 5)
-    message = offered(other)
-    assert session.receive(message) is Reception.STALE  # number 1 was lost
-    assert session.epoch == 1
-    judge(session, 4, accepted=0)
-    transition = hear(other, session.verdict())
-    assert (transition.num_discarded, other.epoch, text(other)) == (0, 1, (*PROMPT, 4, 5))
-    message = offered(other)
-    assert session.receive(message) is Reception.TAKEN
-    assert session.begin(6).candidates == (5,)
-
-
 @pytest.mark.parametrize("of_another", [{"sequence_id": 0}, {"incarnation": 0}], ids=["request", "life"])
 def test_a_late_message_of_an_earlier_request_or_life_changes_nothing(of_another: dict[str, int]) -> None:
     session, other = target(), draft(4)
@@ -199,16 +176,6 @@ def test_a_draft_that_is_done_goes_on_behind_a_verdict() -> None:
     assert not other.has_work
 
 
-def test_several_tokens_of_one_step_make_one_path_and_a_message_of_so_many() -> None:
-    other = DraftSession(replace(OPENING, tokens_per_message=3))
-    grow(other, 4, 5)
-    assert other.offer() is None
-    assert [node.token_id for node in nodes_of(other)] == [5]
-    grow(other)  # nothing more to propose: what there is goes out
-    message = offered(other)
-    assert (message.parents, message.token_ids, message.weights, message.more) == ((0, 1), (4, 5), (), False)
-
-
 def test_a_drafter_without_a_proposal_says_so() -> None:
     other = draft()
     grow(other)
@@ -248,18 +215,6 @@ def test_an_impossible_commit_is_refused_and_changes_nothing(tokens: tuple[int, 
     assert session.committed == PROMPT
     session.commit((4, 5, 9), 2)
     assert session.committed == (*PROMPT, 4, 5, 9)
-
-
-def test_the_limit_is_kept() -> None:
-    session = TargetSession(sequence_id=1, prompt=PROMPT, max_length=5, vocab_size=100)
-    session.attach(1)
-    session.receive(candidate(4, 5, 6))
-    assert session.begin(6).candidates == (4,)
-    with pytest.raises(InvariantError):
-        session.commit((4, 5, 6), 2)
-    session.commit((4, 5), 2)
-    with pytest.raises(InvariantError):
-        session.begin(0)
 
 
 def test_an_incarnation_must_rise() -> None:

@@ -51,19 +51,6 @@ def test_the_likeliest_child_at_each_node_makes_the_path() -> None:
     assert session.begin(6).candidates == (5, 6)
 
 
-def test_a_node_that_comes_after_its_parent_was_committed_finds_its_place() -> None:
-    session = target()
-    session.receive(nodes(1, (0, 4, HALF)))
-    judge(session, 4, accepted=1)
-    assert session.receive(nodes(2, (1, 5, HALF), (2, 6, HALF))) is Reception.TAKEN
-    assert session.begin(6).candidates == (5, 6)
-    session.commit((5, 6, 7), 2)
-    assert session.receive(nodes(4, (3, 8, HALF))) is Reception.CONTRADICTED  # 7 was committed there
-    assert session.num_candidates == 0
-    assert session.receive(nodes(5, (3, 7, HALF), (5, 9, HALF))) is Reception.TAKEN
-    assert session.begin(6).candidates == (9,)
-
-
 def test_a_node_at_the_new_base_of_the_draft_is_remembered_when_it_was_committed_before() -> None:
     session = target()
     session.receive(nodes(1, (0, 4, HALF), (1, 5, HALF)))
@@ -98,16 +85,6 @@ def test_a_node_that_was_offered_again_goes_by_its_new_number() -> None:
     session.commit((5, 6, 7, 8), 3)
     assert session.receive(nodes(9, (8, 8, HALF), (9, 10, HALF))) is Reception.TAKEN
     assert session.begin(6).candidates == (10,)
-
-
-def test_a_tree_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("amusd.protocol.candidate_tree.MAX_NODES", 5)
-    session = target()
-    session.receive(nodes(1, *((0, token, HALF) for token in range(10))))
-    assert len(session._tree.nodes) == 5
-    judge(session, 3, accepted=0)
-    session.receive(nodes(20, *((0, token, HALF) for token in range(3)), behind=(*PROMPT, 3)))
-    assert len(session._tree.nodes) == 3
 
 
 # The draft
@@ -172,15 +149,6 @@ def test_one_step_takes_the_nodes_that_are_worth_most_as_long_as_a_further_one_p
     assert max(left) == 0 or max(left) * (1 + share * (len(together) - 1)) < sum(together) * share + 1e-9
 
 
-def test_nodes_are_offered_once_with_their_parents() -> None:
-    session = grown()
-    message = offered(session)
-    assert (message.first, message.parents, message.token_ids) == (1, (0, 0, 1, 1), (4, 5, 6, 7))
-    assert message.weights == tuple(round(weight * CERTAINTY) for weight in (0.6, 0.3, 0.5, 0.2))
-    assert message.more
-    assert session.offer() is None
-
-
 def test_a_verdict_that_the_tree_foresaw_keeps_its_subtree() -> None:
     session = grown()
     session.offer()
@@ -209,16 +177,6 @@ def test_an_unlikely_guess_is_made_when_a_verdict_has_made_it_likely() -> None:
     assert nodes_of(session) == tuple(session.root.children)
     hear(session, verdict(7, start=4))
     assert nodes_of(session) == (session.root,)
-
-
-def test_a_tree_that_was_full_takes_the_rest_when_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("amusd.protocol.draft_session.MAX_NODES", 2)
-    session = DraftSession(OPENING)
-    session.grow(*_root_with(session, (4, 0.6), (5, 0.3)))
-    session.grow([session.root.children[0]], [[(6, 0.4)]])
-    assert session.num_nodes == 2
-    hear(session, verdict(4))
-    assert [child.token_id for child in session.root.children] == [6]
 
 
 def test_what_was_looked_up_is_not_guessed_again() -> None:
