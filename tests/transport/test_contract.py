@@ -94,21 +94,6 @@ def test_what_has_room_never_counts_as_too_much(ends: tuple[Transport, Transport
         assert [expect(receiver) for _ in range(number + 1)] == [*[message] * number, Shutdown()]
 
 
-def test_receive_gives_none_when_its_time_is_up(ends: tuple[Transport, Transport]) -> None:
-    started = time.monotonic()
-    assert ends[0].receive(0.05) is None
-    assert 0.05 <= time.monotonic() - started < DEADLINE
-
-
-def test_a_receive_without_time_polls(ends: tuple[Transport, Transport]) -> None:
-    assert ends[0].receive(-1.0) is None
-    ends[1].send(Shutdown())
-    deadline = time.monotonic() + DEADLINE
-    while (message := ends[0].receive(0.0)) is None:
-        assert time.monotonic() < deadline
-    assert message == Shutdown()
-
-
 def test_close_may_be_repeated_and_ends_every_use(ends: tuple[Transport, Transport]) -> None:
     for end in ends:
         end.close()
@@ -137,14 +122,6 @@ def test_everything_sent_before_a_close_is_handed_over_before_the_peer_counts_as
             stayer.send(Shutdown())
 
 
-def test_a_receive_under_way_ends_when_the_peer_closes(ends: tuple[Transport, Transport]) -> None:
-    with ThreadPoolExecutor(1) as threads:
-        receiving = threads.submit(ends[0].receive, DEADLINE)
-        ends[1].close()
-        with pytest.raises(PeerLostError):
-            receiving.result(DEADLINE)
-
-
 def test_what_is_sent_before_the_peer_connects_arrives_in_order(link: Link) -> None:
     first = link.listen()
     for number in range(NUM_MESSAGES):
@@ -154,17 +131,6 @@ def test_what_is_sent_before_the_peer_connects_arrives_in_order(link: Link) -> N
     second.send(candidate(0))
     assert expect(first) == candidate(0)
     assert [expect(second) for _ in range(NUM_MESSAGES)] == [verdict(number) for number in range(NUM_MESSAGES)]
-
-
-@pytest.mark.usefixtures("_patient_close")
-def test_what_is_sent_before_the_peer_connects_survives_a_close(link: Link) -> None:
-    first = link.listen()
-    first.send(verdict(1))
-    second = link.connect()
-    first.close()
-    assert expect(second) == verdict(1)
-    with pytest.raises(PeerLostError):
-        second.receive(DEADLINE)
 
 
 def test_garbage_and_foreign_frames_are_counted_and_dropped_and_the_link_goes_on(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import shutil
 import socket
 import stat
 import time
@@ -140,47 +139,11 @@ def test_a_rank_of_the_target_proves_to_have_its_key_and_a_draft_is_none(
     first.close()
 
 
-def test_a_peer_that_has_only_sent_heartbeats_says_nothing(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """With the first of them libzmq announces input, which is the peer's key and cannot be received."""
-    monkeypatch.setattr("amusd.transport.addresses._is_loopback", lambda _host: False)
-    monkeypatch.setattr("amusd.transport.zeromq._HEARTBEAT_INTERVAL_MS", 20)
-    target = ZeroMQTransport.bind(OTHER_NODE, NONCE, keys=read_keys(folder, Role.TARGET))
-    draft = ZeroMQTransport.connect(target.address, NONCE, keys=read_keys(folder, Role.DRAFT))
-    with closing(target), closing(draft):
-        target.send(VERDICT)
-        deadline = time.monotonic() + 0.3
-        while time.monotonic() < deadline:
-            assert target.receive(0.01) is None
-        assert expect(draft) == VERDICT
-        draft.send(VERDICT)
-        assert expect(target) == VERDICT
-
-
-def test_a_second_draft_comes_in_once_its_key_lies_in_the_folder(other_folder: Path, tmp_path: Path) -> None:
-    write_keys(tmp_path / "keys")
-    before = read_keys(tmp_path / "keys", Role.TARGET).peers
-    shutil.copy(other_folder / "draft.key", tmp_path / "keys" / "draft-2.key")
-    after = read_keys(tmp_path / "keys", Role.TARGET).peers
-    assert after == before | {read_keys(other_folder, Role.DRAFT).public}
-
-
 def test_keys_are_files_that_only_this_user_can_read(folder: Path) -> None:
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     secrets = dict.fromkeys(("target.key_secret", "draft.key_secret"), 0o600)
     assert modes == secrets | {"target.key": 0o644, "draft.key": 0o644}
-
-
-def test_what_a_role_reads_is_its_own_secret_and_the_other_ones_public_key(folder: Path, tmp_path: Path) -> None:
-    target, draft = read_keys(folder, Role.TARGET), read_keys(folder, Role.DRAFT)
-    assert (target.peers, draft.peers) == ({draft.public}, {target.public})
-    for role, other, keys in ((Role.TARGET, Role.DRAFT, target), (Role.DRAFT, Role.TARGET, draft)):
-        part = tmp_path / role.value
-        part.mkdir()
-        for name in (f"{role.value}.key_secret", f"{other.value}.key"):
-            shutil.copy(folder / name, part)
-        assert read_keys(part, role) == keys
-    assert target.secret.decode() not in repr(target)
 
 
 def test_new_keys_never_take_the_place_of_others(folder: Path, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping
 from typing import get_args
@@ -11,17 +10,14 @@ from unittest.mock import Mock, patch
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transport.links import NONCE
 
 from amusd.config import TransportConfig
 from amusd.errors import ConfigError
 from amusd.transport import factory
-from amusd.transport.factory import ON_ONE_MACHINE, Link, choose_here, listen
+from amusd.transport.factory import Link, choose_here
 
 AUTO = TransportConfig()
 IN_ORDER: tuple[Link, ...] = ("shared_memory", "zeromq", "zeromq_tcp")
-SCHEMES = {"shared_memory": "shm", "zeromq": "ipc", "zeromq_tcp": "tcp", "gloo": "gloo"}
-FAR = "tcp://10.0.0.1:29500"
 
 
 def choose(config: TransportConfig, failed: Mapping[Link, str]) -> Link:
@@ -45,34 +41,6 @@ def test_auto_takes_the_first_that_has_not_failed(failed: set[Link]) -> None:
             choose(AUTO, reasons)
         return
     assert choose(AUTO, reasons) == left[0]
-
-
-@pytest.mark.parametrize("kind", ["shared_memory", "zeromq", "gloo", "nccl"])
-def test_what_is_asked_for_is_taken_or_nothing(kind: Link) -> None:
-    config = TransportConfig(kind=kind)  # type: ignore[arg-type]  # parametrised text
-    assert choose(config, {}) == kind
-    with pytest.raises(ConfigError, match=r"^broken$"):
-        choose(config, {kind: "broken"})
-
-
-@pytest.mark.parametrize(
-    ("address", "link"),
-    [("tcp://127.0.0.1:5555", "zeromq_tcp"), ("ipc:///tmp/link", "zeromq"), (FAR, "zeromq_tcp")],
-)
-def test_an_address_means_zeromq(address: str, link: Link) -> None:
-    assert choose(TransportConfig(address=address), {}) == link
-
-
-@pytest.mark.parametrize("link", SCHEMES)
-def test_the_link_that_is_chosen_is_the_one_that_is_made(link: Link) -> None:
-    if link == "shared_memory" and not hasattr(os, "memfd_create"):
-        pytest.skip("shared memory is for Linux")
-    listener = listen(ON_ONE_MACHINE[link], NONCE)
-    try:
-        assert listener.address.startswith(f"{SCHEMES[link]}://")
-    finally:
-        listener.close()
-    assert choose_here(ON_ONE_MACHINE[link]) == link
 
 
 def test_without_zeromq_the_other_links_work_and_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

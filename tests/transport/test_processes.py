@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transport.links import DEADLINE, PROCESS_LINKS, Link, expect, fill
+from transport.links import DEADLINE, PROCESS_LINKS, Link, expect
 
 from amusd.errors import PeerLostError
 from amusd.protocol.messages import Verdict
@@ -60,12 +60,6 @@ def check_echo(end: Transport) -> None:
     assert end.receive(3 * DEADLINE) == VERDICT
 
 
-def poll_for_ever(end: Transport) -> None:
-    deadline = time.monotonic() + DEADLINE
-    while time.monotonic() < deadline:
-        end.receive(0.0)
-
-
 def test_a_stopped_process_is_slow_and_a_killed_one_is_lost(link: Link, name: str) -> None:
     end = link.listen()
     with echo(name, end.address) as process, ThreadPoolExecutor(1) as threads:
@@ -83,18 +77,6 @@ def test_a_stopped_process_is_slow_and_a_killed_one_is_lost(link: Link, name: st
                 receiving.result(DEADLINE)
         finally:
             process.kill()
-
-
-def test_polls_and_sends_notice_a_killed_process_too(link: Link, name: str) -> None:
-    end = link.listen()
-    with echo(name, end.address) as process:
-        check_echo(end)
-        assert end.receive(0.0) is None  # it has looked, and has to look again
-        process.kill()
-        with pytest.raises(PeerLostError, match="the peer closed"):
-            poll_for_ever(end)
-        with pytest.raises(PeerLostError, match="the peer closed"):
-            fill(end, VERDICT)
 
 
 def test_the_death_of_the_listening_process_is_noticed_too(link: Link, name: str) -> None:

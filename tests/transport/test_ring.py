@@ -110,14 +110,6 @@ def test_a_record_of_an_earlier_lap_is_not_taken_for_a_new_one() -> None:
     assert pair.reader.take() == b""
 
 
-def test_a_record_that_becomes_whole_while_it_is_looked_at_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = Pair()
-    assert pair.writer.put(b"whole")
-    pair.overwrite(8, b"\0")
-    monkeypatch.setattr("time.monotonic", lambda: pair.overwrite(8, b"w") or 1.0)
-    assert pair.reader.take() == b"whole"
-
-
 @pytest.mark.parametrize("claimed", [8, 2**64 - 1])
 def test_a_reader_that_claims_more_than_was_written_is_refused(claimed: int) -> None:
     pair = Pair()

@@ -9,21 +9,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from descriptors import num_descriptors
-from transport.links import DEADLINE, NONCE, expect, fill
+from transport.links import DEADLINE, NONCE, expect
 
 from amusd.config import TransportConfig
 from amusd.errors import ConfigError, PeerLostError
-from amusd.protocol.messages import Failed, Verdict
-from amusd.protocol.wire import encode
-from amusd.transport.base import Rendezvous
-from amusd.transport.factory import connect, listen
+from amusd.protocol.messages import Verdict
+from amusd.transport.factory import listen
 from amusd.transport.shared_memory import SharedMemoryTransport
-from amusd.types import Role
 from tests.warm import Popen
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="shared memory is for Linux")
@@ -135,78 +132,6 @@ def test_a_message_wakes_a_receiver_that_sleeps(listener: SharedMemoryTransport,
             assert time.monotonic() - started < DEADLINE / 2
 
 
-def test_a_message_wakes_a_receiver_that_met_its_peer_just_before(
-    listener: SharedMemoryTransport, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other = SharedMemoryTransport.connect(listener.address, NONCE)
-    watched, put = WatchedPoller(listener), other._rings.put
-    with ThreadPoolExecutor(1) as threads:
-
-        def put_late(frame: bytes) -> bool:
-            receiving.append(threads.submit(listener.receive, DEADLINE))
-            wait_until(watched.sleeps_long)  # it came, found nothing and sleeps, after this end looked for it in vain
-            return put(frame)
-
-        receiving: list[Future[object]] = []
-        monkeypatch.setattr(other._rings, "put", put_late)
-        started = time.monotonic()
-        other.send(VERDICT)
-        assert receiving[0].result(DEADLINE) == VERDICT
-        assert time.monotonic() - started < DEADLINE / 2
-    other.close()
-
-
-def test_what_comes_between_the_last_look_and_the_end_is_handed_over(
-    listener: SharedMemoryTransport, other: SharedMemoryTransport, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    look = listener._look
-
-    def look_late() -> None:
-        other.send(VERDICT)
-        other.close()
-        monkeypatch.undo()
-        look()
-
-    listener._next_look = 0.0
-    monkeypatch.setattr(listener, "_look", look_late)
-    assert listener.receive(DEADLINE) == VERDICT
-    with pytest.raises(PeerLostError):
-        listener.receive(DEADLINE)
-
-
-def test_a_message_that_crosses_the_announcement_of_a_sleep_is_found_soon(
-    listener: SharedMemoryTransport, other: SharedMemoryTransport
-) -> None:
-    class Crossing:
-        """Sleeps for as long as it is told, while a message comes whose sender did not see that anybody sleeps."""
-
-        def __init__(self) -> None:
-            self.sleeps: list[int] = []
-
-        def poll(self, milliseconds: int) -> list[object]:
-            self.sleeps.append(milliseconds)
-            assert listener._rings.put(encode(VERDICT, NONCE))
-            return []
-
-    crossing = Crossing()
-    other._poller = crossing  # type: ignore[assignment]  # the one method that is used
-    assert other.receive(DEADLINE) == VERDICT
-    assert crossing.sleeps == [1]
-
-
-def test_a_reader_that_goes_on_ends_the_sender_s_trouble(listener: SharedMemoryTransport) -> None:
-    message = Failed(Role.DRAFT, "E", "x" * 60_000)
-    with pytest.raises(PeerLostError, match="no peer has come"):
-        fill(listener, message)
-    other = SharedMemoryTransport.connect(listener.address, NONCE)
-    assert listener.receive(0.0) is None
-    with pytest.raises(PeerLostError, match="the peer stopped reading: 16 MiB"):
-        listener.send(message)
-    assert expect(other) == message
-    listener.send(message)
-    other.close()
-
-
 def test_a_peer_whose_memory_makes_no_sense_is_counted_and_lost(
     listener: SharedMemoryTransport, other: SharedMemoryTransport
 ) -> None:
@@ -247,13 +172,6 @@ def test_links_leave_no_files_and_no_descriptors(folder: Path) -> None:
     assert in_use() == before
 
 
-def test_connecting_where_nobody_listens_is_one_line_that_names_the_way_out(folder: Path) -> None:
-    for address in (f"shm://{folder}/nothing", "shm://" + "long" * 50):
-        with pytest.raises(ConfigError, match=r"transport\.address=tcp://HOST:PORT") as caught:
-            connect(TransportConfig(), Rendezvous(address, NONCE))
-        assert "\n" not in str(caught.value)
-
-
 @pytest.mark.parametrize("missing", ["os.memfd_create", "socket.AF_UNIX"])
 def test_where_it_cannot_work_auto_goes_on_and_the_explicit_choice_is_one_line(
     missing: str, folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -264,15 +182,3 @@ def test_where_it_cannot_work_auto_goes_on_and_the_explicit_choice_is_one_line(
         listen(TransportConfig(kind="shared_memory"), NONCE)
     assert "\n" not in str(caught.value)
     assert list(folder.iterdir()) == []
-
-
-def test_a_folder_too_long_for_a_socket_file_is_no_reason_to_fail(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    deep = tmp_path / ("x" * 100)
-    deep.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(deep))
-    listener = listen(TransportConfig(), NONCE)
-    assert listener.address.startswith("tcp://127.0.0.1:")
-    listener.close()
-    assert list(deep.iterdir()) == []
