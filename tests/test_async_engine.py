@@ -23,7 +23,6 @@ from table_model import TableTokenizer
 
 from amusd import AsyncEngine
 from amusd.engine import Engine
-from amusd.errors import ConfigError, StateError
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.target_worker import TargetWorker
 
@@ -76,23 +75,6 @@ def num_at_work(engine: Engine) -> int:
 async def until(holds: Callable[[], bool]) -> None:
     while not holds():  # noqa: ASYNC110 - what is waited for happens in another thread
         await asyncio.sleep(0.001)
-
-
-def test_figures_are_read_while_another_thread_computes() -> None:
-    async def work() -> None:
-        async with launched(max_num_seqs=2) as (engine, own):
-            gates = {1: threading.Event(), 5: threading.Event()}
-            with passes_counted(own, lambda number: number in gates and gates[number].wait(DEADLINE_SECONDS)) as passes:
-                tasks = [asyncio.create_task(engine.generate(PROMPT, params(LONG))) for _ in range(5)]
-                await until(lambda: own.turns.num_running + own.turns.num_waiting == 5)
-                gates[1].set()
-                await until(lambda: passes[-1] == 5)
-                assert (own.turns.num_running, own.turns.num_waiting, own.draft.value) == (2, 3, "none")
-                gates[5].set()
-                await asyncio.gather(*tasks)
-            assert (own.turns.num_running, own.turns.num_waiting, own.counts.num_tokens) == (0, 0, 5 * LONG)
-
-    run(work())
 
 
 def test_the_event_loop_runs_while_a_pass_is_computed() -> None:
@@ -163,24 +145,5 @@ def test_closing_ends_what_is_read_and_what_is_asked() -> None:
             found = await asyncio.gather(*reading, engine.generate(PROMPT), return_exceptions=True)
             assert [str(error) for error in found] == ["the engine is closed: launch another one"] * 3
             assert not engine._thread.is_alive() or engine._thread.join(DEADLINE_SECONDS) is None
-
-    run(work())
-
-
-def test_what_launching_and_closing_raise_is_raised_there() -> None:
-    def fail() -> None:
-        raise OSError("the link is gone")
-
-    async def work() -> None:
-        with pytest.raises(ConfigError, match="did you mean"):
-            async with AsyncEngine.launch(drafter=None, max_num_seq=3):
-                pass
-        with pytest.raises(StateError, match="is not launched"):
-            await AsyncEngine(plain_engine).generate(PROMPT)
-        own = plain_engine()
-        own.worker.shut_down = fail  # type: ignore[method-assign]
-        engine = await AsyncEngine(lambda: own)
-        with pytest.raises(OSError, match="the link is gone"):
-            await engine.aclose()
 
     run(work())

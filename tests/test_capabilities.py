@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from types import MappingProxyType
-from typing import get_args
 
 import pytest
 from oracle import always_right
 from runtime.pair import PROMPT, VOCAB_SIZE, oracle, pair, params, reference
 
-from amusd.commands.contestants import contestants_of
-from amusd.config import CAPABILITIES, Capabilities, DrafterKind, RunConfig, capabilities
+from amusd.config import CAPABILITIES, Capabilities, RunConfig, capabilities
 from amusd.errors import ConfigError
 from amusd.settings import from_mapping
 from amusd.types import Mode
@@ -31,10 +29,6 @@ def beside(monkeypatch: pytest.MonkeyPatch) -> None:
     table = MappingProxyType({**CAPABILITIES, "ngram": BESIDE, "oracle": BESIDE})
     monkeypatch.setattr(capabilities, "CAPABILITIES", table)
     monkeypatch.setattr("amusd.config.engine.CAPABILITIES", table)
-
-
-def test_the_table_has_every_kind() -> None:
-    assert tuple(CAPABILITIES) == get_args(DrafterKind)
 
 
 def test_a_document_shows_the_table() -> None:
@@ -60,19 +54,6 @@ def test_a_command_that_would_run_ahead_is_refused_with_the_alternative(command:
     assert str(caught.value) == REFUSAL
     for mode in ("synchronous", "autoregressive"):
         assert from_mapping(RunConfig, {**values, "mode": mode}).engine_for(command).drafters[0].kind == "ngram"
-
-
-@pytest.mark.usefixtures("beside")
-def test_compare_leaves_out_what_such_a_drafter_cannot_do() -> None:
-    config = from_mapping(RunConfig, {"compare": {"drafters": ["ngram", "embedded"], "synchronous_lengths": [2]}})
-    config.engine_for("compare")
-    found = [(contestant.decoding.mode, contestant.drafter) for contestant in contestants_of(config)]
-    assert found == [
-        (Mode.AUTOREGRESSIVE, None),
-        (Mode.SYNCHRONOUS, "ngram"),
-        (Mode.SYNCHRONOUS, "embedded"),
-        (Mode.ASYNCHRONOUS, "embedded"),
-    ]
 
 
 @pytest.mark.usefixtures("beside")

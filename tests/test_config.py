@@ -22,7 +22,7 @@ from amusd.config import (
     TargetConfig,
 )
 from amusd.errors import ConfigError
-from amusd.settings import Settings, from_mapping, nearest, to_mapping
+from amusd.settings import Settings, from_mapping, to_mapping
 from amusd.types import Mode
 
 OWN = {"kind": "hf", "model": "/m"}
@@ -127,10 +127,6 @@ def test_where_no_drafter_is_named_it_is_one_that_fits_the_target(
     assert RunConfig(target=target, hardware=hardware, drafter=drafter).drafter.kind == expected
 
 
-def test_a_name_with_another_meaning_is_not_suggested() -> None:
-    assert nearest("top_k", ["top_p"]) == nearest("min_tokens", ["max_tokens"]) == ""
-
-
 def test_accept_reaches_the_synthetic_drafter_alone_and_wins_over_its_own() -> None:
     def accepted(**values: Any) -> list[float]:
         return [drafter.accept for drafter in from_mapping(RunConfig, values).engine().drafters]
@@ -148,24 +144,3 @@ def test_drafters_to_compare_may_name_their_models_or_be_the_one_that_fits() -> 
     drafters = config.engine().drafters
     assert [one.kind for one in drafters] == ["embedded", "ngram", "eagle"]
     assert (drafters[0].min_lookup, drafters[1].min_lookup, drafters[2].model) == (0, None, "/a:b")
-
-
-def test_the_verify_width_follows_the_longest_block_in_whole_eights() -> None:
-    def width(**keys: Any) -> int:
-        return RunConfig(**keys).engine().max_verify_width
-
-    assert width(mode=Mode.SYNCHRONOUS, num_speculative_tokens=8) == 16
-    assert width(mode=Mode.ASYNCHRONOUS, num_speculative_tokens=8) == 8
-    assert RunConfig().engine(longest_block=16).max_verify_width == 24
-
-
-@pytest.mark.parametrize(
-    ("inner", "kind", "model"), [(None, "ngram", None), ("embedded", "embedded", None), ("/s", "hf", "/s")]
-)
-def test_a_cascade_is_two_drafters(inner: str | None, kind: str, model: str | None) -> None:
-    drafter = DrafterConfig(kind="cascade", model="/m", inner=inner, min_lookup=3)
-    middle, small = drafter.stages
-    assert (middle.kind, middle.model) == ("hf", "/m")
-    assert (small.kind, small.model, small.min_lookup) == (kind, model, 3)
-    assert middle.stages == (middle,)
-    assert [stage.kind for stage in DrafterConfig(kind="cascade").stages] == ["embedded", "ngram"]

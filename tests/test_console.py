@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -45,22 +44,6 @@ def test_an_answer_on_a_terminal_has_a_line_below_it_until_it_ends(
     assert re.search(r"one\r\n.*12\.5 tokens/s.*two\r\n.*12\.5 tokens/s", seen, re.DOTALL)
     assert seen.rpartition("\x1b[2K")[2] == "three \ufffd[2J"  # all else below the whole lines is erased
     assert seen.rindex("\x1b[?25h") > seen.rindex("\x1b[?25l")  # the cursor
-
-
-@pytest.mark.parametrize(("json_only", "written"), [(False, "one\ntwo\nthree \x1b[2J"), (True, "")])
-def test_an_answer_for_a_program_has_no_line_below_it(json_only: bool, written: str) -> None:
-    out = io.StringIO()
-    with Console(out=out, json_only=json_only).streaming(lambda: "12.5 tokens/s") as write:
-        for piece in PIECES:
-            write(piece)
-    assert out.getvalue() == written
-
-
-def test_characters_that_the_encoding_of_the_output_lacks_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    written = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="latin-1"))
-    Console().text("caf\u00e9 \u2192 \U0001f44d")
-    assert written.getvalue() == b"caf\xe9 ? ?\n"
 
 
 needs_dev_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is Linux's")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import json
-import sys
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -12,19 +10,16 @@ from unittest.mock import Mock
 import pytest
 from models import tiny
 from oracle import always_wrong
-from runtime.pair import PROMPT, VOCAB_SIZE, decoding, oracle, pair, params, reference, target_model
-from runtime.table_tree import TableTreeDrafter
+from runtime.pair import PROMPT, decoding, oracle, pair, params, reference
 
 from amusd.commands.compare import run_comparison
 from amusd.commands.contestants import Comparison, rows_of
 from amusd.commands.run import answer
 from amusd.config import EngineConfig, RunConfig, TargetConfig
 from amusd.console import Console
-from amusd.drafters.autoregressive import AutoregressiveDrafter
-from amusd.drafters.synthetic import SyntheticDrafter, right_with_probability
+from amusd.drafters.synthetic import right_with_probability
 from amusd.engine import Engine
 from amusd.errors import ConfigError
-from amusd.files import KEYS, MEASURES
 from amusd.settings import from_mapping
 from amusd.tracing.recorder import Recorder
 from amusd.types import DraftPresence, Mode
@@ -86,28 +81,6 @@ def test_the_comparison_has_the_documented_rows() -> None:
     assert rows[2]["policy"] == "chain"
 
 
-def test_a_comparison_has_a_row_for_each_policy_asked_for() -> None:
-    config = run_config(
-        drafter={"kind": "synthetic"},
-        policy="chain",
-        compare={"synchronous_lengths": [2], "policies": ["chain", "branching"]},
-        sampling={"max_new_tokens": 12},
-    )
-    comparison = Comparison.of(config)
-    chains = {"synthetic": lambda: SyntheticDrafter(AutoregressiveDrafter(target_model()), 0.8, 0.5, VOCAB_SIZE)}
-    trees = {"synthetic": lambda: SyntheticDrafter(TableTreeDrafter(), 0.8, 0.5, VOCAB_SIZE)}
-    with pair(chains, trees) as (engine, draft):
-        run_comparison(engine, config, [user_prompt(TEXT), user_prompt("bad", 2)], comparison, lambda *_: None)
-        rows = rows_of(comparison, engine)
-    assert draft.error is None
-    assert [row["policy"] for row in rows] == [None, None, "chain", "branching"]
-    for row in rows:
-        assert row["identical_to_autoregressive"]["num_identical"] == 2
-    for row in rows[1:]:
-        assert row["num_accepted_draft_tokens"] > 0
-        assert row["speedup_vs_best_synchronous"] == row["tokens_per_second"] / rows[1]["tokens_per_second"]
-
-
 class Commands:
     """Runs a command with the pair in the place of loaded models."""
 
@@ -118,9 +91,6 @@ class Commands:
     def run(self, command: str, engine: Engine, config: RunConfig) -> int:
         console = Console(json_only=config.output == "json")
         return answer(command, config, engine, console, prompts_of(command, config), self.directory)
-
-    def answers(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.directory / "answers.jsonl").read_text().splitlines()]
 
     def result(self) -> dict[str, Any]:
         result: dict[str, Any] = json.loads((self.directory / "result.json").read_text())
@@ -166,38 +136,6 @@ def test_a_lost_draft_gives_a_whole_answer_and_a_non_zero_exit(
         assert commands.result()["finish_reason"] == "length"
         commands.monkeypatch.setattr(Recorder, "is_whole", False)  # nor are the events
         assert commands.run("generate", engine, config) == 2
-
-
-def test_every_answer_of_a_comparison_is_kept_with_what_it_took(commands: Commands) -> None:
-    config = run_config(policy="chain", sampling={"max_new_tokens": 8}, workload={"num_prompts": 2})
-    with pair({"ngram": FACTORY}) as (engine, _):
-        assert commands.run("compare", engine, config) == 0
-    answers = commands.answers()
-    with (commands.directory / "prompts.csv").open(newline="") as file:
-        taken = list(csv.DictReader(file))
-    assert [(answer["prompt"], answer["mode"], answer["length"]) for answer in answers][:5] == [
-        *[(1, "autoregressive", None), (1, "synchronous", 2), (1, "synchronous", 4), (1, "asynchronous", None)],
-        (2, "autoregressive", None),
-    ]
-    assert list(taken[0]) == [*KEYS, *MEASURES]
-    for one, row in zip(answers, taken, strict=True):
-        assert {name: "" if one[name] is None else str(one[name]) for name in KEYS}.items() <= row.items()
-        assert (row["tokens"], row["identical"]) == (str(len(one["token_ids"])), "True")
-    rows = commands.result()["rows"]
-    plain_ms = sum(float(row["ms"]) for row in taken if row["mode"] == "autoregressive")
-    assert plain_ms == pytest.approx(1000 * 16 / rows[0]["tokens_per_second"])
-    lower, upper = rows[-1]["speedup_quartiles"]
-    assert lower <= rows[-1]["speedup_vs_autoregressive"] <= upper
-
-
-@pytest.mark.parametrize("command", ["generate", "compare"])
-def test_results_are_kept_where_standard_output_is_full(commands: Commands, command: str) -> None:
-    with pair({"ngram": FACTORY}) as (engine, _), Path("/dev/full").open("w") as out:
-        commands.monkeypatch.setattr(sys, "stdout", out)
-        config = run_config(prompt=TEXT, sampling={"max_new_tokens": 8}, workload={"num_prompts": 1})
-        with pytest.raises(ConfigError, match=r"^standard output: cannot be written \(No space left on device\)$"):
-            commands.run(command, engine, config)
-    assert commands.result()["complete"] is (command == "compare")
 
 
 def test_an_interrupted_answer_keeps_what_was_written(commands: Commands) -> None:

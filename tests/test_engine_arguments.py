@@ -77,21 +77,3 @@ def test_an_engine_without_a_drafter_decodes_plainly() -> None:
     assert (answer.mode, answer.token_ids) == (Mode.AUTOREGRESSIVE, reference(5)[len(PROMPT) :])
     message = one_line_of(lambda: lone_engine().generate(PROMPT, decoding=DecodingConfig(mode=Mode.SYNCHRONOUS)))
     assert message == "mode=synchronous: this engine has no drafter; allowed: autoregressive"
-
-
-def test_a_bias_for_a_token_that_the_model_lacks_says_which_it_has() -> None:
-    message = one_line_of(lambda: lone_engine().generate(PROMPT, SamplingParams(logit_bias={999999: 5})))
-    assert message == "sampling.logit_bias: no token is 999999; the model's are 0 to 49"
-
-
-@pytest.mark.parametrize(
-    ("launch", "message"),
-    [
-        (lambda: Engine.launch(max_model_length=5), "max_model_length: no such key; did you mean 'max_model_len'?"),
-        (lambda: SamplingParams(temperature=-1), "sampling.temperature=-1: expected a number from 0 to 1000000"),
-    ],
-)
-def test_a_setting_that_cannot_be_is_one_line(launch: Callable[[], Any], message: str) -> None:
-    found = one_line_of(launch)
-    assert found.startswith(message)
-    assert len(found) < 400

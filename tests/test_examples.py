@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from amusd.config import WorkloadConfig
-from amusd.workload import load_prompts
 from tests.launch import processes
 from tests.launch.processes import ROOT
 from tests.launch.small_pair import save_pair
@@ -66,9 +63,3 @@ def test_a_sweep_takes_further_keys(models: Path, tmp_path: Path) -> None:
     assert [job["swept"] for job in jobs] == [{"min_candidates": "0"}, {"min_candidates": "1"}]
     assert all(job["rows"] for job in jobs)
     assert (tmp_path / "sweep" / "sweep.csv").is_file()
-
-
-def test_the_prompts_show_every_layout() -> None:
-    prompts = load_prompts(WorkloadConfig(path=str(EXAMPLES / "prompts.jsonl"), num_prompts=5))
-    assert [prompt.turns[-1]["role"] for prompt in prompts] == ["user"] * 5
-    assert os.access(EXAMPLES / "sweep.sh", os.X_OK)

@@ -85,18 +85,3 @@ def test_no_module_can_run_code_out_of_data(path: Path) -> None:
 )
 def test_the_check_finds_a_danger(source: str) -> None:
     assert len(dangers(source)) >= 1
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "torch.load(path, weights_only=True)",
-        "model.eval()",
-        "re.compile(text)",
-        "np.load(path)",
-        "AutoModel.from_pretrained(path, trust_remote_code=False)",
-        "socket.recv(zmq.NOBLOCK)",
-    ],
-)
-def test_the_check_lets_safe_calls_pass(source: str) -> None:
-    assert dangers(source) == []

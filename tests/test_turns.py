@@ -97,17 +97,6 @@ def test_an_engine_can_be_closed_while_another_thread_generates() -> None:
     assert draft.error is None
 
 
-def test_an_engine_that_is_closed_amid_its_own_pass_is_released_when_that_ends() -> None:
-    """As a signal handler would close it."""
-    with pair(FACTORIES) as (engine, draft):
-        on_pass(engine, lambda number: engine.close() if number == 3 else None)
-        with pytest.raises(StateError, match="is closed"):
-            engine.generate(PROMPT, params(40), decoding=SCHEDULE)
-        assert engine.worker.client.link is not None
-        assert engine.turns._release is None
-    assert draft.error is None
-
-
 def test_nobody_can_ask_from_within_a_pass() -> None:
     with pair(FACTORIES) as (engine, _):
         errors: list[str] = []

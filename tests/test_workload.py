@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -39,15 +38,6 @@ def test_every_layout_is_read(tmp_path: Path) -> None:
     assert prompts[1].category == "writing"
 
 
-@pytest.mark.parametrize(
-    ("category", "label"),
-    [("math", "math"), (7, "7"), ("a\n b", "a b"), (None, None)],
-)
-def test_a_category_is_a_line_whatever_the_file_has(tmp_path: Path, category: object, label: str | None) -> None:
-    path = write(tmp_path / "prompts.jsonl", {"prompt": "a", "category": category})
-    assert load_prompts(WorkloadConfig(path=path))[0].category == label
-
-
 BAD = {
     "": "no prompts in it",
     "not json\n": "line 1: expected an object",
@@ -78,20 +68,6 @@ def test_what_json_allows_inside_a_string_ends_no_line(tmp_path: Path) -> None:
     path.write_text("\r\n".join(lines), encoding="utf-8-sig", newline="")  # as Windows writes it
     prompts = load_prompts(WorkloadConfig(path=str(path), num_prompts=9))
     assert [(prompt.number, prompt.text) for prompt in prompts] == list(enumerate(texts, start=1))
-
-
-def test_what_cannot_be_read_twice_is_refused_and_not_waited_for(tmp_path: Path) -> None:
-    path = tmp_path / "prompts"
-    os.mkfifo(path)
-    with pytest.raises(ConfigError, match=f"^workload.path={path}: not a regular file"):
-        load_prompts(WorkloadConfig(path=str(path)))
-
-
-def test_a_file_in_another_encoding_is_one_line(tmp_path: Path) -> None:
-    path = tmp_path / "prompts.jsonl"
-    path.write_text('{"prompt": "x"}\n', encoding="utf-16")
-    with pytest.raises(ConfigError, match=f"^workload.path={path}: not UTF-8 text"):
-        load_prompts(WorkloadConfig(path=str(path)))
 
 
 def asked(path: str | None, **keys: object) -> RunConfig:

@@ -9,20 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runtime.draft_processes import MUTE, Survivor, survivor
+from runtime.draft_processes import Survivor, survivor
 from runtime.pair import TIMEOUT_SECONDS, decoding, pair
 
 from amusd.answer import Answer
 from amusd.commands import compare as command
 from amusd.commands.compare import run_comparison
-from amusd.commands.contestants import Comparison, Contestant, contestants_of
+from amusd.commands.contestants import Comparison, Contestant
 from amusd.commands.generate import Scripts
 from amusd.config import RunConfig, SamplingParams
 from amusd.console import Console
 from amusd.drafters.ngram import NgramDrafter
 from amusd.files import ANSWERS_FILE
-from amusd.runtime import draft_restart
-from amusd.runtime.draft_restart import MAX_RESTARTS
 from amusd.settings import from_mapping
 from amusd.types import Mode
 from amusd.workload import user_prompt
@@ -79,14 +77,6 @@ def test_a_draft_that_was_lost_is_there_again_before_anything_else_is_measured()
     assert (len(pair.engine.draft_losses), pair.engine.num_draft_restarts) == (1, 1)
 
 
-def test_a_draft_that_cannot_come_back_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draft_restart, "BACK_OFF_SECONDS", 0.001)
-    comparison, notes, pair = compare(dict.fromkeys(range(2, 20), MUTE))
-    assert alone(comparison) == [0, NUM_TOKENS, NUM_TOKENS]
-    assert notes == [WAITING]
-    assert f"{MAX_RESTARTS} restarts in a row" in (pair.engine.draft_failure or "")
-
-
 def test_what_was_answered_is_on_disk_before_the_next_prompt_is_asked(tmp_path: Path) -> None:
     """So that a target that is killed has not worked in vain."""
     config = from_mapping(
@@ -103,14 +93,6 @@ def test_what_was_answered_is_on_disk_before_the_next_prompt_is_asked(tmp_path: 
     with pair({"ngram": lambda: NgramDrafter(2)}) as (engine, _):
         command.compare(config, engine, Looking(json_only=True), PROMPTS, tmp_path)
     assert found == [0, 0, 2, 2, 4, 4]
-
-
-@pytest.mark.parametrize(("devices", "of_pair"), [((), 3), (("cuda:0", "cuda:1", "cuda:1"), 2)])
-def test_a_rank_counts_as_a_device_unless_it_shares_a_gpu(devices: tuple[str, ...], of_pair: int) -> None:
-    values = {"target_tensor_parallel_size": 2, "drafter": {"kind": "ngram"}, "hardware": {"devices": list(devices)}}
-    plain, *others = contestants_of(from_mapping(RunConfig, values))
-    assert plain.num_devices == 2
-    assert {one.num_devices for one in others} == {of_pair}
 
 
 def test_answers_are_in_the_order_of_their_prompts_whichever_ends_first(monkeypatch: pytest.MonkeyPatch) -> None:

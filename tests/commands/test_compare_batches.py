@@ -10,9 +10,8 @@ from typing import Any
 
 from runtime.pair import pair
 
-from amusd.commands import compare as command
 from amusd.commands.compare import run_comparison
-from amusd.commands.contestants import Comparison, contestants_of, rows_of
+from amusd.commands.contestants import Comparison, rows_of
 from amusd.commands.run import answer
 from amusd.config import RunConfig
 from amusd.console import Console
@@ -63,26 +62,6 @@ def test_every_mode_is_compared_at_each_size_and_all_with_plain_decoding_of_one(
             assert row["tokens_per_second"] == row["num_tokens"] / comparison.seconds[index]
             assert row["target_idle_fraction"] is row["draft_idle_fraction"] is row["speedup_quartiles"] is None
     assert len({row["contestant"] for row in rows}) == 6
-
-
-def test_plain_decoding_of_one_is_measured_in_any_case_and_nothing_twice() -> None:
-    def names(*sizes: int) -> list[str]:
-        return [contestant.name for contestant in contestants_of(run_config(*sizes))]
-
-    plain, synchronous = "autoregressive", "synchronous, 2 tokens, ngram"
-    assert names(1) == [plain, synchronous]
-    assert names(4) == [plain, f"{plain}, 4 at a time", f"{synchronous}, 4 at a time"]
-    assert names(4, 1) == [plain, *names(4)[1:], synchronous]
-
-
-def test_prompts_and_loads_take_turns() -> None:
-    comparison = Comparison.of(run_config(1, 2))
-    comparison.prompts += [user_prompt("bad", number) for number in range(1, 20)]
-    turns = list(command._turns(comparison))
-    order = [index for turn in turns for index, _ in turn]
-    assert (order[:6], order[-6:]) == ([0, 1, 1, 0, 0, 1], [2, 3, 3, 2, 2, 3])
-    for index in range(4):
-        assert [place for turn in turns for own, load in turn if own == index for place in load] == list(range(19))
 
 
 def test_a_run_keeps_a_table_a_figure_and_every_answer(tmp_path: Path) -> None:

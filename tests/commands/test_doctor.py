@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from models import tiny
 
-from amusd.commands.doctor import Finding, _guard, _links, _machine, _models
-from amusd.config import DrafterConfig, EngineConfig, HardwareConfig, TargetConfig, TransportConfig
+from amusd.commands.doctor import Finding, _guard, _links, _models
+from amusd.config import DrafterConfig, EngineConfig, TargetConfig, TransportConfig
 from amusd.errors import ConfigError
 from amusd.transport.latency import OneWayTime
 
@@ -71,23 +71,3 @@ def test_a_link_that_does_not_work_is_only_wrong_where_it_is_wanted(
     assert found["transport"].text == "zeromq"
     assert found["link nccl"].text == "a reason"
     assert found["link zeromq"].text.startswith("12 us one way")
-
-
-@pytest.mark.parametrize(
-    ("devices", "ok", "end"),
-    [
-        (("cuda:0", "cuda:1"), True, "rank 0 of the target on cuda:0, the draft on cuda:1"),
-        (("cuda:0", "cuda:0"), None, "2 workers share cuda:0: they slow each other"),
-        (("cpu", "cpu"), None, "too few cores for all: they slow each other"),
-    ],
-)
-def test_it_says_where_both_are_and_whether_they_share(
-    devices: tuple[str, ...], ok: bool | None, end: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    monkeypatch.setattr("torch.cuda.get_device_name", lambda _number: "H100")
-    monkeypatch.setattr("amusd.commands.doctor.allowed_cores", lambda: [3])
-    *_, found = _machine(EngineConfig(hardware=HardwareConfig(devices=devices)))
-    assert (found.name, found.ok) == ("devices", ok)
-    assert found.text.startswith("GPUs: H100, H100; 1 CPU cores; ")
-    assert found.text.endswith(end)

@@ -78,16 +78,6 @@ def test_a_file_is_answered_in_its_order_whoever_ends_first(config: RunConfig) -
     assert (result["num_answers"], result["num_refused_prompts"], result["num_tokens"]) == (6, 1, 150)
 
 
-def test_an_answer_has_the_fields_of_one_made_alone(config: RunConfig) -> None:
-    with plain_engine() as engine:
-        generate(config, engine)
-        alone = engine.generate("bad", config.sampling).as_dict()
-    first = written(config)[0]
-    assert first.keys() == {"id", "prompt", "settings"} | alone.keys()
-    assert first["token_ids"] == alone["token_ids"]
-    assert first["settings"]["sampling.max_new_tokens"] == 9
-
-
 def test_a_second_run_goes_on_behind_the_last_whole_line(config: RunConfig) -> None:
     with plain_engine() as engine:
         generate(config, engine)
@@ -156,12 +146,3 @@ def test_a_file_that_another_run_writes_to_is_refused(config: RunConfig) -> None
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(ConfigError, match="another run writes to it"):
             generate(config, engine)
-
-
-@pytest.mark.parametrize("path", ["/nowhere/answers.jsonl", "/dev/full", "/"])
-def test_a_place_where_no_file_can_be_is_one_line(config: RunConfig, path: str) -> None:
-    other = from_mapping(RunConfig, {"out": path, "workload": {"path": config.workload.path}})
-    with pytest.raises(ConfigError, match=f"^out={path}: "):  # before anything is loaded
-        prompts_of("generate", other)
-    with pytest.raises(ConfigError, match=path), plain_engine() as engine:
-        generate(other, engine)

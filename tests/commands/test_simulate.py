@@ -102,17 +102,6 @@ def test_a_run_is_simulated_from_its_own_events(recorded: tuple[Path, dict[str, 
         assert after["speedup"] == pytest.approx(before["speedup"], rel=0.15)
 
 
-def test_batches_share_passes_and_are_compared_with_plain_batches(tmp_path: Path) -> None:
-    result = predicted(configured({"batch_size": 4, "sequence_ms": 0.5, "min_candidates": [2]}), tmp_path)
-    plain, best, *_ = result["rows"]
-    assert plain["tokens_per_second"] == pytest.approx(4 * 1000 / (20 + 3 * 0.5), rel=0.03)
-    assert plain["mean_latency_ms"] == pytest.approx(20 * 21.5, rel=0.03)
-    assert best["speedup"] == pytest.approx(best["tokens_per_second"] / plain["tokens_per_second"])
-    head, _, header = simulate_text(result).splitlines()[:3]
-    assert head.startswith("4 answers at a time: tokens/s of all together, s/answer of each")
-    assert header.split()[-1] == "s/answer"
-
-
 MISTAKES = [
     ({"accept": None, "verify_ms": 1.0}, "accept: required to simulate without calibration=RUN_DIR"),
     ({"max_lookahead": 2}, "simulate.min_candidates=3: must be at most max_lookahead (2)"),
@@ -127,20 +116,3 @@ def test_a_mistake_is_one_line(values: dict[str, Any], message: str) -> None:
         simulator_of(configured(**values))
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
-
-
-OWN_POLICY = """
-from amusd.policies.schedules import ChainPolicy
-
-def make(decoding, *, can_branch):
-    return ChainPolicy(max_lookahead=4, min_candidates=1, max_wait_passes=1.0)
-"""
-
-
-def test_a_policy_of_the_users_own_has_a_row(tmp_path: Path) -> None:
-    own = f"{tmp_path / 'mine.py'}:make"
-    (tmp_path / "mine.py").write_text(OWN_POLICY)
-    config = configured({"synchronous_lengths": [4], "min_candidates": [2]}, policy=own)
-    row = predicted(config, tmp_path)["rows"][-1]
-    assert row["policy"] == own
-    assert row["speedup"] > 1
