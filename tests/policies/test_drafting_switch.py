@@ -77,11 +77,3 @@ def test_a_rest_that_did_not_pay_is_not_soon_tried_again() -> None:
 def test_little_is_lost_whatever_the_pair(num_tokens: float, slowdown: float, spread: float, seed: int) -> None:
     pair = Pair(num_tokens, slowdown, spread, seed).decode(6000)
     assert pair.seconds < 1.1 * pair.ideal_seconds
-
-
-def test_a_pass_that_seems_to_take_no_time_is_no_limit() -> None:
-    """A clock may be coarse."""
-    switch = DraftingSwitch()
-    for seconds in (0.0, 0.01):
-        switch.passed(1, seconds, seconds, rests=False)
-    assert switch.plain_tokens_per_second == pytest.approx(100)

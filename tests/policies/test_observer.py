@@ -37,16 +37,6 @@ def seen_by(observer: Observer, decoding: TargetSession | None = None) -> Target
     return observer.view(decoding or session(), max_candidates=3, waited_ns=0)
 
 
-def test_passes_and_what_lies_between_them_are_told_apart() -> None:
-    observer = Observer()
-    observer.open("a", has_tree=False)
-    passed(observer, 0, 10_000_000)
-    passed(observer, 30_000_000, 40_000_000)
-    view = seen_by(observer)
-    assert view.pass_seconds == 0.01
-    assert round(view.tokens_per_second, 9) == round(1.9 / (0.9 * 0.01 + 0.03), 9)  # the first pass weighs less
-
-
 def test_a_draft_is_mute_from_a_wait_in_vain_to_its_next_candidate() -> None:
     """A stall of the machine costs one wait, and is not taken for the time that a candidate takes."""
     observer = Observer()
@@ -108,44 +98,12 @@ def test_nothing_can_come_from_a_draft_that_was_told_nothing() -> None:
     assert can_grow()
 
 
-def test_a_row_of_a_pass_over_several_sequences_costs_each_of_them_its_time() -> None:
-    observer = Observer()
-    for num_rows in (6, 12, 18) * 20:
-        end_ns = 10_000_000 + 1_000 * num_rows
-        passed(observer, 0, end_ns, num_rows=num_rows, num_sequences=3)
-    view = seen_by(observer)
-    assert view.row_seconds == pytest.approx(3 * 1e-6)
-
-
 def test_time_between_two_answers_is_nobodys() -> None:
     observer = Observer()
     for start_ns in (0, 10**12):
         observer.open("a", has_tree=False)
         passed(observer, start_ns, start_ns + 10_000_000)
     assert seen_by(observer).tokens_per_second > 99
-
-
-def test_each_drafter_with_and_without_trees_is_known_for_itself() -> None:
-    observer = Observer()
-    observer.open("a", has_tree=True)
-    for _ in range(50):
-        passed(observer, 0, 1000, 2)
-    good = seen_by(observer).acceptance
-    for drafter, has_tree in (("a", False), ("b", True)):
-        observer.open(drafter, has_tree=has_tree)
-        assert seen_by(observer).acceptance == 0.5
-    observer.open("a", has_tree=True)
-    assert seen_by(observer).acceptance == good > 0.9
-
-
-def test_whether_drafting_pays_is_found_for_each_drafter_by_itself() -> None:
-    observer = Observer()
-    observer.open("a", has_tree=False)
-    for number in range(FIRST_LOOK):
-        passed(observer, number * 10**6, (number + 1) * 10**6, num_judged=0)
-    assert not seen_by(observer).drafting_pays
-    observer.open("b", has_tree=False)
-    assert seen_by(observer).drafting_pays
 
 
 def test_an_alternative_in_the_place_of_the_first_candidate_says_that_the_draft_was_too_sure_of_that() -> None:
@@ -208,11 +166,3 @@ def test_whether_drafting_pays_is_found_by_all_sequences_of_a_pass_together() ->
     alone = Observer(switches)
     alone.open("a", has_tree=True)
     assert seen_by(alone).drafting_pays, "another question where it is alone"
-
-
-def test_the_time_of_another_prompt_is_not_that_of_the_next_pass() -> None:
-    observer = Observer()
-    passed(observer, 0, 10_000_000)
-    observer.held_up(100_000_000)
-    passed(observer, 110_000_000, 120_000_000)
-    assert seen_by(observer).tokens_per_second == pytest.approx(100)

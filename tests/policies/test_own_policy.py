@@ -8,10 +8,9 @@ import pytest
 from oracle import always_right
 from runtime.pair import PROMPT, oracle, pair, params, reference
 
-from amusd.config import DecodingConfig, RunConfig, SamplingParams
+from amusd.config import DecodingConfig, SamplingParams
 from amusd.errors import ConfigError
 from amusd.policies.factory import make_policy, policy_name
-from amusd.settings import from_mapping
 from amusd.types import Mode
 
 CODE = """
@@ -71,9 +70,3 @@ def test_an_engine_keeps_to_it_and_the_answer_is_exact(file: Path) -> None:
         sampled = SamplingParams(max_new_tokens=4, temperature=1.0, acceptance="rejection")
         with pytest.raises(ConfigError, match=r":wide: not with sampling.acceptance=rejection"):
             engine.generate(PROMPT, sampled, decoding=DecodingConfig(policy=f"{file}:wide"))
-
-
-def test_a_drafter_of_trees_alone_is_not_asked_for_chains() -> None:
-    with pair({}, {"oracle": oracle(12, always_right())}) as (engine, _), pytest.raises(ConfigError) as caught:
-        engine.generate(PROMPT, params(12), decoding=from_mapping(RunConfig, {"mode": "synchronous"}).decoding())
-    assert str(caught.value) == "tree=false: drafter=oracle drafts no chains; allowed: none of this engine's"

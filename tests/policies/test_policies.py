@@ -158,40 +158,6 @@ def test_acceptance_counts_what_was_tested_and_forgets_slowly() -> None:
     assert estimates.acceptance.value > 0.99
 
 
-def learn(estimates: Estimates, seconds: float, num_accepted: int, num_times: int = 800) -> None:
-    """Passes and waits of one kind, and what the draft says of its candidates."""
-    for _ in range(num_times):
-        estimates.waited(0, 2 * seconds, came=True)
-        estimates.waited(1, seconds, came=True)
-        passed(estimates, 3, num_accepted, seconds=10 * seconds, gain=0.1 * num_accepted, first_weight=0.9)
-
-
-def known(estimates: Estimates) -> list[float]:
-    return [
-        estimates.acceptance.value,
-        estimates.tokens_per_second.value,
-        estimates.candidate_seconds(0),
-        estimates.candidate_seconds(1),
-        estimates.longest_wait(0),
-        estimates.longest_wait(1),
-        estimates.lead_gain,
-        *estimates.chances(2, ()),
-        *estimates.chances(2, (0.9, 0.8)),
-    ]
-
-
-@pytest.mark.parametrize("is_first_slow", [True, False])
-def test_the_estimates_forget_a_past_that_is_over(is_first_slow: bool) -> None:
-    slow, fast = (0.02, 0), (0.004, 2)
-    before, after = (slow, fast) if is_first_slow else (fast, slow)
-    changed, fresh, old = Estimates(), Estimates(), Estimates()
-    for estimates, kinds in ((changed, (before, after)), (fresh, (after,)), (old, (before,))):
-        for seconds, num_accepted in kinds:
-            learn(estimates, seconds, num_accepted)
-    assert known(changed) == pytest.approx(known(fresh), rel=0.02, abs=1e-3)
-    assert all(value != pytest.approx(past, rel=0.1) for value, past in zip(known(fresh), known(old), strict=True))
-
-
 def test_waits_in_vain_make_a_candidate_dear_until_they_are_forgotten() -> None:
     estimates = Estimates()
     estimates.waited(0, 0.01, came=True)

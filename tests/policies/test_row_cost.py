@@ -17,20 +17,6 @@ def test_the_share_of_a_row_is_found_whatever_the_steps(share: float, sizes: lis
     assert cost.row_share == pytest.approx(share, abs=0.001)
 
 
-def test_steps_of_one_size_tell_nothing_and_change_nothing() -> None:
-    cost = RowCost(DRAFT_ROW_SHARE)
-    for _ in range(100):
-        cost.passed(4, 1_600_000)
-    assert cost.row_share == DRAFT_ROW_SHARE
-    for _ in range(20):
-        cost.passed(1, 1_000_000)
-        cost.passed(5, 1_800_000)
-    learned = cost.row_share
-    for _ in range(1000):
-        cost.passed(1, 1_000_000)
-    assert cost.row_share == pytest.approx(learned, abs=0.05) == pytest.approx(0.2, abs=0.05)
-
-
 def test_a_price_that_nothing_confirms_is_forgotten() -> None:
     """It keeps rows away, so that no pass could show that it is mistaken."""
     cost = RowCost()

@@ -41,11 +41,9 @@ NUM_TOKENS = 60
 EXPECTED = reference(NUM_TOKENS)[len(PROMPT) :]
 PASS_SECONDS = 0.001
 
-GOOD, MUTE, CRASHING, HANGING, STOPPED, BABBLING, FOREIGN = (
-    "good", "mute", "crashing", "hanging", "stopped", "babbling", "foreign",
-)  # fmt: skip
-"""What a life of the draft is like: as it should be; ends before its Hello; fails, hangs or is stopped (SIGSTOP) after
-its first proposal, which is wrong; sends what the protocol forbids; has another tokenizer."""
+GOOD, CRASHING, HANGING, STOPPED, BABBLING = "good", "crashing", "hanging", "stopped", "babbling"
+"""What a life of the draft is like: as it should be; fails, hangs or is stopped (SIGSTOP) after its first proposal,
+which is wrong; sends what the protocol forbids."""
 
 PROGRAM = f"""
 import sys
@@ -69,8 +67,6 @@ def serve_table_draft(
 ) -> None:
     """The whole life of one."""
     life = json.loads(os.environ[LIVES]).get(str(incarnation), GOOD)
-    if life == MUTE:
-        os.kill(os.getpid(), signal.SIGKILL)
     link = connect(config.transport, rendezvous)
     drafters = LoadedDrafters(
         {
@@ -80,7 +76,7 @@ def serve_table_draft(
             )
         },
         vocab_size=0,
-        tokenizer_hash="another" if life == FOREIGN else "",
+        tokenizer_hash="",
     )
     try:
         serve(Babbling(link) if life == BABBLING else link, drafters, recorder, incarnation, TIMEOUT_SECONDS)

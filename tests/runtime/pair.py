@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -25,22 +24,23 @@ from amusd.models.language_model import LanguageModel, ModelOutput
 from amusd.models.numerics import Numerics
 from amusd.models.passes import Rows
 from amusd.models.tokenizer import Tokenizer
-from amusd.protocol.messages import Candidate, Close, Message
 from amusd.runtime.draft_client import DraftClient
+from amusd.runtime.draft_restart import FIRST_INCARNATION, DraftRestart
 from amusd.runtime.handshake import await_hello
 from amusd.runtime.startup import serve, target_hello
 from amusd.runtime.target_sequence import Request, TargetSequence
 from amusd.runtime.target_worker import TargetWorker
 from amusd.sampling.stopping import Emission, StopChecker
 from amusd.tracing.recorder import Recorder
-from amusd.transport.base import Transport
+from amusd.transport.base import Rendezvous, Transport
 from amusd.types import Mode
 
 VOCAB_SIZE = 50
 WIDTH = 9
 PROMPT = (3, 1, 4, 1, 5)
 TIMEOUT_SECONDS = 30.0
-NO_TREES: Mapping[str, Callable[[], Drafter]] = MappingProxyType({})
+Factories = Mapping[str, Callable[[], Drafter]]
+NO_TREES: Factories = MappingProxyType({})
 
 
 class PacedModel(TableModel):
@@ -75,58 +75,6 @@ def reference(num_tokens: int, prompt: tuple[int, ...] = PROMPT) -> tuple[int, .
     return tuple(tokens)
 
 
-@dataclass
-class DraftThread:
-    """The draft worker of a pair, on a thread, and how it ended."""
-
-    link: MemoryTransport
-    incarnation: int = 1
-    error: BaseException | None = None
-    recorder: Recorder = field(default_factory=lambda: KeepingRecorder("draft"))
-
-    def run(
-        self,
-        factories: Mapping[str, Callable[[], Drafter]],
-        tree_factories: Mapping[str, Callable[[], Drafter]] = NO_TREES,
-        max_num_seqs: int = 1,
-    ) -> None:
-        chains = {name: one_by_one(make) for name, make in factories.items()}
-        trees = {name: one_by_one(make) for name, make in tree_factories.items()}
-        makers = {name: Makers(chains.get(name), trees.get(name)) for name in {**chains, **trees}}
-        drafters = LoadedDrafters(makers, vocab_size=0, tokenizer_hash="")
-        try:
-            serve(self.link, drafters, self.recorder, self.incarnation, TIMEOUT_SECONDS, max_num_seqs)
-        except BaseException as error:  # noqa: BLE001 - handed to the test
-            self.error = error
-        finally:
-            self.link.close()
-
-
-class SpoilingLink:
-    """Passes messages on; every fourth candidate comes as `spoil` makes it, until a close."""
-
-    def __init__(self, link: MemoryTransport, spoil: Callable[[Candidate], Message]) -> None:
-        self._link = link
-        self._spoil = spoil
-        self._num_candidates = 0
-        self._is_over = False
-        self.num_spoilt = 0
-        self.close = link.close
-
-    def send(self, message: Message) -> None:
-        self._is_over |= isinstance(message, Close)
-        self._link.send(message)
-
-    def receive(self, timeout: float) -> Message | None:
-        message = self._link.receive(timeout)
-        if not self._is_over and isinstance(message, Candidate) and message.token_ids:
-            self._num_candidates += 1
-            if self._num_candidates % 4 == 0:
-                self.num_spoilt += 1
-                return self._spoil(message)
-        return message
-
-
 class KeepingRecorder(Recorder):
     """Keeps its events over `flush`."""
 
@@ -134,57 +82,124 @@ class KeepingRecorder(Recorder):
         pass
 
 
-def meet_draft(
-    link: Transport,
+class DraftThread:
+    """A life of the draft, on a thread of its own, and how it ended."""
+
+    error: BaseException | None = None
+
+    def __init__(self, drafts: DraftThreads, link: MemoryTransport, incarnation: int) -> None:
+        self.link = link
+        self.recorder: Recorder = KeepingRecorder("draft")
+        self.thread = threading.Thread(target=self._run, args=(drafts, incarnation), daemon=True)
+        self.thread.start()
+
+    def _run(self, drafts: DraftThreads, incarnation: int) -> None:
+        loaded = LoadedDrafters(drafts.makers, vocab_size=0, tokenizer_hash="")
+        try:
+            serve(self.link, loaded, self.recorder, incarnation, TIMEOUT_SECONDS, drafts.max_num_seqs)
+        except BaseException as error:  # noqa: BLE001 - handed to the test
+            self.error = error
+        finally:
+            self.link.close()
+
+
+class DraftThreads:
+    """Starts drafts on threads, as soon as one is wanted. A `DraftSource`."""
+
+    pid = None
+
+    def __init__(self, factories: Factories, tree_factories: Factories, max_num_seqs: int, **delays: Any) -> None:
+        chains = {name: one_by_one(make) for name, make in factories.items()}
+        trees = {name: one_by_one(make) for name, make in tree_factories.items()}
+        self.makers = {name: Makers(chains.get(name), trees.get(name)) for name in {**chains, **trees}}
+        self.max_num_seqs = max_num_seqs
+        self._delays = delays
+        self._ends: dict[int, MemoryTransport] = {}
+        """The draft's end of each link that was listened on, by nonce."""
+        self.lives: list[DraftThread] = []
+
+    def listen(self, nonce: int) -> MemoryTransport:
+        target_end, self._ends[nonce] = memory_pair(nonce=nonce, **self._delays)
+        return target_end
+
+    def ending(self, timeout: float, /) -> str | None:
+        thread = self.lives[-1].thread
+        thread.join(timeout)
+        return None if thread.is_alive() else "its thread has ended"
+
+    def tell(self, incarnation: int, rendezvous: Rendezvous) -> None:
+        self.lives.append(DraftThread(self, self._ends.pop(rendezvous.nonce), incarnation))
+
+    def met(self) -> None:
+        pass
+
+    def dismiss(self) -> None:
+        self.lives[-1].link.kill()
+
+    def stop(self) -> None:
+        """Wait until all of them have ended."""
+        for life in self.lives:
+            life.link.close()
+            life.thread.join(TIMEOUT_SECONDS)
+            assert not life.thread.is_alive(), "a draft did not end"
+            assert life.error is None or isinstance(life.error, PeerLostError)  # where a test has killed its link
+
+
+@contextmanager
+def engine_of(
     model: LanguageModel,
     tokenizer: Tokenizer,
-    recorder: Recorder,
-    timeout_seconds: float,
+    factories: Factories,
+    tree_factories: Factories = NO_TREES,
+    *,
     max_num_seqs: int = 1,
-) -> TargetWorker:
-    """Shake hands with the draft at the other end of `link`."""
-    peer = await_hello(link, target_hello(model.vocab_size, tokenizer), timeout_seconds)
-    return TargetWorker(model, recorder, DraftClient(recorder, model.vocab_size, link, peer), max_num_seqs)
+    restarts: bool = False,
+    wrap_target_link: Callable[[MemoryTransport], Transport] = lambda link: link,
+    **delays: Any,
+) -> Iterator[tuple[Engine, DraftThreads]]:
+    """An engine whose draft offers `factories`, and drafts trees with `tree_factories`.
+
+    A lost draft is replaced if `restarts`. All have ended well when this returns.
+    """
+    drafts = DraftThreads(factories, tree_factories, max_num_seqs, **delays)
+    own, recorder = target_hello(model.vocab_size, tokenizer), KeepingRecorder("target")
+    link = wrap_target_link(drafts.listen(FIRST_INCARNATION))
+    try:
+        drafts.tell(FIRST_INCARNATION, Rendezvous("", FIRST_INCARNATION))
+        peer = await_hello(link, own, TIMEOUT_SECONDS)
+        restart = DraftRestart(drafts, drafts.listen, own, TIMEOUT_SECONDS) if restarts else None
+        client = DraftClient(recorder, model.vocab_size, link, peer, draft_restart=restart)
+        worker = TargetWorker(model, recorder, client, max_num_seqs)
+        with Engine(worker, tokenizer, drafters=list(dict.fromkeys((*factories, *tree_factories)))) as engine:
+            yield engine, drafts
+    finally:
+        drafts.stop()
+
+
+@contextmanager
+def restarting_pair(
+    factories: Factories,
+    tree_factories: Factories = NO_TREES,
+    *,
+    eos_token_id: int | None = None,
+    pass_seconds: float = 0.002,
+    prefill_chunk: int = 256,
+    restarts: bool = True,
+    **options: Any,
+) -> Iterator[tuple[Engine, DraftThreads]]:
+    """`engine_of` over table models, with drafts that are replaced when they are lost."""
+    tokenizer, model = TableTokenizer(VOCAB_SIZE, eos_token_id), paced_model(pass_seconds, prefill_chunk)
+    with engine_of(model, tokenizer, factories, tree_factories, restarts=restarts, **options) as (engine, drafts):
+        yield engine, drafts
 
 
 @contextmanager
 def pair(
-    factories: Mapping[str, Callable[[], Drafter]],
-    tree_factories: Mapping[str, Callable[[], Drafter]] = NO_TREES,
-    *,
-    eos_token_id: int | None = None,
-    seed: int = 0,
-    max_delay_seconds: float = 0.0,
-    pass_seconds: float = 0.002,
-    max_num_seqs: int = 1,
-    wrap_target_link: Callable[[MemoryTransport], Transport] = lambda link: link,
-    prefill_chunk: int = 256,
+    factories: Factories, tree_factories: Factories = NO_TREES, **options: Any
 ) -> Iterator[tuple[Engine, DraftThread]]:
-    """An engine whose draft offers `factories`, and drafts trees with `tree_factories`.
-
-    The draft's thread has ended well when this returns.
-    """
-    target_end, draft_end = memory_pair(seed=seed, max_delay_seconds=max_delay_seconds)
-    draft = DraftThread(draft_end)
-    thread = threading.Thread(target=draft.run, args=(factories, tree_factories, max_num_seqs), daemon=True)
-    thread.start()
-    tokenizer = TableTokenizer(VOCAB_SIZE, eos_token_id)
-    worker = meet_draft(
-        wrap_target_link(target_end),
-        paced_model(pass_seconds, prefill_chunk),
-        tokenizer,
-        KeepingRecorder("target"),
-        TIMEOUT_SECONDS,
-        max_num_seqs,
-    )
-    try:
-        with Engine(worker, tokenizer, drafters=list(dict.fromkeys((*factories, *tree_factories)))) as engine:
-            yield engine, draft
-    finally:
-        target_end.close()
-        thread.join(TIMEOUT_SECONDS)
-        assert not thread.is_alive(), "the draft did not end"
-    assert draft.error is None or isinstance(draft.error, PeerLostError)  # where a test has killed its link
+    """The same with one draft, which nothing replaces."""
+    with restarting_pair(factories, tree_factories, restarts=False, **options) as (engine, drafts):
+        yield engine, drafts.lives[0]
 
 
 def oracle(num_tokens: int, schedule: Schedule) -> Callable[[], Drafter]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -14,8 +13,7 @@ from typing import Any
 import pytest
 from oracle import OracleDrafter, always_wrong
 from passes import forward
-from runtime.draft_threads import restarting_pair
-from runtime.pair import PROMPT, VOCAB_SIZE, decoding, pair, params, reference, target_model
+from runtime.pair import PROMPT, VOCAB_SIZE, decoding, pair, params, reference, restarting_pair, target_model
 from runtime.table_tree import TableTreeDrafter, spread
 from table_model import TableModel
 
@@ -195,31 +193,6 @@ def test_sixty_four_mixed_requests_are_each_their_own_plain_run(seed: int) -> No
     assert [life.error for life in drafts.lives] == [None] * 3
 
 
-def test_threads_that_read_their_own_answers_get_what_each_gets_alone() -> None:
-    draw = random.Random("threads")
-    shares = [[asked(draw, number) for number in range(6)] for _ in range(6)]
-    found: dict[int, list[tuple[Asked, Answer]]] = {}
-
-    def read(number: int) -> None:
-        found[number] = [(one, one.begin(engine)) for one in shares[number]]
-        for _, answer in found[number]:
-            answer.result()
-
-    with pair(CHAINS, TREES, max_num_seqs=4, eos_token_id=EOS, pass_seconds=0.001) as (engine, _):
-        threads = [threading.Thread(target=read, args=(number,), daemon=True) for number in range(len(shares))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-            assert not thread.is_alive()
-        for number in range(len(shares)):
-            for one, answer in found[number]:
-                check_whole(engine, one, answer)
-
-
-# A draft's candidates are as good beside others as alone
-
-
 @lru_cache
 def text_behind(prompt: tuple[int, ...]) -> tuple[int, ...]:
     return reference(NUM_SCHEDULED + 20, prompt)
@@ -243,43 +216,7 @@ class PromptedOracle(OracleDrafter):
 EIGHT_PROMPTS = [(*PROMPT[:-1], number) for number in range(8)]
 
 
-def judged_in(schedule: DecodingConfig, max_num_seqs: int) -> list[tuple[int, int]]:
-    """For each of the eight prompts: candidates that were accepted, and candidates that were tested."""
-    with pair({"oracle": PromptedOracle}, max_num_seqs=max_num_seqs) as (engine, _):
-        answers = engine.generate(EIGHT_PROMPTS, params(NUM_SCHEDULED), decoding=schedule)
-        expected = [text_behind(prompt)[len(PROMPT) :][:NUM_SCHEDULED] for prompt in EIGHT_PROMPTS]
-        assert [answer.token_ids for answer in answers] == expected
-        passes = [event for event in events_of(engine, "target_pass") if isinstance(event, TargetPass)]
-    counts = []
-    for answer in answers:
-        own = [event for event in passes if event.sequence_id == answer.sequence_id]
-        num_accepted = sum(event.num_accepted for event in own)
-        num_rejected = sum(event.num_accepted < event.num_judged for event in own)
-        counts.append((num_accepted, num_accepted + num_rejected))
-    return counts
-
-
-def test_blocks_of_eight_requests_are_accepted_as_those_of_each_alone() -> None:
-    """Blocks that are waited for do not depend on timing, so the counts are equal, request by request."""
-    schedule = decoding(Mode.SYNCHRONOUS, 4, max_silence_seconds=20.0)
-    together = judged_in(schedule, 8)
-    assert together == judged_in(schedule, 1)
-    assert all(accepted > 30 for accepted, _ in together)
-    assert len(set(together)) > 4  # each by its own schedule
-
-
 # None holds up the others
-
-
-def test_an_answer_that_nobody_reads_holds_up_no_other_and_is_computed_beside_it() -> None:
-    with pair({}, max_num_seqs=2) as (engine, _):
-        unread = engine.submit(START, params(30))
-        assert engine.generate(START, params(20)).token_ids == reference(20, START)[1:]
-        assert passes_of(engine) == [[1, 2]] * 20
-        first = [next(unread).token_id for _ in range(20)]
-        assert len(passes_of(engine)) == 20  # they were there
-        assert (*first, *(token.token_id for token in unread)) == reference(30, START)[1:]
-        assert passes_of(engine) == [[1, 2]] * 20 + [[1]] * 10
 
 
 def test_the_slot_of_a_cancelled_answer_is_free_at_the_next_step() -> None:

@@ -9,10 +9,8 @@ import torch
 from runtime.pair import PROMPT, VOCAB_SIZE, decoding, pair, params, reference, target_model
 from torch import Tensor
 
-from amusd.config import SamplingParams
 from amusd.drafters.block import BlockDrafter
 from amusd.engine import Engine
-from amusd.errors import ConfigError
 from amusd.types import Mode
 
 NAME, DEPTH, NUM_TOKENS = "medusa", 3, 30
@@ -74,24 +72,3 @@ def test_each_block_is_accepted_by_a_target_whose_features_it_knows(as_tree: boo
         answer = reading(engine).generate(PROMPT, params(NUM_TOKENS), decoding=how, drafter=NAME)
     assert (*PROMPT, *answer.token_ids) == reference(NUM_TOKENS)
     assert answer.metrics.num_tokens / answer.metrics.num_passes > DEPTH
-
-
-@pytest.mark.parametrize("acceptance", ["matching", "rejection"])
-def test_tokens_that_are_drawn_are_the_target_s(acceptance: str) -> None:
-    sampling = SamplingParams(temperature=0.8, seed=3, max_new_tokens=NUM_TOKENS, acceptance=acceptance)  # type: ignore[arg-type]
-    with pair(makers()) as (engine, _):  # type: ignore[arg-type]
-        drafted = reading(engine).generate(PROMPT, sampling, decoding=GREEDY, drafter=NAME)
-        again = engine.generate(PROMPT, sampling, decoding=GREEDY, drafter=NAME)
-        plain = engine.generate(PROMPT, sampling, decoding=decoding(Mode.AUTOREGRESSIVE))
-    assert len(drafted.token_ids) == NUM_TOKENS
-    assert drafted.token_ids == again.token_ids
-    if acceptance == "matching":
-        assert drafted.token_ids == plain.token_ids
-
-
-def test_it_is_not_asked_to_run_ahead() -> None:
-    with pair(makers()) as (engine, _):  # type: ignore[arg-type]
-        answer = reading(engine).generate(PROMPT, params(5), drafter=NAME)
-        assert answer.mode is Mode.SYNCHRONOUS
-        with pytest.raises(ConfigError, match="drafter=medusa: cannot run ahead of the target, whose hidden states"):
-            engine.generate(PROMPT, params(5), decoding=decoding(Mode.ASYNCHRONOUS), drafter=NAME)

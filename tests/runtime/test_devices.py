@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from runtime.gpu_doubles import pretend_gpus
 
-from amusd.config import DrafterConfig, EngineConfig, HardwareConfig
+from amusd.config import EngineConfig, HardwareConfig
 from amusd.engine import Engine
 from amusd.errors import ConfigError
-from amusd.models.meeting import Meeting
 from amusd.runtime.devices import device_of, devices_of, settle_devices
-from amusd.runtime.startup import prepare_draft, run_follower, serve_draft
+from amusd.runtime.startup import serve_draft
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Rendezvous
 from amusd.types import Role
-
-NGRAM = DrafterConfig(kind="ngram")
 
 
 def on(*devices: str, **settings: Any) -> EngineConfig:
@@ -50,14 +47,6 @@ def test_devices_are_those_that_were_named_or_else_the_gpus_there_are(
     assert [device_of(config, role) for role in Role] == [devices.split(maxsplit=1)[0], devices.rsplit(maxsplit=1)[-1]]
 
 
-@pytest.mark.parametrize("num_gpus", [0, 1, 2, 8])
-def test_placing_all_ranks_starts_no_cuda(monkeypatch: pytest.MonkeyPatch, num_gpus: int) -> None:
-    pretend_gpus(monkeypatch, num_gpus)  # which fails the test where it is touched
-    settle_devices(on(), lambda _line: None)
-    prepare_draft(on(drafters=(NGRAM,)))
-    assert not torch.cuda.is_initialized()
-
-
 @pytest.mark.parametrize(
     ("num_gpus", "has_cuda", "reason"),
     [
@@ -74,18 +63,6 @@ def test_a_gpu_that_is_not_there_is_one_line(
         settle_devices(on("cuda:0", "cuda:3"), pytest.fail)
     assert str(caught.value).startswith(f"hardware.devices=['cuda:0', 'cuda:3']: {reason}")
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("num_gpus", "drafter", "says"), [(0, "embedded", 0), (1, "embedded", 1), (1, "ngram", 0), (2, "embedded", 0)]
-)
-def test_that_both_are_on_one_gpu_is_said_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, num_gpus: int, drafter: Any, says: int
-) -> None:
-    pretend_gpus(monkeypatch, num_gpus)
-    lines: list[str] = []
-    settle_devices(on(drafters=(DrafterConfig(kind=drafter),)), lines.append)
-    assert [line.startswith("2 workers share cuda:0; ") for line in lines] == [True] * says
 
 
 class ClaimedError(Exception):
@@ -116,31 +93,5 @@ def test_each_worker_names_its_gpu_before_it_does_anything_else_with_cuda(
     config = on("cuda:2", "cuda:3")
     assert claims(lambda: Engine.connect(config, None, Recorder("target"))) == "cuda:2"
     assert claims(lambda: Engine.start(on("cuda:2", "cuda:3", drafters=()))) == "cuda:2"
-    monkeypatch.setattr("amusd.runtime.startup.connect", lambda *_: Link())
+    monkeypatch.setattr("amusd.runtime.startup.connect", Mock())
     assert claims(lambda: serve_draft(config, Rendezvous("nowhere", 1), Recorder("draft"), 1)) == "cuda:3"
-
-
-class Link:
-    """Takes a worker's last words."""
-
-    def send(self, _message: object) -> None:
-        pass
-
-    def close(self, _error: object = None) -> None:
-        pass
-
-
-def test_each_further_rank_names_its_gpu_first(
-    claims: Callable[[Callable[[], object]], object], tmp_path: Path
-) -> None:
-    config = on("cuda:0", "cuda:1", "cuda:2", target_tensor_parallel_size=2)
-    assert claims(lambda: run_follower(config, 1, Meeting(address=str(tmp_path)))) == "cuda:1"
-
-
-def test_from_python_a_shared_gpu_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend_gpus(monkeypatch, 1)
-    monkeypatch.setattr("amusd.engine.DraftProcess", lambda config: config)
-    monkeypatch.setattr(Engine, "connect", lambda config, draft, *_, **__: (config, draft))
-    with pytest.warns(UserWarning, match="^2 workers share cuda:0; "):
-        here: Any = Engine.start(on())
-    assert [config.hardware.devices for config in here] == [("cuda:0", "cuda:0")] * 2

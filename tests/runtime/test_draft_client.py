@@ -10,15 +10,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from memory_link import memory_pair
+from protocol.sessions import hash_of
 from runtime.clocked import Clock, Link
 from runtime.pair import decode
 from table_model import TableModel
 
-from amusd.policies.base import Decision, TargetView, Wait
-from amusd.policies.schedules import AutoregressivePolicy, ChainPolicy, SynchronousPolicy
-from amusd.protocol import prefix_hash
-from amusd.protocol.messages import PROTOCOL_VERSION, Candidate, Close, Failed, Hello, Message, Open, Progress, Verdict
+from amusd.policies.schedules import ChainPolicy, SynchronousPolicy
+from amusd.protocol.messages import PROTOCOL_VERSION, Candidate, Close, Hello, Message, Open, Progress, Verdict
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.patience import MAX_NONSENSE, SILENCES, TAKE_IN_SECONDS
 from amusd.runtime.target_sequence import Request, TargetSequence
@@ -31,7 +29,6 @@ VOCAB_SIZE = 50
 PROMPT = (3, 1, 4)
 SILENCE = 0.3
 PASS_SECONDS = 0.01
-PLAIN = AutoregressivePolicy(max_lookahead=1, tokens_per_message=1)
 
 
 class Next:
@@ -107,14 +104,11 @@ def candidate(sequence: TargetSequence, token_ids: Sequence[int], *, incarnation
 
 
 def chain(sequence_id: int, committed: Sequence[int], token_ids: Sequence[int], incarnation: int = 1) -> Candidate:
-    value = prefix_hash.EMPTY
-    for token_id in committed:
-        value = prefix_hash.extend(value, token_id)
     return Candidate(
         sequence_id=sequence_id,
         incarnation=incarnation,
         base=len(committed),
-        prefix_hash=value,
+        prefix_hash=hash_of(tuple(committed)),
         first=1,
         parents=tuple(range(len(token_ids))),
         token_ids=tuple(token_ids),
@@ -271,37 +265,6 @@ def test_a_draft_that_refuses_a_sequence_is_neither_silent_nor_replaced() -> Non
     assert (target.client.is_silent, target.client.losses, sequence.metrics.draft) == (False, [], None)
 
 
-def test_an_answer_without_a_draft_has_none_to_lose() -> None:
-    target = Target()
-    request, stop = target.request(20)
-    plain = target.worker.admit(replace(request, policy=PLAIN, drafter=None), stop)
-    drafted = target.open()
-    target.link.is_lost = True
-    target.client.take(0.0)
-    assert target.client.look_for_next()
-    assert [message.sequence_id for message in target.next.link.messages(Open)] == [drafted.sequence_id]
-    assert (plain.metrics.num_draft_losses, plain.metrics.num_draft_restarts) == (0, 0)
-    assert (drafted.metrics.num_draft_losses, drafted.metrics.num_draft_restarts) == (1, 1)
-
-
-def test_a_policy_that_waits_whatever_may_come_waits_for_no_draft_that_is_gone() -> None:
-    class Stubborn(ChainPolicy):
-        def decide(self, view: TargetView) -> Decision:
-            return Wait(0.1)
-
-    target = Target()
-    request, stop = target.request(3)
-    policy = Stubborn(max_lookahead=4, tokens_per_message=1, min_candidates=1, max_wait_passes=1.0)
-    target.link.is_lost = True
-    target.next.poll = lambda: None  # type: ignore[method-assign]
-    answer = [
-        token
-        for emission in decode(target.worker, replace(request, policy=policy), stop)
-        for token in emission.token_ids
-    ]
-    assert len(answer) == 3
-
-
 def test_a_draft_that_joins_late_is_told_the_rest_of_a_known_answer() -> None:
     target = Target()
     plain = [token for emission in decode(Target().worker, *target.request(30)) for token in emission.token_ids]
@@ -315,19 +278,6 @@ def test_a_draft_that_joins_late_is_told_the_rest_of_a_known_answer() -> None:
     assert first.reference == tuple(plain)
     assert (*second.token_ids, *second.reference) == (*PROMPT, *plain)
     assert len(second.reference) < len(plain)
-
-
-def test_the_policies_of_all_are_told_of_a_draft_that_joins_when_another_sequence_begins() -> None:
-    target = Target()
-    target.worker.model.prefill(PROMPT[:-1], (first := target.open()).cache)
-    target.link.is_lost = True
-    target.client.take(0.0)
-    assert not first.observer.view(first.session, max_candidates=4, waited_ns=0).draft_is_mute
-    second = target.open()
-    assert target.client.num_restarts == 1
-    assert [message.sequence_id for message in target.next.link.messages(Open)] == [1, 2]
-    views = [each.observer.view(each.session, max_candidates=4, waited_ns=0) for each in (first, second)]
-    assert [view.draft_is_mute for view in views] == [True, False]
 
 
 def test_what_comes_for_one_sequence_changes_no_other() -> None:
@@ -351,12 +301,3 @@ def test_what_comes_for_one_sequence_changes_no_other() -> None:
     target.link.is_lost = True
     target.client.take(0.0)
     assert (first.metrics.num_draft_losses, second.metrics.num_draft_losses) == (0, 1)
-
-
-def test_a_draft_that_failed_before_it_was_written_to_is_lost_for_the_reason_that_it_gave() -> None:
-    target = Target()
-    target.client.link, draft = memory_pair()
-    draft.send(Failed(Role.DRAFT, "ValueError", "ValueError: no more than 9 tokens"))
-    draft.close()
-    target.open()
-    assert target.client.losses == ["ValueError: no more than 9 tokens"]

@@ -7,7 +7,6 @@ import itertools
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
 from oracle import OracleDrafter, always_right
 from runtime.clocked import Clock, Link
 from runtime.pair import KeepingRecorder
@@ -221,17 +220,6 @@ def test_a_step_waits_for_verdicts_only_as_long_as_each_sequence_would() -> None
         before = draft.clock.ns
         draft.worker.step()
         assert draft.clock.ns - before == round(waited * 1e9)
-
-
-def test_a_chain_and_a_tree_of_one_name_are_not_drafted_at_once() -> None:
-    draft = Draft()
-    tree = replace(draft.opening(2), fan_out=2)
-    draft.say(tree)  # whose cache the first sequence has
-    assert list(draft.worker._sequences) == [1]
-    draft.say(draft.end(1), tree)
-    assert list(draft.worker._sequences) == [2]
-    draft.say(replace(draft.opening(3), not_over=(3, 4)))
-    assert list(draft.worker._sequences) == [3]
 
 
 class Target:

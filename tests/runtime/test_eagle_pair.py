@@ -21,8 +21,6 @@ SCHEDULES = {
     "tree of two steps": DecodingConfig(
         mode=Mode.SYNCHRONOUS, num_speculative_tokens=2, tree=True, max_silence_seconds=60
     ),
-    "auto": DecodingConfig(),
-    "chain": DecodingConfig(policy="chain"),
     "branching": DecodingConfig(policy="branching"),
 }
 SAMPLING = {
@@ -45,16 +43,9 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         yield started
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("schedule", "sampling"),
-    [
-        ("chain of three", "greedy"),
-        ("tree of two steps", "matching"),
-        ("auto", "greedy"),
-        ("chain", "matching"),
-        ("branching", "matching"),
-    ],
+    [("chain of three", "greedy"), ("tree of two steps", "matching"), ("branching", "matching")],
 )
 def test_four_answers_at_a_time_have_the_tokens_of_plain_decoding(engine: Engine, schedule: str, sampling: str) -> None:
     params = SAMPLING[sampling]
@@ -63,10 +54,3 @@ def test_four_answers_at_a_time_have_the_tokens_of_plain_decoding(engine: Engine
     assert [answer.token_ids for answer in drafted] == [answer.token_ids for answer in plain]
     assert sum(answer.metrics.num_verified for answer in drafted) > 0
     assert not any(answer.metrics.num_draft_restarts for answer in drafted)
-
-
-def test_under_the_ratio_test_it_is_certain_of_its_chain(engine: Engine) -> None:
-    params = SamplingParams(temperature=0.9, acceptance="rejection", max_new_tokens=NUM_TOKENS, ignore_eos=True)
-    answer = engine.generate(PROMPTS[0], params, decoding=SCHEDULES["chain"])
-    assert len(answer.token_ids) == NUM_TOKENS
-    assert answer.metrics.num_verified > 0

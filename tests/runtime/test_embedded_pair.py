@@ -5,18 +5,15 @@ The draft runs on a thread of its own over the memory link; `tests/launch` has t
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from memory_link import memory_pair
 from oracle import OracleDrafter
-from runtime.pair import NO_TREES, DraftThread, KeepingRecorder, meet_draft
+from runtime.pair import engine_of
 
 from amusd.answer import Generation
 from amusd.config import DecodingConfig, SamplingParams, WorkloadConfig
@@ -67,24 +64,6 @@ def draft(embedded_folder: Path) -> CachedModel:
     return load_embedded_draft(embedded_folder, OF_DRAFT, vocab_size=8192)
 
 
-@contextmanager
-def engine_over(
-    target: tuple[CachedModel, HuggingFaceTokenizer],
-    factories: Mapping[str, Callable[[], Drafter]],
-    max_delay_seconds: float = 0.0,
-    tree_factories: Mapping[str, Callable[[], Drafter]] = NO_TREES,
-) -> Iterator[Engine]:
-    target_end, draft_end = memory_pair(seed=3, max_delay_seconds=max_delay_seconds)
-    draft = DraftThread(draft_end)
-    thread = threading.Thread(target=draft.run, args=(factories, tree_factories), daemon=True)
-    thread.start()
-    worker = meet_draft(target_end, *target, KeepingRecorder("target"), 30.0)
-    with Engine(worker, target[1], drafters=[*factories, *tree_factories]) as engine:
-        yield engine
-    thread.join(30)
-    assert draft.error is None
-
-
 def answer(
     engine: Engine, prompt: str | tuple[int, ...], num_tokens: int, mode: Mode, drafter: str | None, **settings: Any
 ) -> Generation:
@@ -101,14 +80,14 @@ def test_the_modes_agree_on_real_prompts_in_uneven_timing(
     """Plain decoding first; then every speculative mode, with a fast link and lookup, and with everything uneven."""
     num_accepted = 0
     for prompt in load_prompts(WorkloadConfig(num_prompts=num_prompts)):
-        with engine_over(target, {"ngram": NgramDrafter}) as engine:
+        with engine_of(*target, {"ngram": NgramDrafter}) as (engine, _):
             encoded = engine.encode(prompt.text)
             plain = answer(engine, encoded, num_tokens, Mode.AUTOREGRESSIVE, None)
             for mode in SPECULATIVE:
                 assert answer(engine, encoded, num_tokens, mode, "ngram").token_ids == plain.token_ids
         oracle = lambda ids: UnevenOracle(ids, right_with_probability(0.7, 5), 49_152)  # noqa: E731
         known = (*encoded, *plain.token_ids)
-        with engine_over(target, {"oracle": lambda: oracle(known)}, max_delay_seconds=0.03) as engine:  # noqa: B023
+        with engine_of(*target, {"oracle": lambda: oracle(known)}, seed=3, max_delay_seconds=0.03) as (engine, _):  # noqa: B023
             for mode in SPECULATIVE:
                 # a fast target may not wait otherwise
                 result = answer(engine, encoded, num_tokens, mode, "oracle", policy="chain", max_wait_passes=1000.0)
@@ -132,7 +111,7 @@ def test_sampled_answers_are_those_of_plain_decoding(
     filters = {} if temperature in (0.3, 1.0) else {"top_k": 40, "top_p": 0.95}
     params = SamplingParams(temperature=temperature, seed=17, max_new_tokens=20, **filters)
     accepted = 0
-    with engine_over(target, drafters, max_delay_seconds=0.01) as engine:
+    with engine_of(*target, drafters, seed=3, max_delay_seconds=0.01) as (engine, _):
         plain = engine.generate("Name a city and a river.", params, decoding=DecodingConfig(mode=Mode.AUTOREGRESSIVE))
         for mode, name in zip(SPECULATIVE, drafters, strict=True):
             answer = engine.generate(
@@ -150,7 +129,7 @@ def test_branching_with_the_trained_draft_gives_the_tokens_of_plain_decoding(
     trees: dict[str, Callable[[], Drafter]] = {"embedded": lambda: ModelTreeDrafter(draft, NgramCache(4, 12))}
     params = SamplingParams(temperature=temperature, seed=17, max_new_tokens=24)
     prompt = "Name a city and a river."
-    with engine_over(target, {}, max_delay_seconds=0.005, tree_factories=trees) as engine:
+    with engine_of(*target, {}, seed=3, max_delay_seconds=0.005, tree_factories=trees) as (engine, _):
         plain = engine.generate(prompt, params, decoding=DecodingConfig(mode=Mode.AUTOREGRESSIVE))
         answer = engine.generate(prompt, params, decoding=DecodingConfig(policy="branching"))
     assert answer.token_ids == plain.token_ids

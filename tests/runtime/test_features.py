@@ -8,8 +8,7 @@ import pytest
 import torch
 from memory_link import MemoryTransport, memory_pair
 from msgspec.structs import replace
-from runtime.draft_threads import restarting_pair
-from runtime.pair import PROMPT, decoding, pair, params, reference, target_model
+from runtime.pair import PROMPT, decoding, pair, params, reference, restarting_pair, target_model
 from torch import Tensor
 
 from amusd.drafters.autoregressive import AutoregressiveDrafter
@@ -111,25 +110,16 @@ def test_lost_and_damaged_features_cost_no_token(spoil: bytes | None) -> None:
     assert all(torch.equal(row, expected(position + 1)[-1]) for position, row in drafter.features.items())
 
 
-def manager_with(features: Features | None) -> tuple[RollbackManager, ReadingDrafter]:
+def manager_with(features: Features) -> tuple[RollbackManager, ReadingDrafter]:
     drafter = ReadingDrafter()
     manager = RollbackManager(Open(1, 1, PROMPT, 100, NAME, 8, 1), drafter)
-    if features is not None:
-        manager.take_features(features)
+    manager.take_features(features)
     return manager, drafter
 
 
 def features_of(start: int, end: int) -> Features:
     rows = expected(end)[start:].bfloat16().view(torch.uint8).numpy().tobytes()
     return Features(1, 1, start, end, rows)
-
-
-def test_a_drafter_that_waits_for_features_has_no_work_before_them() -> None:
-    manager, _ = manager_with(None)
-    assert not manager.has_work
-    assert manager.session.offer() is None
-    manager.take_features(features_of(0, 4))
-    assert manager.has_work
 
 
 def test_features_that_come_before_their_verdict_wait_for_it() -> None:
@@ -168,25 +158,6 @@ def test_a_drafter_that_is_opened_again_gets_its_features_again() -> None:
 def test_features_that_cannot_be_are_refused(message: Features) -> None:
     with pytest.raises(PeerProtocolError, match="features"):
         manager_with(message)
-
-
-def test_features_that_find_no_room_come_when_the_draft_has_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("amusd.runtime.draft_client.MAX_FEATURE_BYTES", 16)  # two rows
-    links: list[LossyLink] = []
-
-    def narrow(link: MemoryTransport) -> Transport:
-        links.append(LossyLink(link, ()))
-        links[0].has_room = lambda num_bytes: len(links[0].sent) % 3 < 2 or bool(links[0].sent.append(waits))
-        return links[0]
-
-    waits = Features(0, 0, 0, 0, b"")  # in the place of a frame that found none
-    drafter = ReadingDrafter()
-    with pair({NAME: lambda: drafter}, wrap_target_link=narrow) as (engine, _):
-        assert generate(engine, Mode.ASYNCHRONOUS) == reference(NUM_TOKENS)
-    assert waits in links[0].sent
-    sent = [message for message in links[0].sent if message is not waits]
-    assert [message.start for message in sent[1:]] == [message.end for message in sent[:-1]]
-    assert drafter.num_taken == len(drafter.features) > NUM_TOKENS // 2
 
 
 def test_a_draft_that_joins_late_gets_the_features_of_the_whole_prefix() -> None:

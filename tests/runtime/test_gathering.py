@@ -39,7 +39,7 @@ class ReadyAt(Policy):
         return Wait(left_ns / 1e9, worth=math.inf if self.is_block else 1.0) if left_ns > 0 else Verify(0)
 
 
-def begins(times_ns: Sequence[int], *, in_lock_step: bool = False, num_slots: int | None = None) -> list[int]:
+def begins(times_ns: Sequence[int], *, in_lock_step: bool = False) -> list[int]:
     """When the first pass of each sequence begins."""
     clock = Clock(Direction(NOTHING, Random(1)), Direction(NOTHING, Random(1)))
     costs = Costs(passes={0: Shared.of_ms(1.0)}, draft_token=Shared.of_ms(1.0))
@@ -51,7 +51,7 @@ def begins(times_ns: Sequence[int], *, in_lock_step: bool = False, num_slots: in
 
     link = cast("Transport", SimpleNamespace(send=send, receive=clock.receive_at_target))
     client = DraftClient(journal, 100, link, Hello(PROTOCOL_VERSION, Role.DRAFT, 1, 0, "", ("none",)))
-    worker = TargetWorker(cast("LanguageModel", model), journal, client, num_slots or len(times_ns))
+    worker = TargetWorker(cast("LanguageModel", model), journal, client, len(times_ns))
     for time_ns in times_ns:
         policy = ReadyAt(time_ns=time_ns, is_block=in_lock_step)
         request = Request(prompt=(1,), max_length=9, policy=policy, drafter="none", max_silence_seconds=100.0)
@@ -80,7 +80,3 @@ def test_the_pass_takes_in_all_sequences_once_enough_are_ready(
 ) -> None:
     assert begins(times_ns) == [by_majority] * len(times_ns)
     assert begins(times_ns, in_lock_step=True) == [in_lock_step] * len(times_ns)
-
-
-def test_a_free_slot_is_not_waited_for() -> None:
-    assert begins([3, 3], num_slots=3) == [3, 3]

@@ -10,7 +10,7 @@ from runtime.clocked import Clock, Link
 from amusd.config import Distribution
 from amusd.drafters.base import Makers, one_by_one
 from amusd.drafters.ngram import NgramDrafter
-from amusd.errors import ConfigError, PeerFailedError, PeerProtocolError
+from amusd.errors import ConfigError, PeerFailedError
 from amusd.protocol.messages import (
     PROTOCOL_VERSION,
     Candidate,
@@ -73,40 +73,12 @@ def test_a_hostile_target_is_not_obeyed_and_the_next_message_is(name: str) -> No
     assert isinstance(answers_at(target)[-1], Progress)
 
 
-@pytest.mark.parametrize("opening", [OPENING, replace(OPENING, fan_out=2)])
-def test_a_drafter_that_there_is_not_is_refused_in_one_line_and_the_draft_goes_on(
-    opening: Open, caplog: pytest.LogCaptureFixture
-) -> None:
-    target, draft = memory_pair()
-    worker = DraftWorker(OneByOne(draft), LOOKUP, 1, Recorder("draft"))
-    wanted = replace(opening, drafter="\x1b[2Jwishful\nthinking")
-    for message in (wanted, wanted, OPENING, Close(1, FinishReason.EOS), Shutdown()):
-        target.send(message)
-    worker.run()
-    assert worker.num_ignored == 2
-    lines = [record.getMessage() for record in caplog.records]
-    kind, there = ("a drafter of trees", "none") if opening.fan_out > 1 else ("a drafter", "ngram")
-    assert lines == [
-        f"opened no sequence: the target asks for {kind} '\\x1b[2Jwishful\\nthinking'; this draft has: {there}"
-    ]
-    assert [type(answer) for answer in answers_at(target)] == [Progress, Progress, Candidate, Progress]
-
-
 def answers_at(target: Transport) -> list[Message]:
     """All that has come there."""
     answers = []
     while (answer := target.receive(0.0)) is not None:
         answers.append(answer)
     return answers
-
-
-@pytest.mark.parametrize(("own", "incarnation"), [(Role.TARGET, 0), (Role.DRAFT, 1)])
-def test_a_hello_of_a_life_that_its_role_cannot_have_is_refused(own: Role, incarnation: int) -> None:
-    here, there = memory_pair()
-    peer = Role.DRAFT if own is Role.TARGET else Role.TARGET
-    there.send(Hello(PROTOCOL_VERSION, peer, incarnation, 10, "", ()))
-    with pytest.raises(PeerProtocolError, match=f"a {peer.value} cannot be in its life {incarnation}"):
-        await_hello(here, Hello(PROTOCOL_VERSION, own, 0 if own is Role.TARGET else 1, 10, "", ()), 5.0)
 
 
 def test_what_a_peer_says_of_its_failure_does_nothing_to_a_terminal() -> None:

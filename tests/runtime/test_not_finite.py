@@ -8,22 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from models import tiny
-from oracle import OracleDrafter, always_right
-from runtime.pair import PROMPT, VOCAB_SIZE, decoding, pair, reference, target_model
-from table_model import TableTokenizer
+from runtime.pair import PROMPT, decoding, pair, reference, target_model
 
 from amusd.config import SamplingParams
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import say_once
-from amusd.engine import Engine
 from amusd.errors import NotFiniteError
 from amusd.models.language_model import ModelOutput
-from amusd.models.numerics import Numerics
 from amusd.models.passes import Rows
-from amusd.runtime.draft_client import DraftClient
-from amusd.runtime.target_worker import TargetWorker
-from amusd.tracing.recorder import Recorder
 from amusd.types import Mode
 
 NUM_TOKENS = 30
@@ -90,27 +82,6 @@ def test_the_targets_end_the_answer_with_their_position(sampling: str, schedule:
         assert engine.generate(PROMPT, short).token_ids == reference(5)[len(PROMPT) :]
 
 
-@pytest.mark.parametrize(("schedule", "sampling"), [("synchronous", "temperature"), ("chain", "greedy")])
-def test_a_candidate_that_makes_the_target_fail_does_not_matter(sampling: str, schedule: str) -> None:
-    answer = reference(NUM_TOKENS + 20)
-    with pair({}) as (engine, _):
-        whole = engine.generate(PROMPT, params(sampling)).token_ids
-    poison = next(token_id for token_id in range(VOCAB_SIZE) if token_id not in (*answer, *whole))
-
-    class Poisonous(OracleDrafter):
-        def propose(self, max_tokens: int) -> tuple[int, ...]:
-            proposed = super().propose(max_tokens)
-            self.truncate(self.length - len(proposed))
-            self.commit(spoilt := tuple(poison if self.length % 4 == 0 else token for token in proposed))
-            return spoilt
-
-    with pair({"poisonous": lambda: Poisonous(answer, always_right(), VOCAB_SIZE)}) as (engine, _):
-        spoil(engine.worker.model, lambda token_id, _: token_id == poison, NAN)
-        found = engine.generate(PROMPT, params(sampling), decoding=SCHEDULES[schedule])
-    assert found.token_ids == whole
-    assert found.metrics.num_verified > 0
-
-
 @pytest.mark.parametrize("sampling", ["greedy", "filters", "ratio test"])
 def test_those_of_a_draft_cost_speed_alone_and_are_said_once(sampling: str, caplog: pytest.LogCaptureFixture) -> None:
     def broken() -> AutoregressiveDrafter:
@@ -131,24 +102,3 @@ def test_those_of_a_draft_cost_speed_alone_and_are_said_once(sampling: str, capl
     said = [record.getMessage() for record in caplog.records if "draft" in record.getMessage()]
     assert len(said) == 1
     assert said[0].startswith("draft: the largest logit is nan, which costs speed alone: its weights are damaged")
-
-
-def engine_of(model: Any) -> Engine:
-    recorder = Recorder("target")
-    return Engine(TargetWorker(model, recorder, DraftClient(recorder, model.vocab_size)), TableTokenizer(tiny.VOCAB))
-
-
-def test_a_prompt_that_overflows_leaves_nothing_to_the_next_one() -> None:
-    bad = 11
-    numerics = Numerics(width=8, fixed=True, border=128, prefill_chunk=128)
-    _, model = tiny.wrapped_pair("LlamaConfig", numerics, "amusd")
-    engine = engine_of(model)
-    short = SamplingParams(max_new_tokens=8, ignore_eos=True)
-    whole = engine.generate([3, 4, 5], short).token_ids
-    network: Any = model.network
-    with torch.inference_mode():
-        network._embedding[bad] = NAN
-    assert bad not in whole
-    with pytest.raises(NotFiniteError, match="position 6, prompt included"):
-        engine.generate([3, 4, bad, 4, 5, 6], short)
-    assert engine.generate([3, 4, 5], short).token_ids == whole

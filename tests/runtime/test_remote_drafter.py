@@ -41,7 +41,6 @@ INNER: dict[str, Callable[[], Drafter]] = {
     "ngram": lambda: NgramDrafter(1, 3),
 }
 SAMPLED = Distribution(temperature=0.9, seed=4)
-RATIO_TEST = Distribution(temperature=0.9, seed=4, acceptance="rejection")
 TOKENS = st.lists(st.integers(0, 5), min_size=1, max_size=6)
 ACTIONS = st.tuples(st.sampled_from(["propose", "propose", "commit", "truncate", "reopen"]), TOKENS, st.integers(0, 9))
 
@@ -138,38 +137,6 @@ def test_the_middles_text_is_its_own_whatever_its_draft_does(
     assert middle.draft.failure is None
     assert middle.draft.num_refused == 0
     assert middle.worker.num_ignored == 0 or loss > 0
-
-
-@pytest.mark.parametrize("distribution", [GREEDY, SAMPLED, RATIO_TEST], ids=["greedy", "sampled", "ratio test"])
-def test_a_draft_that_has_had_time_makes_several_tokens_a_pass(distribution: Distribution) -> None:
-    middle = Middle("same", distribution)
-    middle.drafter.open((1, 2, 3), CAPACITY)
-    middle.let(8)
-    first = middle.drafter.propose(4)
-    assert len(first) == 4
-    middle.let(8)
-    assert len(middle.drafter.propose(4)) == 4
-    assert middle.draft.num_openings == 1
-
-
-def test_what_the_target_rejects_begins_another_sequence_and_is_not_prefilled_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    middle = Middle("same", GREEDY)
-    middle.drafter.open((1, 2, 3), CAPACITY)
-    middle.let(8)
-    proposed = middle.drafter.propose(4)
-    prefilled: list[int] = []
-    prefill = TableModel.prefill
-    monkeypatch.setattr(
-        TableModel, "prefill", lambda self, ids, cache: prefilled.append(len(ids)) or prefill(self, ids, cache)
-    )
-    middle.drafter.truncate(5)
-    middle.drafter.commit(((proposed[2] + 1) % 6,))
-    middle.let(8)
-    assert middle.draft.num_openings == 2
-    assert sum(prefilled) <= 1
-    assert len(middle.drafter.propose(4)) == 4
 
 
 def test_a_middle_without_its_draft_drafts_alone() -> None:

@@ -8,14 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import pytest
-from msgspec.structs import replace
 from runtime.pair import PROMPT, VOCAB_SIZE, target_model
 from runtime.table_tree import TableTreeDrafter, spread
 
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter
 from amusd.drafters.ngram import NgramCache
-from amusd.errors import InvariantError, RankLostError
 from amusd.protocol.draft_session import Guesses, Node, Transition
 from amusd.protocol.messages import Open, Verdict
 from amusd.runtime.rollback import RollbackManager, propose
@@ -108,12 +106,6 @@ def contradiction(manager: RollbackManager) -> Verdict:
     return Verdict(1, 1, 0, manager.session.base, (first.token_id, other), 1)
 
 
-def foreseen(manager: RollbackManager) -> Verdict:
-    """The first token of the likeliest path."""
-    session = manager.session
-    return Verdict(1, 1, 0, session.base, (session.root.children[0].token_id,), 1)
-
-
 @pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
 @pytest.mark.parametrize("kind", DRAFTERS)
 @pytest.mark.parametrize("number", range(0, 40, 3))
@@ -173,60 +165,3 @@ def test_a_drafter_that_cannot_follow_is_opened_again_with_what_the_verdict_comm
     assert manager.drafter.length == manager.session.base
     assert "opened again: DeviceLostError('follow')" in caplog.text
     assert propose([manager])[0].num_tokens > 0
-
-
-@pytest.mark.parametrize("kind", DRAFTERS)
-def test_a_drafter_that_cannot_be_opened_again_leaves_the_session_as_it_was(kind: str) -> None:
-    calls: list[str] = []
-
-    def fails(name: str) -> bool:
-        calls.append(name)
-        return name == "follow" or calls.count("open") > 1
-
-    manager = manager_of(kind, fails=fails)
-    before = tree_of(manager)
-    with pytest.raises(InvariantError, match="could not be opened again: open"):
-        manager.apply(contradiction(manager))
-    assert tree_of(manager) == before
-
-
-def test_a_chain_whose_drafter_kept_what_was_contradicted_is_opened_again(caplog: pytest.LogCaptureFixture) -> None:
-    class Forgetful(BrittleDrafter):
-        def follow(self, transition: Transition) -> None:
-            """Does nothing, and says nothing."""
-
-    manager = RollbackManager(OPENINGS["chain"], Forgetful(DRAFTERS["chain"](), lambda _: False))
-    for _ in range(4):
-        propose([manager])
-    verdict = contradiction(manager)
-    with caplog.at_level(logging.WARNING):
-        manager.apply(verdict)
-    committed = len(PROMPT) + len(verdict.token_ids)
-    assert manager.session.base == manager.drafter.length == committed
-    assert f"drafter holds {len(PROMPT) + 4} tokens, session {committed}" in caplog.text
-
-
-def test_a_step_makes_one_token_of_each_chain_where_the_target_has_none_of_one() -> None:
-    model = target_model()
-    model.tokens_per_step = 4
-    opening = replace(OPENINGS["chain"], max_lookahead=40)
-    managers = [RollbackManager(opening, AutoregressiveDrafter(model)) for _ in range(2)]
-    verdicts = {"none": lambda _: None, "foreseen": foreseen, "contradiction": contradiction}
-    steps = []
-    for name in ("none", "none", "foreseen", "contradiction", "none"):
-        if (verdict := verdicts[name](managers[0])) is not None:
-            managers[0].apply(verdict)
-        steps.append([proposal.num_tokens for proposal in propose(managers)])
-    assert steps == [[1, 1], [4, 4], [4, 4], [1, 1], [4, 4]]
-
-
-def test_a_lost_rank_is_not_mended() -> None:
-    class Alone(BrittleDrafter):
-        def follow(self, transition: Transition) -> None:
-            raise RankLostError("rank 1 is gone")
-
-    manager = RollbackManager(OPENINGS["tree"], Alone(DRAFTERS["tree"](), lambda _: False))
-    before = tree_of(manager)
-    with pytest.raises(RankLostError):
-        manager.apply(Verdict(1, 1, 0, len(PROMPT), (1,), 0))
-    assert tree_of(manager) == before

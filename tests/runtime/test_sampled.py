@@ -6,12 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 import pytest
-from memory_link import MemoryTransport
-from oracle import OracleDrafter
 from passes import forward
-from runtime.pair import PROMPT, VOCAB_SIZE, SpoilingLink, decoding, pair, target_model
+from runtime.pair import PROMPT, VOCAB_SIZE, decoding, pair, target_model
 from table_model import TableModel
 
 from amusd.answer import Generation
@@ -20,11 +17,8 @@ from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter
 from amusd.drafters.cascade import CascadeDrafter
 from amusd.drafters.ngram import NgramCache, NgramDrafter
-from amusd.drafters.synthetic import right_with_probability
 from amusd.engine import Engine
-from amusd.protocol.messages import Candidate
-from amusd.sampling.acceptance import certain
-from amusd.types import Mode, TokenSource
+from amusd.types import Mode
 
 SPECULATIVE = [Mode.SYNCHRONOUS, Mode.ASYNCHRONOUS]
 NUM_TOKENS = 40
@@ -83,31 +77,6 @@ def test_a_draft_equal_to_the_target_is_always_accepted(filters: dict[str, Any],
             assert answer.metrics.num_accepted >= least * answer.metrics.num_verified
 
 
-@pytest.mark.parametrize("mode", SPECULATIVE)
-def test_an_oracle_in_uneven_timing_changes_nothing(mode: Mode) -> None:
-    seed = 1
-    wanted = params(0.9, seed=seed)
-    with pair({}) as (engine, _):
-        expected = plain(engine, wanted).token_ids
-    answer_tokens = (*PROMPT, *expected, *[0] * 20)
-    factory = lambda: OracleDrafter(answer_tokens, right_with_probability(0.7, seed), VOCAB_SIZE)  # noqa: E731
-    with pair({"oracle": factory}, seed=seed, max_delay_seconds=0.01, pass_seconds=0.01) as (engine, _):
-        answer = engine.generate(PROMPT, wanted, decoding=decoding(mode, 6))
-    assert answer.token_ids == expected
-    assert 0 < answer.metrics.num_accepted < answer.metrics.num_verified
-
-
-@pytest.mark.parametrize("mode", list(Mode))
-@pytest.mark.parametrize("changes", [{}, {"acceptance": "rejection"}, {"stop": ("f",)}], ids=str)
-def test_each_token_says_where_it_comes_from(mode: Mode, changes: dict[str, Any]) -> None:
-    with pair({"stranger": DRAFTERS["stranger"]}) as (engine, _):
-        stream = engine.stream(PROMPT, params(1.0, **changes), decoding=decoding(mode, 4))
-        sources, metrics = [token.source for token in stream], stream.generation.metrics
-    assert sources.count(TokenSource.CANDIDATE) == metrics.num_accepted
-    assert sources.count(TokenSource.TARGET) == metrics.num_tokens - metrics.num_accepted
-    assert (metrics.num_accepted > 0) == (mode is not Mode.AUTOREGRESSIVE)
-
-
 @pytest.mark.parametrize("mode", list(Mode))
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_logprobs_are_those_of_scoring_the_answer_again(mode: Mode, temperature: float) -> None:
@@ -147,27 +116,3 @@ def test_under_the_ratio_test_every_drafter_works_and_some_candidates_are_reject
             if drafter == "stranger":
                 assert 0 < answer.metrics.num_accepted < answer.metrics.num_verified
         assert engine.draft_failure is None
-
-
-LIES: dict[str, Callable[[Candidate], tuple[bytes, ...]]] = {
-    "none at all": lambda _: (),
-    "of another token": lambda candidate: (
-        certain(VOCAB_SIZE - 1 - candidate.token_ids[0]),
-        *candidate.draft_probs[1:],
-    ),
-}
-
-
-@pytest.mark.parametrize("lie", LIES)
-def test_a_row_that_nothing_can_be_drawn_from_is_refused_and_the_answer_goes_on(lie: str) -> None:
-    wanted = params(1.0, acceptance="rejection")
-
-    def wrap(link: MemoryTransport) -> Any:
-        return SpoilingLink(link, lambda told: msgspec.structs.replace(told, draft_probs=LIES[lie](told)))
-
-    with pair({"same": DRAFTERS["same"]}, wrap_target_link=wrap) as (engine, _):
-        answer = engine.generate(PROMPT, wanted, decoding=decoding(Mode.ASYNCHRONOUS, 5))
-        assert engine.draft_failure is None
-    assert len(answer.token_ids) == NUM_TOKENS
-    assert answer.metrics.num_refused > 1
-    assert answer.metrics.num_accepted > 1  # what is refused is offered again

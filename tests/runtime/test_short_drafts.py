@@ -5,19 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from models import tiny
-from models.tiny import wrap_model
 from runtime.pair import PROMPT, VOCAB_SIZE, decoding, pair, params, reference
 from table_model import TableModel
 
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter
 from amusd.drafters.cascade import CascadeDrafter
-from amusd.drafters.tree import ModelTreeDrafter
-from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
-from amusd.protocol.messages import Open, Verdict
-from amusd.runtime.rollback import RollbackManager, propose
 from amusd.types import Mode
 
 POSITIONS = 30
@@ -60,21 +54,3 @@ def test_the_answer_is_the_targets_and_is_drafted_as_far_as_the_draft_reaches(
     assert num_drafted >= (10 if prompt is PROMPT else 0)
     waits = [event.duration_ns for event in engine.worker.recorder.events if event.name == "target_wait"]
     assert sum(waits) < 15e9, "the target waits for what cannot come"
-
-
-@pytest.mark.parametrize("fan_out", [1, 3])
-def test_a_tree_ends_at_the_last_position(fan_out: int) -> None:
-    llama = wrap_model(
-        tiny.tiny_causal_lm(tiny.tiny_config()),
-        LoadOptions(numerics=Numerics(width=8, fixed=False), max_model_len=POSITIONS),
-    )
-    opening = Open(1, 1, (5, 6, 7), 100, "tree", 8, 1, fan_out=fan_out, rows_per_step=fan_out)
-    manager, deepest = RollbackManager(opening, ModelTreeDrafter(llama)), 0
-    while (base := manager.session.base) < 2 * POSITIONS:
-        for _ in range(4):
-            propose([manager])
-        assert manager.session.num_nodes > 0 or base >= POSITIONS
-        deepest = max([deepest, *(node.position for node in manager.session.root.below())])
-        manager.apply(Verdict(1, 1, 0, base, (3, 4), 0))
-    assert deepest == POSITIONS - 1
-    assert not manager.has_work

@@ -1,25 +1,20 @@
-"""What is refused before anything is loaded, and what is loaded before any draft is there."""
+"""What is refused before anything is loaded, and what a target raises where its draft ends."""
 
 from __future__ import annotations
-
-import sys
 
 import pytest
 from memory_link import memory_pair
 
-from amusd.config import DrafterConfig, EngineConfig, HardwareConfig, TransportConfig
+from amusd.config import EngineConfig, HardwareConfig, TransportConfig
 from amusd.errors import ConfigError, PeerFailedError
 from amusd.models.language_model import LanguageModel
 from amusd.models.tokenizer import Tokenizer
 from amusd.protocol.messages import PROTOCOL_VERSION, Hello
 from amusd.runtime.handshake import await_hello, failure_report
-from amusd.runtime.startup import connect_target, link_devices, prepare_draft
+from amusd.runtime.startup import connect_target, link_devices
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Rendezvous
 from amusd.types import Role
-
-NGRAM = DrafterConfig(kind="ngram")
-ON_CPU = HardwareConfig(devices=("cpu", "cpu"))
 
 
 def load() -> tuple[LanguageModel, Tokenizer]:
@@ -38,27 +33,6 @@ def test_nccl_without_two_gpus_is_refused_before_weights_are_loaded(monkeypatch:
     with pytest.raises(ConfigError, match="the target is on cuda:0, the draft on cpu") as caught:
         connect_target(config, load, publish, Recorder("target"))
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are forked on Linux alone")
-def test_a_draft_on_a_cpu_is_prepared_once_for_all_its_lives() -> None:
-    prepared = prepare_draft(EngineConfig(drafters=(NGRAM,), hardware=ON_CPU))
-    assert prepared is not None
-    assert list(prepared.factories) == ["ngram"]
-    assert None not in prepared.factories["ngram"]
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        EngineConfig(drafters=(NGRAM,), hardware=HardwareConfig(devices=("cuda:0", "cuda:1"))),
-        EngineConfig(drafters=(DrafterConfig(kind="hf", model="/nowhere"),), hardware=ON_CPU),
-    ],
-    ids=["on a GPU", "no such model"],
-)
-def test_elsewhere_each_process_loads_it_for_itself(config: EngineConfig) -> None:
-    """So that one which cannot be loaded is reported by the process that drafts."""
-    assert prepare_draft(config) is None
 
 
 @pytest.mark.parametrize(

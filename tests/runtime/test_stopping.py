@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from oracle import OracleDrafter, always_right
+from oracle import always_right
 from runtime.pair import PROMPT, VOCAB_SIZE, decoding, oracle, pair, params, reference
 from table_model import TableTokenizer
 
@@ -76,17 +76,3 @@ def test_streamed_text_is_the_answers_text(mode: Mode) -> None:
             assert "".join(token.text for token in tokens) == stream.generation.text
             assert tuple(token.token_id for token in tokens) == stream.generation.token_ids
             assert not any(string in stream.generation.text for string in stop)
-
-
-def test_an_end_of_sequence_that_only_the_draft_sees_ends_nothing() -> None:
-    """The draft proposes EOS, the target rejects it: both go on (openvino #3293)."""
-    eos = next(token_id for token_id in range(VOCAB_SIZE) if token_id not in ANSWER)
-
-    def eos_drafter() -> OracleDrafter:
-        return OracleDrafter([*PROMPT, *([eos] * 40)], always_right(), VOCAB_SIZE)
-
-    with pair({"eos": eos_drafter}, eos_token_id=eos, pass_seconds=0.02) as (engine, _):
-        for mode in (Mode.SYNCHRONOUS, Mode.ASYNCHRONOUS):
-            answer = engine.generate(PROMPT, params(12), decoding=decoding(mode, BLOCK))
-            assert answer.token_ids == ANSWER[:12]
-            assert answer.metrics.num_verified > 0

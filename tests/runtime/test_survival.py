@@ -13,19 +13,14 @@ from descriptors import num_descriptors
 from runtime.draft_processes import (
     BABBLING,
     CRASHING,
-    EXPECTED,
-    FOREIGN,
     HANGING,
-    MUTE,
     NUM_TOKENS,
     STOPPED,
-    Survivor,
     survivor,
 )
-from runtime.pair import PacedModel, decoding
+from runtime.pair import decoding
 
 from amusd.runtime import draft_restart
-from amusd.runtime.draft_restart import MAX_RESTARTS
 from amusd.runtime.patience import MAX_NONSENSE
 from amusd.types import DraftPresence, Mode
 
@@ -63,29 +58,6 @@ def test_a_draft_that_is_killed_again_and_again_costs_no_token(links_folder: Pat
     assert list(links_folder.iterdir()) == []
 
 
-def test_a_first_draft_that_is_killed_before_it_is_ready_is_replaced(links_folder: Path) -> None:
-    with survivor("zeromq", {1: MUTE, 2: MUTE}) as pair:
-        assert pair.engine.worker.client.peer.incarnation == 3
-        assert pair.await_help(SCHEDULES[0]).metrics.num_draft_restarts == 0
-    assert list(links_folder.iterdir()) == []
-
-
-def test_a_killed_draft_is_replaced_within_an_answer_where_that_is_long_enough() -> None:
-    """The draft is killed, and the next one joins before the answer ends."""
-    with survivor("shared_memory") as pair:
-        model = pair.engine.worker.model
-        assert isinstance(model, PacedModel)
-        for _ in range(5):
-            pair.await_help(SCHEDULES[0])
-            model.pass_seconds *= 4  # until an answer takes longer than a process takes to start
-            metrics = pair.answer(SCHEDULES[0], 2, pair.kill).generation.metrics
-            if metrics.num_draft_restarts:
-                break
-    assert metrics.num_draft_restarts == 1
-    assert 0 < metrics.num_tokens_alone < NUM_TOKENS
-    assert metrics.draft is None  # of the first draft's share nothing is known
-
-
 def test_a_stopped_draft_is_waited_for_once_and_used_again_when_it_goes_on() -> None:
     """The deadline for a block is ten seconds, so that to wait for each would take longer than a test may."""
     with survivor("shared_memory") as pair:
@@ -117,32 +89,3 @@ def test_a_draft_that_fails_is_replaced(monkeypatch: pytest.MonkeyPatch, kind: s
         pair.await_help(replace(SCHEDULES[0], max_silence_seconds=0.1))
         assert pair.engine.draft_losses[0].startswith(reason)
         assert pair.engine.num_draft_restarts == 1
-
-
-def test_a_draft_that_comes_back_with_another_tokenizer_is_refused_in_one_line() -> None:
-    with survivor("shared_memory", {2: FOREIGN}) as pair:
-        pair.answer(SCHEDULES[0], 5, pair.kill)
-        _until_given_up(pair)
-        failure = pair.engine.draft_failure
-        assert failure is not None
-        assert "is refused: drafter=oracle: its tokenizer differs from the target's" in failure
-        assert "\n" not in failure
-        assert pair.answer(SCHEDULES[1]).generation.metrics.num_tokens_alone == NUM_TOKENS
-
-
-def test_after_some_fruitless_restarts_the_target_stays_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draft_restart, "BACK_OFF_SECONDS", 0.001)
-    with survivor("zeromq", dict.fromkeys(range(2, 20), CRASHING)) as pair:
-        pair.await_help(SCHEDULES[0])
-        pair.answer(SCHEDULES[0], 5, pair.kill)
-        _until_given_up(pair)
-        assert f"{MAX_RESTARTS} restarts in a row brought no accepted candidate" in (pair.engine.draft_failure or "")
-        assert pair.engine.num_draft_restarts == MAX_RESTARTS
-
-
-def _until_given_up(pair: Survivor) -> None:
-    for _ in range(200):
-        assert pair.answer(SCHEDULES[0]).token_ids == EXPECTED
-        if pair.engine.draft_failure is not None:
-            return
-    raise AssertionError(f"the target still looks for a draft: {pair.engine.draft_losses}")

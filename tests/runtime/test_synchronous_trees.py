@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 from runtime.pair import PROMPT, decoding, pair, params, reference
-from runtime.table_tree import TableTreeDrafter, spread
 from runtime.test_branching import NUM_TOKENS, SAME, TREES, check_counts, sampled
 
 from amusd.config import DecodingConfig
@@ -40,13 +39,3 @@ def test_the_draft_takes_its_steps_and_stops(num_steps: int) -> None:
     assert metrics.num_tokens / metrics.num_passes > num_steps  # each block is accepted, and a token more
     assert metrics.draft is not None
     assert num_steps * (metrics.num_passes - 2) <= metrics.draft.num_steps <= num_steps * metrics.num_passes
-
-
-def test_a_tree_finds_what_a_chain_of_the_same_steps_misses() -> None:
-    makers: dict[str, Callable[[], Drafter]] = {"spread": lambda: TableTreeDrafter(places=spread(1))}
-    num_passes = []
-    with pair(CHAINS, makers) as (engine, _):
-        for options in ({"fan_out": 3, "verify_breadth": 3}, {"fan_out": 2, "verify_breadth": 1}):
-            answer = engine.generate(PROMPT, params(NUM_TOKENS), decoding=tree(3, **options), drafter="spread")
-            num_passes.append(answer.metrics.num_passes)
-    assert num_passes[0] < num_passes[1]

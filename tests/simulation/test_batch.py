@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulation.builders import PLAIN, branching, chain, costs, of_answers, rows_of, simulator, synchronous, windowed
+from simulation.builders import PLAIN, costs, of_answers, rows_of, simulator, synchronous
 from simulation.test_simulator import spans
 
 from amusd.config import DecodingConfig
 from amusd.simulation.cost import Costs, Duration, Shared
 from amusd.simulation.tokens import drawn_answers
-from amusd.tracing.metrics import GenerationMetrics
 
 MILLISECOND = 1_000_000
 
@@ -32,25 +30,6 @@ def test_plain_decoding_takes_a_pass_over_all_of_them_for_a_token_of_each(
     counted = min(batch_size, knee_rows or batch_size)
     pass_ms = (10 + row_ms * (counted - 1)) * batch_size / counted + sequence_ms * (batch_size - 1)
     assert speed == pytest.approx(batch_size * 1000 / pass_ms, rel=1e-6)
-
-
-@pytest.mark.parametrize("decoding", [PLAIN, synchronous(3), windowed(4), chain(0), chain(2), branching(1)])
-def test_where_rows_are_free_alike_sequences_go_together_as_one_goes_alone(
-    decoding: DecodingConfig,
-) -> None:
-    batch_size = 3
-    single = simulator(0.7, costs(6.5, delay=0.03), num_tokens=150)
-    together = replace(single, answers=single.answers * batch_size, batch_size=batch_size)
-    alone, outcome = single.run(decoding), together.run(decoding)
-    assert all(but_for_shares(answer) == but_for_shares(alone.answers[0]) for answer in outcome.answers)
-    assert outcome.tokens_per_second / alone.tokens_per_second == pytest.approx(batch_size)
-    assert outcome.draft_idle_fraction == pytest.approx(alone.draft_idle_fraction)
-
-
-def but_for_shares(answer: GenerationMetrics) -> GenerationMetrics:
-    """Without its number, and the share of the draft's time, of which each sequence of a step has a part."""
-    draft = answer.draft and msgspec.structs.replace(answer.draft, busy_ns=0, sequence_id=0)
-    return replace(answer, draft=draft)
 
 
 def test_auto_does_not_take_the_time_of_prompts_for_that_of_drafting() -> None:
@@ -86,10 +65,3 @@ def test_the_slot_of_a_finished_sequence_is_taken_by_the_next_answer(lengths: li
         slots[free] += 10 * length
     found = spans(machine.run(PLAIN))
     assert {event.sequence_id: event.start_ns / MILLISECOND for event in found} == begin_ms
-
-
-def test_the_throughput_is_that_of_full_slots() -> None:
-    """The last answer has the machine to itself from its tenth token on, when the other slot finds no more."""
-    answers = tuple((True,) * length for length in (10, 10, 30, 20, 200))
-    outcome = of_answers(answers, costs(10, passes=rows_of(10, 10)), batch_size=2).run(PLAIN)
-    assert outcome.tokens_per_second == pytest.approx(2 * 1000 / 20)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 
 import pytest
 from runtime.pair import PROMPT
-from simulation.builders import PLAIN, branching, chain, of_answers, synchronous, write_run
+from simulation.builders import PLAIN, chain, of_answers, synchronous, write_run
 from tracing.runs import Run
 
 from amusd.config import DecodingConfig
@@ -17,7 +16,7 @@ from amusd.errors import ConfigError
 from amusd.simulation.calibration import Calibration, calibrate
 from amusd.simulation.cost import Costs, Duration, Shared
 from amusd.simulation.simulator import Simulator
-from amusd.simulation.tokens import drawn_answers, replayed_answers
+from amusd.simulation.tokens import drawn_answers
 
 
 def ms(*values: float) -> Duration:
@@ -36,11 +35,6 @@ COSTS = Costs(
     to_draft=ms(0.06),
 )
 """Every time another one, so that none can be taken for another."""
-
-
-TREES = dataclasses.replace(
-    COSTS, tree_steps={rows: Shared(ms(1.8 + 0.1 * rows), ms(2.0 + 0.1 * rows)) for rows in range(1, 9)}
-)
 
 
 def machine(costs: Costs = COSTS) -> Simulator:
@@ -66,16 +60,6 @@ def test_the_times_that_went_in_come_out(tmp_path: Path) -> None:
         assert set(getattr(found, name).samples) == set(getattr(COSTS, name).samples), name
 
 
-def test_a_calibrated_simulation_repeats_the_run(tmp_path: Path) -> None:
-    calibration = measured(tmp_path, machine(), PLAIN, synchronous(4), chain(2))
-    replayed = of_answers(replayed_answers(calibration.traces, 0), calibration.costs, max_candidates=7)
-    for decoding in (synchronous(4), chain(2)):
-        before, after = (each.run(decoding).metrics for each in (machine(), replayed))
-        assert after.num_tokens == 2 * before.num_tokens  # each answer was seen twice, once under each schedule
-        speeds = [metrics.num_tokens / metrics.total_ns for metrics in (before, after)]
-        assert speeds[1] == pytest.approx(speeds[0], rel=0.02)
-
-
 def test_outcomes_are_seen_as_they_were(tmp_path: Path) -> None:
     simulator = machine()
     calibration = measured(tmp_path, simulator, PLAIN, chain(3))
@@ -99,31 +83,6 @@ def test_a_real_run_is_seen_as_it_was(tmp_path: Path, real_run: Run) -> None:
     assert 0 < costs.to_target.samples[0] < 4_000_000
 
 
-def test_the_times_of_a_tree_come_out_by_number_of_nodes(tmp_path: Path) -> None:
-    simulator = dataclasses.replace(machine(TREES), accept_next=0.5)
-    found = measured(tmp_path, simulator, PLAIN, chain(2), branching(2, fan_out=3, rows_per_step=8)).costs
-    assert set(found.draft_token.alone.samples) == {1_500_000}
-    assert {1, 3, 8} < set(found.tree_steps)
-    for rows, shared in found.tree_steps.items():
-        # what was only seen beside the other worker, or without it, is taken for both
-        assert {*shared.alone.samples, *shared.together.samples} <= {
-            1_800_000 + 100_000 * rows,
-            2_000_000 + 100_000 * rows,
-        }
-    assert found.tree_steps[8].together == Duration((2_800_000,) * len(found.tree_steps[8].together.samples))
-    assert found.tree_row_ns == pytest.approx(100_000, rel=0.3)
-
-
-def test_a_tree_shows_how_good_its_further_guesses_are(tmp_path: Path) -> None:
-    simulator = dataclasses.replace(
-        machine(TREES), accept_next=0.5, answers=drawn_answers(0.7, num_answers=6, num_tokens=150, seed=2)
-    )
-    calibration = measured(tmp_path, simulator, PLAIN, branching(2, fan_out=5, verify_breadth=3))
-    assert calibration.accept_next == pytest.approx(0.5, abs=0.05)
-    smallest = calibration.costs.tree_steps[1]
-    assert calibration.costs.draft_token == smallest  # without a chain
-
-
 @pytest.mark.parametrize("left_out", ["everything", "what was compared"])
 def test_a_run_that_says_too_little_is_refused_in_one_line(tmp_path: Path, left_out: str) -> None:
     events = tmp_path / "events"
@@ -133,28 +92,3 @@ def test_a_run_that_says_too_little_is_refused_in_one_line(tmp_path: Path, left_
     with pytest.raises(ConfigError, match="no draft token that was compared") as caught:
         calibrate(tmp_path, "embedded")
     assert "\n" not in str(caught.value)
-
-
-def test_where_a_lookup_found_nothing_it_was_not_right(tmp_path: Path) -> None:
-    """Positions 10 to 12 are committed one by one; the draft had something to say about the second of them only."""
-    (tmp_path / "events").mkdir()
-
-    def write(role: str, *events: tuple[str, dict[str, object]]) -> None:
-        lines = [
-            {"name": name, "role": role, "sequence_id": 1, "start_ns": 10 * number, "end_ns": 10 * number + 5, **fields}
-            for number, (name, fields) in enumerate((("worker", {"host": "a", "pid": 1}), *events))
-        ]
-        text = "".join(json.dumps(line) + "\n" for line in lines)
-        (tmp_path / "events" / f"{role}.jsonl").write_text(text, encoding="utf-8")
-
-    def one_token(committed_length: int, num_judged: int) -> tuple[str, dict[str, object]]:
-        counts = {"num_candidates": num_judged, "num_judged": num_judged, "num_accepted": 0, "num_tokens": 1}
-        return "target_pass", {**counts, "committed_length": committed_length}
-
-    steps = [("draft_step", {"num_tokens": number, "length": length}) for number, length in ((0, 10), (1, 12), (0, 12))]
-    sequence = ("sequence", {"drafter": "ngram"})
-    write("target", one_token(11, 0), one_token(12, 1), one_token(13, 0), sequence)
-    write("draft", *steps, sequence)
-    assert calibrate(tmp_path, "ngram").traces == ((False, False, False),)
-    write("draft", *steps[:2], sequence)
-    assert calibrate(tmp_path, "ngram").traces == ((False, False, None),)

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from oracle import OracleDrafter
-from runtime.pair import PROMPT, VOCAB_SIZE, decoding, pair, params, reference
+from runtime.pair import PROMPT, VOCAB_SIZE, Factories, decoding, pair, params, reference
 from runtime.table_tree import TableTreeDrafter, spread
 
 from amusd.answer import Generation
 from amusd.config import DecodingConfig
-from amusd.drafters.synthetic import Schedule, right_with_probability
+from amusd.drafters.synthetic import right_with_probability
 from amusd.protocol.draft_session import Guesses, Node
 from amusd.tracing.events import EVENTS, Event
 from amusd.tracing.recorder import Recorder, as_format
@@ -55,15 +55,11 @@ class Run:
         return directory
 
 
-def run(*schedules: DecodingConfig, accept: Schedule | None = None, tokens: int = NUM_TOKENS) -> Run:
+def run(*schedules: DecodingConfig) -> Run:
     """One answer for each of `schedules`, with a draft that is right with probability 0.7."""
-    known = reference(tokens + 20)
-    schedule = accept or right_with_probability(0.7, 5)
-    with pair({"oracle": lambda: PacedOracle(known, schedule, VOCAB_SIZE)}, pass_seconds=0.004) as (engine, draft):
-        answers = [engine.generate(PROMPT, params(tokens), decoding=each) for each in schedules]
-        target = engine.worker.recorder
-    assert draft.error is None
-    return Run(target.events, draft.recorder.events, tuple(answers))
+    known = reference(NUM_TOKENS + 20)
+    schedule = right_with_probability(0.7, 5)
+    return recorded({"oracle": lambda: PacedOracle(known, schedule, VOCAB_SIZE)}, {}, schedules)
 
 
 class PacedTree(TableTreeDrafter):
@@ -77,8 +73,12 @@ class PacedTree(TableTreeDrafter):
 def run_branching(**changes: object) -> Run:
     """Two answers over trees, whose right token stands at any rank or at none."""
     schedule = decoding(Mode.ASYNCHRONOUS, 8, policy="branching", fan_out=3, rows_per_step=3, **changes)
-    with pair({}, {"tree": lambda: PacedTree(places=spread(4, 0.5, 0.3))}, pass_seconds=0.004) as (engine, draft):
-        answers = [engine.generate(PROMPT, params(NUM_TOKENS), decoding=schedule) for _ in range(2)]
+    return recorded({}, {"tree": lambda: PacedTree(places=spread(4, 0.5, 0.3))}, [schedule] * 2)
+
+
+def recorded(chains: Factories, trees: Factories, schedules: Sequence[DecodingConfig]) -> Run:
+    with pair(chains, trees, pass_seconds=0.004) as (engine, draft):
+        answers = [engine.generate(PROMPT, params(NUM_TOKENS), decoding=each) for each in schedules]
         target = engine.worker.recorder
     assert draft.error is None
     return Run(target.events, draft.recorder.events, tuple(answers))

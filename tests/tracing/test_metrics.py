@@ -10,7 +10,7 @@ from full_disk import files_of_at_most
 from tracing.runs import made
 
 from amusd.protocol.messages import Progress
-from amusd.tracing.metrics import GenerationMetrics, total
+from amusd.tracing.metrics import GenerationMetrics
 from amusd.tracing.recorder import Recorder
 from amusd.tracing.timeline import read_events
 from amusd.types import Role
@@ -27,7 +27,6 @@ ONE = GenerationMetrics(
     acceptance=Counter({(2, 1): 3, (2, 2): 1}),
     draft=Progress(Role.DRAFT, 1, 10, 20, 2, 0, 60, 0, 120),
 )
-OTHER = GenerationMetrics(num_tokens=5, total_ns=70_000_000, num_passes=5)
 
 
 def test_figures_of_one_generation() -> None:
@@ -64,18 +63,6 @@ def test_figures_under_the_names_that_benchmark_clients_read() -> None:
         "num_draft_tokens": 7,
         "num_spec_tokens": 3,
     }
-
-
-def test_figures_that_do_not_exist_are_none() -> None:
-    figures = OTHER.as_dict()
-    assert figures["acceptance_rate"] is figures["num_rollbacks"] is figures["p99_inter_token_latency_ms"] is None
-
-
-def test_ratios_of_several_generations_are_ratios_of_the_sums() -> None:
-    both = total([ONE, OTHER, ONE])
-    assert (both.num_prompts, both.num_tokens, both.accepted_by_position) == (3, 25, [8, 2])
-    assert both.as_dict()["tokens_per_second"] == pytest.approx(25 / 0.33)
-    assert both.draft == Progress(Role.DRAFT, 1, 20, 40, 4, 0, 120, 0, 240)
 
 
 def test_events_that_a_file_cannot_take_are_dropped_whole_and_said_once(

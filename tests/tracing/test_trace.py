@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -31,24 +30,6 @@ def test_the_file_the_picture_and_the_figures_of_a_sequence(
     assert "synchronous, blocks of 2" in svg
     assert "asynchronous (chain)" in svg
     assert (run_directory / "timeline.png").is_file()
-
-
-def test_a_sequence_can_be_chosen(
-    run_directory: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("amusd.commands.plots.write", lambda *_: None)
-    for number, schedule in {1: "autoregressive", 4: "synchronous, blocks of 2, drafter oracle"}.items():
-        assert trace(run_directory, number) == 0
-        assert capsys.readouterr().out.startswith(f"sequence {number}: {schedule}\n")
-
-
-def test_without_matplotlib_all_but_the_picture_is_there(
-    run_directory: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert trace(run_directory) == 0
-    assert "timeline.svg: not drawn: figures need matplotlib: pip install 'amusd[plots]'" in capsys.readouterr().out
-    assert (run_directory / "trace.json").is_file()
 
 
 def test_what_cannot_be_traced_is_said_in_one_line(
