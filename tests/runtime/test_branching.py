@@ -125,9 +125,6 @@ def test_several_paths_give_the_tokens_and_logprobs_of_plain_decoding(
     assert num_accepted_alternatives > 0
 
 
-# The drafter that is told the answer
-
-
 # What cannot be
 
 

@@ -1,4 +1,4 @@
-"""Matching: for a seed, the tokens of plain decoding in every mode, timing and fault, whatever the draft is."""
+"""Matching: for a seed, the tokens of plain decoding in every mode, whatever the draft is; logprobs; the ratio test."""
 
 from __future__ import annotations
 

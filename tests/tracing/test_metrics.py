@@ -1,4 +1,4 @@
-"""Counts add up, ratios are taken of the sums, and events survive the file."""
+"""The figures of an answer, and events that survive the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rule that `transport=auto` follows, and that the link which is made is the one that it names."""
+"""The rule that `transport=auto` follows, and what it says where ZeroMQ is missing."""
 
 from __future__ import annotations
 
