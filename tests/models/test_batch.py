@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,14 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import tiny
 from models.blocks import random_ids
-from models.paths import random_paths, tree_rows
+from models.paths import random_paths
 from models.tiny import wrap_model
 from passes import forward
 from torch import Tensor
 
 from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel, extend
-from amusd.models.decoder import Decoder
 from amusd.models.eager import EagerPasses
 from amusd.models.graphs import run_each_time
 from amusd.models.kv_cache import KVCache
@@ -172,39 +170,6 @@ def test_numbers_of_rows_agree_if_they_give_the_bits_of_the_width(monkeypatch: p
     assert [even.quickest(rows) for rows in (1, 2, 3, 7, 8, 9)] == [6, 6, 6, 8, 8, 24]
 
 
-@pytest.mark.parametrize("replayed", [False, True])
-def test_a_pass_over_some_caches_changes_no_other(replayed: bool) -> None:
-    model = tiny_model(REPLAYED["fixed"] if replayed else FIXED, replayed=replayed)
-    rng = random.Random(3)
-    sequences = begin(model, rng, 4)
-    model.run([Rows(sequence.token_ids[:3], sequence.cache) for sequence in sequences])
-    memory = sequences[0].cache.memory
-
-    def region(cache: KVCache) -> list[Tensor]:
-        held = slice(cache.first, cache.first + cache.length)
-        return [tensor[:, held].clone() for tensor in memory._tensors.values()]
-
-    others = [sequences[0].cache, sequences[2].cache]
-    before = [region(cache) for cache in others]
-    one, two = sequences[1].cache, sequences[3].cache
-    rows = [Rows([5, 6, 7], two, parents=[0, 0]), Rows([5, 6, 7, 8], one)]
-    changes: list[Callable[[], object]] = [
-        lambda: model.run(rows),
-        lambda: model.keep([0, 2], two),
-        lambda: model.prefill(random_ids(30), one),
-        lambda: one.truncate(9),
-        one.wipe,
-        lambda: model.run([Rows([4], two), Rows([7], one)], model.tokens_per_step),
-        lambda: two.truncate(0),
-        two.wipe,
-    ]
-    for change in changes:
-        change()
-        for cache, old in zip(others, before, strict=True):
-            for now, then in zip(region(cache), old, strict=True):
-                assert torch.equal(now, then)
-
-
 KINDS = {"computed anew": (BUCKETED, False), **{name: (rule, True) for name, rule in REPLAYED.items()}}
 
 
@@ -220,28 +185,6 @@ def test_a_prompt_that_is_taken_in_beside_passes_of_others_has_the_bits_of_one_t
     found, _ = model.run([Rows([5], beside), Rows([6], busy)])
     logits = found.logits.clone()
     assert torch.equal(logits, forward(model, [5], alone).logits)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_trees_of_several_sequences_have_the_logits_that_each_has_alone(kind: str) -> None:
-    model = tiny_model(KINDS[kind][0], replayed=KINDS[kind][1])
-    caches, rng = model.new_caches(5, 20, spare=24), random.Random(1)
-    alone = [model.new_cache(20, spare=24) for _ in caches]
-    for index, pair in enumerate(zip(caches, alone, strict=True)):
-        for cache in pair:
-            model.prefill(random_ids(9 + index, seed=index), cache)
-    for _ in range(4):
-        members = rng.sample(range(5), rng.randint(1, 5))
-        trees = []
-        for index in members:
-            slots = rng.sample(range(9 + index, 40), rng.randint(1, 6))
-            paths = [[slot] if rng.random() < 0.5 or not row else [slots[0], slot] for row, slot in enumerate(slots)]
-            trees.append((random_ids(len(slots), seed=rng.randrange(99)), np.arange(9 + index), paths))
-        found = model.run([tree_rows(*tree, caches[index]) for index, tree in zip(members, trees, strict=True)])
-        logits = [output.logits.clone() for output in found]
-        for index, tree, together in zip(members, trees, logits, strict=True):
-            expected = model.run([tree_rows(*tree, alone[index])])[0].logits
-            torch.testing.assert_close(together, expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -309,17 +252,3 @@ def test_the_self_test_looks_at_neighbours(replayed: bool, monkeypatch: pytest.M
 
         monkeypatch.setattr(EagerPasses, "_call", spoilt)
         assert any(measure_width_invariance(model, random_ids(20), 30))
-
-
-def test_the_self_test_compares_passes_of_the_same_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny_model(REPLAYED["fixed"], replayed=True)
-    call = Decoder.__call__
-
-    def other_kernels(self: Decoder, token_ids: Tensor, *inputs: Any, **options: Any) -> Tensor | None:
-        logits = call(self, token_ids, *inputs, **options)
-        return None if logits is None else logits + len(token_ids) / 8
-
-    monkeypatch.setattr(Decoder, "__call__", other_kernels)
-    assert (
-        measure_width_invariance(model, random_ids(20), 30) == [0.0] * 3 * 30
-    )  # in blocks, among paths, beside sequences

@@ -117,22 +117,6 @@ def test_a_pass_that_was_not_prepared_is_an_error_and_not_a_delay() -> None:
         replayed.run([Rows([5], cache)], steps=2)
 
 
-def test_a_prompt_behind_a_path_that_was_kept_is_read_in_the_order_of_its_positions() -> None:
-    plain, replayed = models(Numerics(width=8, fixed=False, border=None, prefill_chunk=32, num_tracks=3), "amusd")
-    cache, expected_cache = replayed.new_cache(60), plain.new_cache(60)
-    replayed.prefill(random_ids(9), cache)
-    forward(replayed, [5, 6, 7, 8], cache, parents=[0, 0, 2]).choose()
-    replayed.keep([0, 2, 3], cache)
-    assert not cache.is_in_order(12)
-    rest = random_ids(21, seed=4)
-    replayed.prefill(rest, cache)
-    plain.prefill([*random_ids(9), 5, 7, 8, *rest], expected_cache)
-    expected = forward(plain, [9, 10], expected_cache).logits
-    torch.testing.assert_close(forward(replayed, [9, 10], cache).logits, expected, atol=1e-4, rtol=1e-4)
-    cache.truncate(0)
-    assert cache.is_in_order(60)
-
-
 def test_a_logit_that_is_no_finite_number_comes_with_the_tokens() -> None:
     _, replayed = models(Numerics(width=8, fixed=False, border=None, prefill_chunk=32, num_tracks=3), "transformers")
     cache = replayed.new_cache(40)

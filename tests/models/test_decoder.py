@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
 from models import tiny
-from models.blocks import decode_in_blocks, random_ids, stock_logits
+from models.blocks import NUMERICS, decode_in_blocks, random_ids, stock_logits
 from models.tiny import weights_of, wrap_model
 from passes import forward
 
 from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
-from amusd.models.decoder import Norm
 from amusd.models.graphs import Capture
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
@@ -184,26 +183,23 @@ def test_no_key_beyond_those_announced_is_read() -> None:
     assert torch.equal(forward(model, token_ids[40:], poisoned).logits, expected)
 
 
-def test_a_fixed_width_needs_borders_that_are_those_of_attention() -> None:
-    border = 48
-    model = lean_model(stock_model(CASES["grouped heads"]))
-    with pytest.raises(ValueError, match=f"border={border} must divide 128"):
-        replace(model, numerics=Numerics(width=8, fixed=True, border=border, prefill_chunk=768))
-    replace(model, numerics=Numerics(width=8, fixed=False, border=border, prefill_chunk=768))
+@pytest.mark.parametrize("numerics", NUMERICS)
+@pytest.mark.parametrize("name", tiny.ARCHITECTURES)
+def test_blocks_that_transformers_computes_agree_with_the_stock_forward(name: str, numerics: Numerics) -> None:
+    stock, model = tiny.wrapped_pair(name, numerics, model_impl="transformers")
+    assert model.implementation == "transformers"
+    token_ids = random_ids(110)
+    cache = model.new_cache(110)
+    model.prefill(token_ids[:41], cache)
+    expected = stock_logits(stock, token_ids)[41:]
+    assert expected.std() > 0.05, "the weights are too small for this test to see anything"
+    torch.testing.assert_close(decode_in_blocks(model, token_ids, cache), expected, atol=1e-3, rtol=1e-3)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 2**-8)])
-def test_a_norm_is_that_of_the_definition_and_each_row_its_own(dtype: torch.dtype, tolerance: float) -> None:
-    random = torch.Generator().manual_seed(0)
-    rows, weight = (torch.randn(*shape, generator=random) for shape in ((9, 576), (576,)))
-    rows[:, 5] *= 1e4
-    rows[3] = 0.0
-    rows[4] *= 1e-3  # where epsilon counts
-    rows, weight = rows.to(dtype), weight.to(dtype)
-    norm = Norm(weight, 1e-5, weight.device, dtype)
-    exact = rows.double() * (rows.double().square().mean(1, keepdim=True) + 1e-5).rsqrt() * weight.double()
-    normed = norm(rows)
-    assert normed.dtype is dtype
-    torch.testing.assert_close(normed.double(), exact, rtol=tolerance, atol=1e-6)
-    for index in range(len(rows)):
-        assert torch.equal(norm(rows[index : index + 1]), normed[index : index + 1])
+def test_the_last_position_of_a_full_cache_can_be_computed_with_padding() -> None:
+    stock, model = tiny.wrapped_pair("GPT2Config")  # its position table has no row beyond max_length
+    token_ids = random_ids(tiny.MAX_LENGTH)
+    cache = model.new_cache(tiny.MAX_LENGTH)
+    model.prefill(token_ids[:-1], cache)
+    expected = stock_logits(stock, token_ids)[-1:]
+    torch.testing.assert_close(forward(model, token_ids[-1:], cache).logits, expected, atol=1e-3, rtol=1e-3)

@@ -7,9 +7,10 @@ import pytest
 import torch
 import transformers
 from models import tiny
+from models.blocks import random_ids
 from passes import forward
-from safetensors.torch import save_file
 
+from amusd.config import DrafterConfig, EngineConfig, TargetConfig
 from amusd.errors import ConfigError
 from amusd.models.cached_model import CachedModel, extend
 from amusd.models.embedded_draft import (
@@ -22,6 +23,7 @@ from amusd.models.embedded_draft import (
 )
 from amusd.models.huggingface import load_model
 from amusd.models.load_options import LoadOptions
+from amusd.models.loading import load_draft_model
 from amusd.models.numerics import Numerics
 from amusd.models.tokenizer import load_tokenizer, user_turn
 
@@ -104,7 +106,41 @@ def test_the_embedded_draft_agrees_with_its_target_on_the_targets_own_text(embed
     assert sum(a == b for a, b in zip(chosen, answer, strict=False)) >= 8
 
 
-def test_another_format_is_refused(tmp_path: Path) -> None:
-    save_file({"weight": torch.zeros(1)}, tmp_path / "draft.safetensors")
-    with pytest.raises(ConfigError, match="not a file of the format amusd-draft-1"):
-        read_draft(tmp_path / "draft.safetensors")
+LAYERS = 4
+VOCAB = 300
+"""Room for the tokens of `tiny.byte_tokenizer`."""
+
+
+def engine_of(folder: Path, num_layers: int | None) -> EngineConfig:
+    drafter = DrafterConfig(kind="self", num_layers=num_layers, dtype="float32")
+    return EngineConfig(target=TargetConfig(kind="hf", model=str(folder)), drafters=(drafter,), max_model_len=64)
+
+
+def first_layers(folder: Path, num_layers: int | None) -> CachedModel:
+    engine = engine_of(folder, num_layers)
+    return load_draft_model(engine.drafters[0], engine, "cpu")[0]
+
+
+@pytest.mark.parametrize("name", ["LlamaConfig", "Qwen3Config", "Gemma3TextConfig"])
+@pytest.mark.parametrize("num_layers", [3])
+def test_it_computes_what_the_target_cut_behind_these_layers_computes(
+    name: str, num_layers: int, tmp_path: Path
+) -> None:
+    config = tiny.tiny_config(name, num_hidden_layers=LAYERS, vocab_size=VOCAB)
+    stock = tiny.save_checkpoint(tmp_path, config, tiny.byte_tokenizer())
+    stock.model.layers = stock.model.layers[:num_layers]
+    token_ids = random_ids(12, 5)
+    with torch.no_grad():
+        expected = stock(torch.tensor([token_ids])).logits[0]
+    ours = first_layers(tmp_path, num_layers)
+    torch.testing.assert_close(forward(ours, token_ids, ours.new_cache(12)).logits, expected, atol=2e-4, rtol=2e-4)
+
+
+@pytest.mark.parametrize("num_layers", [LAYERS, LAYERS + 1])
+def test_as_many_layers_as_the_target_has_are_refused_before_weights_are_read(num_layers: int, tmp_path: Path) -> None:
+    tiny.tiny_config(num_hidden_layers=LAYERS).save_pretrained(tmp_path)  # there are none
+    engine = engine_of(tmp_path, num_layers)
+    said = f"drafter.num_layers={num_layers}: the target has 4 layers; allowed: 1 to 3"
+    with pytest.raises(ConfigError) as caught:
+        load_draft_model(engine.drafters[0], engine, "cpu")
+    assert str(caught.value) == said

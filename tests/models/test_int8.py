@@ -14,7 +14,6 @@ from passes import forward
 from torch import Tensor
 
 from amusd.config import DrafterConfig, EngineConfig, TargetConfig
-from amusd.errors import ConfigError
 from amusd.models import linear
 from amusd.models.huggingface import load_model
 from amusd.models.linear import InputScales, Int8Linear, largest_int8_weight, to_int8, why_not_int8
@@ -88,16 +87,6 @@ def test_a_model_in_int8_is_nearly_the_model(name: str, tmp_path: Path) -> None:
     error = (logits[0] - logits[1]).norm() / logits[0].norm()
     assert 0 < error < 0.05
     assert coarse.weight_bytes < 0.5 * exact.weight_bytes
-
-
-def test_what_cannot_be_in_int8_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tiny.save_checkpoint(tmp_path, tiny.tiny_config())
-    options = LoadOptions(numerics=Numerics(width=8, fixed=False), max_model_len=64, dtype="int8")
-    with pytest.raises(ConfigError, match="dtype=int8: transformers computes this model"):
-        load_model(tmp_path, replace(options, model_impl="transformers"))
-    monkeypatch.setattr("amusd.models.load_options.why_not_int8", lambda _device: "no reason")
-    with pytest.raises(ConfigError, match="dtype=int8: there are no fast int8 products: no reason"):
-        load_model(tmp_path, options)
 
 
 def test_auto_is_int8_where_a_draft_ships_so_and_the_cpu_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:

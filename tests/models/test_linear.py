@@ -17,7 +17,6 @@ from amusd.models.linear import (
     PlainLinear,
     Weights,
     can_pack,
-    fits_fp16,
     make_linear,
     multiplies_fp16,
 )
@@ -105,20 +104,6 @@ def test_at_a_fixed_number_of_rows_a_result_depends_neither_on_its_place_nor_on_
     assert torch.equal(results[0][1], results[1][1])
 
 
-HELD = (1.0, 65504.0, -(2.0**-14), 2.0**-24, 3 * 2.0**-26, 1e-30)
-NOT_HELD = (1 + 2.0**-11, 65520.0, 1e5, float("inf"), float("nan"))
-
-
-def test_float16_holds_what_it_rounds_by_next_to_nothing() -> None:
-    assert all(fits_fp16(torch.tensor([[1.0, value]])) for value in HELD)
-    assert not any(fits_fp16(torch.tensor([[1.0, value]])) for value in NOT_HELD)
-
-
-def test_what_float16_holds_of_bfloat16_is_what_it_holds_of_the_same_numbers_in_float32() -> None:
-    every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).view(-1, 1)
-    assert [fits_fp16(number) for number in every[::37]] == [fits_fp16(number.float()) for number in every[::37]]
-
-
 @HAS_FP16
 def test_weights_that_come_in_16_bits_are_packed_in_16_bits() -> None:
     weight = random_tensor(40, 60, seed=1, dtype=torch.bfloat16).float() * 2.0**-10
@@ -141,10 +126,3 @@ def test_with_weights_in_float16_equal_rows_have_equal_results_at_any_number() -
         results = linear(row.repeat(number, 1))
         assert results.shape == (number, 31)
         assert torch.equal(results, results[:1].expand_as(results))
-
-
-@pytest.mark.parametrize("dtype", EPSILON, ids=str)
-def test_without_onednn_weights_stay_plain(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch._C, "_has_mkldnn", False)
-    assert not can_pack(CPU, dtype)
-    assert isinstance(make_linear(Weights(random_tensor(4, 6, seed=1, dtype=dtype)), dtype), PlainLinear)

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
+import socket
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub.constants
 import pytest
+import torch
 import transformers
 from models import tiny
+from models.blocks import random_ids, stock_logits
+from models.published import CONFIGS, change_weights, write, write_config
+from passes import forward
 
-from amusd.config import EngineConfig, TargetConfig
+from amusd.config import DrafterConfig, EngineConfig, TargetConfig
+from amusd.drafters.factory import load_drafters
 from amusd.errors import ConfigError
 from amusd.models.cached_model import CachedModel
+from amusd.models.checkpoint import open_checkpoint
 from amusd.models.configuration import ModelConfig, load_config
 from amusd.models.huggingface import load_model
 from amusd.models.load_options import LoadOptions
-from amusd.models.loading import check_target
+from amusd.models.loading import load_target
 from amusd.models.numerics import Numerics
 
 RULE = Numerics(width=8, fixed=True)
@@ -33,9 +44,7 @@ def config_folder(folder: Path, config: Any) -> Path:
 
 UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     ("MambaConfig", {}, "recurrent state"),
-    ("Lfm2Config", {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}, "conv layers"),
     ("MistralConfig", {"sliding_window": 128}, "window of 128.*at most 128"),
-    ("Gemma3TextConfig", {"sliding_window": 128}, "window of 128.*at most 128"),
     ("T5Config", {}, "no causal language model"),
 ]
 
@@ -61,13 +70,6 @@ def test_a_model_whose_code_cannot_compute_a_first_token_here_is_one_line(tmp_pa
     assert "\n" not in str(caught.value)
 
 
-def test_a_window_as_long_as_the_longest_sequence_is_accepted(tmp_path: Path) -> None:
-    tiny.save_checkpoint(tmp_path, tiny.tiny_config("MistralConfig", sliding_window=256))
-    assert load(tmp_path, max_model_len=256).max_length == 256
-    with pytest.raises(ConfigError, match="window of 256"):
-        load(tmp_path, max_model_len=257)
-
-
 def test_code_in_a_checkpoint_is_never_run(tmp_path: Path) -> None:
     canary = tmp_path / "ran"
     folder = tmp_path / "model"
@@ -80,24 +82,9 @@ def test_code_in_a_checkpoint_is_never_run(tmp_path: Path) -> None:
     assert not canary.exists()
 
 
-def test_an_absent_device_is_one_line(tmp_path: Path) -> None:
-    tiny.save_checkpoint(tmp_path, tiny.tiny_config())
-    with pytest.raises(ConfigError, match="device cuda:99"):
-        load_model(tmp_path, LoadOptions(numerics=RULE, max_model_len=64, dtype="float32", device="cuda:99"))
-
-
-def test_loading_writes_nothing_to_stdout(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    tiny.save_checkpoint(tmp_path, tiny.tiny_config())
-    capfd.readouterr()
-    load(tmp_path)
-    assert capfd.readouterr().out == ""
-
-
 NOT_COVERED = {
     "another family": ("GemmaConfig", {}),
     "a quantized checkpoint": ("LlamaConfig", {"quantization_config": {"quant_method": "awq", "bits": 4}}),
-    "another activation": ("LlamaConfig", {"hidden_act": "gelu"}),
-    "another rope": ("LlamaConfig", {"rope_parameters": {"rope_type": "proportional", "rope_theta": 1e4}}),
 }
 
 
@@ -111,17 +98,181 @@ def test_what_the_decoder_does_not_cover_is_left_to_transformers(
         load_config(tmp_path, model_impl="amusd")
 
 
-def test_auto_picks_the_decoder_where_it_covers_the_model_and_the_adapter_elsewhere(tmp_path: Path) -> None:
-    found = []
-    for name in ("LlamaConfig", "GemmaConfig"):
-        tiny.save_checkpoint(tmp_path / name, tiny.tiny_config(name))
-        found.append(load(tmp_path / name).implementation)
-    assert found == ["amusd", "transformers"]
+def last_logits(model: CachedModel, token_ids: list[int], rows: int = 8) -> torch.Tensor:
+    """[rows, vocab] at the end of `token_ids`."""
+    cache = model.new_cache(len(token_ids))
+    model.prefill(token_ids[:-rows], cache)
+    return torch.cat([forward(model, [token_id], cache).logits for token_id in token_ids[-rows:]])
 
 
-def test_what_cannot_run_is_refused_without_its_weights(tmp_path: Path) -> None:
-    tiny.tiny_config("GemmaConfig").save_pretrained(tmp_path)  # a folder without weights
-    model = {"kind": "hf", "model": str(tmp_path)}
-    check_target(EngineConfig(target=TargetConfig(**model)), "cpu")
-    with pytest.raises(ConfigError, match=r"model_impl=amusd: this model of type 'gemma'"):
-        check_target(EngineConfig(target=TargetConfig(**model, model_impl="amusd")), "cpu")
+HEAD, EMBEDDING = "lm_head__weight", "model__embed_tokens__weight"
+
+
+@pytest.mark.parametrize("change", ["no head", "the same head", "another head", "the head alone"])
+def test_a_tied_head_is_what_transformers_takes_it_for(change: str, tmp_path: Path) -> None:
+    stock = write(tmp_path, CONFIGS["Llama 3.2"], shard="12KB" if change == "no head" else "1GB")
+    file = tmp_path / "model.safetensors"
+    embedding = stock.get_input_embeddings().weight.detach().clone()
+    if change == "the head alone":
+        change_weights(file, **{EMBEDDING: None, HEAD: embedding})
+    elif change != "no head":
+        change_weights(file, **{HEAD: embedding if change == "the same head" else embedding.flip(0).contiguous()})
+    expected = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    model, token_ids = load(tmp_path), random_ids(20)
+    torch.testing.assert_close(last_logits(model, token_ids), stock_logits(expected, token_ids)[-8:])
+    assert model.parameter_bytes - model.weight_bytes == (embedding.nbytes if change == "another head" else 0)
+
+
+def test_a_checkpoint_of_the_model_without_a_head_is_read_if_the_head_is_tied(tmp_path: Path) -> None:
+    stock = write(tmp_path, CONFIGS["Qwen3 with yarn"], shard="1GB")
+    stock.base_model.save_pretrained(tmp_path)  # its names have no prefix, as those of Qwen3-Embedding
+    write_config(tmp_path, CONFIGS["Qwen3 with yarn"])
+    assert "embed_tokens.weight" in open_checkpoint(tmp_path)
+    token_ids = random_ids(20)
+    torch.testing.assert_close(
+        last_logits(load(tmp_path), token_ids), stock_logits(stock, token_ids)[-8:], atol=1e-4, rtol=1e-4
+    )
+
+
+WEIGHTS = "model.safetensors"
+Damage = Callable[[Path], object]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint that nothing is wrong with."""
+    folder = tmp_path_factory.mktemp("whole")
+    tokenizer = tiny.byte_tokenizer()
+    config = tiny.tiny_config(vocab_size=len(tokenizer), tie_word_embeddings=False)
+    tiny.save_checkpoint(folder, config, tokenizer)
+    return folder
+
+
+@pytest.fixture
+def folder(whole: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be damaged."""
+    shutil.copytree(whole, tmp_path / "model")
+    return tmp_path / "model"
+
+
+def as_target(model: str) -> None:
+    load_target(EngineConfig(target=TargetConfig(kind="hf", model=model)), "cpu")
+
+
+def as_draft(model: str) -> None:
+    target = TargetConfig(kind="hf", model=model)  # of the same tokenizer
+    load_drafters(EngineConfig(target=target, drafters=(DrafterConfig(kind="hf", model=model),)), "cpu")
+
+
+LOADERS = pytest.mark.parametrize("load", [as_target, as_draft])
+
+
+def setting(**changes: Any) -> Damage:
+    def change(folder: Path) -> None:
+        file = folder / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+    return change
+
+
+def text(name: str, content: str | bytes) -> Damage:
+    data = content.encode() if isinstance(content, str) else content
+    return lambda folder: (folder / name).write_bytes(data)
+
+
+def without(*names: str) -> Damage:
+    return lambda folder: [(folder / name).unlink() for name in names]
+
+
+def half(name: str) -> Damage:
+    return lambda folder: (folder / name).write_bytes(
+        (folder / name).read_bytes()[: (folder / name).stat().st_size // 2]
+    )
+
+
+BROKEN: Mapping[str, tuple[Damage, str]] = {
+    "no config.json": (without("config.json"), r"no config\.json in it; a checkpoint is config\.json, \*\.safetensors"),
+    "an unknown kind of model": (setting(model_type="perceptron"), "config.json: .*perceptron"),
+    "more layers than there are": (setting(num_hidden_layers=3), r"lacks weights, model\.layers\.2\."),
+    "another width than there is": (setting(intermediate_size=64), r"has shape \[48, 32\], and config.json asks"),
+    "AWQ": (
+        setting(quantization_config={"quant_method": "awq", "bits": 4}),
+        "ImportError: .*gptqmodel",
+    ),
+    "weights that are cut short": (half(WEIGHTS), f"{WEIGHTS}: "),
+    "no weights": (without(WEIGHTS), f"none of {WEIGHTS}, {WEIGHTS}.index.json in it; a checkpoint is"),
+    "no tokenizer": (
+        without("tokenizer.json", "tokenizer_config.json"),
+        r"no tokenizer.json in it; copy that of its base model",
+    ),
+    "a tokenizer that is cut short": (half("tokenizer.json"), "its tokenizer cannot be loaded: "),
+    "a damaged generation_config.json": (text("generation_config.json", '{"eos_'), "generation_config.json: "),
+}
+
+
+def refusal(load: Callable[[str], None], model: Path | str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(str(model))
+    line = str(caught.value)
+    assert "\n" not in line
+    assert len(line) < 700
+    assert line.startswith(f"model {model}: ")
+    return line
+
+
+@LOADERS
+@pytest.mark.parametrize(("damage", "message"), BROKEN.values(), ids=BROKEN)
+def test_what_is_wrong_with_a_checkpoint_is_one_line(
+    damage: Damage, message: str, load: Callable[[str], None], folder: Path
+) -> None:
+    damage(folder)
+    line = refusal(load, folder)
+    assert re.search(message, line), line
+
+
+@LOADERS
+def test_a_path_that_is_no_folder_is_one_line(load: Callable[[str], None], folder: Path, tmp_path: Path) -> None:
+    assert ": a file, no folder; a checkpoint is" in refusal(load, folder / WEIGHTS)
+    for name in (tmp_path / "gone", "./gone", "~nobody-of-this-name/model", "m" * 256):
+        refusal(load, name)
+
+
+@LOADERS
+def test_a_hub_that_does_not_answer_is_asked_once(
+    load: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = []
+
+    def refuse(self: socket.socket, address: Any) -> None:
+        tries.append(address)
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    line = refusal(load, "someone/something")
+    assert "no such folder, and the hub does not give it (" in line
+    assert "`hf download someone/something`" in line
+    assert len(tries) == len(set(tries)), "an address was tried again"
+
+
+@LOADERS
+def test_a_hub_that_does_not_answer_is_not_needed_for_what_was_fetched(
+    load: Callable[[str], None], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: socket.socket, address: Any) -> None:
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    name = f"someone/{load.__name__}"
+    fetched = tmp_path / f"models--someone--{load.__name__}"
+    (fetched / "refs").mkdir(parents=True)
+    (fetched / "refs" / "main").write_text("0" * 40)
+    shutil.copytree(folder, fetched / "snapshots" / ("0" * 40))
+    load(name)
+
+
+def test_a_model_without_a_chat_template_says_so(folder: Path) -> None:
+    lines: list[str] = []
+    load_target(EngineConfig(target=TargetConfig(kind="hf", model=str(folder))), "cpu", lines.append)
+    assert lines[1:] == [f"model {folder}: has no chat template (a base model?), so it is given prompts as they are"]

@@ -20,7 +20,7 @@ from models.rank_process import announce_pass
 
 from amusd.errors import RankLostError
 from amusd.models import process_group
-from amusd.models.process_group import EXCHANGE_SECONDS, Watch
+from amusd.models.process_group import EXCHANGE_SECONDS
 from amusd.models.sharding import Ranks
 from amusd.runtime.ranks import Leader
 from tests.launch.processes import environment
@@ -45,19 +45,6 @@ def await_pass(ranks: Ranks, has_ended: Callable[[], bool]) -> None:
         ranks.check()
         time.sleep(0.001)
     ranks.check()
-
-
-def test_an_abort_that_waits_for_graphs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_group, "ABORT_SECONDS", 0.05)
-    at_exit: list[object] = []
-    monkeypatch.setattr(process_group.atexit, "register", lambda function, *_: at_exit.append(function))
-    graphs_destroyed = threading.Event()
-    watch = Watch(lambda: False, HangingNccl(graphs_destroyed).abort)
-    watch.end()
-    assert watch._thread.is_alive()
-    assert at_exit == [watch._thread.join], "an interpreter that ends must not be returned to"
-    graphs_destroyed.set()
-    watch._thread.join(DEADLINE_SECONDS)
 
 
 @contextmanager

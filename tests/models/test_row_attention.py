@@ -5,15 +5,12 @@ Triton runs in a child process (`TritonProcess`): whether kernels are interprete
 
 from __future__ import annotations
 
-import importlib.util
 import random
 
 import pytest
 import torch
 from torch import Tensor
 
-from amusd.errors import ConfigError
-from amusd.models import row_attention
 from amusd.models.row_attention import attend_rows
 from tests.models.attention_cases import (
     Attend,
@@ -88,18 +85,6 @@ def test_scores_can_be_bounded_and_sinks_take_their_share(interpreter: TritonPro
     assert None in placed[0]
     for found in (attend_rows(*inputs, 1.5, sinks), interpreter.attend(inputs, 1.5, sinks)):
         torch.testing.assert_close(found, wanted, rtol=0, atol=2e-6)
-
-
-def test_the_operator_keeps_to_its_schema() -> None:
-    rng = random.Random(1)
-    inputs, _ = lay_out(sequences(rng, Shape(), (5,), 3, tree=True), rng, chain=False)
-    torch.library.opcheck(attend_rows, inputs, test_utils=("test_schema", "test_faketensor"))
-
-
-def test_triton_is_named_when_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'amusd\[gpu\]'"):
-        row_attention.require_triton("cuda:0")
 
 
 def test_one_kernel_of_each_kind_is_compiled_for_hopper_and_fits() -> None:

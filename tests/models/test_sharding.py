@@ -5,14 +5,10 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from models import tiny
 from models.blocks import decode_in_blocks, random_ids, stock_logits
-from models.paths import tree_rows
 from models.test_decoder import CASES, LENGTH, PROMPT, Case, lean_model, stock_model
 from models.thread_ranks import ThreadRanks, on_ranks
 from torch import Tensor
@@ -21,7 +17,7 @@ from amusd.errors import ConfigError
 from amusd.models.huggingface import load_model
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
-from amusd.models.sharding import ALONE, Ranks, share_of_outputs
+from amusd.models.sharding import Ranks
 
 FOUR_HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4}
 SHARED = {
@@ -54,31 +50,6 @@ def test_the_ranks_together_compute_what_the_whole_model_does(name: str, size: i
     assert expected.std() > 0.5, "the weights are too small for this test to see anything"
     torch.testing.assert_close(logits[0], expected, atol=1e-4, rtol=1e-4)
     assert all(torch.equal(other, logits[0]) for other in logits[1:]), "the ranks' bits differ"
-
-
-def test_the_ranks_together_compute_a_tree_as_the_whole_model_does() -> None:
-    stock, token_ids = stock_model(SHARED["qwen3"]), random_ids(4)
-
-    def compute(ranks: Ranks) -> Tensor:
-        model = lean_model(stock, ranks=ranks)
-        cache = model.new_cache(4, spare=2)
-        model.prefill(token_ids[:2], cache)
-        return model.run([tree_rows(token_ids[2:], np.arange(2), [[3], [4]], cache)])[0].logits.clone()
-
-    alone, together = compute(ALONE), on_ranks(2, compute)
-    torch.testing.assert_close(together[0], alone, atol=1e-4, rtol=1e-4)
-    assert torch.equal(together[0], together[1])
-    assert not torch.equal(alone[0], alone[1])
-
-
-@given(count=st.integers(1, 60), size=st.integers(1, 9))
-def test_shares_of_outputs_are_equally_long_and_join_to_the_whole(count: int, size: int) -> None:
-    weight = torch.arange(1.0, 2 * count + 1).view(count, 2)
-    parts = [share_of_outputs(weight, rank_of(rank, size)) for rank in range(size)]
-    assert len({part.shape for part in parts}) == 1
-    joined = torch.cat(parts)
-    assert torch.equal(joined[:count], weight)
-    assert not joined[count:].any()
 
 
 def rank_of(rank: int, size: int) -> Ranks:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from amusd.models.attention import AttentionInputs
 from amusd.models.numerics import TRACK_STRIDE
-from amusd.models.split_attention import BLOCK, JoinedAttention, SplitAttention, prefix_of
+from amusd.models.split_attention import BLOCK, SplitAttention
 
 DTYPES = [torch.bfloat16, torch.float32]
 TOLERANCE = {torch.bfloat16: 2e-2, torch.float32: 1e-5}
@@ -96,25 +96,6 @@ def test_rows_of_a_tree_see_their_own_slots_behind_what_all_share(
     torch.testing.assert_close(found.double(), cache.exact(query, visible), atol=TOLERANCE[dtype], rtol=0)
 
 
-@pytest.mark.parametrize("first", [0, BLOCK, 9 * BLOCK], ids=lambda first: f"behind {first} slots")
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_row_has_the_same_bits_wherever_its_block_begins(dtype: torch.dtype, first: int) -> None:
-    """Blocks of a fixed width between two borders; what lies behind a block's last row is of another block."""
-    assert (prefix_of(first, WIDTH, dtype) > 0) == (first == 9 * BLOCK and dtype is torch.bfloat16)
-    cache, end = layer(dtype), first + BLOCK
-    queries = cache.queries(BLOCK + WIDTH, seed=1)
-    found: dict[int, Tensor] = {}
-    for start in [*range(24), BLOCK - 9, BLOCK - 2, BLOCK - 1]:
-        for junk in (0.0, 3.0):
-            keys, values = cache.keys.clone(), cache.values.clone()
-            keys[:, first + start + WIDTH :] = values[:, first + start + WIDTH :] = junk
-            attention = SplitAttention.of_chain(first + start, WIDTH, end, dtype)
-            rows = Layer(keys, values, cache.groups).attend(attention, queries[start : start + WIDTH], end)
-            for position, row in enumerate(rows[: BLOCK - start], start=start):
-                assert torch.equal(found.setdefault(position, row), row), f"position {first + position}"
-    assert len(found) > 32
-
-
 @pytest.mark.parametrize("first", [2 * BLOCK, 9 * BLOCK], ids=lambda first: f"behind {first} slots")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_row_has_the_same_bits_in_any_track(dtype: torch.dtype, first: int) -> None:
@@ -147,41 +128,3 @@ def test_scores_of_hundreds_keep_their_differences_in_bfloat16(few: int) -> None
     expected = cache.exact(query, seen_by_chain(start, few, start + few))
     assert (found - expected).abs().max() < 0.05
     assert (found - expected).abs().mean() < 0.003
-
-
-@settings(max_examples=40)
-@given(
-    regions=st.lists(st.integers(0, 5), min_size=1, max_size=6, unique=True),
-    random=st.randoms(use_true_random=False),
-    is_plain=st.booleans(),
-)
-def test_sequences_joined_in_one_call_have_the_bits_that_each_has_alone(
-    regions: list[int], random: random.Random, *, is_plain: bool
-) -> None:
-    """Whichever regions they have, in any order, with different numbers of rows and keys, chains and paths."""
-    region, key_heads, groups, dim = 400, 3, 3, 64
-    keys, values = torch.randn(2, key_heads, 6 * region, dim, generator=torch.Generator().manual_seed(1))
-    parts: list[tuple[slice, SplitAttention]] = []
-    alone: list[SplitAttention] = []
-    for number in regions:
-        end, rows, padded = random.choice([128, 256]), random.randint(1, 3), random.choice([4, 8])
-        start = end - padded - random.randint(0, 9)
-        if random.random() < 0.3:
-            visible = seen_by_chain(start, padded, end)
-            visible[rows - 1, start] = False
-            makes = [SplitAttention.of_paths(start, visible, torch.float32, number * region) for _ in range(2)]
-        else:
-            makes = [SplitAttention.of_chain(start, padded, end, torch.float32, number * region) for _ in range(2)]
-        first = parts[-1][0].stop if parts else 0
-        parts.append((slice(first, first + rows), makes[0]))
-        alone.append(makes[1])
-    num_rows = parts[-1][0].stop
-    query = torch.randn(num_rows + 2, key_heads * groups, dim)
-    inputs = AttentionInputs(query, keys, values, dim**-0.5, None if is_plain else 30.0)
-    joined = JoinedAttention(parts, num_rows + 2)
-    for _ in range(2):  # as in several layers
-        found = joined.attend(inputs)
-        assert found.shape == query.shape
-        assert found.isfinite().all()
-        for (rows_of, _), attention in zip(parts, alone, strict=True):
-            assert torch.equal(found[rows_of], attention.attend(inputs._replace(query=query[rows_of])))

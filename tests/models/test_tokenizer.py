@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from models import tiny
 
 from amusd.errors import ConfigError
 from amusd.models.detokenizer import IncrementalDecoder
+from amusd.models.synthetic import SyntheticTokenizer
 from amusd.models.tokenizer import HuggingFaceTokenizer, Tokenizer, load_tokenizer, user_turn
 
 TEXTS = [
@@ -45,26 +49,11 @@ def test_the_chat_template_is_applied_with_the_generation_prompt(tmp_path: Path)
     assert tokenizer.decode(ids) == "hi"
 
 
-def test_the_template_gets_its_own_variables_and_not_another_template() -> None:
-    template = "{{ tone }}{{ messages[0].name }}{{ tools[0].name }}{% if add_generation_prompt %}!{% endif %}"
-    tokenizer = HuggingFaceTokenizer(tiny.byte_tokenizer(chat_template=template), frozenset())
-    turns = [{"role": "user", "content": "hi", "name": "Ann"}]
-    ids = tokenizer.encode_chat(turns, tone="dry ", tools=[{"name": "f"}], add_generation_prompt=False)
-    assert tokenizer.decode(ids) == "dry Annf"
-    with pytest.raises(ConfigError, match=r"^prompt: .* refuses it: .*multiple values for keyword argument 'chat_temp"):
-        tokenizer.encode_chat(turns, chat_template="x")
-    with pytest.raises(ConfigError, match=r"^prompt: the target's chat template refuses it: .*surrogates not allowed"):
-        tokenizer.encode_chat(turns, tone="\ud800", tools=[{"name": "f"}])
-
-
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
         ("{{ raise_exception('roles\nmust alternate') }}", "roles must alternate"),
         ("{{ 1 / 0 }}", "division by zero"),
-        ("{{ range(1000000000) }}", "Range too big"),
-        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "maximum recursion depth exceeded"),
-        ("{{ 'a' + 1 }}", "can only concatenate str"),
         ("{% if %}", "Expected an expression"),
     ],
 )
@@ -105,3 +94,34 @@ def test_the_embedded_tokenizer_ends_at_the_end_of_a_turn_and_round_trips(embedd
         token_ids = tokenizer.encode(text)
         assert tokenizer.decode(token_ids) == text
     assert len(tokenizer.encode("2024")) == 4  # digits are single tokens in this vocabulary
+
+
+vocabularies = st.integers(2, 200_000)
+
+
+@st.composite
+def vocabulary_and_ids(draw: st.DrawFn) -> tuple[int, list[int]]:
+    vocab_size = draw(vocabularies)
+    return vocab_size, draw(st.lists(st.integers(0, vocab_size - 1), max_size=30))
+
+
+@given(case=vocabulary_and_ids())
+def test_ids_to_text_and_back_are_the_same_ids_and_token_by_token_the_same_text(case: tuple[int, list[int]]) -> None:
+    vocab_size, token_ids = case
+    tokenizer = SyntheticTokenizer(vocab_size)
+    decoder = IncrementalDecoder(tokenizer)
+    pieces = [decoder.push(token_id) for token_id in token_ids]
+    assert all(re.fullmatch(r" [0-9]{1,6}", piece) for piece in pieces)
+    assert "".join(pieces) == tokenizer.decode(token_ids)
+    assert decoder.flush() == ""
+    assert tokenizer.encode(tokenizer.decode(token_ids)) == token_ids
+
+
+@given(vocab_size=vocabularies, text=st.text())
+def test_any_text_has_the_same_ids_every_time_and_all_are_in_the_vocabulary(vocab_size: int, text: str) -> None:
+    tokenizer = SyntheticTokenizer(vocab_size)
+    token_ids = tokenizer.encode(text)
+    assert token_ids == SyntheticTokenizer(vocab_size).encode(text)
+    assert all(0 <= token_id < vocab_size for token_id in token_ids)
+    assert bool(token_ids) == bool(text)
+    assert tokenizer.encode_chat(user_turn(text)) == token_ids
