@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -36,8 +37,8 @@ RULE = Numerics(width=8, fixed=True, border=32, prefill_chunk=32)
 class HalvesConfig(QuantizationConfigMixin):  # type: ignore[misc]  # transformers is untyped
     """`by_batch`: the rows of a product share a scale."""
 
-    def __init__(self, by_batch: bool = False, needs: str | None = None, **_others: Any) -> None:
-        self.quant_method, self.by_batch, self.needs = METHOD, by_batch, needs
+    def __init__(self, by_batch: bool = False, **_others: Any) -> None:
+        self.quant_method, self.by_batch = METHOD, by_batch
 
 
 class HalvedLinear(torch.nn.Linear):
@@ -52,10 +53,6 @@ class HalvedLinear(torch.nn.Linear):
 
 class HalvesQuantizer(HfQuantizer):  # type: ignore[misc]
     """Stands in for a library: replaces the layers before weights are read."""
-
-    def validate_environment(self, *_args: Any, **_named: Any) -> None:
-        if self.quantization_config.needs is not None:
-            raise ImportError(f"halves need {self.quantization_config.needs}\n(pip install halves)")
 
     def _process_model_before_weight_loading(self, model: Any, **_named: Any) -> None:
         for module in model.modules():
@@ -93,12 +90,10 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def quantize(plain: Path, tmp_path: Path) -> Callable[..., Path]:
-    """Writes a checkpoint with these settings of the quantizer; by default without weights."""
+    """Writes a checkpoint with these settings of the quantizer."""
 
-    def write(settings: Any, *, weights: bool = False) -> Path:
-        for file in plain.iterdir():
-            if weights or file.suffix != ".safetensors":
-                (tmp_path / file.name).write_bytes(file.read_bytes())
+    def write(settings: Any) -> Path:
+        shutil.copytree(plain, tmp_path, dirs_exist_ok=True)
         config = json.loads((plain / "config.json").read_text())
         (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": settings}))
         return tmp_path
@@ -113,7 +108,7 @@ def load(folder: Path, **options: Any) -> tuple[Any, list[str]]:
 
 
 def test_a_quantized_checkpoint_is_computed_by_the_quantizer_of_transformers(quantize: Callable[..., Path]) -> None:
-    folder, token_ids = quantize({"quant_method": METHOD}, weights=True), random_ids(8)
+    folder, token_ids = quantize({"quant_method": METHOD}), random_ids(8)
     model, lines = load(folder)
     stock = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     assert isinstance(stock.base_model.layers[0].mlp.up_proj, HalvedLinear)
@@ -122,7 +117,7 @@ def test_a_quantized_checkpoint_is_computed_by_the_quantizer_of_transformers(qua
 
 
 def test_a_model_whose_rows_depend_on_each_other_says_so_in_one_line(quantize: Callable[..., Path]) -> None:
-    folder = quantize({"quant_method": METHOD, "by_batch": True}, weights=True)
+    folder = quantize({"quant_method": METHOD, "by_batch": True})
     lines: list[str] = []
     load_target(EngineConfig(target=TargetConfig(kind="hf", model=str(folder), dtype="float32")), "cpu", lines.append)
     assert lines[0] == (
@@ -139,7 +134,7 @@ def test_layers_that_cannot_be_captured_run_without_graphs(quantize: Callable[..
     def refuse(_work: Work) -> Replay:
         raise DeviceError(reason)
 
-    folder = quantize({"quant_method": METHOD}, weights=True)
+    folder = quantize({"quant_method": METHOD})
     model, lines = load(folder, capture=refuse)
     assert lines == [f"model {folder}: computed without CUDA graphs, which is slower: {reason}"]
     assert forward(model, [1, 2], model.new_cache(2)).logits.isfinite().all()
