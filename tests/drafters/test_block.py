@@ -9,8 +9,6 @@ import pytest
 import torch
 from models import tiny
 from models.test_block_models import (
-    BLOCK,
-    NUM_HEADS,
     dflash_scores,
     dflash_weights,
     load_dflash,
@@ -164,17 +162,6 @@ def test_guesses_are_those_of_the_formulas_after_any_verdict(
         pair.commit(*path, rng.choice(others))  # behind a token that it has not foreseen all of the tree is new
         assert pair.manager.length == len(pair.committed)
     assert total > (10 if fan_out == 1 else 40)
-
-
-def test_a_chain_is_drafted_in_one_step(make: Callable[..., Pair], kinds: dict[str, tuple[BlockModel, Score]]) -> None:
-    pair = make([5, 6, 7, 8], 1)
-    pair.send_features()
-    (proposal,) = propose([pair.manager])
-    depth = pair.drafter.tokens_per_step
-    assert depth in (NUM_HEADS, BLOCK - 1)
-    assert proposal.num_tokens == depth == pair.check()
-    assert pair.drafter.length == 4 + depth
-    assert {model.max_depth for model, _ in kinds.values()} == {NUM_HEADS, BLOCK - 1}
 
 
 def test_features_that_never_come_cost_guesses_and_no_more(make: Callable[..., Pair]) -> None:

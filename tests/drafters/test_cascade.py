@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-import torch
 from models import tiny
 from oracle import OracleDrafter, always_right, always_wrong
 from table_model import TableModel
@@ -18,8 +16,6 @@ from amusd.drafters.cascade import CascadeDrafter
 from amusd.drafters.factory import load_drafters
 from amusd.drafters.synthetic import Schedule
 from amusd.errors import ConfigError
-from amusd.models.language_model import ModelOutput
-from amusd.models.passes import Rows
 
 MODEL = TableModel(20, seed=3, max_length=60)
 PROMPT = (1, 2, 3)
@@ -47,22 +43,6 @@ def test_what_the_inner_drafter_foresees_comes_in_one_pass(distribution: Distrib
     for start in (0, num_proposed, 2 * num_proposed):
         assert drafter.propose(5) == text[start : start + num_proposed]
         assert len(drafter.take_rows()) == (num_proposed if distribution is RATIO_TEST else 0)
-
-
-def test_after_a_pass_without_numbers_it_proposes_what_a_fresh_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = own_text(GREEDY, 10)
-    drafter = CascadeDrafter(MODEL, OracleDrafter((*PROMPT, *text), always_right(), 20), 4)
-    drafter.open(PROMPT, 60)
-    run = TableModel.run
-
-    def spoilt(self: TableModel, batch: Sequence[Rows]) -> list[ModelOutput]:
-        return [ModelOutput(torch.full_like(output.logits, float("nan"))) for output in run(self, batch)]
-
-    monkeypatch.setattr(TableModel, "run", spoilt)
-    assert drafter.propose(5) == ()
-    monkeypatch.undo()
-    assert drafter.length == len(PROMPT)
-    assert drafter.propose(5) == text[:5]
 
 
 def checkpoint(folder: Path, name: str, num_layers: int, tokenizer: object = None, **changes: object) -> str:

@@ -5,7 +5,6 @@ What drafters make of it: chains, trees, and what they remember of earlier answe
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 
 import pytest
@@ -84,23 +83,6 @@ def test_what_was_cut_off_leaves_nothing_behind(
     assert cache.length == len(text)
     assert cache.continuations(path) == fresh.continuations(path)
     assert cache.continuation(5) == fresh.continuation(5)
-
-
-@pytest.mark.parametrize("min_match", [1, 3])
-def test_in_a_text_of_many_repetitions_every_suffix_that_has_occurred_is_found(min_match: int) -> None:
-    """More occurrences of its last tokens than are looked at hide none of a suffix that is long enough."""
-    rng = random.Random(min_match)
-    text = rng.choices((1, 2, 3), (0.8, 0.1, 0.1), k=1000)
-    cache = NgramCache(min_match, 12)
-    cache.open(text[:200])
-    num_found = 0
-    for place in range(200, len(text)):
-        suffix = tuple(text[place - min_match : place])
-        has_occurred = any(tuple(text[end - min_match : end]) == suffix for end in range(min_match, place))
-        assert bool(cache.continuation(1)) == has_occurred
-        num_found += has_occurred
-        cache.commit(text[place : place + 1])
-    assert num_found > 100
 
 
 # Trees

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pytest
 from table_model import TableModel
 
 from amusd.drafters.autoregressive import AutoregressiveDrafter
-from amusd.drafters.base import ChainDrafter, Drafter
+from amusd.drafters.base import Drafter
 from amusd.drafters.synthetic import SyntheticDrafter
 from amusd.models.kv_cache import KVCache
 from amusd.models.language_model import ModelOutput
@@ -37,21 +36,6 @@ class Model(TableModel):
         return super().run(batch)
 
 
-class Free(ChainDrafter):
-    """The model of a drafter whose cost is of no interest."""
-
-    def propose(self, max_tokens: int) -> tuple[int, ...]:
-        self.commit((0,) * max_tokens)
-        return (0,) * max_tokens
-
-
-def opened(accept: float, reference: Sequence[int] = REFERENCE, model: Drafter | None = None) -> SyntheticDrafter:
-    drafter = SyntheticDrafter(model or Free(), accept, 0.0, VOCAB_SIZE)
-    drafter.set_reference(reference)
-    drafter.open(PROMPT, LENGTH)
-    return drafter
-
-
 def propose(drafter: Drafter, max_tokens: int) -> tuple[int, ...]:
     """The next tokens of a chain, which nothing but the model may end earlier."""
     last = Node(None, 0, drafter.length - 1, 1.0, 1.0)
@@ -63,19 +47,6 @@ def propose(drafter: Drafter, max_tokens: int) -> tuple[int, ...]:
 def cut(drafter: Drafter, length: int, *token_ids: int) -> None:
     """A verdict that leaves `length` tokens and commits these behind them."""
     drafter.follow(Transition((), token_ids, None, length + len(token_ids), 0, 0))
-
-
-def is_right(accept: float, reference: Sequence[int] = REFERENCE) -> list[bool]:
-    """Whether each proposal is the target's own token."""
-    proposed = propose(opened(accept, reference), LENGTH - len(PROMPT))
-    assert all(0 <= mine <= max(own, 1) for mine, own in zip(proposed, reference[len(PROMPT) :], strict=True))
-    return [mine == own for mine, own in zip(proposed, reference[len(PROMPT) :], strict=True)]
-
-
-@pytest.mark.parametrize("accept", [0.0, 0.3, 0.95, 1.0])
-def test_the_share_of_right_proposals_is_the_one_asked_for(accept: float) -> None:
-    right = is_right(accept)
-    assert sum(right) / len(right) == pytest.approx(accept, abs=0.01)
 
 
 def test_the_model_does_what_it_would_do_for_a_drafter_of_its_own() -> None:

@@ -56,17 +56,13 @@ class Kind:
 PLAIN = DrafterConfig(kind="hf", model="tiny")
 LOOKUP = DrafterConfig(kind="embedded", min_lookup=2)
 CASCADE = DrafterConfig(kind="cascade", model="tiny", inner="embedded")
-SYNTHETIC = DrafterConfig(kind="synthetic", accept=0.7)
 KINDS = {
     "tree": Kind(PLAIN, True, TRANSFORMED),
     "tree with lookup": Kind(LOOKUP, True, TRANSFORMED),
-    "synthetic tree": Kind(SYNTHETIC, True, [GREEDY] * NUMBER),
     "chain": Kind(PLAIN, False, TRANSFORMED),
     "chain with lookup": Kind(LOOKUP, False, TRANSFORMED),
     "chain, ratio test": Kind(PLAIN, False, [RATIO_TEST, GREEDY, RATIO_TEST, SAMPLED]),
     "cascade": Kind(CASCADE, False, TRANSFORMED, most=2),
-    "cascade, ratio test": Kind(CASCADE, False, [RATIO_TEST, GREEDY, RATIO_TEST, SAMPLED], most=2),
-    "synthetic chain": Kind(SYNTHETIC, False, [GREEDY] * NUMBER),
 }
 
 

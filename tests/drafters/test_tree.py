@@ -18,7 +18,7 @@ from amusd.config import GREEDY, Distribution
 from amusd.drafters.base import Drafter
 from amusd.drafters.ngram import NgramCache
 from amusd.drafters.synthetic import SyntheticDrafter
-from amusd.drafters.tree import LOOKUP_TOKENS, LOOKUP_WEIGHT, ModelTreeDrafter
+from amusd.drafters.tree import ModelTreeDrafter
 from amusd.models.cached_model import CachedModel
 from amusd.models.numerics import Numerics
 from amusd.protocol.draft_session import MAX_NODES, MIN_PROBABILITY, DraftSession, Guesses, Node, Transition
@@ -191,36 +191,6 @@ def test_guesses_depend_on_the_path_and_on_what_is_committed_alone(distribution:
     assert sequence.num_compared > 5
 
 
-def test_it_drafts_up_to_the_last_position_of_the_model() -> None:
-    rng = random.Random(6)
-    prompt = random_ids(tiny.MAX_LENGTH - 12, seed=6)
-    sequence = Checked(rng, prompt=prompt, max_length=tiny.MAX_LENGTH)
-    deepest = 0
-    while sequence.session.base < tiny.MAX_LENGTH - 1:
-        for _ in range(3):
-            sequence.compute()
-        deepest = max([deepest, *(node.position for node in sequence.session.root.below())])
-        sequence.commit(sequence.some_path(2) or [3])
-    assert deepest == tiny.MAX_LENGTH - 2  # the last position is the target's alone
-    sequence.commit([3])
-    assert not sequence.session.has_work
-    assert sequence.session.base == tiny.MAX_LENGTH
-
-
-def test_a_repeated_suffix_is_looked_up_behind_the_committed_tokens() -> None:
-    drafter = ModelTreeDrafter(model_of("LlamaConfig"), NgramCache(2, 3))
-    drafter.open([5, 6, 7, 8, 5], 100, 2)
-    assert drafter.look_up() == ((), 0.0)
-    drafter.follow(missed(drafter, 6))
-    assert drafter.look_up() == ((7, 8, 5, 6, 7, 8, 5, 6), LOOKUP_WEIGHT)
-    assert len(drafter.look_up()[0]) == LOOKUP_TOKENS
-    drafter.follow(missed(drafter, 9, kept=(Node(None, 7, 6, 1.0, 1.0),)))
-    assert drafter.look_up() == ((), 0.0)
-    drafter.follow(missed(drafter, 6, 7))
-    assert drafter.look_up()[0][:3] == (9, 6, 7)  # what a lookup proposed was not taken for committed
-    assert ModelTreeDrafter(model_of("LlamaConfig")).look_up() == ((), 0.0)
-
-
 # The drafter that is told the answer
 
 
@@ -281,24 +251,3 @@ def test_the_right_token_has_each_rank_as_often_as_asked_for(accept: float, acce
         assert here == pytest.approx(probability * left, abs=4.5 * (probability * (1 - probability) * left) ** 0.5)
         left -= here
     assert found == ranks(synthetic(accept, accept_next), 4)  # the text decides it, not the run
-
-
-def test_ids_beyond_the_models_vocabulary_are_brought_into_it() -> None:
-    model = model_of("LlamaConfig")
-    drafter = SyntheticDrafter(ModelTreeDrafter(model, num_ids=model.vocab_size), 1.0, 0.5, model.vocab_size)
-    reference = tuple(100_000 + number for number in range(20))
-    drafter.set_reference(reference)
-    drafter.set_distribution(PENALTIES)
-    drafter.open(reference[:3], 100, 2)
-    session = DraftSession(Open(1, 1, reference[:3], 100, "synthetic", 8, 1, fan_out=2, rows_per_step=4))
-    for _ in range(3):
-        root, nodes = session.root, nodes_of(session)
-        for node, guesses in zip(nodes, drafter.expand(root, nodes), strict=True):
-            session.grow([node], [guesses])
-    transition = session.preview(Verdict(1, 1, 0, 3, reference[3:8], 0))
-    assert transition is not None
-    assert len(transition.kept) > 1
-    drafter.follow(transition)
-    session.apply(transition)
-    assert not session.root.computed
-    assert drafter.expand(session.root, [session.root])[0][0][0] == reference[8]

@@ -556,6 +556,14 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     },
     ("amusd/sampling/ratio_test.py", "tests/sampling/test_rejection.py"): {
         "a candidate is judged by the draft's chance alone": (" * q.of(candidate)\n", "\n"),
+        "a row is not what was drawn from": (
+            "probabilities = (weights / weights.sum()).astype(np.float32)",
+            "probabilities = np.full(len(weights), 1 / len(weights), dtype=np.float32)",
+        ),
+        "what takes a candidate's place is drawn from the target's whole row": (
+            "    return torch.where(left.any(1, keepdim=True), left, p)",
+            "    return p",
+        ),
     },
     ("amusd/sampling/ranking.py", "tests/sampling/test_ranking.py"): {
         "penalties see logits relative to the largest": (

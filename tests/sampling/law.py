@@ -110,17 +110,16 @@ class Experiment:
     asynchronous: bool = True
     target: PrefixModel = field(default_factory=lambda: PrefixModel(1))
     draft: PrefixModel | None = None
-    make_sampler: Callable[[Distribution], RatioTest] = lambda d: RatioTest(d, SamplingState(VOCAB_SIZE), PROMPT)
     make_drafter: Callable[[PrefixModel], AutoregressiveDrafter] = AutoregressiveDrafter  # type: ignore[assignment]
     filter_offer: Callable[[Candidate], Candidate] = lambda candidate: candidate
-    """What happens to a candidate message on its way (a mutant's place)."""
+    """What happens to a candidate message on its way."""
     num_accepted: int = 0
     num_rejected: int = 0
 
-    def run(self, number: int, first_seed: int = 0) -> Counter[tuple[int, ...]]:
+    def run(self, number: int) -> Counter[tuple[int, ...]]:
         """The first tokens of `number` answers."""
         drafter = self.make_drafter(self.draft or PrefixModel(2, of=self.target))
-        return Counter(self._answer(first_seed + index, drafter) for index in range(number))
+        return Counter(self._answer(seed, drafter) for seed in range(number))
 
     def law(self) -> dict[tuple[int, ...], float]:
         """The exact probability of every possible beginning."""
@@ -146,7 +145,7 @@ class Experiment:
             wants_rows=True,
         )
         session.attach(1)
-        sampler = self.make_sampler(distribution)
+        sampler = RatioTest(distribution, SamplingState(VOCAB_SIZE), PROMPT)
         drafter.set_distribution(distribution)
         length = 8 if self.asynchronous else self.num_speculative_tokens
         manager = RollbackManager(Open(1, 1, PROMPT, MAX_LENGTH, "d", length, 1, (), distribution), drafter)

@@ -34,14 +34,6 @@ def test_codes_belong_to_ids_one_to_one_in_a_vocabulary_of_any_size() -> None:
     assert torch.equal(codes_of(1000), codes_of(1200)[:1000])
 
 
-@pytest.mark.parametrize("shift", [0, 24])
-def test_every_byte_is_uniform_over_ids_and_over_positions(shift: int) -> None:
-    over_ids = (row(1, 5) >> np.uint32(shift)) & np.uint32(255)
-    over_positions = np.array([row(1, p, num_ids=4)[2] for p in range(6_000)]) >> np.uint32(shift) & np.uint32(255)
-    for numbers in (over_ids, over_positions):
-        assert passes(chi_square(np.bincount(numbers, minlength=256), len(numbers) / 256), 255)
-
-
 NEIGHBOURS = {
     "position": (row(1, 5), row(1, 6)),
     "seed": (row(1, 5), row(2, 5)),

@@ -107,37 +107,7 @@ def test_a_first_guess_is_right_as_often_as_it_says(temperature: float) -> None:
     assert np.mean(right - said) == pytest.approx(0, abs=4 * np.std(right - said) / rows**0.5)
 
 
-def test_large_logits_do_not_round_the_noise_away() -> None:
-    small, large = (rank(torch.zeros((20, 50)) + offset, Distribution(temperature=1.0)) for offset in (0.0, 1e6))
-    assert small == large
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_penalties_see_the_context_of_each_row(temperature: float) -> None:
-    state = SamplingState(4, torch.tensor([2, 4, 6, 8]))
-    distribution = Distribution(temperature=temperature, presence_penalty=200.0)
-    ranking = Ranking(distribution, state, [2, 4], number=4)
-    ranking.see([2, 4, 2])
-    words = ranking.rows_behind(3, [[], [4], [6]])
-    ranked = ranking.rank(torch.tensor([[40.0, 30.0, 20.0, 10.0]]).expand(3, -1), words)
-    assert [ids_of(guesses)[0] for guesses in ranked] == [4, 6, 4]
-
-
-def test_less_likely_ones_than_wanted_are_left_out() -> None:
-    logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
-    (ranked,) = rank(logits, min_probability=0.1)
-    assert ids_of(ranked) == (0, 1, 2)
-    assert probabilities_of(ranked) == pytest.approx((0.5, 0.3, 0.15))
-
-
 # Mixtures
-
-
-def test_a_known_token_keeps_what_the_model_gives_it() -> None:
-    logits = torch.tensor([[0.6, 0.3, 0.1]]).log()
-    (ranked,), (alone,) = rank(logits, mixtures=[[(0, -3.0, 1.4)]]), rank(logits)
-    assert ids_of(ranked) == ids_of(alone)
-    assert probabilities_of(ranked) == pytest.approx(probabilities_of(alone))
 
 
 def mixed_logits(row: Tensor, ids: list[int], mixture: Mixture, all_ids: list[int]) -> list[float]:

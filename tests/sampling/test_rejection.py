@@ -1,11 +1,10 @@
-"""The ratio test: its arithmetic, its law through the real message path, and the defects that the law must expose."""
+"""The ratio test: its arithmetic, and its law through the real message path (defects it exposes: `mutation.rules`)."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,20 +12,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
-from sampling.law import PROMPT, VOCAB_SIZE, Experiment, PrefixModel, fit
-from torch import Tensor
+from sampling.law import VOCAB_SIZE, Experiment, PrefixModel, fit
 
 from amusd.config import Distribution
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.cascade import CascadeDrafter
 from amusd.protocol.messages import Candidate
 from amusd.sampling.acceptance import ProbabilityRow, certain, pack_row, unpack_row
-from amusd.sampling.noise import Domain, key_of, uniform
-from amusd.sampling.ratio_test import DraftSampler, RatioTest, residual
-from amusd.sampling.sampler import KEY, SamplingState
+from amusd.sampling.ratio_test import RatioTest, residual
+from amusd.sampling.sampler import SamplingState
 
 FEW = 1_500
-"""Answers that expose each of the defects below: the least visible one needs 1,250.
+"""Answers that expose each defect of `mutation.rules`.
 
 A sound sampler fails with probability 3e-10, whatever the number (`law.fit`).
 """
@@ -137,76 +134,3 @@ def test_the_law_holds_under_every_parameter(name: str, number: int) -> None:
     assert experiment.num_accepted > 0
     assert experiment.num_rejected > 0
     assert found.holds, found
-
-
-# Defects that the law must expose
-
-
-class RawProbabilities(DraftSampler):
-    """Reports what it would have drawn from without top-k (transformers #47932)."""
-
-    def draw(self, logits: Tensor, words: Any) -> int:
-        column = super().draw(logits, words)
-        weights = (logits[0] / self.distribution.temperature).softmax(0).tolist()
-        self._rows = (*self._rows[:-1], pack_row(row(range(len(weights)), weights)))
-        return column
-
-
-class SharedNoise(RatioTest):
-    """The uniform that rejected a candidate also picks the token in its place (vLLM #54282)."""
-
-    def rows(self, start: int, *args: Any, **kwargs: Any) -> Any:
-        self._start = start
-        return super().rows(start, *args, **kwargs)
-
-    def _drawn(self, weights: Tensor, words: Any) -> Tensor:
-        keys = [key_of(self.distribution.seed, self._start + 1 + row, self.domain) for row in range(9)]
-        row = keys.index(int(words[0, KEY]) & (1 << 64) - 1)
-        number = uniform(key_of(self.distribution.seed, self._start + 1 + row, Domain.ACCEPT))
-        cumulative = (weights / weights.sum()).cumsum(1)
-        return (cumulative < number).sum(1).clamp(max=weights.shape[1] - 1)
-
-
-class PreviousRow(RatioTest):
-    """The bonus token comes from the row before (vLLM #8320)."""
-
-    def accept(self, logits: Tensor, *args: Any) -> Any:
-        return super().accept(torch.cat((logits[:-1], logits[-2:-1])) if len(logits) > 1 else logits, *args)
-
-
-def is_exposed(**changes: Any) -> bool:
-    """Whether some multiple of 250 answers, at most `FEW`, does not follow the law."""
-    experiment = Experiment(TOP_3, asynchronous=False, **changes)
-    counts, law = Counter[tuple[int, ...]](), experiment.law()
-    for first in range(0, FEW, 250):
-        counts += experiment.run(250, first)
-        if not fit(counts, law).holds:
-            return True
-    return False
-
-
-def test_a_row_that_is_not_what_was_drawn_from_is_exposed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("amusd.drafters.autoregressive.DraftSampler", RawProbabilities)
-    assert is_exposed()
-
-
-@pytest.mark.parametrize("kind", [PreviousRow, SharedNoise])
-def test_a_target_with_the_wrong_row_or_noise_is_exposed(kind: type[RatioTest]) -> None:
-    assert is_exposed(make_sampler=lambda distribution: kind(distribution, SamplingState(VOCAB_SIZE), PROMPT))
-
-
-def test_a_wrong_residual_is_exposed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """EAGLE issue 329."""
-    monkeypatch.setattr("amusd.sampling.ratio_test.residual", lambda p, *_: p)
-    assert is_exposed()
-
-
-@pytest.mark.long
-def test_a_token_that_is_withheld_because_of_its_own_probability_is_exposed() -> None:
-    def withhold(candidate: Candidate) -> Candidate:
-        tokens = candidate.token_ids
-        if tokens and unpack_row(candidate.draft_probs[0], tokens[0], VOCAB_SIZE).of(tokens[0]) < 0.3:
-            return structs.replace(candidate, parents=(), token_ids=(), draft_probs=(), more=False)
-        return candidate
-
-    assert is_exposed(filter_offer=withhold)

@@ -121,25 +121,6 @@ def test_the_most_extreme_noise_is_no_exception(first: float, chosen: int, monke
     assert choose(logits, np.arange(5000, dtype=np.uint32), 0, 1.0) == chosen
 
 
-def test_draft_and_target_agree_as_often_as_the_coupling_promises() -> None:
-    """At least (1 - TV) / (1 + TV), at most 1 - TV; independent draws would agree far less often."""
-    generator = torch.Generator().manual_seed(1)
-    target = torch.randn(50, generator=generator) * 2
-    draft = target + torch.randn(50, generator=generator)
-    output_ids = torch.arange(0, 50, 2)
-    p, q = target.double().softmax(0), torch.zeros(50, dtype=torch.float64)
-    q[output_ids] = draft[output_ids].double().softmax(0)
-    distance, number = float((p - q).abs().sum() / 2), 4_000
-    distribution = Distribution(temperature=1.0, seed=9)
-    ours = columns_of(SequenceSampler(distribution, SamplingState(50)), target.expand(number, -1), 0, [0] * number)
-    theirs = SequenceSampler(distribution, SamplingState(25, output_ids))
-    columns = columns_of(theirs, draft[output_ids].expand(number, -1), 0, [0] * number)
-    agreed = sum(a == b for a, b in zip(ours, output_ids[columns].tolist(), strict=True)) / number
-    margin = 5 * (0.25 / number) ** 0.5
-    assert (1 - distance) / (1 + distance) - margin < agreed < 1 - distance + margin
-    assert agreed > float((p * q).sum()) + 0.05
-
-
 # What a choice does not depend on
 
 
