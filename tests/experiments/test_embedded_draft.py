@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -124,28 +123,6 @@ def test_a_draft_is_made_from_nothing_and_loads(workshop: Workshop) -> None:
     assert torch.isfinite(forward(model, [1, 2, 3], model.new_cache(8)).logits).all()
 
 
-def test_a_training_cut_off_ends_with_the_weights_of_one_run(
-    workshop: Workshop, scripts: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class CutOffError(Exception):
-        """As if the machine had gone."""
-
-    learn = scripts["train"].Run.learn
-
-    def learn_or_end(run: Any, rows: np.ndarray) -> None:
-        if run.step == 7:
-            raise CutOffError
-        learn(run, rows)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(scripts["train"], "CHECKPOINT_SECONDS", 0)
-        patch.setattr(scripts["train"].Run, "learn", learn_or_end)
-        with pytest.raises(CutOffError):
-            workshop.train("cut off", vocab_size=64)
-    cut_off = workshop.train("cut off", vocab_size=64)
-    assert (cut_off / "weights.safetensors").read_bytes() == (workshop.first / "weights.safetensors").read_bytes()
-
-
 def test_a_draft_goes_on_over_fewer_tokens_and_is_averaged_with_the_one_before(
     workshop: Workshop,
 ) -> None:
@@ -157,25 +134,3 @@ def test_a_draft_goes_on_over_fewer_tokens_and_is_averaged_with_the_one_before(
     for name, tensor in mean.tensors.items():
         wanted = (before.tensors[name] + after.tensors[name]) / 2
         assert (tensor - wanted).norm() < 0.02 * wanted.norm()  # rounded to eight bits
-
-
-def test_a_draft_is_judged_by_every_token_of_the_answers(
-    workshop: Workshop, scripts: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scripts["evaluate"], "MAX_LENGTH", 256)
-    monkeypatch.setattr(scripts["evaluate"], "embedded_target_path", lambda: workshop.target)
-    answers, report = tmp_path / "answers.json", tmp_path / "report.json"
-    prompt, tokens = [1, 90, 19], read_draft(workshop.shipped).output_ids[:16].tolist()
-    records = [
-        {"category": name, "temperature": temperature, "prompt": prompt, "tokens": tokens * times}
-        for name, temperature, times in (("a", 0.0, 1), ("b x", 0.0, 4), ("b y", 1.0, 1))
-    ]
-    answers.write_text(json.dumps(records))
-    workshop.call("evaluate", answers=answers, draft_file=workshop.shipped, vocab_size=64, out=report)
-    tables = json.loads(report.read_text())
-    of_all = tables["all"][""]
-    assert of_all["num_tokens"] == 96
-    assert {name: row["num_tokens"] for name, row in tables["by set"].items()} == {"a": 16, "b": 80}
-    assert tables["by depth"]["1"][0] == of_all["greedy_mixture"]
-    assert of_all["greedy_mixture"] > of_all["greedy"]  # the second answer says the same four times
-    assert 0 < of_all["sampled"] < 1

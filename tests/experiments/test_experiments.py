@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import json
 import re
 import subprocess
@@ -12,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from experiments import common, plotting, request
+from experiments import common, request
 from experiments.equal_devices import run as equal_devices
 from launch.compose import compose_config
 
 ROOT = Path(__file__).parents[2]
 NAMES = sorted(path.parent.name for path in (ROOT / "experiments").glob("*/plot.py"))
-MACHINE = {"cpu": {"model": "a processor", "allowed_cores": 2}, "packages": {}}
 
 
 def asked(tmp_path: Path, *arguments: str, experiment: str = "link_delay") -> request.Request:
@@ -44,36 +41,6 @@ def test_results_say_where_they_come_from(name: str) -> None:
         assert results["machine"]["cpu"]["model"]
         assert results["workload"]["num_prompts"] > 0
         assert len(results.get("jobs") or results["rows"]) > 0
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.filterwarnings("default")  # of matplotlib, whose version is the user's
-def test_results_are_drawn(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if importlib.util.find_spec("matplotlib") is None:
-        pytest.skip("matplotlib is not installed: pip install matplotlib")
-    plot = importlib.import_module(f"experiments.{name}.plot")
-    results = max((ROOT / "experiments" / name / "results").glob("*.json"))
-    monkeypatch.setattr(sys, "argv", ["plot.py", str(results), "--out", str(tmp_path)])
-    plotting.plotter(name, plot.draw)
-    assert (tmp_path / f"{results.stem}.png").read_bytes().startswith(b"\x89PNG")
-    assert "<svg" in (tmp_path / f"{results.stem}.svg").read_text()
-    capsys.readouterr()
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(SystemExit):
-        plotting.plotter(name, plot.draw)
-    assert capsys.readouterr().err == "figures need matplotlib: pip install matplotlib\n"
-
-
-def test_results_say_what_was_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["run.py", "--prompts=/home/me/mt_bench.jsonl"])
-    asking = asked(tmp_path, "--out", str(tmp_path / "results.json"))
-    common.write_results(asking, {**MACHINE, "commit": "0" * 40}, {"rows": [1]})
-    results = common.read_results(asking.out)
-    assert results["command"] == "python experiments/link_delay/run.py --prompts=mt_bench.jsonl"
-    assert (results["commit"], results["machine"], results["rows"]) == ("0" * 40, MACHINE, [1])
 
 
 def test_a_command_is_run_and_its_document_comes_back(tmp_path: Path) -> None:

@@ -16,34 +16,16 @@ import torch
 from torch import Tensor
 
 from amusd.errors import ConfigError
-from experiments.gpu_proof import correctness, projection, smoke
+from experiments.gpu_proof import projection, smoke
 from experiments.gpu_proof.plan import CPU, GPU, PARTS, SCALES
-from experiments.gpu_proof.records import DONE, FAILED, TIMED_OUT, Ending, Job, read_records, write_ending, writer
+from experiments.gpu_proof.records import DONE, FAILED, Ending, Job, read_records, write_ending, writer
 from experiments.gpu_proof.report import write_report
-from experiments.gpu_proof.runner import run_limited
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "experiments" / "gpu_proof"
 
 
 # Parts as processes
-
-
-def ended(folder: Path, code: str, seconds: float = 60.0) -> Ending:
-    return run_limited("passes", [sys.executable, "-I", "-S", "-c", code], seconds, folder / "log")
-
-
-@pytest.mark.parametrize(
-    ("code", "status", "exit_code", "reason"),
-    [
-        ("print('fine')", DONE, 0, ""),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", FAILED, -9, "killed by signal 9"),
-        ("import time; time.sleep(1000)", TIMED_OUT, None, "killed after 1 seconds"),
-    ],
-)
-def test_how_a_part_ended_is_reported(tmp_path: Path, code: str, status: str, exit_code: int, reason: str) -> None:
-    ending = ended(tmp_path, code, 1.0 if status == TIMED_OUT else 60.0)
-    assert (ending.status, ending.exit_code, ending.reason.strip()) == (status, exit_code, reason)
 
 
 # The machine that it is for has few packages
@@ -82,28 +64,6 @@ def test_a_part_runs_there_and_the_report_says_that_it_was_no_gpu(tmp_path: Path
 
 
 # The smoke test, where a CPU can run it
-
-
-def records_of(folder: Path, part: str, kind: str) -> list[dict[str, Any]]:
-    return [record for record in read_records(folder / f"{part}.jsonl") if record["kind"] == kind]
-
-
-def test_a_step_that_fails_is_told_and_loses_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(job: Job) -> bool:
-        raise RuntimeError("no such kernel\nand a trace")
-
-    fail.__name__ = "kernels"
-    monkeypatch.setattr(smoke, "kernels", fail)
-    with pytest.raises(SystemExit, match="smoke: kernels did not hold"):
-        smoke.smoke(job_of(tmp_path, "smoke"))
-    steps = {record["step"]: record for record in records_of(tmp_path, "smoke", "smoke")}
-    assert {name: step["holds"] for name, step in steps.items()} == {
-        "compiler": True, "kernels": False, "sampler": True, "group": True,
-    }  # fmt: skip
-    assert steps["kernels"]["error"] == "RuntimeError: no such kernel"
-    (exchanged,) = records_of(tmp_path, "smoke", "group")
-    assert (exchanged["exchanged"], exchanged["replayed"]) == (True, "needs a GPU")
-    assert all(record["num_equal_choices"] == 8 for record in records_of(tmp_path, "smoke", "sampler"))
 
 
 @pytest.mark.parametrize("dtype", smoke.TOLERANCE, ids=str)
@@ -148,14 +108,6 @@ def test_a_report_has_what_parts_left_and_how_they_ended(tmp_path: Path) -> None
 
 def job_of(folder: Path, part: str) -> Job:
     return Job(SCALES[CPU], writer(folder / f"{part}.jsonl"), folder, part)
-
-
-def test_a_row_that_depends_on_its_neighbours_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    attend = correctness.attend_rows
-    monkeypatch.setattr(correctness, "attend_rows", lambda *rows: attend(*rows) + 1e-6 * rows[0].shape[0])
-    correctness.neighbours(job_of(tmp_path, "neighbours"))
-    (record,) = read_records(tmp_path / "neighbours.jsonl")
-    assert (record["num_sequences"], record["num_equal"]) == (4, 0)
 
 
 def test_two_devices_are_simulated_on_the_times_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ pytest.importorskip("httpx", reason="httpx is not installed: pip install httpx")
 from experiments import common
 from experiments.serving import run as sweep
 from experiments.serving.client import Endpoint, Sample, measure
-from tests.experiments.openai_double import OpenAIDouble, answer, chat_chunk, events
+from tests.experiments.openai_double import OpenAIDouble, chat_chunk, events
 
 WAIT_SECONDS = 60.0
 
@@ -43,18 +42,6 @@ def ask(reply: Callable[[Any], Any], users: int, number: int = 1) -> list[Sample
 # When requests are sent
 
 
-def test_a_user_asks_again_only_when_answered() -> None:
-    turnstile = threading.Barrier(3)
-
-    def together(body: Any) -> bytes:
-        turnstile.wait(WAIT_SECONDS)  # passes only three at a time: fewer users would never be answered
-        return answer(body)
-
-    samples = ask(together, 3, number=12)
-    assert [one.index for one in samples] == list(range(12))
-    assert {one.error for one in samples} == {None}
-
-
 # What an answer says
 
 
@@ -74,14 +61,6 @@ def test_what_goes_wrong_is_the_error_of_its_sample(reply: Any, error: str) -> N
 
 
 # Figures
-
-
-def test_times_are_those_of_their_definitions() -> None:
-    found = sample()
-    assert (found.ttft, found.latency, found.tpot) == pytest.approx((1.0, 3.1, 2.1 / 7))
-    assert found.gaps == pytest.approx([0.7] * 3)
-    empty = sample(chunks=(), num_tokens=1)
-    assert (empty.ttft, empty.tpot, empty.gaps) == (None, None, [])
 
 
 def test_goodput_counts_answers_within_both_limits(monkeypatch: pytest.MonkeyPatch) -> None:

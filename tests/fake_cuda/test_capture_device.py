@@ -8,7 +8,6 @@ from fake_cuda.device import fake_cuda
 from fake_cuda.workers import Target, TreeDraft
 
 from amusd.drafters.autoregressive import AutoregressiveDrafter
-from amusd.models.cached_model import extend
 
 PROMPT = [5, 17, 4, 90, 33, 8, 61, 2, 9, 44]
 
@@ -46,17 +45,3 @@ def test_a_worker_does_everything_on_its_own_device(work: object) -> None:
     assert not any(graph.is_empty for graph in gpus.graphs)
     assert gpus.record.replays
     assert gpus.record.waits
-
-
-def test_frequencies_that_would_switch_later_do_not_keep_a_pass_from_its_capture() -> None:
-    """transformers looks on the host for the longest position of each pass."""
-    arguments = {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}}
-    tokens = []
-    for device in ("cpu", "cuda:0"):
-        with fake_cuda(values=True):
-            model = builders.small(device, model_impl="transformers", fixed=False, arguments=arguments)
-            cache = model.new_cache(64)
-            model.prepare(cache)
-            model.prefill([5, 6, 7], cache)
-            tokens.append(extend(model, [8], cache, 6))
-    assert tokens[0] == tokens[1]

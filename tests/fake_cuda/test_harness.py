@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from fake_cuda.device import fake_cuda
-from fake_cuda.record import StreamId
 
 
 def test_only_copies_between_pinned_memory_and_a_device_do_not_block() -> None:
@@ -23,39 +22,6 @@ def test_only_copies_between_pinned_memory_and_a_device_do_not_block() -> None:
             ("out", 12), ("out", 4), ("out", 12), ("in", 16),
         ]  # fmt: skip
         assert gpus.record.devices == {1}
-
-
-def test_a_graph_repeats_its_work_on_the_memory_as_it_is_then() -> None:
-    with fake_cuda(values=True) as gpus:
-        host = torch.zeros(2, pin_memory=True)
-        source = torch.ones(2, device="cuda:0")
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            doubled = source * 2
-            host.copy_(doubled, non_blocking=True)
-        source.fill_(5)
-        graph.replay()
-        assert host.tolist() == [10, 10]
-        assert doubled.tolist() == [10, 10]
-        assert [len(graph.nodes) for graph in gpus.graphs] == [2]
-        assert gpus.record.replays[0].stream == StreamId(0, 0)
-
-
-def test_work_of_another_device_than_the_captured_one_is_missing_from_the_graph() -> None:
-    with fake_cuda(values=True) as gpus:
-        source = torch.ones(2, device="cuda:1")
-        total = torch.zeros(2, device="cuda:1")
-        graph = torch.cuda.CUDAGraph()
-        with pytest.warns(UserWarning, match="empty"), torch.cuda.graph(graph):
-            total += source
-        graph.replay()
-        assert total.tolist() == [1, 1]  # of the first time, and of no replay
-        assert gpus.graphs[0].is_empty
-        assert gpus.graphs[0].stream.device == 0
-        with torch.cuda.device(1), torch.cuda.graph(graph, stream=torch.cuda.Stream()):
-            total += source
-        graph.replay()
-        assert total.tolist() == [3, 3]
 
 
 @pytest.mark.parametrize(

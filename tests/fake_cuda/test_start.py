@@ -18,7 +18,6 @@ from amusd.errors import ConfigError
 from amusd.models import row_attention
 from amusd.models.cached_model import CachedModel
 from amusd.models.loading import load_target
-from amusd.runtime.verifier import prepare_to_verify
 
 ON_GPU = EngineConfig(hardware=HardwareConfig(devices=("cuda:0", "cuda:0"), synthetic="llama-8b"), drafters=())
 
@@ -64,16 +63,6 @@ def test_a_device_that_is_full_once_the_target_has_loaded_is_one_line(monkeypatc
     hardware = HardwareConfig(devices=("cpu", "cpu"), synthetic="smollm2-135m-slice")
     with pytest.raises(ConfigError, match=FULL):
         Engine.start(EngineConfig(hardware=hardware, drafters=()))
-
-
-def test_a_target_takes_in_a_chunk_of_a_prompt_before_the_first_request() -> None:
-    with fake_cuda() as gpus:
-        model = builders.target("cuda:0")
-        cache = model.new_cache(512)
-        with gpus.recorded() as part:
-            prepare_to_verify(model, cache)
-    assert "scaled_dot_product_attention" in {kernel.name for kernel in part.kernels}
-    assert cache.length == 0
 
 
 def test_a_gpu_computes_prompts_without_a_plan_for_each_length_and_sums_in_float32() -> None:
