@@ -15,7 +15,6 @@ from amusd.models.features import FeatureSpec
 from amusd.models.graphs import run_each_time
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
-from amusd.models.passes import Rows
 
 CONFIG = tiny.tiny_config("LlamaConfig")
 WIDTH = CONFIG.hidden_size
@@ -77,15 +76,3 @@ def test_prompts_blocks_and_kept_rows_write_the_states_of_their_tokens(numerics:
     forward(model, [TEXT[33], 9, TEXT[34], TEXT[35]], cache, parents=[0, 0, 2])
     model.keep([0, 2, 3], cache)
     check(model, cache, TEXT[:36])
-
-
-@pytest.mark.parametrize("numerics", RULES.values(), ids=RULES)
-def test_sequences_of_one_pass_have_their_own(numerics: Numerics) -> None:
-    model = model_of(numerics, "amusd")
-    caches = model.new_caches(3, 100)
-    texts = [TEXT[number:] for number in range(3)]
-    for cache, text in zip(caches, texts, strict=True):
-        model.prefill(text[:20], cache)
-    model.run([Rows(text[20:24], cache) for text, cache in zip(texts, caches, strict=True)])
-    for cache, text in zip(caches, texts, strict=True):
-        check(model, cache, text[:24])

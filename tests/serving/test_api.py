@@ -84,20 +84,6 @@ def test_a_completion_is_of_one_prompt_or_of_several_as_text_or_as_token_ids(cli
     assert [*found.values()] == [ANSWER[:9]] * 2
 
 
-@pytest.mark.parametrize(("mode", "stream"), [("autoregressive", False), ("synchronous", True), ("asynchronous", True)])
-def test_a_stop_string_ends_the_answer_before_it_wherever_a_block_lies(
-    server: Running, mode: str, stream: bool
-) -> None:
-    for begin in range(4, 10):  # every place within a block of accepted tokens
-        stop = ANSWER[begin : begin + 3]
-        fields = server.chat(max_tokens=30, stop=["never this", stop], mode=mode, token_sources=True)
-        response = server.post("/v1/chat/completions", {**fields, "stream": stream})
-        documents = events(response) if stream else [response.json()]
-        choices = [document["choices"][0] for document in documents]
-        text = "".join(choice.get("delta", choice.get("message", {})).get("content", "") for choice in choices)
-        assert (text, choices[-1]["finish_reason"]) == (ANSWER[: ANSWER.index(stop)], "stop")
-
-
 def sampled(client: OpenAI, **options: Any) -> Any:
     fields = {"temperature": 1.0, "max_tokens": 12, **options}
     return client.chat.completions.create(model=MODEL, messages=[USER], **fields)
@@ -129,16 +115,6 @@ def test_each_token_says_who_was_first_to_say_it(client: OpenAI) -> None:
     assert "".join(entry["text"] for entry in pieces) == ANSWER[:40]
 
 
-def test_the_model_its_version_and_the_document_of_the_interface(server: Running, client: OpenAI) -> None:
-    (card,) = client.models.list().data
-    assert (card.id, card.object) == (MODEL, "model")
-    assert client.models.retrieve(MODEL).id == MODEL
-    document = server.get("/openapi.json").json()
-    assert {"/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/metrics"} <= set(document["paths"])
-    fields = document["components"]["schemas"]["ChatRequest"]["properties"]
-    assert {"messages", "temperature", "mode", "token_sources"} <= set(fields)
-
-
 def test_health_and_figures_say_what_was_done(server: Running, client: OpenAI) -> None:
     before = server.figures()
     sampled(client, n=2, max_tokens=10)
@@ -154,18 +130,6 @@ def test_health_and_figures_say_what_was_done(server: Running, client: OpenAI) -
     assert added["vllm:spec_decode_num_accepted_tokens_total{}"] <= added["vllm:spec_decode_num_draft_tokens_total{}"]
     assert (after["vllm:num_requests_running{}"], after["vllm:num_requests_waiting{}"]) == (0, 0)
     assert after["amusd:draft_present{}"] == 1
-
-
-def test_a_draft_that_is_lost_while_nobody_asks_is_noticed() -> None:
-    with pair({"oracle": oracle(LONG, right_with_probability(0.9, 1))}) as (engine, draft), serving(engine) as server:
-        assert server.get("/health").json()["draft"] == "present"
-        draft.link.close()
-        until(lambda: server.get("/health").json()["draft"] != "present")
-        health = server.get("/health")
-        assert (health.status_code, health.json()["draft"]) == (200, "failed")
-        assert server.figures()["amusd:draft_present{}"] == 0
-        with server.client() as client:
-            assert texts(sampled(client, temperature=0)) == [ANSWER[:12]]
 
 
 def test_the_end_of_sequence_is_a_stop() -> None:

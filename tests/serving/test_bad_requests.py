@@ -10,7 +10,7 @@ import httpx
 import pytest
 from serving.running import MODEL, TEXT, Running, plain_engine, serving
 
-from amusd.serving.requests import MAX_BIASES, MAX_STOPS, STOP_CHARACTERS
+from amusd.serving.requests import MAX_BIASES, MAX_STOPS
 from amusd.types import Mode
 
 CHAT, TEXTS = "/v1/chat/completions", "/v1/completions"
@@ -38,24 +38,13 @@ MISTAKES: list[tuple[dict[str, Any], str | None, str]] = [
     ({"messages": [{"content": "a"}]}, "messages.0.role", "missing required parameter"),
     (message(content=5), "messages.0.content", "valid list"),
     (message(content=[IMAGE]), "messages.0.content.0.type", "should be 'text'"),
-    ({"temperature": 1e9}, "temperature", "expected a number from 0 to 1000000"),
-    ({"n": 100}, "n", "more than this server takes"),
-    ({"stop": ""}, "stop", "text that is not empty"),
     ({"stop": ["b"] * (MAX_STOPS + 1)}, "stop", f"at most {MAX_STOPS} items"),
-    ({"stop": "b" * (STOP_CHARACTERS + 1)}, "stop", f"at most {STOP_CHARACTERS} characters"),
-    ({"logit_bias": {"5000": 1}}, "logit_bias", "no token is 5000"),
     ({"logit_bias": {str(id_): 1 for id_ in range(MAX_BIASES + 1)}}, "logit_bias", f"at most {MAX_BIASES} items"),
-    ({"top_logprobs": 2}, "top_logprobs", "needs logprobs=true"),
     ({"tools": [TOOL]}, "tools", "not supported by this server"),
-    ({"response_format": {"type": "json_object"}}, "response_format", "not supported by this server"),
-    ({"min_tokens": 1}, "min_tokens", "needs ignore_eos=true, no stop"),
     ({"max_token": 1}, "max_token", "did you mean 'max_tokens'?"),
     (message(content="a" * 500), "messages", "leave no room in a context of 400"),
     (message(content="\ud800"), "messages", "half of a surrogate pair"),
-    ({"\ud800": 1}, None, "the body"),
-    ({"prompt": ""}, "prompt", "has no tokens"),
     ({"prompt": [5000]}, "prompt", "token ids must be in [0, 50)"),
-    ({"prompt": [-1]}, "prompt.0", "greater than or equal to 0"),
     ({"prompt": ["a"] * 69}, "prompt", "69 answers are more than this server takes, 68"),
     ({"prompt": [1] * (CONTEXT + 1)}, "prompt", "leave no room"),
 ]
@@ -85,8 +74,6 @@ def test_a_mistake_in_a_request_is_named(server: Running, fields: dict[str, Any]
     ("method", "path", "content", "status", "text"),
     [
         ("POST", CHAT, b"{", 400, "the body is not JSON"),
-        ("POST", CHAT, b"[]", 400, "must be a JSON object"),
-        ("POST", CHAT, b'{"a": ' + b"1" * 5_000 + b"}", 400, ""),
         ("POST", CHAT, b'{"model": "' + b"a" * 80_000 + b'"}', 413, "larger than 80000 bytes"),
         ("GET", CHAT, b"", 405, "GET /v1/chat/completions: Method Not Allowed"),
         ("POST", "/v1/embeddings", b"{}", 404, "POST /v1/embeddings: Not Found"),

@@ -21,10 +21,6 @@ import pytest
 from openai import OpenAI
 from serving.running import until
 
-from amusd.commands.run import serve
-from amusd.config import RunConfig
-from amusd.console import Console
-from amusd.errors import ConfigError
 from tests.launch.processes import SECONDS, amusd_command, environment, run
 from tests.launch.small_pair import save_pair
 from tests.test_documents import blocks
@@ -163,11 +159,3 @@ def test_an_address_that_cannot_be_had_is_told_before_anything_is_loaded(tmp_pat
     assert done.returncode == 2
     message = f"amusd: serve.host=127.0.0.1 serve.port={port}: cannot listen there (Address already in use)"
     assert message in done.stderr
-
-
-def test_a_missing_package_is_named_with_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith("amusd.serving.")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
-    with pytest.raises(ConfigError, match=r"^serve: needs uvicorn, .* pip install 'amusd\[serve\]'$"):
-        serve(RunConfig(), lambda _: pytest.fail("nothing is loaded"), Console())

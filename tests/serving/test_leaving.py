@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import re
 import resource
 import socket
@@ -13,7 +12,6 @@ from contextlib import ExitStack, closing, suppress
 from typing import Any
 
 import pytest
-from descriptors import num_descriptors
 from openai import APIError
 from runtime.pair import PROMPT, on_pass, reference
 from serving.running import MODEL, SECONDS, TEXT, Running, events, plain_engine, serving, until
@@ -99,29 +97,6 @@ def test_slow_senders_and_slow_readers_hold_up_nobody() -> None:
         while not received.endswith(b"0\r\n\r\n"):
             received += readers[0].recv(1 << 20)
         assert "".join(re.findall(r'"content":"(\w+)"', received.decode())) == ANSWER[:LONG]
-
-
-def test_clients_that_leave_at_random_points_leave_nothing_behind() -> None:
-    """At any byte of the request or of the answer, by a reset or by a close; with and without a stream."""
-    draws = random.Random(0)
-    with serving(plain_engine(), mode=Mode.AUTOREGRESSIVE) as server:
-        assert server.get("/health").status_code == 200
-        before = num_descriptors()
-        for _ in range(40):
-            body = server.chat(max_tokens=LONG, stream=draws.random() < 0.7, n=draws.choice((1, 1, 3)))
-            own = server.raw(body, length=draws.choice((0, draws.randrange(100), None, None, None)))
-            own.settimeout(0.05)
-            with suppress(TimeoutError):
-                for _ in range(draws.choice((0, 0, 1, 5))):
-                    own.recv(draws.choice((1, 100, 5000)))
-            if draws.random() < 0.5:
-                own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # a reset
-            own.close()
-        until(lambda: not server.gate.service.requests)
-        until(lambda: server.num_at_work == server.gate.service.num_in_flight == 0)
-        until(lambda: num_descriptors() <= before)
-        answer = server.post("/v1/chat/completions", server.chat(max_tokens=9))
-        assert answer.json()["choices"][0]["message"]["content"] == ANSWER[:9]
 
 
 def test_more_connections_than_descriptors_end_no_server(monkeypatch: pytest.MonkeyPatch) -> None:

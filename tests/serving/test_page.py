@@ -1,4 +1,4 @@
-"""The page, in a headless Chromium and with the keyboard alone: colours, modes, stop, errors, the timeline.
+"""The page, in a headless Chromium and with the keyboard alone: the same answer in every mode, coloured by its sources.
 
 The target is a table, and the draft knows its answer only in part, so that every kind of token is there. Nothing waits
 for a time: what is to be seen is waited for, with a deadline.
@@ -17,7 +17,7 @@ pytest.importorskip("fastapi", reason="the server is an extra: pip install 'amus
 from runtime.pair import PROMPT, VOCAB_SIZE, oracle, pair, reference
 from runtime.table_tree import TableTreeDrafter, spread
 from serving.browser import NAMES, Browser, browsing, find_browser
-from serving.running import TEXT, Running, serving, until
+from serving.running import TEXT, Running, serving
 from table_model import TableTokenizer
 
 from amusd.drafters.synthetic import right_with_probability
@@ -132,41 +132,6 @@ def test_the_same_answer_in_every_mode_is_coloured_by_its_sources(browser: Brows
         assert "Synchronous answer finished" in text_of(browser, "#news")  # for who does not see it
         assert all(url.startswith((running.url, "data:")) for url in browser.requested)
         assert f"{running.url}/timeline" in browser.requested
-
-
-@needs_browser
-def test_the_timeline_shows_what_both_devices_did(browser: Browser) -> None:
-    with server(browser) as running:
-        open_page(browser, running)
-        until(lambda: len(running.engine.worker.recorder.listeners) == 1)
-        ask(browser)
-        browser.wait_for(IS_ANSWERED)
-        committed = "timeline.events.filter((e) => e.kind === 'pass').reduce((sum, e) => sum + e.tokens, 0)"
-        browser.wait_for(f"{committed} === {NUM_TOKENS}")
-        kinds = browser.evaluate("[...new Set(timeline.events.map((e) => `${e.device} ${e.kind}`))]")
-        assert {"target prefill", "target pass", "target verdict", "draft candidates", "draft rollback"} <= set(kinds)
-        begins = browser.evaluate("timeline.events.map((e) => e.begin)")
-        assert begins == sorted(begins)
-        browser.wait_for("document.querySelector('#detail').textContent.includes('target passes')")
-
-        tab_to(browser, "#view")
-        right = browser.evaluate("timeline.right")
-        browser.press("ArrowLeft")
-        assert browser.evaluate("timeline.right") < right
-        browser.press(".")
-        assert "Target reads the prompt" in text_of(browser, "#detail")
-        browser.press("End")
-        assert browser.evaluate("timeline.right") == right
-        browser.press(" ")
-        assert browser.evaluate("document.querySelector('#pause').getAttribute('aria-pressed')") == "true"
-        tab_to(browser, "#prompt", back=True)
-        browser.write(TEXT)
-        browser.press("Enter")
-        browser.wait_for(f"{committed} > {NUM_TOKENS} && !running")
-        assert browser.evaluate("timeline.right") == right
-        drawn = "new Uint32Array(timeline.canvas.getContext('2d').getImageData(0, 0, 600, 100).data.buffer)"
-        assert browser.evaluate(f"new Set({drawn}).size") > 4
-    until(lambda: running.engine.worker.recorder.listeners == ())
 
 
 def test_the_page_may_load_nothing_else_and_asks_for_no_key() -> None:
