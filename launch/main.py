@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 a failure (one line where a process was lost, else its tra
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -35,6 +36,7 @@ usage: amusd COMMAND [KEY=VALUE ...]         answer, compare, predict, measure
        amusd trace RUN_DIR [sequence=N]
        amusd keys FOLDER
        amusd export-draft FOLDER
+       amusd -sc install=bash                completion in a shell, by Hydra
 
 {commands}
 """
@@ -62,6 +64,8 @@ def _run(arguments: list[str]) -> int:
     if command == "--version":
         Console().text(f"amusd {amusd.__version__}")
         return 0
+    if command in ("-sc", "--shell-completion"):
+        return _complete(arguments)
     if command not in COMMANDS:
         raise ConfigError(f"{command or 'amusd'}: name a command first; allowed: {', '.join(COMMANDS)}")
     if command == "trace":
@@ -137,6 +141,13 @@ def _summarize(folder: Path, *, is_json: bool) -> bool:
     console.document(document)
     tell(f"{len(document['jobs'])} jobs in {folder}")
     return all(job["rows"] for job in document["jobs"])
+
+
+def _complete(arguments: Sequence[str]) -> int:
+    """Have Hydra complete a shell's line, from which our commands are taken out: it does not know them."""
+    words = os.environ.get("COMP_LINE", "").split(" ")
+    os.environ["COMP_LINE"] = " ".join(word for word in words if word not in COMMANDS)
+    return _hydra(lambda _config: None, arguments, "amusd")
 
 
 def _write_folder(command: str, arguments: Sequence[str]) -> int:
