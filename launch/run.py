@@ -2,23 +2,23 @@
 
 The arguments are those of `amusd`, the command being `generate` unless it comes first; so are the exit codes.
 
-On one machine the first process does what `amusd` does: it starts the target's other ranks and the draft itself, and
-the processes beside it end at once. On several machines ranks 0 to T-1 are the target's, and the last one starts drafts
-as rank 0 says; its end does not end the target. torchrun's store, which anybody who reaches its port can read and
-write, holds the device of each rank, no secret, and nothing that would be run. All else goes over ZeroMQ
-(`numbered_link`) to an address that the arguments name.
+Ranks 0 to T-1 are the target's, and the last one starts drafts as rank 0 says. torchrun's store, which anybody who
+reaches its port can read and write, holds no secret, and nothing that would be run: the devices of several machines; on
+one machine the folder of the socket files, which has to be private. All else goes over ZeroMQ (`numbered_link`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import stat
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -34,7 +34,7 @@ from amusd.errors import ConfigError, PeerLostError, first_line
 from amusd.huge_pages import restart_with_huge_pages
 from amusd.models.meeting import Meeting
 from amusd.runtime.cores import allowed_cores, cores_for, pin_to
-from amusd.runtime.devices import check_devices, count_gpus, devices_of
+from amusd.runtime.devices import check_devices, count_gpus, devices_of, settle_devices
 from amusd.runtime.draft_process import DraftProcess
 from amusd.transport.addresses import address_towards, parse_endpoint
 from amusd.transport.base import Rendezvous
@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 COMMANDS = ("generate", "compare", "serve")
 STORE_SECONDS = 60.0
 """Longest wait for the store, and for what another rank puts there."""
+ADDRESS = "address"
+"""Name in the store of where rank 0 awaits the others; an empty text if it does not."""
 LOOK_SECONDS = 0.02
 """How often the last rank looks after the draft's process."""
 
@@ -94,10 +96,10 @@ def compose(arguments: Sequence[str], own: Place) -> tuple[str, RunConfig]:
         raise ConfigError(f"{command}: under torchrun the command is one of {', '.join(COMMANDS)}")
     config = compose_config(overrides)
     num_ranks = config.engine().num_ranks
-    if own.size != num_ranks and (own.is_apart or own.size != 2):
+    if own.size != num_ranks:
         raise ConfigError(
             f"WORLD_SIZE={own.size}: start {num_ranks} processes, one for each of the target's "
-            f"target_tensor_parallel_size={num_ranks - 1} ranks and one for the draft; on one machine 2 will do"
+            f"target_tensor_parallel_size={num_ranks - 1} ranks and one for the draft"
         )
     link = config.transport
     if own.is_apart:
@@ -115,52 +117,70 @@ def run(arguments: Sequence[str]) -> int:
     own = place_from_environment()
     try:
         command, config = compose(arguments, own)
+        set_environment(config.engine())
+        if not own.is_apart:
+            note = tell if own.rank == 0 else lambda _line: None
+            config = dataclasses.replace(config, hardware=settle_devices(config.engine(), note))
     except ConfigError:
         if own.local_rank > 0:  # all ranks read the same arguments: one line on each machine
             return 2
         raise
-    if own.is_apart:
-        return _run_rank(command, config, own)
-    if own.rank == 0:
-        with closing(Jobs(command)) as jobs:
-            return jobs.run(config)
-    return 0
+    from torch.distributed import DistError  # type: ignore[attr-defined]  # missing in __all__
+
+    with ExitStack() as stack:
+        try:
+            return _run_rank(command, config, own, stack)
+        except DistError as error:
+            raise PeerLostError(f"the ranks did not meet in torchrun's store: {first_line(error)}") from None
 
 
-def _run_rank(command: str, config: RunConfig, own: Place) -> int:
-    """Be a rank of the target, or the one that starts drafts, on one of several machines; return the exit code."""
+def _run_rank(command: str, config: RunConfig, own: Place, stack: ExitStack) -> int:
+    """Be a rank of the target, or the one that starts drafts; return the exit code. `stack` ends with it."""
+    from torch.distributed import rendezvous
+
     cores = allowed_cores()
-    set_environment(config.engine())
-    config, meeting = _meet(config, own)
+    store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=STORE_SECONDS)))
+    if own.is_apart:
+        config, meeting = _meet_apart(store, config, own)
+    address = None if own.rank == 0 else store.get(ADDRESS).decode()
+    if address == "":  # rank 0 has found that there is nothing to do
+        return 0
+    if not own.is_apart:
+        meeting = meet_in_folder(address, stack)
     engine, number = config.engine_for(command), config.target_tensor_parallel_size
     if own.rank < number and engine.hardware.devices[own.rank] == "cpu":
         num_here = min(own.local_size, number - (own.rank - own.local_rank))
         pin_to(cores_for(Role.TARGET, cores, engine.hardware, rank=own.local_rank, num_target_ranks=num_here))
-    if 0 < own.rank < number:
+    if own.rank == 0:
+        code = _run_target(command, config, meeting, store)
+        store.set(ADDRESS, "")
+        return code
+    if own.rank < number:
         from amusd.runtime.startup import run_follower
 
         run_follower(engine, own.rank, meeting)
         return 0
-    link = numbered_link(config.transport, meeting.address, number, Role.DRAFT, listens=own.rank == 0)
+    link = numbered_link(config.transport, meeting.address, number, Role.DRAFT, listens=False)
     with closing(link):
-        if own.rank == 0:
-            return _run_target(command, config, meeting, link)
         start_drafts(engine, link)
     return 0
 
 
-def _meet(config: RunConfig, own: Place) -> tuple[RunConfig, Meeting]:
-    """The configuration with the device of every rank, and where they meet. Raises `ConfigError`, `PeerLostError`."""
-    from torch.distributed import DistError, rendezvous  # type: ignore[attr-defined]  # missing in __all__
+def meet_in_folder(folder: str | None, stack: ExitStack) -> Meeting:
+    """In this folder, or a new one that goes with `stack`. Raises `ConfigError` for one that others may enter."""
+    if folder is None:
+        folder = stack.enter_context(TemporaryDirectory(prefix="amusd-ranks-", ignore_cleanup_errors=True))
+    status = Path(folder).lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise ConfigError(f"{folder}: torchrun's store names this folder, which is not private to this user")
+    return Meeting(address=folder)
 
+
+def _meet_apart(store: Any, config: RunConfig, own: Place) -> tuple[RunConfig, Meeting]:
     device = own_device(config, own)
     check_devices([device])
-    try:
-        store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=STORE_SECONDS)))
-        store.set(f"device/{own.rank}", device)
-        devices = [store.get(f"device/{rank}").decode() for rank in range(own.size)]
-    except DistError as error:
-        raise PeerLostError(f"the ranks did not meet in torchrun's store: {first_line(error)}") from None
+    store.set(f"device/{own.rank}", device)
+    devices = [store.get(f"device/{rank}").decode() for rank in range(own.size)]
     address = config.transport.address
     assert address is not None, "`compose` has seen to it"
     endpoint = parse_endpoint(address, beyond=True, to_bind=False)
@@ -183,17 +203,22 @@ def own_device(config: RunConfig, own: Place) -> str:
     return f"cuda:{own.local_rank % num_gpus}" if num_gpus else "cpu"
 
 
-def _run_target(command: str, config: RunConfig, meeting: Meeting, link: ZeroMQTransport) -> int:
+def _run_target(command: str, config: RunConfig, meeting: Meeting, store: Any) -> int:
+    address, number = meeting.address, config.target_tensor_parallel_size
+
     def make_engine(config: RunConfig, events: str | None, console: Console) -> Engine:
         from amusd.engine import Engine
         from amusd.runtime.startup import make_recorder
 
         write_workers(Path(config.run_dir or "."), target=[os.getpid()], draft=None)
-        drafts, recorder = DraftElsewhere(link), make_recorder(Role.TARGET, events)
-        others = meeting if config.target_tensor_parallel_size > 1 else None
+        store.set(ADDRESS, address)
+        drafts = DraftElsewhere(link, events if meeting.store is None else None)
+        recorder = make_recorder(Role.TARGET, events)
+        others = meeting if number > 1 else None
         return Engine.connect(config.engine_for(command), drafts, recorder, report=console.note, meeting=others)
 
-    with closing(Jobs(command, make_engine)) as jobs:
+    link = numbered_link(config.transport, address, number, Role.DRAFT, listens=True)
+    with closing(link), closing(Jobs(command, make_engine)) as jobs:
         return jobs.run(config)
 
 
@@ -202,9 +227,10 @@ class DraftElsewhere:
 
     pid = None
 
-    def __init__(self, link: ZeroMQTransport) -> None:
-        """`link`: to the last rank."""
+    def __init__(self, link: ZeroMQTransport, events: str | None) -> None:
+        """`link`: to the last rank. `events`: as of `make_recorder`, for the draft."""
         self._link = link
+        self._link.send_frame(msgspec.msgpack.encode(events))
         self._end: str | None = None
 
     def tell(self, incarnation: int, rendezvous: Rendezvous) -> None:
@@ -233,14 +259,16 @@ class DraftElsewhere:
 def start_drafts(config: EngineConfig, link: ZeroMQTransport) -> None:
     """Start and end drafts as `DraftElsewhere` says at the other end of `link`, until that is gone."""
     with ExitStack() as stack, suppress(PeerLostError):
-        process = DraftProcess(config, tell_loss=tell)
-        stack.callback(process.stop)
-        process.met()  # rank 0 knows whether another draft is worth it
         frame = link.receive_frame(config.startup_timeout_seconds)
         if frame is None:
             return
+        events = msgspec.msgpack.decode(frame, type=str | None)
+        process = DraftProcess(config, events=events, tell_loss=tell)
+        stack.callback(process.stop)
+        process.met()  # rank 0 knows whether another draft is worth it
         is_running = False
         while True:
+            frame = link.receive_frame(LOOK_SECONDS)
             if frame is not None:
                 order = msgspec.msgpack.decode(frame, type=tuple[int, Rendezvous] | None)
                 is_running = is_running or order is not None
@@ -248,7 +276,6 @@ def start_drafts(config: EngineConfig, link: ZeroMQTransport) -> None:
             if is_running and (end := _end_of(process)) is not None:
                 is_running = False
                 link.send_frame(msgspec.msgpack.encode(end))
-            frame = link.receive_frame(LOOK_SECONDS)
 
 
 def _end_of(process: DraftProcess) -> str | None:

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import tempfile
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from subprocess import PIPE
 from unittest.mock import Mock, call
 
+import psutil
 import pytest
 from runtime.gpu_doubles import pretend_gpus
+from torch.distributed import HashStore
 
+import launch.run
 from amusd.config import EngineConfig, HardwareConfig, RunConfig, TransportConfig
 from amusd.errors import ConfigError
 from amusd.transport.base import Rendezvous
@@ -19,12 +27,14 @@ from launch.run import (
     DraftElsewhere,
     Place,
     compose,
+    meet_in_folder,
     own_device,
     place_from_environment,
     start_drafts,
 )
-from tests.launch.processes import WAITING, run, torchrun_command
+from tests.launch.processes import SECONDS, WAITING, descendants, environment, run, torchrun_command
 from tests.launch.small_pair import PROMPT, plain_answer, save_pair
+from tests.warm import Popen
 
 DEADLINE_SECONDS = 30.0
 TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
@@ -52,7 +62,7 @@ def test_a_process_knows_its_place_from_torchrun_alone(monkeypatch: pytest.Monke
         (a_place(), ["-m", "max_lookahead=1,2"], "^-m: a sweep starts its own pairs"),
         (a_place(), ["doctor"], "^doctor: under torchrun the command is one of generate, compare, serve$"),
         (a_place(size=1), ["prompt=a"], "^WORLD_SIZE=1: start 2 processes"),
-        (a_place(size=3), ["target_tensor_parallel_size=3"], "^WORLD_SIZE=3: start 4 processes"),
+        (a_place(size=2), ["target_tensor_parallel_size=3"], "^WORLD_SIZE=2: start 4 processes"),
         (a_place(local_size=1), ["prompt=a", "target_tensor_parallel_size=2"], "^WORLD_SIZE=2: start 3 processes"),
         (a_place(local_size=1), ["prompt=a", "transport.insecure=true"], "^transport.address: required on several"),
         (a_place(local_size=1), ["prompt=a", TWO_NODES], "not on this machine, and the link is neither encrypted nor"),
@@ -89,11 +99,12 @@ def test_the_last_rank_starts_drafts_as_rank_0_says_and_ends_with_it(
     process = Mock()
     process.tell.side_effect = lambda *_: process.ending.configure_mock(return_value=None)
     process.dismiss.side_effect = lambda: process.ending.configure_mock(return_value="it was dismissed")
-    monkeypatch.setattr("launch.run.DraftProcess", lambda *_, **__: process)
+    started = Mock(return_value=process)
+    monkeypatch.setattr("launch.run.DraftProcess", started)
     here, there = (
         numbered_link(TransportConfig(), str(tmp_path), 1, Role.DRAFT, listens=listens) for listens in (True, False)
     )
-    drafts = DraftElsewhere(here)
+    drafts = DraftElsewhere(here, "out/events")
     told = [(number, Rendezvous(f"ipc:///{number}", number)) for number in (1, 2)]
     with ThreadPoolExecutor(1) as pool:
         last = pool.submit(start_drafts, EngineConfig(), there)
@@ -106,8 +117,55 @@ def test_the_last_rank_starts_drafts_as_rank_0_says_and_ends_with_it(
         drafts.stop()
         last.result(DEADLINE_SECONDS)
     there.close()
+    assert started.call_args.kwargs["events"] == "out/events"
     assert process.tell.call_args_list == [call(*one) for one in told]
     process.stop.assert_called_once_with()
+
+
+@pytest.fixture
+def ranks_meet(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], int]:
+    """What `launch.run.run` does as this rank of two on one machine, all in this process."""
+    store = HashStore()
+    monkeypatch.setattr("torch.distributed.rendezvous", lambda *_, **__: iter([(store, 0, 2)]))
+    monkeypatch.setattr("launch.run.set_environment", lambda _config: None)
+
+    def as_rank(rank: int) -> int:
+        for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}.items():
+            monkeypatch.setenv(name, str(value))
+        return launch.run.run(["hardware=cpu", "hardware.pin_cores=false"])
+
+    return as_rank
+
+
+def test_a_run_that_is_over_at_once_leaves_no_folder_and_no_rank_that_waits(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ranks_meet: Callable[[int], int]
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    jobs = Mock()
+    jobs.run.side_effect = [ConfigError("no prompt"), 0]
+    monkeypatch.setattr("launch.run.Jobs", lambda *_: jobs)
+    with pytest.raises(ConfigError, match="no prompt"):
+        ranks_meet(0)
+    assert list(tmp_path.iterdir()) == []
+    assert ranks_meet(0) == 0
+    assert list(tmp_path.iterdir()) == []
+    assert ranks_meet(1) == 0
+
+
+@pytest.mark.parametrize("kind", ["open to the group", "another user's", "a link", "a file"])
+def test_ranks_meet_in_no_folder_that_others_may_enter(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
+) -> None:
+    (folder := tmp_path / "folder").mkdir()
+    folder.chmod(0o710 if kind == "open to the group" else 0o700)
+    if kind == "another user's":
+        monkeypatch.setattr(os, "getuid", lambda: folder.stat().st_uid + 1)
+    elif kind == "a link":
+        (folder := tmp_path / "link").symlink_to("folder")
+    elif kind == "a file":
+        (folder := tmp_path / "file").touch(0o600)
+    with ExitStack() as stack, pytest.raises(ConfigError, match="not private to this user"):
+        meet_in_folder(str(folder), stack)
 
 
 @pytest.mark.timeout(200)
@@ -115,7 +173,8 @@ def test_two_ranks_and_a_draft_give_the_tokens_of_one_process(tmp_path: Path) ->
     pair = save_pair(tmp_path)
     arguments = ["target_tensor_parallel_size=2", *WAITING, f"prompt={PROMPT}", "output=json", "run_dir=out"]
     line = torchrun_command(*pair, *arguments, "sampling.max_new_tokens=24", num_processes=3)
-    done = run(line, tmp_path)
+    (temporary := tmp_path / "temporary").mkdir()
+    done = run(line, tmp_path, TMPDIR=str(temporary))
     assert done.returncode == 0, done.stderr
     together = json.loads(done.stdout)
     expected = plain_answer(pair, 24)
@@ -124,5 +183,23 @@ def test_two_ranks_and_a_draft_give_the_tokens_of_one_process(tmp_path: Path) ->
     assert together["mode"] == "asynchronous"
     assert together["metrics"]["num_draft_tokens"] > 0
     assert {path.name for path in (tmp_path / "out" / "events").iterdir()} == {"target.jsonl", "draft.jsonl"}
-    workers = json.loads((tmp_path / "out" / "workers.json").read_text())
-    assert (len(workers["target"]), len(workers["draft"])) == (2, 1)
+    assert list(temporary.glob("amusd*")) == []
+
+
+@pytest.mark.timeout(200)
+def test_the_last_rank_replaces_a_killed_draft_which_is_its_child(tmp_path: Path) -> None:
+    pair = save_pair(tmp_path)
+    arguments = [f"prompt={PROMPT}", "sampling.max_new_tokens=200", "mode=synchronous", "num_speculative_tokens=3"]
+    line = torchrun_command(*pair, *arguments, "run_dir=out")
+    with Popen(line, cwd=tmp_path, env=environment(), stdout=PIPE, stderr=PIPE, bufsize=0) as process:
+        assert process.stdout.read(1)
+        ranks = psutil.Process(process.pid).children()
+        target = json.loads((tmp_path / "out" / "workers.json").read_text())["target"]
+        (last,) = [rank for rank in ranks if rank.pid not in target]
+        assert [descendants(pid) for pid in target] == [[]]
+        descendants(last.pid)[-1].kill()
+        _, said = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, said
+    assert "and replaced once" in said.decode()
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert tuple(result["token_ids"]) == plain_answer(pair, 200)

@@ -680,6 +680,8 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "beyond=link.insecure or link.keys is not None, to_bind",
             "beyond=True, to_bind",
         ),
+        "ranks meet in a folder that others may enter": (" or status.st_mode & 0o077", ""),
+        "ranks wait though there is nothing to do": ('        store.set(ADDRESS, "")\n', ""),
         "what a draft before has said is taken for the next one's": (
             "        self._end = None\n        self._link",
             "        self._link",
