@@ -19,9 +19,7 @@ from amusd.errors import ConfigError
 from experiments.request import ROOT, Request
 
 COMMAND_SECONDS = 12 * 3600.0
-"""Longest that one `amusd` command may take."""
 ENDING_SECONDS = 20.0
-"""How long an interrupted command may take to end its workers."""
 REQUIRED = ("experiment", "date", "commit", "machine", "command", "quick", "workload")
 """What every file of results has beside what was measured."""
 Document = dict[str, Any]
@@ -41,9 +39,9 @@ def run(main: Callable[[], None]) -> None:
 
 
 def run_amusd(command: str, overrides: Sequence[str], run_dir: Path, *, sweep: bool = False) -> Document:
-    """Run one `amusd` command of this checkout to its end; return the JSON document that it prints.
+    """Run one `amusd` command of this checkout; return the JSON document that it prints.
 
-    What it says on the way goes to the terminal. Raises `ConfigError` when its exit code is not 0.
+    Raises `ConfigError` if it fails.
     """
     arguments = [command, *(["-m"] if sweep else []), *overrides]
     print(shlex.join(["amusd", *without_folders(arguments)]), file=sys.stderr, flush=True)
@@ -67,7 +65,6 @@ def run_amusd(command: str, overrides: Sequence[str], run_dir: Path, *, sweep: b
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Let the command end its workers, as it does on SIGTERM."""
     process.terminate()
     try:
         process.wait(ENDING_SECONDS)
@@ -77,10 +74,9 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def compare(overrides: Sequence[str], run_dir: Path) -> list[Document]:
-    """`amusd compare` as a sweep, which may have one job; prints its table.
+    """Run `amusd compare` as a sweep and print its table; returns one document per job.
 
-    Of each job its `command`, `settings` (swept keys and values), `rows`, `per_prompt`, `machine`. Raises `ConfigError`
-    when a job has no result.
+    Raises `ConfigError` without one.
     """
     from launch.sweep import summary_table
 
@@ -103,7 +99,7 @@ def compare(overrides: Sequence[str], run_dir: Path) -> list[Document]:
 
 
 def without_folders(arguments: Sequence[str]) -> list[str]:
-    """Paths cut to their last name: the folders of one machine mean nothing on another."""
+    """Cut paths to their last name."""
     found = []
     for argument in arguments:
         key, equals, value = argument.rpartition("=")
@@ -120,7 +116,7 @@ def run_sweep(request: Request, overrides: Sequence[str]) -> None:
 
 
 def write_jobs(request: Request, jobs: Sequence[Document], **more: Any) -> None:
-    """The file of results of what `compare` returned; `more` goes into it too."""
+    """Write the results of `compare` to a file, with `more` beside them."""
     kept = [{name: value for name, value in job.items() if name != "machine"} for job in jobs]
     write_results(request, jobs[0]["machine"], {"jobs": kept, **more})
 
@@ -172,7 +168,7 @@ def row_kind(row: Document) -> str:
 
 
 def speedups(per_prompt: Sequence[Document], contestant: str) -> list[float]:
-    """Prompt by prompt, how many times as fast as plain decoding in the same run."""
+    """Return each prompt's speed relative to plain decoding in the same run."""
     return [one["ms_per_token"]["autoregressive"] / one["ms_per_token"][contestant] for one in per_prompt]
 
 

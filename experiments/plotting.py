@@ -1,4 +1,4 @@
-"""Figures of the experiments: one look for all of them. The only file of them that imports matplotlib."""
+"""Figures of the experiments. The only file of them that imports matplotlib."""
 
 from __future__ import annotations
 
@@ -39,10 +39,7 @@ SPEEDUP = "speed-up over plain decoding (times)"
 
 
 def plotter(experiment: str, draw: Callable[[Document], Any]) -> None:
-    """The whole of a `plot.py`: read results, draw, write one PNG and one SVG for each file.
-
-    `draw` makes a matplotlib figure from a file of results.
-    """
+    """Run a `plot.py`: read results, let `draw` make a matplotlib figure of each file, write one PNG and one SVG."""
     home = ROOT / "experiments" / experiment
     parser = argparse.ArgumentParser(
         prog=f"python experiments/{experiment}/plot.py", description="Draw the files of results as PNG and SVG."
@@ -98,10 +95,7 @@ def draw_lines(results: Document, key: str, label: str) -> Any:
 
 
 def lines_over(axes: Any, jobs: Sequence[Document], key: str, *, convert: Callable[[str], float] = float) -> None:
-    """Speed-ups over the values of a swept key, a line for each way to decode; the band is the middle half of prompts.
-
-    A synchronous line is the best length of each value.
-    """
+    """Draw speed-ups over a swept key, with the middle half of prompts as a band; synchronous: the best length."""
     kinds: dict[str, list[tuple[float, Document, Document]]] = {}
     for job in jobs:
         for row in job["rows"]:

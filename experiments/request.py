@@ -1,4 +1,4 @@
-"""What the command line of an experiment asks for: the same options for all of them."""
+"""The command-line options that all experiments share."""
 
 from __future__ import annotations
 
@@ -46,10 +46,7 @@ class Request:
         ]
 
     def lines(self) -> list[str]:
-        """`num_prompts` lines spread evenly over the file, so that every category has its share; all if it has fewer.
-
-        Raises `ConfigError`.
-        """
+        """Return `num_prompts` lines spread evenly over the file, or all if it has fewer. Raises `ConfigError`."""
         found = [line for line in self._text().splitlines() if line.strip()]
         number = min(self.num_prompts, len(found))
         return [found[index * len(found) // number] for index in range(number)]

@@ -1,7 +1,4 @@
-"""Is running ahead worth a device? Plain, synchronous (best length) and every policy; greedy and at temperature 0.7.
-
-All ways are interleaved prompt by prompt. `experiments/equal_devices` measures what else two devices could do.
-"""
+"""Is running ahead worth a device? Plain, synchronous (best length) and every policy, at temperatures 0 and 0.7."""
 
 from __future__ import annotations
 

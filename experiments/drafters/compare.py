@@ -1,10 +1,9 @@
-"""All drafters of one target side by side: what each costs, how often it is right, and what it is worth.
+"""Compare all drafters of one target: cost, acceptance and speed.
 
     python experiments/drafters/compare.py --drafter eagle:EAGLE/ --drafter medusa:HEADS/ --prompts FILE
 
-Greedily and at temperature 0.7, `amusd compare` has every drafter draft synchronously, in chains and trees of several
-lengths, and asynchronously where it can. A second comparison in chains of six shows how often a candidate is accepted
-by its distance from the last token whose features the drafter knows.
+Greedily and at temperature 0.7, every drafter drafts synchronously and, where it can, asynchronously. Chains of six
+show acceptance by distance from the last token whose features the drafter knows.
 """
 
 from __future__ import annotations

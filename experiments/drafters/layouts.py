@@ -62,7 +62,6 @@ def reduced_vocabulary(head: Tensor, output_ids: Tensor) -> dict[str, Tensor]:
 
 
 def _fields(method: str, config: Any, num_output_ids: int) -> dict[str, Any]:
-    """What `config.json` holds."""
     if method == "medusa":
         return {
             "medusa_num_heads": NUM_MEDUSA_HEADS,

@@ -1,7 +1,6 @@
-"""EAGLE-1, EAGLE-3, Medusa and DFlash as they are trained, their parameters under the names of published checkpoints.
+"""EAGLE-1, EAGLE-3, Medusa and DFlash for training, with the parameter names of published checkpoints.
 
-Every network has `predict`, which returns one `Prediction` for each distance: first the token nearest to the last true
-feature, then the ones further ahead. A state becomes logits by rows of the target's output head, which stays as it is.
+`predict` returns one `Prediction` for each distance, the nearest first.
 
 References: EAGLE (arXiv:2401.15077), EAGLE-3 (arXiv:2503.01840), Medusa (arXiv:2401.10774), DFlash (arXiv:2602.06036).
 """
@@ -23,10 +22,7 @@ ANCHORS = 16
 
 
 def layer_ids(num_layers: int) -> list[int]:
-    """Layers of the target that are read: the residual stream before three of them, and behind the final norm.
-
-    EAGLE-3 and DFlash fuse the three; EAGLE-1 and Medusa read the last. Indices into transformers' `hidden_states`.
-    """
+    """Indices into `hidden_states` of the layers that are read; EAGLE-1 and Medusa read the last alone."""
     return [2, num_layers // 2, num_layers - 3, num_layers]
 
 
@@ -55,7 +51,7 @@ class Prediction:
 
 
 class Attention(nn.Module):
-    """Projections of a multi-head attention, as many key heads as query heads, rotary positions."""
+    """Multi-head attention with rotary positions and as many key heads as query heads."""
 
     def __init__(self, config: Any, input_size: int, *, normed: bool = False) -> None:
         super().__init__()
@@ -126,11 +122,10 @@ def rotate(heads: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
 
 
 class _Eagle(nn.Module):
-    """What the EAGLEs share: a layer that reads a token and the feature before it, and goes on with its own output.
+    """A layer that reads a token and the feature before it, and goes on with its own output.
 
-    Row r holds token r + 1 and the feature of position r; token 0 has no row. In step k the features of the last k
-    rows before it are the network's own: the query of row r sees keys of step 0 up to row r - k, and one key of each
-    later step, whose row is as far behind r as its step is behind k.
+    Row r holds token r + 1 and the feature of position r. In step k the features of the last k rows before it are the
+    network's own: row r sees keys of step 0 up to row r - k, and one key of each later step.
     """
 
     def __init__(self, config: Any, attention_size: int) -> None:
@@ -147,11 +142,9 @@ class _Eagle(nn.Module):
         raise NotImplementedError
 
     def inputs(self, embedded: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """The residual stream and the attention's input, from tokens and features of the rows."""
         raise NotImplementedError
 
     def read(self, states: Tensor) -> Tensor:
-        """Output states of the layer as the output head reads them."""
         raise NotImplementedError
 
     def unroll(self, batch: Batch, steps: int) -> list[Tensor]:
@@ -174,7 +167,6 @@ class _Eagle(nn.Module):
         return outputs
 
     def predict(self, batch: Batch, steps: int) -> list[Prediction]:
-        """One prediction for each step."""
         counted = batch.counted[:, 1:].clone()
         counted[:, :steps] = False
         row, place = counted.nonzero(as_tuple=True)
@@ -361,8 +353,7 @@ class DFlash(nn.Module):
 def see_own_token(attention: Attention, size: int) -> None:
     """Let half of the heads begin by reading their own token, from the first `size` inputs.
 
-    The token reaches the residual stream through the attention alone, and under even weights it would be one of
-    hundreds. Query and key of these heads are one matrix, so that a row's own key fits best.
+    Under even weights the token would be one of hundreds. Sharing query and key weights makes a row's own key fit best.
     """
     heads = attention.q_proj.out_features // 2
     for projection in (attention.q_proj, attention.k_proj, attention.v_proj):

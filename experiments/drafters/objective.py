@@ -1,7 +1,6 @@
-"""How far a drafter's distribution of the next token is from the target's, over the drafter's vocabulary.
+"""Cross entropy of a drafter to its target, over the drafter's vocabulary.
 
-The logits of a whole batch would need gigabytes, so they are made for a block of tokens at a time, and the gradient
-with respect to the states in the same visit. The target's distribution is computed once for all distances.
+Logits and gradients are computed for a block of tokens at a time, since those of a batch need gigabytes.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import torch
 from torch import Tensor
 
 _BLOCK = 512
-"""Tokens whose logits are held at once."""
 
 
 class _CrossEntropy(torch.autograd.Function):

@@ -2,8 +2,8 @@
 
     python experiments/drafters/train_drafter.py eagle3 --text TEXT.npz ... --out OUT/ --minutes 40
 
-OUT gets `config.json` and `model.safetensors` (bfloat16), written anew every few minutes, `training.json` (settings,
-curve, cost) and `checkpoint.pt`, from which an interrupted training goes on.
+OUT gets `config.json`, `model.safetensors`, `training.json` (settings, curve, cost) and `checkpoint.pt`, from which an
+interrupted training goes on.
 """
 
 from __future__ import annotations
@@ -49,7 +49,6 @@ MEASURED_ROWS = 32
 """Those of them that a measurement reads."""
 MEASURE_SECONDS, SAVE_SECONDS = 480.0, 180.0
 _SAVED = ("step", "seconds", "num_tokens", "losses", "curve")
-"""What a checkpoint holds of a `Run`, beside weights and optimizers."""
 
 
 def main() -> None:
@@ -163,7 +162,6 @@ class Run:
         )
 
     def _loss(self, batch: Batch) -> Tensor:
-        """Mean over tokens of the cross entropy less its lower bound, weighted over the distances."""
         states = batch.features[:, :, -1].flatten(0, 1)
         counted = batch.counted.flatten()
         targets = distributions(states[counted], self._output_head)
@@ -183,7 +181,7 @@ class Run:
         return total / weights
 
     def _distances(self) -> int:
-        """Distances of this step: few at first, when the states fed back are poor and more of them cost more."""
+        """Distances of this step: few at first, while the states fed back are poor."""
         is_early = self.seconds < SHORT_SHARE * self._arguments.minutes * 60
         return min(2, self._num_steps) if is_early and self._arguments.method.startswith("eagle") else self._num_steps
 

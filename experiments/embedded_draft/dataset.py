@@ -1,12 +1,11 @@
-"""Rows of text that the target wrote, and what the target thought at each of their tokens.
+"""Texts that the target wrote, and corpora: texts with the target's states.
 
-A text file (`.npz`) holds `token_ids` uint16 [rows, width], padded behind `length` int32 [rows]; `prefix_length`,
-the tokens of the chat prefix that every row begins with; `answer`, the bits of a bool [rows, width], 1 where a token
-belongs to an answer; `temperature` float16 [rows], at which the answers were sampled (0: greedy).
+A text file (`.npz`) holds `token_ids` uint16 [rows, width]; `length` int32 [rows]; `prefix_length`, tokens of the chat
+prefix of every row; `answer`, the packed bits of a bool [rows, width], 1 for tokens of an answer; `temperature` float16
+[rows].
 
-A corpus is a folder of a text, `text.npz`, and `states.npy`, uint16 [tokens, hidden]: bits of the target's last hidden
-state in bfloat16, its final norm applied, for the rows' tokens one behind the other. The output head turns a state into
-the whole distribution of the next token, which is more than the top-k of it and, from k = 288 on, smaller.
+A corpus is a folder of `text.npz` and `states.npy`, uint16 [tokens, hidden]: bits of the target's last hidden state in
+bfloat16 after its final norm, for all rows' tokens in order.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from amusd.drafters.ngram import MAX_CONTINUATIONS, WEIGHTS, NgramCache
 TEXT, STATES = "text.npz", "states.npy"
 _PARTIAL = ".partial"
 _WEIGHTS = torch.tensor([(-torch.inf, 1.0), *WEIGHTS])
-"""Bias and slope of what followed behind no, one, two ... agreeing tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +139,7 @@ def write_corpus(folder: Path, text: Text, states: np.ndarray) -> None:
 
 
 def read_corpora(folder: Path) -> tuple[list[Text], list[Tensor]]:
-    """The text of each of `corpora_in` a folder; for each row of all, its states, bfloat16 [tokens, hidden].
-
-    States are read from their files as they are used.
-    """
+    """Read the texts of `corpora_in` a folder and each row's states, bfloat16 [tokens, hidden], in mapped files."""
     texts: list[Text] = []
     rows: list[Tensor] = []
     for corpus in corpora_in(folder):

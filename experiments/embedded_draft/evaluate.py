@@ -1,13 +1,10 @@
-"""How often the embedded target agrees with its draft, on answers the target gives to prompts nobody trained on.
+"""How often the embedded target agrees with its draft on new prompts.
 
     python experiments/embedded_draft/evaluate.py --prompts mt_bench.jsonl human_eval.jsonl --answers answers.json
 
-The target first answers every prompt, greedily and at temperature 1 (kept in the file --answers: the slow part). Then
-both models read those answers. Greedy agreement: the share of tokens of the greedy answers that are the draft's first
-choice. Sampled acceptance: the mean of 1 - total variation between the two distributions at temperature 1, over the
-tokens of the sampled answers. Beside the model alone: what `drafter=embedded` proposes in a chain or a block (a lookup
-where a long suffix has occurred before, else the model), and in a tree (the model mixed with an n-gram cache). By
-depth: how often a tree of some guesses behind each token holds the target's next one, where it holds all before it.
+The target answers every prompt, greedily and at temperature 1; the answers are kept in the file --answers. Greedy
+agreement is the share of tokens that are the draft's first choice. Sampled acceptance is the mean of 1 - total
+variation at temperature 1. Both are measured for the model alone, for chains of `drafter=embedded` and for trees.
 """
 
 from __future__ import annotations
@@ -220,10 +217,7 @@ def tabulate(judged: Sequence[Judged]) -> dict[str, dict[str, dict[str, float | 
 
 
 def by_depth(judged: Sequence[Judged]) -> dict[int, list[float | None]]:
-    """How often a tree holds the target's token at each depth, where it holds all before it: a share for each width.
-
-    A tree has as many guesses behind each of its tokens. Greedy answers alone.
-    """
+    """The share of trees that hold the target's greedy token at each depth where they hold all before it, by width."""
     answers: list[list[int]] = []
     for token in judged:
         if token.temperature == 0:

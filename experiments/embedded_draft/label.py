@@ -1,9 +1,8 @@
-"""Compute the target's states over texts that it wrote elsewhere, which makes corpora of them.
+"""Compute the target's states over texts, which makes corpora of them.
 
     python experiments/embedded_draft/label.py --text TEXT.npz ... --out CORPORA/
 
-Each corpus is named like its text; one that exists is passed over. Two cores with AVX-512 BF16 read 2.8 million tokens
-(3.2 GB of states) in 20 minutes, a process on each; a GPU in a minute or two.
+Each corpus is named like its text; an existing one is passed over.
 """
 
 from __future__ import annotations

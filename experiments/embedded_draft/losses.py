@@ -1,13 +1,10 @@
-"""How often the target refuses what the draft proposes, over the draft's vocabulary.
+"""The training loss of the draft: -log(alpha), with alpha = sum min(p, m) the acceptance rate at temperature 1.
 
-With p the target's distribution over the tokens that the draft can propose, q the draft's, and m what is drafted from,
-q mixed with an n-gram cache (`amusd/sampling/ranking.py`): the loss is -log(alpha), where alpha = sum min(p, m) is the
-share of proposals that the target accepts (sampled, at temperature 1; tokens that the cache alone can propose count as
-refused). A draft of a few layers cannot reach p; of what it can reach, this is what decoding gains most from, while the
-Kullback-Leibler divergence asks for all of p's tail (LK losses, arXiv 2602.23881). Dividing by alpha keeps the gradient
-alive where hardly anything is accepted. What the cache says rightly, the draft need not learn. Logits of a whole batch
-would need gigabytes, so they are made for a block of tokens at a time, and the gradient with respect to the states in
-the same visit. `train.py --compile` fuses the operations on the logits.
+p is the target's distribution over the draft's vocabulary, q the draft's, and m is q mixed with the n-gram cache
+(`amusd/sampling/ranking.py`). Dividing by alpha keeps the gradient alive where little is accepted. Logits and gradients
+are computed for a block of tokens at a time, since those of a batch need gigabytes.
+
+References: LK losses, arXiv 2602.23881.
 """
 
 from __future__ import annotations
@@ -21,9 +18,7 @@ from torch import Tensor
 from amusd.sampling.ranking import UNPROPOSED
 
 _BLOCK = 512
-"""Tokens whose logits are held at once."""
 _LEAST_ACCEPTANCE = 1e-3
-"""What the gradient is divided by at least."""
 
 
 BlockLoss = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -64,8 +59,6 @@ def mixed_log_weights(log_q: Tensor, biases: Tensor, slopes: Tensor) -> Tensor:
 
 
 class _NegativeLogAcceptance(torch.autograd.Function):
-    """Sum over tokens of -log(alpha)."""
-
     @staticmethod
     def forward(
         ctx: Any,

@@ -1,12 +1,10 @@
 """Put a trained draft into the file that ships with the package.
 
-python experiments/embedded_draft/package.py --draft DRAFT/ --out amusd/embedded/draft.safetensors
+    python experiments/embedded_draft/package.py --draft DRAFT/ --out amusd/embedded/draft.safetensors
 
-`--mean-with FILE` writes the mean with the draft that the training went on from: it has learned from the new text and
-still knows the old.
+`--mean-with FILE` writes the mean with the draft that the training went on from.
 
-References:
-    Wortsman et al., Robust fine-tuning of zero-shot models, 2022 (arXiv 2109.01903).
+References: Wortsman et al., Robust fine-tuning of zero-shot models, 2022 (arXiv 2109.01903).
 """
 
 from __future__ import annotations
@@ -22,7 +20,6 @@ from safetensors.torch import load_file
 from amusd.models.embedded_draft import DRAFT_FILE, DraftWeights, read_draft, write_draft
 
 _SETTINGS = ("layers", "vocab_size", "epochs", "cooldown", "rows", "lr", "seed")
-"""Settings of the run that the file keeps."""
 
 
 def main() -> None:

@@ -2,9 +2,8 @@
 
     python experiments/embedded_draft/train.py --corpus CORPORA/ --out DRAFT/
 
-Writes `weights.safetensors` (float32, the layers and the final norm), `output_ids.npy` (the draft's vocabulary, most
-frequent first) and `training.json` (settings, curve, cost) into DRAFT. An interrupted run goes on from `checkpoint.pt`
-there, on another machine too.
+Writes `weights.safetensors`, `output_ids.npy` (the draft's vocabulary, most frequent first) and `training.json`
+(settings, curve, cost). An interrupted run goes on from `checkpoint.pt`.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ CURVE_POINTS = 6
 CHECKPOINT_SECONDS = 300.0
 WEIGHT_DECAY = 0.1
 _SAVED = ("seconds", "num_tokens", "losses", "curve")
-"""What a checkpoint holds of a `Run`, beside weights, optimizer and step."""
 
 
 def main() -> None:

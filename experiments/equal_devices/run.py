@@ -1,8 +1,8 @@
-"""Every use of two devices on the same prompts: a pair of target and draft, both on each pass, an engine on each.
+"""Compare uses of two devices: a pair of target and draft, both on each pass, an engine on each.
 
-Each use is a run of `amusd compare`; of two engines side by side each has half of the prompts. The prompts are divided
-into rounds. In a round one use follows the other, in the next one in reverse order: a machine whose speed drifts
-evenly treats them alike. The pair's first run tries all block lengths, the others take the best of them.
+Each use is a run of `amusd compare`; two engines share the prompts. The order of uses is reversed from round to round,
+so that a machine whose speed drifts evenly treats them alike. The pair's first run finds the block length for the
+others.
 """
 
 from __future__ import annotations
@@ -69,7 +69,6 @@ def main() -> None:
 def _measure(
     found: Measured, use: str, number: int, lines: Sequence[str], request: Request, arguments: Namespace
 ) -> None:
-    """One use in one round."""
     parts = [lines[0::2], lines[1::2]] if use == APART else [lines]
     name = f"{use.replace(' ', '_')}_{found.temperature}_round_{number}"
     runs = [request.runs / f"{name}_{engine}" for engine in range(len(parts))]

@@ -1,10 +1,9 @@
-"""Whether sampled answers are those of plain decoding, token for token, whatever drafts, carries and delays them.
+"""Check that sampled answers equal plain decoding's, token for token.
 
     python experiments/exactness/run.py
 
-Real prompts, the embedded pair in two processes, `verify_width=fixed`, matching. Each link is started once and answers
-every combination of temperature, filters, mode and drafter; then, for each temperature, one more pair is started whose
-draft is killed in mid-answer. Every answer is compared with that of `mode=autoregressive` with the same seed.
+The embedded pair with `verify_width=fixed` and matching answers real prompts over every link, with every combination of
+temperature, filters, mode and drafter, and with a draft that is killed in mid-answer.
 """
 
 from __future__ import annotations

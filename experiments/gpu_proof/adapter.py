@@ -1,9 +1,4 @@
-"""The only module of the proof that reaches beyond the package's stable names. Who changes those mends them here.
-
-roles                 `load_target`, `load_draft_model`: a model exactly as a worker of that role has it
-drafters              `load_drafters`
-graphs                live `torch.cuda.CUDAGraph` objects, whoever holds them
-"""
+"""The only module of the proof that imports beyond the package's stable names."""
 
 from __future__ import annotations
 

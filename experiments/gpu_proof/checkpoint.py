@@ -53,7 +53,6 @@ def _save(weights: Mapping[str, torch.Tensor], folder: Path) -> None:
 
 
 def _tokenizer() -> Any:
-    """A word for each id."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

@@ -24,7 +24,6 @@ _QUERIES = (["nvidia-smi"], ["nvidia-smi", "topo", "-m"], ["nvidia-smi", "-q", "
 _PROBE_SECONDS = 20.0
 _EXCERPT_LINES = 45
 _SHORT = 2048
-"""Longest sequence in tokens of models that are measured with a short one."""
 
 
 def versions(job: Job) -> None:

@@ -89,7 +89,6 @@ def _engine(job: Job, max_num_seqs: int = 1) -> Iterator[Engine]:
 def _answer(
     engine: Engine, prompt: Sequence[int], sampling: SamplingParams, num_tokens: int, decoding: DecodingConfig
 ) -> tuple[tuple[int, ...], float]:
-    """The tokens, and the share of candidates that were accepted."""
     params = replace(sampling, max_new_tokens=num_tokens, ignore_eos=True)
     answer = engine.generate(prompt, params, decoding=decoding)
     return answer.token_ids, float(answer.metrics.as_dict()["acceptance_rate"] or 0.0)
@@ -112,10 +111,7 @@ def _compare(
 
 
 def _law(job: Job, engine: Engine, prompt: list[int]) -> None:
-    """The second token of many answers under the ratio test, against the law of plain decoding by matching.
-
-    Both are drawn, so the statistic is that of two samples; the false alarm rate is the p-value that is asked for.
-    """
+    """Compare the second token of many answers under the ratio test with plain decoding, as two samples."""
     counts: dict[str, Counter[int]] = {}
     for rule, decoding in (("matching", PLAIN), ("rejection", DECODINGS["synchronous"])):
         params = SamplingParams(temperature=0.5, acceptance=rule)  # type: ignore[arg-type]  # both are rules
@@ -139,7 +135,6 @@ def _law(job: Job, engine: Engine, prompt: list[int]) -> None:
 
 
 def _kill(job: Job, engine: Engine, prompt: list[int], num_tokens: int) -> None:
-    """Kill the draft in mid-answer; the answer, and those until the next draft is there, have to be the plain ones."""
     greedy = SamplingParams(max_new_tokens=num_tokens, ignore_eos=True)
     expected = engine.generate(prompt, greedy, decoding=PLAIN).token_ids
     answer = engine.stream(prompt, greedy, decoding=DECODINGS["chain"])

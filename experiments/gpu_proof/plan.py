@@ -29,14 +29,11 @@ class Scale:
     max_model_len: int
     """Longest sequence of the models that are timed alone."""
     rounds: int
-    """How often each pass and each step is timed."""
     num_prompts: int
     num_tokens: int
-    """Of each answer of the comparison."""
     num_draws: int
     """Answers of the test of the ratio test's law."""
     num_messages: int
-    """Over each link."""
     accepts: tuple[float, ...] = (0.8, 0.6)
     """Acceptance of the synthetic drafter, one comparison each."""
     synchronous_lengths: tuple[int, ...] = (2, 4, 7)
@@ -111,7 +108,7 @@ PARTS = (
     Part("long_width", "long", "correctness:long_width", 90, "the same bits whatever the block, behind a long prompt"),
     Part("long_graphs", "long", "environment:long_graphs", 85, "graphs of the longest contexts and of a larger model"),
 )
-"""In the order in which they are worth their time on a machine that may go away: a group is a command."""
+"""In order of worth; a group is a command."""
 GROUPS = tuple(dict.fromkeys(part.group for part in PARTS))
 
 

@@ -1,8 +1,7 @@
-"""What does the GPU path do on a GPU? One command that measures it, part by part, and says what was expected.
+"""Measure the GPU path part by part, and compare with what was expected.
 
-Needs torch, transformers, numpy, msgspec and psutil, on a GPU triton as well: no network, no checkpoint. Weights are
-random. Each part is a process with a limit, and writes as it measures; a part that fails, hangs or is killed loses
-nothing of the others. Without a GPU the same parts run with small shapes, as a test of the proof itself.
+Needs torch, transformers, numpy, msgspec and psutil, on a GPU triton as well: no network, no checkpoint. Each part is a
+process with a limit; a part that fails loses nothing of the others. Without a GPU the parts run with small shapes.
 """
 
 from __future__ import annotations
@@ -78,7 +77,6 @@ def _name_of(device: str) -> str:
 
 
 def _environment(device: str) -> dict[str, str]:
-    """Of every part: this checkout first."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1"}
     return environment | ({"OMP_NUM_THREADS": "1"} if device == CPU else {})

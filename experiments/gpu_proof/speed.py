@@ -91,7 +91,6 @@ def _prefill(job: Job, role: str, model: CachedModel, cache: KVCache) -> None:
 
 
 def _host_time(job: Job) -> None:
-    """Plain decoding: what lies between passes is the host's."""
     scale = job.scale
     config = replace(adapter.engine_config(scale.device, scale.target, scale.draft), drafters=())
     with Engine.start(config) as engine:

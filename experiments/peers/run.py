@@ -1,8 +1,8 @@
-"""amusd beside what users of transformers have: `generate`, assisted generation, prompt lookup. Greedy.
+"""Compare amusd with transformers: `generate`, assisted generation and prompt lookup. Greedy.
 
-The same target, the same draft (`amusd export-draft`), the same dtype and prompts, in turns prompt by prompt, every
-answer of the same length. transformers has one process: it runs with one thread on the core of our target, and again
-with two threads on both cores. Our workers have one thread and one core each.
+Target, draft (`amusd export-draft`), dtype and prompts are the same, and every answer has the same length. transformers
+runs with one thread on the core of our target, and with two threads on both cores. Our workers have one thread and one
+core each.
 """
 
 from __future__ import annotations
@@ -93,7 +93,6 @@ def measure(request: Request) -> list[Document]:
 
 
 def _take_turns(answers: dict[str, Answer], turn: int, prompt: Sequence[int], num_tokens: int) -> Document:
-    """All systems on one prompt, each prompt beginning with another one."""
     names = list(answers)
     order = [*names[turn % len(names) :], *names[: turn % len(names)]]
     found = {name: answers[name](prompt, num_tokens) for name in order}
@@ -111,7 +110,6 @@ def _of_stock(stock: StockTransformers, way: str) -> Answer:
 
 
 def _of_engine(engine: Engine) -> Iterator[tuple[str, Answer]]:
-    """Our own ways, by name."""
     from amusd.config import DecodingConfig, SamplingParams
 
     def of(decoding: DecodingConfig, drafter: str | None) -> Answer:

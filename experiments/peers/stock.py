@@ -1,7 +1,4 @@
-"""`transformers.generate` in a process of its own, which answers one request after another over a pipe.
-
-Its threads and cores are set before torch is loaded, as users set them; while another system is timed, it waits.
-"""
+"""`transformers.generate` in a process of its own, whose threads and cores are set before torch is loaded."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ ENDING_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How to generate: plain, with an assistant (`draft_tokens` a round; None: as transformers chooses), by lookup."""
+    """Generate plainly, with an assistant (`draft_tokens` a round; None: as transformers chooses), or by lookup."""
 
     assisted: bool = False
     draft_tokens: int | None = None
@@ -131,7 +128,6 @@ class StockTransformers:
 
 
 def _serve(connection: Connection, target: str, draft: str, dtype: str, num_threads: int, cores: set[int]) -> None:
-    """The child's whole life: it ends when the parent closes the pipe."""
     from amusd.runtime.cores import pin_to
     from launch.devices import set_threads
 

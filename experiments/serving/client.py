@@ -1,7 +1,4 @@
-"""A load on one OpenAI endpoint: users who ask again when answered, and the times of their chunks.
-
-Knows the OpenAI protocol and no server: the same code loads amusd, vLLM and SGLang. `httpx` is imported where needed.
-"""
+"""A load of concurrent users on any OpenAI endpoint. `httpx` is imported where needed."""
 
 from __future__ import annotations
 
@@ -66,10 +63,7 @@ class Sample:
 
     @property
     def tpot(self) -> float | None:
-        """Time per output token: seconds from first to last chunk, divided by the tokens after the first.
-
-        None where there are fewer than two of either: an answer in one piece says nothing about its pace.
-        """
+        """Seconds per output token after the first chunk; None with fewer than two tokens or chunks."""
         if min(len(self.chunks), self.num_tokens) < 2:
             return None
         return (self.chunks[-1] - self.chunks[0]) / (self.num_tokens - 1)
@@ -94,10 +88,7 @@ async def first_model(url: str, api_key: str | None) -> str:
 
 
 async def measure(endpoint: Endpoint, users: int, bodies: Sequence[Body]) -> tuple[list[Sample], float]:
-    """Have so many users send all bodies, each the next one as soon as it is answered.
-
-    Returns a sample for each body, in their order, and the seconds from the first request to the last end.
-    """
+    """Have users send all bodies, each the next once answered; returns samples in their order, and the seconds."""
     import httpx
 
     async with httpx.AsyncClient(
@@ -176,10 +167,7 @@ class _Answer:
 
 
 async def data_fields(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The `data` of each server-sent event, however the stream is cut into pieces.
-
-    Lines are cut as bytes: as text they would also be cut at U+2028, which an answer may hold.
-    """
+    """Yield the `data` of each server-sent event. Lines are cut as bytes: text would also be cut at U+2028."""
     rest = b""
     async for piece in pieces:
         *lines, rest = (rest + piece).split(b"\n")

@@ -1,8 +1,8 @@
-"""How long users wait: plain, synchronous and asynchronous decoding in turns on one `amusd serve`, under the same load.
+"""Latency under load: plain, synchronous and asynchronous decoding in turns on one `amusd serve`.
 
-The server is started here, with as many rows as there are users at most. Every block of requests is sent once for each
-mode before the next one. With `--url` the same load goes to a server that runs already: vLLM, SGLang, any other.
-Overrides of `amusd serve` come last: python experiments/serving/run.py --users 1 4 -- drafter=ngram policy=chain
+Every block of requests is sent once in each mode before the next one. With `--url` the load goes to a server that runs
+already. Overrides of `amusd serve` come last: python experiments/serving/run.py --users 1 4 -- drafter=ngram
+policy=chain
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ MODES: dict[str, dict[str, Any]] = {
 }
 """Fields of `amusd serve` that choose how a request is decoded."""
 Blocks = dict[tuple[int, str], tuple[list[Sample], float]]
-"""For each number of users and mode, the samples of all rounds, and the seconds that these took together."""
+"""By number of users and mode: the samples of all rounds, and their seconds together."""
 START_SECONDS, END_SECONDS, LOOK_SECONDS = 300.0, 60.0, 0.2
 """How long the server may take to be ready and to end, and how often that is looked at."""
 
@@ -206,9 +206,9 @@ def identical_text(rows: Sequence[Document]) -> str:
 
 @contextmanager
 def serving(overrides: Sequence[str], folder: Path) -> Iterator[str]:
-    """Start `amusd serve` of this checkout, and end it with SIGTERM; yields its address. Its log is `serve.log`.
+    """Start `amusd serve`, yield its address, and end it with SIGTERM.
 
-    Raises `ConfigError` when it does not become ready, or does not end with exit code 0.
+    Raises `ConfigError` if it does not start or end well.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -1,9 +1,7 @@
-"""How well `amusd simulate` foretells what a change of schedule, link or draft is worth.
+"""How well `amusd simulate` predicts the gain of another schedule, link or draft.
 
-Each half of the prompts is answered once for each draft, by chain and branching with one wait and no added delay: that
-calibrates the simulator. It then predicts the speed-up of all schedules at other delays, which are measured on the
-second half. From the first half the prediction knows neither their prompts nor their times, and errs where these
-prompts are easier or harder to draft; from the second it knows the prompts.
+Runs on the first half of the prompts, by chain and branching, calibrate the simulator for each draft. It predicts all
+schedules at other delays, which are measured on the second half.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ CALIBRATING_WAIT = 1
 CALIBRATING_LENGTH = 2
 
 Setting = tuple[str, float, str, int]
-"""Drafter, delay in ms, policy or mode, and the number that is tuned in it (0 where it finds its own)."""
+"""Drafter, delay in ms, policy or mode, and its tuned number (0: none)."""
 
 
 def main() -> None:

@@ -1,8 +1,7 @@
-"""How well does a run survive its draft? Kill it again and again, and measure the pause, the time alone, the return.
+"""How well does a run survive its draft? Kill it again and again; measure the pause and the time to its return.
 
-An engine, with its draft in a process of its own, answers prompt after prompt. In each cycle the draft gets SIGKILL at
-a random moment of an answer, and answers go on until a candidate of the next one is accepted; then plain decoding is
-measured on the same prompt. Every answer has to be plain decoding's, token for token, and nothing may be left of the
+Each cycle kills the draft at a random moment of an answer, waits until a candidate of the next one is accepted, and
+measures plain decoding on the same prompt. Every answer has to be plain decoding's, and nothing may be left of the
 dead.
 """
 
@@ -47,7 +46,6 @@ PLAIN_TOKENS = 48
 RETURN_SECONDS = 120.0
 """Longest that a draft may take to come back and be of use."""
 GOALS = {"pause_ms": 300.0, "attach_ms": 2000.0, "alone_of_plain": 0.95}
-"""At most, at most, at least."""
 
 
 def main() -> None:
@@ -103,7 +101,7 @@ class Survivor:
         return self.engine.generate(self.prompts[number], params, decoding=decoding).token_ids, self.recorder.kept[:]
 
     def answer(self, number: int, kill_at: int | None = None, delay: float = 0.0) -> int:
-        """One answer; the draft is killed `delay` seconds after token `kill_at`. Return when (0: not), in ns."""
+        """Answer once, killing the draft `delay` seconds after token `kill_at`; returns when in ns, or 0."""
         killed: list[int] = []
         timer = threading.Timer(delay, kill, (self.engine.draft_pid, killed))
         params = SamplingParams(max_new_tokens=self.num_tokens, ignore_eos=True)
