@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from amusd.errors import ConfigError
 
 LOOPBACK = "tcp://127.0.0.1:*"
-"""Loopback TCP on a port that is free."""
 
 SHARED_MEMORY = "shm://"
 """Scheme of a shared-memory link; its address is picked, never configured."""
@@ -23,19 +22,16 @@ class Endpoint:
     """An address that has been checked."""
 
     address: str
-    """The address in the form of libzmq: `ipc://PATH` or `tcp://IP:PORT`; the port `*` stands for a free one."""
     is_local: bool
-    """True when only this machine can reach it."""
     host: str = ""
-    """TCP only: address or name, an IPv6 address without its brackets."""
+    """TCP only; an IPv6 address has no brackets."""
     port: int = 0
-    """TCP only; 0 stands for a free one."""
 
 
 def parse_endpoint(address: str, *, beyond: bool, to_bind: bool) -> Endpoint:
     """Check an address for binding or connecting. Raises ConfigError.
 
-    `beyond`: it may lie beyond this machine, because the link has keys or is meant to be open.
+    `beyond`: allow addresses beyond this machine.
     """
     scheme, _, rest = address.partition("://")
     if scheme == "ipc" and rest:
@@ -61,7 +57,7 @@ def parse_endpoint(address: str, *, beyond: bool, to_bind: bool) -> Endpoint:
 
 
 def address_towards(host: str, port: int) -> str:
-    """The address of this machine that the one at `host` sees; `port` is any. Raises OSError."""
+    """This machine's address as seen from `host`. Raises OSError."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(address)  # a datagram socket: nothing is sent

@@ -1,4 +1,4 @@
-"""The seam between the workers and a link. A link moves messages; it knows nothing of what they mean."""
+"""The interface of a link, which moves messages and does not know what they mean."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from amusd.protocol.messages import Message
 logger = logging.getLogger(__name__)
 
 MAX_QUEUED_MESSAGES = 10_000
-"""Messages that may wait for a peer that does not read; one more and it counts as lost."""
+"""A peer with more unread messages counts as lost."""
 SPIN_SECONDS = 0.002
-"""How long a receiver looks before it sleeps: about a fast drafter's token, so that waits in mid-answer end before."""
+"""How long a receiver polls before it sleeps: about a fast drafter's token."""
 
 
 class Transport(Protocol):
@@ -36,22 +36,21 @@ class Transport(Protocol):
     """
 
     address: str
-    """The address of the listening end, with the port or path that was picked."""
+    """Address of the listening end, with the port or path that was picked."""
     frames: FrameCodec
-    """The codec of its frames, and what is known of them."""
 
     def send(self, message: Message) -> None:
-        """Queue a message. Raises `PeerLostError` when the peer is known to be gone or has stopped reading."""
+        """Queue a message. Raises `PeerLostError` when the peer is gone or has stopped reading."""
         ...
 
     def has_room(self, num_bytes: int) -> bool:
-        """Whether so many bytes can be queued before the peer has read more. False says nothing of a loss."""
+        """Whether so many bytes can be queued before the peer reads more; says nothing of a loss."""
         ...
 
     def receive(self, timeout: float) -> Message | None:
-        """The next message, or None when none came within `timeout` seconds (0 polls).
+        """The next message, or None after `timeout` seconds (0 polls).
 
-        Raises `PeerLostError` once the peer is known to be gone and everything it sent has been handed over.
+        Raises `PeerLostError` once the peer is gone and all that it sent was handed over.
         """
         ...
 
@@ -67,20 +66,19 @@ class Rendezvous:
     address: str
     """`shm://PATH`, `ipc://PATH`, or `tcp`, `gloo` or `nccl` with `://HOST:PORT`."""
     nonce: int
-    """64-bit number of the session; frames that carry another one are dropped."""
+    """64-bit number of the session; frames with another one are dropped."""
 
 
 class FrameCodec:
-    """Messages of one session to frames and back; counts and drops frames that are malformed or of another session."""
+    """Converts messages to frames and back; counts and drops frames that are malformed or of another session."""
 
     def __init__(self, nonce: int) -> None:
         self._nonce = nonce
         self.num_rejected = 0
-        """Frames that were dropped."""
         self.sent_ns = 0
-        """The time when the last accepted frame was sent: nanoseconds of its sender's monotonic clock."""
+        """When the last accepted frame was sent, on its sender's monotonic clock."""
         self.refusal: str | None = None
-        """Why there is no peer although one tried to connect, as one line; None where there is one, or none tried."""
+        """Why a peer that tried to connect was refused, as one line."""
 
     def encode(self, message: Message) -> bytes:
         """The frame of a message that is sent now. Raises ValueError when a field does not fit."""
@@ -100,7 +98,7 @@ class FrameCodec:
         return message
 
     def next_message(self, take: Callable[[], bytes | None]) -> Message | None:
-        """The next good message of the frames that `take` hands over, or None. A flood of bad ones ends it too."""
+        """The next good message of the frames that `take` hands over; None at the end, or in a flood of bad ones."""
         for _ in range(MAX_QUEUED_MESSAGES):
             frame = take()
             if frame is None:
@@ -119,9 +117,9 @@ class FrameCodec:
 
 
 def spin(has_news: Callable[[], bool], deadline: float) -> bool:
-    """Look for news at most `SPIN_SECONDS`, and until `deadline` (monotonic seconds); returns whether there is any.
+    """Poll for news until `deadline` (monotonic seconds), for at most `SPIN_SECONDS`; returns whether there is any.
 
-    Being woken costs both ends more than a link does. Each look gives the core away first: the other end may need it.
+    Being woken costs more than a message. Each poll yields the core first, which the other end may need.
     """
     until = min(deadline, time.monotonic() + SPIN_SECONDS)
     while time.monotonic() < until:
@@ -132,5 +130,5 @@ def spin(has_news: Callable[[], bool], deadline: float) -> bool:
 
 
 def milliseconds_until(deadline: float) -> int:
-    """How long to poll until then (monotonic seconds); no longer than an hour, since polls take 32 bits."""
+    """Poll timeout until then (monotonic seconds); at most an hour, since polls take 32 bits."""
     return math.ceil(min(max(deadline - time.monotonic(), 0.0), 3600.0) * 1000)

@@ -1,11 +1,11 @@
-"""Keys of a link between machines: a pair for each role, made once, in a folder whose path both ends are told.
+"""Keys of a link between machines: a pair for each role, in a folder whose path both ends are told.
 
-    target.key  target.key_secret     the end that listens
-    draft.key   draft.key_secret      the end that connects
+target.key  target.key_secret     the end that listens
+draft.key   draft.key_secret      the end that connects
 
-A `.key` file holds a public key, a `.key_secret` file both (`zmq.auth`). The target lets in every owner of the secret
-of a `draft*.key` in its folder; the draft talks to the owner of `target.key` alone. A machine needs its own role's
-secret and the other role's public key. Ranks of one target have the target's secret.
+A `.key` file holds a public key, a `.key_secret` file both (`zmq.auth`). The target lets in owners of a `draft*.key` in
+its folder; the draft talks to the owner of `target.key`. A machine needs its own role's secret and the other role's
+public key. Ranks of one target share its secret.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class Keys:
     public: bytes
     secret: bytes = field(repr=False)
     peers: frozenset[bytes]
-    """Public keys of those that this end talks to; of the draft's end exactly one."""
+    """Public keys that this end talks to; for the draft exactly one."""
 
     def callback(self, _domain: str, key: bytes) -> bool:
-        """True when a connection with this public key may come in; pyzmq's authenticator asks."""
+        """Whether a connection with this public key may come in; pyzmq's authenticator asks."""
         return key in self.peers
 
 
 def serve_with(socket: zmq.Socket[bytes], keys: Keys) -> ThreadAuthenticator:
-    """Have an unbound socket let in the owners of `keys.peers` only; `stop` what is returned when it closes."""
+    """Let only the owners of `keys.peers` into an unbound socket; `stop` what is returned when it closes."""
     socket.set(zmq.CURVE_SERVER, 1)
     socket.set(zmq.CURVE_SECRETKEY, keys.secret)
     socket.set(zmq.ZAP_DOMAIN, _DOMAIN.encode())
@@ -53,7 +53,7 @@ def serve_with(socket: zmq.Socket[bytes], keys: Keys) -> ThreadAuthenticator:
 
 
 def ask_with(socket: zmq.Socket[bytes], keys: Keys) -> None:
-    """Have a socket that is not connected yet talk to the owner of `keys.peers` only."""
+    """Make an unconnected socket talk to the owner of `keys.peers` only."""
     (server,) = keys.peers
     socket.set(zmq.CURVE_SERVERKEY, server)
     socket.set(zmq.CURVE_PUBLICKEY, keys.public)
@@ -61,7 +61,7 @@ def ask_with(socket: zmq.Socket[bytes], keys: Keys) -> None:
 
 
 def write_keys(folder: Path) -> None:
-    """Make a pair of keys for each role in a new folder. Raises ConfigError rather than write beside other files."""
+    """Make a pair of keys for each role in a new folder. Raises ConfigError if it exists."""
     make_new_folder(folder, 0o700)
     try:
         folder.chmod(0o700)
@@ -74,7 +74,7 @@ def write_keys(folder: Path) -> None:
 
 
 def read_keys(folder: Path, role: Role) -> Keys:
-    """The keys for the end of this role. Raises ConfigError when one is missing, or others could have read a secret."""
+    """The keys of this role. Raises ConfigError when one is missing, or others could have read a secret."""
     public, secret = _read(folder / f"{role.value}.key_secret")
     # a draft talks to one target; a target to every draft whose key it has been given
     paths = [folder / f"{Role.TARGET.value}.key"] if role is Role.DRAFT else sorted(folder.glob("draft*.key"))
@@ -84,7 +84,7 @@ def read_keys(folder: Path, role: Role) -> Keys:
 
 
 def _read(path: Path) -> tuple[bytes, bytes]:
-    """The public key of a file and its secret one, if it is to have one. Raises ConfigError, without quoting it."""
+    """Public key, and secret one if wanted. Raises ConfigError, without quoting the file."""
     is_secret, where = path.suffix == ".key_secret", f"transport.keys={path.parent}: {path.name}"
     try:
         public, secret = load_certificate(path)

@@ -1,7 +1,7 @@
-"""A link with time added to it: what the same pair would do as far apart as another rack, or another region.
+"""A link with added delay, as between racks or regions.
 
-Every message is handed over `delay_seconds` after its sender's stamp, so both ends have to be on one machine, whose
-processes share a monotonic clock.
+A message is handed over `delay_seconds` after its sender's stamp, so both ends must be on one machine, whose processes
+share a monotonic clock.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from amusd.transport.base import Transport
 
 
 class DelayedTransport:
-    """The receiving half of the delay, around one end of any link. A `Transport`; both ends have to be wrapped."""
+    """A `Transport` around one end of any link, which delays what it receives; wrap both ends."""
 
     def __init__(self, link: Transport, delay_seconds: float) -> None:
         self.address = link.address
@@ -23,7 +23,7 @@ class DelayedTransport:
         self._link = link
         self._delay_ns = round(delay_seconds * 1e9)
         self._held: deque[tuple[int, Message]] = deque()
-        """(when it is due in monotonic nanoseconds, message), in the order of sending."""
+        """(due in monotonic nanoseconds, message), in the order of sending."""
         self._loss: PeerLostError | None = None
 
     def send(self, message: Message) -> None:
@@ -59,7 +59,7 @@ class DelayedTransport:
         self._link.close()
 
     def _take_in(self, timeout: float) -> bool:
-        """Hold the next message of the link. A lost peer counts as lost only once its last message was handed over."""
+        """Hold the link's next message. A loss is reported once the last message was handed over."""
         if self._loss is not None:
             return False
         try:

@@ -1,7 +1,7 @@
-"""Chooses the link between the processes from the configuration, and makes it.
+"""Chooses and makes the link between the workers.
 
-Without an address the workers are two processes of this machine. The libraries behind a link are imported when it is
-made: without ZeroMQ the other links work.
+Without an address the workers are two processes of this machine. Libraries are imported when a link is made: without
+ZeroMQ the other links work.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ if TYPE_CHECKING:
     from amusd.transport.zeromq import ZeroMQTransport
 
 GPU_EACH = ("cuda:0", "cuda:1")
-"""Default devices of target and draft; only `transport=nccl` asks."""
 
 Link: TypeAlias = Literal["shared_memory", "zeromq", "zeromq_tcp", "gloo", "nccl"]
-"""Names of the links, as in `transport=`; `zeromq` is over a socket file, `zeromq_tcp` over TCP."""
+"""Names of links; `zeromq` is over a socket file, `zeromq_tcp` over TCP."""
 
 ON_ONE_MACHINE: Mapping[Link, TransportConfig] = MappingProxyType(
     {
@@ -38,37 +37,34 @@ ON_ONE_MACHINE: Mapping[Link, TransportConfig] = MappingProxyType(
         "nccl": TransportConfig(kind="nccl"),
     }
 )
-"""The configuration that asks for each link between two processes of one machine."""
 
 _AUTO: tuple[Link, ...] = ("shared_memory", "zeromq", "zeromq_tcp")
-"""The order in which `auto` tries links where there is no address."""
 
 
 def listen(config: TransportConfig, nonce: int, devices: tuple[str, str] = GPU_EACH) -> Transport:
-    """The target's end; does not wait for the draft. Raises ConfigError."""
+    """Make the target's end, without waiting for the draft. Raises ConfigError."""
     _, link = _listen(config, nonce, devices)
     return _delayed(link, config)
 
 
 def connect(config: TransportConfig, rendezvous: Rendezvous, devices: tuple[str, str] = GPU_EACH) -> Transport:
-    """The draft's end, to where `listen` said it listens; does not wait for the target. Raises ConfigError."""
+    """Make the draft's end, for the address of `listen`, without waiting. Raises ConfigError."""
     return _delayed(_connect(config, rendezvous, devices), config)
 
 
 def choose_here(config: TransportConfig, devices: tuple[str, str] = GPU_EACH) -> Link:
-    """The link that `listen` takes on this machine; it is tried, and closed again. Raises ConfigError."""
+    """Name the link that `listen` takes on this machine, by trying it. Raises ConfigError."""
     choice, link = _listen(config, 0, devices)
     link.close()
     return choice
 
 
 def can_listen_again(config: TransportConfig) -> bool:
-    """True when `listen` makes a fresh link for the next draft after the present one is lost."""
+    """Whether `listen` can make a fresh link after a draft is lost."""
     return config.kind in ("auto", "shared_memory", "zeromq")
 
 
 def _listen(config: TransportConfig, nonce: int, devices: tuple[str, str]) -> tuple[Link, Transport]:
-    """The first link in the order of `_candidates` that works here."""
     failures = []
     for link in _candidates(config):
         try:
@@ -79,7 +75,7 @@ def _listen(config: TransportConfig, nonce: int, devices: tuple[str, str]) -> tu
 
 
 def _candidates(config: TransportConfig) -> tuple[Link, ...]:
-    """The best first. gloo and NCCL only where they are asked for: a draft that is lost over them is not replaced."""
+    """The best first. gloo and NCCL only on request: a draft that is lost over them is not replaced."""
     if config.kind == "gloo" or config.kind == "nccl":
         return (config.kind,)
     if config.address is not None:
@@ -120,10 +116,10 @@ def _connect(config: TransportConfig, rendezvous: Rendezvous, devices: tuple[str
 
 
 def numbered_link(config: TransportConfig, address: str, number: int, role: Role, *, listens: bool) -> ZeroMQTransport:
-    """One end of a link between the first rank of the target and another process of its run, whose role is `role`.
+    """One end of a link between the target's first rank and another process of its run, whose role is `role`.
 
-    `address`: a folder that only this user can enter, or `tcp://HOST:PORT`, whose port `number` is added to. Both ends
-    of a link between ranks prove that they own the target's key. Raises ConfigError.
+    `address`: a private folder, or `tcp://HOST:PORT`, whose port `number` is added to. Both ends of a link between
+    ranks prove that they own the target's key. Raises ConfigError.
     """
     make = _zeromq().bind if listens else _zeromq().connect
     if not address.startswith("tcp://"):
@@ -144,7 +140,7 @@ def _zeromq() -> type[ZeroMQTransport]:
 
 
 def keys_of(config: TransportConfig, role: Role) -> Keys | None:
-    """The keys of the end of this role; None for a link without keys. Raises ConfigError."""
+    """The keys of this role's end, or None for a link without. Raises ConfigError."""
     if config.keys is None:
         return None
     from amusd.transport.curve import read_keys

@@ -1,4 +1,4 @@
-"""A bounded queue of frames between two threads, which either of them may end."""
+"""A bounded queue of frames between two threads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from amusd.protocol.wire import MAX_FRAME_BYTES
 from amusd.transport.base import MAX_QUEUED_MESSAGES
 
 MAX_QUEUED_BYTES = 2 * MAX_FRAME_BYTES
-"""Bytes of all frames that wait, together."""
 
 
 class FrameQueue:
@@ -21,13 +20,12 @@ class FrameQueue:
         self._frames: deque[bytes] = deque()
         self._num_bytes = 0
         self.ending: str | None = None
-        """Why the queue has ended; None while it is in use."""
 
     def __len__(self) -> int:
         return len(self._frames)
 
     def put(self, frame: bytes, timeout: float | None = None) -> bool:
-        """Append a frame; False when there is no room within `timeout` seconds (None: wait), or the queue has ended."""
+        """Append a frame; False without room within `timeout` seconds (None: wait), or after the end."""
         with self._changed:
             self._changed.wait_for(lambda: self.ending is not None or self.has_room(len(frame)), timeout)
             if self.ending is not None or not self.has_room(len(frame)):
@@ -42,7 +40,7 @@ class FrameQueue:
         return len(self._frames) < MAX_QUEUED_MESSAGES and self._num_bytes + num_bytes <= MAX_QUEUED_BYTES
 
     def take(self, timeout: float, most: int = 1) -> list[bytes]:
-        """The next frames, none after `timeout` seconds. Raises PeerLostError once the queue has ended and is empty."""
+        """The next frames, none after `timeout` seconds. Raises PeerLostError once ended and empty."""
         with self._changed:
             wait_seconds = min(timeout, threading.TIMEOUT_MAX)
             self._changed.wait_for(lambda: bool(self._frames) or self.ending is not None, wait_seconds)
@@ -54,7 +52,7 @@ class FrameQueue:
             return taken
 
     def end(self, reason: str, *, discard: bool = False) -> None:
-        """Let no more frames in; those that are in can still be taken unless discarded. The first reason stays."""
+        """Refuse further frames; the queued ones can be taken unless discarded. The first reason stays."""
         with self._changed:
             if discard:
                 self._frames.clear()

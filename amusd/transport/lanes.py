@@ -1,14 +1,10 @@
 """One direction of a `torch.distributed` link: frames as uint8 tensors, over process groups of two.
 
-Frames that are sent together, each behind its length (uint32, little-endian), are one payload. It travels in a block of
-`BLOCK_BYTES`, behind its own length. One too long for a block follows it as a body, a tensor of exactly its length. So
-the receiver always knows what to wait for, which both backends need, and bodies may take another way than blocks:
+Frames that are sent together, each after its length (uint32, little-endian), are one payload. It travels after its own
+length in a block of `BLOCK_BYTES`; one that is too long follows the block as a body, a tensor of its length. So the
+receiver always knows what to wait for. With `nccl` bodies go from device to device, with `gloo` from host to host.
 
-    gloo    blocks and bodies from host to host
-    nccl    blocks over gloo, bodies from device to device over NCCL
-
-A posted NCCL receive is a kernel that spins on the device until the sender comes. It is therefore posted only when a
-block, which the host waits for, has said that the body is under way.
+A posted NCCL receive is a kernel that spins on the device, so it is posted only after a block has announced the body.
 """
 
 from __future__ import annotations
@@ -30,7 +26,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup  # a torch without distributed has none
 
 BLOCK_BYTES = 4096
-"""Bytes of every block: room for all but prompts, long reports and rows of probabilities."""
+"""Fits all but prompts, long reports and rows of probabilities."""
 
 _LENGTH = struct.Struct("<I")
 _GOODBYE = 0xFFFFFFFF
@@ -42,7 +38,7 @@ _INTERRUPT_TAG = 2
 
 @dataclass(frozen=True)
 class Bodies:
-    """The way of bodies: over which group of two, between which devices, and how long one may take."""
+    """How bodies travel: a group of two, its devices and a time limit."""
 
     group: ProcessGroup
     patience: timedelta
@@ -50,13 +46,13 @@ class Bodies:
     on_stream: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     def send(self, payload: bytes, peer: int) -> None:
-        """Hand all of it over. Raises RuntimeError."""
+        """Send a payload. Raises RuntimeError."""
         with self.on_stream():
             tensor = torch.frombuffer(bytearray(payload), dtype=torch.uint8).to(self.device)
             self.group.send([tensor], peer, _BODY_TAG).wait(self.patience)
 
     def receive(self, num_bytes: int, peer: int) -> bytes:
-        """A payload of that many bytes. Raises RuntimeError."""
+        """Receive a payload of that many bytes. Raises RuntimeError."""
         with self.on_stream():
             tensor = torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
             self.group.recv([tensor], peer, _BODY_TAG).wait(self.patience)
@@ -64,10 +60,10 @@ class Bodies:
 
 
 class Lane:
-    """One direction between this process and the peer. One thread at a time uses it; `interrupt` is for any."""
+    """One direction between this process and the peer. For one thread; any may call `interrupt`."""
 
     def __init__(self, blocks: ProcessGroup, bodies: Bodies, *, peer: int, patience: timedelta) -> None:
-        """`peer`: its rank. `patience`: longest wait for the peer, in either direction."""
+        """`peer`: its rank. `patience`: longest wait for the peer."""
         self._blocks = blocks
         self._bodies = bodies
         self._peer = peer
@@ -76,7 +72,7 @@ class Lane:
         self._block = torch.frombuffer(self._buffer, dtype=torch.uint8)
 
     def send(self, frames: list[bytes]) -> None:
-        """Hand frames over; none at all are a heartbeat. Raises RuntimeError."""
+        """Send frames; none are a heartbeat. Raises RuntimeError."""
         payload = b"".join(_LENGTH.pack(len(frame)) + frame for frame in frames)
         if len(payload) <= BLOCK_BYTES - _LENGTH.size:
             self._buffer[_LENGTH.size : _LENGTH.size + len(payload)] = payload
@@ -86,7 +82,7 @@ class Lane:
             self._bodies.send(payload, self._peer)
 
     def send_goodbye(self) -> None:
-        """Tell the peer that nothing more comes. Raises RuntimeError."""
+        """Tell the peer that this was the last. Raises RuntimeError."""
         self._send_block(_GOODBYE)
 
     def receive(self) -> list[bytes] | None:
@@ -102,9 +98,9 @@ class Lane:
         return _split(self._bodies.receive(length, self._peer))
 
     def interrupt(self) -> None:
-        """End every wait of this lane, in other threads too. It cannot be used again.
+        """End all waits of this lane, for good.
 
-        Gloo cannot take a wait back. But one that runs out breaks the connection, and with it all others.
+        A gloo wait cannot be cancelled, but one that times out breaks the connection and so ends all others.
         """
         with suppress(RuntimeError):
             self._bodies.group.abort()

@@ -1,7 +1,4 @@
-"""Measures the time of a message between two processes of this machine, over the real link.
-
-One message is in flight; a one-way time is half of a round trip, encoding and decoding included.
-"""
+"""Measures one-way times of messages between two processes: half of a round trip, with encoding and decoding."""
 
 from __future__ import annotations
 
@@ -24,7 +21,6 @@ from amusd.transport.base import Rendezvous, Transport
 from amusd.transport.factory import connect, listen
 
 ANSWER_SECONDS = 30.0
-"""Longest wait for the other process."""
 NUM_WARM_UP_EXCHANGES = 100
 
 _NONCE = 1
@@ -45,8 +41,8 @@ def measure_one_way(
 ) -> OneWayTime:
     """Exchange `num_messages` candidates for verdicts with a child process.
 
-    `cores`: where this process and the child run meanwhile; an empty set leaves it to the system. Raises `ConfigError`
-    when the link does not work here, and `PeerLostError` when the child ends or is silent for `ANSWER_SECONDS`.
+    `cores`: those of this process and the child; empty: any. Raises `ConfigError` when the link does not work here, and
+    `PeerLostError` when the child ends or is silent for `ANSWER_SECONDS`.
     """
     with _pinned(cores[0]):
         link = listen(config, _NONCE)

@@ -1,7 +1,7 @@
-"""The process groups of a `torch.distributed` link, built without a default group, a world or the environment.
+"""The process groups of a `torch.distributed` link, without a default group, a world or the environment.
 
-The two processes meet at a TCP store that the target's end serves on the one address it was told to listen at; gloo
-listens there too, and nowhere else. Each direction has a group, so that its operations never wait for the other's.
+The processes meet at a TCP store that the target serves on the one address it listens at; gloo listens only there, too.
+Each direction has a group, so that neither waits for the other.
 """
 
 # ruff: noqa: SLF001 - the options of a process group have no public names
@@ -29,11 +29,11 @@ TARGET_RANK = 0
 DRAFT_RANK = 1
 
 FORM_SECONDS = 30.0
-"""Longest time to form a group once both processes are there."""
+"""Longest time to form a group."""
 STORE_SECONDS = 5.0
-"""Longest time to reach the store and to have its answer."""
+"""Longest wait for the store."""
 DEVICE_BODY_SECONDS = 10.0
-"""Longest time of a body from device to device; then the peer counts as lost."""
+"""Longest time of a body between devices."""
 
 _c10d: Any = distributed  # whose own type stubs know little of what is used here
 _DIRECTIONS = ("to_draft", "to_target")
@@ -56,7 +56,7 @@ class Meeting:
 
     @classmethod
     def host(cls, endpoint: Endpoint, nonce: int) -> Meeting:
-        """Serve the store, without waiting for the other end. Raises OSError when it cannot listen there."""
+        """Serve the store, without waiting. Raises OSError when it cannot listen."""
         family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
         listening = socket.create_server((endpoint.host, endpoint.port), family=family)
         endpoint = replace(endpoint, port=listening.getsockname()[1])
@@ -72,13 +72,13 @@ class Meeting:
 
     @property
     def is_complete(self) -> bool:
-        """True when both ends are there. Raises RuntimeError when the store is lost."""
+        """Whether both ends are there. Raises RuntimeError when the store is lost."""
         return bool(self._store.check([f"arrived/{self._peer}"]))
 
     def form_lanes(self, patience: timedelta, device: str | None) -> tuple[Lane, Lane]:
-        """Form the groups of both directions: the lane to the peer, and the one from it. Raises RuntimeError.
+        """Form the lanes to the peer and from it. Raises RuntimeError.
 
-        `device`: where bodies are handed over by NCCL; None leaves them to gloo.
+        `device`: sends bodies by NCCL; None: by gloo.
         """
         host = (
             self.endpoint.host
@@ -98,7 +98,7 @@ class Meeting:
 
 
 def device_bodies(store: Any, rank: int, device: str) -> Bodies:
-    """Bodies from device to device. Their kernels take one block of the device, on a stream of their own."""
+    """Bodies from device to device; their kernels use one block, on a stream of their own."""
     options = _c10d.ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=FORM_SECONDS)
     options.config.max_ctas = 1
@@ -110,7 +110,7 @@ def device_bodies(store: Any, rank: int, device: str) -> Bodies:
 
 
 def check_backend(backend: Backend, devices: tuple[str, str], *, same_machine: bool) -> None:
-    """Raises ConfigError where this torch cannot form such groups between `devices`, of target and draft."""
+    """Raise ConfigError if this torch cannot form such groups between the target's and the draft's device."""
     if not distributed.is_available() or not distributed.is_gloo_available():
         raise ConfigError(f"transport={backend}: the installed torch has no gloo; use transport=zeromq")
     if backend == "gloo":

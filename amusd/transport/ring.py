@@ -1,19 +1,18 @@
 """The memory of a shared-memory link: two rings of records, one for each direction.
 
-Each end writes one area of the memory and maps the other end's area read-only. An area is
+Each end writes one area and maps the other end's area read-only. An area is
 
-    offset  size  what its owner publishes
-    0       8     position behind the last record it has written (bytes since the start, never wrapping)
-    64      8     position up to which it has read the other end's ring
-    128     8     how often it went to sleep and woke up: odd while it sleeps
-    4096    -     its ring: records, one behind the other, wrapped around the end
+offset  size  published by its owner
+0       8     position behind the last written record (bytes since the start, never wrapping)
+64      8     position up to which it has read the other end's ring
+128     8     how often it went to sleep or woke up: odd while it sleeps
+4096    -     its ring of records, wrapped around the end
 
-and a record is {length u32, CRC-32 u32} and the frame, padded to 8 bytes. A writer stores the record first and the
-position last, which is one aligned store: killed at any moment, it leaves whole records and nothing else. Hardware
-other than x86 may show stores in another order; then the checksum, which covers the position too, tells a record that
-is not yet whole. Whatever is read from the other end's area is checked before it is used.
+and a record is {length u32, CRC-32 u32} and the frame, padded to 8 bytes. A writer stores the position last, in one
+aligned store, so a kill leaves only whole records. CPUs other than x86 may reorder stores; then the checksum, which
+covers the position, detects a partial record. All that is read from the other end is checked first.
 
-The memory is an anonymous file that cannot be shrunk under a reader; it goes when both processes have gone. Linux only.
+The memory is an anonymous file that cannot shrink; it goes with both processes. Linux only.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ from amusd.errors import PeerProtocolError
 from amusd.protocol.wire import MAX_FRAME_BYTES
 
 CONTROL_BYTES = mmap.PAGESIZE
-"""The bytes before the ring; the words in it are a cache line apart, because two processes use them at once."""
+"""Bytes before the ring; its words are a cache line apart, since both processes use them at once."""
 RING_BYTES = 2 * MAX_FRAME_BYTES + mmap.PAGESIZE
-"""Room of one direction: two of the longest frames, or a hundred thousand candidates. Unused pages cost nothing."""
+"""Two of the longest frames, or a hundred thousand candidates; unused pages cost nothing."""
 AREA_BYTES = CONTROL_BYTES + RING_BYTES
 
 _WRITTEN, _READ, _SLEEPS = 0, 8, 16  # indices of 64-bit words
@@ -49,11 +48,11 @@ class Area:
 
     @property
     def num_sleeps(self) -> int:
-        """How often its owner went to sleep and woke up: odd while it sleeps."""
+        """How often its owner went to sleep or woke up: odd while it sleeps."""
         return self.words[_SLEEPS]
 
     def note_sleep(self) -> None:
-        """Its owner goes to sleep, or wakes up."""
+        """Record that its owner goes to sleep, or wakes up."""
         self.words[_SLEEPS] += 1
 
     def close(self) -> None:
@@ -63,7 +62,7 @@ class Area:
 
 
 def make_memory() -> int:
-    """The file descriptor of new memory. Raises OSError, and AttributeError on a platform without anonymous files."""
+    """File descriptor of new memory. Raises OSError, or AttributeError on a platform without anonymous files."""
     descriptor = os.memfd_create("amusd", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, 2 * AREA_BYTES)
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
@@ -71,7 +70,7 @@ def make_memory() -> int:
 
 
 class Rings:
-    """Both rings as one end sees them: puts frames into its own area, takes them out of the other end's."""
+    """Both rings as one end sees them."""
 
     def __init__(self, own: Area, theirs: Area) -> None:
         self.own = own
@@ -83,13 +82,13 @@ class Rings:
 
     @classmethod
     def map(cls, descriptor: int, number: int) -> Rings:
-        """The rings of the end that writes area `number`, 0 or 1. Raises OSError, ValueError for other memory."""
+        """Map the rings for the end that writes area `number`, 0 or 1. Raises OSError, ValueError for other memory."""
         own = mmap.mmap(descriptor, AREA_BYTES, offset=number * AREA_BYTES)
         place = (1 - number) * AREA_BYTES
         return cls(Area(own), Area(mmap.mmap(descriptor, AREA_BYTES, prot=mmap.PROT_READ, offset=place)))
 
     def close(self) -> None:
-        """Unmap both; there is no news any more. Idempotent. What was put can still be taken by the other end."""
+        """Unmap both. Idempotent. The other end can still take what was put."""
         self._is_open = False
         self.own.close()
         self.theirs.close()
@@ -118,13 +117,13 @@ class Rings:
         return self._written + taken - self._read_position() <= self.own.num_ring_bytes
 
     def has_news(self) -> bool:
-        """True when `take` has something to look at."""
+        """Whether `take` has something to look at."""
         return self._is_open and self.theirs.words[_WRITTEN] != self._read
 
     def take(self) -> bytes | None:
-        """The next frame; None when there is none, empty for a damaged record, which is stepped over.
+        """The next frame; None without one, empty for a damaged record.
 
-        Raises PeerProtocolError when a position or a length cannot be right: nothing behind it can be found.
+        Raises PeerProtocolError for an impossible position or length: nothing behind it can be found.
         """
         if not self._is_open:
             return None
@@ -155,7 +154,6 @@ class Rings:
         return frame
 
     def _read_position(self) -> int:
-        """Return how far the other end has read, checked."""
         read = self.theirs.words[_READ]
         if not self._known_read <= read <= self._written:
             raise PeerProtocolError(f"the peer claims to have read up to {read} of {self._written} bytes")
@@ -164,7 +162,6 @@ class Rings:
 
 
 def _record_bytes(length: int) -> int:
-    """Bytes of a record with a frame of `length` bytes."""
     return _HEADER.size + length + 7 & ~7
 
 

@@ -1,14 +1,11 @@
-"""A link between two processes of one machine: a ring of shared memory in each direction, and a socket to wake up by.
+"""A link between two processes of one machine: a ring of shared memory in each direction, and a socket for wake-ups.
 
-* The two meet in a folder that only this user can enter, with a socket file and a link to the target's memory. It is
-  gone once the peer has come; only an end that is killed while it waits for its peer leaves it behind.
-* A message is in the peer's reach when `send` returns: a process killed right after loses nothing that it sent. One
-  that finds no room means that the peer stopped reading.
-* A waiting receiver looks at the memory for a while (`base.spin`); then it announces that it sleeps, and the next
-  message wakes it. The two may cross, because the processor may show a store later than the load behind it: the first
-  sleep is bounded by `FIRST_SLEEP_SECONDS`.
-* The socket ends when the peer's process does. A poll looks at it only every `LOOK_SECONDS`; a receive with time to
-  wait knows at once. A stopped process is slow, not lost.
+* They meet in a private folder with a socket file and a link to the target's memory, which is removed once the peer has
+  come. An end that is killed while it waits leaves it behind.
+* A message is in the peer's reach when `send` returns. Without room the peer counts as having stopped reading.
+* A receiver spins (`base.spin`), then announces its sleep; the next message wakes it. A CPU may show the announcement
+  late, so the first sleep is bounded by `FIRST_SLEEP_SECONDS`.
+* The socket ends with the peer's process. Polls look at it every `LOOK_SECONDS`. A stopped process is slow, not lost.
 """
 
 from __future__ import annotations
@@ -31,20 +28,19 @@ from amusd.transport.ring import RING_BYTES, Rings, make_memory
 FIRST_SLEEP_SECONDS = 0.001
 """Longest delay of a message that crosses the announcement of a sleep."""
 LOOK_SECONDS = 0.001
-"""How often polls and sends look whether the peer is there."""
+"""How often polls and sends check the peer."""
 
 _CLOSED_BY_PEER = "the peer closed the link"
 
 
 class SharedMemoryTransport:
-    """One end of a link to another process. A `Transport`; make it with `bind` or `connect`, neither of which waits."""
+    """A `Transport` to another process. Make it with `bind` or `connect`, neither of which waits."""
 
     def __init__(
         self, nonce: int, address: str, rings: Rings, connection: socket.socket, door: ExitStack | None = None
     ) -> None:
-        """`connection`: to the peer; or where it is awaited, with `door`, which removes all that it needs to come."""
+        """`connection`: to the peer, or with `door` the listening socket; `door` removes what it needs."""
         self.address = address
-        """Address that this end listens at or is connected to."""
         self.frames = FrameCodec(nonce)
         self._rings = rings
         self._connection = connection
@@ -58,7 +54,7 @@ class SharedMemoryTransport:
 
     @classmethod
     def bind(cls, nonce: int) -> SharedMemoryTransport:
-        """The listening end, in a folder of its own. Raises ConfigError where the platform cannot do this."""
+        """The listening end, in a private folder. Raises ConfigError where the platform cannot do this."""
         with ExitStack() as door:
             try:
                 folder = Path(tempfile.mkdtemp(prefix="amusd-"))
@@ -77,7 +73,7 @@ class SharedMemoryTransport:
 
     @classmethod
     def connect(cls, address: str, nonce: int) -> SharedMemoryTransport:
-        """The other end. Raises ConfigError when there is no listener at `address` on this machine."""
+        """The other end. Raises ConfigError without a listener at `address` on this machine."""
         path = Path(address.removeprefix(SHARED_MEMORY))
         with ExitStack() as failing:
             try:
@@ -164,7 +160,6 @@ class SharedMemoryTransport:
             self._lose(_CLOSED_BY_PEER)
 
     def _next_message(self) -> Message | None:
-        """The next good message that is here."""
         try:
             return self.frames.next_message(self._rings.take)
         except PeerProtocolError as error:
@@ -182,7 +177,6 @@ class SharedMemoryTransport:
         self._rings.own.note_sleep()
 
     def _look(self) -> None:
-        """Find out whether the peer has come, and whether it is still there."""
         if self._door is not None:
             self._admit()
         elif self._loss is None:
@@ -191,7 +185,6 @@ class SharedMemoryTransport:
                 self._lose(_CLOSED_BY_PEER)
 
     def _admit(self) -> None:
-        """Let the peer in if it has come, and nobody else from then on."""
         assert self._door is not None
         try:
             connection, _ = self._connection.accept()
@@ -205,7 +198,7 @@ class SharedMemoryTransport:
         self._door = None
 
     def _break(self, error: PeerProtocolError) -> None:
-        """The peer's memory makes no sense any more, and nothing behind this point can be found in it."""
+        """Give up: the peer's memory makes no sense, and nothing behind this point can be found."""
         self.frames.reject(str(error))
         self._lose(str(error))
         self._rings.close()
@@ -216,12 +209,11 @@ class SharedMemoryTransport:
 
 
 def _memory_at(path: Path) -> Path:
-    """Where the memory is found, beside the socket file."""
     return path.with_name("memory")
 
 
 def _is_connected(connection: socket.socket) -> bool:
-    """True while the other end is there. Reads the wake-up bytes, which have no other meaning, off the socket."""
+    """Whether the other end is there. Drains the wake-up bytes."""
     try:
         return bool(connection.recv(4096))
     except BlockingIOError:

@@ -1,15 +1,12 @@
-"""A link between two processes over `torch.distributed`: gloo, or gloo with long messages from GPU to GPU over NCCL.
+"""A link over `torch.distributed`: gloo, or gloo with long messages from GPU to GPU over NCCL.
 
-For machines whose fast network these backends know and ZeroMQ does not.
-
-* Gloo has no receive that can be polled, and a send ends only when the peer has posted its receive. So two threads do
-  both; the worker's `send` and `receive` see bounded queues alone, and never wait for the peer.
-* A peer that closes says goodbye; a process that dies ends its connections. What came before is handed over first.
-  Between machines a heartbeat is sent when there is nothing else, and one that stays away for `REMOTE_PATIENCE` means
-  that the peer is lost; on one machine a stopped process is slow, not lost.
-* The store where the two meet (`process_groups.py`) and gloo's own listeners are neither encrypted nor authenticated.
-* `close` leaves no thread behind, unless it comes while the groups form: that ends within `FORM_SECONDS`. Where the
-  peer is killed amid it, gloo may wait for longer, in that thread, with the GIL released.
+* Gloo has no polling receive, and a send ends only when the peer receives. So two threads do both; `send` and `receive`
+  see bounded queues alone, and never wait for the peer.
+* A closing peer says goodbye; a dying process ends its connections. Earlier messages are handed over first. Between
+  machines a missing heartbeat means a loss after `REMOTE_PATIENCE`; on one machine a stopped process is slow, not lost.
+* The store (`process_groups.py`) and gloo's listeners are neither encrypted nor authenticated.
+* `close` leaves no thread behind, unless groups are forming: that ends within `FORM_SECONDS`, or later if the peer is
+  killed amid it.
 """
 
 from __future__ import annotations
@@ -29,9 +26,9 @@ from amusd.transport.lanes import Lane
 from amusd.transport.process_groups import Backend, Meeting, check_backend
 
 CLOSE_SECONDS = 2.0
-"""How long `close` may wait for the last messages to leave."""
+"""How long `close` waits for the last messages to leave."""
 HEARTBEAT_SECONDS = 1.0
-"""Between machines: a silent sender shows that it lives this often."""
+"""Between machines: heartbeats of a silent sender."""
 REMOTE_PATIENCE = timedelta(seconds=5)
 """Between machines: longest silence of a peer."""
 LOCAL_PATIENCE = timedelta(days=365)
@@ -46,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 class TorchDistributedTransport:
-    """One end of a link to another process. A `Transport`; make it with `bind` or `connect`, neither of which waits."""
+    """A `Transport` to another process. Make it with `bind` or `connect`, neither of which waits."""
 
     def __init__(self, endpoint: Endpoint, nonce: int, *, backend: Backend, device: str | None, hosts: bool) -> None:
         """Raises OSError when this end serves the store and cannot listen."""
@@ -62,7 +59,6 @@ class TorchDistributedTransport:
         self._endpoint = endpoint
         host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
         self.address = f"{backend}://{host}:{endpoint.port}"
-        """Address that this end listens at or is connected to."""
         self._is_closing = threading.Event()
         self._lanes: tuple[Lane, Lane] | None = None
         self._carrier = threading.Thread(target=self._carry, name=f"{backend}-send", daemon=True)
@@ -79,10 +75,10 @@ class TorchDistributedTransport:
         devices: tuple[str, str] = ("cpu", "cpu"),
         insecure: bool = False,
     ) -> TorchDistributedTransport:
-        """The listening end: `tcp://HOST:PORT`, None for a free port on loopback. `devices`: of both ends, for NCCL.
+        """The listening end: `tcp://HOST:PORT`, None for a free port on loopback.
 
-        Raises ConfigError when the backend does not work here, or the address is taken, malformed, or beyond this
-        machine.
+        `devices`: of both ends, for NCCL. Raises ConfigError when the backend does not work here, or the address is
+        taken, malformed, or beyond this machine.
         """
         check_backend(backend, devices, same_machine=address is None)
         endpoint = _endpoint(address or LOOPBACK, backend, insecure=insecure, to_bind=True)
@@ -101,7 +97,7 @@ class TorchDistributedTransport:
         devices: tuple[str, str] = ("cpu", "cpu"),
         insecure: bool = False,
     ) -> TorchDistributedTransport:
-        """The other end, to the `address` of the listening one, which names the backend. Raises ConfigError."""
+        """The other end, for the listening end's `address`, which names the backend. Raises ConfigError."""
         scheme, _, rest = address.partition("://")
         backend: Backend = "nccl" if scheme == "nccl" else "gloo"
         endpoint = _endpoint(f"tcp://{rest}", backend, insecure=insecure, to_bind=False)
@@ -122,7 +118,7 @@ class TorchDistributedTransport:
         return self.frames.next_message(lambda: next(iter(self._inbox.take(deadline - time.monotonic())), None))
 
     def close(self) -> None:
-        """Release everything, at most `CLOSE_SECONDS` and a moment later. Idempotent; never raises."""
+        """Release everything, soon after `CLOSE_SECONDS`. Idempotent; never raises."""
         if self._is_closing.is_set():
             return
         self._outbox.end(_CLOSED)
@@ -147,7 +143,7 @@ class TorchDistributedTransport:
             raise PeerLostError(self._outbox.ending or f"{reason}: {len(self._outbox)} messages wait for it")
 
     def _carry(self) -> None:
-        """The first thread: meet the peer, then send what is in the outbox."""
+        """First thread: meet the peer, then send the outbox."""
         try:
             lanes = self._meet()
             if lanes is None:
@@ -165,7 +161,7 @@ class TorchDistributedTransport:
                 self._lanes[1].interrupt()  # also where `close` waits for these threads no more
 
     def _meet(self) -> tuple[Lane, Lane] | None:
-        """Both lanes, once the peer has come; None when this end is closed before, with nothing more to wait for."""
+        """Both lanes once the peer has come; None if this end closes first."""
         if self._meeting is None:
             self._meeting = Meeting.join(self._endpoint, self._nonce)
         while not self._meeting.is_complete:
@@ -175,7 +171,6 @@ class TorchDistributedTransport:
         return self._meeting.form_lanes(LOCAL_PATIENCE if self._endpoint.is_local else REMOTE_PATIENCE, self._device)
 
     def _send_all(self, lane: Lane) -> None:
-        """Send until this end is closed and everything has left, or the peer is lost."""
         silence = LOCAL_PATIENCE.total_seconds() if self._endpoint.is_local else HEARTBEAT_SECONDS
         with suppress(PeerLostError):  # the outbox has ended, and is empty
             while True:
@@ -184,7 +179,7 @@ class TorchDistributedTransport:
             lane.send_goodbye()
 
     def _read(self) -> None:
-        """The second thread: fill the inbox until the peer is lost or this end is closed."""
+        """Second thread: fill the inbox until the peer is lost or this end is closed."""
         assert self._lanes is not None
         reason = _CLOSED_BY_PEER
         try:
@@ -203,7 +198,6 @@ class TorchDistributedTransport:
 
 
 def _endpoint(address: str, backend: Backend, *, insecure: bool, to_bind: bool) -> Endpoint:
-    """Check an address. Raises ConfigError."""
     endpoint = parse_endpoint(address, beyond=insecure, to_bind=to_bind)
     if endpoint.host in ("", "*", "0.0.0.0", "::"):  # noqa: S104  # refused
         raise ConfigError(

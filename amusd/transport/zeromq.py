@@ -1,16 +1,14 @@
 """A link between two processes: one ZeroMQ PAIR socket at each end, over a socket file or TCP.
 
-What libzmq leaves open and this module decides:
-
-* What the listening end sends before there is a peer waits here, and goes out with the first call after it has come.
-* A peer is lost at its first disconnect, for good. A local link needs no heartbeats and takes a stopped process for a
-  slow one; a link between machines has them, and gives up in 5 s.
-* With keys (`curve.py`) every byte is encrypted, and a connection without one of the expected keys is refused before
-  it is read; the link goes on waiting for its peer. pyzmq's authenticator answers libzmq in a thread of its own.
-* A stranger that connects beside the peer is not read; when it leaves, the link does not end. Without keys, one that
-  connects before the peer takes the peer's place: keep socket files in a private folder.
-* A waiting receiver looks for a while before it sleeps (`base.spin`). Polls and sends look whether the peer is there
-  every `LOOK_SECONDS`; a receive that waits knows at once.
+Beyond what libzmq does:
+* Messages of the listening end wait here until a peer has come.
+* A peer is lost at its first disconnect, for good. A local link has no heartbeats: a stopped process is slow, not lost.
+  A link between machines gives up after 5 s.
+* With keys (`curve.py`) bytes are encrypted, and connections without an expected key are refused. pyzmq's authenticator
+  answers libzmq in its own thread.
+* A stranger that connects beside the peer is not read and its leaving ends nothing. Without keys, one that connects
+  first takes the peer's place: keep socket files in a private folder.
+* A receiver spins before it sleeps (`base.spin`). Polls and sends check the peer every `LOOK_SECONDS`.
 * A frame longer than `MAX_FRAME_BYTES` ends the connection before it is read.
 """
 
@@ -38,12 +36,12 @@ from amusd.transport.curve import Keys, ask_with, serve_with
 logger = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 1.0
-"""How long `close` may wait for the last messages to leave."""
+"""How long `close` waits for the last messages to leave."""
 
 LOOK_SECONDS = 0.001
-"""How often polls and sends look whether the peer is there."""
+"""How often polls and sends check the peer."""
 GIVE_WAY_SECONDS = 0.001
-"""A sender gives its core away after a message, but not again for so long."""
+"""A sender yields its core after a message, at most this often."""
 
 _HANDSHAKE_MS = 5_000
 _HEARTBEAT_INTERVAL_MS = 1_000
@@ -58,11 +56,10 @@ _WATCHED_EVENTS |= sum(_REFUSALS)
 
 
 class ZeroMQTransport:
-    """One end of a link to another process. A `Transport`; make it with `bind` or `connect`, neither of which waits."""
+    """A `Transport` to another process. Make it with `bind` or `connect`, neither of which waits."""
 
     def __init__(self, endpoint: Endpoint, nonce: int, socket: zmq.Socket[bytes]) -> None:
         self.address = endpoint.address
-        """Address that this end is bound or connects to."""
         self.frames = FrameCodec(nonce)
         self._authenticator: ThreadAuthenticator | None = None
         self._private_folder: Path | None = None
@@ -85,7 +82,7 @@ class ZeroMQTransport:
     def bind(
         cls, address: str | None, nonce: int, *, insecure: bool = False, keys: Keys | None = None
     ) -> ZeroMQTransport:
-        """The listening end. None: a socket file in a new private folder, removed by `close`.
+        """The listening end. None: a socket file in a private folder, removed by `close`.
 
         Raises ConfigError when the address is taken, malformed, or beyond this machine without `keys` or `insecure`.
         """
@@ -113,7 +110,7 @@ class ZeroMQTransport:
 
     @classmethod
     def connect(cls, address: str, nonce: int, *, insecure: bool = False, keys: Keys | None = None) -> ZeroMQTransport:
-        """The other end; keeps trying until someone listens. Raises ConfigError."""
+        """The other end, which keeps trying until someone listens. Raises ConfigError."""
         endpoint = parse_endpoint(address, beyond=insecure or keys is not None, to_bind=False)
         transport = cls(endpoint, nonce, _new_socket(endpoint))
         try:
@@ -136,7 +133,7 @@ class ZeroMQTransport:
         self.send_frame(self.frames.encode(message))
 
     def send_frame(self, frame: bytes) -> None:
-        """Queue any bytes. Raises PeerLostError."""
+        """Queue bytes. Raises PeerLostError."""
         if time.monotonic() >= self._next_look:
             self._watch_peer()
         if not self._is_lost and not self._pending and self._try_send(frame):
@@ -201,7 +198,7 @@ class ZeroMQTransport:
             shutil.rmtree(self._private_folder, ignore_errors=True)
 
     def _let_it_go(self) -> None:
-        """Let libzmq's own thread take the message, which may share this core; once a millisecond at most."""
+        """Yield to libzmq's thread, which may share this core; once a millisecond at most."""
         if time.monotonic() >= self._next_give_way:
             os.sched_yield()
             self._next_give_way = time.monotonic() + GIVE_WAY_SECONDS
@@ -218,7 +215,6 @@ class ZeroMQTransport:
         return True
 
     def _take(self) -> bytes | None:
-        """The next bytes, if they are there."""
         if not self._has_input():  # a third of the cost of a `recv` that finds nothing
             return None
         try:
@@ -230,7 +226,7 @@ class ZeroMQTransport:
         return bool(zmq.zmq_poll(self._input, 0))
 
     def _flush(self) -> bool:
-        """Hand over what waited for the peer; False when it does not take all of it."""
+        """Send what waited for the peer; False when not all is taken."""
         while self._pending:
             if not self._try_send(self._pending[0]):
                 return False
@@ -238,7 +234,7 @@ class ZeroMQTransport:
         return True
 
     def _watch_peer(self) -> None:
-        """Take note of connections that came and went; there is no need to do so again for `LOOK_SECONDS`."""
+        """Note connections that came and went, at most every `LOOK_SECONDS`."""
         if self._is_closed:
             raise PeerLostError("this end of the link is closed")
         while _is_ready(self._monitor, zmq.POLLIN):
@@ -271,7 +267,6 @@ class ZeroMQTransport:
 
 
 def _new_socket(endpoint: Endpoint) -> zmq.Socket[bytes]:
-    """A PAIR socket in a context of its own, neither bound nor connected."""
     options = {
         zmq.SNDHWM: MAX_QUEUED_MESSAGES,
         zmq.RCVHWM: MAX_QUEUED_MESSAGES,
