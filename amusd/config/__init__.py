@@ -1,7 +1,7 @@
-"""Every setting and its default, as frozen keyword-only dataclasses. Imports msgspec beside the standard library.
+"""Every setting and its default, as frozen keyword-only dataclasses.
 
-`RunConfig` is the whole of what a user can set; `settings.from_mapping` builds it from nested dictionaries. A value out
-of its range is one `ConfigError` line: the key, the value, what is allowed.
+`RunConfig` is all that a user can set; `settings.from_mapping` builds it. A value out of range is one `ConfigError`
+line: the key, the value, what is allowed.
 """
 
 from amusd.config.capabilities import CAPABILITIES as CAPABILITIES

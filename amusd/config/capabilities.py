@@ -15,17 +15,17 @@ class Capabilities:
     """The defaults are those of a small model with the target's tokenizer. Every kind drafts chains."""
 
     tree: bool = True
-    """It drafts trees: synchronous mode with `tree`, the policy `branching`, and what `auto` does if it can."""
+    """It drafts trees: synchronous mode with `tree`, and the policies `branching` and `auto`."""
     runs_ahead: bool = True
-    """It goes on behind its own guesses before the target has judged them: asynchronous mode."""
+    """It drafts on behind its own unjudged guesses: asynchronous mode."""
     needs_features: bool = False
     """It reads the target's hidden states of the committed tokens."""
     has_model: bool = True
-    """It is a causal language model that is loaded onto the draft's device."""
+    """It is a causal language model on the draft's device."""
     checkpoint: bool = False
-    """`drafter.model` names a checkpoint of it, which has to be given."""
+    """`drafter.model` must name its checkpoint."""
     any_target: bool = False
-    """It fits any target, also one with random weights (`hardware.synthetic`)."""
+    """It fits any target, also random weights (`hardware.synthetic`)."""
 
 
 CAPABILITIES: Mapping[str, Capabilities] = {
@@ -40,21 +40,21 @@ CAPABILITIES: Mapping[str, Capabilities] = {
     "synthetic": Capabilities(any_target=True),
     "custom": Capabilities(has_model=False, any_target=True),
 }
-"""The abilities of each kind of `DrafterConfig`. A new kind is one line here, and one in `drafters/factory.py`."""
+"""By kind of `DrafterConfig`. A new kind is one line here, and one in `drafters/factory.py`."""
 
 
 def kinds_with(ability: str) -> tuple[str, ...]:
-    """The kinds that have this ability, a field of `Capabilities`."""
+    """The kinds with this ability, a field of `Capabilities`."""
     return tuple(kind for kind, can in CAPABILITIES.items() if getattr(can, ability))
 
 
 def runs_ahead(kind: str | None) -> bool:
-    """Whether a drafter of this kind can be used in asynchronous mode. True for a name that is not in the table."""
+    """Whether a drafter of this kind works in asynchronous mode. True for unknown kinds."""
     return CAPABILITIES.get(kind or "", Capabilities()).runs_ahead
 
 
 def check_runs_ahead(kind: str | None, decoding: DecodingConfig) -> None:
-    """Raise `ConfigError` if a drafter that cannot run ahead is asked to."""
+    """Raise `ConfigError` for a drafter that cannot run ahead."""
     if decoding.mode is Mode.ASYNCHRONOUS and not runs_ahead(kind):
         raise ConfigError(
             f"drafter={kind}: cannot run ahead of the target, whose hidden states of the committed text it needs: "

@@ -1,4 +1,4 @@
-"""Settings of single commands beside those of a pair: their prompts, what is compared, measured or simulated."""
+"""Settings of single commands beside those of a pair."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from amusd.config.decoding import check_policy
 from amusd.settings import Amount, Count, CountFromZero, Settings, Text
 
 HIDDEN = "(hidden)"
-"""The text that replaces a secret in a file that others may read."""
+"""Replaces a secret in a file that others may read."""
 DEFAULT_PROMPTS = 4
-"""The number of prompts that are taken by default."""
 _Counts: TypeAlias = Annotated[tuple[Count, ...], Meta(min_length=1)]
 
 
@@ -26,7 +25,7 @@ class WorkloadConfig(Settings):
     path: str | None = None
     """JSON lines with `prompt`, `question`, `turns` or `conversation`; None: the prompts that ship with the package."""
     num_prompts: Count | None = None
-    """The number of them, from the start of the file; None: 4, or all where there are fewer; with `out` all."""
+    """How many, from the start of the file; None: 4, or all where there are fewer; with `out` all."""
     raw: bool = False
     """Do not apply the target's chat template."""
 
@@ -38,16 +37,17 @@ class CompareConfig(Settings):
     section = "compare"
 
     drafters: tuple[str, ...] = ()
-    """Drafters to compare, each `KIND`, `KIND:FOLDER_OR_HUB_NAME` or `custom:FACTORY`, of different kinds; empty: the
-    configured one."""
+    """Drafters to compare, of different kinds: `KIND`, `KIND:FOLDER_OR_HUB_NAME` or `custom:FACTORY`; empty: the
+    configured one.
+    """
     synchronous_lengths: _Counts = (2, 4, 7)
-    """Values of num_speculative_tokens tried; the table shows the best, named."""
+    """Values of num_speculative_tokens to try; the table shows the best."""
     trees: bool = False
-    """Try trees of these lengths, too (`tree`), with drafters that can."""
+    """Try trees of these lengths (`tree`) with drafters that can."""
     policies: tuple[str, ...] = ()
     """Asynchronous policies to compare; empty: the configured one."""
     batch_sizes: _Counts = (1,)
-    """Answers at a time: each mode answers all prompts with so many at work, for each of these numbers."""
+    """Answers at a time; each mode answers all prompts for each of these numbers."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -66,34 +66,37 @@ class ServeConfig(Settings):
     section = "serve"
 
     host: Text = "127.0.0.1"
-    """Address to listen on; 0.0.0.0: on all IPv4 addresses of the machine, which is then to be protected otherwise."""
+    """Address to listen on; 0.0.0.0 is every IPv4 address of the machine, and needs protection of your own."""
     port: Annotated[int, Meta(ge=0, le=65535)] = 8000
-    """0: any free port; the line that says the address has it."""
+    """0: any free port, which the line with the address names."""
     api_key: Text | None = None
-    """What a client has to send as `Authorization: Bearer ...`; None: nothing. The environment variable AMUSD_API_KEY
-    says it without showing it in the list of processes."""
+    """Clients must send it as `Authorization: Bearer ...`; None: nothing.
+
+    The environment variable AMUSD_API_KEY keeps it out of the list of processes.
+    """
     allowed_hosts: tuple[str, ...] = ()
-    """Names besides this machine's own under which clients may address a server on loopback that has no key: a proxy's.
-    Any other is refused with 403, so that a web page elsewhere cannot reach the server by a name of its own that it has
-    made to mean this machine."""
+    """Further host names, such as a proxy's, for a server on loopback without a key.
+
+    Others are refused with 403, so that a web page cannot reach the server through a name that it controls.
+    """
     model_name: Text | None = None
     """Name of the model for clients; None: the target's name."""
     max_queue: CountFromZero = 64
-    """Answers that may wait besides the `max_num_seqs` that are computed; a request beyond is refused with 429."""
+    """Answers that may wait besides the `max_num_seqs` at work; a further request is refused with 429."""
     shutdown_seconds: Amount = 30.0
     """How long running answers may take to end after SIGTERM or Ctrl-C. A second signal ends them at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RayConfig(Settings):
-    """Engines of `launch/ray_serve.py`, each a replica of Ray Serve's. All keys of `amusd serve` hold there, too."""
+    """Engines of `launch/ray_serve.py`, each a replica of Ray Serve. All keys of `amusd serve` hold, too."""
 
     section = "ray"
 
     min_replicas: Count = 1
-    """`launch/ray_serve.py`: engines that run at least."""
+    """Least number of engines."""
     max_replicas: Count | None = None
-    """`launch/ray_serve.py`: engines that run at most; None: as many as `ray.min_replicas`."""
+    """Greatest number of engines; None: `ray.min_replicas`."""
     num_gpus: Amount = 0.0
     """GPUs that Ray sets aside for each engine: 2 for a target and a draft, or a share of one."""
 
@@ -112,21 +115,20 @@ class SimulateConfig(Settings):
     section = "simulate"
 
     batch_size: Count = 1
-    """Answers that are decoded together: a target pass takes the candidates of all, a draft step their next tokens.
+    """Answers that are decoded together.
 
-    What the rows and caches of several cost is not in a calibration, which is of one at a time: `sequence_ms`
-    and `knee_rows` say it (`amusd bench` times wider passes).
+    A calibration knows one at a time: `sequence_ms` and `knee_rows` give the cost of more (`amusd bench` times wider
+    passes).
     """
     sequence_ms: Amount = 0.0
-    """In a batch: added to a target pass for each sequence beyond the first, however many rows it has (its cache). A
-    draft step grows by the same share of its time."""
+    """Added to a target pass for each sequence beyond the first (its cache); a draft step grows by the same share."""
     knee_rows: Count | None = None
-    """Rows of a pass or step beyond which it costs in proportion to them, because computing takes longer than reading
-    the weights, and below which they are free; None: never, and each node of a draft step beyond the first costs as
-    calibrated, else 0.06 times the draft's time for one token."""
+    """Rows beyond which a pass or step costs in proportion, and below which they are free; None: never, and each
+    further node of a draft step costs as calibrated, else 0.06 times the draft's time for one token.
+    """
     num_tokens: Count = 256
     """Tokens of each answer: four, or one for each place of the batch. A calibrated replay has the run's own."""
     synchronous_lengths: _Counts = (1, 2, 3, 4, 5, 6, 7)
-    """Values of num_speculative_tokens tried for synchronous decoding."""
+    """Values of num_speculative_tokens to try for synchronous decoding."""
     min_candidates: Annotated[tuple[CountFromZero, ...], Meta(min_length=1)] = (0, 1, 2, 3, 4, 5)
-    """Values of min_candidates tried for the chain and for branching."""
+    """Values of min_candidates to try for chain and branching."""

@@ -1,4 +1,4 @@
-"""Settings of one request: what its tokens are drawn from, and when which worker does what."""
+"""Settings of one request: the distribution of its tokens, and its schedule."""
 
 from __future__ import annotations
 
@@ -17,13 +17,11 @@ AsynchronousPolicy: TypeAlias = Literal["auto", "chain", "windowed", "branching"
 AcceptanceRule: TypeAlias = Literal["auto", "greedy", "matching", "rejection"]
 
 MAX_BIASES = 1 << 16
-"""Entries of `sampling.logit_bias` at most."""
 MAX_TOP_LOGPROBS = 20
-"""Entries of `top_logprobs` of a token at most."""
 MAX_FAN_OUT = 1 << 12
-"""Candidates behind one token of a tree, and nodes of one step, at most."""
+"""Most candidates behind one token of a tree, and most nodes of one step."""
 MIN_FACTOR = 1e-6
-"""Logits are divided by no less, or they would not be float32 numbers afterwards."""
+"""Smallest divisor of logits that keeps them float32 numbers."""
 _Addend: TypeAlias = Annotated[float, Meta(ge=-1_000_000, le=1_000_000)]
 _Factor: TypeAlias = Annotated[float, Meta(ge=MIN_FACTOR, le=1_000_000)]
 _FanOut: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_FAN_OUT)]
@@ -32,30 +30,30 @@ _Biases: TypeAlias = Annotated[tuple[tuple[CountFromZero, _Addend], ...], Meta(m
 
 @dataclass(frozen=True, kw_only=True)
 class Distribution(Settings):
-    """The distribution that each token of an answer is drawn from, and its noise. Both workers apply it."""
+    """The distribution of each token of an answer, and its noise. Both workers apply it."""
 
     section = "sampling"
 
     temperature: Amount = 0.0
-    """0: greedy decoding. Above: the target's distribution is sampled, sharper below 1 and flatter above."""
+    """0: greedy decoding. Above: sampling, sharper below 1 and flatter above."""
     top_k: CountFromZero = 0
-    """Sample from this many most likely tokens only; 0: from all."""
+    """Sample from this many most likely tokens; 0: from all."""
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
     """Sample from the fewest most likely tokens that together have this probability."""
     min_p: Share = 0.0
-    """Sample from the tokens that are at least this share as likely as the most likely one."""
+    """Sample from tokens at least this share as likely as the most likely one."""
     repetition_penalty: _Factor = 1.0
     """Logits of tokens in prompt or answer are divided by this if positive, else multiplied; 1: none."""
     presence_penalty: _Addend = 0.0
-    """Taken off the logits of tokens that the answer holds already."""
+    """Subtracted from the logits of tokens that the answer holds."""
     frequency_penalty: _Addend = 0.0
-    """Taken off the logit of a token once for each time that the answer holds it already."""
+    """Subtracted from a token's logit once for each time that the answer holds it."""
     logit_bias: _Biases = ()
-    """Pairs [token id, bias], or from Python a mapping: added to the token's logit before anything else."""
+    """Pairs [token id, bias], or from Python a mapping: added to the token's logit first."""
     acceptance: AcceptanceRule = "auto"
-    """How candidates are accepted. `auto`: `greedy` at temperature 0, above it `matching` (shared noise)."""
+    """How candidates are accepted. `auto`: `greedy` at temperature 0, else `matching` (shared noise)."""
     seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 0
-    """Seeds all noise. With `matching`, an answer is a function of prompt, parameters and seed, not of the draft."""
+    """Seeds all noise. With `matching`, the answer does not depend on the draft."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -66,30 +64,29 @@ class Distribution(Settings):
 
     @property
     def rule(self) -> AcceptanceRule:
-        """The rule that holds: never `auto`."""
+        """The acceptance rule: never `auto`."""
         if self.acceptance != "auto":
             return self.acceptance
         return "greedy" if self.temperature == 0 else "matching"
 
     @property
     def is_argmax(self) -> bool:
-        """Whether each token is simply that of the largest logit."""
+        """Whether each token is that of the largest logit."""
         return self.temperature == 0 and self.is_plain
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing but the temperature stands between the model's distribution and the one that is sampled."""
+        """Whether only the temperature changes the model's distribution."""
         has_filters = self.temperature > 0 and (self.top_k, self.top_p, self.min_p) != (0, 1.0, 0.0)
         return not (has_filters or self.has_penalties or self.logit_bias)
 
     @property
     def has_penalties(self) -> bool:
-        """Whether the tokens before a row change its logits."""
+        """Whether earlier tokens change the logits of a row."""
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
 
 
 GREEDY = Distribution()
-"""Each token is that of the largest logit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,9 +100,9 @@ class SamplingParams(Distribution):
     ignore_eos: bool = False
     """Go on after an end-of-sequence token (for measurements)."""
     logprobs: bool = False
-    """Report the log-probability of each token of the answer: the target's own, before anything above is applied."""
+    """Report each token's log-probability: the target's own, before anything above is applied."""
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] = 0
-    """Report the most likely tokens, this many, with their log-probabilities, beside each token; sets `logprobs`."""
+    """Report this many most likely tokens with their log-probabilities beside each token; sets `logprobs`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -127,17 +124,20 @@ def check_policy(key: str, name: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingConfig(Settings):
-    """The schedule of one request; any two requests of an engine may differ in it."""
+    """The schedule of one request; requests of an engine may differ in it."""
 
     mode: Mode = Mode.ASYNCHRONOUS
     policy: str = "auto"
-    """Asynchronous mode only. `chain`: the draft follows its best guess; `windowed`: it fills one window while another
-    is verified; `branching`: it prepares for several verdicts (not with `sampling.acceptance=rejection`); `auto`: that
-    where it can, and waits as long as it finds worth it. Or a policy of your own (`docs/writing_a_drafter.md`)."""
+    """Asynchronous mode only.
+
+    `chain`: the draft follows its best guess; `windowed`: it fills one window while another is verified; `branching`:
+    it prepares for several verdicts (not with `sampling.acceptance=rejection`); `auto`: branching where possible, with
+    waits as long as they pay. Or your own (`docs/writing_a_drafter.md`).
+    """
     num_speculative_tokens: Count = 4
     """Synchronous mode: candidates per verification; `windowed`: tokens of a window."""
     tree: bool = False
-    """Synchronous mode: a block is a tree of so many draft steps, not a chain (not with the ratio test)."""
+    """Synchronous mode: a block is a tree of this many draft steps, not a chain (not with the ratio test)."""
     max_lookahead: Count = 16
     """Chain, branching, auto: tokens that the draft may be ahead of the prefix it knows."""
     min_candidates: CountFromZero = 2
@@ -145,14 +145,15 @@ class DecodingConfig(Settings):
     max_wait_passes: Amount = 1.0
     """Chain, branching, auto: the longest such wait, in target passes."""
     fan_out: _FanOut = 8
-    """Trees: candidates that the draft prepares behind each token at most."""
+    """Trees: most candidates that the draft prepares behind each token."""
     rows_per_step: _FanOut = 16
-    """Trees: tokens that the draft computes in one step at most."""
+    """Trees: most tokens that the draft computes in one step."""
     verify_breadth: Count = 3
-    """Trees: candidates of one position that a target pass verifies at most, where further rows cost next to nothing
-    (on a CPU with `verify_width=fixed`, on a GPU)."""
+    """Trees: most candidates of one position that a target pass verifies, where further rows are nearly free (on a
+    CPU with `verify_width=fixed`, on a GPU).
+    """
     max_silence_seconds: PositiveAmount = 0.3
-    """The longest wait, all in all, for a draft that says nothing."""
+    """Longest total wait for a draft that says nothing."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

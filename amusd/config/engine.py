@@ -27,23 +27,22 @@ ModelShape: TypeAlias = Literal[
     "qwen3-0.6b",
     "qwen3-8b",
 ]
-"""Shapes of public models that can be had with random weights; `models/synthetic.py` knows their sizes."""
+"""Shapes of public models for random weights; `models/synthetic.py` has their sizes."""
 
 MAX_REMEMBERED = 1 << 20
-"""Tokens of earlier answers at most; the draft needs about 1 KB for each."""
+"""Tokens of earlier answers; the draft needs about 1 KB for each."""
 MAX_NUM_SEQS = 1 << 12
-"""Answers at a time at most."""
 MIN_VERIFY_WIDTH = 8
-"""Rows of a padded target pass unless longer blocks are asked for: verifying 8 rows costs a CPU what 1 row does."""
+"""Fewest rows of a padded target pass: verifying 8 rows costs a CPU what 1 row does."""
 MAX_MATCH = 12
-"""Tokens of the longest suffix that is looked up in a text."""
+"""Longest suffix in tokens that is looked up."""
 DEFAULT_DRAFTERS: Mapping[str, str] = {
     "ngram": "drafter=ngram (prompt lookup): none is named, and the embedded draft fits the embedded target alone; "
     "a small model of the target's family, drafter=FOLDER, is mostly faster",
     "synthetic": "drafter=synthetic: none is named, and the target's weights are random; drafter.accept says how "
     "often it is right",
 }
-"""What is said where nobody named a drafter and the embedded one does not fit, by the kind that takes its place."""
+"""What to tell a user who named no drafter where the embedded one does not fit, by the kind taken instead."""
 _OF_ONE_KIND = {
     "inner": "cascade",
     "inner_device": "cascade",
@@ -53,7 +52,6 @@ _OF_ONE_KIND = {
     "factory": "custom",
     "options": "custom",
 }
-"""Keys of `drafter` that a single kind has."""
 _Device: TypeAlias = Annotated[str, Meta(pattern=r"^(cpu|cuda:(0|[1-9][0-9]*))\Z", description="cpu or cuda:NUMBER")]
 Length: TypeAlias = Annotated[int, Meta(ge=2, le=(1 << 31) - 1)]
 
@@ -70,7 +68,7 @@ class TargetConfig(Settings):
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     """`auto`: bfloat16, but float32 on CPUs that have no bfloat16 products."""
     model_impl: Literal["auto", "amusd", "transformers"] = "auto"
-    """Whose forward pass: our lean decoder, transformers' own, or (`auto`) ours where it covers the model."""
+    """Forward pass: our lean decoder, transformers' own, or (`auto`) ours where it covers the model."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -90,32 +88,36 @@ class DrafterConfig(Settings):
     kind: Literal["auto", DrafterKind] = "auto"
     """`auto`: `embedded` for the embedded target, `synthetic` for random weights, else `ngram`."""
     model: str | None = None
-    """Folder or hub name of a checkpoint: of a model (`hf`), of a drafter that was trained for the target (`eagle`,
-    `medusa`, `dflash`), of what judges the tokens of `inner` (`cascade`; None: the embedded draft)."""
+    """Folder or hub name of a checkpoint: a model (`hf`), a drafter trained for the target (`eagle`, `medusa`,
+    `dflash`), or what judges the tokens of `inner` (`cascade`; None: the embedded draft).
+    """
     dtype: Literal["auto", "bfloat16", "float16", "float32", "int8"] = "auto"
-    """`auto`: `int8` for `embedded` and for drafters that read states, where the CPU multiplies it fast, else as of the
-    target."""
+    """`auto`: `int8` for `embedded` and drafters that read states, where the CPU multiplies it fast, else the
+    target's.
+    """
     num_layers: Count | None = None
-    """`self`: how many of the target's first layers draft, below its norm and its head; None: a quarter."""
+    """`self`: how many of the target's first layers draft, with its norm and head; None: a quarter."""
     min_lookup: Annotated[int, Meta(ge=0, le=MAX_MATCH)] | None = None
-    """`embedded`, `eagle`, `ngram`: shortest suffix whose continuation is proposed; None: 1 for `ngram`, else 4. With 0
-    `embedded` and `eagle` propose none, and a tree's guesses have nothing mixed in either."""
+    """`embedded`, `eagle`, `ngram`: shortest suffix whose continuation is proposed; None: 1 for `ngram`, else 4.
+
+    With 0 `embedded` and `eagle` look nothing up, for trees either.
+    """
     shape: ModelShape | None = None
-    """`synthetic`: of which model's size a step costs; None: a smaller one than a synthetic target, else `embedded`."""
+    """`synthetic`: model size of a step's cost; None: smaller than a synthetic target, else `embedded`."""
     accept: Share = 0.8
     """`synthetic`: probability that a candidate is right; exact with `verify_width=fixed`."""
     remember: Annotated[int, Meta(ge=0, le=MAX_REMEMBERED)] = 0
-    """`ngram`: tokens of earlier answers, other people's too, that are looked up as well; 0: none."""
+    """`ngram`: tokens of earlier answers, other people's too, that are looked up; 0: none."""
     inner: Text | None = None
-    """`cascade`: what drafts for `model`: `ngram` (or None), `embedded`, a checkpoint."""
+    """`cascade`: drafts for `model`: `ngram` (or None), `embedded`, a checkpoint."""
     inner_device: _Device | None = None
-    """`cascade`: device of a process of its own for `inner`; None: that of `model`."""
+    """`cascade`: device of a separate process for `inner`; None: that of `model`."""
     factory: str | None = None
     """`custom`: what makes it: `MODULE:FUNCTION` or `FILE.py:FUNCTION`."""
     options: Annotated[Mapping[str, Any], Meta(description="names and values")] = field(
         default_factory=dict, hash=False
     )
-    """`custom`: what that function is told, `drafter.options.NAME=VALUE`."""
+    """`custom`: options of that function, `drafter.options.NAME=VALUE`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -149,7 +151,7 @@ class DrafterConfig(Settings):
 
     @property
     def stages(self) -> tuple[DrafterConfig, ...]:
-        """The drafter itself; of a cascade the one in the middle and the one that drafts for it."""
+        """The drafter; for a cascade the middle one and its inner one."""
         if self.kind != "cascade":
             return (self,)
         alone = partial(replace, self, inner=None, inner_device=None)
@@ -166,15 +168,15 @@ class TransportConfig(Settings):
     section = "transport"
 
     kind: Literal["auto", "shared_memory", "zeromq", "gloo", "nccl"] = "auto"
-    """`auto`: `zeromq` where an address is given, else `shared_memory` where it works, else `zeromq` locally."""
+    """`auto`: `zeromq` with an address, else `shared_memory` where it works, else `zeromq` locally."""
     address: Text | None = None
-    """`ipc://PATH` or `tcp://HOST:PORT`; None picks a private one. The target binds it, the draft connects."""
+    """`ipc://PATH` or `tcp://HOST:PORT`; None: a private one. The target binds it, the draft connects."""
     insecure: bool = False
-    """Allow an address that is not on this machine, unencrypted and unauthenticated."""
+    """Allow an address beyond this machine, unencrypted and unauthenticated."""
     keys: Text | None = None
-    """A folder of `amusd keys FOLDER`: encrypt the link at `address`, and let in only those whose key lies there."""
+    """A folder of `amusd keys FOLDER`: encrypt the link at `address`, and let in only owners of its keys."""
     delay_ms: Annotated[float, Meta(ge=0, le=10_000)] = 0.0
-    """The delay of each message, to try what distance costs on one machine."""
+    """Delay of each message, to try distance on one machine."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -193,35 +195,37 @@ class HardwareConfig(Settings):
     section = "hardware"
 
     devices: tuple[_Device, ...] = ()
-    """Device of each rank of the target, then the draft's: `cuda:0`, `cpu` ... One name repeated is for all. Empty: a
-    GPU each, the target's first; with fewer GPUs than ranks they share; with none the CPU."""
+    """Device of each rank of the target, then the draft's: `cuda:0`, `cpu` ... One name is for all.
+
+    Empty: a GPU each, the target's first; with too few GPUs they share; without any the CPU.
+    """
     pin_cores: bool = True
-    """On CPUs: give each worker its own core, where there are at least two."""
+    """On CPUs: give each worker its own core, if there are two."""
     num_threads: Count = 1
     """On CPUs: threads of each worker."""
     cuda_graphs: bool = True
     """On GPUs: replay captured passes instead of launching each operator anew."""
     synthetic: ModelShape | None = None
-    """Measure without a checkpoint: the target is a model of this size with random weights."""
+    """Measure without a checkpoint: a target of this size with random weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineKeys(Settings):
-    """What an engine is built from, as far as a run names it in the same way."""
+    """The parts of an engine that a run names in the same way."""
 
     target: TargetConfig = field(default_factory=TargetConfig)
     transport: TransportConfig = field(default_factory=TransportConfig)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
     verify_width: Literal["bucketed", "fixed"] = "fixed"
-    """`fixed`: every target pass is padded to `max_verify_width` rows, so that no timing can reach the numbers."""
+    """`fixed`: every target pass is padded to `max_verify_width` rows, so that no timing can change the numbers."""
     max_model_len: Length = 2048
     """Longest sequence, prompt included; the model's own limit still holds."""
     max_num_seqs: Annotated[int, Meta(ge=1, le=MAX_NUM_SEQS)] = 8
-    """Answers that are computed at a time; further ones wait. Each has room for `max_model_len` tokens."""
+    """Answers computed at a time; each has room for `max_model_len` tokens."""
     startup_timeout_seconds: PositiveAmount = 300.0
     """How long the workers wait for each other to load."""
     target_tensor_parallel_size: Count = 1
-    """Processes that share the target, each on a device of its own."""
+    """Processes that share the target, each on its own device."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,9 +233,9 @@ class EngineConfig(EngineKeys):
     """What an engine is built from: models, link, devices, numerics."""
 
     drafters: tuple[DrafterConfig, ...] = (DrafterConfig(),)
-    """The drafters that requests may name, by kind; the first is the default. Empty: plain decoding only."""
+    """Drafters that requests may name, by kind; the first is the default. Empty: plain decoding only."""
     max_verify_width: Length = MIN_VERIFY_WIDTH
-    """Rows of a target pass at most: the last committed token and its candidates."""
+    """Most rows of a target pass: the last committed token and its candidates."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

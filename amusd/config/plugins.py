@@ -1,7 +1,6 @@
 """Code from outside the package that a setting names: `MODULE:FUNCTION` or `FILE.py:FUNCTION`.
 
-Naming it runs it, as `import` does. A file is taken from where its path leads; a module is looked for where Python
-looks, and so not in the current directory.
+Naming it runs it, as `import` does. Modules are found on Python's path, which does not include the current directory.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ def make(key: str, named: str, kind: type[_T], *args: Any, **options: Any) -> _T
 
 @contextmanager
 def failing_in_one_line(key: str, named: str) -> Iterator[None]:
-    """Turn what the user's code raises into a `ConfigError` with the place; it is raised from the error."""
+    """Turn errors of the user's code into a `ConfigError` with the place, raised from the error."""
     try:
         yield
     except AmusdError:

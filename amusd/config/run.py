@@ -1,4 +1,4 @@
-"""The whole of what a user can set, and which parts of it a command takes."""
+"""All that a user can set, and the parts of it that a command takes."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ class RunConfig(DecodingConfig, EngineKeys):
     """Everything that a command line can set. The keys of a schedule and of an engine stand at the top level."""
 
     prompt: str | None = None
-    """`generate`: the user's message; None takes the first prompt of the workload."""
+    """`generate`: the user's message; None: the first prompt of the workload."""
     out: str | None = None
-    """`generate`: answer all prompts of the workload, `max_num_seqs` at a time, into this file: a JSON object a line. A
-    file that is there already is gone on with."""
+    """`generate`: answer all prompts of the workload, `max_num_seqs` at a time, into this file of JSON lines, and
+    go on with it if it exists.
+    """
     output: Literal["text", "json"] = "text"
     run_dir: str | None = None
     """The folder of the run's files; None: `runs/<date>-<short hash>`."""
@@ -44,7 +45,7 @@ class RunConfig(DecodingConfig, EngineKeys):
     delay_ms: Amount | None = None
     """`simulate`: time of a message, one way; None: as calibrated, else 0."""
     calibration: str | None = None
-    """`simulate`: a run directory, whose times and outcomes hold where nothing else is given."""
+    """`simulate`: a run directory that gives times and outcomes not given here."""
     max_verify_width: Length | None = None
     """None: the smallest multiple of 8 that holds the longest synchronous block and the token before it."""
     drafter: DrafterConfig = field(default_factory=DrafterConfig)
@@ -63,7 +64,7 @@ class RunConfig(DecodingConfig, EngineKeys):
         self.engine()
 
     def without_secrets(self) -> RunConfig:
-        """The same for everybody to read."""
+        """A copy that everybody may read."""
         serve = dataclasses.replace(self.serve, api_key=self.serve.api_key and HIDDEN)
         return dataclasses.replace(self, serve=serve)
 
@@ -72,7 +73,7 @@ class RunConfig(DecodingConfig, EngineKeys):
         return DecodingConfig(**{f.name: getattr(self, f.name) for f in dataclasses.fields(DecodingConfig)})
 
     def synchronous_lengths(self) -> tuple[int, ...]:
-        """Block lengths that `compare` tries: the one that `mode=synchronous` names, else those of `compare`."""
+        """Block lengths that `compare` tries: that of `mode=synchronous`, else those of `compare`."""
         if self.mode is Mode.AUTOREGRESSIVE:
             return ()
         if self.mode is Mode.SYNCHRONOUS:
@@ -80,13 +81,13 @@ class RunConfig(DecodingConfig, EngineKeys):
         return self.compare.synchronous_lengths
 
     def asynchronous_policies(self) -> tuple[str, ...]:
-        """Policies that `compare` tries; none where `mode` names another one."""
+        """Policies that `compare` tries; none where `mode` names another mode."""
         if self.mode is not Mode.ASYNCHRONOUS:
             return ()
         return self.compare.policies or (self.policy,)
 
     def engine_for(self, command: str) -> EngineConfig:
-        """The engine for `command`: with room for every block that it will verify, and all answers at a time."""
+        """The engine for `command`, with room for all blocks and answers that it needs at once."""
         if command == "compare":
             windows = (self.num_speculative_tokens,) if "windowed" in self.asynchronous_policies() else ()
             longest_block = max((1, *self.synchronous_lengths(), *windows))
@@ -99,7 +100,7 @@ class RunConfig(DecodingConfig, EngineKeys):
     def engine(self, *, longest_block: int | None = None, max_num_seqs: int | None = None) -> EngineConfig:
         """The part an engine is built from.
 
-        `longest_block`: candidates per verification that have to fit. `max_num_seqs`: in the place of the key.
+        `longest_block`: candidates per verification that have to fit. `max_num_seqs`: replaces the key.
         """
         if longest_block is None:
             in_blocks = self.mode is Mode.SYNCHRONOUS or self.asynchronous_policies() == ("windowed",)
@@ -122,7 +123,6 @@ class RunConfig(DecodingConfig, EngineKeys):
         )
 
     def _drafter(self, name: str) -> DrafterConfig:
-        """The drafter that `compare.drafters` names: as configured, where its kind is that of `drafter`."""
         kind, _, source = name.partition(":")
         kind = DrafterConfig().for_target(self.target, self.hardware).kind if kind == "auto" else kind
         if kind not in get_args(DrafterKind):
