@@ -1,4 +1,4 @@
-"""Models as transformers computes them, for those that `Decoder` does not cover. The only part that runs its code."""
+"""Runs transformers' own models, for architectures that `Decoder` does not cover."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class HuggingFaceNetwork:
     implementation = "transformers"
     feature_width = 0
     fills_vectors = False
-    """False: it is not known of other authors' layers."""
+    """Unknown for foreign layers, so False."""
 
     def __init__(self, model: Any, features: Mapping[str, FeatureSpec] | None = None) -> None:
         """`model`: on its device, ready for inference."""
@@ -79,7 +79,7 @@ class HuggingFaceNetwork:
 
 
 class _MemoryAsCache(Cache):  # type: ignore[misc]  # transformers is untyped here
-    """A memory as the `past_key_values` of transformers' models. Positions come with each pass."""
+    """A memory as transformers' `past_key_values`."""
 
     def __init__(self, memory: KVMemory) -> None:
         super().__init__(layers=[])
@@ -93,23 +93,17 @@ class _MemoryAsCache(Cache):  # type: ignore[misc]  # transformers is untyped he
         return keys.unsqueeze(0), values.unsqueeze(0)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002 - the signature is transformers'
-        """0."""
         return 0
 
     def get_query_offset(self, layer_idx: int = 0) -> int:  # noqa: ARG002 - the signature is transformers'
-        """0."""
         return 0
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:  # noqa: ARG002 - transformers'
-        """Number of slots, and the first."""
         return self._memory.num_slots, 0
 
 
 def _freeze_frequencies(model: Any) -> None:
-    """Keep rotary embeddings from looking at positions for where their frequencies switch: no sequence gets there.
-
-    A captured pass could not look.
-    """
+    """Stop rotary embeddings from switching frequencies by position, which a captured pass could not do."""
     frozen = {"dynamic": "default", "longrope": "default"}
     for module in model.modules():
         kinds = getattr(module, "rope_type", None)
@@ -120,19 +114,19 @@ def _freeze_frequencies(model: Any) -> None:
 
 
 def load_stock_config(folder: Path) -> Any:
-    """Transformers' own configuration of the checkpoint in a folder."""
+    """Load transformers' configuration of a checkpoint folder."""
     with quiet_transformers():
         return AutoConfig.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
 
 
 def load_stock_tokenizer(folder: Path) -> Any:
-    """The tokenizer of transformers for the checkpoint in a folder."""
+    """Load transformers' tokenizer of a checkpoint folder."""
     with quiet_transformers():
         return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
 
 
 def load_stock(path: str | Path, config: Any, options: LoadOptions, shared: SharedVocabulary | None) -> Any:
-    """The model as transformers loads it, quantized ones by whichever libraries are installed."""
+    """Load the model with transformers; quantized ones need their own libraries."""
     forbid_kernels()
     quantization = quantization_of(config)
     if quantization is not None:  # or one that it does not know would be left out
@@ -173,7 +167,7 @@ def adopt_into(model: Any, shared: SharedVocabulary) -> None:
 
 
 def forbid_kernels() -> None:
-    """Hide the library `kernels` from all others in this process: it fetches compiled code from a hub and runs it."""
+    """Hide the library `kernels` in this process: it fetches compiled code from a hub and runs it."""
     from transformers.utils.import_utils import is_kernels_available
 
     sys.modules["kernels"] = None  # type: ignore[assignment]  # an import fails then
@@ -182,7 +176,7 @@ def forbid_kernels() -> None:
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Silence transformers' progress bars and warnings, and put its settings back afterwards."""
+    """Silence transformers' progress bars and warnings for a while."""
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

@@ -1,7 +1,4 @@
-"""Attention of one pass: what its rows see, and how that is computed.
-
-A pass has one `Attention`, which each layer calls with its own queries, keys and values.
-"""
+"""Attention of one pass, which each layer calls with its own queries, keys and values."""
 
 from __future__ import annotations
 
@@ -15,7 +12,6 @@ from torch import Tensor
 from amusd.models.row_attention import attend_rows
 
 ATTENTION_NAME = "amusd"
-"""The name of `attend` in transformers."""
 
 
 class AttentionInputs(NamedTuple):
@@ -28,7 +24,6 @@ class AttentionInputs(NamedTuple):
     values: Tensor
     """[key_heads, slots, value_dim]."""
     scaling: float
-    """Factor of the scores."""
     softcap: float | None = None
     """Bound of the scores, as in transformers."""
     sinks: Tensor | None = None
@@ -44,12 +39,12 @@ class Attention(Protocol):
     """The slots that each row of one pass sees, and a way to attend to them."""
 
     def attend(self, layer: AttentionInputs) -> Tensor:
-        """[rows, heads, value_dim], in the dtype of the keys or in a finer one."""
+        """[rows, heads, value_dim], in the dtype of the keys or a finer one."""
         ...
 
 
 def attend_masked(layer: AttentionInputs, visible: Tensor) -> Tensor:
-    """Attention to the slots that `visible` [rows, slots] lets through; returns [rows, heads, value_dim]."""
+    """Attend to the slots that `visible` [rows, slots] allows; returns [rows, heads, value_dim]."""
     query, keys, values, scaling, softcap, sinks = layer
     rows, heads, dim = query.shape
     key_heads = keys.shape[0]
@@ -75,10 +70,10 @@ def attend_masked(layer: AttentionInputs, visible: Tensor) -> Tensor:
 
 
 class CausalAttention:
-    """Attention of the last rows of a sequence, each to what stands before it; for many rows on a GPU."""
+    """Causal attention of a sequence's last rows; for many rows on a GPU."""
 
     def __init__(self, start: int, rows: int, first: int = 0) -> None:
-        """`start`: position of the first row; the slots that are read begin at `first` and end with the last row."""
+        """`start`: position of the first row; slots are read from `first` to the last row."""
         self._start = start
         self._slots = slice(first, first + start + rows)
         self._bias = None
@@ -107,10 +102,7 @@ class CausalAttention:
 
 @dataclass(frozen=True, slots=True)
 class TableAttention:
-    """Attention of few rows of each sequence, each along its own path of slots; see `attend_rows`.
-
-    All tensors are on the device.
-    """
+    """Attention of a few rows per sequence, each along its own path of slots (`attend_rows`). On the device."""
 
     table: Tensor
     """[seqs, positions] int64."""
@@ -134,7 +126,7 @@ class TableAttention:
         return output.flatten(0, 1)
 
     def _visible(self, num_slots: int) -> Tensor:
-        """[seqs * rows, slots] bool: what each row sees. A padded row sees slot 0: the softmax of no score is NaN."""
+        """[seqs * rows, slots] bool. A padded row sees slot 0: the softmax of no score is NaN."""
         positions, lengths = self.positions.unsqueeze(2), self.lengths.view(-1, 1, 1)  # [seqs, rows, 1], [seqs, 1, 1]
         by_table = torch.arange(self.table.shape[1], device=positions.device)
         in_table = (by_table <= positions) & (by_table < lengths)  # [seqs, rows, positions]
@@ -154,7 +146,7 @@ def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def register_attention() -> str:
-    """Make `attend` known to transformers, and return its name. Idempotent."""
+    """Register `attend` with transformers, and return its name. Idempotent."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(ATTENTION_NAME, attend)
@@ -177,7 +169,7 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Attention of [1, heads, rows, dim] over [1, key_heads, slots, dim]; returns [1, rows, heads, value_dim].
 
-    transformers hands on `attention`, which its models are called with. `softcap` and `s_aux` are its own.
+    transformers passes on `attention`; `softcap` and `s_aux` are its own names.
     """
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     output = attention.attend(AttentionInputs(query[0].transpose(0, 1), key[0], value[0], scaling, softcap, s_aux))

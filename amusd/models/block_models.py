@@ -1,9 +1,6 @@
-"""Draft models that score several tokens behind a feature at once: Medusa's heads and DFlash's block of masks.
+"""Drafters that score several tokens after a feature at once: Medusa's heads and DFlash's block of masks.
 
-Both read states of the target and none of their own: behind a guess they know only how far it is from the root.
-
-References:
-    Cai et al., Medusa, arXiv:2401.10774. Chen et al., DFlash, arXiv:2602.06036.
+References: Cai et al., Medusa, arXiv:2401.10774. Chen et al., DFlash, arXiv:2602.06036.
 """
 
 from __future__ import annotations
@@ -28,19 +25,16 @@ from amusd.models.linear import INT8, InputScales, Linear, MakeLinear, Weights, 
 from amusd.models.load_options import LoadOptions, check_int8, loaded_dtype
 
 BlockModel: TypeAlias = "MedusaModel | DFlashModel"
-"""The weights of a drafter of this kind."""
 BlockState: TypeAlias = "MedusaState | DFlashState"
-"""The features of one sequence."""
 
 
 class MedusaModel:
-    """Heads over the target's last state, each for a token one further on; the first scores the second next token."""
+    """Heads over the target's last state, for the second next token onwards."""
 
     output_ids = None
 
     def __init__(self, draft: PublishedDraft, options: LoadOptions) -> None:
         self.device = torch.device(options.device)
-        """The device of its scores."""
         self._dtype = loaded_dtype(options.dtype)
         int8 = InputScales(by_row=True) if options.dtype == INT8 else None
         make: MakeLinear = partial(make_linear, dtype=self._dtype, int8=int8)
@@ -54,14 +48,13 @@ class MedusaModel:
 
         weights, heads = dict(draft.weights), medusa_heads(draft.weights)
         self.max_depth = len(heads)
-        """Tokens behind the root that it scores."""
         outputs = [f"{names[-1]}.weight" for names in heads]
         are_equal = all(torch.equal(weights[name], weights[outputs[0]]) for name in outputs)  # as before training
         self._blocks = [[layer(name) for name in names[:-1]] for names in heads]
         self._outputs = [layer(names[-1]) for names in heads[: 1 if are_equal else None]]
 
     def new_state(self) -> MedusaState:
-        """The state of a sequence, without features."""
+        """A sequence's state, without features."""
         return MedusaState(self)
 
     def score(self, feature: Tensor, first: int) -> Tensor:
@@ -88,19 +81,19 @@ class MedusaState:
         self.clear()
 
     def clear(self) -> None:
-        """Forget it: another sequence begins."""
+        """Forget the feature: another sequence begins."""
         self._last, self._feature = -1, torch.empty(0)
 
     def take(self, start: int, features: Tensor) -> None:
-        """Take in features [rows, width], on the host, of the positions from `start` on; again or late will do."""
+        """Take in features [rows, width], on the host, of positions from `start` on; again or late will do."""
         last = start + len(features) - 1
         if last > self._last:
             self._last, self._feature = last, features[-1].clone()
 
     def score(self, position: int, token_id: int) -> Tensor:  # noqa: ARG002 - the text is in the feature
-        """[depths, columns]: row d scores the token d + 1 places behind the root, which is at `position`.
+        """[depths, columns]: row d scores the token d + 1 places after the root, which is at `position`.
 
-        An older feature than that before the root leaves the further heads; without any there are no rows.
+        An old feature leaves only the further heads; without any there are no rows.
         """
         late = position - 1 - self._last
         if not len(self._feature) or not 0 <= late < self._model.max_depth:
@@ -109,18 +102,17 @@ class MedusaState:
 
 
 class DFlashModel:
-    """Layers whose rows, the root and masks behind it, see all features and each other."""
+    """Layers whose rows, the root and masks after it, see all features and each other."""
 
     def __init__(self, draft: PublishedDraft, options: LoadOptions) -> None:
-        """Raises `ConfigError` for a configuration that says too little or too much."""
+        """Raises `ConfigError` for an incomplete or unknown configuration."""
         self.block_size, self.mask_token_id = _block_settings(draft)
         starts_at_root = bool(draft.settings.get("sample_from_anchor", False))
         self.num_skipped = 0 if starts_at_root else 1
-        """Rows of the block that score no token that is wanted: that of the root scores itself."""
+        """Rows of the block whose scores are not wanted, such as the root's."""
         self.max_depth = self.block_size - self.num_skipped
         self.max_length = min(options.max_model_len, position_limit(draft.config) or options.max_model_len)
         self.num_slots = self.max_length + self.block_size
-        """Of the memory of a sequence."""
         self.feature_width = int(draft.config.hidden_size)
         self.output_ids = None if draft.output_ids is None else draft.output_ids.to(options.device)
         self.network = Decoder(draft.network_weights(), draft.config, options, self.num_slots)
@@ -128,12 +120,12 @@ class DFlashModel:
         self.vocab_size, self.num_ids = self.network.vocab_size, self.network.num_ids
 
     def new_state(self) -> DFlashState:
-        """The state of a sequence, without features."""
+        """A sequence's state, without features."""
         return DFlashState(self)
 
 
 class DFlashState:
-    """Keys and values of the features of a sequence, each position in its own slot, and of a block behind them."""
+    """Keys and values of a sequence's features, one slot per position, and of a block after them."""
 
     def __init__(self, model: DFlashModel) -> None:
         self._model = model
@@ -153,7 +145,7 @@ class DFlashState:
         self._known[start : start + len(features)] = True
 
     def score(self, position: int, token_id: int) -> Tensor:
-        """See `MedusaState`. Positions without a feature are not seen."""
+        """See `MedusaState`; positions without a feature are not seen."""
         seen, model = self._known[:position], self._model
         if not bool(seen.any()):
             return torch.empty(0, model.vocab_size)
@@ -170,26 +162,24 @@ class DFlashState:
         return logits[model.num_skipped :]
 
     def _lay_out(self, start: int, rows: int) -> Tensor:
-        """The positions of rows, which are their slots."""
         positions = torch.arange(start, start + rows, device=self._model.device)
         self._memory.slots_of_pass = range(start, start + rows) if positions.device.type == "cpu" else positions
         return positions
 
 
 class _VisibleSlots:
-    """Attention of rows to the first slots of a memory, as `visible` [rows, slots] says."""
+    """Attention to the first slots of a memory, as `visible` [rows, slots] says."""
 
     def __init__(self, visible: Tensor) -> None:
         self._visible = visible
 
     def attend(self, layer: AttentionInputs) -> Tensor:
-        """See `Attention`."""
         end = self._visible.shape[1]
         return attend_masked(layer._replace(keys=layer.keys[:, :end], values=layer.values[:, :end]), self._visible)
 
 
 def _block_settings(draft: PublishedDraft) -> tuple[int, int]:
-    """Rows of a block, and the token of those behind the root."""
+    """Rows of a block, and the mask token."""
     settings = {**draft.settings, **(draft.settings.get("dflash_config") or {})}
     in_speculators_form = "speculators_model_type" in settings
     block_size, mask = settings.get("block_size", 8 if in_speculators_form else 16), settings.get("mask_token_id")
@@ -207,7 +197,7 @@ def _block_settings(draft: PublishedDraft) -> tuple[int, int]:
 
 
 def load_block_model(path: str | Path, target_path: str | Path, options: LoadOptions, kind: str) -> BlockModel:
-    """Load the drafter of this kind, `medusa` or `dflash`, in a folder or hub name. Raises as `load_eagle`."""
+    """Load a `medusa` or `dflash` drafter from a folder or hub name. Raises as `load_eagle`."""
     draft = read_published(path, target_path, kind)
     if draft.family == MEDUSA:
         check_int8(options.dtype, options.device)

@@ -1,8 +1,7 @@
 """A `LanguageModel` made of a network and a rule for its passes.
 
-How a forward pass is made: `run` checks the rows of each sequence and finds their places, `compute` has every rank of
-the model do the same pass, `EagerPasses` or `CapturedPasses` pad the rows, join them and launch the network, and the
-caches move on.
+`run` checks the rows and finds their places, `compute` has every rank do the same pass, and `EagerPasses` or
+`CapturedPasses` pad and join rows and launch the network.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from amusd.models.split_attention import stored_dtype
 
 @dataclass(eq=False, repr=False)
 class CachedModel:
-    """A network under a rule for its passes. `load_model` makes one. For one thread."""
+    """A network under a rule for its passes, made by `load_model`. For one thread."""
 
     network: Network
     numerics: Numerics
@@ -36,10 +35,10 @@ class CachedModel:
     max_length: int
     output_ids: Tensor | None = None
     capture: Capture | None = None
-    """How passes of the few shapes that `numerics` leaves are captured, on a GPU; None: compute each anew, on a CPU."""
+    """How passes are captured on a GPU; None on a CPU."""
     tokens_per_step: int = 1
     ranks: Ranks = ALONE
-    """Those that share `network`. What they exchange must be fit for `capture`."""
+    """The ranks that share `network`; their exchanges must be fit for `capture`."""
 
     def __post_init__(self) -> None:
         network = self.network
@@ -60,7 +59,7 @@ class CachedModel:
         return self.new_caches(1, capacity, spare=spare)[0]
 
     def new_caches(self, number: int, capacity: int, *, spare: int = 0) -> list[KVCache]:
-        """See `LanguageModel`. `spare`: slots for nodes of a tree, as many as its longest path has."""
+        """See `LanguageModel`. `spare`: slots for nodes of a tree."""
         if not 1 <= capacity <= self.max_length:
             raise ValueError(f"a cache of {capacity} tokens: must be between 1 and {self.max_length}")
         dtype, allocated = self.network.cache_dtype, self.numerics.allocation(capacity + spare)
@@ -80,7 +79,7 @@ class CachedModel:
         return caches
 
     def prepare(self, cache: KVCache, samplers: Sequence[Sampler] = (), steps: int = 1) -> None:
-        """See `LanguageModel`. Then a captured pass of another shape is a `DeviceError`."""
+        """See `LanguageModel`. Afterwards a captured pass of another shape is a `DeviceError`."""
         if self._eager is not None:
             self._eager.prepare(cache)
             return
@@ -90,7 +89,7 @@ class CachedModel:
             self.compute(Pass([Rows((), cache, SamplerRows(sampler, inputs))], steps))
 
     def prefill(self, token_ids: Sequence[int], cache: KVCache) -> None:
-        """See `LanguageModel`. Raises `ValueError` as `run` does, before any change."""
+        """See `LanguageModel`. Raises `ValueError` as `run`, before any change."""
         self._check_ids(token_ids)
         _check_room(token_ids, cache)
         end = cache.length + len(token_ids)
@@ -112,7 +111,7 @@ class CachedModel:
         self.compute(Pass([Rows((), cache)], kept=rows))
 
     def compute(self, work: Pass) -> list[ModelOutput]:
-        """Compute a pass on every rank: the other ranks call this with what the first one announces."""
+        """Compute a pass on every rank: the other ranks call this with the first rank's pass."""
         cache = work.rows[0].cache
         self.ranks.announce(work)
         if work.kept is not None:
@@ -143,7 +142,7 @@ class CachedModel:
         return torch.split(on_host, [len(part) for part in slots])
 
     def write_features(self, slots: Sequence[int], features: Tensor, cache: KVCache) -> None:
-        """Write features [slots, width] for a network that reads them. Does not wait."""
+        """Write features [slots, width] for a network that reads them, without waiting."""
         places = send(cache.first + torch.tensor(slots), self.device)
         with torch.inference_mode():
             stored = cache.memory.features(features.shape[1], self.device)
@@ -184,7 +183,7 @@ def _check_room(token_ids: Sequence[int], cache: KVCache) -> None:
 
 
 def extend(model: LanguageModel, token_ids: Sequence[int], cache: KVCache, num_tokens: int) -> list[int]:
-    """Take in `token_ids` and choose `num_tokens` most likely tokens one after another; the last stays outside."""
+    """Take in `token_ids` and choose `num_tokens` tokens greedily; the last is not taken in."""
     chosen: list[int] = []
     while len(chosen) < num_tokens:
         pending, steps = chosen[-1:] or token_ids, min(model.tokens_per_step, num_tokens - len(chosen))

@@ -1,13 +1,11 @@
-"""Passes of a few fixed shapes over one memory, captured once and replayed, so that a GPU never waits for the host.
+"""Passes of a few fixed shapes, captured once and replayed, so that a GPU does not wait for the host.
 
-The shape of a pass is its number of sequences, the rows of each, and the sampler at its end (none: the most likely
-tokens). Everything else is data on the device: the tokens, where each row stands and what it sees (`attend_rows`). So a
-chain, a tree and several paths are one graph, and a rollback changes numbers only. Each further draft step is a graph
-of its own, which reads the token that the step before it chose. The host writes all inputs, launches as many graphs as
-there are steps, and waits for one event (docs/gpu.md).
+A shape is the number of sequences, the rows of each, and the sampler. All else is data on the device, so chains, trees
+and paths share a graph, and a rollback only changes numbers. Each further draft step is a graph that reads the token
+chosen by the step before. The host writes all inputs, launches a graph per step, and waits for one event (docs/gpu.md).
 
-At a fixed width all passes of a memory have one shape, with rows for every cache. Otherwise sequences come in powers of
-two, with one row each or `width`.
+At a fixed width a memory has one shape, with rows for every cache. Otherwise the number of sequences is a power of two,
+with one row each or `width`.
 """
 
 from __future__ import annotations
@@ -41,17 +39,17 @@ class PassShape:
     """The key of a captured graph."""
 
     rows: int
-    """Rows of each sequence, padding included; 1 in a further step."""
+    """Rows of each sequence, padded; 1 in a further step."""
     step: int
-    """0: takes in the rows of a pass; else the token that the graph of the step before has chosen."""
+    """0: takes in the rows of a pass; else the token chosen by the step before."""
     sampler: Sampler | None
-    """What chooses from each row's logits; None: the most likely token."""
+    """None: the most likely token."""
     sequences: int
-    """Sequences of the pass, padding included."""
+    """Sequences of the pass, padded."""
 
 
 class CapturedPasses:
-    """Runs the network of a model in captured passes over the caches of one memory, which have one size."""
+    """Captured passes over the equally large caches of one memory."""
 
     def __init__(self, model: CachedModel, caches: Sequence[KVCache]) -> None:
         self._model = model
@@ -75,7 +73,7 @@ class CapturedPasses:
         self._completion = Completion(device)
 
     def run(self, work: Pass) -> list[ModelOutput]:
-        """Compute a pass and wait for it; returns the output of each sequence, or nothing for a prompt in order."""
+        """Compute a pass and wait; returns each sequence's output, or nothing for a prompt."""
         batch, first = work.rows, work.rows[0]
         if not first.token_ids:
             self._prepare(work)
@@ -107,7 +105,6 @@ class CapturedPasses:
 
     @property
     def _sequence_counts(self) -> list[int]:
-        """The numbers of sequences that are computed."""
         if self._model.numerics.fixed:
             return [self._num_caches]
         powers = (1 << power for power in range(self._num_caches.bit_length()))
@@ -126,12 +123,11 @@ class CapturedPasses:
         self._wait()
 
     def _places(self, shape: PassShape) -> slice:
-        """The places of the inputs and results of a graph: those of further steps stand behind those of all rows."""
+        """Input and result places of a graph; further steps follow all rows."""
         first = self._num_caches * (self._max_rows + shape.step - 1) if shape.step else 0
         return slice(first, first + shape.sequences * shape.rows)
 
     def _places_of(self, index: int, rows: Rows, shapes: Sequence[PassShape]) -> slice | list[int]:
-        """Those of the rows and further steps of the sequence with this index."""
         first = index * shapes[0].rows
         end = first + len(rows.token_ids)
         if len(shapes) == 1:
@@ -139,7 +135,7 @@ class CapturedPasses:
         return [*range(first, end), *(self._places(shape).start + index for shape in shapes[1:])]
 
     def _wait(self) -> None:
-        """Wait for the device. Raises `DeviceError` when it takes too long, `RankLostError` for several ranks."""
+        """Wait for the device. Raises `DeviceError` after a deadline, `RankLostError` for several ranks."""
         ranks = self._model.ranks
         try:
             self._completion.wait(ranks.check)
@@ -152,10 +148,10 @@ class CapturedPasses:
             ranks.check()
 
     def _write(self, batch: Sequence[Rows], shape: PassShape, num_further: int) -> int:
-        """Write the inputs of a pass, padding included; returns how many paths `PassInputs.send` has to hand on.
+        """Write a pass's inputs, padding included; returns how many paths `PassInputs.send` must send.
 
-        The last replay is over, so nothing reads its inputs any more. `shape`: of the rows; `num_further`: steps behind
-        them. Padded rows see nothing and write to scratch slots. Chains are read through the table alone.
+        The last replay is over, so no one reads the inputs. Padded rows see nothing and write to scratch slots. Chains
+        are read through the table alone.
         """
         inputs, num_paths = self._inputs, 0
         positions, slots, row_paths = inputs.rows[1], inputs.rows[2], inputs.rows[4]
@@ -190,7 +186,7 @@ class CapturedPasses:
         return num_paths
 
     def _write_paths(self, rows: Rows, index: int, row_paths: npt.NDArray[np.int64]) -> int:
-        """Write the paths of a sequence; returns how many. A row that is followed by one other row shares its path."""
+        """Write a sequence's paths; returns how many. A row with one row after it shares its path."""
         assert rows.places is not None
         path_of: dict[tuple[int, ...], int] = {}
         num_paths = 0
@@ -204,7 +200,7 @@ class CapturedPasses:
         return num_paths
 
     def _send_tables(self, tables: Sequence[tuple[KVCache, npt.NDArray[np.int64]]]) -> None:
-        """Tell the device the slots of the first positions of caches, as far as it does not know them: in one copy."""
+        """Send changed slots of the caches' first positions, in one copy."""
         host = self._slots.host
         first, end = len(host), 0
         for cache, slots in tables:
@@ -218,7 +214,6 @@ class CapturedPasses:
             self._slots.send(slice(first, end))
 
     def _send_words(self, batch: Sequence[Rows], places: Sequence[slice | list[int]], sampler: Sampler) -> SamplerWords:
-        """Tell the device what is wanted of the sampler; neutral words otherwise."""
         words = self._words[sampler]
         for rows, those in zip(batch, places, strict=True):
             if rows.wanted is None or rows.wanted.sampler is not sampler:
@@ -230,7 +225,7 @@ class CapturedPasses:
         return words
 
     def _prepare(self, work: Pass) -> None:
-        """Capture all shapes now. Then each pass must be of a prepared one, so that no answer waits for a capture."""
+        """Capture all shapes now, so that no answer waits for a capture."""
         self._is_sealed = False
         for sequences, count in itertools.product(self._sequence_counts, self._model.numerics.row_counts):
             for shape in _shapes(work, count, sequences):
@@ -238,7 +233,7 @@ class CapturedPasses:
         self._is_sealed = True
 
     def _graph(self, shape: PassShape) -> tuple[Replay, list[Tensor]]:
-        """What repeats a pass, and its logits. A capture overwrites the scratch slots at the end of regions."""
+        """A pass's graph and logits. A capture overwrites the scratch slots of regions."""
         known = self._graphs.get(shape)
         if known is None:
             if self._is_sealed:
@@ -257,7 +252,7 @@ class CapturedPasses:
         return known
 
     def _compute(self, shape: PassShape) -> Tensor:
-        """The logits of the rows of a pass, or of one further step; chooses the column behind each row."""
+        """Logits of a pass's rows or of one further step; chooses each row's column."""
         inputs, memory, places = self._inputs, self._memory, self._places(shape)
         table = self._slots.device.view(self._num_caches, self._allocated)
         if self._num_caches > 1:
@@ -273,7 +268,6 @@ class CapturedPasses:
         return logits
 
     def _token_ids(self, shape: PassShape) -> Tensor:
-        """What a graph takes in: the tokens that the host has sent, or those that the step before has chosen."""
         if shape.step == 0:
             return self._inputs.on_device[0, self._places(shape)]
         if shape.step == 1:
@@ -283,7 +277,6 @@ class CapturedPasses:
         return last if self._model.output_ids is None else self._model.output_ids[last]
 
     def _choose(self, logits: Tensor, sampler: Sampler | None, places: slice) -> None:
-        """The column behind each row, its logit, and what else the sampler tells the host."""
         if sampler is None:
             self._largest[places], self._columns[places] = logits.max(dim=-1)  # a NaN is the largest
             return
@@ -294,6 +287,5 @@ class CapturedPasses:
 
 
 def _shapes(work: Pass, rows: int, sequences: int) -> list[PassShape]:
-    """The graphs of a pass, one for each step."""
     steps = range(max(1, work.steps))
     return [PassShape(1 if step else rows, step, work.sampler, sequences) for step in steps]

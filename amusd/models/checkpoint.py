@@ -1,7 +1,4 @@
-"""A checkpoint: the folder that the user names, or the model hub's cache of it, and its weights in safetensors files.
-
-What cannot be loaded is refused in one line, with the reason of the library that reads it.
-"""
+"""A checkpoint: a folder or the hub's cache of it, with weights in safetensors files."""
 
 from __future__ import annotations
 
@@ -21,17 +18,16 @@ CONFIG = "config.json"
 _WEIGHTS = "model.safetensors"
 _INDEX = f"{_WEIGHTS}.index.json"
 OF_DRAFTERS = ("medusa_lm_head.safetensors", "pytorch_model.bin", "medusa_lm_head.pt")
-"""Files in which drafters are published, if not in those of any model; the last two are pickles."""
+"""Files of published drafters, besides those of models; the last two are pickles."""
 _TEXTS = ("*.json", "*.jinja")
-"""Files of a hub repository that say how to use its weights."""
 _NEEDED = "a checkpoint is config.json, *.safetensors and a tokenizer; convert adapters, GGUF and pickles to that"
 
 
 def open_checkpoint(path: str | Path, others: Sequence[str] = ()) -> dict[str, Tensor]:
-    """The tensors of a folder or hub name, on the CPU in its mapped files: they must not be written to.
+    """Tensors of a folder or hub name, on the CPU in mapped files that must not be written to.
 
-    `others`: files to look for where those of a model are not there. Of a pickle tensors alone are read. Raises
-    `ConfigError` if a file is missing, damaged or holds more than tensors.
+    `others`: alternative files. Of a pickle only tensors are read. Raises `ConfigError` if a file is missing, damaged
+    or holds more than tensors.
     """
     folder = find_checkpoint(path)
     is_local = folder == Path(path).expanduser()
@@ -47,7 +43,7 @@ def open_checkpoint(path: str | Path, others: Sequence[str] = ()) -> dict[str, T
 
 
 def write_checkpoint(folder: Path, settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
-    """Write `config.json` and the weights, a tensor with two names once. Raises `OSError`."""
+    """Write `config.json` and the weights, shared tensors once. Raises `OSError`."""
     from safetensors.torch import save_file
 
     names = {id(tensor): name for name, tensor in reversed(list(weights.items()))}
@@ -57,13 +53,12 @@ def write_checkpoint(folder: Path, settings: Mapping[str, Any], weights: Mapping
 
 
 def read_json(path: str | Path, folder: Path, name: str) -> dict[str, Any]:
-    """What a file of the checkpoint in `folder` says. Raises `ConfigError`."""
+    """Read a JSON file of a checkpoint folder. Raises `ConfigError`."""
     with one_line_errors(path, name):
         return dict(json.loads((folder / name).read_text(encoding="utf-8")))
 
 
 def _weight_files(path: str | Path, folder: Path) -> list[str]:
-    """Names of the files with weights, whether or not they are there."""
     if (folder / _WEIGHTS).exists() or not (folder / _INDEX).exists():
         return [_WEIGHTS]
     index = read_json(path, folder, _INDEX)
@@ -87,7 +82,7 @@ def _read(path: str | Path, file: Path) -> dict[str, Tensor]:
 
 
 def find_checkpoint(path: str | Path) -> Path:
-    """The folder `path`, or the cached one of the hub's model of this name, where weights may still be missing.
+    """The folder `path`, or the hub's cached folder of that name, perhaps without weights.
 
     Raises `ConfigError` if there is none, or it holds no checkpoint.
     """
@@ -110,10 +105,7 @@ def _from_hub(name: str) -> Path:
 
 
 def _download(name: str, patterns: Sequence[str]) -> Path:
-    """Fetch missing files of the top folder; if the hub does not answer, use those that are there.
-
-    The hub is asked once: the answer to a first request decides.
-    """
+    """Fetch missing files of the top folder; without an answer to the first request, use what is there."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
@@ -130,9 +122,9 @@ def _download(name: str, patterns: Sequence[str]) -> Path:
 
 @contextlib.contextmanager
 def one_line_errors(path: str | Path, part: str = "cannot be loaded") -> Iterator[None]:
-    """Turn what libraries raise for a damaged or foreign checkpoint into a `ConfigError` of one line.
+    """Turn library errors for a damaged or foreign checkpoint into a `ConfigError` of one line.
 
-    `part`: the file that is read, if known.
+    `part`: the file that is read.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Decides from a model's configuration whether its cache can be cut back to an earlier token, and how long it is."""
+"""Decides from a configuration whether a model's cache can be cut back, and its longest sequence."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _WINDOW_OF_LAYER = {"sliding_attention": "sliding_window", "chunked_attention": 
 
 
 def check_supported(config: Any, max_model_len: int) -> None:
-    """Raise `ConfigError`, naming model type and reason, for a model that this package cannot run."""
+    """Raise `ConfigError`, naming type and reason, for a model that this package cannot run."""
     for reason in _reasons(config, max_model_len):
         raise ConfigError(f"model type '{config.model_type}' is not supported: {reason}")
 
 
 def position_limit(config: Any) -> int | None:
-    """Longest sequence whose keys do not depend on its length; None if no limit is known.
+    """Longest sequence whose keys do not depend on its length; None if unknown.
 
-    With `linear` and `yarn` most configurations give the length that the model was trained with, and some the stretched
-    one, which their own original length tells apart.
+    With `linear` and `yarn` most configurations give the trained length and some the stretched one; their original
+    length tells which.
     """
     text = config.get_text_config(decoder=True)
     longest = getattr(text, "max_position_embeddings", None) or 0
@@ -80,6 +80,6 @@ def _rope_parameters(text: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def quantization_of(config: Any) -> Any:
-    """What a configuration, or its text model's, says of how the checkpoint is quantized; None if it is not."""
+    """A configuration's quantization settings; None without any."""
     own = getattr(config, "quantization_config", None)
     return own or getattr(config.get_text_config(decoder=True), "quantization_config", None)

@@ -1,7 +1,4 @@
-"""Configurations of models: read here for those that `Decoder` computes, by transformers for every other.
-
-transformers takes two seconds to load what it reads a configuration with.
-"""
+"""Configurations of models: read here if `Decoder` computes them, else by transformers, which takes two seconds."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from amusd.errors import ConfigError
 from amusd.models.checkpoint import CONFIG, find_checkpoint, one_line_errors, read_json
 
 MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-"""transformers' names of the architectures that `Decoder` computes."""
+"""Architectures that `Decoder` computes, by transformers' names."""
 
 _ROPE_TYPES = frozenset({"default", "linear", "dynamic", "yarn", "longrope", "llama3"})
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
@@ -33,11 +30,10 @@ _DEFAULTS: dict[str, Any] = {
     "tie_word_embeddings": False,
     "use_sliding_window": False,
 }
-"""What holds where a file is silent."""
 
 
 class ModelConfig(SimpleNamespace):
-    """The configuration of a model of one of `MODEL_TYPES`, under transformers' names."""
+    """Configuration of a model of `MODEL_TYPES`, under transformers' names."""
 
     num_key_value_heads: Any
     head_dim: Any
@@ -45,7 +41,7 @@ class ModelConfig(SimpleNamespace):
     sliding_window: Any
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        """`settings`: of a `config.json` of any age. Raises `TypeError` for a size that is missing or no number."""
+        """`settings`: a `config.json` of any age. Raises `TypeError` for a missing or malformed size."""
         older = {name: settings.get(name) for name in ("rope_scaling", "rope_theta", "partial_rotary_factor")}
         super().__init__(**_DEFAULTS | {name: each for name, each in settings.items() if name not in older})
         for name in _SIZES:
@@ -81,18 +77,18 @@ class ModelConfig(SimpleNamespace):
         )
 
     def get_text_config(self, *, decoder: bool = True) -> ModelConfig:  # noqa: ARG002 - the signature is transformers'
-        """Itself: it has no other part."""
+        """Itself."""
         return self
 
     def standardize_rope_params(self) -> None:
-        """Nothing: they are. By transformers' name, whose formulas ask for it."""
+        """Nothing to do; transformers' formulas call it."""
 
 
 def load_config(path: str | Path, num_layers: int | None = None, model_impl: str = "auto") -> Any:
-    """The configuration of a checkpoint; with `num_layers`, of a model of so many of its first layers.
+    """Load a checkpoint's configuration, cut to its first `num_layers` layers if given.
 
-    A `ModelConfig` exactly if `Decoder` computes the model, else transformers' own. Raises `ConfigError` if there is
-    none, or it has no more layers, `ConfigError` where `model_impl=amusd` does not cover it.
+    A `ModelConfig` exactly if `Decoder` computes the model. Raises `ConfigError` without one, for too many layers, or
+    where `model_impl=amusd` does not cover it.
     """
     folder = find_checkpoint(path)
     settings = read_json(path, folder, CONFIG)

@@ -1,9 +1,8 @@
-"""A lean forward pass for the Llama and Qwen families: few operators, packed weights, nothing computed twice.
+"""A lean forward pass for the Llama and Qwen families: few operators, packed weights.
 
 Query, key and value are one product, gate and up another; residual sums are made inside products; queries and keys are
-rotated by one complex product, for which the rows of their weights are reordered once; keys and values are written
-where they stay. Rotation, attention and norms compute in float32. Each of several ranks has its share of heads, cache
-and weights (`sharding.py`).
+rotated by one complex product, for which weight rows are reordered once; keys and values are written in place.
+Rotation, attention and norms compute in float32. Ranks share heads, cache and weights (`sharding.py`).
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ from amusd.models.split_attention import cache_dtype
 from amusd.models.vocabulary import EMBEDDING, HEAD
 
 VECTOR = 32
-"""Numbers in a vector of a CPU at most: bfloat16 in 64 bytes."""
+"""Most numbers in a CPU's vector: bfloat16 in 64 bytes."""
 
 
 def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """The name and the shape of each weight of a model of `ModelConfig`, but for biases."""
+    """Names and shapes of the weights of a `ModelConfig` model, without biases."""
     width, units, dim = config.hidden_size, config.intermediate_size, config.head_dim
     queries, keys = config.num_attention_heads * dim, config.num_key_value_heads * dim
     block: dict[str, tuple[int, ...]] = {
@@ -58,9 +57,9 @@ def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 def fit_weights(
     owner: str, given: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], *, all_given: bool = False
 ) -> dict[str, Tensor]:
-    """The weights that `shapes` names, and the biases that are given beside them.
+    """The weights that `shapes` names, and their biases.
 
-    Raises `ConfigError` if one is missing or has another shape, or with `all_given` if one is left over.
+    Raises `ConfigError` if one is missing or misshaped, or with `all_given` if one is left over.
     """
     biases = {name.removesuffix("weight") + "bias": shape[:1] for name, shape in shapes.items() if len(shape) > 1}
     wanted = {**shapes, **{name: shape for name, shape in biases.items() if name in given}}
@@ -77,17 +76,11 @@ def fit_weights(
 
 @dataclass(frozen=True, slots=True)
 class _Heads:
-    """Shape of the attention."""
-
     queries: range
-    """Query heads of this rank."""
     keys: range
-    """Key heads of this rank."""
     dim: int
     epsilon: float
-    """Added to the mean square in every norm."""
     scaling: float
-    """Factor of the attention scores."""
 
 
 class _Layer:
@@ -102,10 +95,9 @@ class _Layer:
         make: MakeLinear,
         ranks: Ranks,
     ) -> None:
-        """`weights`: of the block, by names within it; `dtype`: of the rows."""
+        """`weights`: by names within the block; `dtype`: of the rows."""
         self._heads = heads
         self.normed = Norm(weights.get("input_layernorm.weight"), heads.epsilon, device, dtype)
-        """The norm of the rows that attention takes in."""
         self._mlp_norm = Norm(weights["post_attention_layernorm.weight"], heads.epsilon, device, dtype)
         pairs = _pairs_side_by_side(heads.dim)
         query, key, value, output = (Weights.pop(weights, f"self_attn.{name}_proj") for name in "qkvo")
@@ -125,7 +117,7 @@ class _Layer:
     def add_to(
         self, hidden: Tensor, inputs: Tensor, rotation: Tensor, attention: Attention, memory: KVMemory, index: int
     ) -> Tensor:
-        """`hidden` [rows, width] plus attention to `inputs` [rows, any], and the MLP; `hidden` may be overwritten."""
+        """`hidden` [rows, width] plus attention to `inputs` [rows, any] and the MLP; may overwrite `hidden`."""
         rows = hidden.shape[0]
         query, keys, values = self.place(inputs, rotation, memory, index)
         attended = attention.attend(AttentionInputs(query, keys, values, self._heads.scaling))
@@ -138,7 +130,7 @@ class _Layer:
         return self.down.add_to(hidden, F.silu(gate).mul_(up))
 
     def place(self, inputs: Tensor, rotation: Tensor, memory: KVMemory, index: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Write keys and values of `inputs` [rows, any] into the memory; returns what attention takes."""
+        """Write keys and values of `inputs` [rows, any] into the memory; returns attention's inputs."""
         joint = self.query_key_value(inputs).view(len(inputs), -1, self._heads.dim)  # query, key and value heads
         place = self._place_on_host if joint.device.type == "cpu" else self._place_fused
         return place(joint, rotation, memory, index)
@@ -146,7 +138,6 @@ class _Layer:
     def _place_on_host(
         self, joint: Tensor, rotation: Tensor, memory: KVMemory, index: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Norm and rotate queries and keys of `joint`, write keys and values; returns what attention takes."""
         heads, rows, joint = self._heads, joint.shape[0], joint.float()
         num_queries = len(heads.queries)
         rotated = joint[:, : num_queries + len(heads.keys)]
@@ -159,7 +150,6 @@ class _Layer:
     def _place_fused(
         self, joint: Tensor, rotation: Tensor, memory: KVMemory, index: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """`_place_on_host` in one kernel."""
         heads, slots = self._heads, memory.slots_of_pass
         assert isinstance(slots, Tensor), "a pass on a GPU says where each row is written"
         num_queries = len(heads.queries)
@@ -169,7 +159,6 @@ class _Layer:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that a pass reads."""
         linears = (self.query_key_value, self.output, self.gate_up, self.down)
         return sum(each.nbytes for each in (self.normed, self._mlp_norm, *linears))
 
@@ -187,7 +176,7 @@ class Decoder:
         options: LoadOptions,
         max_positions: int,
     ) -> None:
-        """`weights`: by the names of `weight_shapes`, removed as they are taken in and converted one by one.
+        """`weights`: by the names of `weight_shapes`; removed one by one as they are taken in.
 
         `max_positions`: rows of the rotary table.
         """
@@ -261,20 +250,20 @@ class Decoder:
         return self._head(hidden) if with_logits else None
 
     def store(self, inputs: Tensor, positions: Tensor, memory: KVMemory) -> None:
-        """Write the keys and values that every layer makes of `inputs` [rows, width], in the place of normed rows."""
+        """Write every layer's keys and values of `inputs` [rows, width], used in place of normed rows."""
         inputs, rotation = inputs.to(self._embedding.dtype), self._rotation[positions]
         for index, layer in enumerate(self._layers):
             layer.place(inputs, rotation, memory, index)
 
 
 class Norm:
-    """The RMS norm of rows [rows, width]; the rows as they are where a model has none.
+    """RMS norm of rows [rows, width]; identity where a model has none.
 
-    On a CPU `rms_norm` is nine operators and `layer_norm` one, which is the same for a row with its negative behind it.
+    On a CPU `rms_norm` is nine operators; `layer_norm` is one, and is the same for a row joined with its negative.
     """
 
     def __init__(self, weight: Tensor | None, epsilon: float, device: torch.device, dtype: torch.dtype) -> None:
-        """`weight` [width], which may be dropped afterwards; None: no norm."""
+        """`weight` [width]; None: no norm."""
         # A view would keep the whole checkpoint file mapped.
         own = None if weight is None else weight.to(device, dtype, copy=True)
         self.nbytes = 0 if own is None else own.nbytes
@@ -283,7 +272,7 @@ class Norm:
         self._weight = torch.cat((own, own)) if own is not None and self._on_host else own
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """[rows, width] -> [rows, width], on a CPU a view."""
+        """[rows, width] -> [rows, width]; on a CPU a view."""
         if self._weight is None:
             return rows
         width = rows.shape[1]
@@ -307,12 +296,12 @@ def _rotary_table(config: ModelConfig, num_positions: int) -> Tensor:
 
 
 def _pairs_side_by_side(dim: int) -> Tensor:
-    """[dim]: the order that puts the rotated pairs `(i, i + dim / 2)` of transformers next to each other."""
+    """[dim]: the order that makes the rotated pairs `(i, i + dim / 2)` neighbours."""
     return torch.arange(dim).view(2, dim // 2).t().reshape(dim)
 
 
 def _slots(items: range, width: int) -> Tensor:
-    """[items * width]: the places in a row of `items` that have this width each."""
+    """[items * width]: places of these `items` of equal width in a row."""
     return torch.arange(items.start * width, items.stop * width)
 
 
@@ -322,13 +311,11 @@ def _reorder(pairs: Tensor, heads: range) -> Tensor:
 
 
 def _fuse(projections: list[Weights], device: torch.device, orders: list[Tensor], make: MakeLinear) -> Linear:
-    """One linear layer with the outputs of `projections` side by side, each in its order."""
     parts = [projection.outputs(order) for projection, order in zip(projections, orders, strict=True)]
     return make(Weights.join(parts).to(device))
 
 
 def _split_inputs(weights: Weights, device: torch.device, inputs: Tensor, make: MakeLinear, ranks: Ranks) -> Linear:
-    """A linear layer; this rank computes the part of the sum that comes from `inputs`."""
     if ranks.size == 1:
         return make(weights.to(device, copy=True))
     if ranks.rank > 0:
@@ -339,7 +326,7 @@ def _split_inputs(weights: Weights, device: torch.device, inputs: Tensor, make: 
 def _head_norm_weights(
     weights: Mapping[str, Tensor], heads: _Heads, pairs: Tensor, device: torch.device
 ) -> Tensor | None:
-    """[query heads + key heads, dim] float32: weights of each head's norm; None for a model without such norms."""
+    """[query heads + key heads, dim] float32: norm weights of each head; None without such norms."""
     if "self_attn.q_norm.weight" not in weights:
         return None
     query, key = (weights[f"self_attn.{name}_norm.weight"].float()[pairs] for name in "qk")

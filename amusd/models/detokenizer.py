@@ -1,4 +1,4 @@
-"""The text of a growing token sequence, token by token."""
+"""Converts a growing token sequence to text, token by token."""
 
 from __future__ import annotations
 
@@ -17,23 +17,22 @@ class Spelling:
     """How one token reads at its place in a text."""
 
     label: str
-    """Its piece of the text. A special or padded token has its name, and part of a character `bytes:` and its bytes."""
+    """Its text. A special or padded token has its name, part of a character `bytes:` and its bytes."""
     utf8: bytes | None
-    """Its bytes, which are the text's when joined; None for a special or padded token."""
+    """Its bytes, which join to the text's; None for a special or padded token."""
     num_characters: int
-    """Characters that it adds to the text: 0 while a character is incomplete."""
+    """Characters that it adds: 0 while a character is incomplete."""
 
 
 class IncrementalDecoder:
     """Text of a growing token sequence, piece by piece, never half a character.
 
-    For each token a short window is decoded, which begins with tokens that have text: some tokenizers decode the first
-    token of a text differently. Text is held back while it ends in a replacement character, since with byte tokens the
-    next one may change all of it.
+    Each token is decoded in a short window that begins with text, since some tokenizers decode a first token
+    differently. Text that ends in a replacement character is held back: with byte tokens the next one may change it.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
-        """`prompt`: the tokens before the first one that is pushed."""
+        """`prompt`: tokens before the first pushed one."""
         self._tokenizer = tokenizer
         self._window: list[int] = []
         self._num_read = 0  # tokens of the window whose text has been handed out
@@ -62,7 +61,7 @@ class IncrementalDecoder:
         return piece
 
     def flush(self) -> str:
-        """The text still held: an incomplete character, as its replacement character."""
+        """The text still held, such as an incomplete character."""
         text = self._tokenizer.decode(self._window)
         piece = text[self._num_given :]
         self._num_read, self._num_given = len(self._window), len(text)

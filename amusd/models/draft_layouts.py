@@ -34,59 +34,51 @@ from amusd.models.vocabulary import EMBEDDING, HEAD
 
 EAGLE, EAGLE3, MEDUSA, DFLASH = "eagle", "eagle3", "medusa", "dflash"
 KINDS = {EAGLE: "eagle", EAGLE3: "eagle", MEDUSA: "medusa", DFLASH: "dflash"}
-"""Which `drafter=` each is."""
 
 _SPECULATORS_TYPE = "speculators_model_type"
 _COPIES_OF_TARGET = ("verifier_norm.", "verifier_lm_head.", "rotary_emb.")
-"""Weights of the target, or made from the configuration, that some files hold too."""
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _INPUT_NORMS = ("input_norm.", "fc_norm.")
-"""Norms of the target's states: one for all of them, or one for each."""
 _BESIDE_LAYERS = {
     EAGLE: (),
     EAGLE3: ("d2t", "t2d", "fc.", *_INPUT_NORMS),
     DFLASH: ("d2t", "t2d", "fc.", *_INPUT_NORMS, "hidden_norm."),
 }
-"""Starts of the names of weights that are none of the drafter's network."""
+"""Prefixes of weights that are not the network's."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedDraft:
-    """A drafter as its files have it, checked against its target. `read_published` makes one."""
+    """A drafter's files, checked against its target; made by `read_published`."""
 
     path: str | Path
     family: str
     settings: Mapping[str, Any]
-    """Its `config.json`."""
     config: Any
-    """The configuration of its layers; None for Medusa, which has none."""
+    """Configuration of its layers; None for Medusa."""
     weights: Mapping[str, Tensor]
-    """As stored, on the CPU, by the names of transformers' model; other parts by their own (`fc.weight`, `d2t`)."""
+    """As stored, on the CPU, by transformers' names; other parts by their own (`fc.weight`, `d2t`)."""
     target_path: str | Path
     target: Any
-    """The configuration of the target's text model."""
     feature_layers: tuple[int, ...]
     """See `FeatureSpec.layers`."""
 
     @property
     def output_ids(self) -> Tensor | None:
-        """[columns] int64, ascending: the token that each column of the head scores; None: column `j` scores `j`.
-
-        `d2t` holds the distance of each token from its column.
-        """
+        """[columns] int64, ascending: the token of each column of the head; None: column `j` scores `j`."""
         offsets = self.weights.get("d2t")
         if offsets is None or (len(offsets) == self.target.vocab_size and not bool(offsets.any())):
             return None
         return offsets.long() + torch.arange(len(offsets))
 
     def feature_spec(self) -> FeatureSpec:
-        """The features that it reads of the target."""
+        """The target's features that it reads."""
         if self.family in (EAGLE, MEDUSA):
             return FeatureSpec(self.feature_layers, int(self.target.hidden_size))
         return FeatureSpec(self.feature_layers, len(self.weights["fc.weight"]), _Reduction(self))
 
     def network_weights(self) -> dict[str, Tensor]:
-        """The weights of its network, with the target's embedding and head where it has none of its own."""
+        """Weights of its network, with the target's embedding and head where it lacks them."""
         beside = _BESIDE_LAYERS[self.family]
         weights = {name: tensor for name, tensor in self.weights.items() if not name.startswith(beside)}
         if EMBEDDING not in weights:
@@ -98,7 +90,7 @@ class PublishedDraft:
 
 
 class _Reduction(torch.nn.Module):
-    """The features of states: norms where the layout has them, and `fc`. Weights keep their stored dtype."""
+    """Reduces states to features: optional norms and `fc`, in their stored dtype."""
 
     def __init__(self, draft: PublishedDraft) -> None:
         super().__init__()
@@ -129,14 +121,14 @@ class _Reduction(torch.nn.Module):
 
 
 def read_feature_spec(path: str | Path, target_path: str | Path, kind: str) -> FeatureSpec:
-    """The features that the drafter in `path` reads. Raises as `read_published`."""
+    """Read which features the drafter in `path` needs. Raises as `read_published`."""
     return read_published(path, target_path, kind).feature_spec()
 
 
 def read_published(path: str | Path, target_path: str | Path, kind: str) -> PublishedDraft:
-    """Read the drafter of this kind (one of `KINDS`) in a folder or hub name; weights stay in their mapped files.
+    """Read a drafter of this kind (one of `KINDS`) from a folder or hub name; weights stay mapped.
 
-    Raises `ConfigError` for what is missing, damaged, of another shape or kind, or for another target.
+    Raises `ConfigError` for missing or damaged files, other shapes or kinds, or another target.
     """
     folder = find_checkpoint(path)
     settings = read_json(path, folder, CONFIG)
@@ -164,7 +156,7 @@ def read_published(path: str | Path, target_path: str | Path, kind: str) -> Publ
 
 
 def target_weight(path: str | Path, name: str) -> Tensor:
-    """The embedding or the head of the target; no other weight is read from its files."""
+    """The target's embedding or head, without reading other weights."""
     stored = open_checkpoint(path)
     found = [tensor for each, tensor in stored.items() if each.endswith(name.removeprefix("model."))]
     if not found and name == HEAD:  # tied
@@ -191,7 +183,6 @@ def _family(path: str | Path, settings: Mapping[str, Any], stored: Mapping[str, 
 
 
 def _canonical(name: str, family: str) -> str:
-    """The name of a weight in `PublishedDraft.weights`."""
     name = name.removeprefix("model.")
     if family == MEDUSA:
         return name.removeprefix("medusa_head.")
@@ -207,7 +198,6 @@ def _sizes(settings: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _layer_config(settings: Mapping[str, Any], weights: Mapping[str, Tensor], target: Any) -> ModelConfig:
-    """The configuration of the layers, for as long sequences as the target's where it can be."""
     sizes = dict(_sizes(settings))
     sizes["num_hidden_layers"] = 1 + max(int(found[1]) for found in map(_LAYER.match, weights) if found)
     if sizes.get("model_type") not in MODEL_TYPES:
@@ -222,7 +212,6 @@ def _layer_config(settings: Mapping[str, Any], weights: Mapping[str, Tensor], ta
 
 
 def _feature_layers(family: str, settings: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
-    """The states that features are made of, as indices of `hidden_states`."""
     if family in (EAGLE, MEDUSA):
         return (num_layers,)
     nested = settings.get("eagle_config") or settings.get("dflash_config") or {}
@@ -262,7 +251,7 @@ def _shapes(
 
 
 def medusa_heads(weights: Mapping[str, Tensor]) -> list[list[str]]:
-    """The names of the layers of each of Medusa's heads: residual blocks, then the output layer."""
+    """Layer names of each Medusa head: residual blocks, then the output layer."""
     heads = []
     for head in range(1 + max(int(name.split(".")[0]) for name in weights if name[0].isdigit())):
         number = sum(name.startswith(f"{head}.") and name.endswith(".linear.weight") for name in weights)
@@ -279,7 +268,7 @@ def _medusa_shapes(weights: Mapping[str, Tensor], target: Any) -> dict[str, tupl
 
 
 def _difference(draft: PublishedDraft, folder: Path) -> str | None:
-    """How the target that it was made for differs from this one, beyond the shapes of weights."""
+    """How its original target differs from this one, beyond the shapes of weights."""
     num_layers, vocab_size, ids = draft.target.num_hidden_layers, int(draft.target.vocab_size), draft.output_ids
     if min(draft.feature_layers) < 0 or max(draft.feature_layers) > num_layers:
         return f"it reads states {list(draft.feature_layers)}, and this one has {num_layers} layers"

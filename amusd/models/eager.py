@@ -1,8 +1,8 @@
-"""Passes computed anew each time, on a CPU: padded and cut by `numerics.py`, with `SplitAttention`.
+"""Passes that are not captured, on a CPU: padded and cut by `numerics.py`, with `SplitAttention`.
 
-Linear layers, norms and activations compute the rows of all sequences in one call, attention each sequence alone, over
-its own region of the memory. At a fixed width a sequence's attention has the shapes that it has alone. How many rows
-the rest may have without a change of bits is found out by computing (`row_counts.py`).
+Linear layers, norms and activations take the rows of all sequences in one call; attention takes each sequence alone, at
+a fixed width in the shapes that it has alone. `row_counts.py` finds how many rows the rest may have without a change of
+bits.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from amusd.models.row_counts import WIDTHS, RowCounts
 from amusd.models.split_attention import BLOCK, JoinedAttention, SplitAttention
 
 _KEYS_STEP = 64
-"""The keys of a tree are read up to a multiple of this, so that shapes repeat."""
+"""Keys of a tree are read up to a multiple of this, so that shapes repeat."""
 
 
 class EagerPasses:
-    """Runs a network over any caches. For one thread: each pass writes its rows where the last one did."""
+    """Passes over any caches. For one thread: each pass writes its rows where the last one did."""
 
     def __init__(self, network: Network, numerics: Numerics, max_length: int, *, may_vary: bool) -> None:
-        """`max_length`: positions that the model knows; `may_vary`: False for calls of `width` rows or a sequence's."""
+        """`max_length`: positions that the model knows; `may_vary`: False for calls of `width` rows only."""
         if numerics.fixed and numerics.border is not None and BLOCK % numerics.border:
             raise ValueError(f"border={numerics.border} must divide {BLOCK}, the block of attention on a CPU")
         self._network = network
@@ -43,7 +43,7 @@ class EagerPasses:
         self._inputs = torch.from_numpy(columns).unbind()
 
     def run(self, work: Pass) -> list[ModelOutput]:
-        """Compute a pass; returns the output of each sequence, or nothing for a prompt."""
+        """Compute a pass; returns each sequence's output, or nothing for a prompt."""
         outputs: list[ModelOutput] = []
         with torch.inference_mode():
             for batch in self._calls(work.rows):
@@ -54,14 +54,14 @@ class EagerPasses:
         return outputs
 
     def prepare(self, cache: KVCache) -> None:
-        """Find out now which numbers of rows passes over the memory of `cache` may have."""
+        """Find which numbers of rows passes over `cache`'s memory may have."""
         if self._numerics.fixed:
             self._row_counts.up_to(cache.memory.num_slots // cache.allocated * self._numerics.width)
             self._row_counts.quickest(1)
             self._row_counts.of_attention(1, cache)
 
     def _calls(self, batch: Sequence[Rows]) -> list[list[Rows]]:
-        """The sequences that share a call of the network: all, or as many as it has room for."""
+        """Groups of sequences that share a call of the network."""
         if len(batch) == 1:
             return [[*batch]]
         most = WIDTHS[-1] * self._numerics.width
@@ -79,7 +79,7 @@ class EagerPasses:
         return calls
 
     def _call(self, batch: Sequence[Rows], *, with_logits: bool) -> Tensor | None:
-        """The logits [rows, vocab] of all sequences, one after another; None for a prompt."""
+        """Logits [rows, vocab] of all sequences in order; None for a prompt."""
         ends = [0, *itertools.accumulate(len(rows.token_ids) for rows in batch)]
         num_rows, memory, is_alone = ends[-1], batch[0].cache.memory, len(batch) == 1
         is_padded = self._numerics.fixed and with_logits
@@ -101,7 +101,6 @@ class EagerPasses:
         return None if logits is None else logits[:num_rows]
 
     def _attention(self, rows: Rows, count: int, with_logits: bool) -> SplitAttention:
-        """The attention of one sequence, which has `count` rows in the pass."""
         cache, places = rows.cache, rows.places
         if with_logits and self._numerics.fixed:
             count = self._row_counts.of_attention(count, cache)

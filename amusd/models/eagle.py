@@ -1,10 +1,8 @@
-"""EAGLE: one decoder layer behind the target's states, which drafts on its own states where those are not there yet.
+"""EAGLE: one decoder layer after the target's states, which drafts on its own states beyond them.
 
-Row t reads token t and the feature of token t - 1: the target's, if the memory has it, or else what the row of token
-t - 1 wrote. EAGLE-1 and -2 guess the target's last state; EAGLE-3 is trained on its own outputs.
+Row t reads token t and the feature of token t - 1: the target's if the memory has it, else what row t - 1 wrote.
 
-References:
-    Li et al., EAGLE, arXiv:2401.15077; EAGLE-2, arXiv:2406.16858; EAGLE-3, arXiv:2503.01840.
+References: Li et al., EAGLE, arXiv:2401.15077; EAGLE-2, arXiv:2406.16858; EAGLE-3, arXiv:2503.01840.
 """
 
 from __future__ import annotations
@@ -36,13 +34,11 @@ class EagleDecoder(Decoder):
         options: LoadOptions,
         max_positions: int,
     ) -> None:
-        """`weights`: those of its network; `max_positions`: see `Decoder`."""
+        """`weights`: of its network; `max_positions`: see `Decoder`."""
         super().__init__(weights, draft.config, options, max_positions)
         self.feature_width = int(draft.config.hidden_size)
         self._norm_before_residual = bool(draft.settings.get("norm_before_residual", False))
-        """The first layer adds to the normed feature."""
         self._norm_output = bool(draft.settings.get("norm_output", False))
-        """Rows write their normed state."""
         self._feature_norm: Norm | None = None
         self._fc = None
         if "fc.weight" in weights:
@@ -87,7 +83,7 @@ class EagleDecoder(Decoder):
 
 
 def load_eagle(path: str | Path, target_path: str | Path, options: LoadOptions) -> CachedModel:
-    """Load the EAGLE drafter in a folder or hub name for the target in `target_path`, whose embedding it may share.
+    """Load an EAGLE drafter for the target in `target_path`, whose embedding it may share.
 
     Raises as `read_published` and `load_model`.
     """

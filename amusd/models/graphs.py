@@ -1,10 +1,9 @@
 """CUDA graphs: work on fixed addresses, captured once and replayed with one launch.
 
-A worker's graphs share one side stream and one memory pool on the worker's own device. The current device decides where
-a capture listens, so every capture, replay and event names its device.
+A worker's graphs share one side stream and one memory pool. Captures, replays and events name their device, since the
+current device decides where a capture listens.
 
-References:
-    https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
+References: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
 """
 
 from __future__ import annotations
@@ -25,23 +24,23 @@ from amusd.errors import DeviceError, first_line
 Work = Callable[[], None]
 Replay = Callable[[], None]
 Capture = Callable[[Work], Replay]
-"""Turns work on fixed addresses into something that repeats it."""
+"""Turns work on fixed addresses into a function that repeats it."""
 
 DEVICE_SECONDS = 60.0
-"""Longest that one replay may take before the device counts as lost."""
+"""Longest replay before the device counts as lost."""
 _WARM_UP_RUNS = 2  # kernels are chosen, and memory is allocated, in the first runs
 _CHECK_SECONDS = 0.005  # between two looks at the other ranks while the device computes
 _yield: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
-"""2 microseconds where there is one; `time.sleep(0)` takes 50."""
+"""2 microseconds if available; `time.sleep(0)` takes 50."""
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the host, in the same dtype, on `device`. Does not wait."""
+    """Copy a host tensor to `device`, without waiting."""
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def run_each_time(work: Work) -> Replay:
-    """No capture: the work itself, for GPUs with graphs turned off and for tests on CPUs."""
+    """A `Capture` that captures nothing, for GPUs with graphs turned off and tests on CPUs."""
     return work
 
 
@@ -54,7 +53,7 @@ class CudaGraphs:
         self._pool: Any = None
 
     def __call__(self, work: Work) -> Replay:
-        """`work` as a CUDA graph. It runs three times, with the inputs as they are. Raises `DeviceError`."""
+        """Capture `work`, which runs three times with its present inputs. Raises `DeviceError`."""
         with torch.cuda.device(self.device):
             if self._stream is None:
                 self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # torch is untyped here
@@ -83,7 +82,7 @@ class CudaGraphs:
 def _capturing(device: torch.device) -> Iterator[None]:
     """Free nothing during a capture: pinned memory would be marked on the captured stream.
 
-    Raises `DeviceError` for work that cannot be captured, and for an empty graph, about which torch only warns.
+    Raises `DeviceError` for work that cannot be captured, and for an empty graph, for which torch only warns.
     """
     was_enabled = gc.isenabled()
     gc.collect()
@@ -105,7 +104,7 @@ def _capturing(device: torch.device) -> Iterator[None]:
 
 
 class Completion:
-    """Waits for the last work that a device was given. On a CPU, work is done when it returns."""
+    """Waits for all work given to a device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -115,7 +114,7 @@ class Completion:
                 self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch is untyped here
 
     def wait(self, check: Callable[[], None]) -> None:
-        """Return once the device has done everything so far. Raises `DeviceError` after `DEVICE_SECONDS`.
+        """Wait for the device. Raises `DeviceError` after `DEVICE_SECONDS`.
 
         `check` is called every few milliseconds and may raise. Other threads run meanwhile.
         """

@@ -1,4 +1,4 @@
-"""Loads causal language models: for the lean decoder if it covers them, else as transformers loads them.
+"""Loads causal language models, into the lean decoder where it covers them.
 
 A model that cannot be rolled back is refused before any weight is read.
 """
@@ -29,7 +29,6 @@ from amusd.models.self_test import rows_agree
 from amusd.models.vocabulary import EMBEDDING, HEAD, SharedVocabulary, adopt_vocabulary
 
 _FULL = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
-"""What errors of a full device say: of torch, of the driver, of cuBLAS."""
 
 
 def load_model(
@@ -40,8 +39,8 @@ def load_model(
 ) -> CachedModel:
     """Load a checkpoint: a folder, or a hub name if no such folder exists.
 
-    `shared`: of a draft whose ids are not its target's, which it then reads. `report` receives a line about each
-    promise that transformers' layers break. Raises as `prepare`, and `ConfigError` for what cannot be read.
+    `shared`: for a draft that must read its target's ids. `report` gets a line about each promise that transformers'
+    layers break. Raises as `prepare`, and `ConfigError` for unreadable files.
     """
     config = load_config(path, options.num_layers, options.model_impl)
     output_ids = None if shared is None or shared.has_same_tokenizer else shared.output_ids
@@ -64,7 +63,7 @@ def load_model(
 
 
 def _try_out(model: CachedModel, options: LoadOptions, report: Callable[[str], None]) -> CachedModel:
-    """Compute a few tokens; return the model, without captured passes if its layers cannot be captured."""
+    """Compute a few tokens; returns the model, uncaptured if its layers cannot be captured."""
     try:
         is_exact = rows_agree(model)
     except DeviceError as error:
@@ -79,7 +78,6 @@ def _try_out(model: CachedModel, options: LoadOptions, report: Callable[[str], N
 
 
 def _check_dtypes(path: str | Path, stored: Mapping[str, Tensor]) -> None:
-    """Raise `ConfigError` for weights that need scales of which the configuration says nothing."""
     for name, tensor in stored.items():
         if name.endswith(".weight") and not (tensor.is_floating_point() and tensor.itemsize > 1):
             dtype = str(tensor.dtype).removeprefix("torch.")
@@ -87,7 +85,7 @@ def _check_dtypes(path: str | Path, stored: Mapping[str, Tensor]) -> None:
 
 
 def read_weights(path: str | Path, stored: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:
-    """The weights of a model that `Decoder` covers, by the names of `weight_shapes`, still in their mapped files."""
+    """Weights of a model that `Decoder` covers, by the names of `weight_shapes`, still mapped."""
     ours = ("model.", "lm_head.")  # a checkpoint of the model without a head lacks the first
     given = {name if name.startswith(ours) else f"model.{name}": tensor for name, tensor in stored.items()}
     ends = [given[name] for name in (EMBEDDING, HEAD) if name in given]
@@ -100,7 +98,7 @@ def read_weights(path: str | Path, stored: Mapping[str, Tensor], config: Any) ->
 def wrap_weights(
     weights: dict[str, Tensor], config: ModelConfig, options: LoadOptions, output_ids: Tensor | None = None
 ) -> CachedModel:
-    """Make a model of weights under the names of `weight_shapes`, which are removed as they are taken in.
+    """Make a model of weights by the names of `weight_shapes`, which are removed as they are taken in.
 
     `output_ids`: see `LanguageModel`. Raises `ConfigError` if the device is full.
     """
@@ -108,7 +106,7 @@ def wrap_weights(
 
 
 def wrap_stock(model: Any, options: LoadOptions, output_ids: Tensor | None = None) -> CachedModel:
-    """The same of a loaded transformers model, which the caller must not use any more."""
+    """Make a model of a loaded transformers model, which the caller must not use any more."""
     from amusd.models.adapter import HuggingFaceNetwork
 
     def make(_max_length: int) -> Network:
@@ -122,7 +120,7 @@ def wrap_stock(model: Any, options: LoadOptions, output_ids: Tensor | None = Non
 def wrap_network(
     make: Callable[[int], Network], config: Any, options: LoadOptions, output_ids: Tensor | None = None
 ) -> CachedModel:
-    """Put the network that `make` builds, given its number of positions, on its device. Raises as `wrap_weights`."""
+    """Put the network that `make` builds for a number of positions on its device. Raises as `wrap_weights`."""
     max_length = min(options.max_model_len, position_limit(config) or options.max_model_len)
     with device_errors(options.device):
         return CachedModel(
@@ -137,7 +135,7 @@ def wrap_network(
 
 
 def prepare(config: Any, options: LoadOptions) -> None:
-    """Raise `ConfigError` for what cannot run, before any weight is read, and prepare the device."""
+    """Refuse what cannot run with `ConfigError`, before any weight is read, and prepare the device."""
     check_supported(config, options.max_model_len)
     check_forward_pass(config, options.dtype, options.device, options.ranks.size)
     if options.model_impl == "transformers" and isinstance(config, ModelConfig):
@@ -146,7 +144,7 @@ def prepare(config: Any, options: LoadOptions) -> None:
 
 
 def prepare_device(device: str) -> None:
-    """Set how torch computes on a GPU, and run a first kernel of Triton there. Idempotent.
+    """Set how torch computes on a GPU, and try Triton there. Idempotent.
 
     Raises `ConfigError` without that device or what Triton needs.
     """
@@ -161,7 +159,7 @@ def prepare_device(device: str) -> None:
 
 @contextlib.contextmanager
 def device_errors(device: str, *, only_full: bool = False) -> Iterator[None]:
-    """Turn what torch raises for a device that is not there, or is full, into a `ConfigError` of one line.
+    """Turn torch's errors for a missing or full device into a `ConfigError` of one line.
 
     `only_full`: raise other errors as they are.
     """

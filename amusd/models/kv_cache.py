@@ -1,16 +1,16 @@
 """Caches addressed by position: regions of one memory, written in place, read as views, cut back in O(1).
 
-A memory has one tensor [heads, slots, head_dim] of keys and one of values per layer. A cache owns the region
-[first, first + allocated) of its slots and holds one sequence, by position:
+A memory has a tensor [heads, slots, head_dim] of keys and one of values per layer. A cache owns the slots [first, first
++ allocated) and holds one sequence, by position:
 
-    [0, length)                 the sequence; never changes until it is truncated
-    [length, length + rows)     written by the pass that is running
-    [.., num_keys)              read by attention; what lies beyond a row's own position is masked
-    [num_keys, allocated)       not read
+[0, length)                 the sequence; never changes until it is truncated
+[length, length + rows)     written by the running pass
+[.., num_keys)              read by attention; masked beyond a row's own position
+[num_keys, allocated)       not read
 
-The place of a position is its *slot*, counted from the start of the region. Both are equal, unless a pass over several
-paths went another way (`keep`). Masked positions are multiplied by zero, not skipped, so they must be finite: `wipe`
-writes zeros after a pass that was not.
+A position's *slot* counts from the start of the region. Both are equal, unless a pass over several paths went another
+way (`keep`). Masked positions are multiplied by zero, so they must be finite: `wipe` writes zeros after a pass that was
+not.
 """
 
 from __future__ import annotations
@@ -28,25 +28,27 @@ _FEATURES = (-1, "features")  # beside the keys and values of the layers: they m
 
 
 class KVMemory:
-    """Keys and values of several caches; a layer is allocated at its first write, which knows the shapes."""
+    """Keys and values of several caches; a layer is allocated at its first write."""
 
     def __init__(self, num_slots: int, dtype: torch.dtype) -> None:
         self.num_slots = num_slots
         self.dtype = dtype
         self.slots_of_pass: range | Tensor = range(0)
-        """The slots of the first rows of the running pass: neighbours, or [rows] int64 on the device. The others are
-        padding, and are not written."""
+        """Slots of the running pass's first rows: neighbours, or [rows] int64 on the device.
+
+        Other rows are padding, and not written.
+        """
         self.parents_of_pass = torch.zeros(0, dtype=torch.int64)
-        """[rows] on the device: the slot of the token before each row, from whose feature a draft's row starts."""
+        """[rows] on the device: slot of the token before each row, whose feature a draft's row reads."""
         self.sampling: Any = None
-        """What samplers keep of the sequences of these caches (`amusd/sampling/sampler.py`)."""
+        """What samplers keep of these caches' sequences (`amusd/sampling/sampler.py`)."""
         self._tensors: dict[tuple[int, str], Tensor] = {}
-        """[heads, slots, dim] of each layer: "keys" and "values", or "joint", the keys' heads first; and features."""
+        """[heads, slots, dim] per layer: "keys" and "values", or "joint", keys first; and features."""
         self._views: dict[int, tuple[Tensor, Tensor]] = {}  # of joint tensors
 
     @property
     def nbytes(self) -> int:
-        """Bytes allocated so far: nothing before the first pass."""
+        """Bytes allocated so far: 0 before the first pass."""
         return sum(tensor.nbytes for tensor in self._tensors.values())
 
     def wipe(self, slots: Tensor) -> None:
@@ -56,7 +58,7 @@ class KVMemory:
                 tensor.index_fill_(1, slots.to(tensor.device), 0)
 
     def move(self, sources: Tensor, targets: Tensor) -> None:
-        """Copy what is at the slots `sources` [n] to `targets` [n]."""
+        """Copy slots `sources` [n] to `targets` [n]."""
         with torch.inference_mode():  # in which passes write
             for tensor in self._tensors.values():
                 tensor.index_copy_(1, targets, tensor.index_select(1, sources))
@@ -71,11 +73,11 @@ class KVMemory:
         return self.views(layer_idx)
 
     def joint(self, layer_idx: int, num_heads: int, head_dim: int, device: torch.device) -> Tensor:
-        """The tensor [num_heads, slots, head_dim] of a layer's keys and values, which the caller writes."""
+        """[num_heads, slots, head_dim]: a layer's keys and values, which the caller writes."""
         return self._tensor((layer_idx, "joint"), num_heads, head_dim, device)
 
     def views(self, layer_idx: int) -> tuple[Tensor, Tensor]:
-        """Keys and values [heads, slots, dim] of a layer that is stored joint."""
+        """Keys and values [heads, slots, dim] of a layer stored joint."""
         views = self._views.get(layer_idx)
         if views is None:
             keys, values = self._tensors[layer_idx, "joint"].chunk(2, dim=0)
@@ -83,7 +85,7 @@ class KVMemory:
         return views
 
     def features(self, width: int, device: torch.device) -> Tensor:
-        """The tensor [slots, width] of the features of tokens."""
+        """[slots, width]: features of tokens."""
         return self._tensor(_FEATURES, 1, width, device)[0]
 
     def write_features(self, rows: Tensor) -> None:
@@ -109,7 +111,7 @@ class KVMemory:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros whose memory a CPU's system provides as slots are first written; `torch.zeros` would write all of it."""
+    """Zeros that a CPU's system provides lazily; `torch.zeros` would write all of them."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     size = math.prod(shape) * dtype.itemsize
@@ -122,27 +124,24 @@ class KVCache:
     """Keys and values of one sequence: a region of a memory."""
 
     def __init__(self, memory: KVMemory, *, capacity: int, allocated: int, spare: int = 0, number: int = 0) -> None:
-        """`allocated`: slots of the region, padding included; `spare`: those for nodes of a tree; `number`: its own."""
+        """`allocated`: slots of the region, padding included; `spare`: those for nodes of a tree."""
         self.memory = memory
         self.number = number
         self.first = number * allocated
-        """The first slot of the region in its memory."""
         self.allocated = allocated
         self.spare = spare
         self.slots = np.arange(allocated)
-        """[allocated] int64: the slot of each position."""
+        """[allocated] int64: slot of each position."""
         self.path_slots: Sequence[int] = ()
-        """Slots of the rows of the last pass over paths; empty after another pass, `keep` or a rollback."""
+        """Slots of the last pass over paths; empty after another pass, `keep` or a rollback."""
         self.captured: Any = None
-        """The `CapturedPasses` over its memory, which read it through a table of its slots."""
+        """The `CapturedPasses` of its memory, which read it through a table of slots."""
         self.capacity = capacity
-        """Positions that fit."""
         self.length = 0
-        """Positions held."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the region allocated so far: nothing before the first pass."""
+        """Bytes of the region allocated so far: 0 before the first pass."""
         return self.memory.nbytes * self.allocated // self.memory.num_slots
 
     def truncate(self, length: int) -> None:
@@ -160,7 +159,7 @@ class KVCache:
         self.memory.wipe(self.first + torch.from_numpy(self.slots[self.length :]))
 
     def advance(self, rows: int) -> None:
-        """A pass over `rows` rows in order is done."""
+        """Count `rows` rows of a pass in order."""
         if self.length + rows > self.capacity:
             raise ValueError(f"{rows} rows at {self.length} exceed the capacity of {self.capacity}")
         self.path_slots = ()
@@ -169,8 +168,7 @@ class KVCache:
     def keep(self, rows: Sequence[int]) -> None:
         """Continue the sequence with these rows of the last pass over paths. Raises `ValueError` as `check_keep`.
 
-        Positions take the rows' slots over; without a table keys and values move to the positions' own slots, each of
-        which is the row's own or one that no row of `rows` holds.
+        Positions take over the rows' slots; without a table keys and values move to the positions' own slots.
         """
         self.check_keep(rows)
         kept = [self.path_slots[row] for row in rows]
@@ -185,7 +183,7 @@ class KVCache:
         self.advance(len(rows))
 
     def check_keep(self, rows: Sequence[int]) -> None:
-        """Raise `ValueError` unless the last pass was one over paths and these rows fit."""
+        """Raise `ValueError` unless the last pass was over paths and these rows fit."""
         if not self.path_slots:
             raise ValueError("the last pass was not one over paths")
         if self.length + len(rows) > self.capacity:

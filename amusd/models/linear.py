@@ -20,13 +20,10 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
 _PACKED_FOR_ROWS = 8
-"""Rows that the packed layout is laid out for; any number may be multiplied."""
 _LARGEST_FP16_ERROR = 2.0**-25
 """Half the distance of the smallest numbers of float16."""
 _ENGINES = ("fbgemm", "x86")
-"""Values of `torch.backends.quantized.engine` where FBGEMM multiplies."""
 _SCALED_PRODUCT = "linear_with_input_q_dq_qweight_dq_output_fp32"
-"""The operator of torch that multiplies inputs whose scale is given."""
 _OPERATORS = ("linear_prepack_fp16", "linear_dynamic_fp16", "linear_prepack", "linear_dynamic", _SCALED_PRODUCT)
 _MAKE_QUANTIZED = "_make_per_channel_quantized_tensor"
 """The function of torch that turns bytes and scales into the input of `linear_prepack`."""

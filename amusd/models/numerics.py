@@ -98,7 +98,6 @@ class Numerics:
         return self.fixed and self.border is not None
 
     def _border_after(self, position: int) -> int | None:
-        """The first border beyond `position`, if the rule has any."""
         if not self.fixed or self.border is None:
             return None
         return (position // self.border + 1) * self.border

@@ -64,11 +64,9 @@ class _OtherRanksSampler:
     neutral = np.zeros(0, dtype=np.int64)
 
     def compute(self, logits: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG002 - there are none
-        """See `Sampler`."""
         return logits.argmax(dim=-1), torch.empty((len(logits), 0), dtype=torch.int32, device=logits.device)
 
     def of_row(self, row: npt.NDArray[np.float32], words: npt.NDArray[np.int64]) -> tuple[int, npt.NDArray[np.int32]]:  # noqa: ARG002
-        """See `Sampler`."""
         return int(row.argmax()), np.empty(0, dtype=np.int32)
 
 

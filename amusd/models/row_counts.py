@@ -135,7 +135,6 @@ class _OwnValues:
         """Query heads, key heads, their width, the factor of scores, and whether that is all there is to a layer."""
 
     def attend(self, layer: AttentionInputs) -> Tensor:
-        """See `Attention`. The memory has as many slots as there are rows."""
         heads, (key_heads, _, dim) = layer.query.shape[1], layer.keys.shape
         is_usual = layer.is_plain and layer.values.shape[2] == dim
         self.shapes.add((heads, key_heads, dim, layer.scaling, is_usual))

@@ -55,7 +55,6 @@ def measure_width_invariance(model: LanguageModel, prompt: Sequence[int], num_to
 def _differences(
     model: LanguageModel, prompt: Sequence[int], num_tokens: int, caches: Sequence[KVCache], ways: Sequence[_Way]
 ) -> list[float]:
-    """Those of each row in each way."""
     cache = caches[0]
     tokens, rows = list(prompt), []
     model.prefill(prompt[:-1], cache)

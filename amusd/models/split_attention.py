@@ -32,7 +32,6 @@ _LEAST_PREFIX = ((64, BLOCK), (4, 8 * BLOCK), (1, 20 * BLOCK))
 _SHORT = 20 * BLOCK
 """Slots of a cache up to which passes of few rows are at least as fast in float32."""
 _PADDING = 32
-"""Columns behind the scores of a prefix: one is the tail's, the others keep rows aligned."""
 
 _attend_with_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default  # noqa: SLF001 - no public name
 
@@ -163,7 +162,6 @@ class _Group:
         self._mask: Tensor | None = None  # [blocks, 1, groups * rows, end]: the same in every layer
 
     def add(self, block: _Block, first: int) -> bool:
-        """Take in another one, if it has the same shape and distance."""
         last, distance = self._blocks[-1], first - self._firsts[-1]
         fits = block.visible.shape == last.visible.shape and block.is_masked and last.is_masked
         if not fits or (len(self._firsts) > 1 and distance != self._distance):
@@ -208,15 +206,12 @@ class _Group:
 
 
 def _chain(start: int, slots: range, end: int, dtype: torch.dtype) -> _Block:
-    """The rows at `slots` of a chain that begins at `start`."""
     columns = torch.arange(prefix_of(slots.start, len(slots), dtype), end)
     visible = columns <= torch.arange(slots.start, slots.stop).unsqueeze(1)
     return _Block(slice(slots.start - start, slots.stop - start), visible, end, dtype)
 
 
 class _Block:
-    """Rows of one product."""
-
     def __init__(self, rows: slice, visible: Tensor, end: int, dtype: torch.dtype) -> None:
         """`visible`: [rows, tail], which ends with the slot before `end`; `dtype`: of the products over the prefix."""
         self._dtype = dtype

@@ -89,7 +89,6 @@ def smaller(shape: ModelShape) -> ModelShape:
 
 
 _PIECES = re.compile(r" [1-9]?[0-9]{1,8}(?![^ ])|.", re.DOTALL)
-"""A number as `decode` writes it, or any other character."""
 
 
 def load_synthetic(shape: ModelShape, options: LoadOptions, *, seed: int = 0) -> CachedModel:

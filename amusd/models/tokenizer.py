@@ -20,21 +20,16 @@ from amusd.models.vocabulary import TokenText
 
 _GENERATION = "generation_config.json"
 _METASPACE = "\u2581"
-"""How vocabularies of SentencePiece spell a space."""
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
-"""How they spell a byte of a character that they lack."""
 _TOKENIZER, _SETTINGS = "tokenizer.json", "tokenizer_config.json"
 _PLAIN_MODEL_TYPES = ("llama", "qwen3")
 _PLAIN_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
-"""For which transformers reads `tokenizer.json` as it is, for models of those types."""
 _PLAIN_SETTINGS = frozenset({
     "backend", "bos_token", "chat_template", "clean_up_tokenization_spaces", "eos_token", "is_local",
     "local_files_only", "model_max_length", "pad_token", "tokenizer_class", "unk_token",
 })  # fmt: skip
-"""Settings that change no id, if the special tokens are in `tokenizer.json`."""
 _MORE_FILES = frozenset({"added_tokens.json", "special_tokens_map.json", "additional_chat_templates"})
 _PATCHED_SIZE = 100_000
-"""From which on transformers may mend a tokenizer."""
 
 Conversation: TypeAlias = Sequence[Mapping[str, Any]]
 """Turns in order, each with `role` and `content`, and what else the chat template knows."""
@@ -240,7 +235,6 @@ def read_fingerprint(file: Path) -> str:
 
 
 def _byte_of_character() -> Mapping[str, int]:
-    """The byte that each character of a byte-level vocabulary stands for."""
     printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in printed]
     return {chr(byte): byte for byte in printed} | {chr(0x100 + index): byte for index, byte in enumerate(others)}
