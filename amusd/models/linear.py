@@ -1,8 +1,7 @@
-"""Linear layers for passes of few rows, which take as long as their weights take to read (measured in docs/log.md).
+"""Linear layers for passes of few rows, which take as long as reading their weights (measured in docs/log.md).
 
-Packed: oneDNN's blocked layout, to which `torch.nn.functional.linear` converts the weights at every call.
-float16: weights that float16 holds, for rows in float32 on x86 CPUs; products and sums are those of float32 (FBGEMM).
-int8: for drafts on x86 CPUs; weights have a scale per output (FBGEMM).
+Packed: oneDNN's blocked layout. float16: weights that float16 holds, with float32 rows and sums, on x86 CPUs (FBGEMM).
+int8: for drafts on x86 CPUs, with a scale per output (FBGEMM).
 """
 
 from __future__ import annotations
@@ -21,15 +20,12 @@ from torch import Tensor
 
 _PACKED_FOR_ROWS = 8
 _LARGEST_FP16_ERROR = 2.0**-25
-"""Half the distance of the smallest numbers of float16."""
 _ENGINES = ("fbgemm", "x86")
 _SCALED_PRODUCT = "linear_with_input_q_dq_qweight_dq_output_fp32"
 _OPERATORS = ("linear_prepack_fp16", "linear_dynamic_fp16", "linear_prepack", "linear_dynamic", _SCALED_PRODUCT)
 _MAKE_QUANTIZED = "_make_per_channel_quantized_tensor"
-"""The function of torch that turns bytes and scales into the input of `linear_prepack`."""
 
 INT8 = "int8"
-"""The name of this dtype in a configuration."""
 _LARGEST_INT8 = 127
 _LARGEST_WITHOUT_VNNI = 64
 """Two products of such a weight and an input of 255 fit in 16 bits together."""
@@ -39,14 +35,13 @@ class Linear(ABC):
     """`x @ weight.T + bias`."""
 
     nbytes: int
-    """Bytes of weight, scales and bias."""
 
     @abstractmethod
     def __call__(self, rows: Tensor) -> Tensor:
         """[rows, in] -> [rows, out]."""
 
     def add_to(self, residual: Tensor, rows: Tensor) -> Tensor:
-        """`residual` [rows, out] plus the product; `residual` itself may be overwritten."""
+        """`residual` [rows, out] plus the product; may overwrite `residual`."""
         return self(rows).add_(residual)
 
 
@@ -55,13 +50,12 @@ class Weights:
     """The tensors of a linear layer."""
 
     matrix: Tensor
-    """[out, in]"""
+    """[out, in]."""
     bias: Tensor | None = None
-    """[out]"""
 
     @classmethod
     def pop(cls, weights: dict[str, Tensor], name: str) -> Weights:
-        """Take those of the layer `name` out of the weights of a model."""
+        """Take the layer `name` out of a model's weights."""
         return cls(weights.pop(f"{name}.weight"), weights.pop(f"{name}.bias", None))
 
     @classmethod
@@ -72,15 +66,15 @@ class Weights:
         return cls(torch.cat([part.matrix for part in parts]), torch.cat(filled) if filled else None)
 
     def outputs(self, order: Tensor) -> Weights:
-        """A copy with the outputs that `order` names."""
+        """A copy with these outputs."""
         return self.each(lambda tensor: tensor[order])
 
     def inputs(self, order: Tensor) -> Weights:
-        """A copy with the inputs that `order` names."""
+        """A copy with these inputs."""
         return Weights(self.matrix[:, order], None if self.bias is None else self.bias.clone())
 
     def to(self, device: torch.device, *, copy: bool = False) -> Weights:
-        """The same on `device`. `copy`: new tensors; a view would keep a whole checkpoint file mapped."""
+        """The same on `device`. `copy`: new tensors, since a view keeps a whole checkpoint file mapped."""
         return self.each(lambda tensor: tensor.to(device, copy=copy))
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Weights:
@@ -90,10 +84,10 @@ class Weights:
 
 @dataclass(slots=True)
 class InputScales:
-    """How the int8 layers of a model scale the inputs of their next products."""
+    """How int8 layers scale their inputs."""
 
     by_row: bool = False
-    """True: a row's result does not depend on the other rows. False: one scale per product, which is quicker."""
+    """True: rows do not affect each other. False: one scale per product, which is faster."""
 
 
 MakeLinear: TypeAlias = Callable[[Weights], Linear]
@@ -101,7 +95,7 @@ MakeLinear: TypeAlias = Callable[[Weights], Linear]
 
 
 def make_linear(weights: Weights, dtype: torch.dtype, int8: InputScales | None = None) -> Linear:
-    """The fastest linear layer for rows of `dtype` where the weights are; `int8`: in int8, with these scales."""
+    """The fastest linear layer for rows of `dtype` on the weights' device; `int8`: with these scales."""
     if int8 is not None:
         return Int8Linear(weights.matrix, weights.bias, int8)
     if multiplies_fp16(weights.matrix.device, dtype) and fits_fp16(weights.matrix):
@@ -112,38 +106,38 @@ def make_linear(weights: Weights, dtype: torch.dtype, int8: InputScales | None =
 
 
 def fastest_dtype(device: torch.device) -> str:
-    """The dtype in which checkpoints in 16 bits are computed on `device`: bfloat16, or float32 on CPUs that lack it."""
+    """Dtype to compute 16-bit checkpoints in: bfloat16, or float32 on CPUs that lack it."""
     return "bfloat16" if device.type != "cpu" or can_multiply_bfloat16() else "float32"
 
 
 def can_multiply_bfloat16() -> bool:
-    """Whether oneDNN multiplies matrices in bfloat16 on this CPU, with sums in float32."""
+    """Whether oneDNN multiplies in bfloat16 on this CPU, with float32 sums."""
     if not torch._C._has_mkldnn:  # noqa: SLF001 - its public name is untyped
         return False
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # noqa: SLF001 - no public name
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether there are packed products with weights of `dtype` on `device`."""
+    """Whether packed products exist for `dtype` on `device`."""
     if device.type != "cpu" or not torch._C._has_mkldnn:  # noqa: SLF001 - its public name is untyped
         return False
     return dtype is torch.float32 or (dtype is torch.bfloat16 and can_multiply_bfloat16())
 
 
 def multiplies_fp16(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether there are products of weights in float16 and rows of `dtype` on `device`."""
+    """Whether float16 weights and rows of `dtype` multiply on `device`."""
     return dtype is torch.float32 and why_not_int8(device) is None
 
 
 def fits_fp16(matrix: Tensor) -> bool:
-    """Whether float16 holds a matrix; it rounds numbers below 2^-17 by 2^-25 at most, and that counts as held."""
+    """Whether float16 holds a matrix, but for numbers below 2^-17, which it rounds by 2^-25 at most."""
     if matrix.dtype is torch.bfloat16:  # which has fewer digits
         return bool(matrix.abs().max() <= torch.finfo(torch.float16).max)
     return bool(matrix.half().float().sub_(matrix).abs_().max() <= _LARGEST_FP16_ERROR)
 
 
 def why_not_int8(device: torch.device) -> str | None:
-    """Why FBGEMM does not multiply in int8 on `device`; None if it does, which holds for float16 as well."""
+    """Why FBGEMM cannot multiply in int8 on `device`, or float16; None if it can."""
     engine = torch.backends.quantized.engine
     if device.type != "cpu":
         return f"not on {device}"
@@ -154,7 +148,7 @@ def why_not_int8(device: torch.device) -> str | None:
 
 
 def largest_int8_weight() -> int:
-    """The largest int8 weight whose products this CPU sums without overflow."""
+    """Largest int8 weight whose products this CPU sums without overflow."""
     has_vnni = torch.cpu._is_vnni_supported()  # noqa: SLF001 - no public name
     return _LARGEST_INT8 if has_vnni else _LARGEST_WITHOUT_VNNI
 
@@ -181,7 +175,7 @@ class PlainLinear(Linear):
 
 
 class PackedLinear(Linear):
-    """A `Linear` over a copy of the weight in oneDNN's blocked layout, of the same size."""
+    """A `Linear` over a copy of the weight in oneDNN's blocked layout."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.nbytes = _num_bytes(weight, bias)
@@ -207,7 +201,6 @@ class Fp16Linear(Linear):
     """A `Linear` over a copy of the weight in float16; float32 in and out."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        """`weight` [out, in]: of values that `fits_fp16`."""
         self.nbytes = weight.numel() * torch.float16.itemsize + _num_bytes(bias)
         self._multiply = _function("linear_dynamic_fp16")
         self._weight = torch.ops.quantized.linear_prepack_fp16(weight.float(), None if bias is None else bias.float())
@@ -245,7 +238,7 @@ class Int8Linear(Linear):
         return result
 
     def _multiply_each(self, rows: Tensor) -> Tensor:
-        """The product with a scale for each row, whose smallest number becomes 0 and its largest 255."""
+        """Product with a scale per row, which maps its range to [0, 255]."""
         smallest, largest = torch.aminmax(rows, dim=1, keepdim=True)
         span = (largest - smallest).clamp_min_(1e-12)
         product = self._multiply_scaled(rows.sub(smallest).div_(span), 1 / 255, 0, self._weight)  # plus the bias
@@ -254,14 +247,14 @@ class Int8Linear(Linear):
 
 
 def _function(name: str) -> Callable[..., Tensor]:
-    """The function behind an operator of `torch.ops.quantized`, whose look at its arguments takes 10 us."""
+    """The function of a `torch.ops.quantized` operator, whose argument check takes 10 us."""
     function: Callable[..., Tensor] = getattr(torch.ops.quantized, name).default._op  # noqa: SLF001 - no public name
     return function
 
 
 @cache
 def _num_even_rows(least: int) -> int:
-    """The least number of rows from `least` on that FBGEMM computes alike: some of its kernels add in another order."""
+    """Fewest rows from `least` on that FBGEMM computes alike: some kernels add in another order."""
     random = torch.Generator().manual_seed(0)
     weight, row = (torch.randn(number, 64, generator=random) for number in (32, 1))
     weight = torch.ops.quantized.linear_prepack_fp16(weight, None)
@@ -273,7 +266,7 @@ def _num_even_rows(least: int) -> int:
 
 
 def to_int8(matrix: Tensor, largest: int = _LARGEST_INT8) -> tuple[Tensor, Tensor]:
-    """[rows, columns] -> int8 of that shape, and float32 [rows, 1]: the largest weight of a row becomes `largest`."""
+    """[rows, columns] -> int8 of that shape, and float32 scales [rows, 1]; each row's largest becomes `largest`."""
     weights = matrix.detach().float()
     scales = weights.abs().amax(dim=1, keepdim=True).clamp_min(1e-12) / largest
     return (weights / scales).round().to(torch.int8), scales

@@ -1,4 +1,4 @@
-"""Options for loading a model, and what they demand of it: checked before any weight is read."""
+"""Options for loading a model, checked before any weight is read."""
 
 from __future__ import annotations
 
@@ -22,28 +22,26 @@ class LoadOptions:
     """How a model computes, and where."""
 
     numerics: Numerics
-    """The rule by which passes are cut and padded."""
     max_model_len: int
-    """Longest sequence in tokens; a model whose own limit is lower keeps to that."""
+    """Longest sequence in tokens; a lower limit of the model holds."""
     dtype: str = "bfloat16"
-    """Dtype of the weights: one of torch's, or `int8`, into which they are converted from float32."""
+    """Dtype of the weights: one of torch's, or `int8`, converted from float32."""
     device: str = "cpu"
     model_impl: str = "auto"
-    """`amusd` for the lean decoder, `transformers` for its own code, `auto` for the first that covers the model."""
+    """`amusd`: the lean decoder; `transformers`: its own code; `auto`: the first that covers the model."""
     capture: Capture | None = None
-    """How passes on a GPU are captured to be replayed; None on a CPU."""
+    """How passes are captured on a GPU; None on a CPU."""
     num_layers: int | None = None
-    """The checkpoint's first layers that are loaded, and its norm and head; None: all of them."""
+    """Load only so many first layers, with norm and head; None: all."""
     tokens_per_step: int = 1
-    """Tokens at most that a device chooses one after another without the host."""
+    """Most tokens that a device chooses without the host."""
     ranks: Ranks = ALONE
-    """The processes that share the model."""
     features: Mapping[str, FeatureSpec] = field(default_factory=dict)
-    """The features that drafters read of it, by their names."""
+    """Features that drafters read, by their names."""
 
 
 def check_forward_pass(config: Any, dtype: str, device: str, num_ranks: int = 1) -> None:
-    """Raise `ConfigError` if the model of a configuration is not computed in `dtype` by so many ranks."""
+    """Raise `ConfigError` unless so many ranks can compute the model in `dtype`."""
     is_lean = isinstance(config, ModelConfig)
     if dtype == INT8 and not is_lean:
         raise ConfigError("dtype=int8: transformers computes this model, which has no int8 products")
@@ -55,12 +53,12 @@ def check_forward_pass(config: Any, dtype: str, device: str, num_ranks: int = 1)
 
 
 def check_int8(dtype: str, device: str) -> None:
-    """Raise `ConfigError` where `dtype` is int8 and `device` does not multiply it fast."""
+    """Raise `ConfigError` if `dtype` is int8 and `device` does not multiply it fast."""
     if dtype == INT8 and (reason := why_not_int8(torch.device(device))) is not None:
         raise ConfigError(f"dtype=int8: there are no fast int8 products: {reason}")
 
 
 def loaded_dtype(dtype: str) -> torch.dtype:
-    """The dtype as which weights are read for a model in `dtype`: int8 ones are made from float32."""
+    """Dtype in which weights are read; int8 ones are made from float32."""
     result: torch.dtype = torch.float32 if dtype == INT8 else getattr(torch, dtype)
     return result

@@ -1,4 +1,4 @@
-"""Loads the models and tokenizers of a configuration, and refuses before weights are read what cannot run."""
+"""Loads the models and tokenizers of a configuration, and refuses what cannot run before weights are read."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from amusd.models.tokenizer import HuggingFaceTokenizer, Tokenizer, load_tokeniz
 from amusd.models.vocabulary import SharedVocabulary, check_share, share_ids, share_vocabulary
 
 TOKENS_PER_REPLAY = 4
-"""Draft steps at most before the host waits for them, on GPUs with graphs."""
+"""Most draft steps without the host, on GPUs with graphs."""
 DRAFT_ROWS = 16
 """Most tokens that a draft's model takes in at once after a rollback."""
 
 
 def model_path(config: TargetConfig | DrafterConfig, report: Report | None = None) -> str:
-    """Folder or hub name of a model's checkpoint; the embedded target is unpacked first if need be."""
+    """Folder or hub name of a model; unpacks the embedded target if needed."""
     return str(embedded_target_path(report=report)) if config.model is None else config.model
 
 
 def capture_for(device: str, *, cuda_graphs: bool) -> Capture | None:
-    """How passes on `device` are captured; None on a CPU, where each is computed anew."""
+    """How passes are captured on `device`; None on a CPU."""
     if not device.startswith("cuda"):
         return None
     return CudaGraphs(torch.device(device)) if cuda_graphs else run_each_time
@@ -49,9 +49,9 @@ def capture_for(device: str, *, cuda_graphs: bool) -> Capture | None:
 def load_target(
     config: EngineConfig, device: str, report: Report | None = None, ranks: Ranks = ALONE
 ) -> tuple[CachedModel, Tokenizer]:
-    """The target's model and tokenizer on `device`. Raises `ConfigError` when there is no such model or device.
+    """Load the target's model and tokenizer. Raises `ConfigError` for a missing model or device.
 
-    `report` receives lines about what is loaded. `ranks`: the processes that share the model.
+    `report` gets lines about what is loaded. `ranks`: those that share the model.
     """
     start, report = time.monotonic(), report or (lambda _line: None)
     options = LoadOptions(
@@ -81,7 +81,7 @@ def load_target(
 
 
 def describe_target(config: EngineConfig, device: str) -> str:
-    """The target's model, where it comes from, its dtype and its device."""
+    """The target's source, dtype and device, for people."""
     if config.hardware.synthetic is not None:
         model = f"random weights of {config.hardware.synthetic}"
     else:
@@ -90,7 +90,7 @@ def describe_target(config: EngineConfig, device: str) -> str:
 
 
 def describe_drafter(config: DrafterConfig, engine: EngineConfig, device: str) -> str:
-    """The kind of a drafter, where it comes from, and the dtype and the device of its model if it has one."""
+    """A drafter's kind and source, and the dtype and device of its model, for people."""
     source = config.model or config.factory
     named = config.kind if source is None else f"{config.kind} from {source}"
     if not (config.can.has_model or config.can.needs_features):
@@ -104,7 +104,7 @@ def target_dtype(config: EngineConfig, device: str) -> str:
 
 
 def draft_shape(config: DrafterConfig, target_shape: ModelShape | None) -> ModelShape | None:
-    """The shape of a drafter's random weights; None for a drafter with a checkpoint or without a model."""
+    """Shape of a drafter's random weights; None with a checkpoint or without a model."""
     if config.kind != "synthetic" or config.shape is not None:
         return config.shape
     return None if target_shape is None else smaller(target_shape)
@@ -121,10 +121,9 @@ def draft_dtype(config: DrafterConfig, device: str, target_shape: ModelShape | N
 
 
 def load_draft_model(config: DrafterConfig, engine: EngineConfig, device: str) -> tuple[CachedModel, Tokenizer | None]:
-    """The model of a drafter, or that in the middle of a cascade, and the tokenizer whose ids it takes in.
+    """The model of a drafter, or a cascade's middle one, and the tokenizer of its ids.
 
-    None for random weights, which take any ids; the target's where it can be read and the drafter's own differs. Raises
-    as `load_target`.
+    None for random weights, which take any ids; the target's if it can be read and differs. Raises as `load_target`.
     """
     is_middle = config.kind == "cascade"
     config = config.stages[0]
@@ -149,7 +148,7 @@ def load_draft_model(config: DrafterConfig, engine: EngineConfig, device: str) -
 
 
 def load_block_draft(config: DrafterConfig, engine: EngineConfig, device: str) -> tuple[BlockModel, Tokenizer]:
-    """The model of a drafter that scores a block at once, and the target's tokenizer. Raises as `load_draft_model`."""
+    """The model of a block drafter and the target's tokenizer. Raises as `load_draft_model`."""
     target_path = model_path(engine.target)
     options = _draft_options(config, engine, device)
     return load_block_model(str(config.model), target_path, options, config.kind), load_tokenizer(target_path)
@@ -173,8 +172,7 @@ def _shared_with_target(
 ) -> tuple[HuggingFaceTokenizer, SharedVocabulary] | None:
     """The target's tokenizer, and what a draft with its `own` one shares with it.
 
-    None if their ids are the same, or the target's files cannot be read here. Raises `ConfigError` if they share too
-    little.
+    None if their ids are equal, or the target's files cannot be read. Raises `ConfigError` if they share too little.
     """
     if engine.hardware.synthetic is not None:
         return None
@@ -190,20 +188,19 @@ def _shared_with_target(
 
 
 def check_target(config: EngineConfig, device: str) -> None:
-    """Raise, before any weight is read, as `load_target` where the target or its ranks cannot compute on `device`."""
+    """Raise as `load_target` if the target or its ranks cannot run on `device`, before reading weights."""
     dtype, num_ranks = target_dtype(config, device), config.target_tensor_parallel_size
     check_forward_pass(target_settings(config), dtype, device, num_ranks)
 
 
 def target_settings(config: EngineConfig) -> Any:
-    """The configuration of the target's model. Raises as `load_target`."""
+    """The target's configuration. Raises as `load_target`."""
     if config.hardware.synthetic is not None:
         return ModelConfig(SHAPES[config.hardware.synthetic])
     return load_config(model_path(config.target), model_impl=config.target.model_impl)
 
 
 def _num_layers(config: DrafterConfig, engine: EngineConfig) -> int | None:
-    """How many of the checkpoint's first layers draft; None: all."""
     if config.kind != "self" or config.num_layers is not None:
         return config.num_layers
     return max(1, int(target_settings(engine).get_text_config(decoder=True).num_hidden_layers) // 4)

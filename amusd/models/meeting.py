@@ -1,4 +1,4 @@
-"""Where the ranks of one model meet. Imports no torch, for which whoever starts them would wait."""
+"""Where the ranks of one model meet. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, kw_only=True)
 class Meeting:
-    """What a rank knows of the others before it has a link to them."""
+    """What a rank knows of the others before they are linked."""
 
     address: str
-    """On one machine a folder that only this user can enter; else `tcp://HOST:PORT`: rank R uses port PORT + R."""
+    """A private folder on one machine, else `tcp://HOST:PORT`; rank R uses port PORT + R."""
     host: str = LOOPBACK
-    """Address of this machine at which gloo listens."""
+    """This machine's address for gloo."""
     store: Any = None
-    """Store of torch in which the process group is formed; None: a file in the folder."""
+    """torch's store for the process group; None: a file in the folder."""
     failure: Callable[[int, float], Exception | None] = lambda _rank, _timeout: None
-    """Why a rank's process, started by this one, has failed within so many seconds."""
+    """Why a rank's process, started here, failed within so many seconds."""
     stop: Callable[[], None] = lambda: None
-    """Ends the other ranks' processes, if this one has started them."""
+    """Ends the other ranks' processes, if started here."""

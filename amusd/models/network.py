@@ -1,4 +1,4 @@
-"""The weights of a causal language model and one forward pass through them, as a function of tensors alone."""
+"""A language model's weights and one forward pass, as a function of tensors alone."""
 
 from __future__ import annotations
 
@@ -15,28 +15,25 @@ from amusd.models.kv_cache import KVMemory
 class Network(Protocol):
     """The `Decoder` or `HuggingFaceNetwork` of a model.
 
-    It never reads a value on the host. So a pass whose tensors live at fixed addresses can be captured once and
-    replayed.
+    It never reads a value on the host, so a pass over fixed addresses can be captured.
     """
 
     implementation: str
-    """The author of the forward pass: `amusd` or `transformers`."""
+    """`amusd` or `transformers`."""
     device: torch.device
-    """The device of the weights."""
     cache_dtype: torch.dtype
-    """The dtype of keys and values."""
     num_ids: int
     """Token ids that it takes in: `[0, num_ids)`; a reduced head scores fewer."""
     vocab_size: int
     """Columns of the logits."""
     feature_width: int
-    """Numbers of the feature that each row starts from (`KVMemory.parents_of_pass`); 0: it reads none."""
+    """Width of the feature that each row reads (`KVMemory.parents_of_pass`); 0: none."""
     taps: FeatureTaps | None
-    """The taps that write features for drafters; None: no drafter reads any."""
+    """Write features for drafters; None: no drafter reads any."""
     fills_vectors: bool
-    """Whether a row fills whole vectors of a CPU in every layer: other instructions compute a part of one."""
+    """Whether rows fill whole CPU vectors in every layer: other instructions compute a part of one."""
     weight_bytes: int
-    """Bytes of the weights that one pass reads, the output head included; a row of the embedding is not counted."""
+    """Bytes of weights that one pass reads, with the head and without the embedding."""
     parameter_bytes: int
     """Bytes of all weights; tied ones count once."""
 
@@ -52,8 +49,7 @@ class Network(Protocol):
     ) -> Tensor | None:
         """Logits [rows, vocab] of `token_ids` [rows]; None without `with_logits`.
 
-        `positions` [rows] are those of the model; `attention` says what each row sees. `memory` knows where rows are
-        written (`slots_of_pass`). `several`: rows are of several sequences, so none may change another by more than
-        rounding.
+        `positions` [rows]: of the model; `attention`: what rows see; `memory`: where they are written
+        (`slots_of_pass`). `several`: rows of several sequences, which must not affect each other by more than rounding.
         """
         ...

@@ -1,15 +1,14 @@
-"""The rule that decides how many rows and keys a forward pass computes with. Knows no torch.
+"""The rule for how many rows and keys a forward pass computes with. Knows no torch.
 
-A row's result depends, in its last bits, on how many rows share its matrix products and on how many keys attention sums
-over. `fixed` makes both a function of the row's position alone, so that neither the length of a block nor where it was
-cut (which timing decides) can reach the numbers.
+A row's last bits depend on how many rows share its matrix products and how many keys attention sums. `fixed` makes both
+a function of the position alone, so that block lengths, which timing decides, cannot change the numbers.
 
 A pass may hold several paths that share its first token (`lay_out_tracks` in `passes.py`). Rows of one position then
-need slots of their own: the position's, or that plus a multiple of `TRACK_STRIDE`. Keys that are moved by a multiple of
-the vector lanes, past others that are masked, change no bit of attention's sums: the masked ones add zeros. Kernels
-begin a sum anew at each block of keys, so none moves beyond the border. These keys are summed in float32.
+have slots a multiple of `TRACK_STRIDE` apart. Moving keys by a multiple of the vector lanes, past masked ones that add
+zeros, changes no bit of attention's sums. Kernels begin a sum anew at each block of keys, so none moves beyond the
+border. These keys are summed in float32.
 
-Mixtures of experts stay outside this promise: how many rows share an expert's product depends on the other rows.
+Mixtures of experts are not covered: the rows of an expert's product depend on the other rows.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 PROMPT_STEP = 128
-"""Chunks of a prompt end at its multiples: attention on a CPU has its border there."""
+"""Chunks of a prompt end at its multiples: attention's border on a CPU."""
 TRACK_STRIDE = 16
 """A multiple of every number of float32 lanes that CPUs have (4, 8, 16)."""
 NUM_TRACKS = 3
-"""Rows of one position that a pass may hold: a third alternative is hardly ever right."""
+"""Rows of one position in a pass: a third alternative is hardly ever right."""
 
 
 @dataclass(frozen=True)
@@ -29,20 +28,22 @@ class Numerics:
     """The rule by which blocks are cut and padded."""
 
     width: int
-    """Most rows of one verification pass; with `fixed`, the number of rows of every such pass (dummy rows added)."""
+    """Most rows of a verification pass; with `fixed`, the number of rows of each, padding included."""
     fixed: bool
     """True: bit-exact whatever the blocks. False: as little padding as the device likes."""
     border: int | None = PROMPT_STEP
-    """With `fixed`: attention reads keys up to the next multiple of this, and no block crosses one. None: its sums do
-    not depend on how many keys are read, as on GPUs (`row_attention.py`)."""
+    """With `fixed`: attention reads keys up to the next multiple, and no block crosses one.
+
+    None: sums do not depend on the number of keys, as on GPUs (`row_attention.py`).
+    """
     prefill_chunk: int = PROMPT_STEP
-    """Prompt tokens per pass; chunks end at its multiples. A multiple of `border`."""
+    """Prompt tokens per pass, a multiple of `border`; chunks end at its multiples."""
     num_tracks: int = 1
-    """Rows of one position that a pass may hold. With a border their slots lie `track_stride` apart."""
+    """Rows of one position in a pass. With a border their slots are `track_stride` apart."""
 
     @classmethod
     def for_device(cls, device: str, *, width: int, fixed: bool) -> Numerics:
-        """The rule for a kind of device (`cpu`, `cuda:0` ...)."""
+        """The rule for a device (`cpu`, `cuda:0` ...)."""
         if device == "cpu":
             # With `bucketed` each row costs time there: none is free for another path.
             num_tracks = NUM_TRACKS if fixed else 1
@@ -50,12 +51,12 @@ class Numerics:
         return cls(width=width, fixed=fixed, border=None, prefill_chunk=1024, num_tracks=NUM_TRACKS)
 
     def max_rows(self, start: int) -> int:
-        """Most tokens of one pass whose first is at position `start`."""
+        """Most tokens of a pass whose first is at `start`."""
         border = self._border_after(start)
         return self.width if border is None else min(self.width, border - start)
 
     def padded_rows(self, rows: int) -> int:
-        """Rows to compute for `rows` tokens where passes are captured: one or `width`, with `fixed` always that."""
+        """Rows to compute for `rows` tokens in captured passes: one or `width`, with `fixed` always that."""
         return 1 if rows == 1 and not self.fixed else self.width
 
     @property
@@ -64,16 +65,16 @@ class Numerics:
         return sorted({self.padded_rows(1), self.width})
 
     def num_keys(self, start: int, rows: int) -> int:
-        """Keys that attention reads in a pass over the computed rows `[start, start + rows)` of a block."""
+        """Keys that attention reads for the computed rows `[start, start + rows)` of a block."""
         return self._border_after(start) or start + rows
 
     @property
     def track_stride(self) -> int:
-        """Slots from a row's to the one beside it: more than a path has rows."""
+        """Slots between tracks: more than a path has rows."""
         return self._round_up(self.width, TRACK_STRIDE)
 
     def tracks_at(self, start: int) -> int:
-        """Tracks of a pass whose first row is at position `start` (at least 1)."""
+        """Tracks of a pass whose first row is at `start` (at least 1)."""
         border = self._border_after(start)
         if border is None or self.num_tracks == 1:
             return self.num_tracks
@@ -81,7 +82,7 @@ class Numerics:
         return min(self.num_tracks, 1 + num_free // self.track_stride)
 
     def prefill_end(self, start: int, length: int) -> int:
-        """The end of the prompt chunk that begins at `start`, in a prompt that ends at `length`."""
+        """End of the prompt chunk that begins at `start`, in a prompt of `length`."""
         return min(length, (start // self.prefill_chunk + 1) * self.prefill_chunk)
 
     def prefill_keys(self, end: int) -> int:
@@ -89,7 +90,7 @@ class Numerics:
         return self._round_up(end, self.prefill_chunk) if self._has_borders else end
 
     def allocation(self, capacity: int) -> int:
-        """Positions to allocate so that padding beyond a full cache of `capacity` tokens still fits."""
+        """Positions to allocate so that padding beyond `capacity` tokens fits."""
         rows = capacity + self.width
         return rows if self.border is None else self._round_up(rows, self.prefill_chunk)
 

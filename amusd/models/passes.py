@@ -1,6 +1,4 @@
-"""One forward pass: the rows of each of its sequences, and what is sampled behind them.
-
-A model lays out and computes a `Pass`, and the other ranks of the model are sent it (`rank_commands.py`).
+"""One forward pass: its sequences' rows, and what is sampled.
 
 A *slot* is where a token's keys and values lie in a cache; a *position* is the token's distance from the start of its
 path, and is rotated into its keys. Nodes of different branches may share a position, never a slot.
@@ -20,7 +18,7 @@ from amusd.models.kv_cache import KVCache
 from amusd.protocol.verification import place_rows
 
 PADDING_ID = 0
-"""The token of rows of padding; any id will do, since their logits are not read."""
+"""Any id; logits of padding are not read."""
 
 
 class Sampler(Protocol):
@@ -28,7 +26,7 @@ class Sampler(Protocol):
 
     @property
     def level(self) -> int:
-        """Rows of a sampler of a lower level, with neutral further inputs, may share a pass with this one's."""
+        """A pass may hold rows of a lower level, with neutral further inputs."""
         ...
 
     @property
@@ -38,7 +36,7 @@ class Sampler(Protocol):
 
     @property
     def neutral(self) -> npt.NDArray[np.int64]:
-        """[num_inputs]: the inputs of a row that wants the largest logit."""
+        """[num_inputs]: inputs of a row that wants the largest logit."""
         ...
 
     @property
@@ -51,27 +49,27 @@ class Sampler(Protocol):
         ...
 
     def of_row(self, row: npt.NDArray[np.float32], words: npt.NDArray[np.int64]) -> tuple[int, npt.NDArray[np.int32]]:
-        """The same of one row on a CPU, whose largest logit is a finite number: the column, and [num_outputs]."""
+        """One row on a CPU, whose largest logit is finite: the column, and [num_outputs]."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SamplerRows:
-    """What a sampler is to do with the rows of one sequence."""
+    """What a sampler does with one sequence's rows."""
 
     sampler: Sampler
     inputs: npt.NDArray[np.int64]
-    """[rows, sampler.num_inputs]; a row follows for each further step of the pass."""
+    """[rows, sampler.num_inputs]; then a row for each further step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Slots of rows over one cache: each row ends a path behind a prefix that all rows share."""
+    """Slots of rows over one cache: each row ends a path after a shared prefix."""
 
     prefix: npt.NDArray[np.int64]
-    """Slots of the tokens before the first ones of the paths, in order."""
+    """Slots of the tokens before the paths, in order."""
     paths: Sequence[Sequence[int]]
-    """The slots that lead from the prefix to each row, its own last: of rows of this pass, or computed earlier."""
+    """Slots from the prefix to each row, its own last; of this pass or earlier ones."""
 
     @property
     def positions(self) -> list[int]:
@@ -86,7 +84,7 @@ class Places:
 
     @property
     def parents(self) -> list[int]:
-        """The slot of the token before each row; 0 of a row with none before it."""
+        """Slot of the token before each row; 0 without one."""
         before = int(self.prefix[-1]) if len(self.prefix) else 0
         return [path[-2] if len(path) > 1 else before for path in self.paths]
 
@@ -97,12 +95,12 @@ class Places:
 
     @property
     def num_shared(self) -> int:
-        """Slots from the first on that hold the prefix in its order: every row sees them."""
+        """First slots that hold the prefix in order: every row sees them."""
         in_order = self.prefix == np.arange(len(self.prefix))
         return len(self.prefix) if in_order.all() else int(in_order.argmin())
 
     def visible(self, num_keys: int, num_rows: int) -> npt.NDArray[np.bool_]:
-        """[num_rows, num_keys]: the slots that each row sees, its own among them; padding sees what the first does."""
+        """[num_rows, num_keys]: slots that each row sees, its own included; padding sees what the first does."""
         seen = np.zeros((num_rows, num_keys), dtype=np.bool_)
         seen[0, self.prefix] = True
         seen[1:] = seen[0]
@@ -114,21 +112,20 @@ class Places:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The rows of one sequence in a pass: a chain, several paths that share their first token, or nodes of a tree."""
+    """One sequence's rows in a pass: a chain, several paths that share their first token, or nodes of a tree."""
 
     token_ids: Sequence[int]
-    """One per row."""
     cache: KVCache
-    """A pass holds each cache once, and all of them share their memory."""
+    """Each cache once per pass; all share their memory."""
     wanted: SamplerRows | None = None
     """None: the most likely tokens."""
     parents: Sequence[int] | None = None
-    """[rows - 1] of paths: the row before each row but the first."""
+    """[rows - 1] for paths: the row before each but the first."""
     places: Places | None = None
-    """Of a tree, whose slots the caller gives out; the model finds those of paths. None: a chain."""
+    """For a tree, whose slots the caller gives out; the model finds those of paths. None: a chain."""
 
     def write(self, columns: Sequence[npt.NDArray[np.int64]], first: int) -> None:
-        """Write token, position, slot in the memory and, in a fourth column, the slot before it of each row.
+        """Write each row's token, position, slot in the memory and the slot before it.
 
         `columns`: [rows] each, written from `first` on.
         """
@@ -149,32 +146,33 @@ class Pass:
     """What all ranks of a model compute at once."""
 
     rows: Sequence[Rows]
-    """If they have no tokens, nothing is computed, but passes with this sampler of up to so many steps are captured."""
+    """Without tokens nothing is computed, but passes with this sampler of up to `steps` steps are captured."""
     steps: int = 1
-    """Tokens that each sequence chooses one after another, the first behind its last row: several only where passes
-    are captured, none behind a chunk of a prompt, which is one chain."""
+    """Tokens that each sequence chooses one after another: several only in captured passes; none for a chunk of a
+    prompt, which is one chain.
+    """
     kept: Sequence[int] | None = None
-    """Compute nothing, but continue the one sequence with these rows of the last pass."""
+    """Only continue the one sequence with these rows of the last pass."""
 
     @property
     def sampler(self) -> Sampler | None:
-        """The one that does what every sequence wants."""
+        """The sampler that serves every sequence."""
         wanted = [rows.wanted.sampler for rows in self.rows if rows.wanted is not None]
         return max(wanted, key=lambda sampler: sampler.level, default=None)
 
 
 def lay_out_tracks(parents: Sequence[int], *, start: int, num_tracks: int, stride: int) -> Places:
-    """Places of paths that share their first row, which stands at `start` behind a prefix in the slots [0, start).
+    """Places of paths that share their first row at `start`, after a prefix in the slots [0, start).
 
-    `parents`: see `Rows`. A row's slot is that of its position, plus `stride` times its track, of which there are
-    `num_tracks`. Raises `ValueError` where the tracks do not suffice, and for a row that comes before its parent.
+    `parents`: see `Rows`. A row's slot is its position plus `stride` times its track, of `num_tracks`. Raises
+    `ValueError` if the tracks do not suffice, or a row comes before its parent.
     """
     tracks = place_rows(parents, num_tracks)
     return Places(np.arange(start), _paths(parents, [start + depth + track * stride for depth, track in tracks]))
 
 
 def lay_out_table(parents: Sequence[int], cache: KVCache, num_tracks: int) -> Places:
-    """Like `lay_out_tracks` where sums do not depend on slots: row `i` has the slot of the position so far behind."""
+    """Like `lay_out_tracks` where sums do not depend on slots: row `i` has the slot of position `start + i`."""
     place_rows(parents, num_tracks)  # refuses what does not fit
     start = cache.length
     return Places(cache.slots[:start], _paths(parents, cache.slots[start : start + len(parents) + 1].tolist()))

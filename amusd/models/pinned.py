@@ -1,4 +1,4 @@
-"""What the host tells a captured pass and hears of it: pinned memory on the host, fixed addresses on the device."""
+"""Inputs and outputs of captured passes: pinned memory on the host, fixed addresses on the device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from amusd.models.passes import Sampler
 
 
 class Pinned:
-    """Numbers that the host and the device both have; copies between them do not wait."""
+    """Numbers on host and device, copied without waiting."""
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
         self._host = torch.zeros(shape, dtype=dtype, pin_memory=device.type == "cuda")
@@ -43,11 +43,11 @@ class SamplerWords:
 class PassInputs:
     """The inputs of a pass, sent in one copy.
 
-    sequences   the cache of each, its length, and which of its rows is the last real one
-    rows        of each place: token, position, slot, the slot before it, and the path that a row is on
-    paths       the slots of each path of each sequence from position `length` on; a chain needs none
+    sequences   cache, length and last real row of each
+    rows        of each place: token, position, slot, the slot before it, and the row's path
+    paths       slots of each sequence's paths from position `length` on; a chain needs none
 
-    A place is one of all rows and steps: rows of a sequence are neighbours, and those of further steps stand behind.
+    Places of a sequence's rows are neighbours; those of further steps follow all rows.
     """
 
     def __init__(self, num_sequences: int, max_rows: int, max_steps: int, max_depth: int, device: torch.device) -> None:
@@ -62,11 +62,11 @@ class PassInputs:
         self.caches, self._lengths, self.last_rows = sequences.unbind()
 
     def send(self, num_paths: int) -> None:
-        """Hand everything to the device, and the first paths, of which a sequence has `max_rows`."""
+        """Send everything, with the first paths, of which a sequence has `max_rows`."""
         self._buffer.send(slice(self._before_paths + num_paths * self._depth))
 
     def attention(self, table: Tensor, places: slice) -> TableAttention:
-        """The attention of these rows, or of one step. `table`: see `TableAttention`."""
+        """Attention of these rows, or of one step. `table`: see `TableAttention`."""
         sequences = len(table)
         positions = self.on_device[1, places].view(sequences, -1)
         row_paths = self.on_device[4, : positions.numel()].view(positions.shape)

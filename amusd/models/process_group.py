@@ -1,24 +1,25 @@
-"""A process group of torch for the ranks of one model alone, and the watch over a rank that is lost.
+"""A torch process group for the ranks of one model, and a watch for lost ranks.
 
-The group is no default group and registered nowhere; the draft never joins. Where each rank has a GPU of its own it is
-NCCL, otherwise gloo. It carries tensors only, neither encrypted nor authenticated.
+It is registered nowhere. Where each rank has its own GPU it is NCCL, otherwise gloo. It carries tensors only, neither
+encrypted nor authenticated.
 
-gloo: an exchange blocks the host, and raises as soon as another rank's process is gone, or after `EXCHANGE_SECONDS`.
+gloo: an exchange blocks the host, and raises when another rank's process is gone, or after `EXCHANGE_SECONDS`.
 
-NCCL: an exchange is put on the current stream, and the host goes on. Where another rank is gone nothing is raised: the
-kernel spins, and the host may block in any call that needs the device. So a thread (`Watch`) looks after the links and
-aborts the group; what the device computes from then on means nothing. In CUDA graphs:
+NCCL: an exchange is put on the current stream. Where another rank is gone the kernel spins, and the host may block in
+any call that needs the device. So a thread (`Watch`) watches the links and aborts the group; later results mean
+nothing. In CUDA graphs:
 
 - All ranks capture the same exchanges in the same order, and replay the same graph.
-- The communicator is made before the first capture, by the first exchange.
-- The capture mode is `thread_local`, since torch's watchdog thread asks for its events meanwhile. The watchdog is not
-  given captured exchanges, so it sets no deadline for a replay.
-- `abort` ends kernels at once, but returns only when every graph that holds an exchange has been destroyed.
+- The first exchange, before any capture, makes the communicator.
+- The capture mode is `thread_local`, since torch's watchdog thread queries events meanwhile. It sets no deadline for
+  replays.
+- `abort` ends kernels at once, but returns only when every graph with an exchange has been destroyed.
 
 References:
     NCCL with CUDA graphs: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/cudagraph.html
     Abort waits for graphs: https://github.com/pytorch/pytorch/issues/115388 (`commDestroySync` in NCCL's init.cc)
-    The watchdog and captures: https://github.com/pytorch/pytorch/pull/102542, https://github.com/pytorch/pytorch/pull/148594
+    The watchdog and captures: https://github.com/pytorch/pytorch/pull/102542,
+    https://github.com/pytorch/pytorch/pull/148594
     All ranks get the same sum: https://github.com/NVIDIA/nccl/issues/855
 """
 
@@ -41,34 +42,32 @@ from amusd.models.meeting import Meeting
 Backend: TypeAlias = Literal["gloo", "nccl"]
 
 EXCHANGE_SECONDS = 60.0
-"""Longest that one rank waits for the others in the middle of a pass."""
+"""Longest wait for other ranks in a pass."""
 _NO_TAG = 2**16  # of a receive that nobody sends to
 _c10d: Any = distributed  # whose own type stubs know little of what is used here
 _WATCHDOG_SECONDS = 2 * EXCHANGE_SECONDS  # NCCL: later than our own deadline, which says more
 WATCH_SECONDS = 0.05
-"""How often it is looked whether another rank is lost."""
 ABORT_SECONDS = 2.0
-"""Longest wait for the end of an abort; NCCL ends its kernels at once, but waits for graphs to be destroyed."""
+"""Longest wait for an abort, since NCCL waits for graphs to be destroyed."""
 MOST_GATHERED_ROWS = 64
-"""Rows up to which partial sums are gathered over NCCL; more are summed by NCCL.
+"""Partial sums of more rows are added by NCCL instead of gathered.
 
-Where NCCL adds, the order of the ranks depends on where an element stands in the message, so a row's bits would depend
-on its place in the block. Gathered parts are added in the order of ranks, which for few rows costs no time. A prompt's
-chunks have the same rows at the same places in every mode; there NCCL adds, in float32.
+NCCL's order of ranks depends on an element's place in the message, so a row's bits would depend on its place in the
+block. A prompt's chunks have the same rows at the same places in every mode, so there NCCL adds, in float32.
 """
 
 
 def backend_for(devices: Sequence[str], *, same_machine: bool = True) -> Backend:
-    """NCCL where each rank has a GPU of its own, which it insists on."""
+    """NCCL where each rank has its own GPU, as it demands; else gloo."""
     on_gpus = all(device.startswith("cuda") for device in devices)
     return "nccl" if on_gpus and (len(set(devices)) == len(devices) or not same_machine) else "gloo"
 
 
 class ProcessGroup:
-    """The ranks of the target that have met in one store."""
+    """The target's ranks, met in one store."""
 
     def __init__(self, meeting: Meeting, rank: int, size: int, device: str, backend: Backend) -> None:
-        """Meet the others; returns once all have come. Raises `RankLostError` after `EXCHANGE_SECONDS`."""
+        """Meet the others. Raises `RankLostError` after `EXCHANGE_SECONDS`."""
         from torch.distributed import distributed_c10d as c10d
 
         self._size = size
@@ -88,9 +87,9 @@ class ProcessGroup:
             raise RankLostError(f"the ranks of the target did not meet: {first_line(error)}") from None
 
     def gather(self, part: Tensor) -> Tensor:
-        """[size, *part.shape]: every rank's part, all of one shape and dtype, in the order of ranks.
+        """[size, *part.shape]: every rank's part in rank order, all of one shape and dtype.
 
-        Raises `RankLostError` when another rank is gone or silent, over NCCL only if that is known already.
+        Raises `RankLostError` when another rank is gone or silent, over NCCL only if already known.
         """
         try:
             parts, work = self._gather(part, self._gathering)
@@ -110,11 +109,11 @@ class ProcessGroup:
         return total
 
     def join(self, part: Tensor) -> Tensor:
-        """[rows, n] -> [rows, size * n]: every rank's columns, in the order of ranks. Raises as `gather`."""
+        """[rows, n] -> [rows, size * n]: every rank's columns in rank order. Raises as `gather`."""
         return self.gather(part).transpose(0, 1).flatten(1)  # [rows, size, n] is copied
 
     def abort(self) -> None:
-        """End the exchanges that this rank is in. Over NCCL this may wait, for ever, for graphs to be destroyed."""
+        """End this rank's exchanges. Over NCCL this may wait for ever for graphs to be destroyed."""
         with suppress(RuntimeError):  # over NCCL it has been aborted, or did not end: nothing more can be done
             if self._backend == "nccl":
                 self._group.abort()
@@ -140,7 +139,7 @@ class ProcessGroup:
 
 
 def _wait(work: Any) -> None:
-    """Wait as long as gloo needs; an exchange of NCCL on the current stream has no work to wait for."""
+    """Wait for gloo; an NCCL exchange on the current stream needs no wait."""
     if work is not None:
         work.wait()
 
@@ -169,14 +168,14 @@ class Watch:
     def __init__(self, has_lost: Callable[[], bool], abort: Callable[[], None]) -> None:
         """`has_lost` and `abort` are called in a thread; `abort` may block."""
         self.is_lost = False
-        """Another rank is lost: nothing that the device computes from now on may be used."""
+        """Another rank is lost: no further result may be used."""
         self._over = threading.Event()
         # A daemon, since nothing can end an abort that waits for a graph.
         self._thread = threading.Thread(target=self._run, args=(has_lost, abort), name="amusd-rank-watch", daemon=True)
         self._thread.start()
 
     def end(self) -> None:
-        """Abort the group now, and return once that is done or `ABORT_SECONDS` have passed. Idempotent."""
+        """Abort now, and wait for it up to `ABORT_SECONDS`. Idempotent."""
         self._over.set()
         self._thread.join(ABORT_SECONDS)
         if self._thread.is_alive():  # it ends with the graphs, and must not return to an interpreter that has ended

@@ -1,8 +1,7 @@
-"""Passes as the first of several ranks announces them to the others, which compute the same on their part of the model.
+"""Passes announced by the first of several ranks to the others, which compute the same on their parts.
 
-So they capture the same passes in the same order, and replay the same one at a time, as exchanges in CUDA graphs
-require. They answer nothing. A cache is sent with its length and what is needed to make it, so a rollback needs no
-message of its own. What is to be sampled stays: the first rank alone reads it.
+So all capture and replay the same passes in one order, as exchanges in CUDA graphs require. Nothing is answered. A
+cache is sent with its length, so a rollback needs no message. Only the first rank samples.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class PassEncoder:
         self._samplers: dict[Sampler, int] = {}
 
     def encode(self, work: Pass) -> bytes:
-        """A message: the memories that are no more, the number of the sampler or 0, and the pass."""
+        """A message: the memories that are gone, the sampler's number or 0, and the pass."""
         dropped = [self._dropped.pop() for _ in range(len(self._dropped))]
         sampler = 0 if work.sampler is None else self._samplers.setdefault(work.sampler, len(self._samplers) + 1)
         work = replace(work, rows=[replace(rows, wanted=None) for rows in work.rows])
@@ -55,7 +54,7 @@ class PassEncoder:
 
 @dataclass(frozen=True, slots=True)
 class _OtherRanksSampler:
-    """Stands for a `Sampler` of the leader, which alone reads what is sampled."""
+    """Stands for the leader's `Sampler`."""
 
     number: int
     level = 0
@@ -71,9 +70,9 @@ class _OtherRanksSampler:
 
 
 def follow(model: CachedModel, frames: Iterable[bytes]) -> None:
-    """Compute every pass that is announced on this rank's part of the model.
+    """Compute every announced pass on this rank's part of the model.
 
-    Raises `PeerProtocolError` for what is none, `PeerError` if another rank is lost.
+    Raises `PeerProtocolError` for a malformed one, `PeerError` if another rank is lost.
     """
     memories: dict[int, list[KVCache]] = {}
 

@@ -1,13 +1,12 @@
 """Attention of a few rows over many keys: chains, trees and several sequences in one operator of fixed shapes.
 
 A row sees the positions `[0, position]` of its path. A position below the sequence's length is read through its slot
-table, another one through the row's branch. Keys are summed in blocks of `BLOCK` positions that begin at multiples of
-`BLOCK`, blocks in ascending order. So the bits of a row depend on its query and on the keys and values of its path
-alone: not on the slots, the width of the table, the rows beside it, its place among them, or the other sequences.
+table, another through the row's branch. Keys are summed in aligned blocks of `BLOCK` positions in ascending order, so a
+row's bits depend on its query and its path's keys and values alone.
 
-No shape depends on the context and nothing is read by the host, so a pass that contains the operator can be captured.
-On a GPU the operator is a Triton kernel (`row_attention_triton.py`), elsewhere plain torch. Both add masked positions
-as exact zeros, so keys and values that any row sees must be finite; all other slots may hold anything.
+No shape depends on the context and the host reads nothing, so the operator can be captured. On a GPU it is a Triton
+kernel (`row_attention_triton.py`), elsewhere plain torch. Masked positions add exact zeros, so keys and values that any
+row sees must be finite; other slots may hold anything.
 
 References: online softmax, 1805.02867; split keys, https://crfm.stanford.edu/2023/10/12/flashdecoding.html; sums that
 do not depend on the batch, https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference.
@@ -28,20 +27,19 @@ from amusd.models.fused import silu_and_multiply
 BLOCK = 64
 """Positions whose keys are summed at once."""
 SPLIT = 4 * BLOCK
-"""Positions whose sums are kept apart until the end, so that many multiprocessors share a long context."""
+"""Positions summed apart until the end, so that many multiprocessors share a long context."""
 NUM_NEAR = 16
-"""The first splits, of one block each: a short context has enough of them for many multiprocessors, and a long one few
-more than with equal splits."""
+"""First splits of one block each, so that short contexts occupy many multiprocessors, too."""
 
 
 def num_splits(num_positions: int) -> int:
-    """Splits of so many positions, on a GPU. Where they begin is a function of the position alone."""
+    """Splits of so many positions on a GPU, a function of the position alone."""
     near = min(num_positions, NUM_NEAR * BLOCK)
     return -(-near // BLOCK) - (-(num_positions - near) // SPLIT)
 
 
 def require_triton(device: str) -> None:
-    """Raise `ConfigError` with what to install unless Triton is here and can run a kernel on `device`.
+    """Raise `ConfigError` with what to install unless Triton runs a kernel on `device`.
 
     Triton compiles its launcher with the machine's C compiler and Python's headers.
     """
@@ -136,7 +134,7 @@ def _attend_rows_fake(query: Tensor, *_others: object) -> Tensor:
 def _block_slots(
     start: int, table: Tensor, lengths: Tensor, branches: Tensor, row_paths: Tensor, positions: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Slots of the positions `[start, start + BLOCK)` for each row, and which it sees; both [seqs, rows, BLOCK]."""
+    """Slots of `[start, start + BLOCK)` for each row, and which it sees; both [seqs, rows, BLOCK]."""
     wanted = torch.arange(start, start + BLOCK, device=table.device)
     seen = wanted <= positions.unsqueeze(-1)  # [seqs, rows, BLOCK]
     committed = table[:, wanted.clamp(max=table.shape[1] - 1)].unsqueeze(1)  # [seqs, 1, BLOCK]
@@ -150,12 +148,12 @@ def _block_slots(
 
 
 def _dot(left: Tensor, right: Tensor) -> Tensor:
-    """Dot products along the last dimension, whose order of sums is a function of its size alone."""
+    """Dot products along the last dimension, whose order of sums depends on its size alone."""
     return _fold(left * right)
 
 
 def _fold(terms: Tensor) -> Tensor:
-    """The sum along the last dimension by halves, element by element: no kernel may choose another order."""
+    """Sum along the last dimension by halves: no kernel may choose another order."""
     while (size := terms.shape[-1]) > 1:
         half = size // 2
         folded = terms[..., :half] + terms[..., half : 2 * half]

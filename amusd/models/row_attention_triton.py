@@ -1,13 +1,12 @@
 """`attend_rows` in Triton: one kernel for the splits of the keys, one that combines them.
 
-A program of the first kernel takes a tile of rows and one key head through some of the splits (`num_splits`).
-Its rows are (row, query head of the group) pairs, so that the heads of a group share each load. A split is a list of
-items, all computed by the same instructions: a block of positions that every row reads through the table is one item,
-a block that reaches beyond the length is one item for each path. Rows of another path do not see the item's keys; its
-products with them are zeros and leave their sums as they are, bit for bit.
+A program takes a tile of rows and one key head through some splits (`num_splits`). Its rows are (row, query head of the
+group) pairs, so the heads of a group share loads. A block that every row reads through the table is one item; a block
+beyond the length is an item for each path. Rows of other paths multiply its keys by zero, which leaves their sums bit
+for bit.
 
-The size of a tile follows from the model alone. So the number of rows, of sequences, of paths and of positions are all
-numbers that the same machine code works with, and cannot change the order of a sum.
+A tile's size follows from the model alone, so numbers of rows, sequences, paths and positions cannot change the order
+of a sum.
 
 Grid and shapes are constants of a pass. Importing this module imports triton.
 """
@@ -22,10 +21,11 @@ from torch import Tensor
 from amusd.models.row_attention import BLOCK, NUM_NEAR, SPLIT, num_splits
 
 COMBINED = 16
-"""Splits that are combined at once; sixteen by sixteen in ascending order."""
+"""Splits that are combined at once, in ascending order."""
 NUM_PROGRAMS = 1024
-"""Programs at most of the first kernel, about: 8 for each multiprocessor of an H100 balance it, and starting the ones
-that a short context leaves without work costs microseconds. A program takes every n-th split."""
+"""About the most programs of the first kernel: 8 per multiprocessor of an H100 balance it, and starting idle ones
+costs microseconds. A program takes every n-th split.
+"""
 
 _BLOCK = tl.constexpr(BLOCK)
 _SPLIT = tl.constexpr(SPLIT)
@@ -35,10 +35,10 @@ _LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 def tile_of(group: int) -> tuple[int, int]:
-    """Tile of a model with `group` query heads for each key head: rows of the matrix product, and rows of the pass.
+    """Tile of a model with `group` query heads per key head: rows of the product, and rows of the pass.
 
-    A tile holds 8 rows of the pass or more, so that a pass of 8 reads its keys once. 16 is the least that `tl.dot`
-    takes; beyond 64 the sums of a dimension of 128 leave the registers, so large groups have fewer rows.
+    8 rows of the pass or more, so that a pass of 8 reads its keys once. `tl.dot` takes 16 at least; beyond 64 the sums
+    of a dimension of 128 leave the registers, so large groups have fewer rows.
     """
     size = max(16, min(64, triton.next_power_of_2(8 * group)), triton.next_power_of_2(group))
     return size, size // group
@@ -95,8 +95,8 @@ def attend_rows(
 def _num_warps(num_sums: int, item_size: int) -> int:
     """Warps of a program.
 
-    4 hold the sums of a tile of 64 rows of 128 in registers, and compute one product of 64 rows on Hopper. Larger tiles
-    need 8, and so does float32, whose products take registers instead of matrix units.
+    4 hold the sums of 64 rows of 128 in registers. Larger tiles need 8, and so does float32, whose products use
+    registers instead of matrix units.
     """
     return 4 if num_sums <= 64 * 128 and item_size < 4 else 8
 
@@ -104,8 +104,8 @@ def _num_warps(num_sums: int, item_size: int) -> int:
 def _num_stages(padded_dim: int, item_size: int) -> int:
     """Items under way at once.
 
-    3: the slots of one, the keys and values of the next, the products of the one before. 2, for want of shared memory,
-    where the keys and values of a block exceed 32 KiB (a head of 128 in bfloat16).
+    3: slots, keys and values, products. 2, for want of shared memory, where a block's keys and values exceed 32 KiB (a
+    head of 128 in bfloat16).
     """
     return 3 if 2 * BLOCK * padded_dim * item_size <= 32 * 1024 else 2
 

@@ -1,4 +1,4 @@
-"""The numbers of rows that a CPU may compute at once without a change of bits, found out by computing."""
+"""Numbers of rows that a CPU may compute at once without a change of bits, found by computing."""
 
 from __future__ import annotations
 
@@ -14,22 +14,18 @@ from amusd.models.network import Network
 from amusd.models.split_attention import BLOCK, SplitAttention
 
 WIDTHS = (1, 2, 3, 4, 6, 8)
-"""Numbers of rows of one call that may agree, in widths; the last is the most of any call."""
+"""Numbers of rows per call to try, in widths; the last is the most."""
 _MOST_KEYS = 20 * BLOCK
-"""Slots of a cache up to which attention of few rows is compared with that of many."""
+"""Cache slots up to which attention of few rows is compared with that of many."""
 _TIMED_PASSES = 2
-"""Passes by which the time of a number of rows is known; the quickest counts, as other work only slows them."""
+"""Passes that are timed; the quickest counts, as other work only slows them."""
 
 
 class RowCounts:
-    """The numbers of rows that agree: each row has the bits of a pass of `width` rows, at whatever place.
-
-    They are a matter of the kernels of one machine: those of whole passes whose rows see themselves alone, and those of
-    attention, which has the rows of one sequence.
-    """
+    """Numbers of rows that give each row the bits of a pass of `width` rows, at any place."""
 
     def __init__(self, network: Network, width: int, max_length: int, *, only_width: bool) -> None:
-        """`max_length`: positions that the model knows; `only_width`: compute nothing, other numbers are not wanted."""
+        """`max_length`: positions that the model knows; `only_width`: find no other numbers."""
         self._network = network
         self._width = width
         self._positions = torch.arange(width).clamp_(max=max_length - 1)
@@ -46,7 +42,7 @@ class RowCounts:
         self.quickest = functools.cache(self._find_quickest)
 
     def up_to(self, rows: int) -> list[int]:
-        """The numbers that agree, up to the first that holds `rows`."""
+        """The agreeing numbers, up to the first that holds `rows`."""
         found = []
         for number in self._candidates:
             if self._agrees(number):
@@ -56,28 +52,28 @@ class RowCounts:
         return found
 
     def of_attention(self, rows: int, cache: KVCache) -> int:
-        """The least number of query rows that agrees and holds the `rows` of one sequence."""
+        """Least agreeing number of query rows that holds one sequence's `rows`."""
         if cache.memory.dtype is not torch.float32 or cache.allocated > _MOST_KEYS:
             return self._width  # how keys are split depends on the number of rows
         return next((number for number in self._agreeing_attention if number >= rows), self._width)
 
     def _find_quickest(self, rows: int) -> int:
-        """The number that agrees, holds `rows` and takes the least time; the largest that agrees holds them.
+        """The quickest agreeing number that holds `rows`, if the largest one holds them.
 
-        Up to `width` rows a pass reads all weights all the same, and kernels suit some numbers better: on a Zen 5 the
-        products of 4 or 6 rows in bfloat16 take 0.83 of the time of those of 2. Beyond `width` it is the least number.
+        Up to `width` rows kernels suit some numbers better: on a Zen 5 bfloat16 products of 4 or 6 rows take 0.83 of
+        the time of 2. Beyond `width` it is the least number.
         """
         fitting = [number for number in self.up_to(max(rows, self._width)) if number >= rows]
         return min(fitting, key=self._time) if rows <= self._width and len(fitting) > 1 else fitting[0]
 
     def _time(self, number: int) -> float:
-        """Seconds of a pass of `number` rows, the least of a few, those among them by which it was found to agree."""
+        """Seconds of the quickest of a few passes of `number` rows."""
         while len(self._seconds.get(number, ())) < _TIMED_PASSES:
             self._compute(torch.arange(number) % self._width)
         return min(self._seconds[number])
 
     def _compare(self, number: int) -> bool:
-        """Whether passes of `number` rows, which show each of some tokens to itself alone, give the bits of `width`."""
+        """Whether passes of `number` rows that see only themselves give the bits of `width`."""
         if number == self._width:
             return True
         choices = [torch.arange(number) % self._width]
@@ -91,7 +87,7 @@ class RowCounts:
         return self._compute(torch.arange(self._width))
 
     def _compute(self, tokens: Tensor) -> Tensor:
-        """The logits [rows, vocab] of these of the tokens, each alone."""
+        """Logits [rows, vocab] of these tokens, each alone."""
         memory = KVMemory(len(tokens), self._network.cache_dtype)
         memory.slots_of_pass = range(len(tokens))
         memory.parents_of_pass = torch.zeros(len(tokens), dtype=torch.int64)
@@ -105,7 +101,7 @@ class RowCounts:
 
     @functools.cached_property
     def _agreeing_attention(self) -> list[int]:
-        """The numbers whose rows of attention have the bits of `width`, whatever the number of keys, to random keys."""
+        """Numbers of query rows whose bits are those of `width`, for any number of keys."""
         if not self._fewer:
             return []
         _ = self._expected  # which shows the shapes of the layers
@@ -128,11 +124,11 @@ class RowCounts:
 
 
 class _OwnValues:
-    """Attention of rows that see nothing but themselves; notes the shapes of the layers."""
+    """Attention of rows to themselves alone; notes the layers' shapes."""
 
     def __init__(self) -> None:
         self.shapes: set[tuple[int, int, int, float, bool]] = set()
-        """Query heads, key heads, their width, the factor of scores, and whether that is all there is to a layer."""
+        """Query heads, key heads, width, scaling, and whether a layer has nothing else."""
 
     def attend(self, layer: AttentionInputs) -> Tensor:
         heads, (key_heads, _, dim) = layer.query.shape[1], layer.keys.shape

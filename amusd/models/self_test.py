@@ -1,7 +1,4 @@
-"""Measures whether a token's logits depend on what shares its pass, which is a matter of this machine's kernels.
-
-They must not under `verify_width=fixed`.
-"""
+"""Measures whether a token's logits depend on what shares its pass. They must not under `verify_width=fixed`."""
 
 from __future__ import annotations
 
@@ -17,16 +14,15 @@ from amusd.models.language_model import LanguageModel
 from amusd.models.passes import Rows
 
 _Way: TypeAlias = Callable[[LanguageModel, Sequence[int], Sequence[KVCache]], list[tuple[int, Tensor]]]
-"""Passes tokens behind what the first cache holds; returns position and logits [vocab] of each."""
+"""Passes tokens after what the first cache holds; returns position and logits [vocab] of each."""
 
 BLOCK_LENGTHS = (3, 1, 8, 5, 2, 7, 4, 6)
-"""Of blocks, round after round, cut where the model's rule cuts them."""
 NEIGHBOURS = (1, 5)
-"""Other sequences: the same tokens, turned by as many."""
+"""Other sequences: the same tokens, rotated by so many."""
 
 
 def rows_agree(model: LanguageModel) -> bool:
-    """Whether the same tokens get the same logits, bit for bit, in passes of 1, of 3 and of 8 rows."""
+    """Whether tokens get the same logits, bit for bit, in passes of 1, 3 and 8 rows."""
     token_ids = [number * 97 % model.vocab_size for number in range(min(8, model.max_length))]
     [cache] = model.new_caches(1, len(token_ids))
     found = []
@@ -41,10 +37,10 @@ def rows_agree(model: LanguageModel) -> bool:
 
 
 def measure_width_invariance(model: LanguageModel, prompt: Sequence[int], num_tokens: int) -> list[float]:
-    """The largest difference of each row's logits between passes of one token and passes that hold others; 0: none.
+    """Largest difference of a row's logits between passes of one token and of more; 0: none.
 
     `num_tokens` are decoded greedily one by one, then passed again in ragged blocks, among other paths, and beside
-    other sequences. Compared are passes over the same memory, whose caches say to how many rows they are padded.
+    other sequences, over one memory.
     """
     capacity = len(prompt) + num_tokens
     alone, caches = model.new_caches(1, capacity), model.new_caches(1 + len(NEIGHBOURS), capacity)
@@ -74,7 +70,7 @@ def _differences(
 
 
 def _in_paths(model: LanguageModel, tokens: Sequence[int], caches: Sequence[KVCache]) -> list[tuple[int, Tensor]]:
-    """Position and logits [vocab] from passes that hold the next token behind others, which take the lower tracks."""
+    """Position and logits [vocab] from passes that hold the next token after others, on the lower tracks."""
     found, cache = [], caches[0]
     while (start := cache.length) < len(tokens):
         num_others = min(model.numerics.tracks_at(start), model.numerics.width - 1) - 1
@@ -90,7 +86,7 @@ def _in_paths(model: LanguageModel, tokens: Sequence[int], caches: Sequence[KVCa
 
 
 def _in_batches(model: LanguageModel, tokens: Sequence[int], caches: Sequence[KVCache]) -> list[tuple[int, Tensor]]:
-    """The same from passes that hold a block of each of several sequences, whose caches are the further ones."""
+    """The same from passes over blocks of several sequences."""
     found, start = [], caches[0].length
     sequences = [tokens, *([*tokens[shift:], *tokens[:shift]] for shift in NEIGHBOURS[: len(caches) - 1])]
     for number in range(1, len(caches)):

@@ -1,8 +1,7 @@
-"""Which part of a model each of several ranks computes, and how the parts become one result.
+"""How a model is split among ranks, and how their parts become one result.
 
-Query, key, value, gate and up are split by their outputs (whole key heads, with the query heads that share them),
-output and down by their inputs, so that a layer needs two exchanges. The embedding is whole on every rank, the output
-head is split by tokens. Shares may differ by one where a size does not divide.
+Query, key, value, gate and up are split by outputs (whole key heads with their query heads), output and down by inputs:
+two exchanges per layer. The embedding is whole on every rank, the head is split by tokens. Shares may differ by one.
 """
 
 from __future__ import annotations
@@ -15,40 +14,38 @@ from amusd.models.passes import Pass
 
 
 class Ranks:
-    """The processes that compute one model together, as one of them sees them. This base class is a single process."""
+    """The processes that compute one model, as one of them sees them. The base class is a single process."""
 
     captures = True
-    """True if exchanges can be part of a CUDA graph."""
+    """Whether exchanges can be part of a CUDA graph."""
 
     def __init__(self, rank: int, size: int) -> None:
-        """`rank`: this one, in `[0, size)`."""
         self.rank = rank
         self.size = size
 
     def sum(self, part: Tensor) -> Tensor:
         """[rows, out] -> [rows, out] float32: the sum of every rank's `part`, the same bits on all.
 
-        All parts have one shape and dtype, and all ranks make the same calls. Raises `PeerError` when another rank is
-        gone; on a GPU of its own a rank may notice only in `check`.
+        All ranks make the same calls with one shape and dtype. Raises `PeerError` when another rank is gone; on its own
+        GPU a rank may notice only in `check`.
         """
         return part.float()
 
     def join(self, part: Tensor) -> Tensor:
-        """[rows, n] -> [rows, size * n]: every rank's columns, in the order of ranks. Otherwise like `sum`."""
+        """[rows, n] -> [rows, size * n]: every rank's columns in rank order. Otherwise like `sum`."""
         return part
 
     def check(self) -> None:
-        """Raise `PeerError` if another rank is known to be gone: what the device has computed is void then."""
+        """Raise `PeerError` if another rank is known to be gone: device results are void then."""
 
     def abort(self) -> None:
-        """End exchanges that take too long on the device. No exchange works afterwards."""
+        """End exchanges that take too long. No exchange works afterwards."""
 
     def announce(self, work: Pass) -> None:
-        """Have the other ranks do the same, before the first one computes `work`."""
+        """Tell the other ranks to compute the same `work`."""
 
 
 ALONE = Ranks(0, 1)
-"""A model in one process."""
 
 
 def share(count: int, ranks: Ranks) -> range:
@@ -57,7 +54,7 @@ def share(count: int, ranks: Ranks) -> range:
 
 
 def share_of_outputs(weight: Tensor, ranks: Ranks) -> Tensor:
-    """This rank's rows of `weight` [out, ...]: equally many on every rank, filled up with zeros."""
+    """This rank's rows of `weight` [out, ...], padded with zeros to the same number on every rank."""
     rows = -(-len(weight) // ranks.size)
     part = weight[ranks.rank * rows : (ranks.rank + 1) * rows]
     missing = rows - len(part)
@@ -65,7 +62,7 @@ def share_of_outputs(weight: Tensor, ranks: Ranks) -> Tensor:
 
 
 class SummedLinear(Linear):
-    """A `Linear` whose inputs are split among the ranks; one of them has the bias."""
+    """A `Linear` whose inputs are split among ranks; one of them has the bias."""
 
     def __init__(self, part: Linear, ranks: Ranks) -> None:
         self._part = part
@@ -82,7 +79,7 @@ class SummedLinear(Linear):
 
 
 class JoinedLinear(Linear):
-    """A `Linear` whose outputs are split among the ranks; every rank receives all of them."""
+    """A `Linear` whose outputs are split among ranks and joined on all."""
 
     def __init__(self, part: Linear, num_outputs: int, ranks: Ranks) -> None:
         """`part`: made of `share_of_outputs`."""

@@ -1,16 +1,16 @@
 """Attention on a CPU: large products without a mask over what every row sees, a small masked part over the rest.
 
-The slots that a block of rows may read are split in two, at a multiple of `BLOCK`:
+The slots of a block of rows are split at a multiple of `BLOCK`:
 
-    [0, prefix)     seen by every row: two matrix products per key head in the dtype of the cache
-    [prefix, end)   the tail, in float32 with a mask
+[0, prefix)     seen by every row: two matrix products per key head in the dtype of the cache
+[prefix, end)   the tail, in float32 with a mask
 
-The tail counts as one more key of the prefix: its score is its log-sum-exp, its value is its result. The scores of the
-prefix are taken relative to that before they are rounded, so those that matter are small and lose little. A short
-prefix is not worth its products; then all slots are tail, as they always are in float32.
+The tail counts as one more key of the prefix: its score is its log-sum-exp, its value its result. Prefix scores are
+taken relative to it before they are rounded, so those that matter lose little. Short prefixes, and all in float32, are
+tail.
 
-Where the split is depends on the number of rows and the position of the first alone. So do the shapes of all products
-under a fixed width; a pass may have fewer rows than its block, which is then filled up with zeros.
+The split depends on the number of rows and the first position alone, and so do the shapes of products at a fixed width;
+missing rows are filled up with zeros.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from amusd.models.attention import AttentionInputs, additive, attend_masked
 from amusd.models.linear import can_multiply_bfloat16
 
 BLOCK = 128
-"""Prefixes end at multiples of this; blocks of many rows are cut there."""
+"""Prefixes end at its multiples; blocks of many rows are cut there."""
 _LEAST_PREFIX = ((64, BLOCK), (4, 8 * BLOCK), (1, 20 * BLOCK))
-"""(rows, slots): a pass of at least so many rows has a prefix from so many slots on. A product takes 20 us to begin."""
+"""(rows, slots): passes of so many rows have a prefix from so many slots on; a product takes 20 us to begin."""
 _SHORT = 20 * BLOCK
-"""Slots of a cache up to which passes of few rows are at least as fast in float32."""
+"""Cache slots up to which few rows are as fast in float32."""
 _PADDING = 32
 
 _attend_with_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default  # noqa: SLF001 - no public name
 
 
 def cache_dtype(weights: torch.dtype, *, int8: bool) -> torch.dtype:
-    """The best dtype for keys and values on a CPU: bfloat16 where it multiplies that and no weight is finer."""
+    """Best dtype for a CPU's keys and values: bfloat16 where it multiplies that and no weight is finer."""
     narrow = int8 or weights is torch.bfloat16
     return torch.bfloat16 if narrow and can_multiply_bfloat16() else torch.float32
 
 
 def stored_dtype(products: torch.dtype, num_slots: int) -> torch.dtype:
-    """The dtype of a cache of `num_slots` whose products are of dtype `products`.
+    """Dtype of a cache of `num_slots` whose products are of dtype `products`.
 
     Float32 in a short one, which passes of few rows would convert each time.
     """
@@ -51,7 +51,7 @@ def stored_dtype(products: torch.dtype, num_slots: int) -> torch.dtype:
 
 
 def prefix_of(shared: int, rows: int, dtype: torch.dtype) -> int:
-    """The end of the prefix of `rows` rows that all see the slots [0, shared); `dtype`: of its products."""
+    """End of the prefix of `rows` rows that all see the slots [0, shared); `dtype`: of its products."""
     if dtype is torch.float32:
         return 0  # one kernel does as well there
     prefix = shared // BLOCK * BLOCK
@@ -60,7 +60,7 @@ def prefix_of(shared: int, rows: int, dtype: torch.dtype) -> int:
 
 
 class SplitAttention:
-    """An `Attention` of one pass over keys and values that lie in a CPU's memory."""
+    """An `Attention` of one pass over keys and values in a CPU's memory."""
 
     def __init__(self, blocks: Sequence[_Block], end: int, first: int) -> None:
         """Use `of_chain` or `of_paths`."""
@@ -72,8 +72,8 @@ class SplitAttention:
     def of_chain(start: int, rows: int, end: int, dtype: torch.dtype, first: int = 0) -> SplitAttention:
         """Rows at the slots [start, start + rows), each of which sees the slots up to its own.
 
-        Reads up to `end`; many rows are cut into blocks that end with their last row. `dtype`: of the products over a
-        prefix; keys and values in another one are converted. `first`: where the memory has slot 0.
+        Reads up to `end`; many rows are cut into blocks. `dtype`: of prefix products; others are converted. `first`:
+        slot 0 in the memory.
         """
         behind = start + rows
         if rows <= BLOCK or dtype is torch.float32:
@@ -84,13 +84,13 @@ class SplitAttention:
 
     @staticmethod
     def of_paths(shared: int, visible: Tensor, dtype: torch.dtype, first: int = 0) -> SplitAttention:
-        """Rows that see the slots [0, shared) and, of all slots, those that `visible` [rows, slots] says."""
+        """Rows that see the slots [0, shared) and those that `visible` [rows, slots] says."""
         rows, end = visible.shape
         prefix = prefix_of(shared, rows, dtype)
         return SplitAttention([_Block(slice(0, rows), visible[:, prefix:], end, dtype)], end, first)
 
     def attend(self, layer: AttentionInputs) -> Tensor:
-        """See `Attention`. There may be fewer rows than were said; these are the first ones."""
+        """See `Attention`. There may be fewer rows than announced: the first ones."""
         query, keys, values = layer.query, layer.keys[:, self._slots], layer.values[:, self._slots]
         if not layer.is_plain or keys.shape[2] != values.shape[2]:
             visible = self._visible(keys.shape[1])
@@ -103,7 +103,7 @@ class SplitAttention:
 
     @property
     def only_block(self) -> _Block | None:
-        """The block, if there is one only, and without a prefix."""
+        """The only block, if it has no prefix."""
         return self._blocks[0] if len(self._blocks) == 1 and not self._blocks[0].prefix else None
 
     def _visible(self, num_slots: int) -> Tensor:
@@ -116,14 +116,13 @@ class SplitAttention:
 
 
 class JoinedAttention:
-    """Attention of a few rows of each of several sequences, which stand one after another in a pass; padding is last.
+    """Attention of a few rows of each of several sequences, one after another; padding is last.
 
-    Each sequence is computed in products of the shape that it has alone; those of one shape whose regions have equal
-    distances share a call.
+    Each sequence has products of the shape that it has alone; equal shapes at equal distances share a call.
     """
 
     def __init__(self, parts: Sequence[tuple[slice, SplitAttention]], num_rows: int) -> None:
-        """`parts`: the rows of each sequence, and their attention; `num_rows`: of the pass, padding included."""
+        """`parts`: rows of each sequence and their attention; `num_rows`: padding included."""
         self._parts = parts
         self._num_rows = num_rows
         blocks = [attention.only_block for _, attention in parts]
@@ -157,7 +156,7 @@ class _Group:
     """Blocks of sequences that one call computes."""
 
     def __init__(self, block: _Block, first: int) -> None:
-        """`first`: where the memory has slot 0 of the sequence."""
+        """`first`: slot 0 of the sequence in the memory."""
         self._blocks, self._firsts = [block], [first]
         self._mask: Tensor | None = None  # [blocks, 1, groups * rows, end]: the same in every layer
 
@@ -180,7 +179,7 @@ class _Group:
         return self._firsts[1] - self._firsts[0] if len(self._firsts) > 1 else 0
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
-        """The attention of all rows, `query` [rows, heads, dim], of which those of a block are neighbours."""
+        """Attention of all rows, `query` [rows, heads, dim], in which a block's rows are neighbours."""
         number, (rows, end), key_heads, dim = len(self._blocks), self._blocks[0].visible.shape, *keys.shape[::2]
         groups = query.shape[1] // key_heads
         if self._mask is None and self._blocks[0].is_masked:
@@ -213,7 +212,7 @@ def _chain(start: int, slots: range, end: int, dtype: torch.dtype) -> _Block:
 
 class _Block:
     def __init__(self, rows: slice, visible: Tensor, end: int, dtype: torch.dtype) -> None:
-        """`visible`: [rows, tail], which ends with the slot before `end`; `dtype`: of the products over the prefix."""
+        """`visible`: [rows, tail], which ends before slot `end`; `dtype`: of the prefix products."""
         self._dtype = dtype
         self.rows = rows
         self.visible = visible
@@ -225,7 +224,7 @@ class _Block:
         self._prefix: _Prefix | None = None
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
-        """The attention of these rows, `query` [rows, heads, dim]; a view of other memory."""
+        """Attention of these rows, `query` [rows, heads, dim]; a view of other memory."""
         key_heads, _, dim = keys.shape
         count, rows, groups = len(query), len(self.visible), query.shape[1] // key_heads
         # The heads of a group are rows of one product, so keys and values are read once and never expanded.
@@ -259,7 +258,7 @@ class _Block:
 
 
 class _Prefix:
-    """The slots that all rows of a block see, and the memory that their products need in every layer."""
+    """The slots that all rows of a block see, and work memory for every layer."""
 
     def __init__(self, num_slots: int, shape: torch.Size, dtype: torch.dtype) -> None:
         """`shape`: [key_heads, rows, dim] of the queries; `dtype`: of the products."""
@@ -274,13 +273,13 @@ class _Prefix:
         self._tail_weights = self._weights[:, :, num_slots : num_slots + 1]
 
     def rounded(self, query: Tensor, scaling: float) -> Tensor:
-        """The scaled queries of a layer, as the products have them: equal keys score alike in prefix and tail."""
+        """A layer's scaled queries as the products have them: equal keys score alike in prefix and tail."""
         return torch.mul(query, scaling, out=self._query).float()
 
     def joined(self, keys: Tensor, values: Tensor, tail: Tensor, log_sum: Tensor) -> Tensor:
-        """The attention [key_heads, rows, dim] of the `rounded` queries to prefix and tail, given that to the tail.
+        """Attention [key_heads, rows, dim] of the `rounded` queries to prefix and tail, given the tail's.
 
-        `log_sum` [key_heads, rows]: the logarithm of the sum of the tail's exponentials.
+        `log_sum` [key_heads, rows]: logarithm of the sum of the tail's exponentials.
         """
         num_slots, dtype = self._num_slots, self._query.dtype
         reference = log_sum.to(dtype)

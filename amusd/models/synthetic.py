@@ -1,8 +1,7 @@
-"""Random weights in the sizes of public models, and a tokenizer for them: costs are measured without a checkpoint.
+"""Random weights in the sizes of public models, and a tokenizer: costs are measured without a checkpoint.
 
-References:
-    The config.json and parameter counts of these model cards: HuggingFaceTB/SmolLM2-135M, meta-llama/Llama-3.2-1B,
-    meta-llama/Llama-3.1-8B, meta-llama/Llama-3.1-70B, Qwen/Qwen3-0.6B, Qwen/Qwen3-8B.
+References: config.json and parameter counts of HuggingFaceTB/SmolLM2-135M, meta-llama/Llama-3.2-1B,
+meta-llama/Llama-3.1-8B, meta-llama/Llama-3.1-70B, Qwen/Qwen3-0.6B, Qwen/Qwen3-8B.
 """
 
 from __future__ import annotations
@@ -76,11 +75,11 @@ SHAPES: Mapping[ModelShape, Mapping[str, Any]] = MappingProxyType(
         "qwen3-8b": _shape(_QWEN3, 4096, 12288, 36, 32),
     }
 )
-"""The settings of each shape's configuration. A `slice` has a tenth of the layers, whole embeddings."""
+"""Configuration of each shape. A `slice` has a tenth of the layers, whole embeddings."""
 
 
 def smaller(shape: ModelShape) -> ModelShape:
-    """The shape that drafts for a target of this one unless another one is named."""
+    """The default draft shape for a target of this shape."""
     if shape.startswith("smollm2"):
         return "smollm2-135m-slice"
     if shape in ("llama-1b", "qwen3-0.6b"):
@@ -92,7 +91,7 @@ _PIECES = re.compile(r" [1-9]?[0-9]{1,8}(?![^ ])|.", re.DOTALL)
 
 
 def load_synthetic(shape: ModelShape, options: LoadOptions, *, seed: int = 0) -> CachedModel:
-    """A model of this shape with random weights. Each of several ranks draws the whole model, then keeps its share.
+    """A model of this shape with random weights; each rank draws the whole model, then keeps its share.
 
     Raises `ConfigError` without that device, or when it is too small.
     """
@@ -104,9 +103,9 @@ def load_synthetic(shape: ModelShape, options: LoadOptions, *, seed: int = 0) ->
 
 
 def random_weights(config: ModelConfig, *, dtype: torch.dtype, device: str, seed: int) -> dict[str, Tensor]:
-    """The weights of a model, by name, drawn on `device` in `dtype`. A tied one has two names.
+    """Weights by name, drawn on `device` in `dtype`. A tied one has two names.
 
-    A product of a normed row has numbers around 1 at every width, so eighty layers stay far from the limits of float16.
+    Products of normed rows are around 1 at every width, so eighty layers stay within float16.
     """
     torch.empty(0, device=device)  # a device that is not there says so here more plainly than in the next line
     generator = torch.Generator(device).manual_seed(seed)
@@ -133,7 +132,7 @@ class SyntheticTokenizer:
         self.fingerprint = hashlib.sha256(f"amusd synthetic {vocab_size}".encode()).hexdigest()
 
     def encode(self, text: str) -> list[int]:
-        """One id for each number that `decode` writes, one for each byte of anything else."""
+        """One id for each number that `decode` writes, one for each byte of other text."""
         ids: list[int] = []
         for piece in _PIECES.findall(text):
             if len(piece) > 1 and int(piece) < self._vocab_size:
@@ -143,11 +142,11 @@ class SyntheticTokenizer:
         return ids
 
     def encode_chat(self, turns: Conversation, **_options: Any) -> list[int]:
-        """Token ids of the contents, an empty line between them: there is no template."""
+        """Token ids of the contents, an empty line between them; no template."""
         return self.encode("\n\n".join(turn["content"] for turn in turns))
 
     def decode(self, token_ids: Iterable[int]) -> str:
-        """The numbers one after the other. Raises `ValueError` on an id out of range."""
+        """The numbers in order. Raises `ValueError` for an id out of range."""
         ids = list(token_ids)
         if ids and not 0 <= min(ids) <= max(ids) < self._vocab_size:
             raise ValueError(f"a token id is out of range: between 0 and {self._vocab_size - 1} allowed")

@@ -1,4 +1,4 @@
-"""Text to token ids and back: the narrow interface, and the tokenizer of a checkpoint."""
+"""Text to token ids and back: the interface, and the tokenizer of a checkpoint."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MORE_FILES = frozenset({"added_tokens.json", "special_tokens_map.json", "additi
 _PATCHED_SIZE = 100_000
 
 Conversation: TypeAlias = Sequence[Mapping[str, Any]]
-"""Turns in order, each with `role` and `content`, and what else the chat template knows."""
+"""Turns with `role` and `content`, and what else the chat template knows."""
 
 
 def user_turn(text: str) -> Conversation:
@@ -45,24 +45,23 @@ class Tokenizer(Protocol):
     """Text to token ids and back, of one model family."""
 
     eos_token_ids: frozenset[int]
-    """The ids that end an answer."""
     fingerprint: str
-    """Hex digest; equal for two tokenizers exactly if they give every text the same ids."""
+    """Hex digest; equal exactly for tokenizers that give every text the same ids."""
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of raw text, with the model's leading special tokens if it has any."""
+        """Token ids of raw text, with the model's leading special tokens."""
         ...
 
     def encode_chat(self, turns: Conversation, **options: Any) -> list[int]:
-        """Token ids of a conversation that waits for the answer to its last turn. `options`: for its template."""
+        """Token ids of a conversation that waits for an answer. `options`: for its template."""
         ...
 
     def decode(self, token_ids: Iterable[int]) -> str:
-        """The text of token ids, special tokens left out."""
+        """Text of token ids without special tokens."""
         ...
 
     def token_text(self, token_id: int) -> TokenText:
-        """The text of a token wherever it stands, or the name of one that adds no text."""
+        """Text of a token at any place, or the name of one that adds no text."""
         ...
 
 
@@ -81,7 +80,6 @@ class HuggingFaceTokenizer:
         template = tokenizer.chat_template
         self._template: str | None = template.get("default") if isinstance(template, dict) else template
         self.has_chat_template = bool(self._template)
-        """Whether conversations are formatted by a template."""
         self.num_ids = self._backend.get_vocab_size() if num_ids is None else num_ids
         self.eos_token_ids = eos_token_ids | _as_ids(
             self._backend.token_to_id(self._special_tokens.get("eos_token", ""))
@@ -99,10 +97,10 @@ class HuggingFaceTokenizer:
         return list(self._backend.encode(text).ids)
 
     def encode_chat(self, turns: Conversation, **options: Any) -> list[int]:
-        """Token ids under the chat template; without one, those of the contents with empty lines between them.
+        """Token ids under the chat template; without one, of the contents with empty lines between them.
 
-        `options`: of transformers' `render_jinja_template`, and the template's variables. Raises `ConfigError` where
-        the template fails or refuses the conversation.
+        `options`: of transformers' `render_jinja_template`, and the template's variables. Raises `ConfigError` if the
+        template fails.
         """
         if not self._template:
             return self.encode("\n\n".join(turn["content"] for turn in turns))
@@ -144,7 +142,7 @@ class HuggingFaceTokenizer:
 
 
 def _render_plainly(template: str, turns: Conversation, variables: Mapping[str, Any]) -> str | None:
-    """What `_render` gives, which takes two seconds to import; None where the template may want more than jinja."""
+    """What `_render` gives, without its import of two seconds; None if jinja alone may not do."""
     if not all(turn.keys() == {"role", "content"} and set(map(type, turn.values())) == {str} for turn in turns):
         return None
     from jinja2.sandbox import ImmutableSandboxedEnvironment  # which a draft does without
@@ -179,7 +177,7 @@ def _render(template: str, turns: Conversation, variables: Mapping[str, Any]) ->
 
 
 def load_tokenizer(path: str | Path) -> HuggingFaceTokenizer:
-    """The tokenizer of a checkpoint (a folder or hub name). Raises `ConfigError` if it has none that fits the model."""
+    """The tokenizer of a folder or hub name. Raises `ConfigError` if none fits the model."""
     model_config = load_config(path)
     config, folder = model_config.get_text_config(decoder=True), find_checkpoint(path)
     if not (folder / _TOKENIZER).is_file():
@@ -208,7 +206,7 @@ def load_tokenizer(path: str | Path) -> HuggingFaceTokenizer:
 
 
 def read_plainly(folder: Path, model_type: str) -> SimpleNamespace | None:
-    """A tokenizer that needs nothing of transformers, under its names; None where that may make more of the files."""
+    """A tokenizer that needs no transformers, under its names; None where that may read the files differently."""
     names = {file.name for file in folder.iterdir()}
     if model_type not in _PLAIN_MODEL_TYPES or _SETTINGS not in names or names & _MORE_FILES:
         return None

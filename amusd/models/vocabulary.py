@@ -1,7 +1,7 @@
-"""A draft with other token ids than its target: its weights are put in the target's order when they are loaded.
+"""A draft with other token ids than its target: its weights are reordered to the target's ids when loaded.
 
-A token that both vocabularies have is read and proposed as the draft's own. A token of the target alone is never
-proposed, and read as the longest of the draft's tokens that its text begins with: one position for each token.
+A shared token is read and proposed as the draft's own. A token of the target alone is never proposed, and read as the
+longest draft token that its text begins with: one position for each token.
 
 References: "Lossless Speculative Decoding Algorithms for Heterogeneous Vocabularies" (arXiv 2502.05202), the method of
 the intersection.
@@ -19,12 +19,11 @@ from torch import Tensor
 from amusd.errors import ConfigError
 
 EMBEDDING, HEAD, HEAD_BIAS = "model.embed_tokens.weight", "lm_head.weight", "lm_head.bias"
-"""transformers' names of a model's first and last weights."""
 TokenText: TypeAlias = bytes | str
-"""The text of a token in UTF-8, which may end within a character; the name of a special token, as `str`."""
+"""A token's UTF-8, perhaps part of a character; a special token's name, as `str`."""
 
 MIN_SHARE = 0.7
-"""Least share of the tokens of `_ENGLISH` that a draft must be able to propose: below it no mode gains much."""
+"""Least share of the tokens of `_ENGLISH` that a draft must propose: below it no mode gains much."""
 _ENGLISH = (
     "The lighthouse at the northern end of the island was built in 1847, after three ships had been lost in a "
     "single winter. Its keeper climbed the narrow staircase every evening, trimmed the lamp and wrote the weather "
@@ -41,24 +40,24 @@ class SharedVocabulary:
     """The tokens of a target and of a draft with other ids."""
 
     output_ids: Tensor
-    """[shared] int64, ascending: the target's ids of the tokens that both have."""
+    """[shared] int64, ascending: the target's ids of shared tokens."""
     draft_ids: Tensor
-    """[shared] int64: the draft's ids of the same tokens."""
+    """[shared] int64: the draft's ids of them."""
     readings: Tensor
-    """[ids of the target] int64: the draft's id that each is read as; -1 for padding, which has no text."""
+    """[ids of the target] int64: the draft's id for each; -1 for padding."""
     has_same_tokenizer: bool = False
-    """Both have the same ids, and one has more padding."""
+    """The ids are the same, but one has more padding."""
 
 
 def share_ids(num_ids: int, num_own: int) -> SharedVocabulary:
-    """The tokens of a target and of a draft with its tokenizer, which have `num_ids` and `num_own` rows."""
+    """The tokens of a target and a draft with one tokenizer, with `num_ids` and `num_own` rows."""
     ids = torch.arange(num_ids)
     own = ids[:num_own]
     return SharedVocabulary(own, own, torch.where(ids < num_own, ids, -1), has_same_tokenizer=True)
 
 
 def share_vocabulary(target: Mapping[int, TokenText], draft: Mapping[int, TokenText], num_ids: int) -> SharedVocabulary:
-    """Compare the texts of the tokens of both. `num_ids`: rows of the target's embedding, padding included."""
+    """Compare both vocabularies by text. `num_ids`: rows of the target's embedding, padding included."""
     target_ids, draft_ids = (_ids_by_text(texts) for texts in (target, draft))
     shared = sorted((token_id, draft_ids[text]) for text, token_id in target_ids.items() if text in draft_ids)
     readings = [_reading(target.get(token_id, b""), draft_ids) for token_id in range(num_ids)]
@@ -70,12 +69,12 @@ def share_vocabulary(target: Mapping[int, TokenText], draft: Mapping[int, TokenT
 
 
 def _ids_by_text(texts: Mapping[int, TokenText]) -> dict[TokenText, int]:
-    """The last id of each text: the bytes of a vocabulary come first."""
+    """The last id of each text: bytes of a vocabulary come first."""
     return {texts[token_id]: token_id for token_id in sorted(texts)}
 
 
 def _reading(text: TokenText, ids: Mapping[TokenText, int]) -> int:
-    """The id of `text`, or of the longest token that it begins with; -1 if there is none."""
+    """The id of `text`, or of its longest prefix; -1 without one."""
     if text in ids:
         return ids[text]
     data = text.encode() if isinstance(text, str) else text
@@ -84,7 +83,7 @@ def _reading(text: TokenText, ids: Mapping[TokenText, int]) -> int:
 
 
 def check_share(output_ids: Tensor, num_ids: int, encode: Callable[[str], Sequence[int]]) -> None:
-    """Raise `ConfigError` if a draft that proposes `output_ids` cannot gain. See `describe_share`."""
+    """Raise `ConfigError` if a draft that proposes `output_ids` cannot gain."""
     if _english_share(output_ids, encode) < MIN_SHARE:
         raise ConfigError(
             f"drafter: {describe_share(output_ids, num_ids, encode)}; below {MIN_SHARE:.0%} it would be right too "
@@ -93,7 +92,7 @@ def check_share(output_ids: Tensor, num_ids: int, encode: Callable[[str], Sequen
 
 
 def describe_share(output_ids: Tensor, num_ids: int, encode: Callable[[str], Sequence[int]]) -> str:
-    """How much of the target's vocabulary a draft can propose, in words; `num_ids`, `encode`: the target's."""
+    """How much of the target's vocabulary a draft can propose, in words."""
     return (
         f"its tokenizer differs from the target's: it can propose {len(output_ids):,} of {num_ids:,} token ids, "
         f"{_english_share(output_ids, encode):.0%} of the tokens of an English text"
@@ -105,7 +104,7 @@ def _english_share(output_ids: Tensor, encode: Callable[[str], Sequence[int]]) -
 
 
 def adopt_vocabulary(weights: dict[str, Tensor], shared: SharedVocabulary) -> None:
-    """Change the weights of a model so that it reads the target's ids, and scores `shared.output_ids`."""
+    """Change a model's weights to read the target's ids and score `shared.output_ids`."""
     rows = weights[EMBEDDING][shared.readings]  # a last row in the place of -1
     rows[shared.readings < 0] = 0
     reduce_head(weights, shared.draft_ids)
@@ -113,7 +112,7 @@ def adopt_vocabulary(weights: dict[str, Tensor], shared: SharedVocabulary) -> No
 
 
 def reduce_head(weights: dict[str, Tensor], columns: Tensor) -> None:
-    """Keep the rows `columns` of the output head; an embedding that is tied to it stays whole."""
+    """Keep the rows `columns` of the output head; a tied embedding stays whole."""
     for name in (HEAD, HEAD_BIAS):
         if name in weights:
             weights[name] = weights[name][columns]
