@@ -23,7 +23,6 @@ class Capabilities:
     has_model: bool = True
     """It is a causal language model on the draft's device."""
     checkpoint: bool = False
-    """`drafter.model` must name its checkpoint."""
     any_target: bool = False
     """It fits any target, also random weights (`hardware.synthetic`)."""
 

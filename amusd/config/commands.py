@@ -94,7 +94,6 @@ class RayConfig(Settings):
     section = "ray"
 
     min_replicas: Count = 1
-    """Least number of engines."""
     max_replicas: Count | None = None
     """Greatest number of engines; None: `ray.min_replicas`."""
     num_gpus: Amount = 0.0

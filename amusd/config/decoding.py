@@ -94,7 +94,6 @@ class SamplingParams(Distribution):
     """The distribution of one answer, and when it ends."""
 
     max_new_tokens: Count = 128
-    """Tokens of the answer at most."""
     stop: tuple[Text, ...] = ()
     """The answer ends where one of these strings is completed; the text is cut before it."""
     ignore_eos: bool = False

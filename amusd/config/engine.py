@@ -117,7 +117,6 @@ class DrafterConfig(Settings):
     options: Annotated[Mapping[str, Any], Meta(description="names and values")] = field(
         default_factory=dict, hash=False
     )
-    """`custom`: options of that function, `drafter.options.NAME=VALUE`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -202,7 +201,6 @@ class HardwareConfig(Settings):
     pin_cores: bool = True
     """On CPUs: give each worker its own core, if there are two."""
     num_threads: Count = 1
-    """On CPUs: threads of each worker."""
     cuda_graphs: bool = True
     """On GPUs: replay captured passes instead of launching each operator anew."""
     synthetic: ModelShape | None = None

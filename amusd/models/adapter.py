@@ -37,7 +37,6 @@ class HuggingFaceNetwork:
     implementation = "transformers"
     feature_width = 0
     fills_vectors = False
-    """Unknown for foreign layers, so False."""
 
     def __init__(self, model: Any, features: Mapping[str, FeatureSpec] | None = None) -> None:
         """`model`: on its device, ready for inference."""
@@ -103,7 +102,6 @@ class _MemoryAsCache(Cache):  # type: ignore[misc]  # transformers is untyped he
 
 
 def _freeze_frequencies(model: Any) -> None:
-    """Stop rotary embeddings from switching frequencies by position, which a captured pass could not do."""
     frozen = {"dynamic": "default", "longrope": "default"}
     for module in model.modules():
         kinds = getattr(module, "rope_type", None)

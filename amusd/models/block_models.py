@@ -179,7 +179,6 @@ class _VisibleSlots:
 
 
 def _block_settings(draft: PublishedDraft) -> tuple[int, int]:
-    """Rows of a block, and the mask token."""
     settings = {**draft.settings, **(draft.settings.get("dflash_config") or {})}
     in_speculators_form = "speculators_model_type" in settings
     block_size, mask = settings.get("block_size", 8 if in_speculators_form else 16), settings.get("mask_token_id")

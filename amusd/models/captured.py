@@ -45,7 +45,6 @@ class PassShape:
     sampler: Sampler | None
     """None: the most likely token."""
     sequences: int
-    """Sequences of the pass, padded."""
 
 
 class CapturedPasses:
@@ -111,7 +110,6 @@ class CapturedPasses:
         return [*(number for number in powers if number < self._num_caches), self._num_caches]
 
     def _prefill(self, rows: Rows) -> None:
-        """Take in a chunk of a prompt. Not captured: its shape is the prompt's."""
         cache, count, device = rows.cache, len(rows.token_ids), self._device
         start = cache.length
         token_ids = torch.tensor(rows.token_ids, pin_memory=device.type == "cuda").to(device, non_blocking=True)
@@ -123,7 +121,6 @@ class CapturedPasses:
         self._wait()
 
     def _places(self, shape: PassShape) -> slice:
-        """Input and result places of a graph; further steps follow all rows."""
         first = self._num_caches * (self._max_rows + shape.step - 1) if shape.step else 0
         return slice(first, first + shape.sequences * shape.rows)
 
@@ -186,7 +183,6 @@ class CapturedPasses:
         return num_paths
 
     def _write_paths(self, rows: Rows, index: int, row_paths: npt.NDArray[np.int64]) -> int:
-        """Write a sequence's paths; returns how many. A row with one row after it shares its path."""
         assert rows.places is not None
         path_of: dict[tuple[int, ...], int] = {}
         num_paths = 0
@@ -200,7 +196,6 @@ class CapturedPasses:
         return num_paths
 
     def _send_tables(self, tables: Sequence[tuple[KVCache, npt.NDArray[np.int64]]]) -> None:
-        """Send changed slots of the caches' first positions, in one copy."""
         host = self._slots.host
         first, end = len(host), 0
         for cache, slots in tables:
@@ -233,7 +228,6 @@ class CapturedPasses:
         self._is_sealed = True
 
     def _graph(self, shape: PassShape) -> tuple[Replay, list[Tensor]]:
-        """A pass's graph and logits. A capture overwrites the scratch slots of regions."""
         known = self._graphs.get(shape)
         if known is None:
             if self._is_sealed:
@@ -252,7 +246,6 @@ class CapturedPasses:
         return known
 
     def _compute(self, shape: PassShape) -> Tensor:
-        """Logits of a pass's rows or of one further step; chooses each row's column."""
         inputs, memory, places = self._inputs, self._memory, self._places(shape)
         table = self._slots.device.view(self._num_caches, self._allocated)
         if self._num_caches > 1:

@@ -105,7 +105,6 @@ def _from_hub(name: str) -> Path:
 
 
 def _download(name: str, patterns: Sequence[str]) -> Path:
-    """Fetch missing files of the top folder; without an answer to the first request, use what is there."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 

@@ -95,7 +95,6 @@ class _Layer:
         make: MakeLinear,
         ranks: Ranks,
     ) -> None:
-        """`weights`: by names within the block; `dtype`: of the rows."""
         self._heads = heads
         self.normed = Norm(weights.get("input_layernorm.weight"), heads.epsilon, device, dtype)
         self._mlp_norm = Norm(weights["post_attention_layernorm.weight"], heads.epsilon, device, dtype)

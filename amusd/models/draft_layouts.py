@@ -44,7 +44,6 @@ _BESIDE_LAYERS = {
     EAGLE3: ("d2t", "t2d", "fc.", *_INPUT_NORMS),
     DFLASH: ("d2t", "t2d", "fc.", *_INPUT_NORMS, "hidden_norm."),
 }
-"""Prefixes of weights that are not the network's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,6 @@ class PublishedDraft:
     target_path: str | Path
     target: Any
     feature_layers: tuple[int, ...]
-    """See `FeatureSpec.layers`."""
 
     @property
     def output_ids(self) -> Tensor | None:
@@ -268,7 +266,6 @@ def _medusa_shapes(weights: Mapping[str, Tensor], target: Any) -> dict[str, tupl
 
 
 def _difference(draft: PublishedDraft, folder: Path) -> str | None:
-    """How its original target differs from this one, beyond the shapes of weights."""
     num_layers, vocab_size, ids = draft.target.num_hidden_layers, int(draft.target.vocab_size), draft.output_ids
     if min(draft.feature_layers) < 0 or max(draft.feature_layers) > num_layers:
         return f"it reads states {list(draft.feature_layers)}, and this one has {num_layers} layers"

@@ -61,7 +61,6 @@ class EagerPasses:
             self._row_counts.of_attention(1, cache)
 
     def _calls(self, batch: Sequence[Rows]) -> list[list[Rows]]:
-        """Groups of sequences that share a call of the network."""
         if len(batch) == 1:
             return [[*batch]]
         most = WIDTHS[-1] * self._numerics.width

@@ -83,7 +83,6 @@ def export_draft(target: Path, folder: Path, draft_file: Path = DRAFT_FILE) -> N
 
 
 def _with_ends(path: str | Path, draft: DraftWeights, config: ModelConfig) -> dict[str, Tensor]:
-    """The draft's weights with the target's embedding and whole head."""
     weights = {**draft.tensors, EMBEDDING: target_weight(path, EMBEDDING)}
     weights[HEAD] = weights[EMBEDDING] if config.tie_word_embeddings else target_weight(path, HEAD)
     return fit_weights(f"the draft for {path}", weights, weight_shapes(config))

@@ -20,7 +20,6 @@ class FeatureSpec:
     """The feature of a token that one drafter reads."""
 
     layers: tuple[int, ...]
-    """Hidden states, side by side."""
     width: int
     reduce: torch.nn.Module | None = None
     """[rows, len(layers) * hidden] -> [rows, width], computed by the target; None: identity."""

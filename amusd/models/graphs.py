@@ -31,7 +31,6 @@ DEVICE_SECONDS = 60.0
 _WARM_UP_RUNS = 2  # kernels are chosen, and memory is allocated, in the first runs
 _CHECK_SECONDS = 0.005  # between two looks at the other ranks while the device computes
 _yield: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
-"""2 microseconds if available; `time.sleep(0)` takes 50."""
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:

@@ -63,7 +63,6 @@ def load_model(
 
 
 def _try_out(model: CachedModel, options: LoadOptions, report: Callable[[str], None]) -> CachedModel:
-    """Compute a few tokens; returns the model, uncaptured if its layers cannot be captured."""
     try:
         is_exact = rows_agree(model)
     except DeviceError as error:

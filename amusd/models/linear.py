@@ -28,7 +28,6 @@ _MAKE_QUANTIZED = "_make_per_channel_quantized_tensor"
 INT8 = "int8"
 _LARGEST_INT8 = 127
 _LARGEST_WITHOUT_VNNI = 64
-"""Two products of such a weight and an input of 255 fit in 16 bits together."""
 
 
 class Linear(ABC):
@@ -247,14 +246,12 @@ class Int8Linear(Linear):
 
 
 def _function(name: str) -> Callable[..., Tensor]:
-    """The function of a `torch.ops.quantized` operator, whose argument check takes 10 us."""
     function: Callable[..., Tensor] = getattr(torch.ops.quantized, name).default._op  # noqa: SLF001 - no public name
     return function
 
 
 @cache
 def _num_even_rows(least: int) -> int:
-    """Fewest rows from `least` on that FBGEMM computes alike: some kernels add in another order."""
     random = torch.Generator().manual_seed(0)
     weight, row = (torch.randn(number, 64, generator=random) for number in (32, 1))
     weight = torch.ops.quantized.linear_prepack_fp16(weight, None)

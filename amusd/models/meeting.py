@@ -16,7 +16,6 @@ class Meeting:
     address: str
     """A private folder on one machine, else `tcp://HOST:PORT`; rank R uses port PORT + R."""
     host: str = LOOPBACK
-    """This machine's address for gloo."""
     store: Any = None
     """torch's store for the process group; None: a file in the folder."""
     failure: Callable[[int, float], Exception | None] = lambda _rank, _timeout: None

@@ -19,13 +19,11 @@ class Network(Protocol):
     """
 
     implementation: str
-    """`amusd` or `transformers`."""
     device: torch.device
     cache_dtype: torch.dtype
     num_ids: int
     """Token ids that it takes in: `[0, num_ids)`; a reduced head scores fewer."""
     vocab_size: int
-    """Columns of the logits."""
     feature_width: int
     """Width of the feature that each row reads (`KVMemory.parents_of_pass`); 0: none."""
     taps: FeatureTaps | None

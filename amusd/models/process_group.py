@@ -139,7 +139,6 @@ class ProcessGroup:
 
 
 def _wait(work: Any) -> None:
-    """Wait for gloo; an NCCL exchange on the current stream needs no wait."""
     if work is not None:
         work.wait()
 

@@ -148,12 +148,10 @@ def _block_slots(
 
 
 def _dot(left: Tensor, right: Tensor) -> Tensor:
-    """Dot products along the last dimension, whose order of sums depends on its size alone."""
     return _fold(left * right)
 
 
 def _fold(terms: Tensor) -> Tensor:
-    """Sum along the last dimension by halves: no kernel may choose another order."""
     while (size := terms.shape[-1]) > 1:
         half = size // 2
         folded = terms[..., :half] + terms[..., half : 2 * half]

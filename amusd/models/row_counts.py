@@ -16,9 +16,7 @@ from amusd.models.split_attention import BLOCK, SplitAttention
 WIDTHS = (1, 2, 3, 4, 6, 8)
 """Numbers of rows per call to try, in widths; the last is the most."""
 _MOST_KEYS = 20 * BLOCK
-"""Cache slots up to which attention of few rows is compared with that of many."""
 _TIMED_PASSES = 2
-"""Passes that are timed; the quickest counts, as other work only slows them."""
 
 
 class RowCounts:
@@ -67,13 +65,11 @@ class RowCounts:
         return min(fitting, key=self._time) if rows <= self._width and len(fitting) > 1 else fitting[0]
 
     def _time(self, number: int) -> float:
-        """Seconds of the quickest of a few passes of `number` rows."""
         while len(self._seconds.get(number, ())) < _TIMED_PASSES:
             self._compute(torch.arange(number) % self._width)
         return min(self._seconds[number])
 
     def _compare(self, number: int) -> bool:
-        """Whether passes of `number` rows that see only themselves give the bits of `width`."""
         if number == self._width:
             return True
         choices = [torch.arange(number) % self._width]
@@ -101,7 +97,6 @@ class RowCounts:
 
     @functools.cached_property
     def _agreeing_attention(self) -> list[int]:
-        """Numbers of query rows whose bits are those of `width`, for any number of keys."""
         if not self._fewer:
             return []
         _ = self._expected  # which shows the shapes of the layers
@@ -128,7 +123,6 @@ class _OwnValues:
 
     def __init__(self) -> None:
         self.shapes: set[tuple[int, int, int, float, bool]] = set()
-        """Query heads, key heads, width, scaling, and whether a layer has nothing else."""
 
     def attend(self, layer: AttentionInputs) -> Tensor:
         heads, (key_heads, _, dim) = layer.query.shape[1], layer.keys.shape

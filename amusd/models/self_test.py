@@ -86,7 +86,6 @@ def _in_paths(model: LanguageModel, tokens: Sequence[int], caches: Sequence[KVCa
 
 
 def _in_batches(model: LanguageModel, tokens: Sequence[int], caches: Sequence[KVCache]) -> list[tuple[int, Tensor]]:
-    """The same from passes over blocks of several sequences."""
     found, start = [], caches[0].length
     sequences = [tokens, *([*tokens[shift:], *tokens[:shift]] for shift in NEIGHBOURS[: len(caches) - 1])]
     for number in range(1, len(caches)):

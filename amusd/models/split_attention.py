@@ -28,7 +28,6 @@ from amusd.models.linear import can_multiply_bfloat16
 BLOCK = 128
 """Prefixes end at its multiples; blocks of many rows are cut there."""
 _LEAST_PREFIX = ((64, BLOCK), (4, 8 * BLOCK), (1, 20 * BLOCK))
-"""(rows, slots): passes of so many rows have a prefix from so many slots on; a product takes 20 us to begin."""
 _SHORT = 20 * BLOCK
 """Cache slots up to which few rows are as fast in float32."""
 _PADDING = 32
@@ -156,7 +155,6 @@ class _Group:
     """Blocks of sequences that one call computes."""
 
     def __init__(self, block: _Block, first: int) -> None:
-        """`first`: slot 0 of the sequence in the memory."""
         self._blocks, self._firsts = [block], [first]
         self._mask: Tensor | None = None  # [blocks, 1, groups * rows, end]: the same in every layer
 
@@ -171,7 +169,6 @@ class _Group:
 
     @property
     def num_rows(self) -> int:
-        """Rows of all blocks together."""
         return len(self._blocks) * len(self._blocks[0].visible)
 
     @property
@@ -273,7 +270,6 @@ class _Prefix:
         self._tail_weights = self._weights[:, :, num_slots : num_slots + 1]
 
     def rounded(self, query: Tensor, scaling: float) -> Tensor:
-        """A layer's scaled queries as the products have them: equal keys score alike in prefix and tail."""
         return torch.mul(query, scaling, out=self._query).float()
 
     def joined(self, keys: Tensor, values: Tensor, tail: Tensor, log_sum: Tensor) -> Tensor:

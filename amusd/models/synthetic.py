@@ -33,7 +33,6 @@ def _shape(
 
 
 def _llama(factor: float) -> dict[str, Any]:
-    """Llama 3.1 and 3.2; `factor` stretches the rotary frequencies."""
     factors = {"factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     original = {"rope_theta": 500000.0, "original_max_position_embeddings": 8192}
     return {

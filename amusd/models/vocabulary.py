@@ -69,12 +69,10 @@ def share_vocabulary(target: Mapping[int, TokenText], draft: Mapping[int, TokenT
 
 
 def _ids_by_text(texts: Mapping[int, TokenText]) -> dict[TokenText, int]:
-    """The last id of each text: bytes of a vocabulary come first."""
     return {texts[token_id]: token_id for token_id in sorted(texts)}
 
 
 def _reading(text: TokenText, ids: Mapping[TokenText, int]) -> int:
-    """The id of `text`, or of its longest prefix; -1 without one."""
     if text in ids:
         return ids[text]
     data = text.encode() if isinstance(text, str) else text

@@ -23,7 +23,6 @@ class DelayedTransport:
         self._link = link
         self._delay_ns = round(delay_seconds * 1e9)
         self._held: deque[tuple[int, Message]] = deque()
-        """(due in monotonic nanoseconds, message), in the order of sending."""
         self._loss: PeerLostError | None = None
 
     def send(self, message: Message) -> None:

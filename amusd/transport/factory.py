@@ -75,7 +75,6 @@ def _listen(config: TransportConfig, nonce: int, devices: tuple[str, str]) -> tu
 
 
 def _candidates(config: TransportConfig) -> tuple[Link, ...]:
-    """The best first. gloo and NCCL only on request: a draft that is lost over them is not replaced."""
     if config.kind == "gloo" or config.kind == "nccl":
         return (config.kind,)
     if config.address is not None:

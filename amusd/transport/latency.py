@@ -59,7 +59,6 @@ def measure_one_way(
 
 
 def _exchange(link: Transport) -> float:
-    """Microseconds of half of a round trip."""
     started = time.perf_counter_ns()
     link.send(_CANDIDATE)
     if link.receive(ANSWER_SECONDS) is None:

@@ -29,9 +29,7 @@ TARGET_RANK = 0
 DRAFT_RANK = 1
 
 FORM_SECONDS = 30.0
-"""Longest time to form a group."""
 STORE_SECONDS = 5.0
-"""Longest wait for the store."""
 DEVICE_BODY_SECONDS = 10.0
 """Longest time of a body between devices."""
 
@@ -136,7 +134,6 @@ def _gloo_group(store: Any, rank: int, host: str) -> ProcessGroup:
 
 
 def _warm_up(bodies: Bodies, peer: int, *, sends: bool) -> None:
-    """The first operation of an NCCL group forms it, while both hosts wait: here, in one order at both ends."""
     if sends:
         bodies.send(b"\0", peer)
     else:

@@ -198,7 +198,6 @@ class SharedMemoryTransport:
         self._door = None
 
     def _break(self, error: PeerProtocolError) -> None:
-        """Give up: the peer's memory makes no sense, and nothing behind this point can be found."""
         self.frames.reject(str(error))
         self._lose(str(error))
         self._rings.close()
@@ -213,7 +212,6 @@ def _memory_at(path: Path) -> Path:
 
 
 def _is_connected(connection: socket.socket) -> bool:
-    """Whether the other end is there. Drains the wake-up bytes."""
     try:
         return bool(connection.recv(4096))
     except BlockingIOError:

@@ -226,7 +226,6 @@ class ZeroMQTransport:
         return bool(zmq.zmq_poll(self._input, 0))
 
     def _flush(self) -> bool:
-        """Send what waited for the peer; False when not all is taken."""
         while self._pending:
             if not self._try_send(self._pending[0]):
                 return False
