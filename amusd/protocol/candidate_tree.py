@@ -1,4 +1,4 @@
-"""The candidates behind the target's committed prefix: a tree of nodes, each one token."""
+"""The candidates after the target's committed prefix: a tree of nodes, each one token."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from amusd.protocol.prefix_hash import CommittedPrefix
 from amusd.protocol.verification import Block, Tracks
 
 MAX_NODES = 4096
-"""Numbers of candidates in one tree at most: far more than a draft can compute in a few passes."""
+"""Most numbered candidates in one tree: far more than a draft computes in a few passes."""
 MAX_NUMBERS = 4 * MAX_NODES
-"""Numbers that are remembered, or come in one message, at most: a node that is offered again has several."""
+"""Most numbers remembered, or in one message: a node that is offered again has several."""
 
 
 class Reception(enum.Enum):
     """The fate of a candidate message."""
 
     TAKEN = "taken"
-    """Some of its tokens are in the tree, or agree with what was committed meanwhile."""
+    """Some tokens are in the tree, or agree with what was committed meanwhile."""
     CONTRADICTED = "contradicted"
     """They disagree with a token committed meanwhile."""
     STALE = "stale"
-    """They follow what was contradicted before or was lost, or are from another life of the draft."""
+    """They follow contradicted or lost nodes, or are from another life of the draft."""
 
 
 @dataclass(slots=True)
@@ -41,7 +41,6 @@ class CandidateNode:
     row: Any
     position: int = 0
     children: dict[int, CandidateNode] = field(default_factory=dict)
-    """Nodes that follow it, by token."""
 
 
 Children = dict[int, CandidateNode]
@@ -49,28 +48,26 @@ _weight = attrgetter("weight")
 
 
 class CandidateTree:
-    """Hangs behind `prefix`, of which it knows the nodes that were committed."""
+    """The tree after `prefix`, with the numbers of committed nodes."""
 
     def __init__(self, prefix: CommittedPrefix, max_length: int) -> None:
         self._prefix = prefix
         self._max_length = max_length
         self.children: Children = {}
-        """Nodes that follow the committed prefix, by token."""
         self.nodes: Children = {}
-        """All nodes of the tree, by number."""
         self.passed: dict[int, int] = {}
-        """Number of a node that was committed -> its position."""
+        """Number of a committed node -> its position."""
 
     def clear(self) -> None:
         """Forget everything."""
         self.children, self.nodes, self.passed = {}, {}, {}
 
     def forget_before(self, base: int) -> None:
-        """The draft names nothing before its `base` any more (T2)."""
+        """The draft no longer names nodes before its `base` (T2)."""
         self.passed = {number: at for number, at in self.passed.items() if at >= base}
 
     def add(self, node: CandidateNode, base: int, parent: int) -> Reception:
-        """Put a node where it belongs (T1). A known number is no news."""
+        """Put a node where it belongs (T1). A known number is ignored."""
         if node.number in self.nodes or node.number in self.passed:
             return Reception.TAKEN
         if len(self.nodes) + len(self.passed) >= MAX_NUMBERS:
@@ -98,14 +95,13 @@ class CandidateTree:
         return Reception.TAKEN
 
     def _compare(self, node: CandidateNode) -> Reception:
-        """Compare the node with the token that was committed in its place."""
         if self._prefix.slice(node.position, node.position + 1)[0] != node.token_id:
             return Reception.CONTRADICTED
         self.passed[node.number] = node.position
         return Reception.TAKEN
 
     def path(self) -> list[CandidateNode]:
-        """The likeliest one (T3)."""
+        """The likeliest path (T3)."""
         path: list[CandidateNode] = []
         children = self.children
         while children:
@@ -114,7 +110,7 @@ class CandidateTree:
         return path
 
     def likeliest_behind(self, token_ids: Iterable[int]) -> CandidateNode | None:
-        """The likeliest candidate behind this path; None where there is none."""
+        """The likeliest candidate after this path; None without one."""
         children = self.children
         for token_id in token_ids:
             node = children.get(token_id)
@@ -156,7 +152,7 @@ class CandidateTree:
         )
 
     def advance(self, token_ids: Sequence[int]) -> bool:
-        """Keep what agrees with tokens that were committed; returns whether they contradict the tree."""
+        """Keep what agrees with committed tokens; returns whether they contradict the tree."""
         for token_id in token_ids:
             node = self.children.get(token_id)
             if node is None:

@@ -1,24 +1,23 @@
-"""The draft's state of one sequence: what it may do next, given the verdicts it has heard. Pure: values in, values out.
+"""The draft's state of one sequence: what it may do next, given the verdicts it has heard. Pure.
 
-    [0, base)      committed, as far as the draft knows
-    behind it      a tree of nodes, each one token; the root stands for the last committed token
+[0, base)      committed, as far as the draft knows
+behind it      a tree of nodes, each one token; the root stands for the last committed token
 
-A node is first a guess and can then be computed, which gives guesses of what follows it. The likeliest guesses are
-computed first, whatever their depth. With a `fan_out` of 1 the tree is a chain, and its last node is the only guess.
+A node is first a guess; once computed, it gives guesses of what follows. The likeliest guesses are computed first. With
+a `fan_out` of 1 the tree is a chain, and its last node is the only guess.
 
 Rules
-    R1  No node is more than `max_lookahead` tokens ahead of `base`, and none stands at the last position of the
-        sequence, or beyond the drafter's last position. After `max_steps` steps, if there is such a limit, no node is
-        computed before the next verdict.
-    R2  A guess that is less likely to be needed than `MIN_PROBABILITY` is not made, and none is while the tree has
-        `MAX_NODES` nodes; each is thought of again when a verdict has changed that. A looked-up path is made whole.
-    R3  Every node is offered once, after its parent, with the prefix that the tree hangs behind; all are offered again,
-        under new numbers, in a new epoch, which the target begins when something was lost.
-    R4  A verdict that adds nothing is ignored; one that contradicts what the target committed before is refused.
-    R5  A refused message changes nothing.
+R1  No node is more than `max_lookahead` tokens ahead of `base`, at the last position of the sequence, or beyond the
+drafter's last position. After `max_steps` steps, if limited, no node is computed before the next verdict.
+R2  A guess less likely than `MIN_PROBABILITY` is not made, nor any while the tree has `MAX_NODES` nodes; a verdict may
+change that. A looked-up path is made whole.
+R3  Every node is offered once, after its parent, with the prefix that the tree follows; a new epoch, which the target
+begins after a loss, offers all again under new numbers.
+R4  A verdict that adds nothing is ignored; one that contradicts committed tokens is refused.
+R5  A refused message changes nothing.
 
-A verdict is applied in two steps, `preview` and `apply`, so that the tree and what the drafter keeps of it can go back
-together (`amusd/runtime/rollback.py`).
+A verdict is applied in two steps, `preview` and `apply`, so that tree and drafter go back together
+(`amusd/runtime/rollback.py`).
 """
 
 from __future__ import annotations
@@ -34,12 +33,10 @@ from amusd.protocol.messages import CERTAINTY, MAX_EPOCH, MAX_TOKENS, Candidate,
 from amusd.protocol.prefix_hash import CommittedPrefix
 
 MIN_PROBABILITY = 0.005
-"""Below this a prepared token is worth neither energy nor a message."""
+"""Below this a prepared token is not worth its cost."""
 MAX_NODES = 256
-"""Nodes of a tree at most."""
 
 Guesses = Sequence[tuple[int, float]]
-"""Tokens that may come next, each with its probability."""
 
 
 @dataclass(slots=True, eq=False)
@@ -47,25 +44,22 @@ class Node:
     """One token of the tree."""
 
     parent: Node | None
-    """None for the root."""
     token_id: int
     position: int
     probability: float
     """Probability that the text goes through it, given the root."""
     weight: float
-    """Probability that it follows its parent."""
     number: int = 0
-    """Names it towards the target, from 1; 0 as long as it has not been offered."""
+    """Its name towards the target, from 1; 0 before it is offered."""
     step: int = 0
-    """Which step guessed it, from 1; 0: none had to."""
+    """The step that guessed it, from 1; 0: looked up."""
     row: bytes = b""
-    """The distribution that the token was drawn from, under the ratio test."""
+    """The distribution that it was drawn from, under the ratio test."""
     computed: bool = False
     children: list[Node] = field(default_factory=list)
     unmade: Guesses = ()
-    """Guesses of what follows it that were not made (R2)."""
+    """Guesses after it that were not made (R2)."""
     unmade_step: int = 0
-    """Which step guessed those."""
 
     def child(self, token_id: int) -> Node | None:
         """The guess that `token_id` follows."""
@@ -82,20 +76,19 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """The change that a verdict makes to the tree. `num_discarded > 0` is a rollback."""
+    """A verdict's change of the tree. `num_discarded > 0` is a rollback."""
 
     kept: tuple[Node, ...]
-    """Nodes on the committed path, in its order: they become part of the prefix."""
+    """Nodes on the committed path, in order: they join the prefix."""
     token_ids: tuple[int, ...]
-    """Committed tokens behind them that the tree did not have."""
+    """Committed tokens after them that the tree lacked."""
     root: Node | None
-    """The root afterwards; None: a new one, and all of the tree is gone."""
+    """The root afterwards; None: a new one, without a tree."""
     committed_length: int
-    """Committed length afterwards."""
     epoch: int
-    """Epoch afterwards; a new one has everything offered again."""
+    """A new epoch has everything offered again."""
     num_discarded: int
-    """Nodes that are gone because the verdict contradicts the tree; 0 where it foresaw it, or was only too short."""
+    """Nodes that the verdict contradicts."""
 
     @property
     def alive(self) -> tuple[Node, ...]:
@@ -104,7 +97,7 @@ class Transition:
 
 
 def check_opening(opening: Open) -> None:
-    """Raise `PeerProtocolError` for what no correct target sends. Costs nothing, unlike a session."""
+    """Raise `PeerProtocolError` for what no correct target sends. Cheaper than a session."""
     if not 1 <= len(opening.token_ids) <= opening.max_length <= MAX_TOKENS:
         raise PeerProtocolError(f"Open with {len(opening.token_ids)} tokens and max_length {opening.max_length}")
     if opening.max_lookahead < 1 or opening.tokens_per_message < 1:
@@ -114,16 +107,15 @@ def check_opening(opening: Open) -> None:
 
 
 class DraftSession:
-    """The draft's state of one sequence, opened by `opening`. Raises `PeerProtocolError` for an impossible one."""
+    """The draft's state of one sequence. Raises `PeerProtocolError` for an impossible `opening`."""
 
     def __init__(self, opening: Open, *, draft_length: int | None = None) -> None:
-        """`draft_length`: longest sequence that the drafter takes; None: any."""
+        """`draft_length`: longest sequence of the drafter; None: any."""
         check_opening(opening)
         self.sequence_id = opening.sequence_id
         self.incarnation = opening.incarnation
         self.is_chain = opening.fan_out == 1
         self.tokens_per_message = opening.tokens_per_message
-        """Candidates go out once this many are ready."""
         self.num_stale = 0
         self.epoch = 0
         """How often the tree was to be offered again."""
@@ -138,9 +130,8 @@ class DraftSession:
         self._limit = self._next_limit()
         self._next_number = 1
         self.root = self._new_root()
-        """The last committed token."""
         self.num_nodes = 0
-        """Size of the tree, the root not counted."""
+        """Size of the tree without the root."""
         self._guesses: list[tuple[float, int, Node]] = []  # a heap: the likeliest first, then the oldest
         self._order = count()
         self._num_steps = 0
@@ -155,25 +146,25 @@ class DraftSession:
 
     @property
     def committed(self) -> tuple[int, ...]:
-        """The tokens of it."""
+        """The committed tokens that the draft knows."""
         return self._prefix.token_ids
 
     @property
     def room(self) -> int:
-        """How many more tokens the path of a chain may have before the next verdict."""
+        """How many more tokens a chain may get before the next verdict."""
         return max(0, self._limit - self.base - self.num_nodes)
 
     @property
     def has_work(self) -> bool:
-        """There is something worth computing before the next verdict."""
+        """Whether something is worth computing before the next verdict."""
         if self._max_steps and self._num_steps - self._num_steps_before >= self._max_steps:
             return False
         return self._may_grow(self.root) and (not self.root.computed or self._has_guess())
 
     def value_of_next(self, num_taken: int) -> float:
-        """Return the value of the next node for a step that has taken `num_taken` of this tree; 0: there is none.
+        """Value of the next node for a step that took `num_taken` of this tree; 0: there is none.
 
-        Its probability, divided by one more than the number of tokens that the tree is expected to have ready.
+        Its probability, divided by one more than the tokens that the tree is expected to have ready.
         """
         if not self.root.computed:
             probability = 1.0 if num_taken == 0 and self._may_grow(self.root) else 0.0
@@ -183,14 +174,14 @@ class DraftSession:
         return probability / (1.0 + self._num_ready)
 
     def take_next(self, num_taken: int) -> Node:
-        """Take that node, which has a value, out of the guesses."""
+        """Take the next node, which has a value, out of the guesses."""
         self._num_steps += num_taken == 0
         return heapq.heappop(self._guesses)[2] if self.root.computed else self.root
 
     def grow(self, nodes: Sequence[Node], found: Sequence[Guesses], rows: Sequence[bytes] = ()) -> None:
-        """`nodes` were computed; `found`: what may follow each of them. A chain may go on behind its own guess.
+        """Record that `nodes` were computed; `found`: what may follow each. A chain may go on behind its own guess.
 
-        `rows`: under the ratio test, what the token of each entry was drawn from. Raises `ValueError` beyond `room`.
+        `rows`: under the ratio test, what each token was drawn from. Raises `ValueError` beyond `room`.
         """
         if len(found) > max(len(nodes), self.room):
             raise ValueError(f"{len(found)} tokens proposed, room for {self.room}")
@@ -208,9 +199,8 @@ class DraftSession:
             node.computed = True
 
     def guess_path(self, token_ids: Sequence[int], weight: float) -> int:
-        """Guess that these tokens follow the root, each with probability `weight`; nothing is computed for that.
-
-        Returns how many of these guesses are new.
+        """Guess these tokens after the root, each with probability `weight`, without computing; returns how many
+        are new.
         """
         node, before = self.root, self.num_nodes
         for token_id in token_ids:
@@ -221,7 +211,7 @@ class DraftSession:
         return self.num_nodes - before
 
     def offer(self) -> Candidate | None:
-        """The next message for the target, or None while there is nothing (or too little) to say."""
+        """The next message for the target; None while there is too little to say."""
         more = self.has_work
         if len(self._unsent) < self.tokens_per_message and (more or (self._said_no_more and not self._unsent)):
             return None
@@ -244,7 +234,7 @@ class DraftSession:
         )
 
     def preview(self, verdict: Verdict) -> Transition | None:
-        """The transition that `apply` would carry out; None for a stale verdict, whose count alone changes.
+        """The transition that `apply` would carry out; None for a stale verdict, which is only counted.
 
         Raises `PeerProtocolError` for a verdict that no correct target sends.
         """
@@ -269,12 +259,12 @@ class DraftSession:
         )
 
     def without_tree(self, transition: Transition) -> Transition:
-        """`transition` with nothing left of the tree."""
+        """`transition` without anything left of the tree."""
         token_ids = tuple(node.token_id for node in transition.kept) + transition.token_ids
         return replace(transition, kept=(), token_ids=token_ids, root=None, num_discarded=self.num_nodes)
 
     def apply(self, transition: Transition) -> None:
-        """Carry out what `preview` returned, with nothing in between."""
+        """Carry out the latest `preview`."""
         self._prefix.append(tuple(node.token_id for node in transition.kept) + transition.token_ids)
         self._limit = self._next_limit()
         self.root = transition.root or self._new_root()
@@ -341,7 +331,6 @@ class DraftSession:
         return node
 
     def _make(self, node: Node, guesses: Guesses, step: int) -> None:
-        """Guess those that are worth it; what is known (by a lookup) is not guessed twice."""
         known = {child.token_id for child in node.children}
         unmade = []
         for token_id, weight in guesses:
@@ -357,7 +346,6 @@ class DraftSession:
         heapq.heappush(self._guesses, (-node.probability, next(self._order), node))
 
     def _may_grow(self, node: Node) -> bool:
-        """Whether candidates may stand behind it."""
         return node.position + 1 < self._limit and self.num_nodes < self._max_nodes
 
     def _has_guess(self) -> bool:
@@ -378,8 +366,8 @@ class DraftSession:
 def next_nodes(sessions: Sequence[DraftSession], row_share: float = 0.0) -> list[tuple[Node, ...]]:
     """Choose what one step computes of each tree: the root alone, up to `rows_per_step` guesses, or nothing.
 
-    The node that is worth most comes first, whichever tree it is of. `row_share`: what each further row adds to a step,
-    relative to one with one row; rows are added as long as that raises the value computed in the same time.
+    The most valuable node comes first, of whichever tree. `row_share`: cost of a further row relative to a step with
+    one; rows are added while they raise the value per time.
     """
     taken: list[list[Node]] = [[] for _ in sessions]
     waiting = [(-session.value_of_next(0), index) for index, session in enumerate(sessions)]

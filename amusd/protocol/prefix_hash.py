@@ -1,6 +1,6 @@
-"""The committed prefix of a sequence, and the rolling 64-bit hash by which a candidate proves which one it follows.
+"""A sequence's committed prefix, and its rolling 64-bit hash, by which a candidate proves which prefix it follows.
 
-It detects our own mistakes, and is no defence against an adversary.
+It detects our own mistakes; it is no defence against an adversary.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 EMPTY = 0xCBF29CE484222325
-"""Hash of the empty prefix."""
 
 _MULTIPLIER = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
@@ -21,7 +20,7 @@ def extend(prefix_hash: int, token_id: int) -> int:
 
 
 class CommittedPrefix:
-    """Tokens that the target chose for one sequence, and the hash of each prefix. It only grows."""
+    """Tokens that the target chose, and the hash of each prefix. It only grows."""
 
     def __init__(self, token_ids: Sequence[int]) -> None:
         self._token_ids: list[int] = []

@@ -1,23 +1,22 @@
-"""Which candidates the target may verify in one sequence, given what has arrived. Pure: values in, values out.
+"""Which candidates the target may verify in one sequence. Pure: values in, values out.
 
-    [0, committed_length)     committed, final
-    behind it                 a tree of candidates (`candidate_tree.py`)
+[0, committed_length)     committed, final
+behind it                 a tree of candidates (`candidate_tree.py`)
 
-The one invariant (I6): every candidate in the tree was drafted from exactly the prefix that stands before it here. It
-holds because the draft numbers its nodes and names the parent of each; 0 stands for the committed prefix of the length
-that the message names (its base). When tokens are committed, the subtree that goes through them stays, and all else is
-gone.
+The one invariant (I6): every candidate in the tree was drafted from exactly the prefix before it here. The draft
+numbers its nodes and names each parent; 0 is the committed prefix of the message's length (its base). When tokens are
+committed, their subtree stays, and all else is gone.
 
 Rules
-    T1  A node counts if its parent is in the tree, or a committed token, or 0. Where a node's place is committed by
-        now, it must be the committed token; so a bonus token that agrees costs nothing.
-    T2  What was committed is remembered by number until the draft is known to build on a longer prefix.
-    T3  The candidates at hand are the path that takes the likeliest child at each node, the first one among equals. A
-        pass over several paths takes the likeliest nodes instead, and of that path as many as are among them.
-    T4  Numbers follow each other. Where some are missing, a message was lost: a new epoch begins, and the next verdict
-        has the draft offer its tree again.
-    T5  `attach` starts a new life of the draft; nodes of any other life are stale.
-    T6  The target alone can always go on (`begin(0)`, `commit` of its own token). A refused message changes nothing.
+T1  A node counts if its parent is in the tree, a committed token, or 0. Where its place is committed by now, it must be
+the committed token; so a bonus token that agrees costs nothing.
+T2  Committed nodes are remembered by number until the draft builds on a longer prefix.
+T3  The candidates at hand are the path of the likeliest children, the first among equals. A pass over several paths
+takes the likeliest nodes instead.
+T4  Numbers follow each other. A gap is a lost message: a new epoch begins, and the next verdict has the draft offer its
+tree again.
+T5  `attach` starts a new life of the draft; nodes of any other life are stale.
+T6  The target alone can always go on (`begin(0)`, `commit` of its own token). A refused message changes nothing.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class TargetSession:
         fan_out: int = 1,
         wants_rows: bool = False,
     ) -> None:
-        """`fan_out`: what the draft is asked for; each candidate has a weight where it is above 1.
+        """`fan_out`: asked of the draft; above 1 each candidate has a weight.
 
         `wants_rows`: each candidate must come with the distribution that it was drawn from.
         """
@@ -62,9 +61,8 @@ class TargetSession:
         self._block_rows: tuple[Any, ...] = ()
         self._num_accepted = 0
         self.attached = False
-        """A draft works on this sequence."""
         self.epoch = 0
-        """How often candidates of the present life of the draft were lost."""
+        """How often candidates of the draft's present life were lost."""
         self._incarnation = 0
         self._next_number = 1
         self._draft_base = len(prompt)
@@ -90,30 +88,29 @@ class TargetSession:
 
     @property
     def candidates(self) -> tuple[int, ...]:
-        """Candidates ready for verification: the tokens of the likeliest path."""
+        """The tokens of the likeliest path."""
         return tuple(node.token_id for node in self._tree.path())
 
     @property
     def num_candidates(self) -> int:
-        """Candidates ready for verification: the length of the likeliest path."""
+        """The length of the likeliest path."""
         return len(self._tree.path())
 
     @property
     def weights(self) -> tuple[float, ...]:
-        """How likely the draft takes each of them to be accepted if those before it are; nothing of a chain."""
+        """Draft's probability of each given those before it; empty for a chain."""
         return () if self._is_chain else tuple(node.weight / CERTAINTY for node in self._tree.path())
 
     @property
     def may_get_more(self) -> bool:
-        """Waiting makes sense: the draft has not said that it is done with the present committed prefix."""
+        """Whether the draft may send more for the present prefix."""
         return self.attached and (self._draft_more or self._draft_base < self._prefix.length)
 
     @property
     def draft_restarting(self) -> bool:
-        """The draft starts anew behind the committed prefix.
+        """Whether the draft starts anew after the committed prefix.
 
-        A chain does when it was contradicted and nothing was verified since, or had ended; a tree when nothing was
-        prepared.
+        A chain does after it was contradicted or had ended, a tree when nothing was prepared.
         """
         if self._is_chain:
             return self._contradicted or not self._draft_more
@@ -122,7 +119,7 @@ class TargetSession:
     # The draft's side
 
     def attach(self, incarnation: int) -> None:
-        """A draft with this (positive) incarnation is told about the sequence; what an earlier one sent is void."""
+        """Begin with a draft of this (positive) incarnation; what an earlier one sent is void."""
         if incarnation <= self._incarnation:
             raise PeerProtocolError(f"incarnation {incarnation} follows {self._incarnation}: must rise")
         self.detach()
@@ -134,12 +131,12 @@ class TargetSession:
         self._draft_more = True
 
     def detach(self) -> None:
-        """The draft is gone: forget its candidates and go on alone."""
+        """Forget the lost draft's candidates."""
         self.attached = False
         self._tree.clear()
 
     def receive(self, candidate: Candidate, rows: Sequence[Any] = ()) -> Reception:
-        """Take in a message of candidates, and `rows`, which are its `draft_probs` read and checked.
+        """Take in candidates, and `rows`: their `draft_probs`, checked.
 
         Raises `PeerProtocolError` for what no correct draft sends.
         """
@@ -167,10 +164,10 @@ class TargetSession:
     # The target's side
 
     def begin(self, max_candidates: int, *, num_tracks: int = 1, max_rows: int = 0, min_chance: float = 0.0) -> Block:
-        """Start a verification of at most `max_candidates` of the candidates at hand (0 is always possible).
+        """Start a verification of at most `max_candidates` candidates (0 is always possible).
 
-        One less than `remaining` at most: the pass commits one more token than it accepts. Where it has several tracks,
-        the block holds the `max_rows` - 1 likeliest candidates that these have room for, none below `min_chance`.
+        At most `remaining` - 1, since a pass commits one more token than it accepts. With several tracks the block
+        holds the `max_rows` - 1 likeliest candidates that fit, none below `min_chance`.
         """
         if self._block is not None:
             raise InvariantError("a verification is already under way")
@@ -188,25 +185,24 @@ class TargetSession:
         return block
 
     def candidates_to_judge(self) -> tuple[int, ...]:
-        """The block's candidates and, if it has arrived by now, the one behind them.
+        """The block's candidates and, if it has arrived, the one behind them.
 
-        The pass has scored the position of that late candidate: judging it instead of taking a bonus token keeps the
-        draft's tree alive more often, and is exact.
+        Judging that late candidate instead of taking a bonus token keeps the draft's tree alive more often, and is
+        exact.
         """
         candidates = self._verifying().candidates
         late = self._tree.likeliest_behind(candidates)
         return candidates if late is None else (*candidates, late.token_id)
 
     def rows_to_judge(self) -> tuple[Any, ...]:
-        """The distributions that `candidates_to_judge` were drawn from, if any; a lost draft takes none along."""
+        """The distributions that `candidates_to_judge` were drawn from, if any."""
         late = self._tree.likeliest_behind(self._verifying().candidates)
         return self._block_rows if late is None or not self._wants_rows else (*self._block_rows, late.row)
 
     def commit(self, token_ids: Sequence[int], num_accepted: int, *, ends: bool = False) -> PassOutcome:
         """End the verification: `token_ids` are final, the first `num_accepted` of them were candidates.
 
-        `ends`: the answer ends with them, so what is behind its end was not judged. Raises `InvariantError` when the
-        acceptance rule produced what it must not; nothing is changed then.
+        `ends`: the answer ends with them. Raises `InvariantError`, without any change, for impossible arguments.
         """
         tokens = tuple(token_ids)
         block, accepted = self._verifying(), tokens[:num_accepted]
@@ -231,7 +227,7 @@ class TargetSession:
         )
 
     def verdict(self) -> Verdict:
-        """The newest, cumulative verdict; may be sent at any time, and again."""
+        """The newest, cumulative verdict; may be sent again."""
         start = self._draft_base
         return Verdict(
             sequence_id=self.sequence_id,

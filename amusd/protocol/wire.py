@@ -1,20 +1,19 @@
-"""Message <-> frame: the only place that knows the byte layout. Knows no socket, session or meaning.
+"""Message <-> frame: the only place that knows the byte layout.
 
 One frame per message, numbers little-endian:
 
-    offset  size  field
-    0       4     magic, b"AMSD"
-    4       2     PROTOCOL_VERSION
-    6       8     session nonce: any 64-bit number, chosen by the target for one link
-    14      8     when it was sent, in nanoseconds of the sender's monotonic clock; says nothing about the message
-    22            the message in MessagePack: a list of its tag and its fields (`messages.py`)
-    at the end 4  CRC-32 of all before it
+offset  size  field
+0       4     magic, b"AMSD"
+4       2     PROTOCOL_VERSION
+6       8     session nonce: any 64-bit number, chosen by the target for one link
+14      8     when it was sent, in nanoseconds of the sender's monotonic clock
+22            the message in MessagePack: a list of its tag and its fields (`messages.py`)
+at the end 4  CRC-32 of all before it
 
-A link may damage a frame, and a token that was changed on its way would be believed: hence the checksum. It proves
-nothing about the sender, so every field is checked all the same.
+The checksum detects damage on the way. It proves nothing about the sender, so every field is checked all the same.
 
-A frame has exactly one reading and a message exactly one frame: decoding and encoding again gives the bytes back.
-`tests/protocol/test_wire.py` holds frames of this version, byte for byte.
+A frame has exactly one reading and a message exactly one frame. `tests/protocol/test_wire.py` holds frames of this
+version, byte for byte.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ from amusd.protocol.messages import PROTOCOL_VERSION, Message
 from amusd.settings import shown
 
 MAX_FRAME_BYTES = 8 << 20
-"""Bytes of a frame at most, header included."""
 
 _MAGIC = b"AMSD"
 _HEADER = struct.Struct("<4sHQQ")
@@ -39,7 +37,6 @@ _MIN_FRAME_BYTES = _HEADER.size + _CHECKSUM.size
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 _REFUSALS = (msgspec.MsgspecError, ConfigError, ValueError, TypeError, OverflowError, RecursionError, struct.error)
-"""What packing and reading raise where a value, or the bytes of one, are no message."""
 
 
 class Frame(NamedTuple):
@@ -51,12 +48,12 @@ class Frame(NamedTuple):
 
 
 def seal(frame: bytes) -> bytes:
-    """The frame with its checksum behind it."""
+    """The frame with its checksum."""
     return frame + _CHECKSUM.pack(zlib.crc32(frame))
 
 
 def encode(message: Message, nonce: int, sent_ns: int = 0) -> bytes:
-    """One frame. Raises ValueError when a field does not fit, because that is the caller's mistake, not the peer's."""
+    """One frame. Raises ValueError when a field does not fit: the caller's mistake."""
     try:
         body = _ENCODER.encode(message)
         _DECODER.decode(body)  # the encoder takes any value
