@@ -199,9 +199,7 @@ class DraftSession:
             node.computed = True
 
     def guess_path(self, token_ids: Sequence[int], weight: float) -> int:
-        """Guess these tokens after the root, each with probability `weight`, without computing; returns how many
-        are new.
-        """
+        """Guess these tokens after the root, each with probability `weight`; returns how many are new."""
         node, before = self.root, self.num_nodes
         for token_id in token_ids:
             if not self._may_grow(node):
