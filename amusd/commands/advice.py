@@ -1,4 +1,4 @@
-"""The sentence of advice under the tables of `compare` and `simulate`: which setting to use here, and what it gains."""
+"""The advice under the tables of `compare` and `simulate`: which setting to use, and its gain."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _SETTINGS = ("mode", "drafter", "policy", "num_speculative_tokens", "tree", "min
 
 
 def advice(rows: Sequence[Row]) -> str:
-    """Return one sentence, empty without a choice: plain decoding is the first of `rows`.
+    """One sentence; empty without a choice: plain decoding is the first of `rows`.
 
-    Among settings that tie, the one with the least to tune wins.
+    Among ties the setting with the least to tune wins.
     """
     plain, *drafting = rows
     if not drafting:
@@ -53,7 +53,6 @@ def _gain(row: Row) -> float:
 
 
 def _is_tie(one: Row, other: Row) -> bool:
-    """Whether no difference in speed can be told."""
     noise = STANDARD_ERRORS * math.hypot(_error(one), _error(other))
     return abs(math.log(_gain(one) / _gain(other))) <= math.log1p(max(TIE, noise))
 

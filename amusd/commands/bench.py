@@ -1,6 +1,6 @@
-"""`amusd bench`: what a pass, a draft step and a message take on this machine, beside their floors and transformers.
+"""`amusd bench`: times of a pass, a draft step and a message, beside their floors and transformers.
 
-Pieces of work are timed in turns, so that a machine whose speed drifts treats them alike; figures are medians.
+Work is timed in turns, so that a drifting machine treats it alike; figures are medians.
 """
 
 from __future__ import annotations
@@ -33,18 +33,14 @@ from amusd.transport.latency import measure_one_way
 from amusd.types import Role
 
 CONTEXT_LENGTH = 200
-"""Tokens in the cache before each pass."""
 WIDTHS = (1, 4, 8, 16)
-"""Rows of the target passes that are timed."""
 NUM_ROUNDS = 15
-"""How often each pass and each chain of draft steps is timed; plain decoding a third as often."""
+"""Of passes and chains of draft steps; plain decoding has a third."""
 NUM_MESSAGES = 2000
-"""Messages over each link."""
 WARM_UP_ROUNDS = 2
 DRAFT_STEPS = 8
-"""Draft steps in a row, as a chain makes them: only the first finds its weights displaced by the target's."""
+"""In a row, as in a chain: only the first finds its weights displaced by the target's."""
 NUM_TOKENS = 24
-"""Tokens of plain decoding."""
 TEXT = "The harbour master keeps a notebook in which he writes down every ship that enters, and the weather. "
 
 Work = Callable[[], object]
@@ -52,7 +48,7 @@ Times = dict[str, list[float]]
 
 
 def bench(config: RunConfig, run_directory: Path) -> int:
-    """Measure links, then models in this process on the target's cores; the caller has settled cores and threads."""
+    """Measure links, then models in this process, whose cores and threads are set."""
     console = Console(json_only=config.output == "json")
     engine = config.engine(max_num_seqs=1)
     transport = measure_links(config.hardware, console)
@@ -85,7 +81,7 @@ def bench(config: RunConfig, run_directory: Path) -> int:
 
 
 def measure_links(hardware: HardwareConfig, console: Console) -> dict[str, dict[str, Any]]:
-    """One-way times over every link that works here; of the others, why they do not."""
+    """One-way times over every link that works here, and why the others do not."""
     cores = tuple(cores_for(role, allowed_cores(), hardware) for role in (Role.TARGET, Role.DRAFT))
     found: dict[str, dict[str, Any]] = {}
     for name, link in ON_ONE_MACHINE.items():
@@ -105,7 +101,7 @@ def measure_models(
     prompt: Sequence[int],
     console: Console,
 ) -> dict[str, Any]:
-    """The parts `target`, `draft` and `peer` of the report. `generate`: plain decoding by transformers."""
+    """The parts `target`, `draft` and `peer`. `generate`: plain decoding by transformers."""
     bandwidth = read_bandwidth(str(target.device))
     bucketed = replace(target, numerics=Numerics.for_device(str(target.device), width=max(WIDTHS), fixed=False))
     work = {str(width): _pass(bucketed, prompt, width) for width in WIDTHS} | {"fixed": _pass(target, prompt, 1)}
@@ -151,7 +147,7 @@ def time_in_turns(work: Mapping[str, Work], num_rounds: int, console: Console) -
 
 
 def read_bandwidth(device: str) -> float:
-    """GB/s (10^9 bytes) of a sequential read by torch's own sum, best of seven: the floor of every forward pass."""
+    """GB/s (10^9 bytes) of a sequential read by torch's sum, best of seven: the floor of every pass."""
     on_gpu = device.startswith("cuda")
     values = torch.ones((2 << 30 if on_gpu else 256 << 20) // 4, dtype=torch.float32, device=device)
     best = float("inf")
@@ -164,7 +160,7 @@ def read_bandwidth(device: str) -> float:
 
 
 def load_transformers(path: str, dtype: str, device: str) -> Callable[[Sequence[int], int], object]:
-    """Return `generate(prompt, number)`: exactly `number` greedy tokens by a stock transformers model."""
+    """Return `generate(prompt, number)`: exactly `number` greedy tokens by stock transformers."""
     from transformers import AutoModelForCausalLM, GenerationConfig
 
     with quiet_transformers():
@@ -204,7 +200,6 @@ def bench_text(document: dict[str, Any]) -> str:
 
 
 def _ms_per_token(decoders: Mapping[str, Callable[[int], object]], console: Console) -> dict[str, float]:
-    """Median milliseconds of a token behind the first one."""
     work = {f"{name} {n}": partial(decode, n) for name, decode in decoders.items() for n in (1, 1 + NUM_TOKENS)}
     times = time_in_turns(work, max(1, NUM_ROUNDS // 3), console)
     pairs = {name: zip(times[f"{name} {1 + NUM_TOKENS}"], times[f"{name} 1"], strict=True) for name in decoders}
@@ -212,7 +207,6 @@ def _ms_per_token(decoders: Mapping[str, Callable[[int], object]], console: Cons
 
 
 def _filled(model: CachedModel, prompt: Sequence[int], room: int) -> KVCache:
-    """A cache that holds `prompt`, with room for as many tokens more."""
     cache = model.new_cache(len(prompt) + room)
     model.prefill(prompt, cache)
     return cache

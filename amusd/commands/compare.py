@@ -1,12 +1,11 @@
 """Plain, synchronous and asynchronous decoding on the same prompts, models and devices, in one run.
 
-Contestants take turns in rotating order, so that a machine whose speed drifts treats them alike. A turn is a prompt, or
-a load where a contestant makes several answers at a time (`compare.batch_sizes`): some answers per place, the next one
-begun as soon as one has all its tokens. The tokens per second of loads are those of all answers together, from the
-first request to the last token.
+Contestants take turns in rotating order, so that a drifting machine treats them alike. A turn is a prompt, or with
+several answers at a time (`compare.batch_sizes`) a load: the tokens per second of loads are those of all answers
+together, from the first request to the last token.
 
-A synchronous row is tuned: every length of `compare.synchronous_lengths` runs, the table shows the fastest. Where a
-draft is lost, the next one is waited for before anything else is measured.
+A synchronous row shows the fastest of `compare.synchronous_lengths`. A lost draft is waited for before anything else is
+measured.
 """
 
 from __future__ import annotations
@@ -41,9 +40,8 @@ from amusd.workload import WorkloadPrompt
 
 WARM_UP_TOKENS = 8
 LOAD_SIZE = 4
-"""Answers of one load for each of the places that are taken at a time: at its end some are free."""
+"""Answers of a load per place; at its end some places are free."""
 LOOK_SECONDS = 0.1
-"""How often it is looked whether the next draft is there."""
 
 
 def run_comparison(
@@ -56,7 +54,7 @@ def run_comparison(
 ) -> None:
     """Let every contestant answer every prompt, into `comparison`.
 
-    `progress` hears what, how many of how many; `note` is told in a line when a lost draft is waited for.
+    `progress` hears what, how many of how many; `note` hears when a lost draft is waited for.
     """
     drafts = _Drafts(engine, config, comparison.contestants, note)
     drafts.warm_up()
@@ -89,7 +87,7 @@ def run_comparison(
 def answer(
     scripts: Scripts, contestant: Contestant, prompts: Sequence[tuple[int, ...]], params: SamplingParams
 ) -> tuple[list[Generation], float]:
-    """Return the answers in the order of the prompts, and the seconds from the first request to the last token."""
+    """The answers in the order of the prompts, and the seconds from the first request to the last token."""
     engine = scripts.engine
     asked = partial(engine.submit, decoding=contestant.decoding, drafter=contestant.drafter)
     references = [scripts.of(prompt, params, contestant.decoding, contestant.drafter) for prompt in prompts]
@@ -104,7 +102,7 @@ def answer(
 
 
 def _turns(comparison: Comparison) -> Iterator[list[tuple[int, list[int]]]]:
-    """Each turn: contestants in their order, and the places of the prompts that each is to answer then.
+    """Contestants in order, and the prompts' places for each.
 
     Loads come last: they are compared with plain decoding of one.
     """
@@ -132,15 +130,12 @@ class _Drafts:
         self._engine, self._config, self._contestants, self._note = engine, config, contestants, note
         self.scripts = Scripts(engine)
         self._num_given_up = 0
-        """Losses after which no draft came in time: nobody waits again before there is another."""
 
     def warm_up(self) -> None:
-        """A short answer of every contestant, which nobody measures."""
         for contestant in self._contestants:
             self._answer(contestant, WARM_UP_TOKENS)
 
     def wait(self) -> None:
-        """Wait for the next draft after a loss, up to `startup_timeout_seconds`."""
         if not self._is_one_missing() or len(self._engine.draft_losses) == self._num_given_up:
             return
         self._note("the draft was lost; nothing is measured before the next one is there")
@@ -157,7 +152,6 @@ class _Drafts:
             self.warm_up()
 
     def _is_one_missing(self) -> bool:
-        """One was lost, and another one may come."""
         engine = self._engine
         return bool(engine.draft_losses) and not engine.worker.client.has_draft and engine.draft_failure is None
 
@@ -169,7 +163,7 @@ class _Drafts:
 def compare(
     config: RunConfig, engine: Engine, console: Console, prompts: Sequence[WorkloadPrompt], run_directory: Path
 ) -> Done:
-    """Every contestant on every prompt. What was measured is kept if the run is interrupted or this process killed."""
+    """Every contestant on every prompt. Results are kept if the run is interrupted or killed."""
     comparison = Comparison.of(config)
     complete = False
     num_kept = 0

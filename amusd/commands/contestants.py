@@ -1,4 +1,4 @@
-"""The ways to decode that `amusd compare` compares, what each of them answered, and the rows that come of it."""
+"""The ways to decode that `amusd compare` compares, their answers, and the rows of the result."""
 
 from __future__ import annotations
 
@@ -27,9 +27,7 @@ class Contestant:
     decoding: DecodingConfig
     drafter: str | None
     batch_size: int = 1
-    """Answers at a time."""
     num_devices: int = 1
-    """Devices it occupies."""
 
     @property
     def length(self) -> int | None:
@@ -55,7 +53,7 @@ class Contestant:
 class Comparison:
     """The answers of all contestants. `answers[c][p]` belongs to contestant c and prompt p.
 
-    Several at a time, answers go on with the first prompt behind the last one, if there are fewer prompts than places.
+    Loads with more places than prompts repeat the prompts.
     """
 
     contestants: list[Contestant]
@@ -63,7 +61,7 @@ class Comparison:
     encoded: list[tuple[int, ...]] = field(default_factory=list)
     answers: list[list[Generation]] = field(default_factory=list)
     seconds: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
-    """Time that each contestant's answers took, by its index."""
+    """Seconds of each contestant's answers, by its index."""
     refused: list[tuple[int, str]] = field(default_factory=list)
     """Prompts that did not fit: line number, reason."""
     repeatable: bool = True
@@ -71,7 +69,7 @@ class Comparison:
 
     @classmethod
     def of(cls, config: RunConfig) -> Comparison:
-        """The contestants that `config` asks for, with nothing measured yet."""
+        """The contestants that `config` asks for, without measurements."""
         contestants = contestants_of(config)
         repeatable = config.sampling.rule != "rejection"
         return cls(contestants, answers=[[] for _ in contestants], repeatable=repeatable)
@@ -80,8 +78,8 @@ class Comparison:
 def contestants_of(config: RunConfig) -> list[Contestant]:
     """Plain decoding, then for each drafter the synchronous lengths and the asynchronous policy.
 
-    `mode=synchronous` compares that one mode and length with plain decoding, `mode=autoregressive` only measures it.
-    All of this for each batch size; plain decoding of one answer at a time comes first in any case.
+    `mode=synchronous` compares that mode with plain decoding, `mode=autoregressive` only measures it. Repeated for each
+    batch size; plain decoding of one answer at a time comes first.
     """
     decoding, devices = config.decoding(), devices_of(config.engine_for("compare"))
 
@@ -105,12 +103,12 @@ def contestants_of(config: RunConfig) -> list[Contestant]:
 
 
 def count_devices(devices: Sequence[str]) -> int:
-    """Return how many devices ranks on these have: each GPU counts once, and a CPU for each rank (its cores)."""
+    """Number of devices: each GPU counts once, and a CPU for each rank (its cores)."""
     return len({*devices} - {"cpu"}) + devices.count("cpu")
 
 
 def rows_of(comparison: Comparison, engine: Engine) -> list[dict[str, Any]]:
-    """The documented rows, batch size by batch size; without those that are not measured yet."""
+    """The documented rows of what is measured, by batch size."""
     shown: list[dict[str, Any]] = []
     for size in dict.fromkeys(contestant.batch_size for contestant in comparison.contestants):
         indices = [i for i, contestant in enumerate(comparison.contestants) if contestant.batch_size == size]
@@ -120,7 +118,6 @@ def rows_of(comparison: Comparison, engine: Engine) -> list[dict[str, Any]]:
 
 
 def _shown(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of one batch size: plain decoding, then the best synchronous length and asynchronous of each drafter."""
     plain, *others = rows
     shown = [plain]
     for row in rows:
@@ -144,10 +141,7 @@ def _shown(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def per_prompt(comparison: Comparison) -> list[dict[str, Any]]:
-    """The time per token of every contestant, for each prompt that was answered: the synchronous lengths too.
-
-    A row names its contestant, which is the key here.
-    """
+    """The time per token of every contestant, for each answered prompt, all synchronous lengths included."""
     return [
         {
             "number": prompt.number,
@@ -163,7 +157,7 @@ def per_prompt(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def records_of(comparison: Comparison) -> list[dict[str, Any]]:
-    """Every answer, prompt by prompt, as `files.py` keeps them; `length` where it is the schedule's own."""
+    """Every answer, prompt by prompt, as `files.py` keeps them."""
     number = len(comparison.prompts)
     return [
         _record(comparison, index, place)
@@ -244,7 +238,6 @@ def _ms_per_token(answer: Generation) -> float:
 
 
 def _identity(comparison: Comparison, index: int, engine: Engine) -> dict[str, Any]:
-    """The number of answers that equal plain decoding's; for others, how near to a tie the first other choice was."""
     gaps: list[float] = []
     answers = comparison.answers[index]
     pairs_of = zip(itertools.cycle(comparison.encoded), itertools.cycle(comparison.answers[0]), answers)
@@ -262,7 +255,6 @@ def _identity(comparison: Comparison, index: int, engine: Engine) -> dict[str, A
 
 
 def _logit_gap(engine: Engine, prefix: Sequence[int], token_id: int, other_id: int) -> float:
-    """Return how much the target prefers `token_id` to `other_id` behind `prefix`, or how near to a tie it was."""
     model = engine.worker.model
     with engine.turns.alone():
         [cache] = model.new_caches(1, len(prefix))

@@ -38,9 +38,9 @@ class Finding(NamedTuple):
 
 
 def run_doctor(config: RunConfig, console: Console) -> int:
-    """Look at everything that the configuration needs, and print what is found. Returns 0 when all of it works, else 2.
+    """Check all that the configuration needs, and print findings. Returns 0 when all of it works, else 2.
 
-    Raises `ConfigError` for a GPU that is not there.
+    Raises `ConfigError` for a missing GPU.
     """
     engine = config.engine()
     check_devices(devices_of(engine))
@@ -55,7 +55,6 @@ def run_doctor(config: RunConfig, console: Console) -> int:
 
 
 def _guard(name: str, findings: Iterator[Finding], *, failed: bool | None = False) -> Iterator[Finding]:
-    """These findings; an error that ends them is one more."""
     try:
         yield from findings
     except AmusdError as error:
@@ -63,7 +62,6 @@ def _guard(name: str, findings: Iterator[Finding], *, failed: bool | None = Fals
 
 
 def _machine(config: EngineConfig) -> Iterator[Finding]:
-    """What is installed and what is here; neither good nor bad where ranks share a GPU or cores."""
     found = {name: next(iter(metadata.distributions(name=name)), None) for name in PACKAGES}
     versions = (f"{name} {'missing' if package is None else package.version}" for name, package in found.items())
     yield Finding("versions", None, ", ".join([f"Python {platform.python_version()}", *versions]))
@@ -79,7 +77,6 @@ def _machine(config: EngineConfig) -> Iterator[Finding]:
 
 
 def _links(config: EngineConfig) -> Iterator[Finding]:
-    """The links of this machine, or that of the address. Only ZeroMQ and the one that is asked for have to work."""
     wanted = config.transport
     links = ON_ONE_MACHINE if wanted.address is None else {wanted.address.partition("://")[0]: wanted}
     for name, link in links.items():
@@ -96,7 +93,6 @@ def _measure(name: str, link: TransportConfig, config: EngineConfig) -> Iterator
 
 
 def _models(config: EngineConfig) -> Iterator[Finding]:
-    """Load both and measure them."""
     of_target, of_draft = link_devices(config)
     check_target(config, of_target)
     if config.target_tensor_parallel_size > 1:
@@ -118,7 +114,6 @@ def _models(config: EngineConfig) -> Iterator[Finding]:
 
 
 def _memory(config: EngineConfig, device: str, models: Sequence[CachedModel]) -> Finding:
-    """Whether the caches of models, whose weights are loaded, fit as well."""
     weights, free = sum(model.parameter_bytes for model in models), free_bytes(device)
     caches = sum(cache_bytes(model, config.max_num_seqs) for model in models)
     text = f"weights take {weights / 1e6:.0f} MB, caches (max_num_seqs) {caches / 1e6:.0f} of {free / 1e6:.0f} free MB"

@@ -30,13 +30,11 @@ class Done(NamedTuple):
     text: str
     """The text that standard output still lacks, for a person."""
     notes: Sequence[str]
-    """Lines about the run."""
     records: Sequence[Record] = ()
-    """Every answer of a comparison."""
 
 
 def generate(config: RunConfig, engine: Engine, console: Console, prompt: WorkloadPrompt, run_directory: Path) -> Done:
-    """One answer, streamed. What there is of it is kept when the run is interrupted or this process is killed."""
+    """One answer, streamed. A partial answer is kept when the run is interrupted or killed."""
     if config.prompt is None:
         console.text(f"> {prompt.text}\n")
     decoding, prompt_ids = config.decoding(), engine.encode(prompt.turns, raw=config.workload.raw)
@@ -61,7 +59,7 @@ def generate(config: RunConfig, engine: Engine, console: Console, prompt: Worklo
 
 
 def generate_file(config: RunConfig, engine: Engine, console: Console, run_directory: Path) -> Done:
-    """Answers to what is left of a file of prompts. Each is in the file `out` as soon as those before it are."""
+    """Answer the rest of a file of prompts. Each answer is in the file `out` as soon as those before it are."""
     out = AnswersFile(config)
     with out.opened() as file:
         prompts = prompts_of("generate", config)  # nobody else adds to the file from now on
@@ -105,19 +103,13 @@ class _FileRun:
     complete: bool = False
     begin: float = field(default_factory=time.perf_counter)
     seconds: float = 0.0
-    """Seconds from `begin` to the last answer."""
     num_tokens: int = 0
     num_written: int = 0
-    """Answers in the file."""
     refused: list[str] = field(default_factory=list)
-    """Prompts that do not fit, and why."""
     num_done: int = 0
-    """Places that are written or refused, and so are all before them."""
     waiting: dict[int, bytes] = field(default_factory=dict)
-    """Lines behind a place that is not done yet, by place; empty where the prompt is refused."""
 
     def submitted(self, engine: Engine, config: RunConfig) -> Iterator[tuple[int, Answer]]:
-        """Places and answers; each prompt is submitted when its answer is asked for."""
         scripts = Scripts(engine)
         for place, prompt in enumerate(self.prompts):
             try:
@@ -130,7 +122,6 @@ class _FileRun:
             yield place, engine.submit(token_ids, config.sampling, decoding=config.decoding(), reference=reference)
 
     def add(self, place: int, generation: Generation) -> None:
-        """Take an answer, and write what can be written now."""
         self.num_tokens += len(generation.token_ids)
         self.seconds = time.perf_counter() - self.begin
         self.waiting[place] = self.out.line(self.prompts[place], generation.as_dict())
@@ -142,18 +133,16 @@ class _FileRun:
 
     @property
     def num_over(self) -> int:
-        """Prompts that are answered or refused."""
         return self.num_done + len(self.waiting)
 
     @property
     def tokens_per_second(self) -> float:
-        """The rate of all answers together; 0 without any."""
         return self.num_tokens / self.seconds if self.seconds else 0.0
 
 
 @dataclass
 class Scripts:
-    """The answers of plain decoding that the synthetic drafter has to be told; each is decoded once, in no figure."""
+    """Answers of plain decoding that the synthetic drafter has to be told; each is decoded once, unmeasured."""
 
     engine: Engine
     _known: dict[tuple[tuple[int, ...], SamplingParams], tuple[int, ...]] = field(default_factory=dict)
@@ -174,7 +163,7 @@ class Scripts:
 def in_flight(
     engine: Engine, submitted: Iterator[tuple[int, Answer]], number: int
 ) -> Generator[tuple[int, Answer], None, None]:
-    """Take from `submitted` so that `number` answers are in the making; yield those that are over, as they end."""
+    """Keep `number` answers of `submitted` in the making; yield those that are over, as they end."""
     flying: dict[int, Answer] = {}
     try:
         while True:
@@ -222,7 +211,7 @@ def _summary(generation: Generation) -> str:
 
 
 def _append(path: Path, text: str) -> None:
-    """Append to a file if it can take more: else the answer goes on, and its end says so if its result fails too."""
+    """Append to a file if it can take more; a failing result file reports at its end."""
     if text:
         with suppress(OSError), path.open("a", encoding="utf-8") as file:
             file.write(text)

@@ -1,8 +1,4 @@
-"""Figures by matplotlib: the bars of a comparison and the timeline of answers.
-
-The only file of the package that imports matplotlib. Colours are of Okabe and Ito's palette, which can be told apart
-with any kind of colour vision.
-"""
+"""Figures by matplotlib, in Okabe and Ito's colours. The only file of the package that imports it."""
 
 from __future__ import annotations
 
@@ -30,7 +26,7 @@ COLOURS = {
     "windowed": "#cc79a7",
     "auto": "#2fb58c",
 }
-"""Colour of each mode and policy; one of the user's own has that of `auto`."""
+"""Of each mode and policy; your own policies look like `auto`."""
 FATES = {
     Fate.ACCEPTED: ("#0072b2", "drafted, accepted"),
     Fate.OVERTAKEN: ("#56b4e9", "drafted right, but too late"),
@@ -39,11 +35,11 @@ FATES = {
 STYLE: dict[Any, Any] = {"font.size": 9.5, "svg.hashsalt": "amusd", "svg.fonttype": "none"}
 """The same data give the same file."""
 NUM_PASSES = 14
-"""A timeline shows as much time as so many passes of median length take."""
+"""A timeline's length, in passes of median time."""
 
 
 def write(draw: Callable[[], Figure], folder: Path, name: str, tell: Callable[[str], None]) -> None:
-    """Draw a figure into `name.svg` and `name.png`, and tell where it is, or in a line why there is none.
+    """Write a figure to `name.svg` and `name.png`, and say where, or why there is none.
 
     Raises `ConfigError` when the files cannot be written.
     """
@@ -61,7 +57,7 @@ def write(draw: Callable[[], Figure], folder: Path, name: str, tell: Callable[[s
 
 
 def draw_comparison(rows: Sequence[Row]) -> Figure:
-    """Tokens per second of each row of a comparison, with its speed-up over plain decoding."""
+    """Tokens per second of each row, with its speed-up over plain decoding."""
     figure, axes = _subplots(7.0, 1.0 + 0.34 * len(rows))
     speeds = [row["tokens_per_second"] for row in rows]
     colours = [COLOURS.get(row.get("policy") or row["mode"], COLOURS["auto"]) for row in rows]
@@ -76,10 +72,10 @@ def draw_comparison(rows: Sequence[Row]) -> Figure:
 
 
 def draw_timeline(answers: Sequence[tuple[str, Timeline]]) -> Figure:
-    """The beginning of each answer, one above the other on the same scale: passes of the target, tokens of the draft.
+    """The beginning of each answer on one scale: passes of the target, tokens of the draft.
 
-    White is idle time. A number on a pass counts the tokens that it committed; a draft step is divided by what
-    became of its tokens.
+    White is idle time. The number on a pass is its committed tokens; a draft step is divided by the fates of its
+    tokens.
     """
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
@@ -99,7 +95,6 @@ def draw_timeline(answers: Sequence[tuple[str, Timeline]]) -> Figure:
 
 
 def _draw_lanes(axes: Axes, part: Timeline, shown_ms: float) -> None:
-    """One answer: the target's lane above the draft's."""
     begin_ns = min((event.start_ns for event in part.target if isinstance(event, TargetPass)), default=0)
 
     def span(event: Any) -> tuple[float, float]:

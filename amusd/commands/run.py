@@ -1,4 +1,4 @@
-"""`amusd generate`, `compare` and `serve` over an engine: the work, its result in files, and what is shown of it."""
+"""`amusd generate`, `compare` and `serve` over an engine: the work, its files, and what is shown."""
 
 from __future__ import annotations
 
@@ -38,8 +38,7 @@ def answer(
 ) -> int:
     """Do `generate` or `compare`, and keep and show the result; returns the exit code.
 
-    It is 1 when no draft is to be had any more (the result is complete, because the target went on alone), and 2 when
-    the events could not be written.
+    1: no draft is to be had any more, though the result is complete; 2: the events could not be written.
     """
     losses_before, restarts_before = len(engine.draft_losses), engine.num_draft_restarts
     if command == "compare":
@@ -67,7 +66,6 @@ def answer(
 
 
 def _exit_code(engine: Engine, console: Console, losses: Sequence[str], num_restarts: int) -> int:
-    """The exit code of `answer`; what became of lost drafts is said."""
     if not engine.worker.recorder.is_whole:
         return 2
     if engine.draft_failure is not None:

@@ -1,7 +1,7 @@
-"""`amusd simulate`: which schedule would win, and by how much, on a machine that need not be there.
+"""`amusd simulate`: predicts the best schedule for a machine that need not be there.
 
-Plain decoding, synchronous blocks and windows of each length, chain and branching with each wait, and `auto`, on the
-same answers, one at a time or several together. The real workers run on virtual time: no model, no process, no wait.
+All schedules run on the same answers, one at a time or together: the real workers on virtual time, without a model or
+process.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from amusd.simulation.tokens import drawn_answers, replayed_answers
 from amusd.types import Mode
 
 JITTER = 0.05
-"""Standard deviation of times that are given, relative to them. Without any, draft and target would stay in step, and
-each rollback would lose the same part of a draft step."""
+"""Relative standard deviation of given times. Without it draft and target would stay in step."""
 NUM_ANSWERS = 4
-"""Answers that are drawn at least."""
 TREE_ROW_SHARE = 0.06
-"""What each node beyond the first adds to a draft step, as a share of it, if nothing is known. Measured on the embedded
-draft, whose step of eight nodes takes 1.4 times that of one."""
+"""Cost of each node beyond the first, as a share of a draft step, if unknown.
+
+Measured on the embedded draft: eight nodes take 1.4 times one.
+"""
 LEGEND = """\
 x plain, x best sync: speed over plain decoding and over the best synchronous length; accepted: of the judged candidates
 tokens/pass: committed by a target pass; idle t, d: time without work, target and draft; wasted: of the drafted tokens
@@ -52,7 +52,7 @@ _SHOWN = (
 def simulate(config: RunConfig, simulator: Simulator, console: Console, events_folder: Path) -> dict[str, Any]:
     """Return the documented JSON without `run_dir`.
 
-    The events of the first answer, decoded alone under the configured policy, are written to `events_folder`.
+    The events of the first answer under the configured policy go to `events_folder`.
     """
     schedules = schedules_of(config, can_branch=simulator.can_branch)
     report = console.steps(len(schedules))
@@ -84,7 +84,7 @@ def simulate(config: RunConfig, simulator: Simulator, console: Console, events_f
 
 
 def simulate_text(result: dict[str, Any]) -> str:
-    """Return what `simulate` found as text for a person."""
+    """The result as text for a person."""
     batch_size = result["inputs"]["batch_size"]
     rows = [
         {**row, "speedup_vs_autoregressive": row["speedup"], "mean_latency_s": row["mean_latency_ms"] / 1000}
@@ -99,7 +99,7 @@ def simulate_text(result: dict[str, Any]) -> str:
 
 
 def schedules_of(config: RunConfig, *, can_branch: bool) -> list[DecodingConfig]:
-    """Return what is tried, each once; plain decoding comes first, a policy of the user's own last."""
+    """The schedules to try; plain decoding first, the user's own policy last."""
     settings, base = config.simulate, replace(config.decoding(), mode=Mode.ASYNCHRONOUS)
     waits = sorted({config.min_candidates, *settings.min_candidates})
     found = [replace(base, mode=Mode.AUTOREGRESSIVE)]
@@ -124,7 +124,7 @@ def _knobs(decoding: DecodingConfig) -> dict[str, Any]:
 
 
 def schedule_name(row: Mapping[str, Any]) -> str:
-    """Return the name of a schedule for people; `row` has its knobs."""
+    """Name of a schedule for people; `row` has its knobs."""
     name, length = str(row["policy"] or row["mode"]), row["num_speculative_tokens"]
     if length is not None:
         return f"{name}, {length} token{'s' if length > 1 else ''}"
@@ -151,10 +151,9 @@ def _row(decoding: DecodingConfig, outcome: Outcome, plain: Outcome, best_synchr
 
 
 def simulator_of(config: RunConfig, calibration: Calibration | None = None) -> Simulator:
-    """Make the machine from times and answers, measured or given; a given value wins. Raises `ConfigError`.
+    """Make the machine from given or measured times and answers; given values win. Raises `ConfigError`.
 
-    Passes are as wide as `compare` would make them for the same block lengths. `calibration`: one in the place of what
-    the configured run shows.
+    Passes are as wide as in `compare` for these block lengths. `calibration`: replaces that of the configured run.
     """
     settings, seed = config.simulate, config.sampling.seed
     if (longest_wait := max(settings.min_candidates)) > config.max_lookahead:

@@ -1,4 +1,4 @@
-"""The rows of a comparison as text: how each figure is called and written, and what the columns mean."""
+"""The rows of a comparison as text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ class Column:
     """One figure."""
 
     name: str
-    """Its key in a row."""
     heading: str
     write: Callable[[Any], str]
 
@@ -47,7 +46,7 @@ COLUMNS = (
 
 
 def columns_of(rows: Sequence[Row], names: Sequence[str]) -> list[Column]:
-    """Return the columns of these names in which any of the rows has a figure."""
+    """The named columns in which any row has a figure."""
     return [column for column in COLUMNS if column.name in names and any(map(column.text, rows))]
 
 
@@ -69,7 +68,6 @@ _LEGEND = """\
 x plain: speed over plain decoding, median and quartiles over the prompts; x best sync: over the best synchronous length
 accepted: of the judged candidates; tokens/pass: committed by a target pass; per device: tokens/s of each device in use
 {times}; identical: to plain decoding"""
-"""The meaning of the columns. `times`: `_IDLE`, or `_BETWEEN` for several answers at a time."""
 _IDLE = "idle t, d: share of the time without work, target and draft"
 _BETWEEN = "p50, p99: time between tokens"
 _SHOWN = (
@@ -87,7 +85,7 @@ _SHOWN_IN_BATCHES = ("batch_size", "p50_inter_token_ms", "p99_inter_token_ms")
 
 
 def comparison_table(rows: Sequence[Row]) -> str:
-    """Return the rows for the terminal, and what their columns mean."""
+    """The rows for the terminal, and what their columns mean."""
     has_batches = any(row["batch_size"] > 1 for row in rows)
     columns = columns_of(rows, [*_SHOWN, *(_SHOWN_IN_BATCHES if has_batches else _SHOWN_ALONE)])
     lines = [(row_name({**row, "batch_size": None}), *(column.text(row) for column in columns)) for row in rows]

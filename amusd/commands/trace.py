@@ -1,7 +1,4 @@
-"""`amusd trace`: what a run did, as a file for trace viewers and as a picture.
-
-Reads the events that a run left in its directory. Needs no model and no torch.
-"""
+"""`amusd trace`: a run's events as a file for trace viewers and a picture. Needs no model and no torch."""
 
 from __future__ import annotations
 
@@ -21,15 +18,13 @@ from amusd.tracing.timeline import Timeline, read_timeline
 TRACE_FILE = "trace.json"
 
 _LOCKSTEP = {"AutoregressivePolicy": "autoregressive", "SynchronousPolicy": "synchronous"}
-"""Policies that are a mode of their own; every other one is asynchronous."""
 
 
 def trace(run_directory: Path, sequence_id: int | None = None) -> int:
     """Write `trace.json` and the figure `timeline` of one sequence into the run directory.
 
-    Without a number it is the last sequence with an asynchronous draft, else the last with a draft, else the last. The
-    figure has the last synchronous one above an asynchronous one. Returns the exit code. Raises `ConfigError` for what
-    is no run directory, or has no such sequence.
+    By default the last sequence with an asynchronous draft, else with a draft, else the last. The figure shows the last
+    synchronous one above it. Returns the exit code. Raises `ConfigError` for no run directory or no such sequence.
     """
     console = Console()
     timeline = _read(run_directory)
