@@ -1,4 +1,4 @@
-"""The inputs of a simulation, measured: times and outcomes from the events of a run."""
+"""The inputs of a simulation, measured from the events of a run."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ class Calibration:
 
     costs: Costs
     traces: tuple[Trace, ...]
-    """One for each sequence in which at least one token of the draft was compared."""
+    """One for each sequence in which a draft token was compared."""
     drafter: str
     accept_next: float | None = None
-    """Probability that a further guess of a tree is right if those before it are wrong; None if no tree shows it."""
+    """Probability that a further guess of a tree is right if those before it are wrong; None if unknown."""
 
 
 def calibrate(run_directory: Path, drafter: str) -> Calibration:
-    """Read a run. Raises `ConfigError` if its events do not tell what a simulation has to know.
+    """Read a run. Raises `ConfigError` if its events do not suffice.
 
-    `drafter`: which one counts if the run had several.
+    `drafter`: the one that counts.
     """
     try:
         timeline = read_timeline(run_directory)
@@ -86,7 +86,7 @@ class _Measured:
     timeline: Timeline
 
     def costs(self) -> Costs:
-        """Return all times. Those of the link are medians, because a message is timed in both processes at once."""
+        """All times. Link times are medians, because both processes time a message."""
         host = self._host()
         to_target = _delay(self.timeline.to_target, self.target, TargetWait)
         to_draft = _delay(self.timeline.to_draft, self.draft, DraftWait)
@@ -111,11 +111,7 @@ class _Measured:
         )
 
     def _passes(self) -> dict[int, Shared]:
-        """Return the times of a pass by number of candidates.
-
-        A number that was not measured alone, or not together, has the time of the nearest number that was; if none
-        was, that of the other situation.
-        """
+        """Times of a pass by number of candidates; a missing one takes the nearest, or the other situation's."""
         draft_works_at = _work_of(self.draft, DRAFT_WORK)
         found: dict[bool, dict[int, list[int]]] = {False: defaultdict(list), True: defaultdict(list)}
         for event in _of_kind(self.target, TargetPass):
@@ -129,23 +125,21 @@ class _Measured:
         return {n: Shared(nearest(n, together=False), nearest(n, together=True)) for n in numbers}
 
     def _draft_token(self, chains: Sequence[Sequence[Event]]) -> Shared:
-        """Return the time per token, the draft's own time between two steps included; steps without tokens left out."""
         found: dict[bool, list[int]] = {False: [], True: []}
         for num_tokens, together, ns in self._steps(chains):
             found[together] += [round(ns / num_tokens)] * num_tokens
         return _shared(found)
 
     def _tree_steps(self, trees: Sequence[Sequence[Event]]) -> dict[int, Shared]:
-        """Return the same time per step, by number of nodes."""
         found: dict[int, dict[bool, list[int]]] = defaultdict(lambda: {False: [], True: []})
         for num_nodes, together, ns in self._steps(trees):
             found[num_nodes][together].append(ns)
         return {num_nodes: _shared(times) for num_nodes, times in sorted(found.items())}
 
     def _steps(self, sequences: Sequence[Sequence[Event]]) -> Iterator[tuple[int, bool, int]]:
-        """Yield each draft step: its tokens, whether the target worked meanwhile, nanoseconds until the next can start.
+        """Each draft step: its tokens, whether the target worked meanwhile, nanoseconds until the next can start.
 
-        The pause between two steps is measured where no message lies between them, so that the draft could go on.
+        The pause between two steps is measured where no message lies between them.
         """
         target_works_at = _work_of(self.target, TARGET_WORK)
         pause = _median(
@@ -160,7 +154,6 @@ class _Measured:
                 yield step.num_tokens, together, step.duration_ns + (pause or 0)
 
     def _host(self) -> Shared:
-        """Return the time from one pass to the next without the waits: without a draft (alone), and with one."""
         found: dict[bool, list[int]] = {False: [], True: []}
         for number, events in self.target.items():
             last: Event | None = None
@@ -176,7 +169,6 @@ class _Measured:
 
 
 def _work_of(events: dict[int, list[Event]], kinds: tuple[type[Event], ...]) -> Callable[[int], bool]:
-    """Tells of a time whether the worker worked then: asked at the start of a pass or step, as the simulation does."""
     chosen = (event for sequence in events.values() for event in sequence if isinstance(event, kinds))
     spans = sorted((event.start_ns, event.end_ns) for event in chosen)
 
@@ -188,7 +180,7 @@ def _work_of(events: dict[int, list[Event]], kinds: tuple[type[Event], ...]) -> 
 
 
 def _delay(flows: Sequence[Flow], receiver: dict[int, list[Event]], wait: type[Event]) -> int | None:
-    """Return the median time of the messages that were sent while the receiver waited for one; None without any."""
+    """Median time of messages sent while the receiver waited; None without any."""
     waits = {number: [event for event in events if isinstance(event, wait)] for number, events in receiver.items()}
     found = []
     for flow in flows:
@@ -206,7 +198,6 @@ def _shared(found: dict[bool, list[int]]) -> Shared:
 
 
 def _slope(steps: dict[int, Shared]) -> int:
-    """Return the nanoseconds that one node adds, between the fewest and the most measured; 0 if that shows nothing."""
     if len(steps) < 2:
         return 0
     fewest, most = min(steps), max(steps)

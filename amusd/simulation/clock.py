@@ -1,11 +1,10 @@
-"""Virtual time for the two real workers, each at its own; the link between them, and their recorders.
+"""Virtual time for the two real workers, their link and their recorders.
 
-Times are whole nanoseconds, so that runs repeat exactly. The target is the main program. Whenever its time passes, the
-draft works until it has come as far. A message is seen from its arrival on, which its sender's time decides. At equal
-times the draft acts first, then the target.
+Times are whole nanoseconds, so that runs repeat exactly. The target is the main program; whenever its time passes, the
+draft works until it has come as far. A message is seen from its arrival on. At equal times the draft acts first.
 
-The draft may act only at times up to which all that the target sends is known. Where it would look for a message later,
-`NotYet` ends its act before anything has changed, and the act is begun again once the target has come further.
+The draft may act only while all that the target sends is known. Otherwise `NotYet` ends its act before any change, and
+it is begun again later.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from amusd.tracing.recorder import Recorder
 
 
 class NotYet(Exception):  # noqa: N818 - nothing is wrong
-    """Raised where the draft's next message is not known before the target has gone on."""
+    """The draft's next message is not known before the target has gone on."""
 
 
 @dataclass
 class Direction:
-    """One direction of a link. Messages arrive in order, each `delay` after its sending or with the one before it."""
+    """One direction of a link. Messages arrive in order, each `delay` after its sending or with the one before."""
 
     delay: Duration
     random: Random
@@ -57,13 +56,12 @@ class Clock:
     to_draft: Direction
     to_target: Direction
     draft_acts: deque[Callable[[], None]] = field(default_factory=deque)
-    """The steps that the draft takes in turns: `DraftWorker.take_in` and `propose`; empty: there is no draft."""
+    """Steps that the draft takes in turns: `DraftWorker.take_in` and `propose`; empty: no draft."""
     target_ns: int = 0
     draft_ns: int = 0
     target_works: bool = False
-    """The target computes at the draft's time, as long as the draft acts."""
+    """Whether the target computes at the draft's time."""
     _known_until_ns: int = 0
-    """The target sends nothing before this time, but for what it does when a message arrives that it waits for."""
     _target_waits: bool = False
 
     @property
@@ -111,11 +109,9 @@ class Clock:
 
     @property
     def _known_ns(self) -> float:
-        """Up to when all that the target sends is known."""
         return min(self._known_until_ns, self.to_target.next_ns) if self._target_waits else self._known_until_ns
 
     def _run_draft(self, until_ns: int, *, target_waits: bool = False) -> None:
-        """Have the draft do all that it begins up to that time, or until a message is there that the target awaits."""
         self._known_until_ns, self._target_waits = until_ns, target_waits
         with suppress(NotYet):
             while self.draft_acts and self.draft_ns <= self._known_ns:
@@ -124,7 +120,7 @@ class Clock:
 
 
 class Journal(Recorder):
-    """The recorder of one simulated worker, on its virtual time: it forgets nothing that is in no file."""
+    """The recorder of one simulated worker; it forgets only what is in a file."""
 
     def flush(self) -> None:
         """Write what was recorded, if there is a file."""

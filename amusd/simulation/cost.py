@@ -1,4 +1,4 @@
-"""The times of each piece of work, in whole nanoseconds: lists of measured ones, or one with a spread."""
+"""The times of each piece of work, in whole nanoseconds: measured lists, or one with a spread."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Duration:
     """Times to draw from, each as likely as any other."""
 
     samples: tuple[int, ...]
-    """Measured times in nanoseconds; at least one."""
+    """Measured nanoseconds; at least one."""
     spread: float = 0.0
-    """Standard deviation relative to the sample, evenly distributed around it."""
+    """Relative standard deviation, evenly distributed around the sample."""
 
     @classmethod
     def of_ms(cls, milliseconds: float, spread: float = 0.0) -> Duration:
@@ -43,21 +43,19 @@ NOTHING = Duration((0,))
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """The times of work that the other worker may disturb: they may share cores, memory or power."""
+    """Times of work that the other worker may disturb."""
 
     alone: Duration
-    """Times while the other worker rests."""
     together: Duration
-    """Times while it works."""
 
     @classmethod
     def same(cls, duration: Duration) -> Shared:
-        """Return the same duration for both situations."""
+        """The same duration for both situations."""
         return cls(duration, duration)
 
     @classmethod
     def of_ms(cls, milliseconds: float, spread: float = 0.0) -> Shared:
-        """Return one time with a spread for both situations."""
+        """One time with a spread for both situations."""
         return cls.same(Duration.of_ms(milliseconds, spread))
 
     def when(self, other_works: bool) -> Duration:
@@ -74,35 +72,32 @@ class Costs:
     """The times of a pair of workers and of the link between them."""
 
     passes: Mapping[int, Shared]
-    """A target pass, by number of candidates, alternatives included; a number that is not named takes the nearest."""
+    """A target pass, by number of candidates, alternatives included, or the nearest number."""
     draft_token: Shared
-    """A draft step on a chain, for each token that it drafts."""
+    """A draft step on a chain, per token."""
     sequence_ns: int = 0
-    """Added to a target pass for each sequence beyond the first, whatever its rows: reading its cache."""
+    """Added to a target pass for each sequence beyond the first: reading its cache."""
     tree_steps: Mapping[int, Shared] = field(default_factory=dict)
-    """A draft step on a tree, by number of nodes; a number that is not named takes the nearest. If no number is named
-    at all, one node costs what a token of a chain does."""
+    """A draft step on a tree, by number of nodes or the nearest; without any, one node costs a chain's token."""
     tree_row_ns: int = 0
     """Added to a draft step for each node beyond the nearest number, and on chains for each further sequence."""
     draft_sequence_ns: int = 0
     """Added to a draft step for each sequence beyond the first."""
     knee_rows: int | None = None
-    """Beyond this number of rows, a pass or step takes time in proportion: computing outlasts reading the weights."""
+    """Rows beyond which time is in proportion: computing outlasts reading the weights."""
     host: Shared = field(default_factory=lambda: Shared.same(NOTHING))
-    """The target's host after each pass: decoding without a draft (`alone`), and with one (`together`)."""
+    """The target's host after each pass, without (`alone`) and with a draft (`together`)."""
     target_prefill: Duration = NOTHING
     draft_prefill: Duration = NOTHING
     advance: Duration = NOTHING
-    """The draft takes in a verdict that throws nothing away."""
+    """Taking in a verdict that throws nothing away."""
     rollback: Duration = NOTHING
-    """The draft takes in a verdict that throws something away."""
+    """Taking in a verdict that throws something away."""
     to_target: Duration = NOTHING
-    """Time from the draft's sending to the target's receiving."""
     to_draft: Duration = NOTHING
-    """Time from the target's sending to the draft's receiving."""
 
     def pass_ns(self, num_candidates: int, draft_works: bool, random: Random, *, num_sequences: int = 1) -> int:
-        """Draw the time of a target pass over `num_candidates` in all, of `num_sequences` together."""
+        """Draw the time of a target pass over `num_candidates` in all."""
         num_rows = num_candidates + num_sequences
         more = self._below_knee(num_rows) - 1
         shared = self.passes.get(more)
@@ -112,7 +107,7 @@ class Costs:
         return ns + self.sequence_ns * (num_sequences - 1)
 
     def step_ns(self, num_tokens: int, target_works: bool, random: Random, *, num_sequences: int = 1) -> int:
-        """Draw the time of a draft step on chains: `num_tokens` one after another, for each sequence."""
+        """Draw the time of a draft step on chains: `num_tokens` in a row, for each sequence."""
         duration = self.draft_token.when(target_works)
         more_ns = self.tree_row_ns * (self._below_knee(num_sequences) - 1)
         ns = sum(self._beyond_knee(duration.draw(random) + more_ns, num_sequences) for _ in range(num_tokens))

@@ -1,7 +1,6 @@
-"""The target's model and the draft's drafter in a simulation: they cost time, and the answer is a script.
+"""A simulation's target model and drafter: they cost time, and the answer is a script.
 
-The drafter is as likely to be right at every position. A real one knows where it is sure and where it is not, and
-spends its rows accordingly.
+The drafter is equally likely to be right at every position, unlike a real one.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from amusd.simulation.simulator import Simulator
 
 MANY = 1 << 20
-"""More tracks, and longer sequences, than there are."""
+"""More tracks and longer sequences than there are."""
 
 
 @dataclass
@@ -46,7 +45,7 @@ class ScriptedCache:
 
 
 class ScriptedModel:
-    """The part of a `LanguageModel` that a `TargetWorker` uses to decode greedily; see there."""
+    """The part of a `LanguageModel` that a `TargetWorker` needs for greedy decoding."""
 
     captured_on = None
     max_length = MANY
@@ -78,7 +77,7 @@ class ScriptedModel:
         """Nothing to prepare."""
 
     def prefill(self, token_ids: Sequence[int], cache: ScriptedCache) -> None:
-        """Take in a prompt, which costs the same whatever its length."""
+        """Take in a prompt, at the same cost whatever its length."""
         self._clock.compute(self._costs.target_prefill.draw(self._random))
         cache.length += len(token_ids)
 
@@ -100,7 +99,7 @@ class ScriptedModel:
         return []
 
     def spend_before_verdict(self) -> None:
-        """Have the host do its part, once after a pass."""
+        """Let the host's time pass, once after a pass."""
         self._clock.let_pass(self._host_ns)
         self._host_ns = 0
 
@@ -117,7 +116,7 @@ class ScriptedModel:
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """The part of a `ModelOutput` that a `Verifier` uses where decoding is greedy."""
+    """The part of a `ModelOutput` that a `Verifier` needs for greedy decoding."""
 
     model: ScriptedModel
     token_ids: list[int]
@@ -130,17 +129,15 @@ class Choices:
 
 @dataclass
 class ScriptedDrafter(Drafter):
-    """Drafts chains and trees: right at the positions that the answer says, wrong elsewhere."""
+    """Drafts chains and trees, right where the answer says so."""
 
     clock: Clock
     simulator: Simulator
     random: Random
-    """The random numbers behind the times of what the drafters do for one sequence."""
     _length: int = 0
     _prompt_length: int = 0
     _is_chain: bool = True
     _guesses: Sequence[Guesses] = ()
-    """The guesses at each position of the answer."""
     step_random: Random = field(default_factory=Random)
 
     @property
@@ -149,7 +146,7 @@ class ScriptedDrafter(Drafter):
         return self._length
 
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:  # noqa: ARG002
-        """Take in a prompt, whose first token is the number of the answer."""
+        """Take in a prompt, whose first token is the answer's number."""
         simulator, number = self.simulator, token_ids[0]
         self._length = self._prompt_length = len(token_ids)
         self._is_chain = fan_out == 1
@@ -167,7 +164,7 @@ class ScriptedDrafter(Drafter):
         return found
 
     def guesses(self, part: Expansion) -> list[Guesses]:
-        """The guesses behind each node; of a chain, behind the last one and behind those guesses."""
+        """Guesses behind each node; for a chain, behind the last one and its guesses."""
         if not self._is_chain:
             return [self._behind(node.position) for node in part.nodes]
         (last,) = part.nodes
@@ -175,10 +172,7 @@ class ScriptedDrafter(Drafter):
         return [self._behind(last.position + index) for index in range(part.num_tokens)]
 
     def spend(self, nums: Sequence[int]) -> None:
-        """Let the time of a step pass that computes so many nodes of each tree, or tokens of each chain.
-
-        Chains: as many tokens one behind the other as the longest part has, each for the sequences that go on.
-        """
+        """Let the time of a step pass with so many nodes of each tree, or tokens of each chain."""
         costs, random, clock = self.simulator.costs, self.step_random, self.clock
         if self._is_chain:
             going_on = (sum(num > index for num in nums) for index in range(max(nums)))
@@ -198,5 +192,4 @@ class ScriptedDrafter(Drafter):
         """Nothing to release."""
 
     def _behind(self, position: int) -> Guesses:
-        """The guesses behind whichever token is there: nothing behind a wrong one is accepted."""
         return self._guesses[position + 1 - self._prompt_length]

@@ -1,4 +1,4 @@
-"""Which of the draft's tokens were right, read from the events of both workers in one sequence."""
+"""Which draft tokens were right, read from both workers' events in one sequence."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from amusd.tracing.events import DraftPrefill, DraftStep, Event, TargetPass, Ver
 
 
 def trace_of(target: Sequence[Event], draft: Sequence[Event]) -> Trace:
-    """Return, for each position of the answer, whether the draft's own token was the target's; None if unknown.
+    """For each position, whether the draft's own token was the target's; None if unknown.
 
-    A pass tells it for the candidates up to the first rejected one. A token that was committed before the draft's own
-    arrived is compared by the draft when its verdict comes. A draft that proposed nothing (a lookup that found nothing)
-    was not right.
+    A pass tells it up to the first rejected candidate. A token that was committed before the draft's own arrived is
+    compared when its verdict comes. A draft that proposed nothing was not right.
     """
     passes = [event for event in target if isinstance(event, TargetPass)]
     if not passes:
@@ -45,11 +44,10 @@ def trace_of(target: Sequence[Event], draft: Sequence[Event]) -> Trace:
 
 
 def accept_next_of(sequences: Iterable[tuple[Sequence[Event], Sequence[Event]]]) -> float | None:
-    """Return how likely each further guess is right if those before it are wrong; None if no tree shows it.
+    """How likely each further guess is right if those before it are wrong; None if no tree shows it.
 
-    `sequences`: the events of target and draft. A rejected candidate was one of several guesses, and the draft kept its
-    place if another one was right. All further guesses are taken to be equally good, and those too unlikely to be made
-    to have been wrong.
+    `sequences`: events of target and draft. After a rejected candidate, the draft kept its place if another guess was
+    right. All further guesses are taken to be equally good.
     """
     trees = [(target, draft) for target, draft in sequences if drafts_tree(draft)]
     hits = [hit for target, draft in trees for hit in _hits(target, draft)]
@@ -60,7 +58,6 @@ def accept_next_of(sequences: Iterable[tuple[Sequence[Event], Sequence[Event]]])
 
 
 def _hits(target: Sequence[Event], draft: Sequence[Event]) -> Iterator[bool]:
-    """Yield, for each rejected candidate whose verdict the draft took in, whether the tree held the target's token."""
     kept: set[int] = set()
     missed: set[int] = set()
     for event in draft:
@@ -78,7 +75,6 @@ def _hits(target: Sequence[Event], draft: Sequence[Event]) -> Iterator[bool]:
 
 
 def _fan_out(draft: Sequence[Event]) -> int:
-    """Return the most guesses behind a node: the growth of the tree between two steps that follow each other."""
     most, length = 1, None
     for event in draft:
         if isinstance(event, DraftStep):

@@ -1,4 +1,4 @@
-"""One schedule on given answers and costs: the real workers on virtual time, from their figures to their events."""
+"""Simulates one schedule on given answers and costs: the real workers on virtual time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ from amusd.types import Mode, Role
 
 DRAFTER = "simulated"
 FOREVER = 1e4
-"""Seconds that no simulated draft is silent for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +42,10 @@ class Outcome:
     draft_events: tuple[Event, ...]
     num_slots: int
     tokens_per_second: float
-    """Of all slots together until the first of them found no further answer: after that the batch shrinks, and passes
-    over few sequences would be counted as those of a full batch. What passes between two answers is not counted."""
+    """Of all slots until the first found no further answer, after which the batch shrinks.
+
+    Time between two answers is not counted.
+    """
 
     @property
     def metrics(self) -> GenerationMetrics:
@@ -55,7 +56,7 @@ class Outcome:
     def draft_idle_fraction(self) -> float | None:
         """Share of the time in which the draft computes nothing; None without a draft.
 
-        Each sequence counts its own part of a step as busy, and the time of all the others as open.
+        Each sequence counts its own part of a step as busy.
         """
         draft = self.metrics.draft
         if draft is None or not draft.open_ns:
@@ -65,34 +66,34 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Simulator:
-    """A pair of workers that can be run under any schedule. The same values give the same run, to the nanosecond."""
+    """A pair of workers under any schedule. The same values give the same run, to the nanosecond."""
 
     costs: Costs
     answers: Sequence[Answer]
     max_candidates: int
     """Candidates that a target pass can take."""
     accept_next: float = 0.0
-    """Probability in a tree that each further guess is right where those before it are wrong."""
+    """Probability that each further guess of a tree is right where those before it are wrong."""
     can_branch: bool = True
-    """Whether the draft can draft trees; `auto` has it do so then."""
+    """Whether the draft can draft trees."""
     seed: int = 0
     batch_size: int = 1
-    """Answers that are decoded together, where there are so many."""
+    """Answers decoded together at most."""
 
     @property
     def num_slots(self) -> int:
-        """Answers that are decoded together."""
+        """Answers decoded together."""
         return min(self.batch_size, len(self.answers))
 
     @property
     def accept(self) -> float:
-        """Share of the draft's own tokens that are right: what it takes their probability to be."""
+        """Share of the draft's own tokens that are right."""
         return sum(map(sum, self.answers)) / sum(map(len, self.answers))
 
     def run(self, decoding: DecodingConfig, events_folder: Path | None = None) -> Outcome:
-        """Decode all answers, `batch_size` of them at a time, under the schedule of `decoding`.
+        """Decode all answers, `batch_size` at a time, under the schedule of `decoding`.
 
-        The events are in the outcome, or written to `events_folder` as a run's are.
+        The events are in the outcome, or written to `events_folder`.
         """
         return _Run(self, decoding, events_folder).outcome()
 
@@ -126,7 +127,6 @@ class _Run:
         self._worker = TargetWorker(cast("LanguageModel", model), self._journals[0], client, simulator.num_slots)
 
     def outcome(self) -> Outcome:
-        """Decode all answers."""
         worker, answers = self._worker, self._simulator.answers
         sequences: list[TargetSequence] = []
         speed: float | None = None
@@ -166,7 +166,6 @@ class _Run:
         return self._worker.admit(request, StopChecker((), (), num_tokens, str))
 
     def _start_draft(self) -> tuple[Transport, Hello]:
-        """The target's end of the link, and what the draft is."""
         simulator, clock, journal = self._simulator, self._clock, self._journals[1]
         random = _random("draft", simulator.seed)
 

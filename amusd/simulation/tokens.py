@@ -1,10 +1,7 @@
-"""The tokens of a simulation: the target's at each position is fixed, and the draft's own is right or wrong there.
+"""The tokens of a simulation: the target's are fixed, and the draft's own are right or wrong by position alone.
 
-Whether it is right depends on the position alone, so every schedule meets the same answers, and luck makes no
-difference between them. After a wrong token the draft goes on as before; nothing of that is ever accepted.
-
-A draft that makes several guesses at a position has its own token first. The place of the right one depends on the
-position alone, too.
+So every schedule meets the same answers. A draft with several guesses has its own token first; the place of the right
+one depends on the position alone, too.
 """
 
 from __future__ import annotations
@@ -18,10 +15,10 @@ from typing import TypeAlias
 from amusd.drafters.synthetic import guess_weights
 
 Answer: TypeAlias = tuple[bool, ...]
-"""Whether the draft's own token, behind the right prefix, is the target's; for each position of an answer."""
+"""For each position, whether the draft's own token is the target's."""
 
 Trace: TypeAlias = tuple[bool | None, ...]
-"""An answer as far as a run has shown it; None where the draft's token was never compared."""
+"""An answer as a run has shown it; None where the draft's token was not compared."""
 
 
 def target_token(position: int) -> int:
@@ -42,7 +39,7 @@ def vocab_size(num_tokens: int, num_places: int = 1) -> int:
 def drawn_answers(accept: float, *, num_answers: int, num_tokens: int, seed: int) -> tuple[Answer, ...]:
     """Make answers in which exactly a share `accept` of all tokens is right, in runs of random order.
 
-    Each answer has as many runs of each length as chance gives on average, so a few answers show what many would.
+    Runs have their average numbers by length, so a few answers show what many would.
     """
     answers = []
     num_right = [round(accept * num_tokens * number) for number in range(num_answers + 1)]
@@ -54,7 +51,6 @@ def drawn_answers(accept: float, *, num_answers: int, num_tokens: int, seed: int
 
 
 def _run_lengths(num_right: int, num_wrong: int) -> list[int]:
-    """Return the lengths of the runs of right tokens before, between and behind the wrong ones, longest first."""
     lengths = [0] * (num_wrong + 1)
     expected, left = float(len(lengths)), num_right
     while left:
@@ -67,9 +63,9 @@ def _run_lengths(num_right: int, num_wrong: int) -> list[int]:
 
 
 def guess_places(answer: Answer, accept_next: float, num_places: int, seed: str) -> tuple[int, ...]:
-    """Return, for each position, the place of the target's token among the draft's guesses; `num_places` if it is none.
+    """For each position, the place of the target's token among the guesses; `num_places` if none.
 
-    Each place has exactly its share of the positions. More places only add to what fewer have shown.
+    Each place has exactly its share. More places only add to what fewer have shown.
     """
     found = [0 if right else num_places for right in answer]
     wrong = [position for position, right in enumerate(answer) if not right]
@@ -84,7 +80,7 @@ def guess_places(answer: Answer, accept_next: float, num_places: int, seed: str)
 def all_guesses(
     answer: Answer, accept: float, accept_next: float, num_places: int, seed: str
 ) -> tuple[tuple[tuple[int, float], ...], ...]:
-    """Return the draft's guesses at each position of the answer, with their probabilities. All schedules share them."""
+    """The guesses at each position, with their probabilities; the same for all schedules."""
     weights = guess_weights(accept, accept_next, num_places)
     return tuple(
         tuple((draft_token(position, place == right, place), weight) for place, weight in enumerate(weights))
@@ -93,13 +89,13 @@ def all_guesses(
 
 
 def trace_rate(trace: Trace) -> float | None:
-    """Return the share of right tokens among those that were compared; None if none was."""
+    """Share of right tokens among those compared; None without any."""
     known = [outcome for outcome in trace if outcome is not None]
     return sum(known) / len(known) if known else None
 
 
 def replayed_answers(traces: Sequence[Trace], seed: int) -> tuple[Answer, ...]:
-    """Return the traces, unknown tokens drawn at each trace's own rate; traces that know nothing are left out."""
+    """The traces, unknown tokens drawn at each trace's rate; empty traces are left out."""
     answers = []
     for index, trace in enumerate(traces):
         rate = trace_rate(trace)
