@@ -1,11 +1,9 @@
 """The timeline of one sequence as Chrome trace events, for Perfetto and chrome://tracing.
 
-Two processes (target, draft) with three threads each: `sequence` (from the request to the end), `work` (what the worker
-did, one thing at a time) and `messages` (a short slice for each message sent or received, so that its arrow has two
-ends to hold on to).
+Target and draft are processes with the threads `sequence`, `work` and `messages`. A message is a short slice, so that
+its arrow has two ends.
 
-References:
-    Trace Event Format, https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+References: Trace Event Format, https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
 
 from __future__ import annotations
@@ -33,13 +31,12 @@ from amusd.tracing.timeline import Timeline
 PROCESSES = {"target": 1, "draft": 2}
 THREADS = {"sequence": 1, "work": 2, "messages": 3}
 MESSAGE_NS = 2_000
-"""Length of a message's slice, unless the next one comes sooner."""
 
 _Json = dict[str, Any]
 
 
 def chrome_trace(timeline: Timeline, about: _Json) -> _Json:
-    """The trace as a JSON object. `timeline`: one sequence, on one clock; `about`: what else the metadata says."""
+    """The trace as a JSON object. `timeline`: one sequence, on one clock; `about`: further metadata."""
     origin_ns = min((event.start_ns for event in (*timeline.target, *timeline.draft)), default=0)
     steps = judge_steps(timeline.draft, timeline.target)
     fates = {step.event.start_ns: {fate.value: step.count(fate) for fate in Fate} for step in steps}
@@ -80,13 +77,11 @@ def _work(role: str, events: Sequence[Event], fates: dict[int, dict[str, int]]) 
 
 
 def _messages(role: str, events: Sequence[MessageEvent]) -> Iterator[_Json]:
-    """A short slice for each message."""
     for event, after in zip_longest(events, events[1:]):
         ns = MESSAGE_NS if after is None else min(MESSAGE_NS, after.start_ns - event.start_ns)
         yield _at(role, "messages", "X", f"{event.name} {event.message}", event, dur=ns / 1000, args=event.fields)
 
 
 def _at(role: str, thread: str, phase: str, name: str, event: Event, **more: Any) -> _Json:
-    """A trace event that begins with `event`; its time is in nanoseconds still."""
     place = {"pid": PROCESSES[role], "tid": THREADS[thread], "cat": thread, "ts": event.start_ns}
     return {"ph": phase, "name": name, **place, **more}

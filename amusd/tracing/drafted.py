@@ -1,4 +1,4 @@
-"""The fate of each drafted token, from the events of both workers; and rollbacks, from the target's alone."""
+"""The fate of each drafted token, from both workers' events; and rollbacks, from the target's alone."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ class Fate(enum.Enum):
     ACCEPTED = "accepted"
     """The target accepted it as a candidate."""
     OVERTAKEN = "overtaken"
-    """The token was right, but the target chose it itself before the candidate could be judged."""
+    """Right, but the target chose it before the candidate could be judged."""
     WASTED = "wasted"
-    """Rolled back, or never needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,7 @@ class Step:
 
 
 def accepted_positions(target: Sequence[Event]) -> set[int]:
-    """Positions of one sequence that were filled by an accepted candidate."""
+    """Positions of one sequence that accepted candidates filled."""
     positions: set[int] = set()
     for event in target:
         if isinstance(event, TargetPass):
@@ -49,16 +48,13 @@ def drafts_tree(draft: Sequence[Event]) -> bool:
 def judge_steps(draft: Sequence[Event], target: Sequence[Event]) -> list[Step]:
     """The draft steps of one sequence, in order.
 
-    A token that the draft still held when its position was committed is the one that was accepted there: a position is
-    drafted anew only after a rollback, and what was rolled back had been contradicted.
-
-    Of a tree, each verdict says which steps foresaw it. The last pass of an answer sends none, so what it accepted is
-    not found.
+    A token that the draft still held when its position was committed was accepted there. Of a tree, each verdict says
+    which steps foresaw it. The last pass of an answer sends none, so what it accepted is not found.
     """
     accepted = accepted_positions(target)
     fates: list[tuple[DraftStep, list[Fate]]] = []
     held: dict[int, tuple[int, int]] = {}
-    """Position -> (step, token of that step), for tokens of a chain that were not thrown away."""
+    """Position -> (step, token of that step), for tokens of a chain that were kept."""
     is_tree = drafts_tree(draft)
     length = base = num_before = 0  # the last one: steps of earlier lives of the draft
     for event in draft:
@@ -86,22 +82,20 @@ def judge_steps(draft: Sequence[Event], target: Sequence[Event]) -> list[Step]:
 
 
 def _confirm(fates: list[tuple[DraftStep, list[Fate]]], step: int, fate: Fate) -> None:
-    """Settle one of the tokens that `step` (from 1) of a tree guessed. What was looked up (0) came from no step."""
     if step and Fate.WASTED in (tokens := fates[step - 1][1]):
         tokens[tokens.index(Fate.WASTED)] = fate
 
 
 class RollbackWatch:
-    """Finds the draft's rollbacks in what the target alone knows: the events of one sequence, as they happen."""
+    """Finds the draft's rollbacks in the target's events of one sequence, as they happen."""
 
     def __init__(self) -> None:
         self._num_ready = 0
-        """Candidates that wait for the next pass."""
         self._missed: int | None = None
         """No node of the tree fitted any more; the draft has heard of it once it builds on this many tokens."""
 
     def take(self, event: Event) -> bool:
-        """Take in what happened next; return whether it shows that the draft has rolled back."""
+        """Take in the next event; return whether it shows that the draft has rolled back."""
         if isinstance(event, TargetPass):
             if self._num_ready > event.num_accepted and event.num_ready == event.num_accepted_alternatives == 0:
                 self._missed = self._missed or event.committed_length

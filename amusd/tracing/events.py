@@ -1,8 +1,7 @@
 """The events that a run records: one class for each name, with its fields.
 
-Workers record by name (`Recorder.span`, `Recorder.instant`); readers get these classes. A JSON line holds the name,
-the role, the times and the fields. Times are nanoseconds of the worker's monotonic clock, or of the simulation's;
-lengths are in tokens and count the prompt.
+Workers record by name (`Recorder.span`, `Recorder.instant`); readers get these classes. Times are nanoseconds of the
+worker's monotonic clock, or the simulation's; lengths are in tokens and count the prompt.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ NO_SEQUENCE = -1
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened: a span when `end_ns > start_ns`, else an instant. A field with a default is optional."""
+    """A span when `end_ns > start_ns`, else an instant. A field with a default is optional."""
 
     name: ClassVar[str]
     start_ns: int
@@ -31,7 +30,7 @@ class Event:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The recorded values beside name, times and sequence, without optional ones that were not recorded."""
+        """The recorded values beside name, times and sequence."""
         own = {field.name: (getattr(self, field.name), field.default) for field in fields(self)[_NUM_HEADS:]}
         return {name: value for name, (value, default) in own.items() if value is not None or default is not None}
 
@@ -45,18 +44,18 @@ class Worker(Event):
 
     name = "worker"
     host: str
-    """Equal for two workers exactly when they share a monotonic clock."""
+    """Equal exactly for workers that share a monotonic clock."""
     pid: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeSequence(Event):
-    """Target: from the request to the last committed token. Draft: from the opening of the sequence to its end."""
+    """Target: from request to last committed token. Draft: from opening to end."""
 
     name = "sequence"
     drafter: str | None
     policy: str | None = None
-    """Class of the policy. This field and those below: the target only."""
+    """The policy's class. This and the fields below: the target only."""
     max_lookahead: int | None = None
     num_prompt_tokens: int | None = None
     finish_reason: str | None = None
@@ -71,7 +70,7 @@ class TargetPrefill(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetPass(Event):
-    """Target: one verification. Counts as in `protocol.verification.PassOutcome`."""
+    """Target: one verification, counted as in `protocol.verification.PassOutcome`."""
 
     name = "target_pass"
     num_candidates: int
@@ -79,15 +78,11 @@ class TargetPass(Event):
     num_judged: int
     num_accepted: int
     num_tokens: int
-    """Tokens committed."""
     committed_length: int
-    """Committed tokens after the pass."""
     num_ready: int = 0
-    """Candidates that wait for the next pass."""
     num_alternatives: int = 0
     num_accepted_alternatives: int = 0
     reason: str | None = None
-    """Why the policy decided so."""
 
     @property
     def num_scored(self) -> int:
@@ -142,9 +137,8 @@ class DraftPrefill(Event):
 
     name = "draft_prefill"
     num_tokens: int
-    """Tokens of the prompt."""
     fan_out: int = 1
-    """Continuations behind a node; 1: the draft is a chain."""
+    """Guesses behind a node; 1: a chain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,9 +147,9 @@ class DraftStep(Event):
 
     name = "draft_step"
     num_tokens: int
-    """Tokens proposed by a chain, nodes expanded of a tree; 0 where there was nothing to propose."""
+    """Tokens proposed by a chain, nodes expanded of a tree; may be 0."""
     length: int
-    """Committed prefix and everything drafted behind it, after the step."""
+    """Committed prefix and all drafted tokens, after the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,17 +157,16 @@ class VerdictTaken(Event):
     """Draft: a verdict taken in."""
 
     num_discarded: int
-    """Drafted tokens thrown away."""
     num_adopted: int
-    """Tokens of the target's own that the draft did not have."""
+    """The target's own tokens that the draft lacked."""
     committed_length: int
     epoch: int
     kept_steps: Sequence[int] | None = None
-    """Trees only: for each committed token that was in the tree, the step (from 1) that drafted it; 0: looked up."""
+    """Trees: for each committed token in the tree, the step (from 1) that drafted it; 0: looked up."""
 
     @property
     def kept_length(self) -> int:
-        """The committed length up to which the draft had the tokens itself."""
+        """Committed length up to which the draft had the tokens itself."""
         return self.committed_length - self.num_adopted
 
 
@@ -200,14 +193,12 @@ class DraftWait(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageEvent(Event):
-    """Both workers: a message. Its fields are the message's own."""
+    """Both workers: a message, with its own fields."""
 
     message: str
     """`open`, `candidate`, `verdict`, `features`, `close`, `progress` or `shutdown`."""
     num_tokens: int | None = None
-    """Candidates, verdicts and features."""
     first: int | None = None
-    """Candidates, as `base`."""
     base: int | None = None
     start: int | None = None
     """Verdicts, as `num_accepted` and `epoch`, and features."""
@@ -228,7 +219,6 @@ class Receive(MessageEvent):
 
     name = "receive"
     reception: str | None = None
-    """Target: what it made of candidates."""
     num_ready: int | None = None
     """Target: how many candidates it could verify then."""
 

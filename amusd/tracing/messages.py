@@ -1,7 +1,7 @@
-"""Messages as events: recorded, and the sending of each joined with its receiving.
+"""Messages as events, and the sending of each joined with its receiving.
 
-A link keeps the order of a direction, and a message arrives once, whole, or not at all. So the messages received are
-those sent, in the same order, less the lost ones: no number on the wire is needed to tell them apart.
+A direction keeps its order and loses messages only whole, so those received are those sent, in order, less the lost
+ones.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from amusd.tracing.recorder import Recorder
 
 SEND, RECEIVE = Send.name, Receive.name
 _description = attrgetter("sequence_id", "message", "num_tokens", "first", "base", "start", "num_accepted", "epoch")
-"""The fields that are the same on both sides."""
 _KINDS = {kind: kind.__name__.lower() for kind in get_args(Message)}
 
 
@@ -50,7 +49,7 @@ def record_message(recorder: Recorder, name: str, message: Message, **received: 
 
 
 def match_messages(sender: Sequence[Event], receiver: Sequence[Event]) -> list[Flow]:
-    """The messages of one direction that arrived, in order. What only one side has recorded is left out."""
+    """The messages of one direction that arrived, in order; without what only one side recorded."""
     flows: list[Flow] = []
     alike: dict[tuple[object, ...], deque[tuple[int, Send]]] = {}
     for place, event in enumerate(event for event in sender if isinstance(event, Send)):

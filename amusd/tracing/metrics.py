@@ -1,28 +1,27 @@
 """The figures of a generation, from raw counts. Counts add up over generations; ratios are taken of the sums.
 
-Names follow the serving world where it has one: `acceptance_rate` is accepted / verified candidates (drafted tokens
-that were never verified are not in it), `mean_acceptance_length` is tokens per verification, the target's own included,
-`acceptance_by_position[i]` is the share of verifications with candidates whose i-th candidate was accepted.
+`acceptance_rate` is accepted / verified candidates, `mean_acceptance_length` is tokens per verification, the target's
+own included, `acceptance_by_position[i]` is the share of verifications with candidates whose i-th candidate was
+accepted.
 
-Latencies are of the tokens as they leave the target, in milliseconds:
+Latencies in milliseconds, of tokens as they leave the target:
 
-    time_to_first_token_ms          from the request to the first committed tokens
-    time_per_output_token_ms        (end of the answer - first token) / (tokens - 1)
-    median_inter_token_latency_ms   between two chunks, that is, between two passes: each commits one token or more, so
-    p99_inter_token_latency_ms      these differ from the time per output token; None with fewer than two chunks
+time_to_first_token_ms          from the request to the first committed tokens
+time_per_output_token_ms        (end of the answer - first token) / (tokens - 1)
+median_inter_token_latency_ms   between two passes, each of which commits one token or more;
+p99_inter_token_latency_ms      None with fewer than two
 
-`speculative_decoding` repeats the counts under the names and with the meanings that benchmark clients read from a
-server's `metrics.speculative_decoding`. There a step is a pass that had candidates to judge; passes without candidates,
-which only an asynchronous target makes, are outside of it:
+`speculative_decoding` has the names and meanings that benchmark clients read from a server's
+`metrics.speculative_decoding`. A step is a pass that had candidates to judge:
 
-    mean_acceptance_length                 1 + accepted / steps
-    draft_acceptance_rate                  accepted / judged candidates
-    acceptance_histogram                   [j]: steps that accepted exactly j candidates, 0 <= j <= num_spec_tokens
-    acceptance_histogram_by_draft_length   of each number of candidates judged in a step: the same, over those steps
-    num_spec_steps                         steps
-    num_accepted_draft_tokens              candidates accepted
-    num_draft_tokens                       candidates judged; drafted tokens that no pass judged are not among them
-    num_spec_tokens                        the most candidates that a step judged: here no setting fixes their number
+mean_acceptance_length                 1 + accepted / steps
+draft_acceptance_rate                  accepted / judged candidates
+acceptance_histogram                   [j]: steps that accepted exactly j candidates, 0 <= j <= num_spec_tokens
+acceptance_histogram_by_draft_length   the same for each number of judged candidates
+num_spec_steps                         steps
+num_accepted_draft_tokens              candidates accepted
+num_draft_tokens                       candidates judged
+num_spec_tokens                        the most candidates that a step judged: no setting fixes it
 """
 
 from __future__ import annotations
@@ -41,18 +40,17 @@ from amusd.protocol.verification import PassOutcome
 
 @dataclass
 class TargetCounts:
-    """The work of a target since it was started, over all sequences, those at work included."""
+    """A target's work since its start, over all sequences."""
 
     num_passes: int = 0
     """Each counts once, however many sequences it is over."""
     num_tokens: int = 0
     num_drafts: int = 0
-    """Passes that had candidates to judge, once for each sequence."""
+    """Passes with candidates to judge, once for each sequence."""
     num_verified: int = 0
-    """Candidates judged."""
     num_accepted: int = 0
     num_tokens_alone: int = 0
-    """Committed while the draft that was to help was lost or silent."""
+    """Committed while the wanted draft was lost or silent."""
 
     def add(self, outcome: PassOutcome, *, is_alone: bool) -> None:
         """Count what a pass did for one sequence."""
@@ -65,43 +63,38 @@ class TargetCounts:
 
 @dataclass(kw_only=True)
 class GenerationMetrics:
-    """Raw counts of one generation, so far or in all, or the sum over several. Times in nanoseconds."""
+    """Raw counts of one generation, or the sum over several. Times in nanoseconds."""
 
     num_prompts: int = 1
     num_prompt_tokens: int = 0
     num_tokens: int = 0
-    """Tokens of the answers, the end-of-sequence token included."""
+    """Tokens of the answers, end-of-sequence included."""
     first_token_ns: int = 0
-    """Time from the request to the first committed tokens."""
     total_ns: int = 0
-    """Time from the request to the last committed token; before the first, the time of the prompt."""
+    """From the request to the last committed token; before the first, the time of the prompt."""
     prefill_ns: int = 0
     pass_ns: int = 0
-    """Time of target passes."""
     wait_ns: int = 0
     """Waiting because the policy chose to."""
     num_passes: int = 0
     acceptance: Counter[tuple[int, int]] = field(default_factory=Counter)
-    """(candidates judged, accepted) -> how many passes with candidates ended so. As elsewhere in the field, candidates
-    behind the first rejected one count as judged."""
+    """(candidates judged, accepted) -> passes.
+
+    Candidates behind the first rejected one count as judged, as elsewhere.
+    """
     num_late_accepted: int = 0
-    """Accepted candidates that arrived during the pass and stood where the bonus token would have come."""
+    """Accepted candidates that arrived during the pass, in place of the bonus token."""
     num_alternatives: int = 0
-    """Candidates beside the likeliest path that passes scored."""
+    """Scored candidates beside the likeliest path."""
     num_accepted_alternatives: int = 0
-    """Accepted candidates that were among them."""
     chunk_gaps_ns: list[int] = field(default_factory=list)
-    """Between the commits of two passes that follow each other."""
+    """Between the commits of successive passes."""
     num_stale_candidates: int = 0
-    """Candidate messages from before a rollback."""
     num_refused: int = 0
-    """Candidate messages that the protocol forbids."""
     num_draft_losses: int = 0
-    """Drafts that were lost while they worked on it."""
     num_draft_restarts: int = 0
-    """Drafts that took the place of a lost one."""
     num_tokens_alone: int = 0
-    """Committed while the draft that was to help was lost or silent."""
+    """Committed while the wanted draft was lost or silent."""
     draft: Progress | None = None
     """None: no draft took part, or it was lost before it could report."""
 
@@ -113,7 +106,7 @@ class GenerationMetrics:
     def passed(self, elapsed_ns: int, duration_ns: int, outcome: PassOutcome, *, is_alone: bool = False) -> None:
         """Count a pass, whose tokens were committed `elapsed_ns` after the request.
 
-        `is_alone`: the draft that was to help was lost or silent.
+        `is_alone`: the wanted draft was lost or silent.
         """
         if self.num_passes:
             self.chunk_gaps_ns.append(elapsed_ns - self.total_ns)
@@ -131,7 +124,7 @@ class GenerationMetrics:
             self.acceptance[outcome.num_judged, outcome.num_accepted] += 1
 
     def reported(self, progress: Progress) -> None:
-        """Take in the newest counts of the draft, unless one was lost: no other speaks for what that one did."""
+        """Take in the draft's newest counts, unless one was lost."""
         if not self.num_draft_losses:
             self.draft = progress
 
@@ -157,7 +150,7 @@ class GenerationMetrics:
 
     @property
     def accepted_by_position(self) -> list[int]:
-        """How many passes accepted the candidate at each position of the block."""
+        """How many passes accepted the candidate at each position."""
         longest = max((accepted for _, accepted in self.acceptance), default=0)
         return [
             sum(number for (_, accepted), number in self.acceptance.items() if accepted > position)

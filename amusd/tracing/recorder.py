@@ -1,8 +1,7 @@
 """Spans and instants of one worker, kept in memory while it decodes and written as JSON lines afterwards.
 
-Times are `time.monotonic_ns()`, one clock for all processes of a host; the first event of a worker, `worker`, says
-which host that is. Recording appends to a list: no I/O, no formatting and no lock on the hot path. Names and fields are
-those of `tracing/events.py`.
+Times are `time.monotonic_ns()`, one clock per host; the first event, `worker`, names the host. Recording appends to a
+list: no I/O, formatting or lock on the hot path. Names and fields are those of `tracing/events.py`.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ SEQUENCES_PER_RUN = 1 << 32
 """Run `i` has the sequence ids from `i * SEQUENCES_PER_RUN` on."""
 
 Record: TypeAlias = "tuple[str, int, int, int, dict[str, Any]]"
-"""Name, start, end, sequence id and fields of an event, as `event_of` takes them."""
+"""Name, start, end, sequence id and fields of an event."""
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -35,30 +34,26 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 class Recorder:
     """Collects the events of one worker, and is its clock.
 
-    No worker has to be told when a run begins: the sequence ids say which run an event belongs to. An event of no
-    sequence belongs to the run of the event before it.
+    Sequence ids say which run an event belongs to; an event of no sequence belongs to the run of the one before.
     """
 
     def __init__(self, role: str, events: str | None = None, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
-        """`events`: the folder of a run's events, as a format of the run's number: `/sweep/{run}/events` (`as_format`).
+        """`events`: the folder of a run's events as a format of its number: `/sweep/{run}/events` (`as_format`).
 
-        Its parent is there. None keeps events in memory only.
+        None keeps events in memory only.
         """
         self.role = role
         self.now_ns = now_ns
-        """The time now, in nanoseconds. A worker reads no other clock, so a test or a simulation can set the time."""
+        """The time in nanoseconds: a worker's only clock, which tests and simulations can set."""
         self._events = events
         self.listeners: tuple[Callable[[Record], None], ...] = ()
         """Called with each event in the worker's thread: they must return at once, and raise nothing."""
         now = now_ns()
         self._first: Record = ("worker", now, now, NO_SEQUENCE, {"host": _host_identity(), "pid": os.getpid()})
-        """With which each file begins."""
         self._records = [self._first] if events is None else []
         self._run = 0
         self._begun: set[int] = set()
-        """Runs whose file there is."""
         self._spoilt: set[int] = set()
-        """Runs of which events were dropped."""
 
     def span(self, name: str, start_ns: int, end_ns: int, sequence_id: int, **fields: Any) -> None:
         """Record something that took time."""
@@ -81,7 +76,7 @@ class Recorder:
 
     @property
     def is_whole(self) -> bool:
-        """Every event of the latest run is in its file, or still here."""
+        """Whether no event of the latest run was dropped."""
         return self._run not in self._spoilt
 
     @property
@@ -92,8 +87,7 @@ class Recorder:
     def flush(self) -> None:
         """Append what was recorded to the file of its run, one JSON object a line, and forget it.
 
-        Call between requests. Where a file cannot take it, the events are dropped, `is_whole` becomes False, and a
-        line says so once: decoding goes on.
+        Call between requests. If the file fails, events are dropped, `is_whole` becomes False, and a line says so once.
         """
         runs: dict[int, list[Record]] = {}
         for record in self._records if self._events is not None else ():
@@ -124,15 +118,15 @@ class Recorder:
 
 
 def as_format(path: Path) -> str:
-    """Return a path as a format without fields, to which `/{run}/events` can be added."""
+    """A path as a format without fields, to which `/{run}/events` can be added."""
     return str(path).replace("{", "{{").replace("}", "}}")
 
 
 @functools.cache
 def _host_identity() -> str:
-    """A digest that two processes share exactly when they share a monotonic clock: of the kernel's boot id on Linux.
+    """A digest that processes share exactly when they share a monotonic clock: the kernel's boot id on Linux.
 
-    Containers of one machine share both. Elsewhere it is a digest of the host's name. It does not name the host.
+    Elsewhere a digest of the host's name.
     """
     try:
         name = _BOOT_ID.read_text(encoding="ascii").strip()
@@ -142,7 +136,6 @@ def _host_identity() -> str:
 
 
 def _append(path: Path, text: str) -> None:
-    """Append all of `text` or nothing."""
     with path.open("ab") as file:
         size = file.tell()
     try:

@@ -1,4 +1,4 @@
-"""The events of a run read back: those of both workers, and the messages between them."""
+"""A run's events read back: those of both workers, and the messages between them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from amusd.tracing.messages import Flow, match_messages
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The events of both workers. Without a draft its part is empty."""
+    """The events of both workers; the draft's may be empty."""
 
     target: tuple[Event, ...]
     draft: tuple[Event, ...]
     to_draft: tuple[Flow, ...]
-    """Messages that arrived, in order."""
     to_target: tuple[Flow, ...]
 
     @classmethod
     def of(cls, target: Sequence[Event], draft: Sequence[Event]) -> Timeline:
-        """A timeline from events as recorded. The draft is left out if it ran on another host, whose clock differs."""
+        """A timeline of recorded events, without a draft on another host, whose clock differs."""
         if len({event.host for event in (*target, *draft) if isinstance(event, Worker)}) > 1:
             draft = ()
         to_draft, to_target = match_messages(target, draft), match_messages(draft, target)
@@ -40,14 +39,14 @@ class Timeline:
 
 
 def read_timeline(run_directory: Path) -> Timeline:
-    """The timeline of a run; empty where it left no events."""
+    """The timeline of a run; empty without events."""
     return Timeline.of(read_events(run_directory, "target"), read_events(run_directory, "draft"))
 
 
 def read_events(run_directory: Path, role: str) -> list[Event]:
-    """The events of one worker, in the order in which they were recorded; empty when it left none.
+    """The events of one worker in order; empty without any.
 
-    Raises `ValueError` for lines that are no events.
+    Raises `ValueError` for malformed lines.
     """
     path = run_directory / "events" / f"{role}.jsonl"
     if not path.is_file():
