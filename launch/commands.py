@@ -1,7 +1,4 @@
-"""Commands that need no pair of workers: `bench`, `simulate`, `export-draft`.
-
-They load torch when they run; `bench` starts the processes that it needs itself.
-"""
+"""Commands that need no pair of workers: `bench`, `simulate`, `export-draft`."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from .run_directory import EVENTS_FOLDER, RESULT_FILE
 
 
 def run_bench(config: RunConfig, directory: Path, _console: Console) -> int:
-    """Measure; returns the exit code. Raises `ConfigError` when a device cannot be used."""
+    """Measure; returns the exit code. Raises `ConfigError` for an unusable device."""
     if (size := config.target_tensor_parallel_size) > 1:
         raise ConfigError(
             f"target_tensor_parallel_size={size}: `amusd bench` measures one process of each role; allowed: 1"
@@ -32,7 +29,7 @@ def run_bench(config: RunConfig, directory: Path, _console: Console) -> int:
 
 
 def run_simulate(config: RunConfig, directory: Path, console: Console) -> int:
-    """Predict; returns the exit code. Raises `ConfigError` when inputs are missing."""
+    """Predict; returns the exit code. Raises `ConfigError` for missing inputs."""
     from amusd.commands.simulate import simulate, simulate_text, simulator_of
 
     result = simulate(config, simulator_of(config), console, directory / EVENTS_FOLDER)
@@ -46,7 +43,7 @@ def run_simulate(config: RunConfig, directory: Path, console: Console) -> int:
 
 
 def export_embedded_draft(folder: Path) -> int:
-    """Write the embedded draft to `folder` as a transformers checkpoint. Raises `ConfigError`."""
+    """Write the embedded draft as a transformers checkpoint. Raises `ConfigError`."""
     from amusd.models.embedded_draft import export_draft
     from amusd.models.embedded_target import embedded_target_path
 

@@ -1,4 +1,4 @@
-"""Hydra's side of a configuration: its defaults, arguments as it reads them, and `RunConfig`."""
+"""Hydra's side of a configuration: defaults, arguments, and `RunConfig`."""
 
 from __future__ import annotations
 
@@ -27,24 +27,20 @@ from amusd.types import Mode
 CONFIG_NAME = "config"
 HYDRA_VERSION = "1.3"
 _MODELS = ("target", "drafter")
-"""Groups whose choice may be a checkpoint: `target=FOLDER` is short for `target=hf target.model=FOLDER`."""
 _WITHOUT_MODEL = ("auto", *(kind for kind, can in CAPABILITIES.items() if not can.checkpoint))
-"""Choices that take no checkpoint."""
 _NO_NAME = r"null|true|false|[\d._-]*"
-"""Choices that Hydra's grammar takes for something else than a name; null chooses nothing."""
 _FREE_MAPPINGS = (("drafter", "options"), ("sampling", "logit_bias"))
-"""Settings that take any names, which Hydra merges into null only."""
 
 
 def conf_folder() -> Path:
-    """The folder of configuration files: inside the installed package, or beside it in a checkout."""
+    """The configuration files' folder: in the installed package, or beside it in a checkout."""
     here = Path(__file__).resolve().parent
     installed = here / "conf"
     return installed if installed.is_dir() else here.parent / "conf"
 
 
 def store_defaults() -> None:
-    """Give Hydra every key with its default. Once more changes nothing."""
+    """Give Hydra every key with its default. Idempotent."""
     defaults = to_mapping(RunConfig())
     for section, name in _FREE_MAPPINGS:
         defaults[section][name] = None
@@ -52,7 +48,7 @@ def store_defaults() -> None:
 
 
 def compose_config(arguments: Sequence[str]) -> RunConfig:
-    """The configuration that `key=value` arguments describe. Raises `ConfigError`, one line."""
+    """The configuration of `key=value` arguments. Raises `ConfigError`, one line."""
     store_defaults()
     try:
         with initialize_config_dir(str(conf_folder()), version_base=HYDRA_VERSION):
@@ -62,7 +58,7 @@ def compose_config(arguments: Sequence[str]) -> RunConfig:
 
 
 def config_of(composed: DictConfig) -> RunConfig:
-    """The typed configuration. Says which drafter is taken where nobody named one. Raises `ConfigError`, one line."""
+    """The typed configuration. Tells which drafter is the default. Raises `ConfigError`, one line."""
     try:
         values = cast("dict[str, Any]", OmegaConf.to_container(composed, resolve=True))
     except OmegaConfBaseException as error:
@@ -79,14 +75,14 @@ def config_of(composed: DictConfig) -> RunConfig:
 
 
 def hydra_settings(folder: Path) -> list[str]:
-    """Where Hydra puts a run or a sweep. Logs go to no file; `config.yaml` is ours, which hides `serve.api_key`."""
+    """Where Hydra puts a run or a sweep, without its logs and its `config.yaml`, which shows `serve.api_key`."""
     named = _quoted(str(folder))
     folders = [f"hydra.run.dir={named}", f"hydra.sweep.dir={named}", "hydra.output_subdir=null"]
     return [*folders, "hydra/job_logging=none", "hydra/hydra_logging=none"]
 
 
 def for_hydra(arguments: Sequence[str]) -> Iterator[str]:
-    """Arguments as Hydra reads them: free text is quoted, and a checkpoint in the place of a choice is spelt out."""
+    """Arguments for Hydra: free text is quoted, and a checkpoint as a choice is spelt out."""
     texts = dict(_text_keys(RunConfig))
     typed = {argument.partition("=")[0] for argument in arguments}
     for argument in arguments:
@@ -112,13 +108,12 @@ def for_hydra(arguments: Sequence[str]) -> Iterator[str]:
 
 
 def text_of(argument: str) -> str:
-    """The text that a `key=value` argument gives, with or without quotes."""
+    """The text of a `key=value` argument, with or without quotes."""
     key, _, value = argument.partition("=")
     return value[1:-1] if _is_quoted(key, value) else value
 
 
 def _text_keys(cls: type, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Each key whose value is free text, or a list of texts, and how a value begins that Hydra's grammar is for."""
     for name, hint in typing.get_type_hints(cls).items():
         if dataclasses.is_dataclass(hint):
             yield from _text_keys(cast("type", hint), f"{prefix}{name}.")
@@ -129,20 +124,17 @@ def _text_keys(cls: type, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _names_model(group: str, choice: str) -> bool:
-    """Whether it is a folder or `owner/name` of the model hub, and no choice of the group."""
     if (conf_folder() / group / f"{choice}.yaml").is_file():
         return False
     return Path(choice).is_dir() or ("/" in choice and "," not in choice)
 
 
 def _quoted(text: str) -> str:
-    """Any text as one value: OmegaConf sees no interpolation in it, and Hydra's grammar no end of the quotes."""
     text = re.sub(r"(\\*)\$\{", lambda found: found[1] * 2 + "\\${", text)
     return "'" + re.sub(r"(\\*)('|\Z)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text) + "'"
 
 
 def _is_quoted(key: str, value: str) -> bool:
-    """Whether the value is one complete text in quotes."""
     if len(value) < 2 or value[0] not in "'\"" or value[-1] != value[0]:
         return False
     try:

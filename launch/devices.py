@@ -1,7 +1,6 @@
 """Which device, cores and threads a worker gets.
 
-Thread pools keep the settings that they find when torch is imported. So threads are set first; then torch may be asked
-which GPUs there are.
+Thread pools keep the settings that they find when torch is imported, so threads are set first.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ NCCL_SETTINGS = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
 }
-"""Settings that torch's NCCL groups read when they are made, for links (`transport=nccl`) and ranks that share a model.
+"""Settings that torch's NCCL groups read when made, for links (`transport=nccl`) and ranks.
 
-TORCH_NCCL_ASYNC_ERROR_HANDLING=2: where the peer of a transfer dies or is late, only the transfer ends; by default, and
-as torchrun sets it (1), the process does. TORCH_NCCL_DUMP_ON_TIMEOUT=0: no thread looks for a signal in the file where
-ranks have met, which is gone by then, or writes traces to /tmp.
+TORCH_NCCL_ASYNC_ERROR_HANDLING=2: a dead or late peer ends only the transfer; by default, and as torchrun sets it (1),
+the process ends. TORCH_NCCL_DUMP_ON_TIMEOUT=0: no thread looks for a signal in the ranks' file, which is gone, or
+writes traces to /tmp.
 """
 
 
 def claim_hardware(config: EngineConfig) -> EngineConfig:
-    """Give this process, the target's first rank, its cores; return `config` with the device of every rank named.
+    """Give the target's first rank its cores; return `config` with every rank's device.
 
-    Says which GPUs are shared. Raises `ConfigError` for a GPU that is not there.
+    Tells which GPUs are shared. Raises `ConfigError` for a missing GPU.
     """
     hardware = settle_devices(config, tell)
     if set(hardware.devices) == {"cpu"}:
@@ -41,7 +40,7 @@ def claim_hardware(config: EngineConfig) -> EngineConfig:
 
 
 def set_environment(config: EngineConfig) -> None:
-    """Variables of torch and its libraries, for this process and those that it starts; before torch is imported."""
+    """Set variables of torch and its libraries for this process and its children, before torch is imported."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     set_threads(config.hardware.num_threads)
     if config.transport.kind == "nccl" or config.num_ranks > 2:
@@ -49,7 +48,7 @@ def set_environment(config: EngineConfig) -> None:
 
 
 def set_threads(num_threads: int) -> None:
-    """Threads of numeric libraries in this process and its children."""
+    """Set the threads of numeric libraries in this process and its children."""
     for variable in THREAD_VARIABLES:
         os.environ[variable] = str(num_threads)
     if "torch" in sys.modules:  # too late for the variables

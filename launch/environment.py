@@ -16,7 +16,7 @@ from amusd.runtime.cores import allowed_cores
 
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "pyzmq", "hydra-core", "omegaconf", "gguf")
 CPU_FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
-"""The instructions that a model's speed hangs on, as Linux names them."""
+"""Instructions that a model's speed depends on, as Linux names them."""
 _PROBE_SECONDS = 5.0
 
 
@@ -50,7 +50,6 @@ def _version(package: str) -> str | None:
 
 
 def _first_core() -> dict[str, str]:
-    """What Linux says of it; nothing elsewhere."""
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
         pairs = (line.partition(":") for line in reversed(lines))
@@ -59,7 +58,7 @@ def _first_core() -> dict[str, str]:
 
 
 def _commit() -> str | None:
-    """The commit of the checkout this runs from, `+changes` when files differ from it; None outside a checkout."""
+    """Commit of this checkout, `+changes` if modified; None outside a checkout."""
     root = Path(__file__).resolve().parent.parent
     if not (root / ".git").exists():
         return None
@@ -67,7 +66,6 @@ def _commit() -> str | None:
 
 
 def _output_of(command: str, folder: Path | None = None) -> str:
-    """The output of a short command; empty when it fails."""
     with suppress(OSError, subprocess.SubprocessError):
         return subprocess.run(
             command.split(), cwd=folder, capture_output=True, text=True, timeout=_PROBE_SECONDS, check=True

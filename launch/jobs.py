@@ -1,7 +1,6 @@
-"""The jobs of a command: what Hydra calls once for a run, and once for each point of a sweep.
+"""The jobs of a command, which Hydra calls for a run or each point of a sweep.
 
-Jobs of one process share an engine as long as their engine configurations are equal. In another process, where a
-launcher of Hydra's may run it, a job has an engine of its own.
+Jobs of one process share an engine while their engine configurations are equal.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
     from amusd.workload import WorkloadPrompt
 
     MakeEngine = Callable[[RunConfig, str | None, Console], Engine]
-    """Makes an engine for a configuration; the text is the format of the folder for events, as of `make_recorder`."""
+    """Makes an engine for a configuration; the text is the folder for events, as of `make_recorder`."""
 
 WITHOUT_ENGINE = ("bench", "simulate")
 """Commands that start processes of their own, or none."""
@@ -58,7 +57,7 @@ class Jobs:
     """The jobs of one command in this process. Close it at the end."""
 
     def __init__(self, command: str, make_engine: MakeEngine | None = None, *, keeps_engine: bool = True) -> None:
-        """`make_engine`: in the place of a target here and a draft that this process starts."""
+        """`make_engine`: replaces a target here and a draft in a child process."""
         self.exit_code = 0
         """That of the first job that failed here."""
         self._command = command
@@ -75,9 +74,9 @@ class Jobs:
         return partial(Jobs, keeps_engine=False), (self._command,)
 
     def __call__(self, composed: DictConfig) -> float:
-        """Do one job of Hydra's; what fails is told, and the next job goes on. Raises `Interrupted` alone.
+        """Do one job of Hydra's; failures are told, and the next job goes on. Raises `Interrupted` alone.
 
-        Returns tokens a second, for sweepers that look for the best; NaN without a result.
+        Returns tokens a second, for optimizing sweepers; NaN without a result.
         """
         if self._command not in WITHOUT_ENGINE and threading.current_thread() is threading.main_thread():
             raise_on_signals()
@@ -117,7 +116,7 @@ class Jobs:
                 self._directory.rmdir()  # Hydra has made it; only an empty one can be removed
 
     def run(self, config: RunConfig, number: int | None = None) -> int:
-        """Do one job; return its exit code. `number`: that of a job of a sweep, whose JSON is in its files alone.
+        """Do one job; return its exit code. `number`: in a sweep, whose JSON is in files alone.
 
         Raises `ConfigError`, `PeerError`, `Interrupted`.
         """
@@ -143,7 +142,7 @@ class Jobs:
             raise
 
     def _prompts(self, config: RunConfig) -> list[WorkloadPrompt] | None:
-        """The prompts, so that what is wrong with them is said before weights are loaded; None: all are answered."""
+        """The prompts, checked before weights are loaded; None: all are answered."""
         from amusd.workload import AnswersFile, prompts_of
 
         if self._command not in ("generate", "compare"):
@@ -181,7 +180,6 @@ class Jobs:
         return code
 
     def _engine_of(self, config: RunConfig, number: int | None, console: Console) -> Engine:
-        """The engine of the job before if it is that of this one, else a new one."""
         wanted = config.engine_for(self._command)
         if self._engine is None or wanted != self._config:
             self.close()
@@ -191,7 +189,6 @@ class Jobs:
         return self._engine
 
     def _make_pair(self, config: RunConfig, events: str | None, console: Console) -> Engine:
-        """Load the target here, with its other ranks and the draft in processes of their own."""
         from amusd.runtime.draft_process import DraftProcess
         from amusd.runtime.followers import Followers
 
@@ -224,12 +221,12 @@ class Jobs:
 
 
 def events_of(directory: Path, number: int | None = None) -> str:
-    """The folder of events of a run, or of all jobs of its sweep, as a format in which `{run}` is a job's number."""
+    """Folder of events of a run or sweep, as a format in which `{run}` is a job's number."""
     return f"{as_format(directory)}/events" if number is None else f"{as_format(directory.parent)}/{{run}}/events"
 
 
 def with_api_key(config: RunConfig) -> RunConfig:
-    """With the key from the environment unless one is named. Raises `ConfigError` for a hidden one."""
+    """Take the key from the environment unless one is named. Raises `ConfigError` for a hidden one."""
     if config.serve.api_key == HIDDEN:
         raise ConfigError(f"serve.api_key={HIDDEN}: a run does not keep its key; name one, or null")
     key = config.serve.api_key or os.environ.get("AMUSD_API_KEY") or None
@@ -237,7 +234,7 @@ def with_api_key(config: RunConfig) -> RunConfig:
 
 
 def exit_code_of(work: Callable[[], int]) -> int:
-    """The exit code of some work: 2 for a user's mistake, 1 for a failure, both told here."""
+    """Exit code of some work: 2 for a user's mistake, 1 for a failure, both told here."""
     try:
         return work()
     except ConfigError as error:

@@ -1,7 +1,7 @@
 """The `amusd` command, which leaves `key=value` arguments to Hydra. Imports no torch.
 
-Exit codes: 0 done, 1 a failure (one line where a process was lost, else its traceback) or a mistake that Hydra finds,
-2 the user's mistake or an output that cannot be written (one line), 130 Ctrl-C, 143 SIGTERM.
+Exit codes: 0 done; 1 a failure (one line for a lost process, else a traceback) or Hydra's mistake; 2 the user's mistake
+or an output that cannot be written (one line); 130 Ctrl-C; 143 SIGTERM.
 """
 
 from __future__ import annotations
@@ -83,7 +83,6 @@ def _run(arguments: list[str]) -> int:
 
 
 def _run_jobs(command: str, arguments: list[str]) -> int:
-    """Have Hydra run one job, or those of a sweep, or do what its own options say; return the exit code."""
     from .compose import for_hydra, hydra_settings, text_of
     from .jobs import Jobs
     from .run_directory import new_folder
@@ -110,7 +109,6 @@ def _run_jobs(command: str, arguments: list[str]) -> int:
 
 
 def _hydra(task: object, arguments: Sequence[str], program: str) -> int:
-    """Run Hydra on these arguments; return its own exit code: 0 unless it finds a mistake."""
     import hydra
 
     from .compose import CONFIG_NAME, HYDRA_VERSION, conf_folder, store_defaults
@@ -132,7 +130,6 @@ def _hydra(task: object, arguments: Sequence[str], program: str) -> int:
 
 
 def _summarize(folder: Path, *, is_json: bool) -> bool:
-    """Write and show the tables of a sweep. Returns whether every job has a result."""
     from .sweep import summarize, summary_table
 
     document = summarize(folder.absolute())

@@ -1,8 +1,8 @@
 """Many engines by Ray Serve: `python launch/ray_serve.py KEY=VALUE ...` deploys them on a running Ray cluster.
 
-Each replica is one engine behind the routes of `amusd serve`: the target in the replica's process, the draft and the
-target's other ranks as its children. Ray routes requests, starts and replaces replicas, checks their health, and scales
-them between `ray.min_replicas` and `ray.max_replicas`. amusd[ray] has to be installed on every node.
+Each replica is one engine behind the routes of `amusd serve`; the draft and other ranks are its children. Ray routes
+requests, checks and replaces replicas, and scales them between `ray.min_replicas` and `ray.max_replicas`. amusd[ray]
+has to be installed on every node.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from .jobs import exit_code_of, with_api_key
 
 APPLICATION = "amusd"
 _NUM_CPUS = 2.0
-"""CPU cores that Ray sets aside for each engine: one for the target, one for the draft."""
 
 
 class Replica:
@@ -56,7 +55,7 @@ class Replica:
         return Starlette(routes=[Mount("/", self._gate)])  # which answers ASGI's `lifespan`, as Ray wants it
 
     async def check_health(self) -> None:
-        """Raise what Ray is to replace this replica for."""
+        """Raise if Ray should replace this replica."""
         status, document = await self._gate.service.health()
         if status != 200:
             raise RuntimeError(document["status"])
@@ -94,12 +93,12 @@ def application(config: RunConfig) -> Any:
 
 
 def build(arguments: dict[str, Any]) -> Any:
-    """For `import_path: amusd_launch.ray_serve:build` in a file of Ray Serve's; its `args` are keys and values."""
+    """For `import_path: amusd_launch.ray_serve:build` in a Ray Serve file, whose `args` are keys and values."""
     return application(with_api_key(compose_config([f"{key}={value}" for key, value in arguments.items()])))
 
 
 def deploy(config: RunConfig) -> None:
-    """Deploy on the cluster that this process is connected to, and wait until all runs. Raises `ConfigError`."""
+    """Deploy on the connected cluster, and wait until all runs. Raises `ConfigError`."""
     from ray import serve
 
     serve.start(http_options={"host": config.serve.host, "port": config.serve.port})

@@ -1,6 +1,6 @@
 """The process that torchrun starts: `torchrun --standalone --nproc-per-node=2 launch/run.py prompt="..."`.
 
-The arguments are those of `amusd`, the command being `generate` unless it comes first; so are the exit codes.
+Arguments and exit codes are those of `amusd`; `generate` is the default command.
 
 Ranks 0 to T-1 are the target's, and the last one starts drafts as rank 0 says. torchrun's store, which anybody who
 reaches its port can read and write, holds no secret, and nothing that would be run: the devices of several machines; on
@@ -57,11 +57,11 @@ STORE_SECONDS = 60.0
 ADDRESS = "address"
 """Name in the store of where rank 0 awaits the others; an empty text if it does not."""
 LOOK_SECONDS = 0.02
-"""How often the last rank looks after the draft's process."""
+"""How often the last rank checks the draft's process."""
 
 
 class Place(NamedTuple):
-    """The place of this process among those of torchrun, of which `local_size` are on this machine."""
+    """This process among those of torchrun, of which `local_size` are on this machine."""
 
     rank: int
     size: int
@@ -75,7 +75,7 @@ class Place(NamedTuple):
 
 
 def place_from_environment() -> Place:
-    """Read torchrun's variables. Raises `ConfigError` when it did not start this process."""
+    """Read torchrun's variables. Raises `ConfigError` without them."""
     try:
         return Place(*(int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")))
     except KeyError:
@@ -86,7 +86,7 @@ def place_from_environment() -> Place:
 
 
 def compose(arguments: Sequence[str], own: Place) -> tuple[str, RunConfig]:
-    """The command (by default `generate`) and the configuration. Raises `ConfigError`, alike on all ranks."""
+    """The command and the configuration. Raises `ConfigError`, alike on all ranks."""
     command, overrides = "generate", list(arguments)
     if {"-m", "--multirun"} & set(overrides):
         raise ConfigError("-m: a sweep starts its own pairs of workers; use `amusd compare -m ...`, not torchrun")
@@ -196,7 +196,7 @@ def _meet_apart(store: Any, config: RunConfig, own: Place) -> tuple[RunConfig, M
 
 
 def own_device(config: RunConfig, own: Place) -> str:
-    """The device that is named for this rank, or else the next of the GPUs of its machine, if there are some."""
+    """The device named for this rank, or the next GPU of its machine, if any."""
     if config.hardware.devices:
         return devices_of(config.engine())[own.rank]
     num_gpus = count_gpus()
@@ -257,7 +257,7 @@ class DraftElsewhere:
 
 
 def start_drafts(config: EngineConfig, link: ZeroMQTransport) -> None:
-    """Start and end drafts as `DraftElsewhere` says at the other end of `link`, until that is gone."""
+    """Start and end drafts for the `DraftElsewhere` at the other end of `link`, until it is gone."""
     with ExitStack() as stack, suppress(PeerLostError):
         frame = link.receive_frame(config.startup_timeout_seconds)
         if frame is None:
@@ -286,7 +286,7 @@ def _end_of(process: DraftProcess) -> str | None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Do what this process is there for; return its exit code."""
+    """Run this process; return its exit code."""
     try:
         raise_on_signals()
         end_with_parent()

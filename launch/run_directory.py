@@ -1,4 +1,4 @@
-"""The folder of one run. Every file in it appears complete or not at all, and no run is overwritten."""
+"""The folder of one run. Files appear complete or not at all, and no run is overwritten."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ ENVIRONMENT_FILE = "environment.json"
 RESULT_FILE = "result.json"
 WORKERS_FILE = "workers.json"
 OVERRIDES_FILE = "overrides.json"
-"""In the folder of a job of a sweep: its arguments."""
+"""A sweep job's arguments."""
 SUMMARY_FILE = "sweep.json"
-"""In the folder of a sweep, whose jobs are runs in numbered folders."""
+"""In the folder of a sweep, whose jobs are in numbered folders."""
 EVENTS_FOLDER = "events"
 _MEASURED = (RESULT_FILE, PARTIAL_FILE, error_file("target"), error_file("draft"))
 _FILES = (
@@ -83,7 +83,7 @@ def clear_run(directory: Path) -> None:
 
 
 def discard_run(directory: Path) -> None:
-    """Take back what was written for a run that was refused before any token."""
+    """Remove the files of a run that was refused before any token."""
     if any((directory / name).exists() for name in _MEASURED) or any((directory / EVENTS_FOLDER).glob("*")):
         return
     clear_run(directory)
@@ -92,7 +92,7 @@ def discard_run(directory: Path) -> None:
 
 
 def is_complete(directory: Path) -> bool:
-    """Whether a job of a sweep has measured all that it is to, with its draft there."""
+    """Whether a sweep's job has all measurements, made with its draft."""
     result = read_json(directory / RESULT_FILE) or {}
     return bool(result) and result.get("complete", True) and not {"draft_failure", "draft_losses"} & result.keys()
 
@@ -115,6 +115,6 @@ def read_config(directory: Path) -> RunConfig:
 
 
 def write_workers(directory: Path, *, target: Sequence[int], draft: int | None) -> None:
-    """Record the process ids of the target's ranks and of the draft, so that a person can watch, pin or end them."""
+    """Record the process ids of the target's ranks and of the draft."""
     drafts = [] if draft is None else [draft]
     write_whole(directory / WORKERS_FILE, json.dumps({"target": list(target), "draft": drafts}) + "\n")

@@ -1,4 +1,4 @@
-"""The end of a process that a signal asks to end: in order if it can, and certainly within `GRACE_SECONDS`."""
+"""Ends a process on signals: in order if it can, and certainly within `GRACE_SECONDS`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import time
 from types import FrameType
 
 GRACE_SECONDS = 1.5
-"""Time from a signal to the certain end of this process."""
 _WATCH = "signals"
 _PR_SET_PDEATHSIG = 1
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -26,9 +25,9 @@ class Interrupted(KeyboardInterrupt):
 
 
 def raise_on_signals() -> None:
-    """Have SIGINT, SIGTERM and SIGHUP raise `Interrupted`, once, in the main thread. SIGHUP stays ignored if it is.
+    """Make SIGINT, SIGTERM and SIGHUP raise `Interrupted`, once, in the main thread. An ignored SIGHUP stays so.
 
-    Another thread ends the process after `GRACE_SECONDS`, whatever the main thread does.
+    Another thread ends the process after `GRACE_SECONDS`.
     """
     is_hup_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # by nohup
     signals = [number for number in _SIGNALS if number != signal.SIGHUP or not is_hup_ignored]
@@ -67,9 +66,9 @@ def end_with_parent() -> None:
 
 
 def ignore_signals() -> None:
-    """This process is about to end by itself, and a signal has nothing left to save.
+    """Ignore signals in a process that is about to end.
 
-    Not `SIG_IGN`, of which Python complains where a signal has just arrived.
+    Not by `SIG_IGN`, of which Python complains where a signal has just arrived.
     """
     for number in _SIGNALS:
         signal.signal(number, lambda _number, _frame: None)
@@ -81,6 +80,5 @@ def _end(signum: int) -> None:
 
 
 def _is_loading(module: str) -> bool:
-    """Whether the import of the module has begun and is not over."""
     spec = getattr(sys.modules.get(module), "__spec__", None)
     return bool(getattr(spec, "_initializing", False))

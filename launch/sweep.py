@@ -1,4 +1,4 @@
-"""The measurements of a sweep in one place, made from the folders of its jobs: `sweep.json`, `sweep.csv`, a table."""
+"""The measurements of a sweep's jobs in one place: `sweep.json`, `sweep.csv`, a table."""
 
 from __future__ import annotations
 
