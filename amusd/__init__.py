@@ -1,7 +1,6 @@
 """amusd: asynchronous speculative decoding on two or more devices.
 
-A draft model runs ahead on one device while the target model verifies on another; candidates and verdicts cross between
-them, and a rollback brings the draft back in line when the target disagrees. The text is the target's own.
+A draft model runs ahead on one device while the target model verifies on another. The text is the target's own.
 
     from amusd import Engine, SamplingParams
 

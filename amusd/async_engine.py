@@ -1,10 +1,10 @@
-"""The facade for asyncio: an engine in a thread of its own, which no event loop ever waits for.
+"""The facade for asyncio: an engine in its own thread, which no event loop waits for.
 
     async with AsyncEngine.launch(target="embedded", drafter="ngram") as engine:
         async for token in engine.stream("Why is the sky blue?", SamplingParams(max_new_tokens=64)):
             print(token.text, end="")
 
-The thread launches the engine, computes while answers are queued, and closes it. Tasks of any event loops may ask.
+Tasks of any event loops may ask.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ LOOK_SECONDS = 1.0
 
 
 class AsyncEngine:
-    """An `Engine` for asyncio. Make one with `launch`; use `async with`, or `await` it and `aclose` it in the end."""
+    """An `Engine` for asyncio. Make one with `launch`; use `async with`, or `await` it and `aclose` it."""
 
     def __init__(self, make: Callable[[], Engine]) -> None:
-        """`make` is called in the thread, which begins with `async with` or `await`."""
+        """`make` is called in the thread."""
         self._make = make
         self._made: Future[Engine] = Future()
         self._ended: Future[None] = Future()
@@ -64,14 +64,14 @@ class AsyncEngine:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """End unfinished answers, and close the engine behind the pass that is being computed. Idempotent."""
+        """End unfinished answers, and close the engine after the present pass. Idempotent."""
         self._begin_closing()
         if self._made.done():
             await asyncio.shield(asyncio.wrap_future(self._ended))
 
     @property
     def engine(self) -> Engine:
-        """The engine that the thread computes with: any thread may read its figures, and use its tokenizer.
+        """The engine: any thread may read its figures, and use its tokenizer.
 
         Raises `StateError` before it is launched.
         """
@@ -82,17 +82,17 @@ class AsyncEngine:
     async def generate(
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[Options]
     ) -> Generation:
-        """The whole answer; arguments as of `Engine.stream`. Cancelling the task ends it."""
+        """The whole answer; arguments of `Engine.stream`. Cancelling the task ends it."""
         return await self.stream(prompt, params, **options).result()
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[Options]) -> AsyncAnswer:
-        """The answer token by token; arguments as of `Engine.stream`. What is wrong with them is raised by reading."""
+        """The answer token by token; arguments of `Engine.stream`, whose errors are raised by reading."""
         return AsyncAnswer(partial(self.submit, prompt, params, **options))
 
     async def submit(
         self, prompt: Prompt, params: SamplingParams | None, news: asyncio.Event, **options: Unpack[Options]
     ) -> Answer:
-        """As `Engine.submit`; `news` is set whenever a token can be read, or nothing more will be computed."""
+        """As `Engine.submit`; `news` is set when a token can be read, or nothing more will come."""
         # In another thread, since taking a long prompt apart takes its time
         answer = await asyncio.to_thread(self.engine.stream, prompt, params, **options)
         answer.on_news = partial(_set, news, asyncio.get_running_loop())
@@ -134,8 +134,7 @@ def _set(news: asyncio.Event, loop: asyncio.AbstractEventLoop) -> None:
 class AsyncAnswer:
     """Iterates over the tokens of one answer; afterwards `generation` holds the whole. For one task at a time.
 
-    It ends early with `cancel`, with the task that waits for a token, or when it is no longer referenced: its slot is
-    free before another pass begins.
+    It ends with `cancel`, with the waiting task, or when unreferenced; then its slot is free before the next pass.
     """
 
     _submit: Callable[[asyncio.Event], Awaitable[Answer]]
@@ -161,7 +160,7 @@ class AsyncAnswer:
         raise StopAsyncIteration
 
     async def result(self) -> Generation:
-        """Read all that is left, and return the finished answer. Raises as reading does."""
+        """Read the rest, and return the finished answer. Raises as reading does."""
         async for _ in self:
             pass
         return self.generation

@@ -1,14 +1,13 @@
-"""Processes that the package starts: each life of one is forked from a server, which has loaded what all of them need.
+"""Child processes: each life is forked from a server, which has loaded what all of them need.
 
-A fork takes some hundredths of a second, where imports and weights take seconds. Only a process with one thread and no
-GPU can be forked so: where `prepare` returns None, each life is a new process that loads for itself. `Lives` is the
-parent's end, `serve` the child's; lines of JSON go over a socket that is the child's standard input:
+A fork takes hundredths of a second, imports and weights take seconds. Only a process with one thread and no GPU can be
+forked; where `prepare` returns None, each life is a new process. `Lives` is the parent's end, `serve` the child's;
+lines of JSON go over a socket, the child's standard input:
 
-    parent: the settings, once; then the orders of one life after another
-    child:  {"pid": of the life}, {"said": a text}, {"pid", "ended": exit code, or minus the signal that ended it},
-            each with the number of the life
+parent: the settings, once; then the orders of one life after another
+child:  {"pid": of the life}, {"said": a text}, {"pid", "ended": exit code, or minus the signal}, with the life's number
 
-When the parent closes the socket, or ends however it may, all of its lives end.
+When the parent closes the socket or ends, all of its lives end.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ main()
 
 
 def command_of(module: str) -> list[str]:
-    """The command that runs `main()` of a module of this very package, whatever the current directory holds."""
+    """The command that runs `main()` of a module of this package, whatever the current directory holds."""
     package = str(Path(__file__).absolute().parents[1])
     return [sys.executable, "-c", _PROGRAM.format(package=package, module=module)]
 
@@ -61,13 +60,12 @@ class Ended:
 
     pid: int
     code: int
-    """Its exit code; minus the signal that ended it."""
+    """Exit code, or minus the signal."""
     said: str
-    """All that it wrote with `Channel.say`."""
 
 
 class Lives:
-    """The parent's end: one life at a time, from a server that is started again if it was lost."""
+    """The parent's end: one life at a time, from a server that is restarted if lost."""
 
     def __init__(self, command: Sequence[str]) -> None:
         """`command`: starts a process that calls `serve`; its standard output is dropped."""
@@ -77,7 +75,6 @@ class Lives:
         self._unread = b""
         self._pid: int | None = None
         self._number = 0
-        """That of the newest life, which each of its reports names."""
         self._said = ""
         self._end: Ended | None = None
         if hasattr(os, "register_at_fork"):  # or a fork of this process would hold the socket open
@@ -86,17 +83,17 @@ class Lives:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the newest life, or of the server as long as that prepares for it."""
+        """Process id of the newest life, or of the server that prepares for it."""
         self.ended(0.0)
         return self._pid or (None if self._server is None else self._server.pid)
 
     @property
     def is_preparing(self) -> bool:
-        """Whether there is a server, and no life of it yet."""
+        """Whether there is a server without a life yet."""
         return self._server is not None and self._pid is None
 
     def prepare(self, settings: Mapping[str, Any]) -> None:
-        """Start the server, unless it is there; does not wait for it."""
+        """Start the server if needed, without waiting."""
         if self._socket is not None and self._server is not None and self._server.poll() is None:
             return
         self.close()
@@ -109,13 +106,13 @@ class Lives:
         self._send(settings)
 
     def start(self, orders: Mapping[str, Any]) -> None:
-        """Order the next life; the last one has ended. Does not wait."""
+        """Order the next life, without waiting; the last one has ended."""
         self._pid, self._said, self._end = None, "", None
         self._number += 1
         self._send({**orders, "life": self._number})
 
     def ended(self, timeout: float) -> Ended | None:
-        """How the newest life has ended; None when it has not within `timeout` seconds (0 polls)."""
+        """How the newest life ended; None if not within `timeout` seconds (0 polls)."""
         deadline = time.monotonic() + timeout
         while self._end is None and self._socket is not None:
             self._socket.settimeout(_left(deadline))
@@ -134,14 +131,14 @@ class Lives:
         return self._end
 
     def kill(self) -> None:
-        """Kill the newest life, or the server that prepares for it; does not wait."""
+        """Kill the newest life, or the server that prepares for it, without waiting."""
         if self._server is not None and self.ended(0.0) is None:
             self._server.send_signal(signal.SIGCONT)  # one that was stopped could not report the end
             with suppress(ProcessLookupError):
                 os.kill(self._pid or self._server.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """End the server, and a life that has not ended. Idempotent."""
+        """End the server and its life. Idempotent."""
         self._hang_up()
         if self._server is not None:
             self._server.send_signal(signal.SIGCONT)
@@ -188,7 +185,7 @@ class Channel:
     """The number of the life that reports."""
 
     def lines(self) -> Iterator[Orders]:
-        """The settings, then the orders of one life after another, until the parent hangs up."""
+        """The settings, then each life's orders, until the parent hangs up."""
         with open(_STANDARD_INPUT, encoding="utf-8", closefd=False) as lines, suppress(ConnectionError):
             for line in lines:
                 yield json.loads(line)
@@ -198,12 +195,12 @@ class Channel:
         self.report(said=text)
 
     def report(self, **fields: object) -> None:
-        """Write one line to the parent; nothing where that is gone."""
+        """Write one line to the parent, if it is there."""
         with suppress(OSError):
             os.write(_STANDARD_INPUT, json.dumps({"life": self.life, **fields}).encode() + b"\n")
 
     def await_hang_up(self, *others: int) -> bool:
-        """Wait until the parent is gone, or one of `others` (descriptors) can be read; whether the parent is gone."""
+        """Wait until the parent is gone, or one of `others` (descriptors) is readable; whether the parent is gone."""
         waiting = select.poll()
         waiting.register(_STANDARD_INPUT, 0)  # a hang-up is told unasked
         for descriptor in others:
@@ -211,15 +208,15 @@ class Channel:
         return any(descriptor == _STANDARD_INPUT for descriptor, _ in waiting.poll())
 
     def on_hang_up(self, react: Callable[[], object]) -> None:
-        """Call `react` in another thread when the parent is gone, with or without the server."""
+        """Call `react` in another thread when the parent is gone."""
         threading.Thread(target=lambda: self.await_hang_up() and react(), name="parent", daemon=True).start()
 
 
 def serve(prepare: Callable[[Orders], Any], live: Callable[[Channel, Orders, Orders, Any], int]) -> int:
-    """Run `live` for each line of orders, and return the exit code of this process.
+    """Run `live` for each line of orders, and return this process's exit code.
 
-    `prepare` gets the settings; `live` gets them too, orders and what was prepared, and returns an exit code. It runs
-    in a process forked from this one; if None was prepared, in this process, once.
+    `prepare` gets the settings; `live` gets them, its orders and what was prepared, and returns an exit code. It runs
+    in a fork; if None was prepared, in this process, once.
     """
     channel = Channel()
     lines = channel.lines()
@@ -245,7 +242,7 @@ def serve(prepare: Callable[[Orders], Any], live: Callable[[Channel, Orders, Ord
 
 @contextmanager
 def ending_with_parent() -> Iterator[None]:
-    """End this process at once if the parent goes while it prepares. Leaves no thread, since a fork follows."""
+    """End this process if the parent goes while it prepares. Leaves no thread, since a fork follows."""
     reading, writing = os.pipe()
     watch = threading.Thread(target=lambda: Channel().await_hang_up(reading) and os._exit(0), daemon=True)
     watch.start()
@@ -258,7 +255,6 @@ def ending_with_parent() -> Iterator[None]:
 
 
 def _run(channel: Channel, live: Callable[[], int]) -> None:
-    """Be a forked life, and end with its exit code, without what its server meant to do at its own end."""
     code = 1
     try:
         channel.report(pid=os.getpid())  # before anybody can have met it
@@ -282,6 +278,6 @@ def _await_end(channel: Channel, pid: int) -> int:
 
 
 def ignore_terminal() -> None:
-    """Ctrl-C and a lost terminal are for the parent, which ends this process."""
+    """Leave Ctrl-C and a lost terminal to the parent, which ends this process."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

@@ -1,7 +1,4 @@
-"""All that is written to the terminal: results to standard output, all about the run to standard error.
-
-Results go through a `Console`; the launcher tells of processes with `tell`.
-"""
+"""All terminal output: results to standard output, all else to standard error."""
 
 from __future__ import annotations
 
@@ -22,9 +19,9 @@ if TYPE_CHECKING:
 
 
 class Console:
-    """Writes for a person (`json_only=False`) or for a program: then one JSON document is all of standard output.
+    """Writes for a person (`json_only=False`), or for a program: then standard output is one JSON document.
 
-    A reader that leaves is no mistake; results that cannot be written for another reason raise `ConfigError`.
+    A reader that leaves is no mistake; other failures raise `ConfigError`.
     """
 
     def __init__(self, *, json_only: bool = False, out: TextIO | None = None, err: TextIO | None = None) -> None:
@@ -40,7 +37,7 @@ class Console:
 
     @contextmanager
     def streaming(self, status: Callable[[], str]) -> Iterator[Callable[[str], None]]:
-        """Yield what writes an answer's text, at once. On a terminal, `status()` is a line below it, in a thread."""
+        """Yield a writer of an answer's text. On a terminal, a thread shows `status()` below it."""
         screen = None if self._json_only else _screen(self._out)
         if screen is None:
             yield lambda text: self.text(text, end="")
@@ -90,7 +87,7 @@ class Console:
         _write(self._err, line + "\n")
 
     def progress(self, label: str, done: int, num_steps: int) -> None:
-        """Report how far long work is: one line that is rewritten on a terminal, a line for each tenth elsewhere."""
+        """Show progress: one rewritten line on a terminal, a line for each tenth elsewhere."""
         if self._err.isatty():
             filled = 20 * done // num_steps
             line = f"[{'#' * filled}{'.' * (20 - filled)}] {done}/{num_steps}  {label}"[:110]
@@ -100,19 +97,19 @@ class Console:
             _write(self._err, f"{done}/{num_steps}  {label}\n")
 
     def steps(self, num_steps: int) -> Callable[[str], None]:
-        """Return what is called with a step's label when it begins; steps beyond `num_steps` count as the last."""
+        """Return a function to call with each step's label; steps beyond `num_steps` count as the last."""
         numbers = itertools.count(1)
         return lambda label: self.progress(label, min(next(numbers), num_steps), num_steps)
 
     def clear_progress(self) -> None:
-        """Wipe the progress line, if one is shown."""
+        """Wipe the progress line."""
         if self._progress_width:
             _write(self._err, "\r" + " " * self._progress_width + "\r")
             self._progress_width = 0
 
 
 def standard_output() -> TextIO:
-    """Return the stream for results, which replaces the characters that its encoding lacks.
+    """The stream for results, which replaces characters that its encoding lacks.
 
     Raises `ConfigError` if it was closed (`>&-`) before this process began.
     """
@@ -134,25 +131,25 @@ def _screen(stream: TextIO) -> Screen | None:
 
 
 def _printable(character: str) -> str:
-    """An answer may hold control characters, which would move the cursor."""
     return character if character.isprintable() or character in "\n\t" else "\ufffd"
 
 
 def discard(out: TextIO) -> None:
-    """Drop what else is written to `out`, which nobody reads any more (`amusd ... | head`); that is no failure."""
+    """Drop further writes to `out`, whose reader has left (`amusd ... | head`)."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, out.fileno())
     os.close(nowhere)
 
 
 def tell(line: str) -> None:
-    r"""Write one line of the launcher's to standard error; line breaks inside it are shown as `\n`."""
+    """Write one line to standard error; line breaks inside it are shown as `
+    `.
+    """
     escaped = "\\n".join(line.splitlines())
     _write(sys.stderr, f"amusd: {escaped}\n")
 
 
 def _write(err: TextIO, text: str) -> None:
-    """Write to standard error; a failure is passed over, since nobody could be told of it."""
     try:
         err.write(text)
         err.flush()
@@ -161,7 +158,7 @@ def _write(err: TextIO, text: str) -> None:
 
 
 def table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    """Columns as wide as they need to be; the first is left-aligned, the others right-aligned."""
+    """Text columns; the first is left-aligned, the others right-aligned."""
     widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
 
     def line(cells: tuple[str, ...]) -> str:
@@ -172,5 +169,5 @@ def table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
 
 
 def percent(fraction: float | None) -> str:
-    """`37 %`; a dash where it is not known."""
+    """`37 %`; a dash if unknown."""
     return "-" if fraction is None else f"{100 * fraction:.0f} %"

@@ -1,9 +1,9 @@
-"""What every drafter promises (`amusd/drafters/base.py`), to be checked of a drafter of one's own.
+"""Checks for drafters of your own: what every drafter promises (`amusd/drafters/base.py`).
 
     check_chain_drafter(lambda: MyDrafter(...), vocab_size=100)
 
-A drafter that breaks a promise raises `AssertionError`. The checks use ids below `vocab_size`, 4 at least, sequences of
-up to `CAPACITY` tokens, and numbers of their own making: the same ones for the same seed.
+A broken promise raises `AssertionError`. The checks use ids below `vocab_size`, 4 at least, sequences of up to
+`CAPACITY` tokens, and a seed.
 """
 
 from __future__ import annotations
@@ -19,16 +19,14 @@ from amusd.protocol.messages import Open, Verdict
 from amusd.runtime.rollback import RollbackManager, propose
 
 CAPACITY = 60
-"""Tokens of the longest sequence."""
 _FAN_OUT = 3
 _RELATIVE = 1e-3
-"""Difference of probabilities that rounding explains: another history has other rows in a pass."""
 
 
 def check_chain_drafter(
     make: Callable[[], ChainDrafter], *, vocab_size: int, num_histories: int = 60, seed: int = 0
 ) -> None:
-    """Check all that a drafter of chains promises. `make`: a new one, the same each time."""
+    """Check a drafter of chains. `make`: a new one, the same each time."""
     rng = random.Random(seed)  # noqa: S311 - no secret
     for _ in range(num_histories):
         _check_history(make, rng, vocab_size)
@@ -36,7 +34,6 @@ def check_chain_drafter(
 
 
 def _check_history(make: Callable[[], ChainDrafter], rng: random.Random, vocab_size: int) -> None:
-    """After any history it proposes what a fresh one proposes that was opened with the same tokens."""
     drafter = make()
     if before := rng.choices(range(vocab_size), k=rng.randint(0, 12)):
         drafter.open(before, CAPACITY)
@@ -64,7 +61,6 @@ def _check_history(make: Callable[[], ChainDrafter], rng: random.Random, vocab_s
 
 
 def _check_limits(make: Callable[[], ChainDrafter]) -> None:
-    """It keeps within what is asked for and its capacity, and a call that it refuses changes nothing."""
     drafter, untouched = make(), make()
     for each in (drafter, untouched):
         each.open([1, 2, 1, 2, 1], 10)
@@ -82,9 +78,9 @@ def _check_limits(make: Callable[[], ChainDrafter]) -> None:
 
 
 def check_tree_drafter(make: Callable[[], Drafter], *, vocab_size: int, num_histories: int = 40, seed: int = 0) -> None:
-    """Check that a drafter of trees guesses what a fresh one would, whatever verdicts it has followed.
+    """Check that a drafter of trees guesses as a fresh one would, after any verdicts.
 
-    `make`: a new one, the same each time; for sequences of `CAPACITY` tokens and a fan-out of 3.
+    `make`: a new one, the same each time, for sequences of `CAPACITY` tokens and a fan-out of 3.
     """
     rng = random.Random(seed)  # noqa: S311 - no secret
     for _ in range(num_histories):
@@ -121,7 +117,6 @@ def _follow(manager: RollbackManager, token_ids: Sequence[int]) -> None:
 
 
 def _foreseen(node: Node, rng: random.Random) -> list[int]:
-    """A path of the tree, and sometimes nothing."""
     tokens = []
     while node.children and rng.random() < 0.7:
         node = rng.choice(node.children)

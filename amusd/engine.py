@@ -1,4 +1,4 @@
-"""The facade: prompts in, tokens or answers out. One engine holds a target, and a link to its draft.
+"""The facade: prompts in, tokens or answers out. An engine holds a target, and a link to its draft.
 
     with Engine.launch(target="embedded", drafter="ngram") as engine:
         answer = engine.generate("Why is the sky blue?", SamplingParams(max_new_tokens=64))
@@ -47,7 +47,7 @@ from amusd.types import DraftPresence, Role
 
 
 class Options(TypedDict, total=False):
-    """How one prompt is answered; `Engine.stream` says what each means."""
+    """How one prompt is answered; see `Engine.stream`."""
 
     decoding: DecodingConfig | None
     drafter: str | None
@@ -57,33 +57,30 @@ class Options(TypedDict, total=False):
 
 @dataclass(eq=False, repr=False)
 class Engine:
-    """A target and its draft, ready to answer. Make one with `launch` or `connect`; close it, or use `with`."""
+    """A target and its draft. Make one with `launch` or `connect`; close it, or use `with`."""
 
     worker: TargetWorker
-    """The target's worker, which decodes."""
     tokenizer: Tokenizer
-    """The target's."""
     drafters: Sequence[str] = ()
-    """What a request may name as its drafter; the first is the default."""
+    """Names for a request's drafter; the first is the default."""
     drafts: DraftSource | None = None
-    """Where its drafts come from, which ends with the engine."""
+    """Source of drafts, which ends with the engine."""
     leader: Leader | None = None
     """The first of the target's ranks, which end with the engine."""
 
     def __post_init__(self) -> None:
         self.turns = Turns(self.worker)
-        """The order in which answers are computed."""
 
     @classmethod
     def launch(
         cls, *, target: str = "embedded", drafter: str | DrafterConfig | None = "auto", **settings: Any
     ) -> Engine:
-        """Load the target in this process, and start the draft in a process of its own, which `close` ends.
+        """Load the target in this process, and start the draft in another, which `close` ends.
 
-        `target` and `drafter` are a kind (`embedded`, `ngram`), or else the folder or hub name of a transformers
-        checkpoint. A drafter may also be a factory (as `drafter.factory`) or a `DrafterConfig`; None decodes without a
-        draft. `settings` are fields of `EngineConfig`; `hardware.num_threads` sets the torch threads of this process.
-        Raises `ConfigError` for what cannot work.
+        `target` and `drafter` are a kind (`embedded`, `ngram`), or the folder or hub name of a transformers checkpoint.
+        A drafter may also be a factory (as `drafter.factory`) or a `DrafterConfig`; None decodes without a draft.
+        `settings` are fields of `EngineConfig`; `hardware.num_threads` sets the torch threads of this process. Raises
+        `ConfigError` for what cannot work.
         """
         drafters = () if drafter is None else (_kind_or_model(DrafterConfig, drafter),)
         models = {"target": _kind_or_model(TargetConfig, target), "drafters": drafters}
@@ -111,10 +108,10 @@ class Engine:
         report: Report | None = None,
         meeting: Meeting | None = None,
     ) -> Engine:
-        """Load the target here; `drafts` starts the draft, and the next one where it is lost.
+        """Load the target here; `drafts` starts drafts.
 
-        `report` is told what takes long. `meeting` is where the target's other ranks come to. They and the draft end
-        with the engine, also where it cannot be made.
+        `report` gets lines about slow work. `meeting` is where the target's other ranks come to. All end with the
+        engine, also where it cannot be made.
         """
         with ExitStack() as failing:
             if drafts is not None:
@@ -132,17 +129,17 @@ class Engine:
 
     @property
     def draft_failure(self) -> str | None:
-        """Why no draft is used any more; None while there is one, or the next one is looked for."""
+        """Why no draft is used any more; None while there is or may be one."""
         return self.worker.client.failure
 
     @property
     def draft_losses(self) -> tuple[str, ...]:
-        """Why drafts were lost, each in one line."""
+        """Why drafts were lost, in one line each."""
         return tuple(self.worker.client.losses)
 
     @property
     def num_draft_restarts(self) -> int:
-        """How many drafts took the place of a lost one."""
+        """How many lost drafts were replaced."""
         return self.worker.client.num_restarts
 
     @property
@@ -152,7 +149,7 @@ class Engine:
 
     @property
     def counts(self) -> TargetCounts:
-        """What has been counted since the launch; for any thread."""
+        """Counts since the launch; for any thread."""
         return replace(self.worker.counts)
 
     @property
@@ -174,9 +171,9 @@ class Engine:
     ) -> list[Generation]: ...
 
     def generate(self, prompt: Any, params: Any = None, **options: Unpack[Options]) -> Generation | list[Generation]:
-        """The whole answer, or a list of them, in order, for a list of prompts; then `params` may be a list, too.
+        """The whole answer, or for a list of prompts a list of answers; then `params` may be a list, too.
 
-        The other arguments are those of `stream`. As many answers are computed at a time as the engine takes.
+        The other arguments are those of `stream`.
         """
         if not is_list_of_prompts(prompt):
             return self.submit(prompt, params, **options).result()
@@ -192,7 +189,7 @@ class Engine:
                 answer.cancel()
 
     def submit(self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[Options]) -> Answer:
-        """As `stream`; the answer is computed from now on, whenever any answer of this engine is read."""
+        """As `stream`; the answer is computed whenever any answer of this engine is read."""
         answer = self.stream(prompt, params, **options)
         self.turns.enqueue(answer)
         return answer
@@ -210,8 +207,8 @@ class Engine:
         """The answer token by token.
 
         The chat template is applied unless `raw`, or for token ids. `drafter` is one of `drafters`, by default the
-        first. `reference` is the answer of plain decoding, which the synthetic drafter has to be told. Raises
-        `ConfigError` for what cannot be answered, and `StateError` when the engine is closed.
+        first. `reference`: plain decoding's answer, for the synthetic drafter. Raises `ConfigError` for what cannot be
+        answered, and `StateError` when the engine is closed.
         """
         self.turns.check()
         params = params or SamplingParams()
@@ -242,9 +239,9 @@ class Engine:
         return encode_prompt(prompt, self.tokenizer, self.worker.model, raw=raw, template=template or {})
 
     def close(self) -> None:
-        """End unfinished answers, the draft and the target's other ranks; for any thread. Idempotent.
+        """End unfinished answers, the draft and the target's other ranks, after the present pass.
 
-        A pass that is being computed is waited for (see `Turns.close`).
+        Idempotent; for any thread.
         """
         self.turns.close(self._release)
 
@@ -274,7 +271,7 @@ class Engine:
         return Answer(request, stop, text, kind, self.turns)
 
     def _encode_all(self, prompts: Sequence[Prompt], *, raw: bool) -> list[tuple[int, ...]]:
-        """Token ids of each prompt. Raises `ConfigError` with the number of the first that cannot be answered."""
+        """Token ids of each prompt. Raises `ConfigError` with the first bad one's number."""
         encoded: list[tuple[int, ...]] = []
         try:
             encoded.extend(self.encode(prompt, raw=raw) for prompt in prompts)

@@ -80,7 +80,7 @@ class InvariantError(AmusdError):
 
 
 def first_line(error: BaseException) -> str:
-    """One line of an error's message, after the error's type where the message alone would be a riddle."""
+    """One line of an error's message, with the error's type if the message needs it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
     line = " ".join(lines[: 2 if lines[0].endswith(":") else 1])
     if isinstance(error, (AmusdError, OSError, RuntimeError, ValueError)) and line:

@@ -1,4 +1,4 @@
-"""Files that a reader sees whole or not at all, and the two that keep the answers of a comparison one by one."""
+"""Files that a reader sees whole or not at all, and the files of a comparison's answers."""
 
 from __future__ import annotations
 
@@ -15,25 +15,22 @@ from typing import Any
 from amusd.errors import ConfigError
 
 PARTIAL_FILE = "partial.txt"
-"""The text of an unfinished answer; stays where the target is killed, and otherwise makes way for the result."""
+"""Text of an unfinished answer, which a result replaces."""
 ANSWERS_FILE, PROMPTS_FILE = "answers.jsonl", "prompts.csv"
 """What was said, and what it took, as a comparison keeps them."""
 FIGURE_FILES = tuple(f"{name}.{kind}" for name in ("comparison", "timeline") for kind in ("svg", "png"))
 KEYS = ("prompt", "mode", "policy", "drafter", "length", "batch_size", "repeat")
-"""Columns that name an answer: line of the workload, how it was decoded, how many at a time, which time it was asked
-for."""
+"""Columns that name an answer: line of the workload, way to decode, answers at a time, repetition."""
 MEASURES = ("tokens", "ms", "accepted", "identical")
-"""Columns of `prompts.csv`: tokens of the answer, its time, candidates accepted, whether it is plain decoding's."""
+"""Columns of `prompts.csv`: tokens, time, candidates accepted, equality with plain decoding."""
 
 CONTENT = ("text", "token_ids", "finish_reason")
-"""Columns that `prompts.csv` leaves out."""
 
 Record = Mapping[str, Any]
-"""One answer: `KEYS`, `CONTENT` and `MEASURES`."""
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file so that a reader sees all of it or none. Raises `ConfigError` where it cannot be written."""
+    """Write a file whole or not at all. Raises `ConfigError`."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         try:
@@ -46,12 +43,12 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Write a JSON document. Raises `ConfigError` as `write_whole`."""
+    """Write a JSON document. Raises `ConfigError`."""
     write_whole(path, json.dumps(value, indent=1) + "\n")
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON document; None where there is no such file."""
+    """Read a JSON document; None without a file."""
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
@@ -71,13 +68,13 @@ def cannot_write(path: Path | str, error: OSError) -> ConfigError:
 
 
 def keep_traceback(folder: Path, worker: str, error: BaseException) -> None:
-    """Write the traceback of what ended a worker to `WORKER_error.txt`; nothing where that cannot be written."""
+    """Write the traceback that ended a worker to `WORKER_error.txt`, if possible."""
     with suppress(ConfigError):
         write_whole(folder / error_file(worker), "".join(traceback.format_exception(error)))
 
 
 def error_file(worker: str) -> str:
-    """Name of the file in a run directory that says what ended this worker."""
+    """Name of a worker's error file in a run directory."""
     return f"{worker}_error.txt"
 
 

@@ -1,4 +1,4 @@
-"""What may be asked: a text, a conversation or token ids, and the token ids that a model gets of it."""
+"""Prompts: a text, a conversation or token ids."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from amusd.models.language_model import LanguageModel
 from amusd.models.tokenizer import Conversation, Tokenizer, user_turn
 
 Prompt: TypeAlias = str | Sequence[int] | Conversation
-"""The user's message, a conversation (turns with `role` and `content`), or token ids taken as they are."""
+"""The user's message, a conversation (turns with `role` and `content`), or token ids."""
 
 
 def is_list_of_prompts(prompt: object) -> bool:
-    """Whether this is several prompts: a list of texts, of conversations, or of lists of token ids; or of nothing."""
+    """Whether this is a list of texts, conversations or lists of token ids; or empty."""
     return isinstance(prompt, (list, tuple)) and (not prompt or isinstance(prompt[0], (str, list, tuple)))
 
 
 def encode_prompt(
     prompt: Prompt, tokenizer: Tokenizer, model: LanguageModel, *, raw: bool, template: Mapping[str, Any]
 ) -> tuple[int, ...]:
-    """Token ids of a prompt. Raises `ConfigError` if the model has none of them, or no room for an answer."""
+    """Token ids of a prompt. Raises `ConfigError` for unknown ids, or no room for an answer."""
     if isinstance(prompt, str) or (prompt and isinstance(prompt[0], Mapping)):
         token_ids = _encode_text(prompt, tokenizer, raw=raw, template=template)
     else:

@@ -1,4 +1,4 @@
-"""The drafter, the schedule and the policy of one request, as far as its engine and its sampling allow them."""
+"""The drafter, the schedule and the policy of one request."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from amusd.settings import nearest
 from amusd.types import Mode
 
 SYNTHETIC = "synthetic"
-"""The drafter that has to be told the answer in advance."""
+"""The drafter that needs the answer in advance."""
 
 
 def choose_schedule(
     drafters: Sequence[str], decoding: DecodingConfig | None, drafter: str | None
 ) -> tuple[str | None, DecodingConfig]:
-    """The drafter and the schedule of a request that names these. Raises `ConfigError` where there are none."""
+    """The drafter and the schedule that a request names. Raises `ConfigError` for unknown ones."""
     if decoding is None and not drafters:
         decoding = DecodingConfig(mode=Mode.AUTOREGRESSIVE)
     if decoding is not None and decoding.mode is Mode.AUTOREGRESSIVE:
@@ -36,7 +36,7 @@ def choose_schedule(
 
 
 def choose_policy(params: SamplingParams, drafter: str | None, decoding: DecodingConfig, draft: Hello | None) -> Policy:
-    """The policy of a request. `draft`: what the draft has said that it can; None while there is none.
+    """The policy of a request. `draft`: what the draft said that it can; None without one.
 
     Raises `ConfigError` for trees or chains that drafter or acceptance rule forbid.
     """
@@ -59,7 +59,7 @@ def choose_policy(params: SamplingParams, drafter: str | None, decoding: Decodin
 
 
 def check_sampling(params: SamplingParams, drafter: str | None, reference: Sequence[int], vocab_size: int) -> None:
-    """Raise `ConfigError` for a reference that is missing, and for a biased token that the model lacks."""
+    """Raise `ConfigError` for a missing reference, or a biased token that the model lacks."""
     if drafter == SYNTHETIC and (params.rule == "rejection" or not reference):
         raise ConfigError(
             "drafter=synthetic: has to be told the answer of plain decoding (`reference`), which "

@@ -1,7 +1,4 @@
-"""Groups of settings: frozen dataclasses that msgspec checks, made from Python or from mappings.
-
-A mistake is one `ConfigError` line: the key, the value, what is allowed. `amusd/config` has the settings themselves.
-"""
+"""Groups of settings: frozen dataclasses that msgspec checks. `amusd/config` has the settings themselves."""
 
 from __future__ import annotations
 
@@ -25,9 +22,7 @@ S = TypeVar("S", bound="Settings")
 
 _MAX_COUNT = (1 << 31) - 1
 _MAX_SHOWN = 200
-"""Characters of a value in a message at most."""
 _MIN_LIKENESS = 0.85
-"""How much a name is like one that is suggested for it, as difflib counts."""
 _NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text", types.NoneType: "null"}
 
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=_MAX_COUNT)]
@@ -41,9 +36,9 @@ Text: TypeAlias = Annotated[str, Meta(min_length=1, description="text that is no
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """A group of settings. The type of a field says what it takes; `__post_init__` refuses all else.
+    """A group of settings. A field's type says what it takes; `__post_init__` refuses all else.
 
-    A mapping stands for a group or for pairs, a single value for a list of one, a number of NumPy's for Python's.
+    A mapping stands for a group or for pairs, a single value for a list of one, a NumPy number for Python's.
     """
 
     section = ""
@@ -79,13 +74,13 @@ def from_mapping(cls: type[S], values: Mapping[str, Any]) -> S:
 
 
 def to_mapping(config: Settings) -> dict[str, Any]:
-    """The inverse of `from_mapping`: nested dictionaries and lists of texts, numbers, true, false and None."""
+    """The inverse of `from_mapping`: nested dictionaries and lists of plain values."""
     result: dict[str, Any] = json.loads(json.dumps(msgspec.to_builtins(config)))
     return result
 
 
 def changed(config: Settings, defaults: Settings) -> dict[str, Any]:
-    """Return the values in which settings differ from others of their kind, by dotted name."""
+    """The values in which settings differ from others, by dotted name."""
 
     def found(values: Mapping[str, Any], others: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
         for name, value in values.items():
@@ -98,7 +93,7 @@ def changed(config: Settings, defaults: Settings) -> dict[str, Any]:
 
 
 def shown(value: object) -> str:
-    """A value as it is put into one line for people: cut where it is long."""
+    """A value for one line to people, cut where it is long."""
     try:
         text = " ".join(str(value).splitlines())
     except ValueError:  # a number of more digits than Python prints
@@ -107,13 +102,12 @@ def shown(value: object) -> str:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """`; did you mean 'x'?`, or nothing when no name is near: `min_tokens` is no misspelt `max_tokens`."""
+    """`; did you mean 'x'?`, or nothing when no name is near."""
     matches = difflib.get_close_matches(name, list(names), n=1, cutoff=_MIN_LIKENESS)
     return f"; did you mean '{matches[0]}'?" if matches else ""
 
 
 def _read_hints(cls: type) -> dict[str, Any]:
-    """Type of each field, in their order."""
     hints = typing.get_type_hints(cls, include_extras=True)
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
@@ -122,7 +116,6 @@ _hints_of: Callable[[type], dict[str, Any]] = functools.cache(_read_hints)
 
 
 def _prepared(hint: Any, value: Any) -> Any:
-    """The value in the form in which msgspec takes it."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
         return _prepared(arguments[0], value)
@@ -136,7 +129,6 @@ def _prepared(hint: Any, value: Any) -> Any:
 
 
 def _choices(hint: Any) -> list[str]:
-    """The texts of a closed choice."""
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return [member.value for member in hint]
     arguments = typing.get_args(hint)
@@ -146,7 +138,6 @@ def _choices(hint: Any) -> list[str]:
 
 
 def _allowed(hint: Any) -> str:
-    """What a field of this type takes, in words."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
         meta = arguments[1]

@@ -6,7 +6,7 @@ import enum
 from typing import TypeAlias
 
 TopLogprobs: TypeAlias = tuple[tuple[int, float], ...]
-"""The most likely tokens at one position with their log-probabilities under the target alone, most likely first."""
+"""The most likely tokens at one position with their log-probabilities under the target, most likely first."""
 
 
 class Role(str, enum.Enum):
@@ -32,22 +32,20 @@ class DraftPresence(str, enum.Enum):
 
     PRESENT = "present"
     SILENT = "silent"
-    """It does not answer, and the target goes on alone."""
+    """It does not answer; the target goes on alone."""
     AWAY = "away"
-    """It is lost, and the next one is looked for."""
+    """It is lost, and a next one is looked for."""
     FAILED = "failed"
-    """It is lost, and no other one is looked for."""
+    """It is lost for good."""
     NONE = "none"
-    """The engine was made without one."""
 
 
 class TokenSource(str, enum.Enum):
-    """Who was first to say a token of an answer. Which one it is depends on timing; the token does not."""
+    """Who said a token first, which depends on timing; the token does not."""
 
     TARGET = "target"
-    """The target's own."""
     CANDIDATE = "candidate"
-    """An accepted candidate of the likeliest path, or of a chain."""
+    """An accepted candidate of the likeliest path."""
     ALTERNATIVE = "alternative"
     """An accepted candidate beside the likeliest path."""
 
@@ -56,10 +54,7 @@ class FinishReason(str, enum.Enum):
     """Why a generation ended (the values of `finish_reason`)."""
 
     EOS = "eos"
-    """The target produced an end-of-sequence token."""
     STOP = "stop"
-    """A stop string was completed."""
     LENGTH = "length"
-    """`max_new_tokens` or the context length was reached."""
     ABORTED = "aborted"
     """The caller stopped reading, or the run was interrupted."""

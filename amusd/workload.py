@@ -1,4 +1,4 @@
-"""Prompts from files of JSON lines, in the layouts that people have at hand, and the file of answers to all of them."""
+"""Prompts from files of JSON lines in common layouts, and the file of answers to them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class WorkloadPrompt:
     number: int
     """Line of the file, from 1."""
     turns: tuple[dict[str, str], ...]
-    """The conversation that waits for an answer: turns with `role` and `content`."""
+    """The conversation: turns with `role` and `content`."""
     category: str | None
 
     @property
@@ -48,7 +48,7 @@ class WorkloadPrompt:
 
 
 def prompts_of(command: str, config: RunConfig) -> list[WorkloadPrompt]:
-    """Return the prompts that `generate` or `compare` is to answer; with `out`, those that are left, which may be none.
+    """The prompts to answer; with `out`, those that are left, perhaps none.
 
     Raises `ConfigError` as `load_prompts` and `AnswersFile.num_done`, and if there are too few.
     """
@@ -71,7 +71,7 @@ def _enough_prompts(workload: WorkloadConfig, default: int) -> list[WorkloadProm
 
 
 def load_prompts(config: WorkloadConfig, default: int = DEFAULT_PROMPTS) -> list[WorkloadPrompt]:
-    """The first prompts, as many as asked for, or else as `default` says, or as there are.
+    """The first prompts, as many as asked for, else `default`, else all.
 
     Raises `ConfigError`, naming file and line, if there are none or one is bad.
     """
@@ -124,7 +124,6 @@ class _Record(msgspec.Struct):
     category: Any = None
 
     def asked(self) -> tuple[dict[str, str], ...]:
-        """The conversation up to the last answer in it, or the first message."""
         if not self.conversation:
             texts = self.prompt, *self.turns, self.question
             return next((user_prompt(text).turns for text in texts if text is not None), ())
@@ -148,22 +147,19 @@ _DECISIVE = {
     *("target", "drafter", "sampling", "mode", "verify_width", "max_verify_width", "max_model_len", "accept"),
     *("workload.raw", "hardware.synthetic"),
 }
-"""Keys and sections that decide what is answered, or by what."""
 
 
 class _Answer(msgspec.Struct):
-    """What is read of a line of `out`."""
-
     id: int
     prompt: Any
     settings: dict[str, Any]
 
 
 class AnswersFile:
-    """The file `out`: answers to prompts in their order, a JSON object a line.
+    """The file `out`: answers to prompts in order, a JSON object a line.
 
-    Each has `id`, the line of its prompt in the file of prompts, `prompt`, and `settings`: what decides the answers, as
-    far as it is not the default. A line that was not written to its end does not count.
+    Each has `id`, its prompt's line number, `prompt`, and `settings`: those that decide the answers and are not the
+    default. An incomplete line does not count.
     """
 
     def __init__(self, config: RunConfig) -> None:
@@ -176,9 +172,9 @@ class AnswersFile:
         }
 
     def num_done(self, prompts: Sequence[WorkloadPrompt]) -> int:
-        """How many of `prompts` are done with: all up to the last one that is answered.
+        """How many of `prompts` are done, up to the last one answered.
 
-        Raises `ConfigError` if the file cannot be read, or holds anything but answers to `prompts` with these settings.
+        Raises `ConfigError` if the file is unreadable, or has other answers or settings.
         """
         done = 0
         for number, line in enumerate(self._lines(), start=1):
@@ -198,7 +194,7 @@ class AnswersFile:
 
     @contextmanager
     def opened(self) -> Iterator[BinaryIO]:
-        """The file, to add to it what `line` makes. Raises `ConfigError` where that cannot be, or another run adds."""
+        """The file, to append to. Raises `ConfigError` if it fails, or another run appends."""
         try:
             with self.path.open("ab") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -215,7 +211,6 @@ class AnswersFile:
         return json.dumps(record).encode() + b"\n"
 
     def _lines(self) -> Iterator[bytes]:
-        """Those that are whole."""
         try:
             if self.path.exists() and not self.path.is_file():
                 raise ConfigError(f"out={self.path}: not a regular file, which can be read as well")

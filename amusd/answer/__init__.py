@@ -1,4 +1,4 @@
-"""The answers of an engine: one that is read token by token, and the whole of a finished one."""
+"""The answers of an engine: read token by token, or finished."""
 
 from __future__ import annotations
 
@@ -27,13 +27,12 @@ class Token:
 
     token_id: int
     text: str
-    """The text that can be shown now: empty while a character or a possible stop string is incomplete."""
+    """Text to show now: empty while a character or a possible stop string is incomplete."""
     logprob: float | None = None
     """Log-probability under the target alone, with `SamplingParams.logprobs`."""
     top_logprobs: TopLogprobs = ()
-    """The most likely tokens in its place under the target alone, with `SamplingParams.top_logprobs`."""
+    """The most likely tokens in its place, with `SamplingParams.top_logprobs`."""
     source: TokenSource = TokenSource.TARGET
-    """Who was first to say it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +50,12 @@ class Generation:
     sequence_id: int
     """Names the answer in the events of both workers."""
     logprobs: tuple[float, ...] = ()
-    """Log-probabilities of `token_ids` under the target alone; empty unless `SamplingParams.logprobs`."""
+    """Log-probabilities under the target alone; empty unless `SamplingParams.logprobs`."""
     top_logprobs: tuple[TopLogprobs, ...] = ()
-    """The most likely tokens in the place of each of `token_ids`; empty unless `SamplingParams.top_logprobs`."""
+    """The most likely tokens in each place; empty unless `SamplingParams.top_logprobs`."""
 
     def as_dict(self) -> dict[str, Any]:
-        """The documented JSON, without `run_dir`; `logprobs` and `top_logprobs` only where they were asked for."""
+        """The documented JSON without `run_dir`; log-probabilities only if asked for."""
         values = {name: getattr(self, name) for name in _DOCUMENTED}
         values |= {name: value for name in ("logprobs", "top_logprobs") if (value := getattr(self, name))}
         document: dict[str, Any] = json.loads(json.dumps(values))
@@ -67,33 +66,31 @@ class Generation:
 class Answer:
     """Iterates over the tokens of one answer; afterwards `generation` holds the whole. `cancel` ends it early.
 
-    Nothing is computed before it is queued: with its first token asked for, or with `Engine.submit`. One thread at a
-    time may read it; any thread may cancel or drop it.
+    Computing begins when its first token is asked for, or with `Engine.submit`. One thread at a time may read it; any
+    thread may cancel or drop it.
     """
 
     request: Request
     stop: StopChecker
     _text: AnswerText
     _kind: Callable[..., Generation]
-    """`Generation` with what the request decides."""
     _turns: Turns
     _tokens: list[Token] = field(default_factory=list)
     _num_read: int = 0
     _generation: Generation | None = None
     _error: Exception | None = None
     on_news: Callable[[], None] = lambda: None
-    """Called by the thread that computes, when a token can be read or nothing more will be computed."""
+    """Called by the computing thread when a token can be read or nothing more will come."""
     is_queued: bool = False
     is_over: bool = False
-    """Nothing more will be computed."""
     all_tokens_at: float | None = None
-    """When its last token came (`time.perf_counter`): what may follow is the draft's counts."""
+    """When its last token came (`time.perf_counter`); only the draft's counts may follow."""
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Token:
-        """Raises `StateError` when the engine was closed before the answer was finished, or the answer interrupted."""
+        """Raises `StateError` when the engine was closed, or the answer interrupted."""
         while True:
             is_over = self.is_over  # first: the last tokens come before it is set
             if self._num_read < len(self._tokens):
@@ -125,7 +122,7 @@ class Answer:
         return self._generation
 
     def result(self) -> Generation:
-        """Read all that is left, and return the finished answer. Raises as reading does."""
+        """Read the rest, and return the finished answer. Raises as reading does."""
         for _ in self:
             pass
         return self.generation
@@ -141,7 +138,7 @@ class Answer:
         return "".join(token.text for token in self._tokens[: self._num_read])
 
     def cancel(self) -> None:
-        """End the answer before its next pass, without waiting; its tokens so far can be read. Idempotent."""
+        """End the answer before its next pass, without waiting; its tokens can be read. Idempotent."""
         self.is_over = True
         self._turns.end_unwanted()
 
@@ -155,7 +152,7 @@ class Answer:
             self.on_news()
 
     def take(self, sequence: TargetSequence) -> None:
-        """Keep the tokens of the last step. An error is raised where the answer is read."""
+        """Keep the tokens of the last step. Errors are raised where the answer is read."""
         try:
             for emission in sequence.take():
                 self._take(emission)

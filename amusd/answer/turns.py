@@ -1,4 +1,4 @@
-"""The order in which answers are computed: one thread at a time computes, for all of them."""
+"""The order in which answers are computed, by one thread at a time."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from amusd.answer import Answer
 
 CLOSE_SECONDS = 60.0
-"""How long `Turns.close` waits for a pass that another thread computes."""
+"""How long `Turns.close` waits for another thread's pass."""
 _CLOSED = "the engine is closed: launch another one"
 
 
 class Turns:
-    """Has a worker compute the answers, as many at a time as it takes, in the order in which they were queued.
+    """Has a worker compute answers in the order in which they were queued, as many at a time as it takes.
 
-    A thread that waits for a token computes the next step of all answers at work, so a slow reader holds up no other
-    one. An answer that is no longer referenced is ended.
+    A waiting thread computes the next step of all answers at work, so a slow reader holds up no other. Unreferenced
+    answers are ended.
     """
 
     def __init__(self, worker: TargetWorker) -> None:
@@ -36,12 +36,10 @@ class Turns:
         self._in_use = False
         """That thread is inside the worker: only a signal handler sees this with the lock."""
         self._queue: deque[weakref.ref[Answer]] = deque()
-        """Answers that wait for the worker to have room."""
         self._queue_lock = threading.RLock()
         self._at_work: dict[TargetSequence, weakref.ref[Answer]] = {}
         self._is_closed = False
         self._release: Callable[[], None] | None = None
-        """The rest of `close`."""
         self._pid = os.getpid()
 
     @property
@@ -51,12 +49,12 @@ class Turns:
 
     @property
     def num_waiting(self) -> int:
-        """Answers that wait for their turn; for any thread."""
+        """Queued answers; for any thread."""
         answers = [reference() for reference in tuple(self._queue)]
         return sum(answer is not None and not answer.is_over for answer in answers)
 
     def check(self) -> None:
-        """Raise `StateError` if the engine is closed, or belongs to the process that this one was forked from."""
+        """Raise `StateError` if the engine is closed, or of the process that this one was forked from."""
         if self._is_closed:
             raise StateError(_CLOSED)
         if os.getpid() != self._pid:
@@ -64,7 +62,7 @@ class Turns:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Have the worker to oneself. Raises `StateError` as `check` does, or from a signal handler amid a pass."""
+        """Use the worker exclusively. Raises `StateError` as `check`, or in a signal handler amid a pass."""
         self.check()
         with self._lock:
             self.check()
@@ -78,7 +76,7 @@ class Turns:
                 self._finish_closing()
 
     def enqueue(self, answer: Answer) -> None:
-        """Have the answer computed when its turn comes. Idempotent; waits for no pass. Raises as `check` does."""
+        """Queue an answer. Idempotent; does not wait. Raises as `check`."""
         with self._queue_lock:
             self.check()
             if not answer.is_queued:
@@ -86,13 +84,13 @@ class Turns:
                 self._queue.append(weakref.ref(answer))
 
     def advance(self, answer: Answer) -> None:
-        """Unless another thread has just brought `answer` on, compute a step of all answers whose turn it is."""
+        """Compute a step of all answers at work, unless another thread has just brought `answer` on."""
         with self.alone():
             if not answer.has_news:
                 self._step()
 
     def step(self) -> bool:
-        """Compute a step of all answers whose turn it is; return whether any is left, at work or in the queue.
+        """Compute a step of all answers at work; return whether any is left.
 
         Use this to read many answers without waiting for one. Without any, a lost draft is noticed and replaced.
         """
@@ -104,7 +102,7 @@ class Turns:
             return bool(self._at_work or self._queue)
 
     def end_unwanted(self) -> None:
-        """End the answers that were cancelled: at once, or with the next step where one is being computed."""
+        """End the cancelled answers: at once, or with the step that is being computed."""
         if os.getpid() == self._pid and self._lock.acquire(blocking=False):
             try:
                 if not self._in_use:
@@ -113,10 +111,10 @@ class Turns:
                 self._lock.release()
 
     def close(self, release: Callable[[], None]) -> None:
-        """Give no more turns, end all answers, and call `release`.
+        """End all answers, and call `release`.
 
-        A pass that another thread computes is waited for. After `CLOSE_SECONDS`, and in a signal handler amid a pass,
-        the rest is left to the end of that pass. In a fork nothing happens.
+        Another thread's pass is waited for. After `CLOSE_SECONDS`, and in a signal handler amid a pass, the rest is
+        left to the end of that pass. In a fork nothing happens.
         """
         if os.getpid() != self._pid:
             return
@@ -170,7 +168,6 @@ class Turns:
                 del self._at_work[sequence]
 
     def _end_unwanted(self) -> None:
-        """End those that were cancelled, or that nobody can read any more."""
         for sequence, reference in tuple(self._at_work.items()):
             answer = reference()
             if answer is None or answer.is_over:
@@ -178,7 +175,6 @@ class Turns:
                 self._worker.end(sequence)
 
     def _fail_all(self, error: Exception) -> None:
-        """End all answers at work: what the pass has left of them is unknown."""
         while self._at_work:
             sequence, reference = self._at_work.popitem()
             self._fail(reference, error)

@@ -16,7 +16,6 @@ class TargetView:
     """All that a policy may look at. Times are in seconds; estimates are of the latest passes."""
 
     num_candidates: int
-    """Candidates ready for verification."""
     max_candidates: int
     """Candidates that the next pass can take."""
     may_get_more: bool
@@ -24,7 +23,6 @@ class TargetView:
     draft_restarting: bool
     """Whether the draft starts anew: its chain was contradicted, or had ended."""
     waited_seconds: float
-    """Time since the last pass ended."""
     pass_seconds: float
     """Estimate of one target pass; 0 before the first."""
     chances: tuple[float, ...] = ()
@@ -89,7 +87,6 @@ class Wait:
 
     seconds: float
     reason: str = field(default="", compare=False)
-    """As in `Verify`."""
     worth: float = field(default=1.0, compare=False)
     """Value of the wait in tokens. A pass over several sequences waits while the sum is positive."""
 

@@ -31,14 +31,10 @@ class DraftingSwitch:
 
     def __init__(self) -> None:
         self._drafting, self._plain = RunningRatio(MEMORY), RunningRatio(MEMORY)
-        """Tokens per second of a sequence, with the draft and in rests."""
         self.drafting_pays = True
-        """Whether the target uses the draft."""
         self._num_passes = 0.0
-        """Since the last decision."""
         self._look, self._rest = FIRST_LOOK, FIRST_REST
         self._quickest = 0.0
-        """Seconds of the quickest pass."""
 
     @property
     def plain_tokens_per_second(self) -> float:
@@ -47,7 +43,6 @@ class DraftingSwitch:
 
     @property
     def _quickest_rate(self) -> float:
-        """Tokens per second with one token in the quickest pass; 0 before the first pass."""
         return 1 / self._quickest if self._quickest else 0.0
 
     def passed(

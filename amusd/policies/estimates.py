@@ -71,18 +71,15 @@ class _Waits:
 
     @property
     def seconds(self) -> float:
-        """Seconds for each candidate; 0 before the first wait."""
         if self._shortest is None:
             return self._seconds
         return (self._seconds + LEAST_WAIT * self._shortest) / (self._num_candidates + LEAST_WAIT)
 
     @property
     def longest(self) -> float:
-        """The most seconds that a wait counts for; infinite before the first one."""
         return LONGEST_WAIT * self._squares / self._seconds if self._seconds else math.inf
 
     def waited(self, seconds: float, *, came: bool) -> None:
-        """Take in a wait, which brought a candidate or not."""
         seconds = min(seconds, self.longest)
         self._seconds = MEMORY * self._seconds + seconds
         self._squares = MEMORY * self._squares + seconds**2
@@ -91,7 +88,6 @@ class _Waits:
             self._shortest = seconds if self._shortest is None else min(self._shortest, seconds)
 
     def passed(self) -> None:
-        """Forget a little after a pass."""
         self._seconds *= FORGETTING
         self._squares *= FORGETTING
         self._num_candidates *= FORGETTING
@@ -103,10 +99,8 @@ class Estimates:
     def __init__(self) -> None:
         self.acceptance = RunningRatio(OUTCOME_MEMORY, PRIOR_ACCEPTANCE * PRIOR_WEIGHT, PRIOR_WEIGHT)
         self._correction = RunningRatio(OUTCOME_MEMORY, PRIOR_WEIGHT, PRIOR_WEIGHT)
-        """First candidates that were accepted, to those that the draft's own estimates promised."""
         self.tokens_per_second = RunningRatio(MEMORY)
         self._waits = _Waits(), _Waits()
-        """For the first candidate, and for one more."""
         self.lead_gain = 0.0
         """The gain of one more candidate at the beginning of a pass, in tokens; 0 before the first pass."""
 

@@ -40,7 +40,6 @@ class Observer:
         self._first_weight: float | None = None
         self._gain = 0.0
         self._draft_knows = True
-        """Whether the draft was told what is committed."""
         self._mute_at: int | None = None
         """Candidates at hand when the draft fell silent: none is waited for before a further one has come."""
 
@@ -54,7 +53,6 @@ class Observer:
 
     @property
     def _switch(self) -> DraftingSwitch:
-        """The switch for batches of about the latest size."""
         return self._switches.setdefault((self._drafter, self._num_sequences.bit_length()), DraftingSwitch())
 
     def draft_joined(self) -> None:

@@ -32,7 +32,6 @@ class SynchronousPolicy(Policy):
     """
 
     timeout_seconds: float
-    """The longest wait for a block."""
 
     def decide(self, view: TargetView) -> Decision:
         """Wait until the draft has nothing more to offer for this prefix, then verify its block."""
@@ -55,7 +54,6 @@ class WindowedPolicy(Policy):
     """
 
     timeout_seconds: float
-    """The longest wait for a window."""
 
     def decide(self, view: TargetView) -> Decision:
         """Wait for a window unless the draft starts anew."""

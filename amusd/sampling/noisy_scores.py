@@ -20,9 +20,7 @@ from amusd.sampling.noise import UNIT, Bits, counters, gumbel
 from amusd.sampling.processors import Columns, Row, likely_columns
 
 _FEW = 128
-"""Columns that are given noise first."""
 _SLACK = 1e-6
-"""Covers the rounding of noise."""
 
 
 def noisy_argmax(logits: Tensor, codes: Tensor, keys: Tensor, scale: Tensor) -> Tensor:

@@ -10,7 +10,6 @@ from torch import Tensor
 from amusd.sampling.noise import FIRST_FACTOR, LAST_SHIFT, ROUNDS, UNIT
 
 _BLOCK = 1024
-"""Columns of one program."""
 
 
 def launch_noisy_scores(logits: Tensor, codes: Tensor, keys: Tensor, scale: Tensor) -> Tensor:

@@ -20,7 +20,6 @@ from torch import Tensor
 Row = npt.NDArray[np.float32]
 """[columns]."""
 Columns = npt.NDArray[np.intp]
-"""Some columns of a row, ascending."""
 _SOME, _STRIDE = 512, 16
 _UNIT = 2.0**40
 """The weight of the likeliest column; 2^22 columns sum up to an int64."""

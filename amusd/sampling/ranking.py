@@ -32,11 +32,9 @@ from amusd.sampling.sampler import ASKED, KEY, MAX_MIXED, TEMPERATURE, RowSample
 _LEAST_PROBABILITY = 1e-37
 """Below it a float32 loses its digits."""
 _LARGEST = 700.0
-"""An exponent whose exponential is still a number."""
 UNPROPOSED = -2.8
 """The logarithm of q for a token that the draft cannot propose, fitted with the n-gram cache's weights."""
 _ROWS_KEPT = 16
-"""Rows of noise: the nodes of a tree stand at few positions."""
 Mixture = Sequence[tuple[int, float, float]]
 """Up to `MAX_MIXED` different tokens, each with a bias and a slope; slopes are above 0."""
 
@@ -173,7 +171,6 @@ class Ranking(SequenceSampler):
         return tuple((token_id, weight / together) for (token_id, _), weight in pairs if weight > self._least)
 
     def _noise_of_token(self, token_id: int, key: int) -> float:
-        """The noise of one token, times the temperature."""
         if not self.distribution.temperature:
             return 0.0
         code = np.array([code_of(token_id)], dtype=np.uint32)

@@ -76,7 +76,6 @@ class RatioTest(SequenceSampler):
     def _facts(
         self, number: int, start: int, judged: Sequence[int], drawn_from: Sequence[ProbabilityRow]
     ) -> npt.NDArray[np.float64]:
-        """Of each row a candidate, the least p that keeps it, and the n tokens it was drawn from, with their q."""
         most = max((len(row.token_ids) for row in drawn_from), default=1)
         facts = np.zeros((number, 2 + 2 * most))
         facts[:, 1] = np.inf  # without a candidate none is kept

@@ -39,19 +39,15 @@ MAX_MIXED = 3
 ASKED = slice(10, 10 + MAX_MIXED)
 """Their columns, or -1."""
 _PATH = 64
-"""Tokens of a path that penalties count at least."""
 
 
 class Level(enum.IntEnum):
     """What a sampler does; each level does what those below it do."""
 
     PLAIN = 0
-    """Greedy decoding and temperature."""
     FILTERED = 1
     PENALIZED = 2
-    """Bias and penalties."""
     SCORED = 3
-    """Log-probabilities."""
 
     @classmethod
     def of(cls, distribution: Distribution) -> Level:
@@ -255,7 +251,6 @@ class SequenceSampler:
 
     domain = Domain.MATCHING
     draws = False
-    """See `Chooser`."""
 
     def __init__(
         self,
@@ -274,7 +269,6 @@ class SequenceSampler:
         self._num_prompt_tokens = len(prompt)
         self._context: list[int] = list(prompt) if self.needs_context else []
         self._held: list[int] = []
-        """Tokens of the answer that `state` counts."""
         self._template = state.words_of(distribution, sequence if level > Level.FILTERED else None)
         if level > Level.FILTERED:
             state.open(sequence, self._context, distribution.logit_bias)
@@ -306,7 +300,6 @@ class SequenceSampler:
         return int(self.sampler.compute(logits, torch.from_numpy(words).to(logits.device))[0][0])
 
     def _words(self, length: int, paths: Sequence[Sequence[int]], num_further: int = 0) -> Words:
-        """Rows behind the first `length` tokens of the sequence and a path of further ones; then single tokens."""
         ends = [length + len(path) for path in paths]
         ends += range(length + len(paths) + 1, length + len(paths) + 1 + num_further)
         words = np.tile(self._template, (len(ends), 1))
@@ -320,7 +313,6 @@ class SequenceSampler:
         return words
 
     def _count(self, length: int) -> None:
-        """Have the state count the first `length` tokens of the context."""
         del self._context[length:]
         answer, held = self._context[self._num_prompt_tokens :], self._held
         same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(answer, held, strict=False)))

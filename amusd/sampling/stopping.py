@@ -22,7 +22,6 @@ class Emission:
     logprobs: tuple[float, ...] = ()
     """Under the target alone; empty unless asked for."""
     top_logprobs: tuple[TopLogprobs, ...] = ()
-    """Empty unless asked for."""
     sources: tuple[TokenSource, ...] = ()
 
 
@@ -83,7 +82,6 @@ class AnswerText:
         self._push, self._flush, self._stop = push, flush, stop
         self._held = ""
         self.text = ""
-        """The text handed out so far."""
 
     def push(self, token_id: int) -> str:
         """The text that can be shown now."""

@@ -26,7 +26,6 @@ from amusd.serving.service import EventStream, Service
 from amusd.serving.timeline import listen
 
 OPEN = frozenset({"/", "/health"})
-"""Paths that need no key."""
 MAX_BODY_BYTES = 4 << 20
 """Largest request body; a larger one is refused with 413."""
 _RESPONSES: dict[int | str, dict[str, Any]] = {
@@ -74,7 +73,6 @@ def make_app(service: Service) -> FastAPI:
 
 
 def _add_page(app: FastAPI, service: Service) -> None:
-    """Add the routes `/`, a page that is one file, and `/timeline`: for people, and not in the OpenAPI document."""
     html = files("amusd.serving").joinpath("page.html").read_text(encoding="utf-8")
     headers = {
         "Content-Security-Policy": _page_policy(html),
@@ -93,7 +91,6 @@ def _add_page(app: FastAPI, service: Service) -> None:
 
 
 def _page_policy(html: str) -> str:
-    """The content security policy of a page: its own style and script, its own server, and nothing else."""
     own = "".join(
         f"{name}-src 'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'; "
         for name, text in re.findall(r"<(style|script)>(.*?)</\1>", html, re.DOTALL)
@@ -184,7 +181,6 @@ def _host_name(header: bytes) -> str:
 
 
 def _is_loopback(host: str) -> bool:
-    """Whether a name or address can only mean the machine that it is said on."""
     try:
         return ip_address(host).is_loopback
     except ValueError:

@@ -23,15 +23,11 @@ from amusd.types import Mode
 COMPLETION_TOKENS = 16
 """Tokens of a completion that names no number, as in OpenAI's protocol."""
 _MOST_TOKENS = 1 << 31
-"""More than any context has; what an engine has no room for is refused by it."""
 MAX_STOPS, STOP_CHARACTERS, MAX_BIASES = 64, 1024, 1024
 """Stop strings of a request, characters of each, and entries of its `logit_bias`."""
 _RANDOM_SEEDS = 1 << 31
-"""A seed that was drawn is below this, so that every JSON reader keeps it exact."""
 SEED_MASK = (1 << 63) - 1
-"""Seeds wrap around behind this."""
 _LEAST_TOP_P = 1e-9
-"""The value of `top_p=0`, which leaves the likeliest token alone: no vocabulary is so large that it has less."""
 _WITHOUT_EFFECT = frozenset(
     """
     annotations cache_control cache_salt continuous_usage_stats include_obfuscation include_reasoning metadata
@@ -47,7 +43,6 @@ _ASKS_FOR_NOTHING: Mapping[str, Any] = {
     "response_format": {"type": "text"},
     "skip_special_tokens": True,
 }
-"""Values that are as if the field were left out, beside those that are empty or false."""
 
 
 @dataclass(eq=False)
@@ -75,7 +70,6 @@ class _Fields(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _drop(cls, given: Any) -> Any:
-        """Drop what is null, and what has no effect here."""
         if not isinstance(given, dict):
             return given
         return {
@@ -264,5 +258,4 @@ def validation_error(errors: Sequence[Mapping[str, Any]]) -> RequestError:
 
 
 def _path(error: Mapping[str, Any]) -> list[str]:
-    """The place of a mistake in the body, without what pydantic adds for members of a union."""
     return [str(part) for part in error["loc"][1:] if isinstance(part, int) or part in _NAMES]

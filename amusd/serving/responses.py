@@ -21,7 +21,6 @@ from amusd.tracing.metrics import total
 from amusd.types import FinishReason
 
 DONE = b"data: [DONE]\n\n"
-"""The end of a stream."""
 LEAST_LOGPROB = -9999.0
 """The log-probability of a token that cannot come, as in OpenAI's protocol."""
 FINISH_REASONS = {FinishReason.EOS: "stop", FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
@@ -35,14 +34,9 @@ def event(document: dict[str, Any]) -> bytes:
 
 @dataclass
 class _Choice:
-    """The part of one choice that was written."""
-
     decoder: IncrementalDecoder
-    """It has taken in the prompt, and the tokens whose log-probabilities were written."""
     waiting: list[Token] = field(default_factory=list)
-    """Tokens that have shown no text."""
     num_characters: int = 0
-    """Length of the text of these tokens: the next one begins there."""
 
 
 class Writer:
@@ -98,7 +92,6 @@ class Writer:
         return {**self._head, "choices": choices, "usage": counts}
 
     def _next_piece(self, index: int) -> dict[str, Any]:
-        """The chunk for the tokens that waited."""
         tokens, self._choices[index].waiting = self._choices[index].waiting, []
         text = "".join(token.text for token in tokens)
         said = {"delta": {"content": text}} if self._is_chat else {"text": text}
@@ -112,7 +105,6 @@ class Writer:
     def _choice(
         self, index: int, said: dict[str, Any], tokens: Sequence[Token] = (), generation: Generation | None = None
     ) -> dict[str, Any]:
-        """Part of a choice, or all of it: these tokens and, with a generation, why it ended."""
         reason = None if generation is None else FINISH_REASONS[generation.finish_reason]
         tells_logprobs = tokens and self._request.alternatives is not None
         logprobs = self._logprobs(self._choices[index], tokens) if tells_logprobs else None
@@ -142,14 +134,12 @@ class Writer:
 
 
 def _entry(spelling: Spelling, logprob: float | None) -> dict[str, Any]:
-    """One token of a chat; JSON has no infinity."""
     utf8 = None if spelling.utf8 is None else list(spelling.utf8)
     known = None if logprob is None else max(logprob, LEAST_LOGPROB)
     return {"token": spelling.label, "logprob": known, "bytes": utf8}
 
 
 def _by_label(entries: Sequence[dict[str, Any]]) -> dict[str, float | None]:
-    """Log-probabilities by label; of equal labels the first entry stands, which is the likelier."""
     return {entry["token"]: entry["logprob"] for entry in reversed(entries)}
 
 

@@ -30,7 +30,6 @@ _BACKLOG = 64
 _OTHER_DESCRIPTORS, _MIN_CONNECTIONS = 4 * _BACKLOG, 16
 _LOOK_SECONDS = 0.02
 _END_SECONDS = 1.0
-"""How long requests may take to end whose answers were ended."""
 
 
 def run_server(config: RunConfig, connect: Callable[[EngineConfig], Engine], tell: Callable[[str], None]) -> None:
@@ -89,7 +88,6 @@ class _Connection(H11Protocol):
     """When the headers that have begun have to be complete, on the loop's clock."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take it, or close it."""
         super().connection_made(transport)
         if len(self.connections) > _max_connections():
             transport.abort()

@@ -26,7 +26,6 @@ T = TypeVar("T")
 _PLAIN = DecodingConfig(mode=Mode.AUTOREGRESSIVE)
 _ONE_TOKEN = SamplingParams(max_new_tokens=1)
 _RETRY = {"Retry-After": "1"}
-"""The header of an error that passes; seconds."""
 
 
 @dataclass(eq=False)
@@ -40,9 +39,7 @@ class Service:
     """The schedule of requests that name none."""
     began: int = field(default_factory=lambda: int(time.time()))
     is_closing: bool = False
-    """No further request is taken."""
     requests: set[AnsweredRequest] = field(default_factory=set)
-    """Those that are being answered."""
     may_be_broken: bool = False
     """The engine has failed at the last answer that came to its end."""
 
@@ -153,7 +150,6 @@ class AnsweredRequest(Response):
         return True
 
     async def _submit(self) -> None:
-        """Queue the answers."""
         service, body, engine = self._service, self._body, self._service.engine
         encode = partial(engine.engine.encode, raw=not body.is_chat, template=body.chat_template_kwargs)
         encoded = [await asyncio.to_thread(encode, prompt) for prompt in body.prompts]
@@ -191,7 +187,6 @@ class AnsweredRequest(Response):
         yield DONE
 
     async def _pieces(self) -> AsyncGenerator[tuple[int, Sequence[Token]], None]:
-        """An answer's number with the tokens of it that became readable together; without any it is complete."""
         metrics, reading = self._service.metrics, dict(enumerate(self.answers))
         has_begun: set[int] = set()
         while reading:

@@ -86,7 +86,6 @@ class Story:
 
     def __init__(self) -> None:
         self._rollbacks: dict[int, RollbackWatch] = {}
-        """A watch for each sequence that goes on."""
 
     def take(self, event: Event) -> list[dict[str, Any]]:
         """The lines for listeners about the next event."""
@@ -103,7 +102,6 @@ class Story:
 
 
 def _told(event: Event) -> list[dict[str, Any]]:
-    """The line about an event, if there is one."""
     match event:
         case TargetPrefill():
             return [_line("target", "prefill", event)]
