@@ -1,6 +1,6 @@
-"""The seam between the target worker and a schedule.
+"""The interface between the target worker and a schedule.
 
-A policy never sees a token, so whether a candidate is verified cannot depend on its own value, as exactness demands.
+A policy never sees a token, so whether a candidate is verified cannot depend on its value, as exactness demands.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ class TargetView:
     max_candidates: int
     """Candidates that the next pass can take."""
     may_get_more: bool
-    """Whether the draft has not said that it is done with this committed prefix."""
+    """Whether the draft may send more for this committed prefix."""
     draft_restarting: bool
     """Whether the draft starts anew: its chain was contradicted, or had ended."""
     waited_seconds: float
     pass_seconds: float
     """Estimate of one target pass; 0 before the first."""
     chances: tuple[float, ...] = ()
-    """The chance, for each candidate at hand, that it and those before it are accepted."""
+    """Chance of each candidate that it and those before it are accepted."""
     acceptance: float = 0.5
-    """Acceptance rate of candidates behind the right prefix."""
+    """Acceptance rate of candidates after the right prefix."""
     tokens_per_second: float = 0.0
     """Committed tokens per second while drafting; 0 before the first pass."""
     candidate_seconds: float = 0.0
@@ -38,21 +38,21 @@ class TargetView:
     draft_is_mute: bool = False
     """Whether none has come since a wait in vain, or since the draft joined amid the answer."""
     lead_gain: float = 0.0
-    """Tokens that a pass would gain by one more candidate at its beginning."""
+    """Tokens that a pass gains by one more candidate at its beginning."""
     row_seconds: float = 0.0
-    """The time that one more candidate adds to a pass."""
+    """Time that one more candidate adds to a pass."""
     drafting_pays: bool = True
-    """Whether decoding alone has not been found to be faster."""
+    """Whether plain decoding has not been found faster."""
     plain_tokens_per_second: float = 0.0
-    """The same of decoding alone; before it was tried, the most that it may be."""
+    """The same of plain decoding; before it was tried, its upper bound."""
 
     @property
     def path_chance(self) -> float:
-        """The chance that all candidates at hand are accepted."""
+        """Chance that all candidates at hand are accepted."""
         return self.chances[-1] if self.chances else 1.0
 
     def lacks(self, num_candidates: int) -> bool:
-        """Whether fewer are at hand, one more may come, and the pass has room for it."""
+        """Whether fewer are at hand, and another may come and fit into the pass."""
         return self.may_get_more and self.num_candidates < min(num_candidates, self.max_candidates)
 
     @property
@@ -62,7 +62,7 @@ class TargetView:
 
     @property
     def gain(self) -> float:
-        """Tokens that one more candidate brings: one if it and all before it are accepted."""
+        """Expected tokens from one more candidate."""
         return self.path_chance * self.acceptance
 
 
@@ -72,13 +72,13 @@ class Verify:
 
     num_candidates: int
     reason: str = field(default="", compare=False)
-    """A reason for the timeline; empty if the policy has only one."""
+    """For the timeline; empty if the policy has only one."""
     worth: float = field(default=-1.0, compare=False)
-    """Value in tokens of waiting nevertheless, as in `Wait`."""
+    """Value in tokens of waiting instead of verifying."""
     min_chance: float = 0.0
     """Candidates beside the likeliest path that are less likely are left out."""
     tells_draft: bool = True
-    """Whether the draft hears what the pass commits; if not, it comes to rest."""
+    """Whether the draft hears what the pass commits; if not, it rests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ Decision: TypeAlias = Verify | Wait
 
 
 def because(decision: Decision) -> dict[str, str]:
-    """The decision's reason as a field of an event; empty if it has none."""
+    """The decision's reason as a field of an event."""
     return {"reason": decision.reason} if decision.reason else {}
 
 
@@ -104,17 +104,16 @@ class Policy(ABC):
     """Decides when the target verifies, and tells the draft how far and how wide to run ahead."""
 
     max_lookahead: int = 1
-    """Tokens that the draft may be ahead."""
     tokens_per_message: int = 1
-    """Candidates that the draft collects before it sends them."""
+    """Candidates per message of the draft."""
     fan_out: int = 1
-    """The most candidates behind a token; 1: one chain."""
+    """Most candidates after a token; 1: one chain."""
     rows_per_step: int = 1
-    """The most nodes of a tree that one draft step computes."""
+    """Most nodes of one draft step on a tree."""
     max_steps: int = 0
-    """The most draft steps behind one committed prefix; 0: no limit."""
+    """Most draft steps after one committed prefix; 0: no limit."""
     breadth: int = 1
-    """The most candidates of one position that a pass verifies; 1: one path."""
+    """Most candidates of one position in a pass; 1: one path."""
 
     @abstractmethod
     def decide(self, view: TargetView) -> Decision:

@@ -1,7 +1,7 @@
 """Decides whether to draft at all, by trying both.
 
-A draft that is hardly ever right costs more than it brings: it shares memory, power or a host with the target, and its
-candidates widen passes. The target then tells it nothing, so that it rests, and decodes alone.
+A draft that is hardly ever right costs more than it brings: it shares memory, power or a host with the target, and
+widens passes. In a rest the target tells it nothing and decodes alone.
 
 One short rest is tried early, unless drafting yields more than plain decoding could: `MOST_SLOWDOWN` tokens in the time
 of the quickest pass. Later a rest is tried if drafting yields less than plain decoding did, or than one token in that
@@ -13,21 +13,21 @@ from __future__ import annotations
 from amusd.policies.estimates import RunningRatio
 
 FIRST_LOOK = 32
-"""Passes with a draft before the first rest; doubled after a rest that did not pay."""
+"""Passes before the first rest; doubled after a rest that did not pay."""
 FIRST_REST = 6
 """Passes of the first rest; four times as many after one that paid."""
 SECOND_LOOK = 16
-"""Passes with a draft between two rests that pay."""
+"""Passes between two rests that pay."""
 LONGEST = 1024
 """Passes until the other way is tried again."""
 MOST_SLOWDOWN = 2.0
-"""The most that candidates are assumed to slow a pass down."""
+"""Greatest assumed slowdown of a pass by candidates."""
 MEMORY = 0.98
 """Weight of the past, for each pass."""
 
 
 class DraftingSwitch:
-    """Decides for one drafter, and for all sequences of a pass; kept from one answer to the next."""
+    """Decides for one drafter and all sequences of a pass; kept between answers."""
 
     def __init__(self) -> None:
         self._drafting, self._plain = RunningRatio(MEMORY), RunningRatio(MEMORY)
@@ -38,7 +38,7 @@ class DraftingSwitch:
 
     @property
     def plain_tokens_per_second(self) -> float:
-        """The yield of past rests; before the first one, one token in the quickest pass."""
+        """The yield of past rests; before the first one, a token in the quickest pass."""
         return self._plain.value or self._quickest_rate
 
     @property
@@ -48,7 +48,7 @@ class DraftingSwitch:
     def passed(
         self, num_tokens: int, seconds: float, pass_seconds: float, *, rests: bool, num_sequences: int = 1
     ) -> None:
-        """Take in what a pass, which ended `seconds` after the one before it, did for one of its `num_sequences`."""
+        """Take in a pass for one of its `num_sequences`, which ended `seconds` after the one before."""
         self._quickest = min(pass_seconds, self._quickest or pass_seconds)
         self._num_passes += 1 / num_sequences
         (self._plain if rests else self._drafting).add(num_tokens, seconds, 1 / num_sequences)

@@ -1,13 +1,11 @@
-"""Running estimates of the pair at work, from outcomes that are decided and times that are past.
+"""Running estimates of the pair at work.
 
-acceptance          accepted / tested candidates behind the right prefix; those behind a rejected one were not tested
+acceptance          accepted / tested candidates; those after a rejected one were not tested
 tokens_per_second   committed tokens per second, waits included
-candidate_seconds   all time waited, divided by the candidates that it brought. The first one behind a verdict that was
-                    not foreseen takes longer than one more behind those at hand
-lead_gain           tokens that one more candidate at its beginning would have brought a recent pass; 0 for passes that
-                    were full, or for which none could come
+candidate_seconds   time waited per candidate; the first one after an unforeseen verdict takes longer
+lead_gain           tokens that one more candidate at its beginning would bring a pass; 0 if full or none could come
 chances             probability, for each candidate at hand, that it and those before it are accepted: the draft's own
-                    estimate, corrected by how often its first candidate is accepted; else a power of the acceptance
+                    estimate, corrected by its first candidates' acceptance; else a power of the acceptance
 """
 
 from __future__ import annotations
@@ -22,31 +20,32 @@ from amusd.protocol.verification import PassOutcome
 OUTCOME_MEMORY = 0.5 ** (1 / 64)
 """Weight of past outcomes after each tested candidate."""
 PRIOR_ACCEPTANCE, PRIOR_WEIGHT = 0.5, 4.0
-"""The acceptance assumed at first, and how many tested candidates that is worth."""
+"""The assumed acceptance, and its weight in tested candidates."""
 MEMORY = 0.9
-"""Weight of the past in estimates of time, for each pass or wait."""
+"""Weight of the past in estimates of time, per pass or wait."""
 FORGETTING = 0.98
 """Weight of past waits after each pass, so that waiting is tried again."""
 LEAST_WAIT = 0.05
 """Weight of the shortest wait so far, in candidates."""
 LONGEST_WAIT = 3.0
-"""The longest that a wait lasts, and counts, in usual waits: one stall of the machine must not end all waiting. The
-usual wait is the mean weighted by length: waits of no length, for candidates that come together, do not count."""
+"""Longest wait, and most that one counts, in usual waits: one stall of the machine must not end all waiting.
+
+The usual wait is the mean weighted by length.
+"""
 ROW_MEMORY = 0.98
-"""Weight of the past in the cost of a row, for each pass."""
 DRAFT_ROW_SHARE = 0.06
-"""The share assumed for a draft step before steps of different sizes were seen."""
+"""Assumed row share of a draft step before steps of different sizes."""
 ROW_FORGETTING = 0.99
-"""Weight of the known cost of a row after each pass that says nothing of it."""
+"""Weight of the known row cost after a pass that says nothing of it."""
 MIN_ROW_VARIATION = 8.0
-"""The least weighted sum of squares of the number of rows that a line is fitted to."""
+"""Least weighted sum of squares of the number of rows for a fit."""
 
 
 class RunningRatio:
-    """A sum divided by another one, the past weighing less in both."""
+    """A ratio of two sums that forget the past."""
 
     def __init__(self, memory: float, numerator: float = 0.0, denominator: float = 0.0) -> None:
-        """`memory`: weight of the past after one addition. The other two: the first sums."""
+        """`memory`: weight of the past after one addition; then the first sums."""
         self._memory = memory
         self._numerator, self._denominator = numerator, denominator
 
@@ -56,15 +55,13 @@ class RunningRatio:
         return self._numerator / self._denominator if self._denominator else 0.0
 
     def add(self, numerator: float, denominator: float, num_times: float = 1) -> None:
-        """Add to both sums. `num_times`: how many additions it counts for, as to forgetting."""
+        """Add to both sums. `num_times`: additions it counts for in forgetting."""
         kept = self._memory**num_times
         self._numerator = kept * self._numerator + numerator
         self._denominator = kept * self._denominator + denominator
 
 
 class _Waits:
-    """Waits for the first candidate of a pass, or for one more."""
-
     def __init__(self) -> None:
         self._seconds = self._squares = self._num_candidates = 0.0
         self._shortest: float | None = None
@@ -94,7 +91,7 @@ class _Waits:
 
 
 class Estimates:
-    """The estimates of one drafter under one kind of policy; kept from one answer to the next."""
+    """Estimates of one drafter under one kind of policy; kept between answers."""
 
     def __init__(self) -> None:
         self.acceptance = RunningRatio(OUTCOME_MEMORY, PRIOR_ACCEPTANCE * PRIOR_WEIGHT, PRIOR_WEIGHT)
@@ -102,18 +99,17 @@ class Estimates:
         self.tokens_per_second = RunningRatio(MEMORY)
         self._waits = _Waits(), _Waits()
         self.lead_gain = 0.0
-        """The gain of one more candidate at the beginning of a pass, in tokens; 0 before the first pass."""
 
     def candidate_seconds(self, num_candidates: int) -> float:
-        """The wait for one more than `num_candidates`; 0 before the first wait."""
+        """Wait for one more than `num_candidates`; 0 before the first wait."""
         return self._waits[num_candidates > 0].seconds
 
     def longest_wait(self, num_candidates: int) -> float:
-        """The time after which one more than `num_candidates` is not expected any more."""
+        """Time after which one more than `num_candidates` is not expected."""
         return self._waits[num_candidates > 0].longest
 
     def chances(self, num_candidates: int, weights: Sequence[float]) -> tuple[float, ...]:
-        """The chance of each candidate at hand. `weights`: the draft's own estimates, or nothing."""
+        """Chance of each candidate at hand. `weights`: the draft's own estimates, or empty."""
         if not weights:
             return tuple(self.acceptance.value**number for number in range(1, num_candidates + 1))
         correction = min(1.0, self._correction.value)
@@ -124,8 +120,7 @@ class Estimates:
     ) -> None:
         """Take in a pass that ended `seconds` after the one before it.
 
-        `gain`: tokens that one more candidate was expected to bring; `first_weight`: the probability of the first
-        candidate at hand by the draft, if it gave any.
+        `gain`: tokens expected from one more candidate; `first_weight`: the draft's probability of the first candidate.
         """
         self.lead_gain = MEMORY * self.lead_gain + (1 - MEMORY) * gain
         for waits in self._waits:
@@ -142,18 +137,15 @@ class Estimates:
 
 
 class RowCost:
-    """The time that a further row adds to a pass of a model: the slope of a line through recent passes, time over rows.
-
-    Rows of one pass share its fixed cost (weights are read once), so the first ones are nearly free.
-    """
+    """The time that a further row adds to a pass: the slope of a line through recent passes, time over rows."""
 
     def __init__(self, prior_row_share: float = 0.0) -> None:
-        """`prior_row_share`: the share assumed until passes of different sizes were seen."""
+        """`prior_row_share`: the share assumed before passes of different sizes."""
         self._num = self._rows = self._ns = self._rows_squared = self._rows_ns = 0.0
         self.row_share = prior_row_share
-        """The cost of a further row as a share of a pass with one row, in [0, 1]."""
+        """Cost of a further row as a share of a pass with one row, in [0, 1]."""
         self.row_ns = 0.0
-        """The cost in nanoseconds; 0 before passes of different sizes were seen."""
+        """Nanoseconds; 0 before passes of different sizes."""
 
     def passed(self, num_rows: int, ns: int) -> None:
         """Take in a pass over `num_rows` that took `ns`."""

@@ -1,4 +1,4 @@
-"""The policy that the configuration of a request names."""
+"""The policy that a request's configuration names."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from amusd.policies.schedules import (
 from amusd.types import Mode
 
 BLOCK_TIMEOUT_SECONDS = 10.0
-"""Longest wait of a synchronous target for a block, or of a windowed one for a window."""
+"""Longest wait for a synchronous block or a window."""
 WHOLE_TREE = 1 << 20
-"""More tokens than any tree has: it travels as one message."""
+"""More tokens than any tree has: it is one message."""
 
 
 def make_policy(decoding: DecodingConfig, *, can_branch: bool = False) -> Policy:
     """Make the policy that `decoding` names. `can_branch`: draft and acceptance rule allow trees.
 
-    Raises `ConfigError`, one line, for all that goes wrong in making a user's own.
+    Raises `ConfigError`, one line, for errors of a user's own.
     """
     length, lookahead = decoding.num_speculative_tokens, decoding.max_lookahead
     least, wait, timeout = decoding.min_candidates, decoding.max_wait_passes, BLOCK_TIMEOUT_SECONDS
@@ -55,5 +55,5 @@ def _with_trees(policy: Policy, decoding: DecodingConfig) -> Policy:
 
 
 def policy_name(decoding: DecodingConfig) -> str | None:
-    """Return the name of the policy in results; None outside asynchronous mode."""
+    """Name of the policy in results; None outside asynchronous mode."""
     return decoding.policy if decoding.mode is Mode.ASYNCHRONOUS else None

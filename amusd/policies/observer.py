@@ -1,4 +1,4 @@
-"""Measurements of the pair at work by its target, and the view of them that a policy decides on."""
+"""The target's measurements of the pair, and a policy's view of them."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from amusd.protocol.target_session import TargetSession
 from amusd.protocol.verification import PassOutcome
 
 NEARLY = 0.9
-"""The part of the longest wait after which a wait counts as in vain: clocks and wake-ups are not exact."""
+"""Part of the longest wait after which a wait was in vain: clocks are not exact."""
 OUTLIER = 10.0
-"""A pass this many times as long as usual was held up by something else than its rows."""
+"""A pass this many times as long as usual was held up by something else."""
 
 
 Drafter: TypeAlias = tuple[str | None, bool]
 """Its name, and whether it drafts trees."""
 Switches: TypeAlias = dict[tuple[Drafter, int], DraftingSwitch]
-"""One for each drafter and the number of sequences in a pass, rounded down to a power of two."""
+"""By drafter and number of sequences in a pass, rounded down to a power of two."""
 
 
 class Observer:
-    """Watches one sequence after another of a target. Times in nanoseconds of one clock.
+    """Watches one sequence after another. Times in nanoseconds of one clock.
 
     Sequences of a pass share `switches`, since a rest of one would be measured beside the candidates of others.
     """
@@ -44,7 +44,7 @@ class Observer:
         """Candidates at hand when the draft fell silent: none is waited for before a further one has come."""
 
     def open(self, drafter: str | None, *, has_tree: bool) -> None:
-        """Begin an answer. Each drafter, with and without trees, has estimates of its own."""
+        """Begin an answer. Each drafter has estimates with and without trees."""
         self._drafter = drafter, has_tree
         self._estimates = self._of_drafters.setdefault(self._drafter, Estimates())
         self._last_end_ns = None
@@ -56,16 +56,16 @@ class Observer:
         return self._switches.setdefault((self._drafter, self._num_sequences.bit_length()), DraftingSwitch())
 
     def draft_joined(self) -> None:
-        """Wait for nothing before the draft, which has the answer so far to take in, brings something."""
+        """Wait for nothing before the draft, which takes in the answer, brings something."""
         self._mute_at = 0
 
     def held_up(self, ns: int) -> None:
-        """Leave out the time that the target gave to a prompt of another sequence."""
+        """Leave out the time of another sequence's prompt."""
         if self._last_end_ns is not None:
             self._last_end_ns += ns
 
     def view(self, session: TargetSession, *, max_candidates: int, waited_ns: int) -> TargetView:
-        """Return what the policy may look at. `max_candidates`: of the next pass; `waited_ns`: since it could begin."""
+        """What the policy may look at. `max_candidates`: of the next pass; `waited_ns`: since it could begin."""
         weights, num_candidates = session.weights, session.num_candidates
         self._first_weight = next(iter(weights), None)
         if self._mute_at is not None and num_candidates > self._mute_at:
@@ -92,7 +92,7 @@ class Observer:
         return view
 
     def waited(self, ns: int, *, num_before: int, num_after: int) -> None:
-        """Take in a wait for a message, with the number of candidates at hand before and after it."""
+        """Take in a wait for a message, with the candidates at hand before and after it."""
         came, seconds = num_after > num_before, ns / 1e9
         longest = min(self._estimates.longest_wait(num_before), self._pass_seconds or math.inf)
         if not came and seconds >= NEARLY * longest:  # shorter ones ended with a message of something else
@@ -112,8 +112,8 @@ class Observer:
     ) -> None:
         """Take in the pass that the last view was decided for.
 
-        `num_rows`: the rows of all `num_sequences` in it; a row delays all of them. `rests`: the draft is not told of
-        it, so it brings nothing before the next pass. `is_alone`: no draft can be heard.
+        `num_rows`: of all `num_sequences`; a row delays all of them. `rests`: the draft is not told of it. `is_alone`:
+        no draft can be heard.
         """
         self._draft_knows, self._num_sequences = not rests, num_sequences
         if self._mute_at is not None:

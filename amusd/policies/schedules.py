@@ -1,4 +1,4 @@
-"""The schedules: the baselines, `chain` and `branching` with knobs set beforehand, and `auto`, which tunes itself."""
+"""The schedules: the baselines, `chain` and `branching` with fixed knobs, and `auto`, which tunes itself."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import ClassVar
 from amusd.policies.base import Decision, Policy, TargetView, Verify, Wait
 
 STEP_DONE = 0.5
-"""The part of the draft's step that is done on average if the target has candidates."""
+"""Average part of the draft's step that is done when the target has candidates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class SynchronousPolicy(Policy):
     timeout_seconds: float
 
     def decide(self, view: TargetView) -> Decision:
-        """Wait until the draft has nothing more to offer for this prefix, then verify its block."""
+        """Wait until the draft's block is complete, then verify it."""
         seconds_left = self.timeout_seconds - view.waited_seconds
         is_whole = not (view.may_get_more if self.max_steps else view.lacks(self.max_lookahead))
         if not is_whole and seconds_left > 0:
@@ -46,11 +46,10 @@ class SynchronousPolicy(Policy):
 class WindowedPolicy(Policy):
     """While one window of `tokens_per_message` is verified, the draft fills the next.
 
-    A draft that starts anew has nothing ready, so the pass goes ahead without candidates (pre-verification: its token
-    is compared with the draft's own first one). Otherwise the target waits for a window (post-verification).
+    After a restart of the draft the pass goes ahead without candidates (pre-verification: its token is compared with
+    the draft's first one). Otherwise the target waits for a window (post-verification).
 
-    References:
-        PEARL, https://arxiv.org/abs/2408.11850.
+    References: PEARL, https://arxiv.org/abs/2408.11850.
     """
 
     timeout_seconds: float
@@ -68,15 +67,14 @@ class WindowedPolicy(Policy):
 class ChainPolicy(Policy):
     """One continuous chain of candidates, of which the target verifies what has arrived.
 
-    It waits for `min_candidates` only when the draft starts anew (after a rejection, or when its chain had ended), and
-    never longer than `max_wait_passes`.
+    It waits for `min_candidates` only after a restart of the draft, for at most `max_wait_passes`.
 
-    References:
-        AMUSD, https://arxiv.org/abs/2410.17375 (the chain); PipeSpec, https://arxiv.org/abs/2505.01572 (the wait).
+    References: AMUSD, https://arxiv.org/abs/2410.17375 (the chain); PipeSpec, https://arxiv.org/abs/2505.01572 (the
+    wait).
     """
 
     always_waits: ClassVar[bool] = False
-    """Whether it waits though the draft does not start anew."""
+    """Whether it waits without a restart, too."""
     min_candidates: int
     max_wait_passes: float
 
@@ -90,13 +88,12 @@ class ChainPolicy(Policy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchingPolicy(ChainPolicy):
-    """A tree of continuations for the likely verdicts: after a foreseen one the next block is at hand at once.
+    """A tree of continuations for the likely verdicts: after a foreseen one the next block is at hand.
 
-    If fewer than `min_candidates` are, the target waits for the rest, for at most `max_wait_passes`.
+    With fewer than `min_candidates` the target waits for the rest, for at most `max_wait_passes`.
 
-    References:
-        SSD / Saguaro, https://arxiv.org/abs/2603.03251 (a cache of outcomes); EAGLE-2,
-        https://arxiv.org/abs/2406.16858 (trees grown by confidence).
+    References: SSD / Saguaro, https://arxiv.org/abs/2603.03251 (a cache of outcomes); EAGLE-2,
+    https://arxiv.org/abs/2406.16858 (trees grown by confidence).
     """
 
     always_waits: ClassVar[bool] = True
@@ -104,16 +101,15 @@ class BranchingPolicy(ChainPolicy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoPolicy(Policy):
-    """Finds by itself how long to wait, how much to verify, and whether to draft at all (docs/branching.md).
+    """Finds how long to wait, how much to verify, and whether to draft at all (docs/branching.md).
 
-    One more candidate is worth waiting for if its gain is more than the loss; of several sequences the sums count.
+    One more candidate is worth waiting for if its gain exceeds the loss; for several sequences the sums count.
 
     gain    a token, if the candidate and all before it are accepted
-    loss    the tokens committed in the time of the wait and of the candidate's row; and what is done by now of the
-            draft's step, which without the wait would be a start for the next pass
+    loss    the tokens committed in the time of the wait and of the candidate's row; and what is done of the draft's
+            step, which without the wait would be a start for the next pass
 
-    A wait is never longer than three times the usual one, and after a wait in vain none follows before a candidate has
-    come: machines stall.
+    A wait is at most three times the usual one, and after a wait in vain none follows before a candidate has come.
     """
 
     max_wait_passes: float

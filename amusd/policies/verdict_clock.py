@@ -1,18 +1,15 @@
-"""Estimates when the next verdict is due, and whether the draft should wait for it instead of starting another step.
+"""Estimates when the next verdict is due, and whether the draft should wait for it instead of stepping.
 
-A step under way when a verdict arrives is of use if the verdict was foreseen; if not, it delays the candidates that the
-target waits for. So a draft whose next step would run into the verdict waits for it, unless the expected gain of the
-step is greater than its expected loss.
+A step under way when a verdict arrives is of use if the verdict was foreseen, and delays the next candidates if not. So
+a draft waits for the verdict if its next step would run into it, unless the step's expected gain exceeds its loss.
 """
 
 from __future__ import annotations
 
 MEMORY = 0.8
-"""Weight of the past in the running estimates."""
 OUTCOME_MEMORY = 0.95
-"""Weight of the past in the share of verdicts that were foreseen."""
 DEVIATIONS = 2.0
-"""How long a verdict that is late is waited for, in mean deviations."""
+"""How long a late verdict is waited for, in mean deviations."""
 
 
 class VerdictClock:
@@ -26,7 +23,7 @@ class VerdictClock:
         self._foreseen = 0.5
 
     def heard(self, now_ns: int, *, goes_on: bool) -> None:
-        """Take in a verdict. `goes_on`: it was foreseen; the target has candidates and starts its next pass at once."""
+        """Take in a verdict. `goes_on`: it was foreseen, and the target starts its next pass at once."""
         self._foreseen = OUTCOME_MEMORY * self._foreseen + (1 - OUTCOME_MEMORY) * goes_on
         if self._pass_start_ns is not None:
             pass_ns = now_ns - self._pass_start_ns
@@ -39,7 +36,7 @@ class VerdictClock:
         self._pass_start_ns = now_ns if goes_on else None
 
     def sent(self, now_ns: int) -> None:
-        """Take in that candidates were sent: a target that waited for some starts its pass."""
+        """Candidates were sent: a target that waited for some starts its pass."""
         if self._pass_start_ns is None:
             self._pass_start_ns = now_ns
 
@@ -48,7 +45,7 @@ class VerdictClock:
         self._step_ns = MEMORY * self._step_ns + (1 - MEMORY) * duration_ns if self._step_ns else float(duration_ns)
 
     def patience_ns(self, now_ns: int) -> int:
-        """How long to wait for the verdict instead of starting a step; 0: a step fits, or nothing is known."""
+        """How long to wait for the verdict before a step; 0: a step fits, or nothing is known."""
         if self._pass_start_ns is None or self._pass_ns is None:
             return 0
         due_ns = self._pass_start_ns + self._pass_ns
