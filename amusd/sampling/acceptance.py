@@ -1,17 +1,16 @@
-"""The acceptance rules: which candidates of a block are kept, and by which token the first other one is replaced.
+"""The acceptance rules: which candidates of a block are kept, and which token replaces the first other one.
 
 Equality (greedy decoding and matching): a candidate is accepted when it is the target's own choice.
 
-Ratio test: a candidate is kept with probability min(1, p / q), else a token is drawn from what p has more than q. Here
-p is the target's distribution at the candidate's position, q the one that the candidate was drawn from. The token is
-then distributed as p, whatever q is, under four conditions (docs/sampling.md). q travels with its token, as a row of
-the tokens that could be drawn:
+Ratio test: a candidate is kept with probability min(1, p / q), else a token is drawn from the excess of p over q. p is
+the target's distribution, q the one that the candidate was drawn from. The token is then distributed as p, under four
+conditions (docs/sampling.md). q travels with its token, as a row of the tokens that could be drawn:
 
-    n int32   token ids, ascending
-    n float32 their probabilities, which sum to 1
+n int32   token ids, ascending
+n float32 their probabilities, which sum to 1
 
-References:
-    Leviathan, Kalman, Matias 2023, https://arxiv.org/abs/2211.17192; Chen et al. 2023, https://arxiv.org/abs/2302.01318
+References: Leviathan, Kalman, Matias 2023, https://arxiv.org/abs/2211.17192; Chen et al. 2023,
+https://arxiv.org/abs/2302.01318
 """
 
 from __future__ import annotations
@@ -36,17 +35,17 @@ class Acceptance:
     """The tokens that a verification commits."""
 
     token_ids: tuple[int, ...]
-    """The accepted candidates, then the target's recovered or bonus token if there is one."""
+    """The accepted candidates, then the target's recovered or bonus token if any."""
     num_accepted: int
 
 
 def accept_along(
     choose: Callable[[int], int], next_row: Callable[[int, int], int | None], num_rows: int
 ) -> tuple[Acceptance, tuple[int, ...]]:
-    """Follow the target's choices from row 0 on, through candidates that equal them; also returns the rows followed.
+    """Follow the target's choices from row 0 through equal candidates; also returns the rows followed.
 
-    `choose(row)`: the target's choice behind that row of the pass, which has `num_rows`. `next_row(row, token_id)`: the
-    row of the candidate `token_id` behind `row`, or None; `num_rows` for one that came too late for the pass.
+    `choose(row)`: the target's choice after that row of the pass, which has `num_rows`. `next_row(row, token_id)`: the
+    row of the candidate `token_id` after `row`, or None; `num_rows` for one that came too late for the pass.
     """
     token_ids: list[int] = []
     rows = [0]
@@ -82,7 +81,7 @@ def pack_row(row: ProbabilityRow) -> bytes:
 
 
 def certain(token_id: int) -> bytes:
-    """The row of a token that was not drawn, such as one looked up."""
+    """The row of a token that was not drawn, such as a looked-up one."""
     return pack_row(ProbabilityRow(np.array([token_id], dtype=np.int32), np.array([1.0], dtype=np.float32)))
 
 
@@ -92,7 +91,7 @@ def unpack_rows(rows: Sequence[bytes], token_ids: Sequence[int], vocab_size: int
 
 
 def unpack_row(data: bytes, token_id: int, vocab_size: int) -> ProbabilityRow:
-    """The row that `token_id` was drawn from. Raises `ValueError` for what cannot be one."""
+    """The row that `token_id` was drawn from. Raises `ValueError` for an impossible one."""
     number, rest = divmod(len(data), _ENTRY_BYTES)
     if rest or not number:
         raise ValueError(f"a row of {len(data)} bytes")

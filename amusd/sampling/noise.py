@@ -1,13 +1,13 @@
 """Counter-based noise: 32 bits for each (seed, absolute position, token id), and Gumbel noise made of them.
 
-Nothing is drawn from a stream, so nothing has to be rewound, and processes that know the seed agree on every number.
-Integers are the same everywhere; the two logarithms may differ between devices in their last bits.
+Nothing is rewound, and processes that know the seed agree. Integers are the same everywhere; the two logarithms may
+differ between devices in their last bits.
 
-    code(id)      a fixed hash of the token id
-    key           64 bits made of (seed, position, domain)
-    counter       three multiply-xorshift rounds over the code, keyed with both halves of the key
-    v             (counter + 1/2) / 2^32, uniform in (0, 1)
-    gumbel        -log(-log(1 - v)): large where v is small, where it has the full relative precision
+code(id)      a fixed hash of the token id
+key           64 bits made of (seed, position, domain)
+counter       three multiply-xorshift rounds over the code, keyed with both halves of the key
+v             (counter + 1/2) / 2^32, uniform in (0, 1)
+gumbel        -log(-log(1 - v)): large where v is small, where it has the full relative precision
 
 References:
     The rounds are of the kind of C. Wellons' hash prospector, https://nullprogram.com/blog/2018/07/31/
@@ -32,7 +32,7 @@ _MASK64 = (1 << 64) - 1
 _MASK32 = (1 << 32) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 FIRST_FACTOR, _SECOND, _THIRD = 0x7FEB352D, 0x846CA68B, 0x9E485565
-"""Factors; the first round of `counters` needs no fold, as codes are folded already."""
+"""The first round of `counters` needs no fold, as codes are folded already."""
 ROUNDS = ((16, _SECOND), (15, _THIRD))
 """Shifts and factors of the other rounds."""
 LAST_SHIFT = 16
@@ -44,11 +44,11 @@ class Domain(enum.IntEnum):
     """A use of noise, independent of the others."""
 
     MATCHING = 0
-    """Shared by draft and target, which must never be done under another rule."""
+    """Shared by draft and target; forbidden under another rule."""
     DRAFT = 1
     ACCEPT = 2
     RESAMPLE = 3
-    """The token in the place of a rejected candidate, or behind all of them."""
+    """The token in place of a rejected candidate, or after all of them."""
 
 
 def key_of(seed: int, position: int, domain: Domain) -> int:
@@ -64,7 +64,7 @@ def uniform(key: int) -> float:
 
 
 def code_of(token_id: _Ints) -> _Ints:
-    """The 32 bits of the code of a token id, or of each of int64 ids."""
+    """The 32-bit code of a token id, or of each of int64 ids."""
     code = token_id + 1
     for shift, factor in _CODE_ROUNDS:
         code = (code ^ code >> shift) * factor & _MASK32
@@ -73,13 +73,13 @@ def code_of(token_id: _Ints) -> _Ints:
 
 @functools.lru_cache(maxsize=8)
 def codes_of(num_ids: int) -> Tensor:
-    """int32 [num_ids]: the code of each token id. Not to be written to."""
+    """int32 [num_ids]: the code of each token id. Read-only."""
     codes = code_of(torch.arange(num_ids))
     return (codes - (codes >> 31 << 32)).int()
 
 
 def counters(codes: Bits, key: int) -> Bits:
-    """[columns]: 32 bits for each code under a key, whose 64 bits may be those of a negative number."""
+    """[columns]: 32 bits for each code under a 64-bit key, which may be negative."""
     numbers: Bits = codes ^ np.uint32(key & _MASK32)
     scratch = np.empty_like(numbers)
     numbers *= np.uint32(FIRST_FACTOR)

@@ -1,11 +1,9 @@
-"""Scores, logit + scale * noise, and the column with the largest one: a draw from softmax(logits / scale).
+"""Scores, logit + scale * noise, whose argmax is a draw from softmax(logits / scale).
 
-The noise is fixed by (seed, position, token id), so the target's token at a position depends on its logits and the seed
-alone. The draft adds the same noise to its own logits, and guesses right with probability (1 - TV) / (1 + TV) at least,
-TV being the total variation distance of the two distributions.
+The noise is fixed by (seed, position, token id). The draft adds the same noise to its own logits, and guesses right
+with probability (1 - TV) / (1 + TV) at least, TV being the distributions' total variation distance.
 
-References:
-    Daliri, Musco, Suresh 2024, Coupling without communication, https://arxiv.org/abs/2408.07978
+References: Daliri, Musco, Suresh 2024, Coupling without communication, https://arxiv.org/abs/2408.07978
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ _SLACK = 1e-6
 
 
 def noisy_argmax(logits: Tensor, codes: Tensor, keys: Tensor, scale: Tensor) -> Tensor:
-    """int64 [rows]: the column with the largest score; of equal ones the first, a NaN before all others."""
+    """int64 [rows]: the column with the largest score, the first of equal ones; a NaN comes before all others."""
     if logits.device.type != "cpu":
         scores: Tensor = noisy_scores(logits, codes, keys, scale)
         return scores.max(1).indices  # the first of equal ones, as documented
@@ -33,7 +31,7 @@ def noisy_argmax(logits: Tensor, codes: Tensor, keys: Tensor, scale: Tensor) -> 
 
 
 def choose(logits: Row, codes: Bits, key: int, scale: float, left: Columns | None = None) -> int:
-    """The same of one row on a CPU whose largest logit is finite, among the columns that are `left`; None: all.
+    """One row on a CPU whose largest logit is finite, among the columns `left`; None: all.
 
     The likeliest get noise first. Another column wins only with so much more noise that few counters are small enough.
     """
@@ -55,8 +53,7 @@ def choose(logits: Row, codes: Bits, key: int, scale: float, left: Columns | Non
 def noisy_scores(logits: Tensor, codes: Tensor, keys: Tensor, scale: Tensor) -> Tensor:
     """float32 [rows, columns]: `logits` [rows, columns] plus `scale` [rows] float32 times the noise.
 
-    `codes` [columns] int32: `noise.codes_of` the tokens that the columns score; `keys` [rows] int64. One Triton kernel
-    on a GPU.
+    `codes` [columns] int32: `noise.codes_of` of the columns' tokens; `keys` [rows] int64. One Triton kernel on a GPU.
     """
     noise = np.stack([gumbel(counters(codes.numpy().view(np.uint32), key)) for key in keys.tolist()])
     return torch.addcmul(logits.double(), torch.from_numpy(noise), scale.double().unsqueeze(1)).float()

@@ -1,11 +1,10 @@
-"""From logits to the distribution that is sampled: bias, penalties, temperature, top-k, top-p, min-p, in this order.
+"""From logits to the sampled distribution: bias, penalties, temperature, top-k, top-p, min-p, in this order.
 
-The order of a sum would move the border of top-p, so a GPU sums weights as integers. A CPU takes one row after another,
-and of a row the likeliest columns first.
+The order of a sum would move top-p's border, so a GPU sums integer weights. A CPU takes rows one by one, likely columns
+first.
 
-References:
-    Order and meaning as in transformers' logits processors; penalties count as in vLLM: repetition over prompt and
-    answer, presence and frequency over the answer.
+References: Order and meaning as in transformers' logits processors; penalties count as in vLLM: repetition over prompt
+and answer, presence and frequency over the answer.
 """
 
 from __future__ import annotations
@@ -26,17 +25,17 @@ _UNIT = 2.0**40
 
 
 def penalized(xp: Any, logits: Any, prompt: Any, answer: Any, repetition: Any, presence: Any, frequency: Any) -> Any:
-    """Logits with penalties, by the functions of `xp`: numpy or torch. `prompt`, `answer`: counts of tokens in them."""
+    """Logits with penalties, by the functions of `xp`: numpy or torch. `prompt`, `answer`: token counts."""
     scaled = xp.where(logits > 0, logits / repetition, logits * repetition)
     seen = xp.where(xp.logical_or(prompt, answer), scaled, logits)
     return seen - xp.clip(answer, 0, 1) * presence - answer * frequency
 
 
 def filtered(logits: Tensor, words: Tensor) -> Tensor:
-    """[rows, columns]: minus infinity for logits that the filters do not keep; ties with the last one stay.
+    """[rows, columns]: minus infinity for filtered logits; ties with the last one stay.
 
-    `words` int64 [rows, 4]: top_k - 1, the last column where there is no such filter; then the bits of float64 numbers:
-    top_p, above 1 for none; how much less than the largest a logit may be, below 0; and 1 / temperature.
+    `words` int64 [rows, 4]: top_k - 1, or the last column; then float64 bits: top_p, above 1 for none; how much less
+    than the largest a logit may be, below 0; and 1 / temperature.
     """
     last, (top_p, margin, sharpness) = words[:, :1], torch.split(floats(words[:, 1:]), 1, 1)
     values = logits.sort(1, descending=True).values
@@ -50,7 +49,7 @@ def filtered(logits: Tensor, words: Tensor) -> Tensor:
 
 
 def kept_columns(row: Row, words: npt.NDArray[np.int64]) -> Columns | None:
-    """The columns of a row that `filtered` keeps, found on a CPU; None: all."""
+    """Columns of a row that `filtered` keeps, found on a CPU; None: all."""
     last, (top_p, margin, sharpness), best = int(words[0]), words[1:].view(np.float64).tolist(), row.max()
     is_cut, total = last < len(row) - 1, 0.0
     if not (is_cut or top_p < 1 or margin > -np.inf):
@@ -75,7 +74,7 @@ def kept_columns(row: Row, words: npt.NDArray[np.int64]) -> Columns | None:
 
 
 def likely_columns(row: Row, number: int = _SOME) -> Columns:
-    """About `number` columns with the largest logits, ties included."""
+    """About `number` columns with the largest logits, with ties."""
     some, place = row[::_STRIDE], number // _STRIDE
     if len(some) <= place:
         return np.arange(len(row))
@@ -83,14 +82,14 @@ def likely_columns(row: Row, number: int = _SOME) -> Columns:
 
 
 def best_columns(row: Row, number: int) -> Columns:
-    """[number at most]: the columns of the largest logits, the largest first, of equal ones the first."""
+    """[number at most]: columns of the largest logits, the largest first, of equal ones the first."""
     likely = likely_columns(row, _STRIDE * number)
     found: Columns = likely[np.argsort(-row[likely], kind="stable")[:number]]
     return found
 
 
 def logsumexp(row: Row) -> float:
-    """The logarithm of the sum of exp over a row. By torch, which takes half of numpy's time."""
+    """Logarithm of the sum of exp over a row, by torch, which takes half of numpy's time."""
     return float(torch.from_numpy(row).logsumexp(0))
 
 

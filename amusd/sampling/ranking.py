@@ -1,13 +1,12 @@
-"""The likeliest next tokens of the target, as a draft sees them: what becomes the children of a node of its tree.
+"""The likeliest next tokens of the target, as a draft sees them: the children of a node of its tree.
 
-The draft ranks by its own scores, logits and noise, so the first of a row is what a `RowSampler` would choose.
+The draft ranks by its scores, logits and noise, so the first of a row is what a `RowSampler` chooses.
 
-The probabilities would be exact if standard Gumbel noise e were what the draft's logits l are wrong by: with the noise
-g that both know, the target takes the argmax of (l + e) / T + g at temperature T, which, given l and g, is distributed
-as softmax(l + T g): the softmax of T times the scores.
+The probabilities assume that the draft's logits l are off by standard Gumbel noise e: with the shared noise g, the
+target takes the argmax of (l + e) / T + g, distributed as softmax(l + T g): the softmax of T times the scores.
 
-The n-gram cache may know some tokens of a row (`amusd/drafters/ngram.py`), which the host mixes in: one that has the
-probability q under the softmax of the logits weighs exp(bias) q^slope instead, if that is more.
+The host mixes in tokens that the n-gram cache knows (`amusd/drafters/ngram.py`): one of probability q under the softmax
+of the logits weighs exp(bias) q^slope instead, if that is more.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ _LEAST_PROBABILITY = 1e-37
 """Below it a float32 loses its digits."""
 _LARGEST = 700.0
 UNPROPOSED = -2.8
-"""The logarithm of q for a token that the draft cannot propose, fitted with the n-gram cache's weights."""
+"""The logarithm of q for a token that the draft cannot propose."""
 _ROWS_KEPT = 16
 Mixture = Sequence[tuple[int, float, float]]
-"""Up to `MAX_MIXED` different tokens, each with a bias and a slope; slopes are above 0."""
+"""Up to `MAX_MIXED` tokens, each with a bias and a slope above 0."""
 
 
 @functools.lru_cache(maxsize=_ROWS_KEPT)
@@ -78,7 +77,7 @@ class RowRanker(RowSampler):
         return logits.max(1).indices, torch.cat((best.indices.int(), numbers.view(torch.int32)), 1)
 
     def of_row(self, row: Row, words: Words) -> tuple[int, npt.NDArray[np.int32]]:
-        """See `RowSampler`. Noise is made only for the columns that filters leave."""
+        """See `RowSampler`. Only columns that pass the filters get noise."""
         shaped, left = self.shaped_row(row, words)
         logits = (shaped if left is None else shaped[left]) - shaped.max()
         key, temperature = int(words[KEY]), words.view(np.float64)[TEMPERATURE].astype(np.float32)
@@ -112,7 +111,7 @@ class Ranking(SequenceSampler):
         min_probability: float = 0.0,
         sequence: int = 0,
     ) -> None:
-        """`number`: tokens of each row at most; `min_probability`: only those that are likelier."""
+        """`number`: most tokens of a row; `min_probability`: only likelier ones."""
         super().__init__(distribution, state, prompt, sequence=sequence)
         self.sampler: RowRanker = RowRanker(state, self.sampler.level)
         self._number = number
@@ -121,9 +120,9 @@ class Ranking(SequenceSampler):
     def rows_behind(
         self, length: int, paths: Sequence[Sequence[int]], mixtures: Sequence[Mixture] = (), num_unranked: int = 0
     ) -> Words:
-        """The words of rows, each behind the first `length` tokens of the sequence and a path of further ones.
+        """Words of rows, each after the first `length` tokens and a path.
 
-        `mixtures`: what is known of each row; empty: nothing. `num_unranked`: rows before them.
+        `mixtures`: known tokens of each row, or empty. `num_unranked`: rows before them.
         """
         words = self._words(length, [*((),) * num_unranked, *paths])
         for row, mixture in zip(words[num_unranked:, ASKED], mixtures, strict=bool(mixtures)):
@@ -139,8 +138,8 @@ class Ranking(SequenceSampler):
     ) -> list[Guesses]:
         """The likeliest tokens of each row of `logits` [rows, columns], the best first.
 
-        The largest logit of each is a finite number. Probabilities are above 0 and sum to at most 1. `words`,
-        `mixtures`: see `rows_behind`. `outputs`: those of the sampler, if the pass has computed them.
+        Each largest logit is finite. Probabilities are above 0 and sum to at most 1. `words`, `mixtures`: see
+        `rows_behind`. `outputs`: of the sampler, if computed in the pass.
         """
         if outputs is None:
             outputs = self.sampler.compute(logits, torch.from_numpy(words).to(logits.device))[1].cpu().numpy()

@@ -1,6 +1,6 @@
-"""The ratio test on logits: the draft's draws with what they were drawn from, and the target's verdicts on them.
+"""The ratio test on logits: the draft's draws with their distributions, and the target's verdicts.
 
-Neither is captured: what candidates were drawn from is known only when a pass is over.
+Neither is captured: distributions of candidates are known only after a pass.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from amusd.sampling.processors import floats
 from amusd.sampling.sampler import KEY, TEMPERATURE, SequenceSampler, Words
 
 DRAFT_SUPPORT = 1024
-"""Tokens that a draft draws from at most: what its rows carry."""
+"""Most tokens that a draft draws from."""
 
 
 class DraftSampler(SequenceSampler):
@@ -30,7 +30,7 @@ class DraftSampler(SequenceSampler):
     _rows: tuple[bytes, ...] = ()
 
     def take_rows(self) -> tuple[bytes, ...]:
-        """The rows of what was drawn since they were taken last."""
+        """The rows of what was drawn since the last call."""
         rows, self._rows = self._rows, ()
         return rows
 
@@ -58,7 +58,7 @@ class RatioTest(SequenceSampler):
     def accept(
         self, logits: Tensor, start: int, words: Words, judged: Sequence[int], drawn_from: Sequence[ProbabilityRow]
     ) -> Acceptance:
-        """The tokens that a pass whose first token stands at `start` commits.
+        """The tokens that a pass whose first token is at `start` commits.
 
         `logits` [rows, columns]; `words`: of `rows`; `judged`: the candidates, one late one included.
         """
@@ -103,7 +103,7 @@ class RatioTest(SequenceSampler):
 
 
 def residual(p: Tensor, ids: Tensor, q_probs: Tensor) -> Tensor:
-    """[rows, columns]: what p [rows, columns] has more than q, not normalised; p itself where both are equal.
+    """[rows, columns]: the excess of p [rows, columns] over q, not normalised; p itself where both are equal.
 
     `ids` int64 and `q_probs` [rows, n]: the tokens that could be drawn; 0 for padding.
     """

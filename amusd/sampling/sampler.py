@@ -1,9 +1,9 @@
 """Chooses a token of each row of logits, where the logits are, for draft and target.
 
-A `RowSampler` is the end of a pass, captured with it on a GPU: it reads words of each row and gives its column. A
-`SequenceSampler` writes the words for the rows of one request.
+A `RowSampler` ends a pass, captured with it on a GPU: it reads words of each row and gives its column. A
+`SequenceSampler` writes the words for one request.
 
-    words of a row   key of the noise, temperature, filters, penalties, sequence, columns asked for, the row's path
+words of a row   key of the noise, temperature, filters, penalties, sequence, columns asked for, the row's path
 
 Each word has a neutral value, so rows of several requests share a pass.
 """
@@ -29,20 +29,19 @@ from amusd.sampling.processors import Columns, Row, best_columns, filtered, floa
 from amusd.types import TopLogprobs
 
 Words = npt.NDArray[np.int64]
-"""[rows, words]: what a sampler reads of each row; some words hold the bits of float64 numbers."""
+"""[rows, words]: a sampler's inputs; some hold the bits of float64 numbers."""
 KEY, TEMPERATURE, SEQUENCE, PATH = 0, 1, 9, 13
-"""Places among the words. The sequence is 0 for none; the path, of columns + 1, is padded with 0."""
+"""Places among the words. Sequence 0: none; the path, of columns + 1, is padded with 0."""
 FILTERS, PENALTIES = slice(2, 6), slice(6, 9)
 """What `filtered` reads, and the three penalties."""
 MAX_MIXED = 3
-"""Tokens of a row that a `RowRanker` is asked for."""
 ASKED = slice(10, 10 + MAX_MIXED)
 """Their columns, or -1."""
 _PATH = 64
 
 
 class Level(enum.IntEnum):
-    """What a sampler does; each level does what those below it do."""
+    """What a sampler does; each level includes those below it."""
 
     PLAIN = 0
     FILTERED = 1
@@ -61,7 +60,7 @@ DRAFT_LEVELS = Level.PLAIN, Level.FILTERED, Level.PENALIZED
 
 
 class SamplingState:
-    """What samplers of one model know beside logits: columns, and the bias and the tokens of each sequence."""
+    """What a model's samplers know beside logits: columns, and the bias and the tokens of each sequence."""
 
     def __init__(
         self,
@@ -72,7 +71,7 @@ class SamplingState:
         num_sequences: int = 1,
         max_path: int = 0,
     ) -> None:
-        """`vocab_size`, `output_ids`: see `LanguageModel`; `max_path`: rows of a path at most."""
+        """`vocab_size`, `output_ids`: see `LanguageModel`; `max_path`: most rows of a path."""
         self.num_columns = vocab_size
         self.device = torch.device(device)
         self.ids = np.arange(vocab_size) if output_ids is None else output_ids.cpu().numpy()
@@ -81,16 +80,16 @@ class SamplingState:
         self._columns[self.ids] = np.arange(vocab_size)
         codes = codes_of(len(self._columns))[torch.from_numpy(self.ids)]
         self.codes, self.bits = codes.to(self.device), codes.numpy().view(np.uint32)
-        """[columns]: the codes of the tokens, where the logits are and as a CPU reads them."""
+        """[columns]: the tokens' codes, on the logits' device and for a CPU."""
         self.bias = torch.zeros(1 + num_sequences, vocab_size, device=self.device)
-        """[1 + sequences, columns]: added to the logits; at 0 that of rows without any."""
+        """[1 + sequences, columns]: added to logits; row 0 is zero."""
         self.counts = torch.zeros(2, 1 + num_sequences, 1 + vocab_size, device=self.device)
-        """[2, 1 + sequences, 1 + columns]: tokens of prompts, and of answers; at column 0 those without one."""
+        """[2, 1 + sequences, 1 + columns]: tokens of prompts and answers; column 0: tokens without a column."""
         self._max_path = max(max_path, _PATH)
 
     @classmethod
     def of(cls, model: Any, cache: Any) -> tuple[SamplingState, int]:
-        """The state for the sequence in a cache of a `LanguageModel`, and the sequence's number in it."""
+        """The state for a `LanguageModel` cache's sequence, and the sequence's number in it."""
         kind, device = (model.vocab_size, model.output_ids), model.captured_on
         if device is None:
             return cls(*kind), 0
@@ -134,7 +133,7 @@ class SamplingState:
         return found
 
     def penalized_row(self, row: Row, words: Words) -> Row:
-        """[columns]: the same on a CPU, which changes only the few columns that have any."""
+        """[columns]: the same on a CPU, for the few columns that have any."""
         sequence, penalties = words[SEQUENCE], words[PENALTIES].view(np.float64).astype(np.float32)
         bias, prompt, answer = self.bias.numpy()[sequence], *self.counts.numpy()[:, sequence]
         answer = answer.copy()
@@ -145,7 +144,7 @@ class SamplingState:
         return row
 
     def words_of(self, distribution: Distribution, sequence: int | None = None) -> Words:
-        """[words] of the rows of a request, key and path left out. `sequence`: its number, None without penalties."""
+        """[words] of a request's rows, without key and path. `sequence`: its number, None without penalties."""
         words = np.zeros(PATH + self._max_path, dtype=np.int64)
         filters = distribution if distribution.temperature > 0 else GREEDY  # no filter changes an argmax
         temperature = distribution.temperature or 1.0
@@ -186,7 +185,7 @@ class RowSampler:
 
     @property
     def num_best(self) -> int:
-        """Columns of a row that it names beside the one chosen."""
+        """Columns of a row named beside the chosen one."""
         return min(self.max_best, self.state.num_columns)
 
     def compute(self, logits: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -208,7 +207,7 @@ class RowSampler:
         return columns, torch.cat((top.int(), scored.view(torch.int32)), 1)
 
     def of_row(self, row: Row, words: Words) -> tuple[int, npt.NDArray[np.int32]]:
-        """`compute` of one row on a CPU, where an operator of torch would take 20 microseconds."""
+        """`compute` of one row on a CPU, where a torch operator takes 20 microseconds."""
         shaped, left = self.shaped_row(row, words)
         column = choose(shaped, self.state.bits, int(words[KEY]), words.view(np.float64)[TEMPERATURE], left)
         if self.level is not Level.SCORED:
@@ -218,7 +217,7 @@ class RowSampler:
         return column, np.concatenate((top.astype(np.int32), scored.view(np.int32)))
 
     def shaped(self, logits: Tensor, inputs: Tensor) -> Tensor:
-        """float32 [rows, columns]: logits with bias and penalties, minus infinity where filters take away."""
+        """float32 [rows, columns]: logits with bias and penalties, minus infinity where filtered."""
         if self.level is Level.PLAIN:
             return logits
         if logits.device.type == "cpu":
@@ -232,14 +231,14 @@ class RowSampler:
         return filtered(logits, inputs[:, FILTERS])
 
     def shaped_row(self, row: Row, words: Words) -> tuple[Row, Columns | None]:
-        """A row with bias and penalties, and the columns that filters leave, None for all."""
+        """A row with bias and penalties, and the columns that filters leave; None: all."""
         if self.level > Level.FILTERED:
             row = self.state.penalized_row(row, words)
         return row, kept_columns(row, words[FILTERS]) if self.level else None
 
 
 def scores_of(outputs: npt.NDArray[np.int32], number: int) -> tuple[float, TopLogprobs]:
-    """The log-probabilities of the column chosen and of the `number` likeliest, by the outputs of a scored row."""
+    """Log-probabilities of the chosen column and the `number` likeliest, from a scored row's outputs."""
     num_top = len(outputs) // 2
     chosen, *top = outputs[num_top:].view(np.float32).tolist()
     pairs = sorted(zip(outputs[:num_top].tolist(), top, strict=True), key=lambda pair: (-pair[1], pair[0]))
@@ -247,7 +246,7 @@ def scores_of(outputs: npt.NDArray[np.int32], number: int) -> tuple[float, TopLo
 
 
 class SequenceSampler:
-    """Writes what a `RowSampler` reads of the rows of one request."""
+    """Writes the inputs of a `RowSampler` for one request."""
 
     domain = Domain.MATCHING
     draws = False
@@ -261,7 +260,7 @@ class SequenceSampler:
         sequence: int = 0,
         is_scored: bool = False,
     ) -> None:
-        """`sequence`: its number in `state`; `is_scored`: whether its log-probabilities are asked for."""
+        """`sequence`: its number in `state`; `is_scored`: with log-probabilities."""
         level = Level.SCORED if is_scored else Level.of(distribution)
         self.distribution, self.state, self._sequence = distribution, state, sequence
         self.sampler = RowSampler(state, level)
@@ -324,5 +323,5 @@ class SequenceSampler:
 def samplers_of(
     model: Any, cache: Any, levels: Iterable[Level], kind: type[RowSampler] = RowSampler
 ) -> list[RowSampler]:
-    """The samplers that captured passes of `model` end with; none where nothing is captured."""
+    """The samplers of `model`'s captured passes."""
     return [kind(SamplingState.of(model, cache)[0], level) for level in levels if model.captured_on is not None]

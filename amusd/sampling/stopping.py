@@ -1,7 +1,7 @@
-"""Finds the end of an answer (end-of-sequence, stop string, length), and the part of its text that can be shown.
+"""Finds the end of an answer (end-of-sequence, stop string, length), and the text that can be shown.
 
-At the same token end-of-sequence wins over a stop string, and both win over the length. A stop string may span any
-number of tokens; the text is cut before it, but the token that completed it counts as generated.
+At the same token end-of-sequence wins over a stop string, and both over the length. Text is cut before a stop string,
+but the token that completed it counts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Emission:
     """The addition of a block of committed tokens to the answer."""
 
     token_ids: tuple[int, ...]
-    """Those up to and including the one that ended the answer, or all."""
+    """Those up to the one that ended the answer, or all."""
     finish_reason: FinishReason | None
     logprobs: tuple[float, ...] = ()
     """Under the target alone; empty unless asked for."""
@@ -33,12 +33,12 @@ class StopChecker:
     stop: tuple[str, ...]
     max_new_tokens: int
     push_text: Callable[[int], str]
-    """Gives the text that a token adds; called only if there are stop strings."""
+    """Gives the text that a token adds; used only with stop strings."""
     _num_tokens: int = 0
     _text: str = ""
 
     def push(self, token_ids: Iterable[int]) -> Emission:
-        """Take in committed tokens; what follows the first one that ends the answer is dropped."""
+        """Take in committed tokens; drops what follows the end."""
         kept: list[int] = []
         reason = None
         for token_id in token_ids:
@@ -69,16 +69,16 @@ def cut_at_stop(text: str, stop: tuple[str, ...]) -> str:
 
 
 def held_back(text: str, stop: tuple[str, ...]) -> int:
-    """How many characters at the end of `text` may be the beginning of a stop string."""
+    """How many last characters of `text` may begin a stop string."""
     beginnings = (string[:length] for string in stop for length in range(1, len(string)))
     return max((len(beginning) for beginning in beginnings if text.endswith(beginning)), default=0)
 
 
 class AnswerText:
-    """Collects the text of an answer, and holds back what could be the beginning of a stop string."""
+    """Collects an answer's text, and holds back what could begin a stop string."""
 
     def __init__(self, push: Callable[[int], str], flush: Callable[[], str], stop: tuple[str, ...]) -> None:
-        """`push`, `flush`: those of an incremental decoder."""
+        """`push`, `flush`: of an incremental decoder."""
         self._push, self._flush, self._stop = push, flush, stop
         self._held = ""
         self.text = ""
