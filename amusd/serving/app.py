@@ -1,4 +1,4 @@
-"""The routes, and the gate before them: who may come in, with how large a body, and what an error looks like."""
+"""The routes, and the checks before them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from amusd.serving.timeline import listen
 
 OPEN = frozenset({"/", "/health"})
 MAX_BODY_BYTES = 4 << 20
-"""Largest request body; a larger one is refused with 413."""
+"""A larger request body is refused with 413."""
 _RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {"description": "One object, or with `stream` server-sent events.", "content": {"text/event-stream": {}}},
     "default": {"description": "An error; `error.param` names the field.", "model": ErrorBody},
@@ -107,7 +107,7 @@ def _http_error(request: Request, error: HTTPException) -> Response:
 
 
 def error_response(error: RequestError) -> Response:
-    """An error in OpenAI's shape. Half of a surrogate pair, which a name of the client's may hold, is escaped."""
+    """An error in OpenAI's shape. Half surrogate pairs, which a client's name may hold, are escaped."""
     return Response(json.dumps(error.body), error.status, error.headers, "application/json")
 
 
@@ -120,10 +120,9 @@ _HANDLERS: dict[Any, Any] = {
 
 
 class Gate:
-    """The ASGI application before the routes, which checks what every request has to pass.
+    """Checks every request before the routes.
 
-    An exception that no route expected becomes an answer with status 500, and one line for the operator that holds
-    nothing of the request.
+    An unexpected exception becomes status 500, and one line for the operator without anything of the request.
     """
 
     def __init__(self, app: ASGIApp, service: Service, tell: Callable[[str], None]) -> None:

@@ -1,4 +1,4 @@
-"""The figures of `GET /metrics`: vLLM's names where it has one for a figure, `amusd:` before the others."""
+"""The figures of `GET /metrics`: vLLM's names where it has one, else `amusd:`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WHOLE = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240
 
 
 class ServerMetrics(Collector):
-    """Counts since the server began. For the event loop's thread; the engine's own are read when somebody asks."""
+    """Counts since the server began, for the event loop's thread; the engine's are read on request."""
 
     def __init__(self, model: str, engine: Engine) -> None:
         self._model, self._engine = model, engine
@@ -46,7 +46,7 @@ class ServerMetrics(Collector):
         return made if labels else made.labels(self._model)
 
     def collect(self) -> Iterator[Metric]:
-        """The engine's figures of now."""
+        """The engine's present figures."""
         engine, counts = self._engine, self._engine.counts
         is_present = engine.draft is DraftPresence.PRESENT
         for kind, name, text, value in (
@@ -69,7 +69,7 @@ class ServerMetrics(Collector):
         self._prompt_tokens.inc(num_prompt_tokens)
 
     def came(self, number: int, began: float | None) -> None:
-        """Tokens of an answer came. `began`: of its first ones, when its request came (`time.perf_counter`)."""
+        """Tokens of an answer came. `began`: for its first ones, when its request came (`time.perf_counter`)."""
         self._tokens.inc(number)
         if began is not None:
             self._first_token.observe(time.perf_counter() - began)
@@ -83,7 +83,7 @@ class ServerMetrics(Collector):
             self._between.observe(gap_ns / 1e9)
 
     def ended(self, began: float, is_whole: bool) -> None:
-        """A request that came at `began` (`time.perf_counter`) has got all of its answer, or will not."""
+        """A request that came at `began` (`time.perf_counter`) is over."""
         if is_whole:
             self._latency.observe(time.perf_counter() - began)
         else:

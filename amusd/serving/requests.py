@@ -1,7 +1,7 @@
-"""Request bodies of OpenAI's protocol, with vLLM's additions: their fields, and what they ask of the engine. Pure.
+"""Request bodies of OpenAI's protocol, with vLLM's additions. Pure.
 
-A field that a class declares has its effect. Other fields are dropped if they cannot change an answer: those in
-`_WITHOUT_EFFECT`, and any whose value asks for nothing. The rest is refused.
+A declared field has its effect. Others are dropped if they cannot change an answer (`_WITHOUT_EFFECT`, and values that
+ask for nothing), else refused.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from amusd.settings import nearest, shown
 from amusd.types import Mode
 
 COMPLETION_TOKENS = 16
-"""Tokens of a completion that names no number, as in OpenAI's protocol."""
+"""Default tokens of a completion, as in OpenAI's protocol."""
 _MOST_TOKENS = 1 << 31
 MAX_STOPS, STOP_CHARACTERS, MAX_BIASES = 64, 1024, 1024
 """Stop strings of a request, characters of each, and entries of its `logit_bias`."""
@@ -47,7 +47,7 @@ _ASKS_FOR_NOTHING: Mapping[str, Any] = {
 
 @dataclass(eq=False)
 class RequestError(Exception):
-    """A mistake in a request, for the client: `message` names the field, `param` is its path."""
+    """A client's mistake: `message` names the field, `param` is its path."""
 
     message: str
     param: str | None = None
@@ -105,7 +105,7 @@ class Message(_Fields):
     name: str | None = None
 
     def turn(self) -> dict[str, str]:
-        """Return the turn for the chat template, which knows no developers. A line break separates text parts."""
+        """The turn for the chat template. A developer is a system; a line break separates text parts."""
         content = self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
         role = "system" if self.role == "developer" else self.role
         return {"role": role, "content": content, **({"name": self.name} if self.name else {})}
@@ -123,7 +123,7 @@ _Stop: TypeAlias = Annotated[str, Field(max_length=STOP_CHARACTERS)]
 
 
 class _Request(_Fields):
-    """The fields that both endpoints have. A value of null is as if the field were left out."""
+    """The fields of both endpoints. A null is as if left out."""
 
     model: str | None = None
     max_tokens: _Tokens | None = None
@@ -166,7 +166,7 @@ class ChatRequest(_Request):
 
     @property
     def alternatives(self) -> int | None:
-        """Alternatives that are told of each token; None: no log-probabilities either."""
+        """Alternatives reported for each token; None: no log-probabilities either."""
         return self.top_logprobs if self.logprobs else None
 
 
@@ -198,7 +198,7 @@ Body: TypeAlias = ChatRequest | CompletionRequest
 
 
 def sampling_params(request: Body, max_length: int) -> SamplingParams:
-    """Return the parameters of a request's first choice; each further one has the next seed. Raises `RequestError`.
+    """Parameters of a request's first choice; each further one has the next seed. Raises `RequestError`.
 
     `max_length`: tokens of prompt and answer together.
     """
@@ -229,7 +229,7 @@ _NAMES = frozenset(
 
 
 def config_error(error: ConfigError, param: str | None = None) -> RequestError:
-    """The client's mistake that the engine has found, which begins its message with the key; `param` if it does not."""
+    """The client's mistake that the engine found, with the key that begins its message; else `param`."""
     message = str(error).removeprefix("sampling.")
     found = re.match(r"(\w+)(?==|: )", message)
     if found is not None and param is None:
@@ -239,7 +239,7 @@ def config_error(error: ConfigError, param: str | None = None) -> RequestError:
 
 
 def validation_error(errors: Sequence[Mapping[str, Any]]) -> RequestError:
-    """The mistake that pydantic has found deepest in a body, in OpenAI's terms, without a value of the request."""
+    """pydantic's deepest mistake in OpenAI's terms, without a value of the request."""
     first = max(errors, key=lambda error: len(_path(error)))  # for a union there is one for each of its members
     path = _path(first)
     param = ".".join(path)

@@ -1,7 +1,7 @@
-"""Tokens to the objects and chunks of OpenAI's protocol. Pure: dictionaries come out, nothing is sent here.
+"""Tokens to the objects and chunks of OpenAI's protocol. Pure.
 
-A stream is `opening`, any number of `piece`, `closing` of each choice, and `usage_chunk` where it is asked for; `whole`
-has the same in one object. A piece has all tokens that became readable together; one without text waits for the next.
+A stream is `opening`, any number of `piece`, `closing` of each choice, and `usage_chunk` if asked for; `whole` has the
+same in one object. A piece without text waits for the next.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from amusd.types import FinishReason
 
 DONE = b"data: [DONE]\n\n"
 LEAST_LOGPROB = -9999.0
-"""The log-probability of a token that cannot come, as in OpenAI's protocol."""
+"""Log-probability of an impossible token, as in OpenAI's protocol."""
 FINISH_REASONS = {FinishReason.EOS: "stop", FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 """OpenAI's word for why an answer ended."""
 
@@ -40,7 +40,7 @@ class _Choice:
 
 
 class Writer:
-    """Writes the answer to one request. `decoders`: one for each choice, behind its prompt."""
+    """Writes the answer to one request. `decoders`: one for each choice."""
 
     def __init__(
         self, body: Body, decoders: Sequence[IncrementalDecoder], *, model: str, seed: int, num_prompt_tokens: int
@@ -58,18 +58,18 @@ class Writer:
         }
 
     def opening(self) -> list[dict[str, Any]]:
-        """The first chunk of each choice of a chat, which has the role."""
+        """The first chunk of each chat choice, with the role."""
         said = {"delta": {"role": "assistant", "content": ""}}
         return [self._chunk([self._choice(i, said)]) for i in range(len(self._choices) if self._is_chat else 0)]
 
     def piece(self, index: int, tokens: Sequence[Token]) -> dict[str, Any] | None:
-        """The chunk of tokens that became readable together; None while they show no text."""
+        """The chunk of newly readable tokens; None while they show no text."""
         waiting = self._choices[index].waiting
         waiting += tokens
         return self._next_piece(index) if any(token.text for token in waiting) else None
 
     def closing(self, index: int, generation: Generation) -> list[dict[str, Any]]:
-        """The last chunk of a choice; before it one with the tokens that have shown no text, if they are asked for."""
+        """The last chunk of a choice, after the tokens without text if asked for."""
         chunks = []
         tells_all = self._request.alternatives is not None or self._request.token_sources
         if self._choices[index].waiting and tells_all:
@@ -82,7 +82,7 @@ class Writer:
         return self._chunk([], usage(self._num_prompt_tokens, generations))
 
     def whole(self, answers: Sequence[tuple[Sequence[Token], Generation]]) -> dict[str, Any]:
-        """The answer that is not streamed: of each choice its tokens and what it came to."""
+        """The answer that is not streamed."""
         choices = []
         for index, (tokens, generation) in enumerate(answers):
             message = {"role": "assistant", "content": generation.text, "refusal": None}
@@ -144,7 +144,7 @@ def _by_label(entries: Sequence[dict[str, Any]]) -> dict[str, float | None]:
 
 
 def usage(num_prompt_tokens: int, generations: Sequence[Generation]) -> dict[str, Any]:
-    """Tokens of the request, each prompt counted once, and what speculative decoding did, summed over its answers."""
+    """Tokens of the request, each prompt counted once, and the sums of speculative decoding."""
     metrics = total([generation.metrics for generation in generations])
     num_tokens = sum(len(generation.token_ids) for generation in generations)
     return {

@@ -1,4 +1,4 @@
-"""The server itself: the socket, uvicorn, and the signals that end it."""
+"""The server: the socket, uvicorn, and the signals that end it."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _END_SECONDS = 1.0
 
 
 def run_server(config: RunConfig, connect: Callable[[EngineConfig], Engine], tell: Callable[[str], None]) -> None:
-    """Serve until SIGINT, SIGTERM or SIGHUP; for the main thread. A second signal is answered as it was before.
+    """Serve until SIGINT, SIGTERM or SIGHUP; for the main thread. A second signal has its default effect.
 
-    `connect` makes the engine, and is called in the engine's own thread. `tell` gets the lines for the operator. Raises
-    `ConfigError` for an address that cannot be had, before anything is loaded, and what `connect` raises.
+    `connect` makes the engine in its own thread. `tell` gets lines for the operator. Raises `ConfigError` for an
+    unavailable address, before anything is loaded, and what `connect` raises.
     """
     if SYNTHETIC in [drafter.kind for drafter in config.engine_for("serve").drafters]:
         raise ConfigError("drafter=synthetic: has to be told answers that a server does not know; choose another one")
@@ -107,13 +107,13 @@ class _Connection(H11Protocol):
 
 
 def _max_connections() -> int:
-    """Return how many clients there are descriptors for. Without any, asyncio's loop of `accept` never recovers."""
+    """How many clients there are descriptors for; asyncio's `accept` never recovers without any."""
     soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(_MIN_CONNECTIONS, soft - _OTHER_DESCRIPTORS) if soft != resource.RLIM_INFINITY else sys.maxsize
 
 
 class HttpServer(uvicorn.Server):
-    """Uvicorn without signals of its own and without lines of its own."""
+    """Uvicorn without its own signals and lines."""
 
     def __init__(self, gate: Gate, tell_started: Callable[[], None]) -> None:
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # `Gate` tells what went wrong
@@ -144,7 +144,7 @@ class HttpServer(uvicorn.Server):
 
 
 async def drain(service: Service, seconds: float, tell: Callable[[str], None]) -> None:
-    """Refuse new requests, and wait for those that are being answered; end them after so many seconds."""
+    """Refuse new requests, and wait for those at work; end them after so many seconds."""
     service.is_closing = True
     if service.requests:
         tell(f"ending: no new requests; {len(service.requests)} are being answered, for {seconds:g} s at most")

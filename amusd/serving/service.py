@@ -1,4 +1,4 @@
-"""The life of a request: a place in the queue, its answers, and their end when the client goes away."""
+"""The life of a request: its place in the queue, its answers, and their end when the client leaves."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Service:
     is_closing: bool = False
     requests: set[AnsweredRequest] = field(default_factory=set)
     may_be_broken: bool = False
-    """The engine has failed at the last answer that came to its end."""
+    """Whether the engine failed at the latest finished answer."""
 
     def __post_init__(self) -> None:
         self.max_length = self.engine.engine.worker.model.max_length
@@ -49,11 +49,11 @@ class Service:
 
     @property
     def num_in_flight(self) -> int:
-        """Answers that are computed or wait; one whose client only reads slowly is none of them."""
+        """Answers that are computed or wait; slow readers do not count."""
         return sum(request.num_answers - sum(answer.is_over for answer in request.answers) for request in self.requests)
 
     async def health(self) -> tuple[int, dict[str, Any]]:
-        """Status and document: 200 only when a token could be made. Behind a failure, one is made to find out."""
+        """Status and document: 200 only if a token could be made, which is tried after a failure."""
         engine, state = self.engine.engine, "ok"
         try:
             engine.turns.check()
@@ -87,7 +87,7 @@ class Service:
             raise RequestError(message, "model", "model_not_found", status=404)
 
     def check_room(self, number: int, param: str) -> None:
-        """Raise `RequestError` where the queue has no room for so many answers; `param` asks for several."""
+        """Raise `RequestError` if the queue has no room for these answers; `param` asks for several."""
         room = self.engine.engine.worker.max_num_seqs + self.config.max_queue
         if number > room:
             raise RequestError(f"{param}: {number} answers are more than this server takes, {room}", param)
@@ -107,9 +107,9 @@ class Service:
 
 
 class AnsweredRequest(Response):
-    """The response to one request. It raises `RequestError` as long as nothing is sent.
+    """The response to one request. It raises `RequestError` while nothing is sent.
 
-    When the client goes away, its answers end before another pass over them begins.
+    When the client leaves, its answers end before their next pass.
     """
 
     def __init__(self, service: Service, body: Body, params: SamplingParams) -> None:
@@ -121,7 +121,7 @@ class AnsweredRequest(Response):
         self._news = asyncio.Event()
         self.answers: list[Answer] = []
         self.num_answers = 0
-        """Answers that have their places; `answers` may not have all of them yet."""
+        """Answers with places; `answers` may lack some."""
         self._writer: Writer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -218,7 +218,7 @@ class EventStream(StreamingResponse):
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
-    """The result of `work`, which is cancelled when the client goes away: None then. The body has been read before."""
+    """The result of `work`; None if the client leaves, which cancels it. The body has been read before."""
 
     async def gone() -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -235,5 +235,5 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T | Non
 
 
 def closing_error() -> RequestError:
-    """Return the error for a client that comes, or still waits, when the server ends."""
+    """The error for clients when the server ends."""
     return RequestError("the server is shutting down", None, "shutting_down", status=503, headers=_RETRY)

@@ -1,24 +1,23 @@
-"""The work of both devices as server-sent events; it costs nothing as long as no client listens.
+"""The work of both devices as server-sent events; free while no client listens.
 
-Everything comes from the recorder of the target's worker. That knows the draft by its messages alone, so there are no
-draft steps here: `candidates` is the moment at which the target took a message in, and `rollback` the moment at which
-it took in the first message that shows one. A link is emptied before and after a pass, so what arrived during a pass
-is taken in at its end.
+Events come from the target's recorder, which knows the draft by its messages alone: `candidates` is when the target
+took a message in, `rollback` when it took in the first message that shows one. Messages that arrive during a pass are
+taken in at its end.
 
-    data: {"device": "target", "kind": "pass", "begin": 12.034, "end": 12.055, "sequence": 3, "candidates": 4,
-           "accepted": 3, "tokens": 4, "alternatives": 0}
+data: {"device": "target", "kind": "pass", "begin": 12.034, "end": 12.055, "sequence": 3,
+       "candidates": 4, "accepted": 3, "tokens": 4, "alternatives": 0}
 
-    device  kind        candidates                        other fields
-    target  prefill
-    target  wait                                          (because the policy chose to)
-    target  pass        judged                            accepted, tokens (committed), alternatives (scored)
-    target  verdict                                       accepted, tokens (told)
-    draft   candidates  in the message                    taken (false: they follow what was rejected)
-    draft   rollback
-    draft   lost, back
+device  kind        candidates                        other fields
+target  prefill
+target  wait                                          (because the policy chose to)
+target  pass        judged                            accepted, tokens (committed), alternatives (scored)
+target  verdict                                       accepted, tokens (told)
+draft   candidates  in the message                    taken (false: they follow what was rejected)
+draft   rollback
+draft   lost, back
 
-`begin` and `end` are seconds of the server's monotonic clock, `sequence` names an answer (-1: none). A listener that
-reads too slowly misses the oldest events, and is told how many: `event: dropped`, `data: {"number": 120}`.
+`begin` and `end` are seconds of the server's monotonic clock, `sequence` names an answer (-1: none). A slow listener
+misses the oldest events, and is told how many: `event: dropped`, `data: {"number": 120}`.
 """
 
 from __future__ import annotations
@@ -46,16 +45,13 @@ from amusd.tracing.events import (
 from amusd.tracing.recorder import Record, Recorder
 
 MAX_WAITING = 4096
-"""Events that are kept for a listener: some seconds of work."""
+"""Events kept for a listener: some seconds of work."""
 LOOK_SECONDS = 0.1
 """How often a listener is sent what there is."""
 
 
 async def listen(recorder: Recorder, is_over: Callable[[], bool]) -> AsyncGenerator[bytes, None]:
-    """Server-sent events from now on, several at a time, until `is_over`. For the event loop's thread.
-
-    The worker's thread only appends to a queue that drops its oldest.
-    """
+    """Server-sent events from now on, several at a time, until `is_over`. For the event loop's thread."""
     queue: deque[tuple[int, Record]] = deque(maxlen=MAX_WAITING)
     numbers = count()
 
