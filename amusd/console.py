@@ -142,9 +142,7 @@ def discard(out: TextIO) -> None:
 
 
 def tell(line: str) -> None:
-    """Write one line to standard error; line breaks inside it are shown as `
-    `.
-    """
+    """Write one line to standard error; line breaks inside it are escaped."""
     escaped = "\\n".join(line.splitlines())
     _write(sys.stderr, f"amusd: {escaped}\n")
 
