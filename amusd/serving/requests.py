@@ -239,7 +239,7 @@ def config_error(error: ConfigError, param: str | None = None) -> RequestError:
 
 
 def validation_error(errors: Sequence[Mapping[str, Any]]) -> RequestError:
-    """pydantic's deepest mistake in OpenAI's terms, without a value of the request."""
+    """The deepest mistake that pydantic found, in OpenAI's terms, without a value of the request."""
     first = max(errors, key=lambda error: len(_path(error)))  # for a union there is one for each of its members
     path = _path(first)
     param = ".".join(path)
