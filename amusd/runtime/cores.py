@@ -1,4 +1,4 @@
-"""Which CPU cores a worker gets. Cores are given out before torch starts its threads, so it is not imported here."""
+"""Which CPU cores a worker gets, given out before torch, which is not imported here, starts its threads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from amusd.types import Role
 
 
 def allowed_cores() -> list[int]:
-    """The cores this process may run on, in order."""
+    """The cores of this process, in order."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
@@ -26,10 +26,10 @@ def cores_for(
     rank: int = 0,
     num_target_ranks: int = 1,
 ) -> set[int]:
-    """The first cores for the target, the last for the draft; none where the two would have to share.
+    """The first cores for the target, the last for the draft; none where they would share.
 
-    Each rank of the target has cores of its own where there are enough; else they share its part, which is as large as
-    its share of the ranks, and leaves the draft no fewer than it needs.
+    Each rank of the target has its own if there are enough; else they share its part, in proportion to the ranks, which
+    leaves the draft what it needs.
     """
     count, num_ranks = hardware.num_threads, num_target_ranks + 1
     if not hardware.pin_cores or len(allowed) < 2 * count:
@@ -43,13 +43,13 @@ def cores_for(
 
 
 def pin_rank(config: EngineConfig, role: Role, allowed: list[int], rank: int = 0) -> None:
-    """Run this process, one of a role's ranks, on its own of the `allowed` cores alone."""
+    """Run this process, one of a role's ranks, on its own of the `allowed` cores."""
     size = config.target_tensor_parallel_size
     pin_to(cores_for(role, allowed, config.hardware, rank=rank, num_target_ranks=size))
 
 
 def pin_to(cores: set[int]) -> None:
-    """Run all threads of this process on these cores alone; nothing for no cores, or where that cannot be done."""
+    """Run all threads of this process on these cores, if given and possible."""
     if cores and hasattr(os, "sched_setaffinity"):
         for thread in psutil.Process().threads():
             with suppress(ProcessLookupError):  # it has just ended

@@ -1,12 +1,10 @@
 """The devices of this machine, one for each rank: the target's first, the draft's last.
 
-torch is imported where it is asked, not before: its thread pools keep the settings that they find.
-
-    GPUs of the machine                the target's ranks         the draft
-    none                               on the CPU                 on the CPU
-    one for each rank, or more         on the first ones          on the one behind them
-    one for each rank of the target    on the first ones          on the last one, which the target has too
-    fewer                              spread over all of them    on the last one, which the target has too
+GPUs of the machine                the target's ranks         the draft
+none                               on the CPU                 on the CPU
+one for each rank, or more         on the first ones          on the next one
+one for each rank of the target    on the first ones          on the last one, which the target has too
+fewer                              spread over all of them    on the last one, which the target has too
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from amusd.types import Role
 
 
 def count_gpus() -> int:
-    """GPUs that this process may use, AMD's too; 0 with a torch for CPUs.
+    """GPUs of this process, AMD's too; 0 with a torch for CPUs.
 
     Creates no context, so this process may fork afterwards; `torch.cuda.is_available` would start the driver.
     """
@@ -33,7 +31,7 @@ def count_gpus() -> int:
 
 
 def devices_of(config: EngineConfig) -> tuple[str, ...]:
-    """Device of each rank of the world, the target's first: as configured, else placed on the GPUs of this machine."""
+    """Device of each rank, the target's first: as configured, else placed on this machine's GPUs."""
     named = config.hardware.devices
     if named:
         return named if len(named) == config.num_ranks else named[:1] * config.num_ranks
@@ -41,7 +39,7 @@ def devices_of(config: EngineConfig) -> tuple[str, ...]:
 
 
 def place(num_gpus: int, num_target_ranks: int) -> tuple[str, ...]:
-    """Device of each rank, by the table above. Neighbouring ranks share a GPU if there are too few."""
+    """Device of each rank, by the table above."""
     if num_gpus == 0:
         return ("cpu",) * (num_target_ranks + 1)
     num_used = min(num_target_ranks, num_gpus)
@@ -55,7 +53,7 @@ def device_of(config: EngineConfig, role: Role, rank: int = 0) -> str:
 
 
 def sharing(config: EngineConfig, devices: Sequence[str]) -> str | None:
-    """The GPUs that several workers with a model share, as `2 workers share cuda:0`; None where there is none."""
+    """The shared GPUs, as `2 workers share cuda:0`; None without any."""
     has_draft = any(drafter.can.has_model or drafter.can.needs_features for drafter in config.drafters)
     counts = Counter(devices if has_draft else devices[:-1])
     shared = [f"{count} workers share {device}" for device, count in counts.items() if count > 1 and device != "cpu"]
@@ -72,9 +70,9 @@ def free_bytes(device: str) -> int:
 
 
 def settle_devices(config: EngineConfig, tell: Callable[[str], None]) -> HardwareConfig:
-    """The hardware of `config` with the device of every rank named.
+    """The hardware of `config` with every rank's device named.
 
-    `tell` gets one line where ranks share a GPU unasked. Raises `ConfigError` where a GPU is not there.
+    `tell` gets a line where ranks share a GPU unasked. Raises `ConfigError` for a missing GPU.
     """
     devices = devices_of(config)
     check_devices(devices)
@@ -85,7 +83,7 @@ def settle_devices(config: EngineConfig, tell: Callable[[str], None]) -> Hardwar
 
 
 def check_devices(devices: Sequence[str]) -> None:
-    """Raise `ConfigError` where a GPU of `devices` is not there. Creates no context."""
+    """Raise `ConfigError` for a missing GPU. Creates no context."""
     numbers = [int(device.removeprefix("cuda:")) for device in devices if device != "cpu"]
     if not numbers or max(numbers) < (num_gpus := count_gpus()):
         return
@@ -100,7 +98,7 @@ def check_devices(devices: Sequence[str]) -> None:
 
 
 def claim_device(config: EngineConfig, role: Role, rank: int = 0) -> str:
-    """Device of one rank of a role, which becomes the current one of this thread, before all else that uses CUDA."""
+    """Device of a role's rank, which becomes this thread's current one, before all other CUDA use."""
     device = device_of(config, role, rank)
     if device != "cpu":
         import torch

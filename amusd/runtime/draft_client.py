@@ -1,8 +1,8 @@
 """The target's client of its draft: whether one is there, what it is told, and what it says.
 
-A draft that is slow, wrong or gone costs time, never a token. One that says nothing is waited for `max_silence_seconds`
-in all, and told again at longer and longer intervals, so that the link of a stopped process does not fill. One that is
-gone, or owes an answer for too long (`patience.py`), is replaced (`draft_restart.py`).
+A draft that is slow, wrong or gone costs time, never a token. A silent one is waited for `max_silence_seconds` in all,
+and told again at growing intervals, so that the link of a stopped process does not fill. One that is gone, or owes an
+answer for too long (`patience.py`), is replaced (`draft_restart.py`).
 """
 
 from __future__ import annotations
@@ -41,48 +41,41 @@ from amusd.types import DraftPresence, FinishReason
 logger = logging.getLogger(__name__)
 
 FINAL_PROGRESS_SECONDS = 0.5
-"""How long a finished sequence waits for the draft's own counts."""
+"""How long a finished sequence waits for the draft's counts."""
 
 MAX_DRAINED = 1_000
-"""Messages that are taken in between two passes at most."""
+"""Most messages taken in between two passes."""
 
 MAX_DRAIN_SECONDS = 0.02
-"""How long that may take: a message may be large."""
 
 REFUSED = "refused"
-"""The fate of candidates that the protocol forbids."""
 
 
 @dataclass
 class DraftClient:
-    """One target's client of its draft, for all sequences from `open` to `close`."""
+    """A target's client of its draft, for all sequences."""
 
     recorder: Recorder
     vocab_size: int
-    """Columns of the target's logits."""
     link: Transport | None = None
-    """None where there is no draft, and between two drafts."""
+    """None without a draft, and between two drafts."""
     peer: Hello | None = None
-    """What the newest draft has said of itself."""
+    """The newest draft's `Hello`."""
     round_trip_seconds: float = 0.0
-    """What the link itself adds to every answer of the draft; it does not count as silence."""
+    """The link's own delay, which does not count as silence."""
     draft_restart: DraftRestart | None = None
-    """Where the next draft comes from; None: a lost one is not replaced."""
+    """Source of the next draft; None: a lost one is not replaced."""
     failure: str | None = None
-    """Why no draft is used any more, once that has happened."""
+    """Why no draft is used any more."""
     losses: list[str] = field(default_factory=list)
-    """Why drafts were lost, each in one line."""
+    """Why drafts were lost, in one line each."""
     num_restarts: int = 0
-    """Drafts that took the place of a lost one."""
+    """Lost drafts that were replaced."""
     _silence: Silence = field(default_factory=Silence)
     _sequences: dict[int, TargetSequence] = field(default_factory=dict)
-    """The open ones, by id."""
     _told: dict[int, Told] = field(default_factory=dict)
-    """Of the open sequences those that this draft was told of, by id."""
     _closed: dict[int, tuple[TargetSequence, int]] = field(default_factory=dict)
-    """Those whose counts are awaited, by id, and until when."""
     _next_sequence_id: int = 0
-    """Above those of all sequences so far."""
 
     @property
     def has_draft(self) -> bool:
@@ -100,12 +93,12 @@ class DraftClient:
 
     @property
     def is_silent(self) -> bool:
-        """The draft owes an answer for longer than `max_silence_seconds`."""
+        """Whether the draft owes an answer for longer than `max_silence_seconds`."""
         return self._silence.is_too_long
 
     @property
     def patience_seconds(self) -> float:
-        """How much longer the draft may be waited for; 0: not at all, it is silent."""
+        """How much longer to wait for the draft; 0: it is silent."""
         return self._silence.seconds_left(self._max_silence_seconds)
 
     @property
@@ -114,7 +107,7 @@ class DraftClient:
         return max(limits, default=0.0) + self.round_trip_seconds
 
     def may_hear(self, sequence: TargetSequence) -> bool:
-        """A draft works on the sequence, and is silent neither about it nor in all.
+        """Whether a draft works on the sequence and is not silent.
 
         It may have no room for one sequence while it serves others.
         """
@@ -126,7 +119,7 @@ class DraftClient:
     # What the draft is told
 
     def open(self, sequence: TargetSequence) -> None:
-        """Have the draft work on a sequence that begins, if there is a draft and the sequence wants one."""
+        """Have the draft work on a new sequence that wants one."""
         self._next_sequence_id = sequence.sequence_id + 1
         if not sequence.uses_draft:
             return
@@ -135,7 +128,7 @@ class DraftClient:
             self._attach(sequence)
 
     def look_for_next(self) -> bool:
-        """Have a draft that has come in the place of a lost one work on the open sequences; whether one has."""
+        """Have a draft that replaces a lost one work on the open sequences; whether there is one."""
         if self.draft_restart is None or self.has_draft:
             return False
         found = self.draft_restart.poll()
@@ -153,9 +146,9 @@ class DraftClient:
         return True
 
     def answer(self, sequence: TargetSequence) -> None:
-        """Tell the draft what is committed by now; a silent one only now and then.
+        """Tell the draft what is committed; a silent one only now and then.
 
-        One that never sent candidates of the sequence may not have got its opening; a second one is ignored.
+        A draft without candidates may have lost its opening, which is sent again; a second one is ignored.
         """
         told = self._told.get(sequence.sequence_id)
         if told is None:
@@ -169,12 +162,12 @@ class DraftClient:
             self._send(sequence.session.verdict())
 
     def features_due(self, sequence: TargetSequence) -> range:
-        """Positions whose features the draft lacks. A silent one lacks none: it is sent them when it is heard again."""
+        """Positions whose features the draft lacks; none for a silent one, which gets them later."""
         end = sequence.cache.length
         return range(self._told[sequence.sequence_id].num_features if self.may_hear(sequence) else end, end)
 
     def send_features(self, sequence: TargetSequence, start: int, features: Tensor) -> None:
-        """Send features, bfloat16 [rows, width], of the positions from `start` on, as far as there is room for them."""
+        """Send features, bfloat16 [rows, width], of positions from `start` on, as far as there is room."""
         told = self._told.get(sequence.sequence_id)
         for rows in torch.split(features, max(1, MAX_FEATURE_BYTES // (2 * features.shape[1]))):
             end, data = start + len(rows), rows.contiguous().view(torch.uint8).numpy().tobytes()
@@ -184,12 +177,12 @@ class DraftClient:
             told.num_features = start = end
 
     def accepted(self) -> None:
-        """Candidates were accepted: if their draft has not been lost meanwhile, it is worth replacing."""
+        """Candidates were accepted: their draft is worth replacing."""
         if self.draft_restart is not None and self.has_draft:
             self.draft_restart.accepted()
 
     def close(self, sequence: TargetSequence, reason: FinishReason) -> None:
-        """The sequence is over. What the draft has counted of it is awaited for a moment from now on."""
+        """End a sequence, and await the draft's counts for a moment."""
         number, seconds = sequence.sequence_id, min(FINAL_PROGRESS_SECONDS, self.patience_seconds)
         self._sequences.pop(number, None)
         if self._told.pop(number, None) is not None and self._send(Close(number, reason, self._not_over)):
@@ -197,16 +190,16 @@ class DraftClient:
         sequence.session.detach()
 
     def seconds_for_counts(self, sequence: TargetSequence) -> float:
-        """How much longer the draft's counts of a closed sequence are waited for; 0: no longer, or they have come."""
+        """How much longer to await a closed sequence's counts; 0: no longer, or they have come."""
         _, due_ns = self._closed.get(sequence.sequence_id, (sequence, 0))
         return max(0, due_ns - self.recorder.now_ns()) / 1e9
 
     def forget(self, sequence: TargetSequence) -> None:
-        """Wait no longer for the counts of a closed sequence."""
+        """Wait no longer for a closed sequence's counts."""
         self._closed.pop(sequence.sequence_id, None)
 
     def shut_down(self) -> None:
-        """Tell the draft that all is over, and close the link."""
+        """End the draft, and close the link."""
         if self.draft_restart is not None:
             self.draft_restart.close()
             self.draft_restart = None
@@ -216,7 +209,7 @@ class DraftClient:
     # What it says
 
     def drain(self) -> None:
-        """Take in what has arrived, and judge whether the draft is silent once all of it was read."""
+        """Take in what has arrived, then judge whether the draft is silent."""
         end = self._now() + MAX_DRAIN_SECONDS
         for _ in range(MAX_DRAINED):  # a flood must not keep the target from its pass
             if not (self._told or self._closed):
@@ -230,7 +223,7 @@ class DraftClient:
     def take(self, timeout: float, waiting: Iterable[TargetSequence] = ()) -> bool:
         """Receive and handle one message; False when none came within `timeout` seconds.
 
-        `waiting`: the sequences that need it before they go on.
+        `waiting`: the sequences that need it.
         """
         if self.link is None:
             return False
@@ -262,7 +255,6 @@ class DraftClient:
         return *self._sequences, self._next_sequence_id
 
     def _attach(self, sequence: TargetSequence) -> None:
-        """Have the draft work on the sequence, whatever is committed of it by now."""
         if self.has_draft:
             sequence.session.attach(self._incarnation)
             self._told[sequence.sequence_id] = Told(Reminder(self._now(), self._max_silence_seconds))
@@ -274,7 +266,6 @@ class DraftClient:
         self._send(sequence.opening(self._incarnation, self._not_over))
 
     def _handle(self, message: Message) -> None:
-        """Record a message and take it in. Whatever is neither candidates nor counts makes no sense."""
         sequence, makes_sense = self._sequences.get(getattr(message, "sequence_id", -1)), False
         if isinstance(message, Candidate):
             reception = self._receive_candidate(message)
@@ -304,7 +295,6 @@ class DraftClient:
                 self._lose(f"it sent {MAX_NONSENSE} messages in a row that the protocol forbids")
 
     def _receive_candidate(self, message: Candidate) -> str:
-        """Take it in; return what became of it, for the record."""
         sequence = self._sequences.get(message.sequence_id)
         if sequence is None:
             return Reception.STALE.value
@@ -318,7 +308,6 @@ class DraftClient:
         return reception.value
 
     def _judge_silence(self) -> None:
-        """A draft that does not answer in time is silent; it is lost in the end, where another one can come."""
         if not self._sequences:
             return
         begun = {number for number, told in self._told.items() if told.reminder.is_answered}
@@ -342,7 +331,6 @@ class DraftClient:
         return True
 
     def _last_words(self) -> str | None:
-        """Why a draft that cannot be reached has failed, if it has said so; what else it has sent is dropped."""
         assert self.link is not None
         with suppress(Exception):  # the link is of no more use, whatever it is
             for _ in range(MAX_DRAINED):

@@ -1,7 +1,7 @@
-"""The draft's process, as the target's has it: starts, watches, replaces and ends it; and what that process does.
+"""The draft's process: the target's end, which starts, replaces and ends it, and its own.
 
-Where it can, a server process loads the draft once and forks each life of it (`amusd/child.py`), so that a lost draft
-is replaced within a tenth of a second. All of them end with the process that has started the server.
+Where possible a server process loads the draft once and forks each life of it (`amusd/child.py`), so that a lost draft
+is replaced within a tenth of a second.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from amusd.transport.base import Rendezvous
 from amusd.types import Role
 
 STOP_SECONDS = 1.0
-"""How long a draft may take to end by itself before it is killed."""
+"""How long a draft may take to end before it is killed."""
 _FAILED, _USERS_MISTAKE, _TARGET_GONE = 1, 2, 3
 """Exit codes of a draft that ends before its target has."""
 
 
 class DraftProcess:
-    """One process that drafts, at a time. Satisfies `DraftSource`; may be asked from several threads."""
+    """A process that drafts. Satisfies `DraftSource`; for several threads."""
 
     def __init__(
         self,
@@ -41,10 +41,10 @@ class DraftProcess:
         tell_loss: Callable[[str], None] | None = None,
         on_met: Callable[[], None] | None = None,
     ) -> None:
-        """Have the first draft load; does not wait. `events`: as of `make_recorder`, where the draft keeps its own.
+        """Have the first draft load, without waiting. `events`: as of `make_recorder`.
 
-        `tell_loss` gets one line for each draft that somebody else has killed; with it the draft itself says on
-        standard error what it loads. `on_met` is called when a draft has said Hello: `pid` is that draft's by then.
+        `tell_loss` gets a line for each draft that somebody else has killed, and has the draft say on standard error
+        what it loads. `on_met` is called when a draft has said Hello; `pid` is its id by then.
         """
         self._settings = {
             "config": to_mapping(config),
@@ -58,7 +58,6 @@ class DraftProcess:
         self._on_met = on_met
         self._has_met = False
         self._is_dismissed = False
-        """Whether this object has killed the newest draft."""
         self._last_end: Ended | None = None
         self._lives.prepare(self._settings)
 
@@ -69,7 +68,7 @@ class DraftProcess:
             return self._lives.pid
 
     def tell(self, incarnation: int, rendezvous: Rendezvous) -> None:
-        """See `DraftSource`. A draft that has ended by itself before any was ready is the last one."""
+        """See `DraftSource`. A draft that ends before any was ready is the last one."""
         with self._lock:
             last = self._last_end
             if last is not None and last.code >= 0 and not self._has_met:
@@ -101,7 +100,7 @@ class DraftProcess:
                 self._lives.kill()
 
     def stop(self) -> None:
-        """End the draft, and what it was forked from. Kill it if it has not ended in `STOP_SECONDS`. Idempotent."""
+        """End the draft and its server, by force after `STOP_SECONDS`. Idempotent."""
         self._is_dismissed = True  # what ends this process may end the draft, too, and that is no loss
         with self._lock:
             if self._ended(0.0 if self._lives.is_preparing else STOP_SECONDS) is None:  # what loads sees no link end

@@ -1,10 +1,9 @@
-"""Replaces a lost draft by the next one while the target goes on decoding: nothing here waits.
+"""Replaces a lost draft while the target goes on decoding: nothing here waits.
 
-    lost ──▶ its process has ended ──▶ listen on a fresh link, start the next one ──▶ Hello ──▶ handed to the target
+lost ──▶ its process has ended ──▶ listen on a fresh link, start the next one ──▶ Hello ──▶ handed to the target
 
-Every draft has an incarnation, a link and a nonce of its own, so nothing of an earlier one can be taken for its own.
-After `MAX_RESTARTS` in a row that end before a candidate of theirs was accepted, the target stays alone for good.
-Whatever goes wrong on the way to the next draft costs that draft, never the target.
+Every draft has its own incarnation, link and nonce, so nothing of an earlier one is taken for its own. After
+`MAX_RESTARTS` in a row without an accepted candidate, the target stays alone for good.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from amusd.transport.base import Rendezvous, Transport
 FIRST_INCARNATION = 1
 MAX_RESTARTS = 5
 BACK_OFF_SECONDS = 0.25
-"""Pause before the second of these restarts; twice as long before each further one."""
+"""Pause before the second of these restarts; doubled for each further one."""
 LOOK_SECONDS = 0.05
-"""Time between two looks whether the lost draft has ended."""
+"""Time between two looks at the lost draft."""
 FAREWELL_SECONDS = 1.0
-"""How long a lost draft may take to end by itself, so that one that has failed shows its traceback."""
+"""How long a lost draft may take to end, so that a failed one shows its traceback."""
 
 
 class DraftSource(Protocol):
@@ -39,16 +38,16 @@ class DraftSource(Protocol):
         ...
 
     def tell(self, incarnation: int, rendezvous: Rendezvous) -> None:
-        """Start the next draft, and tell it where the target listens; the one before has ended. Does not wait.
+        """Start the next draft, and tell it where the target listens. Does not wait; the one before has ended.
 
         Raises `PeerLostError` when no other one can come.
         """
         ...
 
     def ending(self, timeout: float, /) -> str | None:
-        """How the present draft has ended, as one line, if it has within `timeout` seconds (0 polls).
+        """How the present draft ended, as one line; None if not within `timeout` seconds (0 polls).
 
-        Raises `ConfigError` for what the draft has found to be the user's mistake.
+        Raises `ConfigError` for the user's mistake that the draft found.
         """
         ...
 
@@ -57,22 +56,22 @@ class DraftSource(Protocol):
         ...
 
     def dismiss(self) -> None:
-        """End the present draft, if it is still there: its link is closed. Does not wait."""
+        """End the present draft, whose link is closed. Does not wait."""
         ...
 
     def stop(self) -> None:
-        """End it in any case, and start no other. Idempotent."""
+        """End the draft, and start no other. Idempotent."""
         ...
 
 
 class DraftRestart:
-    """The target's search for the next draft. `listen` makes the listening end of a link from a nonce."""
+    """The target's search for the next draft. `listen` makes a link's listening end from a nonce."""
 
     def __init__(
         self, source: DraftSource, listen: Callable[[int], Transport], own: Hello, timeout_seconds: float
     ) -> None:
         self.failure: str | None = None
-        """Why no further draft is looked for; None while one is."""
+        """Why no further draft is looked for."""
         self._source = source
         self._listen = listen
         self._own = own
@@ -93,7 +92,7 @@ class DraftRestart:
         self._num_fruitless = 0
 
     def poll(self) -> tuple[Transport, Hello] | None:
-        """A draft that has said Hello, with its link; None while there is none."""
+        """A draft that has said Hello, with its link; None without one."""
         try:
             self._start_next()
             peer = None if self._handshake is None else self._handshake.receive(0.0)
@@ -117,7 +116,6 @@ class DraftRestart:
         self._give_up("the engine is closed")
 
     def _start_next(self) -> None:
-        """Start the next draft once the one before has ended."""
         now = time.monotonic()
         if now >= self._dismiss_at:
             self._dismiss_at = math.inf

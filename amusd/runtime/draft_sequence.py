@@ -1,4 +1,4 @@
-"""The sequences at the draft. Those whose drafters were made together are a forest: one step serves them all."""
+"""The draft's sequences. One step serves all whose drafters were made together: a forest."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from amusd.types import Role
 
 @dataclass(slots=True)
 class DraftSequence:
-    """The state of one sequence while the draft works on it. Each step is recorded as an event."""
+    """One sequence at the draft. Each step is recorded as an event."""
 
     manager: RollbackManager
     forest: Forest
     drafters: dict[bool, Drafter]
-    """Those of chains (False) and of trees (True), which have the same cache; one of them is its own."""
+    """Of chains (False) and of trees (True), over one cache; one of them is its own."""
     drafter_name: str
     recorder: Recorder
     opened_ns: int
     verdict: Verdict | None = None
-    """The newest that has come and was not applied yet. Verdicts are cumulative, so it replaces those before it."""
+    """The newest that was not applied yet; it replaces earlier ones."""
     features: list[Features] = field(default_factory=list)
     """Those that have come and were not taken in yet."""
     busy_ns: int = 0
@@ -49,7 +49,7 @@ class DraftSequence:
 
     @property
     def patience_seconds(self) -> float:
-        """How long to wait for a verdict that is due before the next step would end; 0: not at all."""
+        """How long to wait for a verdict due before the next step would end."""
         if not self.manager.can_wait:
             return 0.0
         return self.verdict_clock.patience_ns(self.recorder.now_ns()) / 1e9
@@ -80,14 +80,14 @@ class DraftSequence:
         return True
 
     def stepped(self, proposal: Proposal, step_ns: int, start_ns: int, end_ns: int) -> None:
-        """Count a step of `step_ns`, of which the time from `start_ns` to `end_ns` was for this sequence."""
+        """Count a step of `step_ns`, of which `start_ns` to `end_ns` was for this sequence."""
         self.num_steps += 1
         self.num_drafted += proposal.num_tokens
         self.verdict_clock.stepped(step_ns)
         self.account("draft_step", start_ns, end_ns, num_tokens=proposal.num_tokens, length=self.manager.length)
 
     def take_features(self) -> int:
-        """Give the drafter the features of committed tokens; returns how many messages were of no use."""
+        """Give the drafter features of committed tokens; returns how many messages were useless."""
         if not self.features:
             return 0
         base, num_refused = self.manager.session.base, 0
@@ -101,14 +101,14 @@ class DraftSequence:
         return num_refused
 
     def offer(self) -> Candidate | None:
-        """The next message of candidates, to be sent at once; None while there are too few for one."""
+        """The next message of candidates; None while there are too few."""
         candidate = self.manager.session.offer()
         if candidate is not None and candidate.token_ids:
             self.verdict_clock.sent(self.recorder.now_ns())
         return candidate
 
     def waited(self, start_ns: int, end_ns: int) -> None:
-        """Count a wait for a message, with nothing to compute."""
+        """Count a wait with nothing to compute."""
         self.wait_ns += end_ns - start_ns
         self.recorder.span("draft_wait", start_ns, end_ns, self.sequence_id)
 
@@ -142,14 +142,14 @@ class DraftSequence:
 
 @dataclass(slots=True)
 class Forest:
-    """Drafters of one kind, which were made together, and what their steps cost."""
+    """Drafters that were made together, and the cost of their steps."""
 
     free: list[dict[bool, Drafter]]
-    """Those that no open sequence has, of chains (False) and of trees (True)."""
+    """Unused ones, of chains (False) and of trees (True)."""
     step_cost: RowCost = field(default_factory=lambda: RowCost(DRAFT_ROW_SHARE))
 
     def step(self, sequences: Sequence[DraftSequence], recorder: Recorder) -> None:
-        """One step for those of its sequences that have work; each has a share of its time by the number of rows."""
+        """One step for its sequences with work, each of which has a share of its time by rows."""
         start_ns = recorder.now_ns()
         proposals = propose([sequence.manager for sequence in sequences], self.step_cost.row_share)
         step_ns = recorder.now_ns() - start_ns

@@ -1,7 +1,7 @@
 """The draft's loop: receive, roll back, propose, send. It waits only when no sequence has room to run ahead.
 
-How far it may run ahead, and how many tokens make a message, came with each `Open`. A sequence lives from its `Open` to
-its `Close`, and each number lives once. Either message says which others are over, in case their `Close` was lost.
+A sequence lives from its `Open` to its `Close`, and each number lives once. Either message says which others are over,
+in case their `Close` was lost.
 """
 
 from __future__ import annotations
@@ -24,16 +24,15 @@ from amusd.types import Role
 logger = logging.getLogger(__name__)
 
 IDLE_SECONDS = 1.0
-"""How long one wait for a message lasts before the loop looks around again."""
 MAX_SHOWN = 40
-"""Characters of a name that a peer made up and that goes into a line for people."""
+"""Most characters of a peer's name in a line for people."""
 SIGN_NS = 100_000_000
-"""A draft that works for longer and has nothing to send says that it is alive; well below `max_silence_seconds`."""
+"""After this much work without a message, the draft says that it is alive; well below `max_silence_seconds`."""
 
 
 @dataclass
 class DraftWorker:
-    """Serves the sequences that the target opens over `link` until it is told to shut down or the target is gone."""
+    """Serves the sequences that the target opens over `link` until shutdown or loss."""
 
     link: Transport
     drafters: Mapping[str, Makers]
@@ -41,23 +40,20 @@ class DraftWorker:
     incarnation: int
     recorder: Recorder
     num_ids: int = 0
-    """Token ids that the models take in: `[0, num_ids)`; 0: any, since there is none that would compute them."""
+    """Token ids of the models: `[0, num_ids)`; 0: any."""
     max_num_seqs: int = 1
-    """Sequences that each drafter works on at once."""
+    """Sequences of each drafter at once."""
     num_ignored: int = 0
-    """Messages that were dropped: forbidden, for no open sequence, or asking for what is not here."""
+    """Dropped messages: forbidden, for no open sequence, or asking for what is not here."""
     _has_complained: bool = False
     _sequences: dict[int, DraftSequence] = field(default_factory=dict)
-    """The open sequences, by number."""
     _not_over: frozenset[int] = frozenset()
-    """Numbers that no message has said to be over, up to the next one to begin."""
     _forests: dict[tuple[str, bool], Forest] = field(default_factory=dict)
-    """By name, and whether they draft trees."""
     _running: bool = True
     _last_sent_ns: int = 0
 
     def run(self) -> None:
-        """Step by step, until `Shutdown` or the end of the link. Raises `RankLostError`: this draft is no more."""
+        """Run until `Shutdown` or the end of the link. Raises `RankLostError`: this draft is no more."""
         self.prepare()
         try:
             while self._running:
@@ -73,7 +69,7 @@ class DraftWorker:
             self.recorder.flush()
 
     def prepare(self) -> None:
-        """Make the drafters before the first sequence needs one: a GPU takes seconds to prepare. Idempotent."""
+        """Make the drafters before a sequence needs one: a GPU takes seconds. Idempotent."""
         if self._forests:
             return
         for name, makers in self.drafters.items():
@@ -93,7 +89,7 @@ class DraftWorker:
         self.propose()
 
     def take_in(self) -> None:
-        """Receive what has arrived, and bring each sequence in line with its verdict; wait where nothing can be done.
+        """Receive, and bring each sequence in line with its verdict; wait if nothing can be done.
 
         Raises `PeerLostError`.
         """
@@ -105,7 +101,7 @@ class DraftWorker:
                 self._send(sequence)  # at once: the target should hear what was prepared, or that nothing is left
 
     def propose(self) -> None:
-        """Compute one step for the sequences that have work, and send what it found. Raises `PeerLostError`."""
+        """Compute one step for sequences with work, and send the result. Raises `PeerLostError`."""
         for forest in self._forests.values():
             self._propose(forest)
 
@@ -120,7 +116,6 @@ class DraftWorker:
             self._post(working[0].progress())
 
     def _receive(self) -> None:
-        """Take in everything that has arrived; wait for something when there is nothing to draft."""
         working = [sequence for sequence in self._sequences.values() if sequence.has_work]
         # a step is for all of them, so it waits only as long as each would
         patience = min((sequence.patience_seconds for sequence in working), default=None)
@@ -184,12 +179,12 @@ class DraftWorker:
         self._has_complained = True
 
     def _check_ids(self, token_ids: Sequence[int]) -> None:
-        """Raises `PeerProtocolError`: a model would end the process, or a GPU's context, on an id beyond its own."""
+        """Raises `PeerProtocolError`: an id beyond the model's would end the process, or a GPU's context."""
         if self.num_ids and max(token_ids, default=0) >= self.num_ids:
             raise PeerProtocolError(f"token ids must be below {self.num_ids}")
 
     def _forest(self, opening: Open, *, drafts_trees: bool) -> Forest:
-        """Return where a free drafter of that name is.
+        """Find a free drafter of that name.
 
         Raises `PeerProtocolError` for an unknown name, and `NoRoomError` where none is free; the target asks again.
         """
@@ -209,7 +204,6 @@ class DraftWorker:
         return RollbackManager(opening, drafter)
 
     def _roll_back(self, sequence: DraftSequence) -> bool:
-        """Bring the sequence in line with the verdict that has come; whether there was one to follow."""
         try:
             self._check_ids(() if sequence.verdict is None else sequence.verdict.token_ids)
             return sequence.roll_back()
@@ -219,7 +213,6 @@ class DraftWorker:
             return False
 
     def _refuse(self, sequence_id: int) -> None:
-        """Answer what cannot be followed with a sign of life: a draft that says nothing is replaced."""
         self.num_ignored += 1
         self._post(Progress(Role.DRAFT, sequence_id, *[0] * 7))
 
@@ -258,10 +251,8 @@ class DraftWorker:
                 self._forget(sequence)
 
     def _is_over(self, sequence_id: int) -> bool:
-        """A message has said so."""
         return sequence_id < max(self._not_over, default=0) and sequence_id not in self._not_over
 
     def _forget(self, sequence: DraftSequence) -> None:
-        """End an open sequence."""
         del self._sequences[sequence.sequence_id]
         sequence.close()

@@ -1,7 +1,4 @@
-"""The target's other ranks on one machine: child processes that repeat the first one's passes (`ranks.py`).
-
-They end with the process that has started them.
-"""
+"""The target's other ranks on one machine: child processes that repeat the first one's passes (`ranks.py`)."""
 
 from __future__ import annotations
 
@@ -23,13 +20,12 @@ from amusd.types import Role
 
 
 class Followers:
-    """The processes of the target's ranks 1 and up. May be asked from several threads."""
+    """The processes of the target's ranks 1 and up; for several threads."""
 
     def __init__(self, config: EngineConfig) -> None:
         """Start them; does not wait."""
         folder = tempfile.mkdtemp(prefix="amusd-ranks-")
         self.meeting = Meeting(address=folder, failure=self.failure, stop=self.stop)
-        """Where they await the first rank."""
         self._lock = threading.Lock()
         self._lives: dict[int, Lives] = {}
         settings = {"config": to_mapping(config), "cores": allowed_cores(), "address": folder}
@@ -45,7 +41,7 @@ class Followers:
             return [pid for lives in self._lives.values() if (pid := lives.pid) is not None]
 
     def failure(self, rank: int, timeout: float) -> RankLostError | None:
-        """Why one of them has ended before it was stopped; None if it has not within `timeout` seconds."""
+        """Why one of them has ended; None if not within `timeout` seconds."""
         with self._lock:
             end = self._lives[rank].ended(timeout)
         if end is None or end.code == 0:
@@ -70,7 +66,6 @@ def main() -> None:
 
 
 def _live(channel: Channel, settings: Orders, orders: Orders, _prepared: object) -> int:
-    """Compute until the first rank hangs up, and remove its folder: it may have been killed."""
     folder, rank = settings["address"], orders["rank"]
 
     def leave() -> NoReturn:

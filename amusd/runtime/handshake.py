@@ -1,4 +1,4 @@
-"""The first messages on a link: who is there, and whether the two can work together."""
+"""The first messages on a link: whether the two can work together."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from amusd.transport.base import Transport
 from amusd.types import Role
 
 LOOK_SECONDS = 0.5
-"""How often it is looked whether the peer's process has ended, and how long its last words may take to arrive."""
+"""How often the peer's process is checked, and how long its last words may take."""
 
 Ending: TypeAlias = Callable[[float], "str | None"]
-"""How the peer's process has ended, as one line, if it has within so many seconds (0 polls) and that can be known."""
+"""How the peer's process ended, as one line, if it has within so many seconds (0 polls) and that is known."""
 
 
 def unknown(_timeout: float) -> None:
@@ -35,15 +35,14 @@ class Handshake:
 
     @property
     def seconds_left(self) -> float:
-        """Seconds until the deadline; 0 or less behind it."""
+        """Seconds until the deadline; may be negative."""
         return self._deadline - time.monotonic()
 
     def receive(self, timeout: float) -> Hello | None:
         """The peer's `Hello`, or None when it has not come within `timeout` seconds (0 polls).
 
         Raises `ConfigError` when the two do not fit or the peer reports one, `PeerFailedError` when the peer failed
-        otherwise, `PeerProtocolError` when it begins with anything else, `PeerLostError` when it has gone or the
-        deadline has passed.
+        otherwise, `PeerProtocolError` when it begins with anything else, `PeerLostError` when it is gone or late.
         """
         message = self.link.receive(timeout)
         if isinstance(message, Hello):
@@ -63,7 +62,7 @@ class Handshake:
 
 
 def await_hello(link: Transport, own: Hello, timeout_seconds: float, ending: Ending = unknown) -> Hello:
-    """Send `own` and wait for the peer's, but not for one whose process has ended. Raises as `Handshake.receive`."""
+    """Send `own` and wait for the peer's, while its process lives. Raises as `Handshake.receive`."""
     handshake = Handshake(link, own, timeout_seconds)
     end: str | None = None
     while end is None:
@@ -79,7 +78,7 @@ def await_hello(link: Transport, own: Hello, timeout_seconds: float, ending: End
 
 
 def failure_report(error: BaseException) -> Failed:
-    """The first line of the error, cut to fit a message."""
+    """The first line of the error, cut for a message."""
     kind, text = type(error).__name__, first_line(error)
     if isinstance(error, ConfigError):
         kind = ConfigError.__name__
@@ -89,7 +88,7 @@ def failure_report(error: BaseException) -> Failed:
 
 
 def told_by(failure: Failed) -> str:
-    """The peer's words about its failure, without characters that would do something to a terminal."""
+    """The peer's words about its failure, without control characters."""
     return "".join(character if character.isprintable() or character in "\n\t" else "?" for character in failure.text)
 
 

@@ -1,24 +1,24 @@
-"""How long a draft that says nothing is waited for, and when it is told again. Pure: it is told the time."""
+"""How long a silent draft is waited for, and when it is told again. Pure: it is told the time."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 MAX_NONSENSE = 100
-"""After this many messages in a row that the protocol forbids, the draft counts as lost."""
+"""More forbidden messages in a row, and the draft counts as lost."""
 SILENCES = 10
-"""After so many times the longest silence without an answer that it owes, the draft counts as lost."""
+"""The draft counts as lost after so many times the longest silence."""
 TAKE_IN_SECONDS = 0.02
-"""Added to that for each token of sequences that the draft has not begun: it takes all of them in before it answers."""
+"""Added for each token of sequences that the draft has not begun: it takes all in before it answers."""
 
 
 class Reminder:
-    """The times at which a draft that does not answer is told again, in seconds of one clock."""
+    """When to tell a silent draft again, in seconds of one clock."""
 
     def __init__(self, now: float, first_seconds: float) -> None:
-        """It is told now; without an answer again after `first_seconds`, then after twice that, and so on."""
+        """It is told now; then after `first_seconds`, twice that, and so on."""
         self.is_answered = False
-        """The draft has answered at least once, so it has got what it was told first."""
+        """Whether the draft ever answered, and so has its opening."""
         self._first_seconds = self._seconds = first_seconds
         self._due = now + first_seconds
 
@@ -29,7 +29,7 @@ class Reminder:
         self._due = now + self._seconds
 
     def is_due(self, now: float) -> bool:
-        """Whether it is to be told now; the next time is later then."""
+        """Whether to tell it now; sets the next time."""
         if now < self._due:
             return False
         self._seconds *= 2
@@ -43,23 +43,21 @@ class Told:
 
     reminder: Reminder
     num_features: int = 0
-    """Positions whose features it was sent."""
     waited_ns: int = 0
     """How long the sequence waited for the draft since it was last heard."""
 
 
 @dataclass(slots=True)
 class Silence:
-    """What the present draft owes since it last said something that makes sense."""
+    """What the present draft owes since its last sensible message."""
 
     is_too_long: bool = False
-    """It owes an answer for longer than a draft may be silent."""
+    """Whether it is silent for too long."""
     asked_ns: int | None = None
-    """When it was told the first thing that it has not answered; None: it owes no answer."""
+    """Time of the first unanswered message; None: it owes no answer."""
     waited_ns: int = 0
     """How long it was waited for, by any sequence."""
     num_nonsense: int = 0
-    """Messages that the protocol forbids."""
 
     def asked(self, now_ns: int) -> None:
         """It owes an answer from now on, if it has owed none."""
@@ -67,7 +65,7 @@ class Silence:
             self.asked_ns = now_ns
 
     def seconds_left(self, limit_seconds: float) -> float:
-        """How much longer the draft may be waited for; 0: not at all."""
+        """How much longer to wait for the draft; 0: not at all."""
         return 0.0 if self.is_too_long else max(0, round(limit_seconds * 1e9) - self.waited_ns) / 1e9
 
     def judge(self, now_ns: int, limit_seconds: float, num_new_tokens: int) -> str | None:

@@ -1,7 +1,7 @@
-"""The ranks of one target: commands of the first one to the others, and exchanges of tensors between all.
+"""The ranks of one target: commands of the first one, and exchanges of tensors between all.
 
-The first rank, the leader, commands the others, the followers, to compute each of its passes, by a short message on the
-link to each. Tensors go through a process group, and a thread watches the links (`models/process_group.py`).
+The leader has the followers compute each of its passes, by a message on each link. Tensors go through a process group,
+and a thread watches the links (`models/process_group.py`).
 """
 
 from __future__ import annotations
@@ -27,21 +27,19 @@ from amusd.transport.zeromq import ZeroMQTransport
 from amusd.types import Role
 
 IDLE_SECONDS = 1.0
-"""Longest single wait for a command."""
 LOOK_SECONDS = 0.02
-"""How often the leader looks for a report that it waits for."""
+"""How often the leader looks for a report."""
 REASON_SECONDS = 1.0
-"""How long the reason may take to arrive once an exchange has failed."""
+"""How long the reason may take to arrive after a failed exchange."""
 
 Report: TypeAlias = tuple[Literal["ready", "mistake", "failed", "lost"], str]
-"""What a follower says: that it is ready; or that it ends, by the user's mistake or since another rank is lost; why."""
+"""A follower is ready, or ends by the user's mistake or another rank's loss; and why."""
 
 
 class _ConnectedRanks(Ranks):
     """A rank that meets the others in a process group."""
 
     _others: str
-    """The ranks at the other end of this rank's links."""
 
     def __init__(self, rank: int, size: int, meeting: Meeting, backend: Backend) -> None:
         super().__init__(rank, size)
@@ -55,25 +53,20 @@ class _ConnectedRanks(Ranks):
         self._watch: Watch | None = None
 
     def sum(self, part: Tensor) -> Tensor:
-        """See `Ranks`."""
         return self._exchange(self._met.sum, part)
 
     def join(self, part: Tensor) -> Tensor:
-        """See `Ranks`."""
         return self._exchange(self._met.join, part)
 
     def check(self) -> None:
-        """See `Ranks`."""
         if self._watch is not None and self._watch.is_lost:
             raise self._reason(RankLostError(f"{self._others} of the target is gone"))
 
     def abort(self) -> None:
-        """See `Ranks`."""
         if self._watch is not None:
             self._watch.end()
 
     def close(self) -> None:
-        """Leave. Idempotent."""
         self.abort()
         with self._using:
             for link in self._links.values():
@@ -100,7 +93,6 @@ class _ConnectedRanks(Ranks):
             raise self._reason(error) from None
 
     def _reason(self, error: RankLostError) -> Exception:
-        """The error behind `error`, as far as this rank knows."""
         return error
 
 
@@ -121,7 +113,7 @@ class Leader(_ConnectedRanks):
             raise
 
     def await_followers(self, device: str, timeout_seconds: float) -> None:
-        """Wait until all are ready to compute, and meet them.
+        """Wait until all are ready, and meet them.
 
         Raises `ConfigError` for the user's mistake, `PeerError` when one fails or does not come.
         """
@@ -175,7 +167,6 @@ class Leader(_ConnectedRanks):
         return True
 
     def _reason(self, error: RankLostError) -> Exception:
-        """The end of a rank that is behind `error`, as the followers' last words tell; else the error itself."""
         deadline = time.monotonic() + REASON_SECONDS
         waiting = list(self._links)
         while waiting and time.monotonic() < deadline:
@@ -200,7 +191,7 @@ class Follower(_ConnectedRanks):
         self._link = self._links[0] = numbered_link(config, meeting.address, rank, Role.TARGET, listens=False)
 
     def ready(self, device: str, timeout_seconds: float) -> None:
-        """The model is loaded: wait for the others to be ready too. Raises `RankLostError`."""
+        """Report a loaded model, and wait for the others. Raises `RankLostError`."""
         try:
             self._say("ready")
             frame = self._link.receive_frame(timeout_seconds)

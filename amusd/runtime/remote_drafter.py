@@ -1,11 +1,11 @@
 """The inner drafter of a cascade in a process of its own: three devices compute at once.
 
-    draft  ──Candidate──▶  middle  ──Candidate──▶  target
-           ◀───Verdict───          ◀───Verdict───
+draft  ──Candidate──▶  middle  ──Candidate──▶  target
+       ◀───Verdict───          ◀───Verdict───
 
-To its draft the middle is a target: what it has made is committed there. Where the target rejects some of it, that
-sequence is over, and another one begins with what is left, so that no verdict takes back what was committed; the draft
-computes only what its cache does not hold. The middle never waits: without candidates it drafts alone.
+To its draft the middle is a target: what it has made is committed there. Where the target rejects some of it, a new
+sequence begins with what is left, so that no verdict takes back committed tokens; the draft's cache still serves. The
+middle never waits: without candidates it drafts alone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from amusd.types import FinishReason
 LOOKAHEAD = 16
 """Tokens that the draft may be ahead of the middle."""
 REMINDER_SECONDS = 1.0
-"""A draft that has sent nothing for so long is told again: a message may have been lost."""
+"""A silent draft is told again after this, since a message may be lost."""
 
 
 @dataclass
@@ -40,14 +40,13 @@ class RemoteDraft:
     link: Transport
     peer: Hello
     drafter: str
-    """Which of its drafters proposes."""
     vocab_size: int
     """Token ids of the middle: `[0, vocab_size)`."""
     failure: str | None = None
-    """Why it is not used any more, once that has happened."""
+    """Why it is not used any more."""
     num_openings: int = 0
     num_refused: int = 0
-    """Messages that its protocol forbids: a bug, or a hostile peer."""
+    """Forbidden messages: a bug, or a hostile peer."""
     _sessions: dict[int, TargetSession] = field(default_factory=dict)
 
     def open(self, token_ids: Sequence[int], capacity: int, distribution: Distribution) -> TargetSession:
@@ -120,7 +119,7 @@ class RemoteDraft:
 
 
 class RemoteDrafter(ChainDrafter):
-    """One sequence at a `RemoteDraft`. Time decides how many tokens it proposes, but not the text of the cascade."""
+    """One sequence at a `RemoteDraft`. Timing changes how much it proposes, not the cascade's text."""
 
     def __init__(self, draft: RemoteDraft) -> None:
         super().__init__()
@@ -161,7 +160,7 @@ class RemoteDrafter(ChainDrafter):
         self._settle()
 
     def truncate(self, length: int) -> None:
-        """Keep `length` tokens. If its draft was told of more, another sequence begins with what comes next."""
+        """Keep `length` tokens; if its draft knows more, a new sequence follows."""
         super().truncate(length)
         if self._session is not None and length < self._session.committed_length:
             self._end()
@@ -177,14 +176,12 @@ class RemoteDrafter(ChainDrafter):
             self._session = None
 
     def _begin(self) -> None:
-        """Begin another sequence in the place of the present one, if there is one."""
         self._end()
         if self._draft.failure is None and self.length < self._capacity:
             self._session = self._draft.open(self._context, self._capacity, self._distribution)
             self._reminder = Reminder(time.monotonic(), REMINDER_SECONDS)
 
     def _settle(self) -> None:
-        """Tell its draft what was appended; or begin anew, if it was told what does not hold any more."""
         if self._session is None:
             self._begin()
             return

@@ -1,11 +1,11 @@
 """The rollback manager takes the tree of a draft and the cache of its drafter back together, or not at all.
 
-    session           [0, base) committed, and a tree behind it
-    drafter           the same committed tokens, and keys and values of the nodes that it has computed
+session           [0, base) committed, and a tree behind it
+drafter           the same committed tokens, and keys and values of computed nodes
 
-A verdict is previewed on the session, carried out on the drafter, and only then applied to the session. A drafter that
-fails halfway is opened again with all that is committed, and the tree is dropped on both sides. If that fails too, the
-session is left as it was and the error is raised: the draft is no more.
+A verdict is previewed on the session, carried out on the drafter, and then applied to the session. A drafter that fails
+halfway is opened again with all that is committed, and the tree is dropped. If that fails too, the session is left as
+it was and the error is raised.
 """
 
 from __future__ import annotations
@@ -31,23 +31,20 @@ class Proposal:
     """The work of one step for one sequence."""
 
     num_rows: int
-    """Nodes that were computed; 0: the step was for other sequences."""
+    """Computed nodes; 0: the step was for other sequences."""
     num_tokens: int
-    """Nodes that were computed of a tree, or tokens that were added to a chain."""
+    """Computed nodes of a tree, or tokens added to a chain."""
     has_root: bool
-    """Its root was computed."""
 
 
 class RollbackManager:
-    """Owns one sequence of the draft: its session and its drafter, which always agree."""
+    """One sequence's session and drafter, which always agree."""
 
     def __init__(self, opening: Open, drafter: Drafter) -> None:
         self.session = DraftSession(opening, draft_length=drafter.max_length)
         self.drafter = drafter
         self.num_looked_up = 0
-        """Tokens drafted outside of steps."""
         self._features: list[tuple[int, Tensor]] = []
-        """The features that the drafter was given, for when it is opened again."""
         self._capacity = min(opening.max_length, drafter.max_length or opening.max_length)
         self._fan_out = opening.fan_out
         self._sends_rows = opening.distribution.rule == "rejection"
@@ -63,7 +60,7 @@ class RollbackManager:
 
     @property
     def can_wait(self) -> bool:
-        """The target has candidates for several verdicts, so nothing is urgent before the next one; not of a chain."""
+        """Whether the target has candidates for several verdicts, so nothing is urgent; not for a chain."""
         return bool(self.session.root.children) and not self.session.is_chain
 
     @property
@@ -72,14 +69,14 @@ class RollbackManager:
         return self.session.base + self.session.num_nodes
 
     def plan(self, nodes: Sequence[Node], *, is_urgent: bool) -> Expansion:
-        """The drafter's part of a step that computes `nodes`. `is_urgent`: it ends as soon as a message is ready."""
+        """The drafter's part of a step that computes `nodes`. `is_urgent`: end once a message is ready."""
         drafter = self.drafter
         most = max(drafter.tokens_per_step, 1 if is_urgent else drafter.tokens_per_replay)
         num_tokens = min(self.session.room, max(self.session.tokens_per_message, most))
         return Expansion(self.session.root, nodes, num_tokens)
 
     def take(self, nodes: Sequence[Node], found: Sequence[Guesses]) -> Proposal:
-        """Add what was `found` behind them; nothing where there are none."""
+        """Add what was `found` behind them."""
         has_root = self.session.root in nodes
         if nodes:
             self.session.grow(nodes, found, self._rows(found) if self._sends_rows else ())
@@ -110,7 +107,7 @@ class RollbackManager:
         return transition
 
     def take_features(self, message: Features) -> None:
-        """Give the drafter features of committed tokens. Raises `PeerProtocolError` for what they cannot be."""
+        """Give the drafter features of committed tokens. Raises `PeerProtocolError` for impossible ones."""
         features = _unpack(message)
         if message.end > self.session.base:
             raise PeerProtocolError(f"features up to {message.end}, {self.session.base} tokens are committed")
@@ -127,13 +124,11 @@ class RollbackManager:
         self.drafter.close()
 
     def _has_room(self, committed_length: int) -> bool:
-        """Whether the drafter still follows: behind its last position the target goes on alone."""
         if committed_length > self._capacity:
             say_once(f"draft: its model takes {self._capacity} tokens; behind them the target goes on alone")
         return committed_length <= self._capacity
 
     def _reopened(self, transition: Transition) -> Transition:
-        """Open the drafter again with what the verdict commits alone; returns the transition without a tree."""
         transition = self.session.without_tree(transition)
         try:
             self.drafter.open((*self.session.committed, *transition.token_ids), self._capacity, self._fan_out)
@@ -150,7 +145,6 @@ class RollbackManager:
         self.num_looked_up += self.session.guess_path(*self.drafter.look_up())
 
     def _rows(self, found: Sequence[Guesses]) -> tuple[bytes, ...]:
-        """The row that each token was drawn from. A token that was looked up was certain."""
         return self.drafter.take_rows() or tuple(certain(token_id) for ((token_id, _),) in found)
 
     def _check_agreement(self, committed_length: int, num_nodes: int = 0) -> None:
@@ -171,9 +165,9 @@ def _unpack(message: Features) -> Tensor:
 
 
 def propose(managers: Sequence[RollbackManager], row_share: float = 0.0) -> list[Proposal]:
-    """One step for sequences whose drafters were made together: compute the nodes that are worth most.
+    """One step for sequences whose drafters were made together, over the most valuable nodes.
 
-    The step is urgent where it computes a root: the target has no candidate behind that. `row_share`: see `next_nodes`.
+    It is urgent where it computes a root, which has no candidate yet. `row_share`: see `next_nodes`.
     """
     chosen = next_nodes([manager.session for manager in managers], row_share)
     working = [manager for manager, nodes in zip(managers, chosen, strict=True) if nodes]

@@ -1,4 +1,4 @@
-"""Starts a draft worker from a configuration, and connects a target worker at a rendezvous."""
+"""Starts a draft worker from a configuration, and connects a target worker."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 
 def link_devices(config: EngineConfig) -> tuple[str, str]:
-    """The devices at the two ends of the link: the target's first rank, and the draft."""
+    """Devices of the link's ends: the target's first rank, and the draft."""
     return device_of(config, Role.TARGET), device_of(config, Role.DRAFT)
 
 
@@ -123,7 +123,7 @@ def target_hello(vocab_size: int, tokenizer: Tokenizer) -> Hello:
 
 
 def make_leader(config: EngineConfig, meeting: Meeting | None) -> Leader | None:
-    """The first of the target's ranks; None where there are no others. Raises `ConfigError` for a wrong model."""
+    """The first of the target's ranks; None without others. Raises `ConfigError` for a wrong model."""
     if config.target_tensor_parallel_size == 1:
         return None
     assert meeting is not None, "whoever starts the other ranks says where they meet"
@@ -138,7 +138,7 @@ def _backend(config: EngineConfig, meeting: Meeting) -> Backend:
 def load_with_followers(
     config: EngineConfig, leader: Leader | None, report: Report | None
 ) -> tuple[CachedModel, Tokenizer]:
-    """The target's model and tokenizer; with a leader, its part of the model, once the other ranks have theirs.
+    """The target's model and tokenizer; with a leader, its part of the model, once all ranks have theirs.
 
     Raises `ConfigError`, and `PeerError` when a rank fails or does not come.
     """
@@ -157,16 +157,16 @@ def load_with_followers(
 
 
 def cache_bytes(model: CachedModel, max_num_seqs: int) -> int:
-    """Memory of the caches of so many sequences of the greatest length. Computes a pass."""
+    """Memory of so many caches of the greatest length. Computes a pass."""
     cache = model.new_cache(1)
     model.prefill((0,), cache)  # keys and values are allocated by the first pass, which knows their shapes
     return max_num_seqs * model.max_length * cache.nbytes // cache.allocated
 
 
 def run_follower(config: EngineConfig, rank: int, meeting: Meeting) -> None:
-    """Be another rank of the target: load a part of the model, and compute what the first one commands, until it ends.
+    """Be another rank of the target: load a part of the model, and compute the first one's commands.
 
-    Raises what the first rank was told of, unless it is the user's mistake or another rank's.
+    Raises what it reported, unless it is the user's mistake or another rank's.
     """
     torch.set_num_threads(config.hardware.num_threads)
     size = config.target_tensor_parallel_size
@@ -187,9 +187,9 @@ def run_follower(config: EngineConfig, rank: int, meeting: Meeting) -> None:
 
 
 def prepare_draft(config: EngineConfig) -> LoadedDrafters | None:
-    """Load what draft processes that are forked from this one share; None where each has to load for itself.
+    """Load what forked draft processes share; None where each has to load for itself.
 
-    It has to on a GPU, which is lost in a fork, with an inner drafter elsewhere, and where loading fails and is to be
+    It has to on a GPU, which is lost in a fork, with an inner drafter elsewhere, and where a loading failure must be
     reported.
     """
     device = device_of(config, Role.DRAFT)
@@ -204,7 +204,6 @@ def prepare_draft(config: EngineConfig) -> LoadedDrafters | None:
 
 
 def _load_drafters(config: EngineConfig, device: str, start_inner: StartInner | None = None) -> LoadedDrafters:
-    """Load the drafters, and tell the log what was loaded."""
     start = time.monotonic()
     loaded = load_drafters(config, device, start_inner)
     named = "; ".join(describe_drafter(drafter, config, device) for drafter in config.drafters)
@@ -246,9 +245,9 @@ def serve_draft(
 def start_inner(
     config: EngineConfig, running: ExitStack, drafter: DrafterConfig, middle: CachedModel, tokenizer: Tokenizer
 ) -> DrafterFactory:
-    """Start a process for the inner drafter of a cascade, which ends with `running`; returns what makes its drafters.
+    """Start a process for a cascade's inner drafter, which ends with `running`; returns the maker of its drafters.
 
-    Raises `ConfigError` when the two cannot work together, `PeerError` when it does not come.
+    Raises `ConfigError` when the two do not fit, `PeerError` when it does not come.
     """
     assert drafter.inner_device is not None
     check_devices([drafter.inner_device])
@@ -279,7 +278,7 @@ def serve(
     timeout_seconds: float,
     max_num_seqs: int = 1,
 ) -> None:
-    """Shake hands over `link` and draft until the target is done, for up to `max_num_seqs` sequences at once."""
+    """Shake hands over `link` and draft until the target is done, for up to `max_num_seqs` sequences."""
     hello = Hello(
         PROTOCOL_VERSION,
         Role.DRAFT,

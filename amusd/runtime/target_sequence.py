@@ -1,6 +1,6 @@
 """One request at the target.
 
-cache             keys and values of [0, committed_length - 1): the last committed token is the next pass's first input
+cache             keys and values of [0, committed_length - 1): the last committed token is the next input
 session           the committed tokens, and the candidates behind them
 """
 
@@ -32,7 +32,6 @@ class Request:
 
     prompt: tuple[int, ...]
     max_length: int
-    """Prompt and answer together."""
     policy: Policy
     drafter: str | None
     """None: decode without a draft."""
@@ -40,9 +39,9 @@ class Request:
     logprobs: bool = False
     top_logprobs: int = 0
     max_silence_seconds: float = 0.3
-    """How long the draft is waited for, all in all, while nothing is heard from it."""
+    """Longest total wait for a silent draft."""
     reference: tuple[int, ...] = ()
-    """The answer, where it is known in advance and the drafter is to be told (a synthetic one)."""
+    """The answer known in advance, for a synthetic drafter."""
 
 
 @dataclass(eq=False)
@@ -55,17 +54,14 @@ class TargetSequence:
     cache: KVCache
     verifier: Verifier
     observer: Observer
-    """The measurements of the pair so far, earlier requests included."""
+    """Measurements of the pair, earlier requests included."""
     start_ns: int
-    """When the request began."""
     metrics: GenerationMetrics = field(init=False)
-    """The counts so far."""
     decision: Verify = field(default_factory=lambda: Verify(0))
-    """The decision for the pass under way, or for the next one if it begins now."""
+    """For the pass under way, or the next one if it begins now."""
     finish_reason: FinishReason | None = None
-    """The reason why the answer ended; None while it goes on."""
+    """None while the answer goes on."""
     error: NotFiniteError | None = None
-    """Why it cannot go on."""
     is_over: bool = False
     """Nothing follows, and the counts are complete."""
     _room: int = 0
@@ -76,7 +72,7 @@ class TargetSequence:
 
     @property
     def ended_by(self) -> FinishReason:
-        """The reason why it ended; it was aborted unless a token ended it."""
+        """Why it ended; aborted unless a token ended it."""
         return self.finish_reason or FinishReason.ABORTED
 
     @property
@@ -100,7 +96,7 @@ class TargetSequence:
         return self.finish_reason is None and self.decision.tells_draft
 
     def opening(self, incarnation: int, not_over: tuple[int, ...]) -> Open:
-        """The first message to a draft of this incarnation: all that is committed, and how far it may run ahead."""
+        """The first message to a draft of this incarnation."""
         request, policy, committed = self.request, self.request.policy, self.session.committed
         assert request.drafter is not None
         return Open(
@@ -122,8 +118,8 @@ class TargetSequence:
     def decide(self, max_rows: int, waited_ns: int, *, may_hear: bool) -> Decision:
         """Ask the policy about the next pass, which takes `max_rows` of the sequence at most.
 
-        `may_hear`: a draft works on the sequence. Without one nothing is waited for, and the question whether drafting
-        pays does not arise: the draft must be told of each pass, to be heard again.
+        `may_hear`: a draft works on the sequence. Without one nothing is waited for, and the draft is told of each
+        pass, to be heard again.
         """
         self._room = min(self.session.remaining, max_rows) - 1
         view = self.observer.view(self.session, max_candidates=self._room, waited_ns=waited_ns)
@@ -141,7 +137,7 @@ class TargetSequence:
         return self.verifier.begin(self.session, num_candidates, self.request.policy.breadth, self.decision.min_chance)
 
     def commit(self, block: Block, acceptance: Acceptance) -> PassOutcome:
-        """Make the tokens of a pass over `block` final, up to the one that ends the answer; cut the cache back."""
+        """Make the tokens of a pass over `block` final, up to the answer's end; cut the cache back."""
         emission = self.stop.push(acceptance.token_ids)
         number = len(emission.token_ids)
         logprobs, top_logprobs = self.verifier.logprobs[:number], self.verifier.top_logprobs[:number]
@@ -154,7 +150,7 @@ class TargetSequence:
         return outcome
 
     def take(self) -> Iterator[Emission]:
-        """Yield what passes have committed since the last call."""
+        """Yield what was committed since the last call."""
         while self._emissions:
             yield self._emissions.popleft()
 

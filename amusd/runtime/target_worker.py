@@ -1,7 +1,7 @@
 """The target's loop over its sequences: gather, decide, verify, commit, tell.
 
-It can always go on alone: what it hears from a draft comes through its `DraftClient`. The three modes are this loop
-under three policies (`amusd/policies`). A pass takes in what each sequence has (docs/batching.md).
+It can always go on alone: a draft is heard through its `DraftClient`. The three modes are this loop under three
+policies (`amusd/policies`). A pass takes in what each sequence has (docs/batching.md).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Slot:
 
 @dataclass
 class TargetWorker:
-    """Decodes up to `max_num_seqs` sequences: `admit`, `step` until they are over, and `end` each. For one thread."""
+    """Decodes up to `max_num_seqs` sequences: `admit`, `step` until they are over, and `end`. For one thread."""
 
     model: LanguageModel
     recorder: Recorder
@@ -44,9 +44,7 @@ class TargetWorker:
     _next_sequence_id: int = 1
     _free_slots: list[_Slot] = field(init=False)
     _slots_in_use: dict[TargetSequence, _Slot] = field(default_factory=dict)
-    """The slots of the sequences that are not finished, in the order of their admission."""
     _finished: list[TargetSequence] = field(default_factory=list)
-    """Those whose counts the draft still has to say."""
 
     def __post_init__(self) -> None:
         caches = self.model.new_caches(self.max_num_seqs, self.model.max_length)
@@ -81,7 +79,7 @@ class TargetWorker:
         return sequence
 
     def step(self) -> None:
-        """Compute one chunk of a prompt, if one waits, and one pass over all sequences whose prompt is taken in."""
+        """Compute a chunk of a waiting prompt, and one pass over all other sequences."""
         sequences = self._gather()
         if sequences:
             blocks = self._decide(sequences)
@@ -103,7 +101,7 @@ class TargetWorker:
         sequence.is_over = True
 
     def begin_run(self, number: int) -> None:
-        """Decode for this run of several from now on: events go to that run's file."""
+        """Send events to this run's file from now on."""
         self._next_sequence_id = number * SEQUENCES_PER_RUN + 1
 
     def shut_down(self) -> None:
@@ -114,9 +112,9 @@ class TargetWorker:
     # The steps, in their order
 
     def _gather(self) -> list[TargetSequence]:
-        """Take in a chunk of the first prompt, and of the next ones as far as all are no more than a chunk.
+        """Take in a chunk of the first prompt, and of the next ones within a chunk; a lone prompt whole.
 
-        A sequence that is alone takes in all of its prompt. Returns those of the next pass.
+        Returns the next pass's sequences.
         """
         num_left = chunk = self.model.numerics.prefill_chunk
         for sequence in [sequence for sequence in self._slots_in_use if not sequence.is_prefilled]:
@@ -158,7 +156,6 @@ class TargetWorker:
             self._wait(waits)
 
     def _ask(self, sequences: Sequence[TargetSequence], waited_ns: int) -> dict[TargetSequence, Decision]:
-        """Return what the policy of each says, `waited_ns` after the sequences could have begun."""
         decisions: dict[TargetSequence, Decision] = {}
         for sequence in sequences:
             max_rows = self.model.numerics.max_rows(sequence.session.committed_length - 1)
@@ -167,7 +164,6 @@ class TargetWorker:
         return decisions
 
     def _wait(self, waits: dict[TargetSequence, Wait]) -> None:
-        """Wait for one message, no longer than any policy says, nor than a silent draft is waited for."""
         start_ns, num_before = self.recorder.now_ns(), [sequence.session.num_candidates for sequence in waits]
         seconds = min(decision.seconds for decision in waits.values())
         self.client.take(min(seconds, self.client.patience_seconds), waits)
@@ -220,7 +216,6 @@ class TargetWorker:
                 self.client.send_features(sequence, positions.start, features[:, columns])
 
     def _close(self, sequence: TargetSequence) -> None:
-        """Free the slot of a sequence that computes nothing any more, and tell the draft."""
         self._free_slots.append(self._slots_in_use.pop(sequence))
         start_ns, end_ns = sequence.start_ns, sequence.start_ns + sequence.metrics.total_ns
         self.recorder.span("sequence", start_ns, end_ns, sequence.sequence_id, **sequence.summary())
@@ -228,10 +223,7 @@ class TargetWorker:
         self.recorder.flush()
 
     def _settle(self) -> None:
-        """Close what has come to its end, and end it once the draft has said its counts.
-
-        They are waited for where nothing else is to do.
-        """
+        """Close ended sequences, and end them with the draft's counts, which are waited for only if all is idle."""
         for sequence in [sequence for sequence in self._slots_in_use if sequence.finish_reason is not None]:
             self._close(sequence)
             self._finished.append(sequence)

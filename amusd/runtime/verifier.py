@@ -34,7 +34,7 @@ def prepare_to_verify(model: LanguageModel, cache: KVCache) -> None:
 
 
 class Verifier:
-    """Judges the candidates of one request: which of them the target accepts."""
+    """Judges the candidates of one request."""
 
     def __init__(self, model: LanguageModel, request: Request, cache: KVCache) -> None:
         self._model = model
@@ -71,10 +71,11 @@ class Verifier:
         return Rows(block.token_ids, self._cache, wanted, parents)
 
     def judge(self, session: TargetSession, block: Block, output: ModelOutput) -> Acceptance:
-        """The tokens that a pass over `block` commits. On one path a candidate that came during the pass may be judged.
+        """The tokens that a pass over `block` commits. On one path a candidate that came during the pass may be
+        judged.
 
-        If a logit that counts is NaN or infinite, the pass is made again without candidates, since these must not
-        matter; raises `NotFiniteError` if it still is.
+        If a counting logit is not finite, the pass is made again without candidates, which must not matter; raises
+        `NotFiniteError` if it still is.
         """
         cache = self._cache
         try:
@@ -126,7 +127,6 @@ class Verifier:
         return acceptance
 
     def _score(self, output: ModelOutput, row: int, token_id: int) -> tuple[float, TopLogprobs]:
-        """The log-probability of a token that the sampler has not chosen."""
         chosen = float(output.logits[row].float().log_softmax(0)[token_id])
         return chosen, scores_of(output.sample(row)[1], self._request.top_logprobs)[1]
 
@@ -136,5 +136,4 @@ class Verifier:
 
 
 def _scored(judged: tuple[T, ...], block: Block) -> tuple[T, ...]:
-    """Those for which a pass over `block` has a row."""
     return judged[: len(block.token_ids)]
