@@ -38,9 +38,7 @@ class AutoregressiveDrafter(ChainDrafter):
         self._distribution = GREEDY
         self._sampler: SequenceSampler | None = None
         self._held: list[int] = []
-        """Tokens of the last sequence, once it is closed; the cache holds the first of them."""
         self._num_opened = 0
-        """How many of them it was opened with."""
         self._prepare()
 
     @property
@@ -143,7 +141,6 @@ class AutoregressiveDrafter(ChainDrafter):
         return column if self._output_ids is None else self._output_ids[column]
 
     def _undo_rows(self, error: NotFiniteError) -> None:
-        """Forget what a failed pass has written: it may not be numbers."""
         self._cache.truncate(min(self._cache.length, self.length - 1))
         self._cache.wipe()
         self._num_opened = self._cache.capacity  # nor goes another sequence on with what is left
@@ -168,13 +165,11 @@ class AutoregressiveDrafter(ChainDrafter):
         super().close()
 
     def _num_held(self, token_ids: Sequence[int]) -> int:
-        """Positions of the cache to keep for a sequence that begins with all that the last one was opened with."""
         agreeing = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(self._held, token_ids[:-1], strict=False))
         number = min(self._cache.length, sum(1 for _ in agreeing))
         return number if number >= self._num_opened else 0
 
     def _prepare(self) -> None:
-        """Prepare every pass that is asked for."""
         for levels, steps in (
             (DRAFT_LEVELS[:-1], self.model.tokens_per_step),
             (DRAFT_LEVELS[-1:], 1),
@@ -183,7 +178,6 @@ class AutoregressiveDrafter(ChainDrafter):
 
     @classmethod
     def _extend(cls, drafters: Sequence[Self], max_tokens: Sequence[int]) -> list[tuple[int, ...]]:
-        """The model's proposal for each, in as many passes as the longest needs."""
         proposed: list[list[int]] = [[] for _ in drafters]
         num_left = [drafter.room(number) for drafter, number in zip(drafters, max_tokens, strict=True)]
         while going := [index for index, number in enumerate(num_left) if number]:
@@ -198,7 +192,6 @@ class AutoregressiveDrafter(ChainDrafter):
         return [tuple(tokens) for tokens in proposed]
 
     def _catch_up(self, num_behind: int = 0) -> list[int]:
-        """The tokens that the next pass takes in before `num_behind` more; what does not fit is prefilled here."""
         while True:
             start = self._cache.length
             most = self.model.numerics.max_rows(start)

@@ -29,13 +29,11 @@ class BlockDrafter(Drafter):
         self._distribution = GREEDY
         self._context: list[int] = []
         self._num_drafted = 0
-        """Nodes of a chain."""
         self._is_chain = self._is_ready = False
         self._scores = torch.empty(0)
         """[places, columns]: of the tokens from `_first` on."""
         self._first = 0
         self._guesses: dict[int, Guesses] = {}
-        """The guesses at each place where they do not depend on the path."""
 
     @property
     def length(self) -> int:

@@ -51,7 +51,6 @@ class CascadeDrafter(AutoregressiveDrafter):
         self._num_inner_tokens = num_inner_tokens
         self._num_inner_ids = num_inner_ids
         self._inner_capacity = 0
-        """Longest sequence of `inner`; behind it the model drafts alone."""
 
     @property
     def tokens_per_step(self) -> int:
@@ -82,12 +81,10 @@ class CascadeDrafter(AutoregressiveDrafter):
         self.inner.close()
 
     def _prepare(self) -> None:
-        """Each pass is one step, the last row's token chosen with the others."""
         self.model.prepare(self._cache, samplers_of(self.model, self._cache, DRAFT_LEVELS))
 
     @classmethod
     def _extend(cls, drafters: Sequence[Self], max_tokens: Sequence[int]) -> list[tuple[int, ...]]:
-        """The model's own tokens along the inner drafters' proposals, from one pass for all."""
         if not drafters:
             return []
         inner = [drafter.inner for drafter in drafters]
@@ -137,7 +134,6 @@ class CascadeDrafter(AutoregressiveDrafter):
         self.inner.truncate(min(length, self.inner.length))
 
     def _known(self, token_ids: Sequence[int]) -> Sequence[int]:
-        """The same for the inner drafter, whose model may have fewer ids."""
         if not self._num_inner_ids:
             return token_ids
         return [token_id if token_id < self._num_inner_ids else 0 for token_id in token_ids]

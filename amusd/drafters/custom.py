@@ -24,7 +24,6 @@ class DrafterContext:
     """The argument of a factory."""
 
     options: Mapping[str, Any]
-    """`drafter.options`."""
     device: str
     """The device of the draft: `cpu`, or `cuda:` and a number."""
     engine: EngineConfig
@@ -70,7 +69,6 @@ def load_own(config: DrafterConfig, engine: EngineConfig, device: str) -> OwnDra
 
 
 def _checked(named: str, factory: DrafterFactory, number: int) -> Sequence[Drafter]:
-    """What a maker makes."""
     with failing_in_one_line(_KEY, named):
         made = list(factory(number))
     if len({id(drafter) for drafter in made}) != number or not all(isinstance(drafter, Drafter) for drafter in made):

@@ -45,13 +45,11 @@ class EagleDrafter(ModelTreeDrafter):
         super().set_distribution(GREEDY if distribution.rule == "rejection" else distribution)
 
     def _prefill(self) -> int:
-        """Compute nothing yet: the features of the prompt come with the target's prefill."""
         self._known = torch.zeros(len(self._features), dtype=torch.bool)
         self._is_ready = len(self._context) == 1
         self._num_computed = 0
         self._free = list(range(self._num_slots - 1, 0, -1))
         self._first_position = min(1, len(self._context) - 1)
-        """The position of the prefix's first row: 0 for a sequence of one token, else 1."""
         return self._first_position
 
     def take_features(self, start: int, features: Tensor) -> None:

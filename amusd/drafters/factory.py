@@ -125,14 +125,11 @@ def _load_inner(
 
 
 def _ngram_maker(config: DrafterConfig) -> DrafterFactory:
-    """Chains and trees remember the same earlier answers."""
     earlier = EarlierAnswers(config.remember)
     return one_by_one(lambda: NgramDrafter(config.min_lookup or 1, earlier=earlier))
 
 
 def _cascade_maker(middle: CachedModel, make_inner: DrafterFactory, num_inner_ids: int = 0) -> DrafterFactory:
-    """The maker of chains by `middle` and by inner drafters, which are chains, too."""
-
     def make(number: int) -> list[Drafter]:
         inner = cast("Sequence[ChainDrafter]", make_inner(number))
         together = zip(middle.new_caches(number, middle.max_length), inner, strict=True)
@@ -142,7 +139,6 @@ def _cascade_maker(middle: CachedModel, make_inner: DrafterFactory, num_inner_id
 
 
 def _model_makers(config: DrafterConfig, model: CachedModel) -> tuple[DrafterFactory, DrafterFactory]:
-    """The makers of chains and of trees over one set of caches: the i-th drafters of both have the same one."""
     caches = functools.cache(lambda number: model.new_caches(number, model.max_length, spare=MAX_NODES))
     min_lookup = MIN_LOOKUP if config.min_lookup is None else config.min_lookup
     looks_up = min_lookup > 0 and config.kind in ("embedded", "eagle")

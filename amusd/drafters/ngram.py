@@ -36,9 +36,7 @@ MAX_CONTINUATIONS = 3
 LOOKUP_TOKENS = 8
 """Most tokens of a path that a tree looks up at once."""
 _MAX_OCCURRENCES = 32
-"""The latest occurrences of a suffix that are looked at; of a single token `MAX_CONTINUATIONS` and one."""
 _MIXED_LENGTHS = (1, 2)
-"""Suffixes whose occurrences give the guesses of a tree."""
 
 
 class SuffixIndex:
@@ -79,11 +77,9 @@ class SuffixIndex:
         return sorted(found, reverse=True)
 
     def _suffixes(self) -> list[tuple[int, ...]]:
-        """The n-grams at the end."""
         return [tuple(self.token_ids[-n:]) for n in self._lengths if n <= len(self.token_ids)]
 
     def _agreement(self, end: int, context: Sequence[int]) -> int:
-        """How many tokens before `end` are those at the end of `context`."""
         number = 0
         while number < min(end, len(context)) and self.token_ids[end - 1 - number] == context[-1 - number]:
             number += 1

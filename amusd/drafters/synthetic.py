@@ -22,7 +22,6 @@ from amusd.protocol.draft_session import Guesses, Node, Transition
 Schedule = Callable[[int], bool]
 """Position (absolute) -> whether the proposal for it is the target's own token."""
 _UNJUDGED = 0
-"""Proposed behind the end of the answer."""
 
 
 ACCEPT_NEXT = 0.4
@@ -64,7 +63,6 @@ class SyntheticDrafter(Drafter):
         self._vocab_size = vocab_size
         self._fan_out = 1
         self._follows = True
-        """The committed tokens are the beginning of the reference."""
         self.set_reference(())
 
     @property
@@ -129,7 +127,6 @@ class SyntheticDrafter(Drafter):
         self.model.close()
 
     def _token_at(self, position: int) -> int:
-        """The token of a chain."""
         if position >= len(self._reference):
             return _UNJUDGED
         right = self._reference[position]
@@ -138,7 +135,6 @@ class SyntheticDrafter(Drafter):
         return right - 1 if right else 1  # an id of the target's vocabulary, however large that is
 
     def _guesses(self, root: Node, node: Node) -> Guesses:
-        """As many guesses as asked for, behind `node`."""
         position = node.position + 1
         is_right = self._follows and self._reference[root.position + 1 : position] == tuple(path_to(root, node))
         right = self._reference[position] if is_right and position < len(self._reference) else -1

@@ -58,9 +58,7 @@ class ModelTreeDrafter(Drafter):
         self._context: list[int] = []
         self._is_chain = False
         self._num_drafted = 0
-        """Nodes of a chain."""
         self._paths: dict[Node, tuple[int, ...]] = {}
-        """The slots behind the prefix that lead to each computed node, its own last."""
 
     @property
     def length(self) -> int:
@@ -98,7 +96,6 @@ class ModelTreeDrafter(Drafter):
             self._ngrams.open(token_ids)
 
     def _prefill(self) -> int:
-        """Lay out the slots, and compute all but the last token; returns at which position the pending ones begin."""
         self._num_computed = len(self._context) - 1
         self.model.prefill(self._context[:-1], self._cache)
         self._free = list(range(self._num_slots - 1, self._num_computed - 1, -1))  # the lowest is taken first
@@ -159,7 +156,6 @@ class ModelTreeDrafter(Drafter):
         return self._pending_part(most, ([],))
 
     def _pending_part(self, most: int, behind: Sequence[Sequence[int]]) -> TreePart:
-        """The next of the missing tokens, which join the prefix."""
         positions = self._pending[:most]
         del self._pending[:most]
         slots = [self._free.pop() for _ in positions]
@@ -170,7 +166,6 @@ class ModelTreeDrafter(Drafter):
         return part
 
     def _part(self, tokens: Sequence[int], paths: Sequence[Sequence[int]], behind: Sequence[Sequence[int]]) -> TreePart:
-        """`behind`: for each of the last rows, whose guesses are wanted, the tokens from the root to it."""
         if self._num_ids is not None:
             tokens = [token_id % self._num_ids for token_id in tokens]
         wanted, mixtures = None, [self._ngrams.guesses(path) for path in behind] if self._ngrams is not None else ()
