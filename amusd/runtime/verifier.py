@@ -71,8 +71,7 @@ class Verifier:
         return Rows(block.token_ids, self._cache, wanted, parents)
 
     def judge(self, session: TargetSession, block: Block, output: ModelOutput) -> Acceptance:
-        """The tokens that a pass over `block` commits. On one path a candidate that came during the pass may be
-        judged.
+        """The tokens that a pass over `block` commits; on one path also a candidate that came during it.
 
         If a counting logit is not finite, the pass is made again without candidates, which must not matter; raises
         `NotFiniteError` if it still is.
