@@ -1,10 +1,9 @@
 """Any causal language model over the target's token ids, drafting chains as the target would choose them.
 
-It may leave to prompt lookup what lookup knows better: where a long enough suffix of the context has occurred before,
-what followed it then is right more often than a small model is (`experiments/embedded_draft/`), and costs nothing.
+Where a long enough suffix has occurred before, prompt lookup proposes instead, which is right more often and free.
 
 context   [0, length)            tokens taken in, the tail included
-cache     [0, _cache.length)     keys and values present; at most length - 1, so that a step always has an input
+cache     [0, _cache.length)     keys and values; at most length - 1, so that a step always has an input
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class AutoregressiveDrafter(ChainDrafter):
     """Drafts with `model`, whose cache is kept between sequences."""
 
     def __init__(self, model: LanguageModel, lookup: NgramCache | None = None, *, cache: KVCache | None = None) -> None:
-        """`lookup`: proposes first; the model drafts where it has no continuation. `cache`: one of `new_caches`."""
+        """`lookup`: proposes first. `cache`: one of `new_caches`."""
         super().__init__()
         self.model = model
         self._lookup = lookup
@@ -43,7 +42,7 @@ class AutoregressiveDrafter(ChainDrafter):
 
     @property
     def tokens_per_step(self) -> int:
-        """One, where each token costs a call of the model; as many as are wanted, where they are looked up."""
+        """One where each needs a call of the model; all if looked up."""
         looked_up = self._lookup is not None and self._lookup.continuation(1)
         return self._capacity if looked_up else 1
 
@@ -58,7 +57,7 @@ class AutoregressiveDrafter(ChainDrafter):
         return self._cache.capacity
 
     def set_distribution(self, distribution: Distribution) -> None:
-        """Draw the next sequence from it with the noise of the target, so that the two agree often."""
+        """Draw the next sequence from it with the target's noise."""
         self._distribution = distribution
 
     def take_rows(self) -> tuple[bytes, ...]:
@@ -66,7 +65,7 @@ class AutoregressiveDrafter(ChainDrafter):
         return self._sampler.take_rows() if isinstance(self._sampler, DraftSampler) else ()
 
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
-        """Start from `token_ids`: those but the last that the cache does not hold go through the model."""
+        """Start from `token_ids`: those but the last that the cache lacks go through the model."""
         super().open(token_ids, capacity, fan_out)
         if self._lookup is not None:
             self._lookup.open(token_ids)
@@ -80,12 +79,12 @@ class AutoregressiveDrafter(ChainDrafter):
         self.model.prefill(token_ids[self._cache.length : -1], self._cache)
 
     def propose(self, max_tokens: int) -> tuple[int, ...]:
-        """`max_tokens` tokens; fewer at the end of the capacity, or where the model gives no numbers."""
+        """`max_tokens` tokens; fewer at the capacity, or where logits are not finite."""
         return self.propose_together([self], [max_tokens])[0]
 
     @classmethod
     def propose_together(cls, drafters: Sequence[Self], max_tokens: Sequence[int]) -> list[tuple[int, ...]]:
-        """`propose` of each; the model goes on with all that look nothing up in the same passes."""
+        """`propose` of each, in shared passes for those that look nothing up."""
         proposed = [drafter.propose_known(number) for drafter, number in zip(drafters, max_tokens, strict=True)]
         asking = [index for index, tokens in enumerate(proposed) if tokens is None]
         found = cls._extend([drafters[index] for index in asking], [max_tokens[index] for index in asking])
@@ -94,7 +93,7 @@ class AutoregressiveDrafter(ChainDrafter):
         return [tokens or () for tokens in proposed]
 
     def propose_known(self, max_tokens: int) -> tuple[int, ...] | None:
-        """Propose without the model: a continuation, or nothing where no room is left; None: ask the model."""
+        """Propose without the model: a continuation, or nothing without room; None: ask the model."""
         num_tokens = self.room(max_tokens)
         if num_tokens < 1:
             return ()
@@ -103,7 +102,7 @@ class AutoregressiveDrafter(ChainDrafter):
         return found or None
 
     def room(self, max_tokens: int) -> int:
-        """How many of so many tokens may follow."""
+        """How many of so many tokens fit."""
         return min(max_tokens, self._capacity - self.length)
 
     @property
@@ -112,7 +111,7 @@ class AutoregressiveDrafter(ChainDrafter):
         return self._sampler is None or self._sampler.can_replay
 
     def rows(self, candidates: Sequence[int] = (), steps: int = 1) -> Rows:
-        """The end of the sequence and `candidates` behind it, for the model to go on with."""
+        """The end of the sequence and `candidates` behind it."""
         token_ids, wanted = [*self._catch_up(len(candidates)), *candidates], None
         if self._sampler is not None:
             self._sampler.see(self._context)
@@ -121,7 +120,7 @@ class AutoregressiveDrafter(ChainDrafter):
         return Rows(token_ids, self._cache, wanted)
 
     def take(self, rows: Rows, output: ModelOutput, steps: int) -> list[int]:
-        """Commit the tokens that a pass has chosen behind `rows`, at most `steps`; none where it gives no numbers."""
+        """Commit the tokens that a pass chose behind `rows`, at most `steps`; none if not finite."""
         last = len(rows.token_ids) - 1
         try:
             chosen = [self._draw(output, last + step) for step in range(steps)]
@@ -153,14 +152,14 @@ class AutoregressiveDrafter(ChainDrafter):
             self._lookup.commit(token_ids)
 
     def truncate(self, length: int) -> None:
-        """Keep `length` tokens. The last of them stays outside the cache: the next step needs it as its input."""
+        """Keep `length` tokens. The last stays outside the cache, as the next step's input."""
         super().truncate(length)
         if self._lookup is not None:
             self._lookup.truncate(length)
         self._cache.truncate(min(self._cache.length, length - 1))
 
     def close(self) -> None:
-        """Keep the cache for the next sequence: it may begin as this one did."""
+        """Keep the cache for the next sequence, which may begin alike."""
         self._held = self._context or self._held
         super().close()
 

@@ -1,4 +1,4 @@
-"""The seam between the draft worker and whatever proposes tokens."""
+"""The interface between the draft worker and whatever proposes tokens."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ logger = logging.getLogger(__name__)
 
 @functools.cache
 def say_once(line: str) -> None:
-    """Tell people, the first time that it is said in this process."""
+    """Tell people once in this process."""
     logger.warning("%s", line)
 
 
 def say_not_finite(error: NotFiniteError) -> None:
-    """Tell people, once, that a draft model gives no numbers."""
+    """Tell people, once, that a draft model's logits are not finite."""
     say_once(f"draft: {error}, which costs speed alone: its weights are damaged, or overflow in drafter.dtype")
 
 
@@ -52,31 +52,31 @@ def path_to(root: Node, node: Node) -> list[int]:
 class Drafter(abc.ABC):
     """Computes nodes of one sequence's tree (`amusd/protocol/draft_session.py`).
 
-    What is guessed behind a node depends on the committed tokens and its path alone, whatever happened before.
+    Guesses behind a node depend on the committed tokens and its path alone, whatever happened before.
     """
 
     @property
     @abc.abstractmethod
     def length(self) -> int:
-        """Committed tokens that it has taken in; of a chain, with the tokens drafted behind them."""
+        """Committed tokens taken in; for a chain, with the drafted ones."""
 
     @property
     def tokens_per_step(self) -> int:
-        """How many tokens of a chain one step yields at no extra cost: 1 for a model, many for a lookup."""
+        """Tokens of a chain that one step yields at no extra cost: 1 for a model, many for a lookup."""
         return 1
 
     @property
     def max_length(self) -> int | None:
-        """Longest sequence that it takes in; None: any. The target goes on alone behind it."""
+        """Longest sequence; None: any. Beyond it the target goes on alone."""
         return None
 
     @property
     def tokens_per_replay(self) -> int:
-        """How many tokens of a chain a step makes where none is urgent: a GPU makes several in less time together."""
+        """Tokens of a chain per step where none is urgent: a GPU makes several in less time."""
         return 1
 
     def set_distribution(self, distribution: Distribution) -> None:  # noqa: B027 - a lookup draws nothing
-        """Set what the target draws the tokens of the next sequence from, so that guesses are right more often."""
+        """Set what the target draws the next sequence from, so that more guesses are right."""
 
     def set_reference(self, token_ids: Sequence[int]) -> None:  # noqa: B027 - a draft that is one does not look at it
         """Set the target's whole text of the next sequence, prompt included, for a synthetic draft."""
@@ -85,25 +85,25 @@ class Drafter(abc.ABC):
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
         """Forget everything and start from `token_ids`, one at least. Raises `NoRoomError` before any change.
 
-        `capacity`: longest sequence ever asked for, at most `max_length`; `fan_out`: guesses behind a node at most.
+        `capacity`: longest sequence, at most `max_length`; `fan_out`: most guesses behind a node.
         """
 
     def expand(self, root: Node, nodes: Sequence[Node], num_tokens: int = 1) -> Sequence[Guesses]:
         """Guess the tokens behind each of `nodes`: the root alone, or nodes whose parents were computed.
 
-        A chain goes on behind its own guess, up to `num_tokens` in all: an entry for each, none where it has no
-        proposal. A drafter has this method of its own, or the next one.
+        A chain goes on behind its own guess, up to `num_tokens` in all: an entry for each, none without a proposal. A
+        drafter implements this method or the next one.
         """
         return self.expand_together([self], [Expansion(root, nodes, num_tokens)])[0]
 
     @classmethod
     def expand_together(cls, drafters: Sequence[Self], parts: Sequence[Expansion]) -> list[Sequence[Guesses]]:
-        """`expand` of several drafters that were made together, each for its part; in one pass if they have a model."""
+        """`expand` of several drafters that were made together; in one pass if they have a model."""
         together = zip(drafters, parts, strict=True)
         return [drafter.expand(part.root, part.nodes, part.num_tokens) for drafter, part in together]
 
     def take_rows(self) -> tuple[bytes, ...]:
-        """The rows that the last step's tokens were drawn from, under the ratio test; empty if nothing was drawn."""
+        """Rows that the last step's tokens were drawn from, under the ratio test; else empty."""
         return ()
 
     @property
@@ -112,22 +112,22 @@ class Drafter(abc.ABC):
         return True
 
     def take_features(self, start: int, features: Tensor) -> None:  # noqa: B027 - most read none
-        """Take in features, [rows, width], of the committed positions from `start` on: what it reads of the target.
+        """Take in features, [rows, width], of the committed positions from `start` on.
 
-        They may come late, again or never. Raises `ValueError` for another width than it reads.
+        They may come late, again or never. Raises `ValueError` for another width.
         """
 
     @abc.abstractmethod
     def follow(self, transition: Transition) -> None:
-        """Take in what a verdict does to the tree. `transition.alive` is what is left of it."""
+        """Take in a verdict's change of the tree, of which `transition.alive` is left."""
 
     def look_up(self) -> tuple[tuple[int, ...], float]:
-        """A continuation of the committed tokens that costs nothing, and how likely each of its tokens is."""
+        """A free continuation of the committed tokens, and each token's probability."""
         return (), 0.0
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Release the sequence's memory or keep it for the next `open`. Idempotent."""
+        """Release the sequence's memory, or keep it for the next `open`. Idempotent."""
 
 
 class ChainDrafter(Drafter):
@@ -136,11 +136,10 @@ class ChainDrafter(Drafter):
     Guarantees of every implementation (`tests/drafters/test_contract.py` runs them all):
 
     * After `open`, `propose`, `commit` and `truncate` the context is exactly the tokens taken in; `length` counts it.
-    * What is proposed depends on the context alone: `propose` after `truncate` equals `propose` of a fresh drafter that
-      was opened with the same tokens.
+    * Proposals depend on the context alone: `propose` after `truncate` equals that of a fresh drafter.
     * `truncate` is O(1) apart from dropping its own tokens, and checks before it changes anything.
 
-    The methods here keep the context; an implementation that keeps more of the sequence calls them first.
+    An implementation that keeps more of the sequence calls these methods first.
     """
 
     def __init__(self) -> None:
@@ -153,7 +152,7 @@ class ChainDrafter(Drafter):
         return len(self._context)
 
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
-        """Start from `token_ids`. Raises `ValueError` when there are none or more than `capacity`, and for trees."""
+        """Start from `token_ids`. Raises `ValueError` for none or more than `capacity`, and for trees."""
         if fan_out != 1:
             raise ValueError(f"fan_out {fan_out}: this drafter drafts chains")
         if not 1 <= len(token_ids) <= capacity:
@@ -162,16 +161,16 @@ class ChainDrafter(Drafter):
 
     @abc.abstractmethod
     def propose(self, max_tokens: int) -> tuple[int, ...]:
-        """Up to `max_tokens` tokens that may follow the context; they become part of it. Empty: nothing to propose."""
+        """Up to `max_tokens` tokens after the context, which become part of it; may be empty."""
 
     def commit(self, token_ids: Sequence[int]) -> None:
-        """Append tokens. Raises `ValueError` beyond the capacity; then nothing changes."""
+        """Append tokens. Raises `ValueError` beyond the capacity, without any change."""
         if self.length + len(token_ids) > self._capacity:
             raise ValueError(f"{self.length} + {len(token_ids)} tokens, capacity {self._capacity}")
         self._context.extend(token_ids)
 
     def truncate(self, length: int) -> None:
-        """Keep the first `length` tokens of the context. Raises `ValueError` unless `1 <= length <= self.length`."""
+        """Keep `length` tokens. Raises `ValueError` unless `1 <= length <= self.length`."""
         if not 1 <= length <= self.length:
             raise ValueError(f"cannot cut a context of {self.length} tokens to {length}")
         del self._context[length:]
@@ -182,7 +181,7 @@ class ChainDrafter(Drafter):
 
     @classmethod
     def propose_together(cls, drafters: Sequence[Self], max_tokens: Sequence[int]) -> list[tuple[int, ...]]:
-        """`propose` of several drafters that were made together, each for its number of tokens."""
+        """`propose` of several drafters that were made together."""
         return [drafter.propose(number) for drafter, number in zip(drafters, max_tokens, strict=True)]
 
     @classmethod
@@ -196,7 +195,7 @@ class ChainDrafter(Drafter):
         return [[((token_id, 1.0),) for token_id in token_ids] for token_ids in proposed]
 
     def follow(self, transition: Transition) -> None:
-        """Cut what was contradicted, and append what the target chose instead."""
+        """Cut what was contradicted, and append the target's tokens."""
         length = transition.committed_length - len(transition.token_ids) + len(transition.alive)
         if length < self.length:
             self.truncate(length)
@@ -205,13 +204,13 @@ class ChainDrafter(Drafter):
 
 
 DrafterFactory = Callable[[int], Sequence[Drafter]]
-"""Makes that many drafters of one class, which share their model and the memory of their caches. Called once."""
+"""Makes that many drafters of one class over one model and memory. Called once."""
 
 
 class Makers(NamedTuple):
-    """The factories of one kind of drafter; None where it has no such shape.
+    """Factories of one kind of drafter; None where it has no such shape.
 
-    The drafters of both share their caches: the i-th of chains and the i-th of trees take turns.
+    The i-th drafters of chains and of trees share a cache and take turns.
     """
 
     chains: DrafterFactory | None = None

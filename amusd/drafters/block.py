@@ -1,6 +1,6 @@
-"""A drafter that scores several tokens behind the last one at once, from the target's hidden states (Medusa, DFlash).
+"""A drafter that scores several tokens at once from the target's hidden states (Medusa, DFlash).
 
-All nodes at one distance from the root have the same guesses behind them, which are computed with the root.
+All nodes at one distance from the root have the same guesses, which are computed with the root.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class BlockDrafter(Drafter):
         self._num_drafted = 0
         self._is_chain = self._is_ready = False
         self._scores = torch.empty(0)
-        """[places, columns]: of the tokens from `_first` on."""
+        """[places, columns] of the tokens from `_first` on."""
         self._first = 0
         self._guesses: dict[int, Guesses] = {}
 
     @property
     def length(self) -> int:
-        """Committed tokens; of a chain, with those drafted behind them."""
+        """Committed tokens; for a chain, with the drafted ones."""
         return len(self._context) + self._num_drafted
 
     @property
@@ -52,11 +52,11 @@ class BlockDrafter(Drafter):
 
     @property
     def is_ready(self) -> bool:
-        """The feature before the last token has come, or a verdict has."""
+        """Whether the feature before the last token has come, or a verdict."""
         return self._is_ready
 
     def set_distribution(self, distribution: Distribution) -> None:
-        """See `Drafter`; under the ratio test, which accepts any draft, nodes are ranked by likelihood."""
+        """See `Drafter`; under the ratio test nodes are ranked by likelihood."""
         self._distribution = GREEDY if distribution.rule == "rejection" else distribution
 
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:  # noqa: ARG002 - the session minds it
@@ -85,7 +85,7 @@ class BlockDrafter(Drafter):
         self._is_ready = self._is_ready or start + rows >= len(self._context) - 1
 
     def expand(self, root: Node, nodes: Sequence[Node], num_tokens: int = 1) -> Sequence[Guesses]:
-        """Score all places where `nodes` is the root; then the guesses behind each node, or along a chain."""
+        """Score all places where `nodes` is the root; then the guesses behind each node."""
         if nodes[0] is root:
             self._scores, self._first = self._state.score(root.position, root.token_id), root.position + 1
             self._guesses = {}
@@ -103,7 +103,7 @@ class BlockDrafter(Drafter):
         return found
 
     def follow(self, transition: Transition) -> None:
-        """Take in what is committed. A draft that has heard a verdict waits for no features."""
+        """Take in what is committed; after a verdict no features are waited for."""
         self._context += [node.token_id for node in transition.kept]
         self._context += transition.token_ids
         self._num_drafted = len(transition.alive) if self._is_chain else 0

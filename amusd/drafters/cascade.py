@@ -1,13 +1,13 @@
-"""A drafter that drafts for a drafter: a model judges in each pass what a faster drafter proposes to it.
+"""A drafter with its own drafter: a model judges in each pass what a faster drafter proposes.
 
-The model's own choices are what the cascade proposes to the target: those that the inner drafter foresaw, and the one
-behind them. It draws as the target would, and the inner drafter draws with the same noise: the two agree often.
+The cascade proposes the model's own choices: those that the inner drafter foresaw, and one more. Both draw with the
+target's noise.
 
-Under the ratio test, too, a token was drawn from the model's row, which goes with it. The inner drafter decides only
-how many tokens a pass makes, by the tokens before: whether a token is proposed does not depend on its value.
+Under the ratio test each token goes with the model's row that it was drawn from. The inner drafter decides only how
+many tokens a pass makes, by the tokens before: whether a token is proposed does not depend on its value.
 
 context   [0, length)            tokens taken in; the inner drafter holds the same
-cache     [0, length - 1)        keys and values of the model, at most; a pass writes behind them and is cut back
+cache     [0, length - 1)        the model's keys and values, at most
 
 References:
     Chen et al. 2024, Cascade Speculative Drafting, https://arxiv.org/abs/2312.11462 (there vertical cascade)
@@ -42,9 +42,9 @@ class CascadeDrafter(AutoregressiveDrafter):
         cache: KVCache | None = None,
         num_inner_ids: int = 0,
     ) -> None:
-        """`num_inner_tokens`: candidates of a pass at most; `cache`: one of `new_caches`.
+        """`num_inner_tokens`: most candidates of a pass; `cache`: one of `new_caches`.
 
-        `num_inner_ids`: token ids that `inner` takes in, `[0, num_inner_ids)`; 0: all.
+        `num_inner_ids`: `inner` takes in `[0, num_inner_ids)`; 0: all.
         """
         super().__init__(model, cache=cache)
         self.inner = inner

@@ -1,4 +1,4 @@
-"""A drafter from outside the package: what its factory is told, and what it returns (`docs/writing_a_drafter.md`)."""
+"""A drafter from outside the package: its factory's argument and result (`docs/writing_a_drafter.md`)."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ class DrafterContext:
     device: str
     """The device of the draft: `cpu`, or `cuda:` and a number."""
     engine: EngineConfig
-    """The whole of it: the target, `max_model_len`, `max_num_seqs`."""
+    """The target, `max_model_len`, `max_num_seqs` and all else."""
 
     @property
     def target_path(self) -> str | None:
-        """Folder or hub name of the target's checkpoint; None where its weights are random."""
+        """Folder or hub name of the target's checkpoint; None for random weights."""
         return None if self.engine.hardware.synthetic is not None else model_path(self.engine.target)
 
     @functools.cached_property
     def vocab_size(self) -> int:
-        """The target's token ids are in `[0, vocab_size)`. Reads its configuration, not its weights."""
+        """The target's token ids are in `[0, vocab_size)`. Reads its configuration alone."""
         return int(target_settings(self.engine).get_text_config().vocab_size)
 
     def load_tokenizer(self) -> Tokenizer:
@@ -47,16 +47,16 @@ class DrafterContext:
 
 @dataclass(frozen=True, kw_only=True)
 class OwnDrafters:
-    """What a factory returns: makers of drafters, at least one of the two."""
+    """A factory's result: makers of drafters, at least one."""
 
     chains: DrafterFactory | None = None
     trees: DrafterFactory | None = None
     num_ids: int = 0
-    """Token ids that the drafters can take in: `[0, num_ids)`; others are kept from them. 0: any."""
+    """The drafters take in `[0, num_ids)`; others are kept from them. 0: any."""
 
 
 def load_own(config: DrafterConfig, engine: EngineConfig, device: str) -> OwnDrafters:
-    """Call the factory that `config` names; what its makers make is checked, too.
+    """Call the factory that `config` names, and check what its makers make.
 
     Raises `ConfigError`, one line, for all that goes wrong in it, and so do the makers.
     """

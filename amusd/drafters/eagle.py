@@ -1,14 +1,13 @@
 """A drafter that reads the target's hidden states where they have come, and its own beyond them (EAGLE).
 
-The row of the token at position p takes in that token and a state for position p - 1: the target's feature, or the
-output of the drafter's own row there. So it runs ahead of the target on its own states, and a verdict's features make
-the rows behind it better. Position 0 has no row.
+The row at position p takes in its token and a state for position p - 1: the target's feature, or the drafter's own
+output. So it runs ahead on its own states, and later features improve its rows. Position 0 has no row.
 
-features  [known]          the target's, on the host, as they have come
+features  [known]          the target's, on the host
 prefix    slots of the rows of positions 1, 2, ...; slot 0 belongs to position 0 and holds its feature alone
 
-References:
-    EAGLE-1 to 3: https://arxiv.org/abs/2401.15077, https://arxiv.org/abs/2406.16858, https://arxiv.org/abs/2503.01840.
+References: EAGLE-1 to 3: https://arxiv.org/abs/2401.15077, https://arxiv.org/abs/2406.16858,
+https://arxiv.org/abs/2503.01840.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from amusd.protocol.draft_session import Transition
 
 
 class EagleDrafter(ModelTreeDrafter):
-    """Drafts trees, and chains as trees of fan-out 1, with a `model` whose network reads features."""
+    """Drafts trees, and chains as trees of fan-out 1, with a `model` that reads features."""
 
     def __init__(self, model: CachedModel, ngrams: NgramCache | None = None, *, cache: KVCache | None = None) -> None:
         """`ngrams`, `cache`: see `ModelTreeDrafter`."""
@@ -37,11 +36,11 @@ class EagleDrafter(ModelTreeDrafter):
 
     @property
     def is_ready(self) -> bool:
-        """The features of all tokens but the last have come, or a verdict."""
+        """Whether the features of all tokens but the last have come, or a verdict."""
         return self._is_ready
 
     def set_distribution(self, distribution: Distribution) -> None:
-        """Set what the target draws from; under the ratio test it is certain of the likeliest token instead."""
+        """See `Drafter`; under the ratio test it takes the likeliest token as certain."""
         super().set_distribution(GREEDY if distribution.rule == "rejection" else distribution)
 
     def _prefill(self) -> int:
@@ -68,19 +67,19 @@ class EagleDrafter(ModelTreeDrafter):
             self._num_computed = first
 
     def follow(self, transition: Transition) -> None:
-        """See `Drafter`. A draft that has heard a verdict waits for no features."""
+        """See `Drafter`; after a verdict no features are waited for."""
         super().follow(transition)
         self._is_ready = True
 
     def plan(self, expansion: Expansion) -> TreePart:
-        """The rows of `expansion`; rows of the prefix that are due again have passes of their own before it."""
+        """The rows of `expansion`; due rows of the prefix have passes of their own before it."""
         most = self.model.numerics.max_rows(0)
         while self._pending and expansion.nodes[0] is not expansion.root:
             self.model.run([self._pending_part(most, ())[0]])
         return super().plan(expansion)
 
     def _pending_part(self, most: int, behind: Sequence[Sequence[int]]) -> TreePart:
-        """The next of the missing tokens, once the states that their rows start from are where they read them."""
+        """The next missing tokens, once the states of their rows are in place."""
         num_before = self._num_computed
         part = super()._pending_part(most, behind)
         states: list[Tensor] = []

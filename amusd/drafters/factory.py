@@ -27,7 +27,7 @@ from amusd.models.vocabulary import describe_share
 from amusd.protocol.draft_session import MAX_NODES
 
 MIN_LOOKUP = 4
-"""Tokens of the shortest suffix that is looked up beside a model, where `drafter.min_lookup` says nothing."""
+"""Default of `drafter.min_lookup` beside a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +37,13 @@ class LoadedDrafters:
     factories: Mapping[str, Makers]
     """The makers of drafters, by the configuration's `kind`."""
     vocab_size: int
-    """The models' vocabulary size; 0 without one."""
+    """Of the models; 0 without one."""
     tokenizer_hash: str
-    """The fingerprint of the models' tokenizer; empty where every drafter works with any."""
+    """Of the models' tokenizer; empty where any will do."""
     num_ids: int = 0
-    """Token ids that every model takes in: `[0, num_ids)`; 0 where none has to."""
+    """Every model takes in `[0, num_ids)`; 0: any."""
     notes: Sequence[str] = ()
-    """Lines for people about drafters whose tokenizer is not the target's."""
+    """Lines for people about other tokenizers than the target's."""
     models: Sequence[CachedModel] = ()
     """Those that keep a cache of the text."""
 
@@ -53,11 +53,11 @@ class LoadedDrafters:
 
 
 StartInner = Callable[[DrafterConfig, CachedModel, Tokenizer], DrafterFactory]
-"""Starts the process of a cascade's inner drafters; returns what makes them. `CachedModel`: the one in the middle."""
+"""Starts the process of a cascade's inner drafters and returns their maker. `CachedModel`: the middle one."""
 
 
 def load_drafters(engine: EngineConfig, device: str, start_inner: StartInner | None = None) -> LoadedDrafters:
-    """Load what the engine's drafters need. Raises `ConfigError` when one cannot be had, or their tokenizers differ.
+    """Load the engine's drafters. Raises `ConfigError` when one is missing, or their tokenizers differ.
 
     `start_inner`: for a cascade over devices; without it all is loaded here.
     """
@@ -84,7 +84,7 @@ def load_drafters(engine: EngineConfig, device: str, start_inner: StartInner | N
 def _load(
     config: DrafterConfig, engine: EngineConfig, device: str, start_inner: StartInner | None
 ) -> tuple[OwnDrafters, CachedModel | BlockModel | None, Tokenizer | None]:
-    """One drafter's makers, its model, and the tokenizer that this needs; None: any will do."""
+    """One drafter's makers, its model, and its tokenizer; None: any will do."""
     if config.kind == "custom":
         return load_own(config, engine, device), None, None
     if config.kind == "ngram":
@@ -108,7 +108,7 @@ def _load(
 def _load_inner(
     config: DrafterConfig, engine: EngineConfig, device: str, middle: CachedModel, tokenizer: Tokenizer | None
 ) -> tuple[DrafterFactory, int]:
-    """The maker of a cascade's inner drafters, and how many token ids they take in; 0: all.
+    """The maker of a cascade's inner drafters, and their number of ids; 0: all.
 
     Raises `ConfigError` where it cannot draft for `middle`, which has this tokenizer.
     """

@@ -1,10 +1,10 @@
-"""Prompt lookup, and the n-gram cache of a text that a small model's distribution is mixed with.
+"""Prompt lookup, and the n-gram cache that a small model's distribution is mixed with.
 
-Both look the last tokens up in an index of the suffixes of the text so far, and, where asked, of earlier answers. What
-followed the longest suffix, the latest of equal ones, is the likeliest to follow again.
+Both look the last tokens up in an index of suffixes of the text and, if asked, of earlier answers. What followed the
+longest suffix, the latest of equal ones, is the likeliest to follow again.
 
-A token that followed the last n tokens when they occurred before, and that the model gives the probability q, weighs
-exp(bias) q^slope instead, if that is more; `WEIGHTS` has bias and slope for each n.
+A token that followed the last n tokens before, and to which the model gives the probability q, weighs exp(bias) q^slope
+instead, if that is more; `WEIGHTS` has bias and slope for each n.
 
 References:
     Prompt lookup decoding, https://github.com/apoorvumang/prompt-lookup-decoding
@@ -27,20 +27,23 @@ from amusd.protocol.draft_session import Guesses, Transition
 _BIASES = (-0.2, 0.0, 0.5, 1.0, 1.2, 1.2, 1.4, 1.9, 1.9, 1.9, 1.9, 3.5)
 _SLOPES = (0.6, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.2)
 WEIGHTS = tuple(zip(_BIASES, _SLOPES, strict=True))
-"""Bias and slope of what followed a suffix of one, two ... tokens; the last ones: of more. Fitted to the embedded pair
-(`experiments/embedded_draft/README.md`); the last ones are for loops, which that text has not."""
+"""Bias and slope of what followed a suffix of one, two ... or more tokens.
+
+Fitted to the embedded pair (`experiments/embedded_draft/README.md`); the last ones are for loops, which that text
+lacks.
+"""
 CHANCES = (0.0, 0.21, 0.51, 0.62, 0.71, 0.77, 0.79, 0.82, 0.82, 0.95)
-"""How often what followed a suffix of so many tokens, or more, follows again, in answers of the embedded target."""
+"""How often what followed a suffix of so many tokens, or more, follows again, for the embedded target."""
 MAX_CONTINUATIONS = 3
-"""Different tokens that are thought likely at once."""
+"""Most different tokens guessed at once."""
 LOOKUP_TOKENS = 8
-"""Most tokens of a path that a tree looks up at once."""
+"""Most tokens of a path that a tree looks up."""
 _MAX_OCCURRENCES = 32
 _MIXED_LENGTHS = (1, 2)
 
 
 class SuffixIndex:
-    """The places of a text by the last n tokens before them, for a few lengths n."""
+    """Places of a text by the last n tokens before them, for a few n."""
 
     def __init__(self, lengths: Sequence[int]) -> None:
         self.token_ids: list[int] = []
@@ -64,7 +67,7 @@ class SuffixIndex:
             self.token_ids.pop()
 
     def matches(self, context: Sequence[int], lengths: Sequence[int]) -> list[tuple[int, int]]:
-        """Places that a token follows where as many last tokens of `context` occurred as one of `lengths` says.
+        """Earlier places with the last tokens of `context`, for suffixes of these `lengths`.
 
         Returns how many tokens agree there, at most all of `context`, and where they end; the best first.
         """
@@ -89,13 +92,13 @@ class SuffixIndex:
 class EarlierAnswers:
     """The latest answers, for all drafters that were made together.
 
-    Two indexes hold at most `num_tokens` tokens: when the younger one has half of that, the older one is forgotten.
+    Two indexes hold at most `num_tokens` tokens: when the younger has half of that, the older is forgotten.
     """
 
     def __init__(self, num_tokens: int) -> None:
         self._half = num_tokens // 2
         self.indexes: list[SuffixIndex] = []
-        """The oldest first; drafters only read them."""
+        """The oldest first; read-only for drafters."""
 
     def add(self, token_ids: Sequence[int], lengths: Sequence[int]) -> None:
         """Keep a text, or its end; `lengths` are those of the drafters' own indexes."""
@@ -106,10 +109,10 @@ class EarlierAnswers:
 
 
 class NgramCache:
-    """Finds what followed the last tokens of a sequence when they occurred before, in it or in earlier answers."""
+    """Finds what followed a sequence's last tokens before, in it or in earlier answers."""
 
     def __init__(self, min_match: int = 1, max_match: int = MAX_MATCH, earlier: EarlierAnswers | None = None) -> None:
-        """`min_match`: tokens that have to agree for a `continuation`; beyond `max_match` more make no difference."""
+        """`min_match`: agreeing tokens for a `continuation`; more than `max_match` make no difference."""
         self._max_match = max_match
         self._earlier = earlier or EarlierAnswers(0)
         doubled = [min_match << shift for shift in range(max_match.bit_length())]
@@ -137,19 +140,19 @@ class NgramCache:
         self._index.truncate(length)
 
     def close(self, committed_length: int) -> None:
-        """Forget the sequence; its committed tokens, and the last ones of the prompt, become an earlier answer."""
+        """Forget the sequence; its answer, with the prompt's last tokens, becomes an earlier one."""
         if committed_length > self._num_opened:
             start = max(0, self._num_opened - self._max_match)
             self._earlier.add(self._index.token_ids[start:committed_length], self._lengths)
         self.open(())
 
     def guesses(self, path: Sequence[int] = ()) -> list[tuple[int, float, float]]:
-        """Tokens that may follow the committed ones and `path`, with bias and slope: a `Mixture` of `ranking.py`."""
+        """Tokens that may follow the committed ones and `path`: a `Mixture` of `ranking.py`."""
         found = self.continuations(path)
         return [(token_id, *WEIGHTS[min(agreement, len(WEIGHTS)) - 1]) for token_id, agreement in found]
 
     def continuations(self, path: Sequence[int] = ()) -> list[tuple[int, int]]:
-        """Different tokens that followed before, and how many tokens agreed there; the best first."""
+        """Different tokens that followed before, and how many tokens agreed; the best first."""
         found: dict[int, int] = {}
         for agreement, index, end in self._matches(path, _MIXED_LENGTHS):
             found.setdefault(index.token_ids[end], agreement)
@@ -158,11 +161,11 @@ class NgramCache:
         return list(found.items())
 
     def continuation(self, max_tokens: int) -> tuple[int, ...]:
-        """Up to `max_tokens` tokens that followed the longest suffix, none unless `min_match` tokens agree."""
+        """Up to `max_tokens` tokens after the longest suffix, none below `min_match` tokens."""
         return self.longest(max_tokens)[0]
 
     def longest(self, max_tokens: int) -> tuple[tuple[int, ...], int]:
-        """The `continuation`, which at the end of the text goes on as a loop, and how many tokens agree before it."""
+        """The `continuation`, which loops at the end of the text, and how many tokens agree."""
         for length in self._lookup_lengths:
             if matches := self._matches((), [length]):
                 agreement, index, end = matches[0]
@@ -173,9 +176,9 @@ class NgramCache:
         return (), 0
 
     def _matches(self, path: Sequence[int], lengths: Sequence[int]) -> list[tuple[int, SuffixIndex, int]]:
-        """Earlier places where the last tokens occurred: how many agree, in which text, and where they end.
+        """Earlier places of the last tokens: how many agree, in which text, and where they end.
 
-        The best first; of equal ones those of the sequence itself, then those of the latest text.
+        The best first; of equal ones the sequence's own, then the latest text's.
         """
         context = [*self._index.token_ids[-self._max_match :], *path][-self._max_match :]
         texts = [self._index, *reversed(self._earlier.indexes)]
@@ -184,9 +187,9 @@ class NgramCache:
 
 
 class NgramDrafter(ChainDrafter):
-    """Proposes what followed the longest suffix of `min_ngram` to `max_ngram` tokens when it last occurred.
+    """Proposes what followed the longest suffix of `min_ngram` to `max_ngram` tokens at its last occurrence.
 
-    In a tree it guesses the different tokens that followed such suffixes, by `CHANCES`.
+    In a tree it guesses the different tokens that followed, by `CHANCES`.
     """
 
     def __init__(self, min_ngram: int = 1, max_ngram: int = MAX_MATCH, earlier: EarlierAnswers | None = None) -> None:
@@ -256,14 +259,14 @@ class NgramDrafter(ChainDrafter):
         self._committed_length = transition.committed_length
 
     def close(self) -> None:
-        """Forget the sequence, but for its answer where earlier answers are asked for."""
+        """Forget the sequence, but for its answer where that is remembered."""
         super().close()
         self._ngrams.close(self._committed_length)
         self._committed_length = 0
 
 
 def chances_of(continuations: Sequence[tuple[int, int]]) -> list[tuple[int, float]]:
-    """How likely each of a cache's `continuations` is: a share of what those before it left, halved from one to one."""
+    """Chance of each of a cache's `continuations`: a share of what those before it left, halved each time."""
     rest, weight, found = 1.0, 1.0, []
     for token_id, agreement in continuations:
         share = rest * weight * CHANCES[min(agreement, len(CHANCES) - 1)]

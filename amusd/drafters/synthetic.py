@@ -1,9 +1,7 @@
 """A draft for measurements: it costs what a model's steps cost, and is right with a chosen probability.
 
-The model drafts as ever; only what is proposed is replaced, token for token, by what a schedule says.
-
-In a tree, at each position the target's own token is the first guess with probability `accept`; where it is not, each
-further guess is right with probability `accept_next`, given that those before it are wrong.
+In a tree the target's token is the first guess with probability `accept`; otherwise each further guess is right with
+probability `accept_next`, given that those before it are wrong.
 """
 
 from __future__ import annotations
@@ -20,16 +18,16 @@ from amusd.protocol import prefix_hash
 from amusd.protocol.draft_session import Guesses, Node, Transition
 
 Schedule = Callable[[int], bool]
-"""Position (absolute) -> whether the proposal for it is the target's own token."""
+"""Position (absolute) -> whether its proposal is the target's own token."""
 _UNJUDGED = 0
 
 
 ACCEPT_NEXT = 0.4
-"""Probability in trees that a further guess is right where those before it are wrong."""
+"""Probability that a tree's further guess is right where those before it are wrong."""
 
 
 def right_with_probability(probability: float, seed: int) -> Schedule:
-    """Right with this probability at each position, the same for the same seed."""
+    """Right with this probability at each position, by the seed."""
 
     def schedule(position: int) -> bool:
         mixed = ((position + 1) * 0x9E3779B97F4A7C15 ^ (seed + 1) * 0xC2B2AE3D27D4EB4F) & (2**64 - 1)
@@ -49,14 +47,14 @@ def guess_weights(accept: float, accept_next: float, num_places: int) -> tuple[f
 
 
 class SyntheticDrafter(Drafter):
-    """Replaces what `model` guesses, along a chain or behind the nodes of a tree; the model spends the time.
+    """Replaces what `model` guesses; the model spends the time.
 
-    The same text gives the same right and wrong positions in every mode. Where the target's answer departs from the
-    reference (possible with `verify_width=bucketed`), nothing is right any more.
+    The same text gives the same right and wrong positions in every mode. Where the answer departs from the reference
+    (possible with `verify_width=bucketed`), nothing is right any more.
     """
 
     def __init__(self, model: Drafter, accept: float, accept_next: float, vocab_size: int) -> None:
-        """`vocab_size`: ids of the model, to which those of the target are reduced."""
+        """`vocab_size`: of the model; the target's ids are reduced to it."""
         self.model = model
         self._accept = accept
         self._accept_next = accept_next
@@ -123,7 +121,7 @@ class SyntheticDrafter(Drafter):
         self.model.follow(replace(transition, token_ids=tuple(_reduced(transition.token_ids, self._vocab_size))))
 
     def close(self) -> None:
-        """Release the sequence; the reference stays until the next one is set."""
+        """Release the sequence; the reference stays."""
         self.model.close()
 
     def _token_at(self, position: int) -> int:

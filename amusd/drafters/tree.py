@@ -1,8 +1,8 @@
-"""A language model that drafts a tree: several nodes a step, each giving a few ranked guesses of what follows it.
+"""A language model that drafts a tree: several nodes a step, each giving a few ranked guesses.
 
-slots     where keys and values lie: [0, prompt - 1) the prompt, above that one for each node that was computed
-prefix    the slots of committed tokens, in order; a node that the target confirms just joins it, nothing is moved
-pending   committed tokens that the model has not computed; the root is the last of them, unless it was computed
+slots     of keys and values: [0, prompt - 1) the prompt, above that one for each computed node
+prefix    the slots of committed tokens, in order; a confirmed node joins it, nothing is moved
+pending   committed tokens that are not computed; the root is the last of them, unless computed
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from amusd.sampling.ranking import Mixture, Ranking, RowRanker
 from amusd.sampling.sampler import DRAFT_LEVELS, SamplingState, samplers_of
 
 LOOKUP_WEIGHT = 0.85
-"""How often each token of a looked-up continuation is right (`experiments/embedded_draft/README.md`)."""
+"""How often a token of a looked-up continuation is right (`experiments/embedded_draft/README.md`)."""
 
 
 TreePart: TypeAlias = tuple[Rows, Sequence[Mixture]]
@@ -34,7 +34,7 @@ TreePart: TypeAlias = tuple[Rows, Sequence[Mixture]]
 
 
 class ModelTreeDrafter(Drafter):
-    """Drafts with `model`; mixed with `ngrams`, if given, which also adds what repeats itself."""
+    """Drafts with `model`; mixed with `ngrams`, if given, which also adds repetitions."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class ModelTreeDrafter(Drafter):
         num_ids: int | None = None,
         cache: KVCache | None = None,
     ) -> None:
-        """`num_ids`: reduce ids to `[0, num_ids)` before the model sees them (a model that only spends time).
+        """`num_ids`: reduce ids to `[0, num_ids)` (for a model that only spends time).
 
         `cache`: one of `new_caches(number, model.max_length, spare=MAX_NODES)`.
         """
@@ -62,7 +62,7 @@ class ModelTreeDrafter(Drafter):
 
     @property
     def length(self) -> int:
-        """Committed tokens; of a chain, with those drafted behind them."""
+        """Committed tokens; for a chain, with the drafted ones."""
         return len(self._context) + (self._num_drafted if self._is_chain else 0)
 
     @property
@@ -103,14 +103,14 @@ class ModelTreeDrafter(Drafter):
 
     @classmethod
     def expand_together(cls, drafters: Sequence[Self], parts: Sequence[Expansion]) -> list[Sequence[Guesses]]:
-        """One pass over the nodes of all trees; of a root, over the committed tokens that are still missing."""
+        """One pass over all trees' nodes; for a root, over the missing committed tokens."""
         planned = [drafter.plan(part) for drafter, part in zip(drafters, parts, strict=True)]
         outputs = drafters[0].model.run([rows for rows, _ in planned])
         together = zip(drafters, parts, planned, outputs, strict=True)
         return [drafter.rank(len(part.nodes), own, output) for drafter, part, own, output in together]
 
     def follow(self, transition: Transition) -> None:
-        """Keys of kept nodes join the prefix where they lie; slots of nodes that are gone become free."""
+        """Kept nodes' slots join the prefix; those of dropped nodes become free."""
         num_computed = self._num_computed
         for node in transition.kept:
             path = self._paths.pop(node, None)
@@ -132,7 +132,7 @@ class ModelTreeDrafter(Drafter):
             self._ngrams.commit(self._context[self._ngrams.length :])
 
     def look_up(self) -> tuple[tuple[int, ...], float]:
-        """The tokens that followed the longest suffix when it occurred before; none for a chain: it has one guess."""
+        """What followed the longest suffix before; empty for a chain, which has one guess."""
         found = () if self._ngrams is None or self._is_chain else self._ngrams.continuation(LOOKUP_TOKENS)
         return found, LOOKUP_WEIGHT if found else 0.0
 
@@ -142,7 +142,7 @@ class ModelTreeDrafter(Drafter):
         self._paths = {}
 
     def plan(self, expansion: Expansion) -> TreePart:
-        """The rows of `expansion` in a pass. Committed tokens that do not fit into one are computed here."""
+        """The rows of `expansion`. Committed tokens that do not fit are computed here."""
         root, nodes = expansion.root, expansion.nodes
         if nodes[0] is not root:
             for node in nodes:
