@@ -9,7 +9,6 @@ from contextlib import contextmanager
 
 @contextmanager
 def files_of_at_most(num_bytes: int) -> Iterator[None]:
-    """As under `ulimit -f`: what goes beyond that fails with "File too large"."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
     try:

@@ -29,7 +29,6 @@ class _Direction:
 
     def __init__(self, delays: random.Random, max_delay_seconds: float) -> None:
         self.frames: deque[tuple[float, bytes]] = deque()
-        """(monotonic second from which it may be received, frame), in sending order."""
         self._changed = threading.Condition()
         self._delays = delays
         self._max_delay_seconds = max_delay_seconds
@@ -66,13 +65,11 @@ class _Direction:
                 self._changed.wait(min(wake - now, threading.TIMEOUT_MAX))
 
     def end_writing(self) -> None:
-        """The writing end has gone; what it wrote can still be taken."""
         with self._changed:
             self._writer_gone = True
             self._changed.notify_all()
 
     def end_reading(self) -> None:
-        """The reading end has gone."""
         with self._changed:
             self._reader_gone = True
             self.frames.clear()
@@ -80,8 +77,6 @@ class _Direction:
 
 
 class MemoryTransport:
-    """One end of a `memory_pair`. A `Transport`."""
-
     address = "memory://"
 
     def __init__(self, outgoing: _Direction, incoming: _Direction, nonce: int) -> None:
@@ -98,7 +93,6 @@ class MemoryTransport:
         self._outgoing.put(frame)
 
     def has_room(self, num_bytes: int) -> bool:
-        """See `Transport`."""
         return True
 
     def receive(self, timeout: float) -> Message | None:

@@ -13,12 +13,10 @@ from amusd.drafters.synthetic import Schedule
 
 
 def always_right() -> Schedule:
-    """Every proposal is accepted."""
     return lambda _position: True
 
 
 def always_wrong() -> Schedule:
-    """No proposal is accepted."""
     return lambda _position: False
 
 
@@ -35,7 +33,6 @@ class OracleDrafter(ChainDrafter):
         self._vocab_size = vocab_size
 
     def propose(self, max_tokens: int) -> tuple[int, ...]:
-        """The next tokens by the schedule."""
         stop = min(self.length + max_tokens, len(self._reference), self._capacity)
         proposed = tuple(self._token_at(position) for position in range(self.length, stop))
         self.commit(proposed)

@@ -16,6 +16,5 @@ def forward(
     wanted: SamplerRows | None = None,
     parents: Sequence[int] | None = None,
 ) -> ModelOutput:
-    """See `LanguageModel.run`."""
     [output] = model.run([Rows(token_ids, cache, wanted, parents)])
     return output

@@ -13,7 +13,6 @@ from amusd.types import FinishReason, Role
 nonces = st.integers(0, 2**64 - 1)
 _counts = st.integers(0, 2**63 - 1)
 _texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
-"""What UTF-8 can hold: anything but lone surrogates."""
 _addends = st.floats(-1e6, 1e6)
 _OF_TYPE: dict[object, st.SearchStrategy[object]] = {
     bool: st.booleans(),
@@ -48,7 +47,6 @@ def _of(kind: type[m.Message]) -> st.SearchStrategy[m.Message]:
 
 
 messages: st.SearchStrategy[m.Message] = st.one_of(*map(_of, get_args(m.Message)))
-"""Any message."""
 
 EXAMPLES: tuple[m.Message, ...] = (
     m.Hello(m.PROTOCOL_VERSION, Role.DRAFT, 1, 49152, "0f" * 32, ("embedded", "ngram", "ü")),
@@ -63,4 +61,3 @@ EXAMPLES: tuple[m.Message, ...] = (
     m.Shutdown(),
     m.Features(7, 1, 10, 12, bytes.fromhex("803f0040 0000c0bf")),
 )
-"""One of each type, in the order of their kinds on the wire."""

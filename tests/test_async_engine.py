@@ -28,7 +28,6 @@ from amusd.runtime.target_worker import TargetWorker
 
 DEADLINE_SECONDS = 60.0
 LONG = 300
-"""Tokens of an answer that is not to end by itself."""
 
 
 def answer_of(num_tokens: int) -> list[int]:
@@ -52,7 +51,6 @@ async def launched(max_num_seqs: int = 4) -> AsyncIterator[tuple[AsyncEngine, En
 
 @contextmanager
 def passes_counted(engine: Engine, act: Callable[[int], None]) -> Iterator[list[int]]:
-    """As `on_pass`, until the end of the block."""
     model = engine.worker.model
     run_pass = model.run
     yield on_pass(engine, act)
@@ -78,8 +76,6 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 def test_the_event_loop_runs_while_a_pass_is_computed() -> None:
-    """Each pass waits for the event loop, which would wait for it in turn."""
-
     async def work() -> None:
         async with launched() as (engine, own):
             loop = asyncio.get_running_loop()

@@ -16,7 +16,6 @@ from amusd.types import Mode
 from tests.launch.processes import ROOT
 
 BESIDE = Capabilities(runs_ahead=False, needs_features=True, has_model=False)
-"""A drafter such as Medusa's heads: it reads the state of the last committed token."""
 REFUSAL = (
     "drafter=ngram: cannot run ahead of the target, whose hidden states of the committed text it needs: "
     "use mode=synchronous"
@@ -25,7 +24,6 @@ REFUSAL = (
 
 @pytest.fixture
 def beside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kind and a drafter of the tests that cannot run ahead."""
     table = MappingProxyType({**CAPABILITIES, "ngram": BESIDE, "oracle": BESIDE})
     monkeypatch.setattr(capabilities, "CAPABILITIES", table)
     monkeypatch.setattr("amusd.config.engine.CAPABILITIES", table)

@@ -45,7 +45,6 @@ WAITS = f"time.sleep({SECONDS})"
 
 @contextmanager
 def started() -> Iterator[Lives]:
-    """Whatever they have started is gone in the end."""
     lives = Lives([sys.executable, "-c", SERVER])
     try:
         yield lives
@@ -66,7 +65,6 @@ def end_of(lives: Lives, does: str = "", *, code: int = 0, forks: bool = True) -
 
 
 def await_pid(lives: Lives) -> int:
-    """Process id of the life that was started last, once it runs."""
     while lives.is_preparing:
         assert lives.ended(0.01) is None
     assert lives.pid is not None
@@ -79,7 +77,6 @@ def server_of(lives: Lives) -> int:
 
 
 def is_gone(handle: int) -> bool:
-    """Whether the process of this descriptor has ended, or does so in time."""
     try:
         return bool(select.select([handle], [], [], SECONDS)[0])
     finally:
@@ -147,7 +144,6 @@ def test_a_lost_server_does_not_keep_a_life_from_being_replaced(lost: str) -> No
 
 @pytest.mark.parametrize("stopped", ["nothing", "life", "server"])
 def test_no_life_outlives_the_end_of_its_parents_line(stopped: str) -> None:
-    """Not even one that does not look at it."""
     with started() as lives:
         start(lives, WAITS)
         life = await_pid(lives)

@@ -24,27 +24,22 @@ PLACEHOLDERS = {
     "delay_ms=...": "delay_ms=0",
     "batch_size=B": "batch_size=4",
 }
-"""What a document leaves open, and a value for it."""
 OWN_FILES = {
     "mine/experiment/pair.yaml": "# @package _global_\nmode: synchronous\n",
     "my_conf/start.yaml": "defaults: [config, _self_]\n",
     "my_conf/target/mine.yaml": "kind: embedded\n",
     "my_conf/experiment/mine.yaml": "# @package _global_\nmode: synchronous\n",
 }
-"""What its lines name as the reader's own."""
 MODULES = {"writing_a_drafter.md": "tests/drafters/test_custom.py"}
-"""Documents whose Python is modules, and what runs them instead."""
 PROGRAMS = {"amusd", "make", "python", ".venv/bin/python", "torchrun", "examples/sweep.sh"}
 
 
 def blocks(path: Path, language: str = "") -> list[str]:
-    """Its fenced blocks in this language."""
     found = re.findall(r"^```(\w*)\n(.*?)^```$", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     return [text for name, text in found if name == language]
 
 
 def commands(path: Path) -> Iterator[list[str]]:
-    """The command lines in its blocks, as words; a trailing comment is none of them."""
     for block in blocks(path):
         text = block.replace("\\\n", " ")
         for placeholder, value in PLACEHOLDERS.items():

@@ -82,8 +82,6 @@ def test_the_comparison_has_the_documented_rows() -> None:
 
 
 class Commands:
-    """Runs a command with the pair in the place of loaded models."""
-
     def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.directory, self.monkeypatch = tmp_path, monkeypatch
         (tmp_path / "events").mkdir()

@@ -22,7 +22,6 @@ FACTORY = oracle(60, always_right())
 
 
 def lone_engine() -> Engine:
-    """One without a drafter."""
     model, recorder = target_model(), Recorder("target")
     return Engine(TargetWorker(model, recorder, DraftClient(recorder, model.vocab_size)), TableTokenizer(50))
 

@@ -36,19 +36,14 @@ STANDARD_LIBRARY_ONLY = {
     "__main__",
 }  # fmt: skip
 USES_MSGSPEC = {"config", "settings", "protocol"}
-"""Where msgspec is imported beside the standard library."""
 IN_ONE_FILE = {"matplotlib": "amusd.commands.plots", "rich": "amusd.console"}
-"""Libraries, and the only module that may import each."""
 SERVING = {"fastapi", "prometheus_client", "pydantic", "starlette", "uvicorn"}
-"""What only `amusd serve` needs: an extra."""
 NEVER_IMPORTED = {"hydra", "omegaconf", "launch", "amusd_launch", "experiments", "tests"}
 READS_ENVIRONMENT = "amusd.huge_pages"
-"""The only module that does: malloc is told so."""
 ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
 
 
 def imported_names(tree: ast.AST, module: str) -> list[str]:
-    """Dotted names of all imports, those inside functions included; relative ones are resolved against `module`."""
     names = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -62,7 +57,6 @@ def imported_names(tree: ast.AST, module: str) -> list[str]:
 
 
 def violations(source: str, module: str) -> list[str]:
-    """What the module (its dotted name) does that the layering forbids."""
     tree = ast.parse(source)
     own = module.split(".")[1] if "." in module else None
     found = [f"{module} is in no layer"] if own is not None and own not in LEVELS else []
@@ -93,7 +87,6 @@ def violations(source: str, module: str) -> list[str]:
 
 
 def module_name(path: Path) -> str:
-    """Dotted name; a package is named `amusd.package.__init__`, so that relative imports count the same everywhere."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     return "amusd" if parts == ("amusd", "__init__") else ".".join(parts)
 

@@ -30,8 +30,6 @@ LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
 
 class Canary:
-    """Unpickling it makes a folder."""
-
     def __init__(self, path: Path) -> None:
         self._path = path
 
@@ -40,7 +38,6 @@ class Canary:
 
 
 def listeners(processes: Sequence[psutil.Process]) -> Iterator[tuple[str, int] | str]:
-    """Address and port, or the path of a socket file."""
     for process in processes:
         with suppress(psutil.Error):  # it has just ended
             for one in process.net_connections("all"):

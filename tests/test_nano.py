@@ -22,7 +22,6 @@ NUM_TOKENS = 12
 
 @pytest.fixture(scope="module")
 def expected() -> dict[str, str]:
-    """The answers of the engine, without a draft."""
     config = EngineConfig(target=TargetConfig(kind="embedded", dtype="float32"), drafters=())
     with Engine.start(config) as engine:
         params = SamplingParams(max_new_tokens=NUM_TOKENS)

@@ -17,7 +17,6 @@ SHELLS = {"os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatus
 
 
 def called_name(call: ast.Call) -> str:
-    """`torch.load` for `torch.load(...)`; the last part alone for anything more involved than dotted names."""
     return ast.unparse(call.func) if isinstance(call.func, (ast.Name, ast.Attribute)) else ""
 
 
@@ -30,7 +29,6 @@ def is_false(call: ast.Call, keyword: str) -> bool:
 
 
 def dangers(source: str) -> list[str]:
-    """Lines that import or call what can run code out of data."""
     found = []
     for node in ast.walk(ast.parse(source)):
         modules: list[str] = []

@@ -51,19 +51,14 @@ IMPORTED = (
 )
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 _WAITING = ("signals", "RendezvousKeepAliveTimer", "pt_tcpstore_uv")
-"""Threads of `launch.jobs` and of torchrun, by the beginning of their names."""
 _MAX_BYTES = 2**20
 _start_interpreter: Callable[..., None] = subprocess.Popen._execute_child  # type: ignore[attr-defined]
 _PARAMETERS = inspect.signature(_start_interpreter)
 
 
 class Popen(subprocess.Popen[Any]):
-    """A process that is the server's child, seen as if it were this one's."""
-
     is_forked = sys.platform.startswith("linux")
-    """False: it is started as `subprocess` does."""
     _status: int | None = None
-    """Descriptor that gives the exit code, once; None of a child of this process."""
 
     def _execute_child(self, *given: Any) -> None:
         asked = _PARAMETERS.bind(self, *given).arguments
@@ -112,14 +107,11 @@ def _is_forkable(asked: Mapping[str, Any]) -> bool:
 
 
 def _program(args: Sequence[str]) -> list[str]:
-    """A command of Python without the interpreter and its `-u`."""
     words = [os.fspath(word) for word in args][1:]
     return words[1:] if words[:1] == ["-u"] else words
 
 
 class _Server:
-    """The process that forks, as its parent has it."""
-
     def __init__(self) -> None:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -156,7 +148,6 @@ def _server() -> _Server:
 
 
 def main() -> None:
-    """The server: imports, then forks a process for each message, until its parent hangs up."""
     channel = socket.socket(fileno=os.dup(0))
     for module in IMPORTED:
         importlib.import_module(module)
@@ -185,7 +176,6 @@ def main() -> None:
 
 
 def _fork_child(self: Any, *given: Any) -> None:
-    """In the place of `subprocess.Popen._execute_child`, in the server's forks."""
     asked = _PARAMETERS.bind(self, *given).arguments
     if not _others_wait() or not _is_forkable(asked):
         _start_interpreter(self, *given)
@@ -284,13 +274,11 @@ def _forget_parent() -> None:
 
 
 def _new_main() -> ModuleType:
-    """Return an empty main module, known to `multiprocessing` too."""
     sys.modules["__main__"] = sys.modules["__mp_main__"] = ModuleType("__main__")
     return sys.modules["__main__"]
 
 
 def _code_of(words: list[str]) -> int:
-    """Run a program as `__main__`; return its exit code."""
     code = 0
     try:
         if words[0] == "-m":

@@ -12,7 +12,6 @@ Row = dict[str, Any]
 
 
 def option(mode: str, speedup: float, error: float = 0.005, tokens_per_pass: float = 1.0, **setting: Any) -> Row:
-    """A row of sixteen prompts, whose speed-up has this relative standard error."""
     half = error * speedup * 4 / 0.93 / 2
     figures = {"speedup_vs_autoregressive": speedup, "speedup_quartiles": [speedup - half, speedup + half]}
     return {

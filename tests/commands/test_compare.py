@@ -29,7 +29,6 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="sh
 
 NUM_TOKENS = 12
 KILLED_AT = 2
-"""In this answer, the first one with a draft of the second prompt."""
 WAITING = "the draft was lost; nothing is measured before the next one is there"
 PROMPTS = [user_prompt("bad", 1), user_prompt("fade", 2), user_prompt("cafe", 3)]
 
@@ -54,7 +53,6 @@ class Killing:
 
 
 def compare(lives: Mapping[int, str], **settings: object) -> tuple[Comparison, list[str], Survivor]:
-    """Plain decoding and the chain answer the prompts in turns."""
     schedule = decoding(Mode.ASYNCHRONOUS, policy="chain", max_silence_seconds=60.0)
     contestants = [Contestant(replace(schedule, mode=Mode.AUTOREGRESSIVE), None), Contestant(schedule, "oracle")]
     comparison = Comparison(contestants, answers=[[], []])
@@ -66,7 +64,6 @@ def compare(lives: Mapping[int, str], **settings: object) -> tuple[Comparison, l
 
 
 def alone(comparison: Comparison) -> list[int]:
-    """Tokens of each answer of the chain that were decoded without a draft."""
     return [answer.metrics.num_tokens_alone for answer in comparison.answers[1]]
 
 
@@ -78,7 +75,6 @@ def test_a_draft_that_was_lost_is_there_again_before_anything_else_is_measured()
 
 
 def test_what_was_answered_is_on_disk_before_the_next_prompt_is_asked(tmp_path: Path) -> None:
-    """So that a target that is killed has not worked in vain."""
     config = from_mapping(
         RunConfig,
         {"mode": "synchronous", "drafter": {"kind": "ngram"}, "sampling": {"max_new_tokens": 5, "ignore_eos": True}},

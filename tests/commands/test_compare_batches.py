@@ -20,7 +20,6 @@ from amusd.settings import from_mapping
 from amusd.workload import user_prompt
 
 PROMPTS = [user_prompt("bad", 1), user_prompt("a" * 500, 2), user_prompt("fade", 3), user_prompt("deafbead", 5)]
-"""The second one does not fit."""
 NGRAM = {"ngram": lambda: NgramDrafter(2)}
 
 

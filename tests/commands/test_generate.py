@@ -25,12 +25,9 @@ from amusd.workload import AnswersFile, prompts_of
 
 TEXTS = ["bad", "fade", "cafe", "a" * 500, "face", "bead", "deaf"]
 TOO_LONG = 4
-"""Line of the prompt that does not fit."""
 
 
 class LengthwiseEngine(Engine):
-    """Later prompts get shorter answers, so that they end first."""
-
     def submit(self, prompt: Any, params: Any = None, **options: Any) -> Any:
         params = type(params)(max_new_tokens=max(2, 40 - 6 * self.number), ignore_eos=True)
         self.number += 1

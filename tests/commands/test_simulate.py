@@ -32,7 +32,6 @@ def predicted(config: RunConfig, folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """The run directory of a simulated run of trees, and its result."""
     folder = tmp_path_factory.mktemp("recorded")
     tried = {"num_tokens": 300, "synchronous_lengths": [4], "min_candidates": [2]}
     config = configured(tried, policy="branching")

@@ -36,8 +36,6 @@ Score = Callable[[dict[int, Tensor], int, int], Tensor]
 
 
 class Pair:
-    """A rollback manager over a drafter, and a target whose features are random numbers."""
-
     def __init__(
         self, model: BlockModel, score: Score, prompt: list[int], fan_out: int, distribution: Distribution
     ) -> None:
@@ -67,7 +65,6 @@ class Pair:
         self.send_features()
 
     def check(self) -> int:
-        """The children of every computed node; returns how many there were."""
         root = self.manager.session.root
         known = {position: self.features[position] for position in sorted(self.sent)}
         scores = self.score(known, root.position, root.token_id)

@@ -24,7 +24,6 @@ RATIO_TEST = Distribution(temperature=0.8, seed=5, acceptance="rejection")
 
 
 def own_text(distribution: Distribution, number: int) -> tuple[int, ...]:
-    """What the model makes behind the prompt, a token in each pass."""
     alone = AutoregressiveDrafter(MODEL)
     alone.set_distribution(distribution)
     alone.open(PROMPT, 60)
@@ -34,7 +33,6 @@ def own_text(distribution: Distribution, number: int) -> tuple[int, ...]:
 @pytest.mark.parametrize("schedule", [always_right(), always_wrong()], ids=["right", "wrong"])
 @pytest.mark.parametrize("distribution", [GREEDY, PENALTIES, RATIO_TEST], ids=["greedy", "penalties", "ratio test"])
 def test_what_the_inner_drafter_foresees_comes_in_one_pass(distribution: Distribution, schedule: Schedule) -> None:
-    """And a wrong one costs speed alone."""
     text, num_proposed = own_text(distribution, 15), 5 if schedule(0) else 1
     drafter = CascadeDrafter(MODEL, OracleDrafter((*PROMPT, *text), schedule, 20), 4)
     drafter.set_distribution(distribution)

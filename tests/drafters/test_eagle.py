@@ -26,8 +26,6 @@ IDS = eagle3_weights()["d2t"] + torch.arange(12)
 
 
 class Pair:
-    """A rollback manager over an EAGLE drafter, and a target whose features are random numbers."""
-
     def __init__(
         self,
         model: CachedModel,
@@ -52,7 +50,6 @@ class Pair:
         return self.manager.session.committed
 
     def send_features(self, start: int | None = None, end: int | None = None) -> None:
-        """Those that are due, or others."""
         start, end = self.num_sent if start is None else start, len(self.committed) - 1 if end is None else end
         if start < end:
             rows = self.features[start:end].bfloat16().view(torch.uint8).numpy().tobytes()
@@ -65,14 +62,12 @@ class Pair:
             self.send_features()
 
     def expected(self, path: list[int], known: int | None = None) -> int:
-        """The most likely token behind a path, where the first `known` features are there."""
         tokens = [*self.committed, *path]
         features = self.features[: len(self.committed) - 1 if known is None else known]
         logits = eagle3_logits(self.weights, self.embedding, features, tokens)
         return int(IDS[logits[-1].argmax()])
 
     def check(self) -> int:
-        """Every computed node's likeliest child; returns how many there were."""
         checked = 0
         paths: list[tuple[Node, list[int]]] = [(self.manager.session.root, [])]
         while paths:

@@ -34,7 +34,6 @@ def cache_of(token_ids: Sequence[int], min_match: int = 1) -> NgramCache:
 
 
 def agreement(text: Sequence[int], end: int, context: Sequence[int]) -> int:
-    """How many of the last tokens of `context` are those before `end` of `text`."""
     longest = min(end, len(context), MAX_MATCH)
     return max(n for n in range(longest + 1) if list(text[end - n : end]) == list(context[len(context) - n :]))
 
@@ -107,7 +106,6 @@ def test_a_tree_has_the_continuations_by_their_chances() -> None:
 
 
 def proposed(drafter: NgramDrafter, prompt: Sequence[int], fan_out: int) -> tuple[int, ...]:
-    """The tokens that it offers behind `prompt`, without alternatives."""
     drafter.open(prompt, 400, fan_out)
     return drafter.propose(8) if fan_out == 1 else drafter.look_up()[0]
 

@@ -33,13 +33,10 @@ SAMPLED = Distribution(temperature=0.8, seed=5)
 PENALTIES = Distribution(temperature=0.7, top_k=40, repetition_penalty=1.4, presence_penalty=0.8, seed=6)
 RATIO_TEST = Distribution(temperature=0.9, seed=7, acceptance="rejection")
 TRANSFORMED = [GREEDY, SAMPLED, PENALTIES, SAMPLED]
-"""One for each sequence: they need not agree."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What is made together, and for which sequences."""
-
     drafter: DrafterConfig
     is_tree: bool
     distributions: Sequence[Distribution]
@@ -73,7 +70,6 @@ def model() -> CachedModel:
 
 @functools.lru_cache
 def other_model() -> CachedModel:
-    """Near to `model`: right more often than not."""
     network = tiny.tiny_causal_lm(tiny.tiny_config(), register_attention())
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -83,7 +79,6 @@ def other_model() -> CachedModel:
 
 
 def managers_of(kind: Kind, drafters: Sequence[Drafter], seed: int) -> list[RollbackManager]:
-    """A sequence for each drafter, the same ones for the same seed."""
     rng, managers = random.Random(seed), []
     for number, (drafter, distribution) in enumerate(zip(drafters, kind.distributions, strict=True)):
         prompt = tuple(rng.choices(range(12), k=rng.randint(1, 40)))  # few ids: they recur
@@ -105,7 +100,6 @@ def tree_of(manager: RollbackManager) -> list[object]:
 
 
 def some_verdict(manager: RollbackManager, rng: random.Random) -> Verdict:
-    """Foreseen, foreseen in part, or not."""
     node: Node = manager.session.root
     tokens: list[int] = []
     while node.children and rng.random() < 0.7:

@@ -41,12 +41,10 @@ def model_of(name: str) -> CachedModel:
 
 
 def path_to(node: Node) -> list[int]:
-    """The tokens behind the root that lead to `node`."""
     return [] if node.parent is None else [*path_to(node.parent), node.token_id]
 
 
 def missed(drafter: Drafter, *token_ids: int, kept: tuple[Node, ...] = ()) -> Transition:
-    """These tokens were committed, of which the tree had at most those in `kept`."""
     return Transition(kept, token_ids, None, drafter.length + len(kept) + len(token_ids), 0, 0)
 
 
@@ -86,7 +84,6 @@ class Checked:
         self.check_slots()
 
     def compute(self) -> None:
-        """One step."""
         root, nodes = self.session.root, nodes_of(self.session)
         if not nodes:
             return
@@ -96,7 +93,6 @@ class Checked:
         self.check_slots()
 
     def commit(self, token_ids: Sequence[int]) -> None:
-        """A verdict."""
         room = self.max_length - self.session.base
         verdict = Verdict(1, 1, 0, self.session.base, tuple(token_ids[:room]), 0)
         transition = self.session.preview(verdict)
@@ -110,7 +106,6 @@ class Checked:
         self.check_slots()
 
     def some_path(self, length: int) -> list[int]:
-        """Tokens that the tree has foreseen, `length` of them at most."""
         node, found = self.session.root, []
         while node.children and len(found) < length:
             node = self.rng.choice(node.children)
@@ -118,7 +113,6 @@ class Checked:
         return found
 
     def verdict(self) -> None:
-        """Foreseen, foreseen in part, or not; of one token or several."""
         foreseen = self.some_path(self.rng.randint(0, 4))
         others = self.rng.randint(0 if foreseen else 1, 2) * self.rng.choice([1, 1, 6])
         self.commit([*foreseen, *(self.rng.randrange(tiny.VOCAB) for _ in range(others))])
@@ -158,7 +152,6 @@ def expected_guesses(
     num_prompt_tokens: int,
     mixture: Mixture = (),
 ) -> Guesses:
-    """From a pass over the path alone, in a cache of its own."""
     cache = model.new_cache(len(path))
     model.prefill(path[:-1], cache)
     logits = forward(model, path[-1:], cache).logits
@@ -200,8 +193,6 @@ REFERENCE = tuple((i * i + i // 7) % VOCAB_SIZE for i in range(LENGTH))
 
 
 class Free(Drafter):
-    """Costs nothing and guesses nothing."""
-
     length = 0
 
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
@@ -227,7 +218,6 @@ def synthetic(
 
 
 def ranks(drafter: SyntheticDrafter, fan_out: int) -> list[int]:
-    """At which rank the right token stood, position by position; `fan_out`: at none."""
     found = []
     root = Node(None, REFERENCE[4], 4, 1.0, 1.0)
     for position in range(5, LENGTH):

@@ -14,7 +14,6 @@ Body = dict[str, Any]
 
 
 def events(*values: Any) -> bytes:
-    """Server-sent events, whose `data` is text or JSON."""
     lines = (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values)
     return "".join(f"data: {line}\n\n" for line in lines).encode()
 
@@ -31,15 +30,12 @@ def usage(num_tokens: int) -> Body:
 
 
 def answer(body: Body) -> bytes:
-    """Four chunks of two tokens each, a role before them, `usage` behind them."""
     begin = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}
     pieces = [chat_chunk(f"{body['seed']} ") for _ in range(3)]
     return events(begin, *pieces, chat_chunk("end", finish_reason="stop"), usage(8), "[DONE]")
 
 
 class OpenAIDouble(ThreadingHTTPServer):
-    """Answers every request by `reply(body)`: bytes of a stream, or a status with a text."""
-
     daemon_threads = True
 
     def __init__(self, reply: Callable[[Body], bytes | tuple[int, str]] = answer) -> None:

@@ -57,7 +57,6 @@ def target() -> LlamaForCausalLM:
 def text(
     scripts: dict[str, ModuleType], target: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Path:
-    """A text file for the scripts, whose target is the tiny one."""
     random = np.random.default_rng(0)
     length = random.integers(24, 40, 20)
     token_ids = random.integers(17, VOCABULARY, (20, 40))

@@ -91,13 +91,11 @@ class Workshop:
         self.shipped = self.package(self.first)
 
     def call(self, name: str, **options: object) -> None:
-        """Run a script by its command line."""
         arguments = [f"--{key.replace('_', '-')}={value}" for key, value in options.items()]
         self._patch.setattr(sys, "argv", [name, *arguments])
         self._scripts[name].main()
 
     def train(self, name: str, **options: object) -> Path:
-        """The folder of a run."""
         options = {"layers": 0, "rows": 6, "lr": 0.01, "epochs": 4, **options}
         self.call("train", corpus=self.corpora, out=self.folder / name, **options)
         return self.folder / name

@@ -42,7 +42,6 @@ sys.meta_path.insert(0, Blocked())
 
 
 def bare_machine(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    """Run Python where those packages cannot be imported, in any process."""
     (folder / "site").mkdir()
     (folder / "site" / "sitecustomize.py").write_text(SITE)
     paths = os.pathsep.join([str(folder / "site"), str(ROOT)])

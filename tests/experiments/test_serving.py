@@ -22,7 +22,6 @@ WAIT_SECONDS = 60.0
 
 
 def sample(**changed: Any) -> Sample:
-    """Eight tokens in four chunks: the first after 1 s, then one every 0.7 s."""
     values: dict[str, Any] = {
         "index": 0, "sent": 10.0, "chunks": (11.0, 11.7, 12.4, 13.1), "end": 13.2, "num_tokens": 8,
         "has_usage": True, "digest": "0",

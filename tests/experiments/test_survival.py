@@ -33,7 +33,6 @@ STORY = [
 
 
 def test_a_cycle_is_read_off_the_events() -> None:
-    """Killed at 60 ms, in a pass; the time between two answers is no pause."""
     cycle = survival.cycle_of(STORY, 60 * MS)
     assert cycle == {
         "pause_ms": 20.0,

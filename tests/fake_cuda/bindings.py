@@ -18,8 +18,6 @@ from torch.utils._pytree import tree_map
 
 
 class Bindings(TorchFunctionMode):
-    """Inside, they can be used for the GPUs of one test, in this thread."""
-
     def __init__(self, devices: Devices) -> None:
         super().__init__()
         self._devices = devices
@@ -42,7 +40,6 @@ class Bindings(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _make(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
-        """A new tensor on a GPU."""
         index = self._devices.index_of(torch.device(kwargs.pop("device")))
         kwargs.pop("pin_memory", None)
         if func in (torch.tensor, torch.as_tensor, torch.asarray):
@@ -55,7 +52,6 @@ class Bindings(TorchFunctionMode):
         return CudaTensor(inner, index, self._devices)
 
     def _move(self, func: Any, source: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """`Tensor.to`, `cpu` and `cuda`."""
         given = {key: value for key, value in kwargs.items() if key != "copy"}
         if func is Tensor.cpu:
             device, dtype, non_blocking, memory_format = torch.device("cpu"), None, False, None
@@ -99,8 +95,6 @@ def _is_causal_bias(*args: Any, attn_mask: Any = None, **_kwargs: Any) -> bool:
 def _attend_causally(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: CausalBias, *args: Any, **kwargs: Any
 ) -> Any:
-    """One kernel, as on GPUs that have flash attention: the bias is no tensor there."""
-
     def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         mask = attn_mask._materialize(query.device)
         return F.scaled_dot_product_attention(query, key, value, mask, *args, **kwargs)

@@ -53,23 +53,19 @@ def small(device: str, **options: Any) -> CachedModel:
 
 
 def target(device: str = "cuda:0", **options: Any) -> CachedModel:
-    """A target of the width of an 8B model, as `load_target` asks for it."""
     return build("llama-8b", device, **options)
 
 
 def draft(device: str = "cuda:1", **options: Any) -> CachedModel:
-    """A draft of the width of a 1B model, as `load_draft_model` asks for it."""
     return build("llama-1b", device, **as_draft(device), **options)
 
 
 def as_draft(device: str) -> dict[str, Any]:
-    """What makes a model one that drafts: the options of `load_draft_model`."""
     return {"width": DRAFT_ROWS, "fixed": False, "tokens_per_step": 4 if device.startswith("cuda") else 1}
 
 
 @contextmanager
 def two_layers() -> Iterator[None]:
-    """Inside, synthetic models have two layers only."""
     thin = {shape: {**arguments, "num_hidden_layers": 2} for shape, arguments in SHAPES.items()}
     with mock.patch.object(synthetic, "SHAPES", thin):
         yield

@@ -15,8 +15,6 @@ from typing_extensions import Self
 
 
 class _Generator(torch.Generator):
-    """One for a GPU draws on the CPU."""
-
     def __new__(cls, device: Any = "cpu") -> Self:
         wanted = torch.device(device)
         return super().__new__(cls, "cpu" if wanted.type == "cuda" else wanted)

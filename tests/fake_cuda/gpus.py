@@ -21,14 +21,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 
 class FakeGpus:
-    """The GPUs of one test."""
-
     def __init__(self, num_devices: int, inner_device: str) -> None:
         self.inner_device = inner_device
         self.num_devices = num_devices
         self.record = Record()
         self.is_finished: Callable[[], bool] = lambda: True
-        """Whether the work behind an event is done: asked at each query."""
         self.current_device = 0
         self.current_streams = [StreamId(index, 0) for index in range(num_devices)]
         self.default_capture_stream: StreamId | None = None  # torch makes it once in a process
@@ -42,14 +39,12 @@ class FakeGpus:
 
     @contextmanager
     def recorded(self) -> Iterator[Record]:
-        """What is asked for inside."""
         start, part = len(self.record), Record()
         yield part
         part += self.record[start:]
 
     @property
     def live_bytes(self) -> int:
-        """Memory of what operations made and is still there."""
         self._memory = [(storage, size) for storage, size in self._memory if not storage.expired()]
         self._most_live_bytes = sum(size for _, size in self._memory)
         return self._most_live_bytes
@@ -107,14 +102,12 @@ class FakeGpus:
     # What the doubles of `torch.cuda` need (`streams.py`)
 
     def number(self, device: Any = None) -> int:
-        """Of a device by any of its names; None: the current one."""
         if device is None:
             return self.current_device
         return self.index_of(torch.device("cuda", device) if isinstance(device, int) else torch.device(device))
 
     @contextmanager
     def using(self, stream: StreamId) -> Iterator[None]:
-        """As in torch, work goes to `stream` inside, and its device is the current one."""
         device, before = self.current_device, self.current_streams[stream.device]
         self.current_device, self.current_streams[stream.device] = stream.device, stream
         try:

@@ -19,8 +19,6 @@ PROPERTIES = SimpleNamespace(
 
 
 class Double:
-    """A class of torch for the GPUs of one test."""
-
     gpus: FakeGpus
 
 
@@ -57,8 +55,6 @@ class Stream(Double):
 
 
 class Event(Double):
-    """`torch.cuda.Event`: belongs to the device of the stream that it is recorded on first."""
-
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
         self._stream: StreamId | None = None
         self._is_pending = False
@@ -75,7 +71,6 @@ class Event(Double):
         pass
 
     def query(self) -> bool:
-        """Queries up to the one that says True are one wait."""
         if self._is_pending and not self.gpus.is_finished():
             return False
         self._finish()
@@ -96,8 +91,6 @@ class Event(Double):
 
 
 class CUDAGraph(Double):
-    """`torch.cuda.CUDAGraph`."""
-
     def __init__(self, keep_graph: bool = False) -> None:
         self.captured: Graph | None = None
 
@@ -145,7 +138,6 @@ class graph(Double):  # noqa: N801 - torch's name
 
 
 def doubles(gpus: FakeGpus) -> dict[str, Any]:
-    """By name, what takes the place of the members of `torch.cuda`."""
     classes = {cls.__name__: type(cls.__name__, (cls,), {"gpus": gpus}) for cls in (Stream, Event, CUDAGraph, graph)}
     known: Callable[[StreamId], Stream] = lambda stream: classes["Stream"](known=stream)  # noqa: E731
 
@@ -181,7 +173,6 @@ def doubles(gpus: FakeGpus) -> dict[str, Any]:
 
 
 def _facts(gpus: FakeGpus) -> dict[str, Any]:
-    """What torch says of the GPUs."""
     return {
         "is_available": lambda: True,
         "is_initialized": lambda: True,

@@ -14,40 +14,24 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 from typing_extensions import Self
 
 Direction: TypeAlias = Literal["in", "out", "across"]
-"""Host to GPU, GPU to host, GPU to another GPU."""
 
 
 class Devices(Protocol):
-    """What tensors need of the GPUs they are on (`gpus.py`)."""
-
     inner_device: str
-    """Where the tensors inside are."""
 
-    def index_of(self, device: torch.device) -> int:
-        """Number of a device; the current one where it has none."""
-        ...
+    def index_of(self, device: torch.device) -> int: ...
 
-    def is_pinned(self, host: Tensor) -> bool:
-        """Whether a tensor on the host is in pinned memory."""
-        ...
+    def is_pinned(self, host: Tensor) -> bool: ...
 
-    def pin(self, host: Tensor) -> Tensor:
-        """The tensor, as one in pinned memory."""
-        ...
+    def pin(self, host: Tensor) -> Tensor: ...
 
-    def allocated(self, tensors: Iterable[Tensor]) -> None:
-        """New memory was made, for what is inside these."""
-        ...
+    def allocated(self, tensors: Iterable[Tensor]) -> None: ...
 
-    def launched(self, name: str, index: int, operands: list[CudaTensor], repeat: Callable[[], None]) -> None:
-        """An operation ran on a device."""
-        ...
+    def launched(self, name: str, index: int, operands: list[CudaTensor], repeat: Callable[[], None]) -> None: ...
 
     def copied(
         self, direction: Direction, index: int, num_bytes: int, repeat: Callable[[], None], *, waits: bool
-    ) -> None:
-        """Something was copied to or from device `index`; `waits`: the host waits for it."""
-        ...
+    ) -> None: ...
 
     def check_may_wait(self, what: str) -> None:
         """Raise `RuntimeError` while a graph is captured: the host cannot wait for the device then."""
@@ -55,8 +39,6 @@ class Devices(Protocol):
 
 
 class CudaTensor(Tensor):
-    """A tensor on a fake GPU."""
-
     inner: Tensor
     devices: Devices
 
@@ -144,7 +126,6 @@ def move(
     memory_format: torch.memory_format | None = None,
     copy: bool = False,
 ) -> Tensor:
-    """`Tensor.to`, where it starts or ends on a GPU."""
     target = source.device if device is None else device
     form = {} if memory_format is None else {"memory_format": memory_format}
     if isinstance(source, CudaTensor):
@@ -162,7 +143,6 @@ def move(
 
 
 def _leave(source: CudaTensor, index: int | None, dtype: torch.dtype | None, *, pin: bool) -> Tensor:
-    """A copy of `source` on the host (`index` None) or on another GPU."""
     devices = source.devices
     if dtype not in (None, source.dtype):
         source = run("_to_copy", torch.ops.aten._to_copy.default, (source,), {"dtype": dtype}, is_mutable=False)
@@ -172,13 +152,11 @@ def _leave(source: CudaTensor, index: int | None, dtype: torch.dtype | None, *, 
 
 
 def arrive(source: Tensor, index: int, devices: Devices, dtype: torch.dtype | None, *, non_blocking: bool) -> Tensor:
-    """A copy of a tensor on the host on GPU `index`."""
     inner = torch.empty(source.shape, dtype=dtype or source.dtype, device=devices.inner_device)
     return copy_to(CudaTensor(inner, index, devices), source, non_blocking=non_blocking)
 
 
 def copy_to(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
-    """`Tensor.copy_`."""
     here, there = (isinstance(tensor, CudaTensor) for tensor in (target, source))
     if here and there and target.device == source.device:
         return run("copy_", Tensor.copy_, (target, source), {}, is_mutable=True)
@@ -218,7 +196,6 @@ def _is_mask(leaf: Any) -> bool:
 
 
 def inner_of(leaf: Any) -> Any:
-    """What is inside a tensor on a GPU; anything else as it is."""
     return leaf.inner if isinstance(leaf, CudaTensor) else leaf
 
 

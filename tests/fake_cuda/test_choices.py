@@ -20,7 +20,6 @@ PROMPT = [(7 * place * place + 3) % 4000 for place in range(20)]
 
 
 def drafted(device: str, distribution: Distribution) -> list[int]:
-    """A chain with rollbacks."""
     drafter = AutoregressiveDrafter(builders.small(device, **builders.as_draft(device)))
     drafter.set_distribution(distribution)
     drafter.open(PROMPT, 200)
@@ -31,7 +30,6 @@ def drafted(device: str, distribution: Distribution) -> list[int]:
 
 
 def answered(device: str, distribution: Distribution) -> tuple[int, ...]:
-    """What the target commits where some candidates are right."""
     target = Target(builders.small(device))
     target.open(PROMPT, distribution)
     while len(target.tokens) < 30:

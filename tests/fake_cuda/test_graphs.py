@@ -22,13 +22,9 @@ from amusd.runtime.draft_worker import DraftWorker
 from amusd.tracing.recorder import Recorder
 
 MAX_GRAPHS = 24
-"""Of one worker."""
 MAX_BYTES = 10**9
-"""Of the graphs of one worker."""
 CUBLAS_WORKSPACE = 32 * 2**20
-"""Of one stream, on Hopper."""
 LENGTH = 256
-"""Longest sequence of the small models."""
 FILTERS = Distribution(temperature=0.7, top_p=0.9, top_k=50, seed=3)
 
 

@@ -16,11 +16,9 @@ PER_PASS = {
     ("llama-8b", "amusd"): 296,
     ("llama-1b", "transformers"): 663,
 }
-"""By shape and implementation."""
 
 
 def num_kernels(gpus: FakeGpus, shape: ModelShape, num_layers: int | None, model_impl: str) -> int:
-    """Of a replayed greedy pass."""
     model = builders.build(shape, "cuda:0", num_layers=num_layers, model_impl=model_impl)
     cache = model.new_cache(64)
     model.prefill([1, 2, 3], cache)

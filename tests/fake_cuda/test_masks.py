@@ -10,7 +10,6 @@ from passes import forward
 from amusd.models.loading import capture_for
 
 ALIGNMENT = 16
-"""Bytes."""
 
 
 def misaligned(part: Record) -> list[Kernel]:

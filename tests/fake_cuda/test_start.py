@@ -23,7 +23,6 @@ ON_GPU = EngineConfig(hardware=HardwareConfig(devices=("cuda:0", "cuda:0"), synt
 
 
 def build_launcher(folder: Path) -> Callable[[Tensor], Tensor]:
-    """Triton's own compilation of its launcher, which a CPU can fail at."""
     build = pytest.importorskip("triton.runtime.build")
 
     def launch(rows: Tensor) -> Tensor:

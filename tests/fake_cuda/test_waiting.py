@@ -16,7 +16,6 @@ from amusd.errors import DeviceError
 
 PROMPT = [5, 17, 4, 90]
 PATIENCE_SECONDS = 5.0
-"""How long another thread may take to run."""
 
 
 @pytest.fixture

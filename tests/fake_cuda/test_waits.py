@@ -40,12 +40,10 @@ def measured(gpus: FakeGpus, work: Callable[[], object]) -> Record:
 
 
 def stops(part: Record) -> tuple[int, int]:
-    """Waits, and blocking copies."""
     return len(part.waits), len(part.blocking_copies)
 
 
 def pass_of_the_target(gpus: FakeGpus, distribution: Distribution, **wanted: Any) -> Record:
-    """A pass whose three candidates are accepted."""
     target = Target(builders.small("cuda:0"))
     target.open(PROMPT, distribution, **wanted)
     for _ in range(4):
@@ -59,7 +57,6 @@ def pass_of_the_target(gpus: FakeGpus, distribution: Distribution, **wanted: Any
 
 
 def step_of_a_chain(gpus: FakeGpus, distribution: Distribution) -> Record:
-    """Four tokens."""
     drafter = AutoregressiveDrafter(builders.small("cuda:0", **builders.as_draft("cuda:0")))
     drafter.set_distribution(distribution)
     drafter.open(PROMPT, 200)
@@ -67,7 +64,6 @@ def step_of_a_chain(gpus: FakeGpus, distribution: Distribution) -> Record:
 
 
 def step_of_a_cascade(gpus: FakeGpus, distribution: Distribution) -> Record:
-    """A pass over what was looked up."""
     drafter = CascadeDrafter(builders.small("cuda:0", **builders.as_draft("cuda:0")), NgramDrafter(1, 3))
     drafter.set_distribution(distribution)
     drafter.open([*PROMPT, *PROMPT], 200)
@@ -80,7 +76,6 @@ def step_of_a_cascade(gpus: FakeGpus, distribution: Distribution) -> Record:
 
 
 def step_of_a_tree(gpus: FakeGpus, distribution: Distribution) -> Record:
-    """Eight nodes."""
     draft = TreeDraft(builders.small("cuda:0", **builders.as_draft("cuda:0")))
     draft.open(PROMPT, 200, distribution)
     return measured(gpus, lambda: draft.step(8))
@@ -104,7 +99,6 @@ SCORED = {"logprobs": True, "top_logprobs": 20}
 def test_a_step_waits_once_and_copies_few_bytes(
     step: Callable[..., Record], distribution: Distribution, replays: int, blocking: int, wanted: dict[str, Any]
 ) -> None:
-    """Under the ratio test its verdicts are copied, too."""
     with fake_cuda(values=True) as gpus:
         part = step(gpus, distribution, **wanted)
     assert stops(part) == (1, blocking)

@@ -19,8 +19,6 @@ from amusd.sampling.acceptance import Acceptance, certain, unpack_rows
 
 
 class Target:
-    """Verifies candidates of one answer, as `TargetWorker` does."""
-
     def __init__(self, model: CachedModel) -> None:
         self._model = model
         self._cache = model.new_cache(model.max_length)
@@ -34,7 +32,6 @@ class Target:
         logprobs: bool = False,
         top_logprobs: int = 0,
     ) -> None:
-        """Prefill."""
         self.tokens = tuple(prompt)
         self._distribution = distribution
         request = Request(
@@ -94,19 +91,15 @@ class Target:
 
 
 class TreeDraft:
-    """Grows a tree, as `RollbackManager` does."""
-
     def __init__(self, model: CachedModel) -> None:
         self._drafter = ModelTreeDrafter(model)
 
     def open(self, prompt: Sequence[int], capacity: int, distribution: Distribution = GREEDY) -> None:
-        """Prefill, and compute the root."""
         self._drafter.set_distribution(distribution)
         self._drafter.open(prompt, capacity, 4)
         self._start(len(prompt), prompt[-1])
 
     def step(self, num_nodes: int) -> list[Node]:
-        """Compute so many nodes behind those of the last step."""
         parents = [self._leaves[number % len(self._leaves)] for number in range(num_nodes)]
         nodes = [Node(parent, 10 + number, parent.position + 1, 0.1, 0.1) for number, parent in enumerate(parents)]
         self._drafter.expand(self._root, nodes)
@@ -114,7 +107,6 @@ class TreeDraft:
         return nodes
 
     def adopt(self, kept: Sequence[Node], token_ids: Sequence[int]) -> None:
-        """A verdict: `kept`, then `token_ids`, are committed; the rest of the tree is dropped."""
         length = self._length + len(kept) + len(token_ids)
         self._drafter.follow(Transition(tuple(kept), tuple(token_ids), None, length, 0, 0))
         self._start(length, token_ids[-1])

@@ -26,9 +26,7 @@ from amusd.transport.base import Rendezvous
 from amusd.types import Role
 
 HANDSHAKE_SECONDS = 1.0
-"""Deadline of both sides."""
 STEP_MS = {"prefill": (4, 12), "step": (1, 6), "truncate": (0.01, 0.1), "follow": (0.01, 0.1)}
-"""What the actions of a drafter take; a slow one's take `SLOWNESS` times as long."""
 SLOWNESS = 25
 
 
@@ -41,8 +39,6 @@ class Killed(BaseException):
 
 
 class WatchedManager(RollbackManager):
-    """Mends what a drafter's failure has broken, and nothing else."""
-
     world: World
 
     def _reopened(self, transition: Transition) -> Transition:
@@ -56,11 +52,8 @@ class WatchedManager(RollbackManager):
 
 @dataclass
 class WatchedDraft(DraftWorker):
-    """A draft worker whose sessions are watched, and may be replaced by a defective class."""
-
     process: DraftProcess = field(kw_only=True)
     _ghosts: frozenset[Ghost] = frozenset()
-    """Of the message that is being sent."""
 
     def step(self) -> None:
         super().step()
@@ -110,8 +103,6 @@ class WatchedDraft(DraftWorker):
 
 
 class DraftProcess:
-    """One life of the draft."""
-
     def __init__(self, drafts: Drafts, incarnation: int, nonce: int) -> None:
         self.drafts = drafts
         self.world = drafts.world
@@ -120,7 +111,6 @@ class DraftProcess:
         self.ended = False
         self._waking = False
         self._busy_until_ns = 0
-        """When its last action is over; what arrives before that waits."""
         self._nonce = nonce
         self._end: End | None = None
         self._handshake: Handshake | None = None
@@ -128,11 +118,9 @@ class DraftProcess:
         self._wake_in(self.world.between(1, self.world.random.choice((2, 40))))
 
     def kill(self) -> None:
-        """SIGKILL."""
         self._ended("killed")
 
     def may_end(self) -> None:
-        """At this action, if the weather has it so."""
         weather = self.drafts.weather
         if weather.hits("crash"):
             raise Killed
@@ -140,12 +128,10 @@ class DraftProcess:
             raise DrafterFails("amid an action")
 
     def may_be_cut_off(self) -> None:
-        """The same of the link."""
         if self.drafts.weather.hits("cut"):
             raise PeerLostError("the link is cut")
 
     def spend(self, action: str) -> None:
-        """The time of an action of the drafter."""
         slow = self.world.now_ns < self.drafts.weather.slow_until_ns
         low_ms, high_ms = STEP_MS[action]
         self.world.draft.ahead_ns += self.world.between(low_ms, high_ms) * (SLOWNESS if slow else 1)
@@ -243,8 +229,6 @@ class DraftProcess:
 
 @dataclass
 class Drafts:
-    """A `DraftSource`: whoever starts the processes."""
-
     world: World
     weather: Weather
     wires: Wires

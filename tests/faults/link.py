@@ -20,15 +20,12 @@ from amusd.protocol.wire import encode
 from amusd.transport.base import FrameCodec
 
 MAX_COPY_MS = 50
-"""So much later at most does the copy of a frame come."""
 NUM_ECHOED = 12
-"""Of which of the frames before there may be an echo."""
 MAX_ECHO_MS = 150
 """So long after the next life's beginning at most are frames of the last one heard."""
 HANG_UP_MS = (2, 30, 200)
 """So long at most does it take until a side knows that the other is gone."""
 LATENCY_NS = 1_000
-"""A wait takes so much longer than was asked for, as everywhere."""
 
 
 class Channel:
@@ -37,9 +34,7 @@ class Channel:
     def __init__(self, world: World, weather: Weather, direction: str) -> None:
         self._end: End | None = None
         self._waiting: list[bytes] = []
-        """What has arrived while nobody was there."""
         self._over: set[int] = set()
-        """Nonces of sessions whose other end is known to be gone."""
         self._world = world
         self._weather = weather
         self._direction = direction
@@ -48,11 +43,9 @@ class Channel:
 
     @property
     def end(self) -> End | None:
-        """Where what arrives goes."""
         return self._end
 
     def lead_to(self, end: End | None) -> None:
-        """From now on; what has waited for it is there at once."""
         self._end = end
         if end is not None:
             waiting, self._waiting = self._waiting, []
@@ -65,7 +58,6 @@ class Channel:
                     self._arrive_within(MAX_ECHO_MS, frame)
 
     def send(self, frame: bytes) -> None:
-        """Let it go its way, or what becomes of it."""
         self._world.note(f"{self._direction} {zlib.crc32(frame[:-4]):08x} {len(frame)}")
         if not self._weather.blocks(self._direction, lambda: self._travel(frame)):
             self._travel(frame)
@@ -118,8 +110,6 @@ class AnySession(FrameCodec):
 
 
 class End:
-    """One end of a link. `passes(deadline_ns)` lets time pass until something may have come."""
-
     address = "memory://"
 
     def __init__(
@@ -145,16 +135,13 @@ class End:
 
     @property
     def has_mail(self) -> bool:
-        """Something waits to be received."""
         return bool(self._inbox) or self._peer_gone
 
     def arrived(self, frame: bytes) -> None:
-        """A frame, or what is left of it."""
         self._inbox.append(frame)
         self.on_arrival()
 
     def peer_gone(self) -> None:
-        """It has become known that the other end is."""
         self._peer_gone = True
         self.on_arrival()
 
@@ -193,8 +180,6 @@ class End:
 
 
 class Wires:
-    """Both directions."""
-
     def __init__(self, world: World, weather: Weather, *, any_session: bool) -> None:
         self.to_target = Channel(world, weather, TO_TARGET)
         self.to_draft = Channel(world, weather, TO_DRAFT)
@@ -202,9 +187,7 @@ class Wires:
         self._filter = AnySession if any_session else FrameCodec
 
     def target_end(self, nonce: int, passes: Callable[[int], bool]) -> End:
-        """The target listens."""
         return End(self._world.target, self.to_target, self.to_draft, self._filter(nonce), nonce, passes)
 
     def draft_end(self, nonce: int, passes: Callable[[int], bool]) -> End:
-        """A draft connects."""
         return End(self._world.draft, self.to_draft, self.to_target, self._filter(nonce), nonce, passes)

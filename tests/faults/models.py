@@ -18,21 +18,17 @@ from amusd.protocol.draft_session import Guesses, Node, Transition
 
 VOCAB_SIZE = 7
 CHUNK = 2
-"""Tokens of a prompt that are taken in at once."""
 
 Ghost = tuple[int, int]
-"""Hash of the prefix that a token was drafted from, and the token."""
 Spend = Callable[[str], None]
 """Take the time that an action of this name takes; it may be the last one."""
 
 
 def next_token(prefix: int) -> int:
-    """The target's choice behind the prefix with this hash."""
     return (prefix >> 7) % VOCAB_SIZE
 
 
 def text_of(prompt: Sequence[int], max_length: int) -> tuple[int, ...]:
-    """What the target writes alone."""
     hashes = hashes_of(prompt)
     tokens = list(prompt)
     while len(tokens) < max_length:
@@ -42,7 +38,6 @@ def text_of(prompt: Sequence[int], max_length: int) -> tuple[int, ...]:
 
 
 def hashes_of(token_ids: Sequence[int]) -> list[int]:
-    """Of each prefix, the empty one first."""
     hashes = [prefix_hash.EMPTY]
     for token_id in token_ids:
         hashes.append(prefix_hash.extend(hashes[-1], token_id))
@@ -50,13 +45,10 @@ def hashes_of(token_ids: Sequence[int]) -> list[int]:
 
 
 class HashCache:
-    """A `KVCache` that holds the hash of each prefix."""
-
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.hashes = [prefix_hash.EMPTY]
         self.rows: list[int] = []
-        """Of a pass over several paths."""
 
     @property
     def length(self) -> int:
@@ -69,8 +61,6 @@ class HashCache:
 
 @dataclass(frozen=True)
 class HashOutput:
-    """A `ModelOutput` of greedy decoding."""
-
     choices: list[int]
 
     def choose(self) -> list[int]:
@@ -84,8 +74,6 @@ class ChangingTracks(Numerics):
 
 
 class HashModel:
-    """A `LanguageModel`. `spend` takes the time of a pass."""
-
     vocab_size = VOCAB_SIZE
     output_ids = None
     captured_on = None
@@ -151,7 +139,6 @@ class HashChainDrafter(ChainDrafter):
         self._life = life
         self._hashes = [prefix_hash.EMPTY]
         self.drafted_from: dict[int, int] = {}
-        """Position -> hash of the prefix that the token now there was drafted from."""
 
     @property
     def length(self) -> int:
@@ -183,7 +170,6 @@ class HashChainDrafter(ChainDrafter):
         self._hashes = [prefix_hash.EMPTY]
 
     def ghosts(self, root: Node, nodes: Sequence[Node]) -> frozenset[Ghost]:
-        """Of nodes that are to be offered."""
         return frozenset((self.drafted_from[node.position], node.token_id) for node in nodes)
 
 
@@ -249,7 +235,6 @@ class HashTreeDrafter(Drafter):
         return known
 
     def ghosts(self, root: Node, nodes: Sequence[Node]) -> frozenset[Ghost]:
-        """Of nodes that are to be offered, parents first."""
         for node in nodes:
             self.hash_of(root, node)
         return frozenset(

@@ -33,16 +33,12 @@ from amusd.types import FinishReason, Role
 MAX_PASSES_TO_ACCEPT = 250
 """After the last fault, before a candidate is accepted again. In passes of the target alone: nothing waits for it."""
 MORE_TOKENS = 30
-"""What is left of an answer then."""
 
 MAX_NUM_SEQS = 4
-"""Answers at a time at most."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """One request."""
-
     prompt: tuple[int, ...]
     policy: Policy
     num_tokens: int
@@ -52,10 +48,7 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """What a seed chooses besides the weather."""
-
     calm_after: int | None
-    """Liveness mode: passes after which nothing goes wrong any more. None: faults for ever."""
     bare: bool
     """Prefix hash and nonce are switched off: epochs, numbers and incarnations alone keep lives and chains apart."""
     max_num_seqs: int
@@ -68,7 +61,6 @@ class Scenario:
 
 
 def scenario_of(seed: int, most: int = MAX_NUM_SEQS) -> Scenario:
-    """The same for the same seed; `most` answers at a time at most."""
     draw = random.Random(f"scenario {seed}")
     live = seed % 2 == 1
     policies = _policies(draw)
@@ -134,8 +126,6 @@ def _policies(draw: random.Random) -> tuple[Policy, ...]:
 
 @dataclass(frozen=True)
 class Report:
-    """How a run ended."""
-
     violation: str | None
     log: str
     counts: Counter[str]
@@ -145,21 +135,16 @@ class Report:
 
 @dataclass(eq=False)
 class Answer:
-    """What has come of a request so far."""
-
     asked: Asked
     sequence: TargetSequence
     watched_from: int
     """Number of the pass from which its candidates are counted: its own first, or the first after the last fault."""
     num_accepted_before: int = 0
     is_live: bool = False
-    """A candidate was accepted after the last fault."""
     committed: list[int] = field(default_factory=list)
 
 
 class Simulation:
-    """One seed."""
-
     def __init__(
         self,
         seed: int,
@@ -184,7 +169,6 @@ class Simulation:
         self._passes_to_accept: int | None = None
 
     def run(self) -> Report:
-        """To the end of its last answer, or to the first violation."""
         violation = None
         with self.world.time(self.world.random.getrandbits):
             try:
@@ -225,7 +209,6 @@ class Simulation:
             raise Violation("liveness: no candidate was accepted after the last fault")
 
     def _start(self) -> WatchedTarget:
-        """Both processes meet, with nothing in their way."""
         own = Hello(PROTOCOL_VERSION, Role.TARGET, 0, VOCAB_SIZE, "", ())
         nonce = self.world.random.getrandbits(64)
         link = self._listen(nonce)
@@ -283,7 +266,6 @@ class Simulation:
         self.world.counts["stale candidate"] += sequence.metrics.num_stale_candidates
 
     def _calm_down(self, worker: WatchedTarget, answers: Sequence[Answer]) -> None:
-        """In liveness mode: when it is time, nothing goes wrong any more."""
         calm_after = self.scenario.calm_after
         if calm_after is None or self._is_calm or worker.num_passes < calm_after:
             return
@@ -309,7 +291,6 @@ class Simulation:
         return self.wires.target_end(nonce, self._target_passes)
 
     def _target_passes(self, deadline_ns: int) -> bool:
-        """Let time pass until something happens, or the deadline by the target's clock; False then."""
         left_ns = deadline_ns - self.world.target.ns
         if left_ns <= 0:
             self.world.advance(0)  # what is due by now
@@ -323,5 +304,4 @@ class Simulation:
 
 
 def run(seed: int, most: int = MAX_NUM_SEQS) -> Report:
-    """The seed with nothing broken in amusd; `most` answers at a time at most."""
     return Simulation(seed, most=most).run()

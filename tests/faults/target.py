@@ -22,15 +22,11 @@ from amusd.types import FinishReason
 
 @dataclass(kw_only=True)
 class WatchedClient(DraftClient):
-    """A target's client of its draft, and what comes through it."""
-
     world: World
     weather: Weather
     watch: Watch
     is_bare: bool
-    """Its sessions do not compare prefix hashes."""
     delayed_ns: int = 0
-    """So long the target has stood still in all."""
 
     def open(self, sequence: TargetSequence) -> None:
         if self.is_bare:
@@ -73,16 +69,12 @@ class WatchedClient(DraftClient):
 
 @dataclass
 class WatchedTarget(TargetWorker):
-    """A target worker whose passes and waits are watched."""
-
     client: WatchedClient
     world: World = field(kw_only=True)
     watch: Watch = field(kw_only=True)
     num_passes: int = 0
     _ready_ns: int = 0
-    """When the next pass could begin, time that the target stood still left out."""
     _num_waits: int = 0
-    """Since then."""
 
     def admit(self, request: Request, stop: StopChecker) -> TargetSequence:
         self.watch.begin(self._next_sequence_id, request.prompt, request.max_length)

@@ -36,12 +36,10 @@ MUST_HAPPEN = {
     "cancelled in its prompt",
     *(f"pass over {number}" for number in range(1, MAX_NUM_SEQS + 1)),
 }
-"""Without any of these the rest would prove nothing."""
 
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    """Each link's first damaged frame would have its warning."""
     logging.disable(logging.WARNING)
     yield
     logging.disable(logging.NOTSET)

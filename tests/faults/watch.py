@@ -15,7 +15,6 @@ from amusd.protocol.verification import Block
 MAX_WAIT_NS = 2_000_000_000
 """Before a pass: no policy of the simulation, and no silence, has the target wait for longer."""
 MAX_WAITS = 2_000
-"""Before a pass: each is ended by a message, or by a deadline."""
 
 
 class Violation(AssertionError):  # noqa: N818 - a finding, not an error of the simulation
@@ -24,51 +23,37 @@ class Violation(AssertionError):  # noqa: N818 - a finding, not an error of the 
 
 @dataclass
 class Watched:
-    """What must hold of one answer."""
-
     text: tuple[int, ...]
-    """What the target writes alone."""
     max_length: int
     hashes: list[int] = field(default_factory=list)
-    """Of each prefix of `text`."""
     committed: tuple[int, ...] = ()
     epoch: int = 0
     drafted: set[Ghost] = field(default_factory=set)
-    """What the present life of the draft has said of it."""
 
     def __post_init__(self) -> None:
         self.hashes = hashes_of(self.text)
 
 
 class Watch:
-    """Over all answers of a run."""
-
     def __init__(self) -> None:
         self.ghosts: dict[Candidate, frozenset[Ghost]] = {}
         """What each message says, and what it was drafted from. The frame does not carry that."""
         self._drafts: dict[tuple[int, int], tuple[int, int]] = {}
-        """(incarnation, sequence) -> epoch and base of the draft."""
         self._answers: dict[int, Watched] = {}
-        """By sequence."""
         self.over: set[int] = set()
-        """The sequences that the target has closed."""
 
     def begin(self, sequence_id: int, prompt: tuple[int, ...], max_length: int) -> None:
-        """Another answer."""
         self._answers[sequence_id] = Watched(text_of(prompt, max_length + 1), max_length)
 
     def attached(self, session: TargetSession) -> None:
-        """Another life of the draft works on it: nothing of an earlier one counts."""
         answer = self._answers[session.sequence_id]
         answer.drafted = set()
         answer.epoch = 0
 
     def received(self, message: Candidate) -> None:
-        """By the session that it is for."""
         self._answers[message.sequence_id].drafted |= self.ghosts.get(message, frozenset())
 
     def committed(self, session: TargetSession) -> None:
-        """I1, I2, I3, I5."""
         committed, answer = session.committed, self._answers[session.sequence_id]
         if len(committed) < len(answer.committed):
             raise Violation("I1: the committed prefix shrank")
@@ -82,7 +67,6 @@ class Watch:
         answer.epoch = session.epoch
 
     def evaluated(self, session: TargetSession, candidates: tuple[int, ...]) -> None:
-        """I6."""
         answer = self._answers[session.sequence_id]
         prefix = answer.hashes[session.committed_length]
         for offset, token_id in enumerate(candidates):
@@ -92,7 +76,6 @@ class Watch:
             prefix = prefix_hash.extend(prefix, token_id)
 
     def scored(self, session: TargetSession, block: Block) -> None:
-        """I6, of all that is in a pass."""
         answer = self._answers[session.sequence_id]
         prefixes = [answer.hashes[session.committed_length]]
         for token_id, parent in zip(block.token_ids[1:], block.parents, strict=True):
@@ -101,12 +84,10 @@ class Watch:
             prefixes.append(prefix_hash.extend(prefixes[parent], token_id))
 
     def waited(self, ns: int, number: int) -> None:
-        """L1. `number`: of waits, which may have taken no time at all."""
         if ns > MAX_WAIT_NS or number > MAX_WAITS:
             raise Violation(f"L1: the target has waited for {ns / 1e9:.3f} seconds, {number} times")
 
     def draft_stepped(self, incarnation: int, session: DraftSession) -> None:
-        """I3, I4, R1."""
         epoch_before, base_before = self._drafts.get((incarnation, session.sequence_id), (0, 0))
         if session.epoch < epoch_before:
             raise Violation("I3: the draft's epoch went back")

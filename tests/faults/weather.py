@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from faults.world import Side, World
 
 FRAME_FAULTS = ("lose", "duplicate", "echo", "reorder", "delay", "corrupt", "truncate")
-"""An echo is a copy of one of the frames before."""
 ECHO_OF_A_LIFE = "echo of a life"
 """A life begins, and hears the last frames to the one before it once more, or is heard together with them."""
 STRIKES = ("partition", "partition one way", "pause target", "pause draft", "slow draft", "target clock", "draft clock")
@@ -25,8 +24,6 @@ TO_TARGET, TO_DRAFT = "to target", "to draft"
 
 @dataclass
 class Weather:
-    """Present from the start until `calm`."""
-
     world: World
     rates: dict[str, float] = field(default_factory=dict)
     """Probability per frame, or per action of a draft (`ENDINGS`); of strikes, how much of them each kind is."""
@@ -38,7 +35,6 @@ class Weather:
     _held: list[Callable[[], None]] = field(default_factory=list)
 
     def break_out(self) -> None:
-        """Choose the faults of this seed, and begin."""
         draw = self.world.random
         self.rates = {
             **{name: draw.choice((0.02, 0.05, 0.15)) for name in FRAME_FAULTS if draw.random() < 0.5},
@@ -58,7 +54,6 @@ class Weather:
         self._release()
 
     def hits(self, name: str) -> bool:
-        """Whether this fault happens now."""
         if name not in self.rates or not self.world.chance(self.rates[name]):
             return False
         self.world.happened(name)
@@ -111,7 +106,6 @@ class Weather:
         self._plan_strike()
 
     def damaged(self, frame: bytes) -> bytes:
-        """The frame as it arrives."""
         draw = self.world.random
         if self.hits("corrupt"):
             damaged = bytearray(frame)
@@ -123,5 +117,4 @@ class Weather:
         return frame
 
     def detour_ns(self, name: str) -> int:
-        """How much longer a frame takes that this fault hits; 0 for others."""
         return self.world.between(1, 120) if self.hits(name) else 0

@@ -33,7 +33,6 @@ STEPS = 4
 
 
 def small_model(device: str, *, captures: bool, ranks: Ranks = ALONE) -> CachedModel:
-    """The same weights on every rank."""
     stock: Any = stock_model(Case("Qwen3Config", {"num_attention_heads": 8, "num_key_value_heads": 4}))
     source = tiny.tiny_causal_lm(stock.config, register_attention())
     source.load_state_dict(stock.state_dict())

@@ -52,7 +52,6 @@ def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[Transport]:
 
 @pytest.fixture
 def echo(listener: Transport) -> Iterator[subprocess.Popen[bytes]]:
-    """A peer on the other device that sends everything back."""
     command = [sys.executable, "-c", ECHO, listener.address, str(NONCE)]
     process = subprocess.Popen(command, cwd=Path(__file__).parents[2])
     listener.send(SHORT)

@@ -13,24 +13,19 @@ import psutil
 from tests.warm import ROOT, Popen
 
 SECONDS = 240.0
-"""The longest any of these processes may take on a busy machine."""
 WAITING = ("policy=chain", "min_candidates=2", "max_wait_passes=10000", "max_silence_seconds=60")
-"""The target waits for candidates, however slow the machine is: some are judged."""
 
 
 def descendants(pid: int) -> list[psutil.Process]:
-    """The processes that `pid` has started, directly or not."""
     return psutil.Process(pid).children(recursive=True)
 
 
 def assert_gone(processes: Sequence[psutil.Process], seconds: float = 10.0) -> None:
-    """The promise is two seconds; a busy machine gets more."""
     _, left = psutil.wait_procs(processes, seconds)
     assert [process for process in left if process.status() != psutil.STATUS_ZOMBIE] == []
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """Ours, with the checkout importable whether or not it is installed."""
     return {**os.environ, "PYTHONPATH": str(ROOT), **variables}
 
 
@@ -47,7 +42,6 @@ def torchrun_command(*arguments: str, num_processes: int = 2, flags: Sequence[st
 
 
 def run(command: list[str], folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a command in `folder` to its end."""
     pipe = subprocess.PIPE
     with Popen(command, cwd=folder, env=environment(**variables), stdout=pipe, stderr=pipe, text=True) as process:
         try:

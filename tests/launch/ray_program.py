@@ -23,7 +23,6 @@ URL = "http://127.0.0.1:8123"
 
 
 def answers() -> list[str]:
-    """Of four prompts, each asked until an engine answers it."""
     found, deadline = [], time.monotonic() + DEADLINE
     for number in range(4):
         body = {"model": "target", "prompt": f"{number} and", "max_tokens": 8, "ignore_eos": True, "seed": 1}
@@ -39,7 +38,6 @@ def answers() -> list[str]:
 
 
 def kill_one() -> None:
-    """Kill a replica, and wait until Ray has started another one."""
     replicas = serve.status().applications[APPLICATION].deployments["engines"].replica_states
     assert replicas.get("RUNNING") == 2, replicas
     pids = [actor.pid for actor in ray_actors()]
@@ -52,7 +50,6 @@ def kill_one() -> None:
 
 
 def ray_actors() -> list[object]:
-    """The replicas that are alive."""
     from ray.util.state import list_actors
 
     found = list_actors(filters=[("state", "=", "ALIVE")], detail=True)

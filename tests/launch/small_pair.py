@@ -38,7 +38,6 @@ def save_pair(folder: Path, *, target_layers: int = 2, draft_layers: int = 1, nu
 
 
 def plain_answer(pair: Sequence[str], num_tokens: int) -> tuple[int, ...]:
-    """Of one process, without a draft."""
     config = compose_config([*pair, "mode=autoregressive"])
     with Engine.start(dataclasses.replace(config.engine(), drafters=())) as engine:
         params = dataclasses.replace(config.sampling, max_new_tokens=num_tokens)

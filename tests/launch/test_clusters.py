@@ -27,7 +27,6 @@ def started(folder: Path) -> list[list[str]]:
 
 
 def played(folder: Path, **programs: str) -> dict[str, str]:
-    """An environment in which these shell scripts are called in the places of programs."""
     for name, text in programs.items():
         (folder / name).write_text(f"#!/bin/sh\n{text}\n")
         (folder / name).chmod(0o755)

@@ -22,7 +22,6 @@ NEEDED = {
     "self": ["drafter.num_layers=2"],
     **{name: ["{group}.model=/m"] for name in ("hf", "cascade", "eagle", "medusa", "dflash")},
 }
-"""What a choice cannot do without."""
 FILES = sorted(conf_folder().glob("*/*.yaml"))
 
 MISTAKES = [

@@ -14,7 +14,6 @@ from tests.launch.processes import ROOT
 
 
 def instructions() -> list[tuple[str, str]]:
-    """Instruction and arguments, lines that end with a backslash joined, comments left out."""
     lines = [line for line in (ROOT / "Dockerfile").read_text().splitlines() if not line.lstrip().startswith("#")]
     joined = re.sub(r"\\\n", " ", "\n".join(lines)).splitlines()
     return [(name, rest.strip()) for name, _, rest in (line.partition(" ") for line in joined if line.strip())]

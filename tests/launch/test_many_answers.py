@@ -47,7 +47,6 @@ def answers(folder: Path) -> list[tuple[int, list[int]]]:
 
 
 def started(command: list[str], folder: Path) -> Any:
-    """A run that has written something more."""
     before = len(lines(folder))
     process = Popen(
         command,

@@ -104,7 +104,6 @@ def test_a_replica_answers_as_a_server_does_and_ends_with_its_draft(
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: make test-all")
 @pytest.mark.skipif(os.geteuid() != 0 or which("unshare") is None, reason="Ray listens on all networks of a machine")
 def test_ray_replaces_an_engine_that_is_killed_and_the_answers_stay_the_same(tmp_path: Path) -> None:
-    """In a network of its own."""
     words = [word for word in save_pair(tmp_path) if not word.startswith("sampling.")]
     program = [sys.executable, "-m", "tests.launch.ray_program", tmp_path / "answers.json", *words]
     alone = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]

@@ -38,8 +38,6 @@ def generate(folder: Path, *overrides: str) -> dict[str, Any]:
 
 
 class Running:
-    """`amusd generate` whose first text has appeared, and the processes it has recorded."""
-
     def __init__(self, folder: Path, *overrides: str) -> None:
         arguments = (PROMPT, "run_dir=out", f"sampling.max_new_tokens={NUM_TOKENS}", *overrides)
         self.process = Popen(
@@ -71,7 +69,6 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def overlap(part: Timeline) -> float:
-    """The share of the draft's working time that lies inside the target's."""
     work = [(event.start_ns, event.end_ns) for event in part.target if isinstance(event, TARGET_WORK)]
     steps = [(event.start_ns, event.end_ns) for event in part.draft if isinstance(event, DRAFT_WORK)]
     inside = sum(max(0, min(end, last) - max(start, first)) for start, end in steps for first, last in work)

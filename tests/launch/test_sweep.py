@@ -30,7 +30,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def job(folder: Path, number: int, *overrides: str, **result: Any) -> Path:
-    """The folder of a job that an earlier attempt has left."""
     directory = create_run_directory(RunConfig(run_dir=str(folder / str(number))))
     (directory / "overrides.json").write_text(json.dumps(overrides))
     if result:

@@ -22,12 +22,10 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 NUM_TOKENS = 200
 CABLE_SECONDS = 30.0
-"""A cut cable is found after 5 s; this machine may be busy."""
 END_SECONDS = 60.0
 
 
 def ip(*arguments: str) -> None:
-    """Run `ip`. Skips the test where it may not do this."""
     done = subprocess.run(["ip", *arguments], capture_output=True, text=True, timeout=SECONDS)
     if done.returncode:
         pytest.skip(f"needs the right to make network namespaces: {done.stderr.strip()}")
@@ -35,7 +33,6 @@ def ip(*arguments: str) -> None:
 
 @pytest.fixture
 def nodes() -> Iterator[tuple[str, str]]:
-    """Two network namespaces that reach each other and nothing else."""
     names = (f"amusd-{os.getpid()}-0", f"amusd-{os.getpid()}-1")
     with ExitStack() as stack:
         for name in names:

@@ -20,7 +20,6 @@ SOURCES = ("amusd", "launch", "conf", "pyproject.toml", "README.md", "LICENSE")
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built without network from a copy, so that nothing is left in the checkout."""
     folder = tmp_path_factory.mktemp("wheel")
     for name in SOURCES:
         source = ROOT / name

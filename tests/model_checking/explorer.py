@@ -13,13 +13,9 @@ from model_checking.protocol_model import ProtocolModel, State, Step
 @dataclass(frozen=True)
 class Exploration:
     states: AbstractSet[State] = field(repr=False)
-    """All that were reached."""
     actions: Counter[str]
-    """How many edges there are of each kind."""
     breach: Breach | None = None
-    """The invariant that does not hold, and why."""
     trace: tuple[str, ...] = ()
-    """A shortest way to the breach."""
 
     @property
     def num_states(self) -> int:
@@ -31,7 +27,6 @@ class Exploration:
 
     @property
     def broken(self) -> str | None:
-        """Name of the invariant that does not hold."""
         return self.breach[0] if self.breach else None
 
     def __str__(self) -> str:
@@ -41,7 +36,6 @@ class Exploration:
 
 
 def explore(model: ProtocolModel, invariants: tuple[str, ...] = PROTOCOL) -> Exploration:
-    """All states within the model's bounds, or those up to the first breach."""
     checks = Invariants(model, invariants)
     actions: Counter[str] = Counter()
     start = State()
@@ -76,6 +70,5 @@ def _trace(model: ProtocolModel, parents: dict[State, State | None], state: Stat
 
 
 def describe(step: Step) -> str:
-    """One line."""
     subject = step.state.target if step.subject is None else step.subject
     return f"{step.action}: {subject}"

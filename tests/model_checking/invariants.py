@@ -8,16 +8,12 @@ from functools import lru_cache
 from model_checking.protocol_model import Draft, ProtocolModel, State, Step, Target
 
 PROTOCOL = ("I1", "I2", "I3", "I4", "I5", "I6", "L1")
-"""Those of docs/protocol.md."""
 NO_REFUSAL = "no refusal"
-"""Neither side refuses what the other says, whatever becomes of it on the way."""
 
 Breach = tuple[str, str]
 
 
 class Invariants:
-    """Those with the given names, of one model."""
-
     def __init__(self, model: ProtocolModel, names: tuple[str, ...]) -> None:
         self._model = model
         self._names = names
@@ -26,11 +22,9 @@ class Invariants:
         self._finishes_alone = lru_cache(None)(self._search_alone)
 
     def initial_breach(self, state: State) -> Breach | None:
-        """What does not hold in the first state."""
         return self._first(self._in_target(state.target))
 
     def first_breach(self, before: State, step: Step) -> Breach | None:
-        """What holds before this step and not behind it."""
         if step.action.endswith("refuses"):
             return self._first([(NO_REFUSAL, f"{step.subject} is refused")])
         target, draft = step.state.target, step.state.draft

@@ -127,7 +127,6 @@ def test_a_draft_may_only_go_on_where_the_models_may(model: ProtocolModel, draft
 
 
 def target_session(model: ProtocolModel, target: Target) -> TargetSession:
-    """Without the hash, as the model is."""
     session = Unhashed(
         sequence_id=1,
         prompt=PROMPT,
@@ -226,7 +225,6 @@ def heard(session: DraftSession, verdict: protocol_model.Verdict) -> object:
 
 
 def committed(session: TargetSession) -> object:
-    """The target's own choice is 0 everywhere."""
     num_accepted = len(tuple(takewhile(lambda token_id: token_id == 0, session.candidates_to_judge())))
     number = min(num_accepted + 1, len(session._verifying().candidates) + 1, session.remaining)
     session.commit((0,) * number, min(num_accepted, number))

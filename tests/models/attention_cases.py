@@ -16,14 +16,11 @@ from torch import Tensor
 
 UNUSED = 10**12
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, float]
-"""The arguments of `attend_rows` up to `scaling`."""
 Attend = Callable[[Inputs], Tensor]
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Heads of a model."""
-
     heads: int = 4
     key_heads: int = 1
     dim: int = 16
@@ -32,11 +29,8 @@ class Shape:
 
 @dataclass(frozen=True)
 class Tokens:
-    """One sequence: `length` committed tokens, then the nodes of a tree."""
-
     length: int
     parents: tuple[int | None, ...]
-    """Parent of each node; None: it stands behind the last committed token."""
     keys: Tensor
     """[key_heads, length + nodes, dim]."""
     values: Tensor
@@ -44,23 +38,19 @@ class Tokens:
     """[nodes, heads, dim]."""
 
     def path(self, node: int) -> list[int]:
-        """Nodes from the first to `node`."""
         parent = self.parents[node]
         return [*([] if parent is None else self.path(parent)), node]
 
     @property
     def depth(self) -> int:
-        """Nodes of the longest path."""
         return max(len(self.path(node)) for node in range(len(self.parents)))
 
     def leaf_behind(self, node: int, rng: random.Random) -> int:
-        """Any leaf whose path holds `node`."""
         while children := [child for child, parent in enumerate(self.parents) if parent == node]:
             node = rng.choice(children)
         return node
 
     def alone(self, node: int) -> Tokens:
-        """The sequence whose only node is `node`, behind the tokens of its path."""
         path = self.path(node)
         places = [*range(self.length), *(self.length + each for each in path)]
         return Tokens(
@@ -73,7 +63,6 @@ class Tokens:
 
 
 def random_tokens(rng: random.Random, shape: Shape, length: int, num_nodes: int, *, tree: bool) -> Tokens:
-    """`length` committed tokens and a random tree, or a chain, of `num_nodes` nodes behind them."""
     generator = torch.Generator().manual_seed(rng.randrange(2**31))
     first = 0 if length else 1  # behind no token a tree has one root
     parents: list[int | None] = [None]
@@ -131,13 +120,9 @@ def lay_out(
 
 @dataclass(frozen=True)
 class Outcome:
-    """Rows of a pass beside the same rows alone."""
-
     num_rows: int
     num_equal: int
-    """Rows with the bits that they have alone in a pass."""
     max_error: float
-    """Largest absolute difference from torch's attention in float32."""
 
 
 def compare(attend: Attend, sequences: Sequence[Tokens], rng: random.Random, *, chain: bool, spare: int) -> Outcome:

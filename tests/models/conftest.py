@@ -23,14 +23,12 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="package")
 def interpreter() -> Iterator[TritonProcess]:
-    """Triton's interpreter."""
     with TritonProcess() as process:
         yield process
 
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of six layers, for which drafters are made that read its states."""
     folder = tmp_path_factory.mktemp("target")
     tiny.save_checkpoint(folder, tiny.tiny_config(num_hidden_layers=6, tie_word_embeddings=False))
     return folder

@@ -28,16 +28,12 @@ class Work:
 
 
 class Table:
-    """What `size` ranks bring to each exchange."""
-
     def __init__(self, size: int) -> None:
         self.parts: list[Any] = [None] * size
         self.barrier = threading.Barrier(size)
 
 
 class FakeNccl:
-    """One rank's end. Notes its exchanges as (kind, dtype)."""
-
     def __init__(self, table: Table, rank: int) -> None:
         self._table, self._rank = table, rank
         self.exchanges: list[tuple[str, torch.dtype]] = []

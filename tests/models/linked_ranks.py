@@ -16,10 +16,8 @@ DEADLINE_SECONDS = 30.0
 def lead(
     folder: Path, size: int, backend: Backend = "gloo", failure: Callable[..., Exception | None] = lambda *_: None
 ) -> Leader:
-    """The first rank, which awaits the others."""
     return Leader(TransportConfig(), Meeting(address=str(folder), failure=failure), size, backend)
 
 
 def come(folder: Path, rank: int, size: int, backend: Backend = "gloo") -> Follower:
-    """Another rank, on its way to the first one."""
     return Follower(TransportConfig(), Meeting(address=str(folder)), rank, size, backend)

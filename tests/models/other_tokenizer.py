@@ -20,7 +20,6 @@ TEXT = (
 
 
 def word_tokenizer(vocab_size: int = 340) -> PreTrainedTokenizerFast:
-    """A small byte-level BPE tokenizer of English, with an end-of-sequence token."""
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()

@@ -22,7 +22,6 @@ from amusd.protocol.verification import Tracks
 def tree_rows(
     token_ids: Sequence[int], prefix: npt.NDArray[np.int64], paths: Sequence[Sequence[int]], cache: KVCache
 ) -> Rows:
-    """The nodes of one tree in a pass."""
     return Rows(token_ids, cache, places=Places(prefix, paths))
 
 
@@ -33,7 +32,6 @@ class Paths:
     token_ids: list[int]
     parents: list[int]
     right: list[int]
-    """Rows of the right path, from the first row on."""
 
 
 def random_paths(rng: random.Random, right: Sequence[int], max_rows: int, num_tracks: int, width: int) -> Paths:

@@ -14,7 +14,6 @@ from models.test_decoder import fill_vectors
 from safetensors.torch import load_file, save_file
 
 ORIGINAL = 64
-"""Positions that the stretched ones among them were trained with."""
 _SIZES = {key: value for key, value in tiny._SIZES.items() if key != "max_position_embeddings"}
 _LLAMA = {
     **_SIZES,
@@ -104,12 +103,10 @@ def write(folder: Path, config: Mapping[str, Any], *, dtype: torch.dtype = torch
 
 
 def write_config(folder: Path, config: Mapping[str, Any]) -> None:
-    """Replace config.json, which transformers writes in words of its own."""
     (folder / "config.json").write_text(json.dumps(config))
 
 
 def change_weights(file: Path, **changes: torch.Tensor | None) -> None:
-    """Replace, add or (None) remove tensors of a file; names have `__` for a dot."""
     weights = load_file(file)
     for name, tensor in changes.items():
         weights.pop(name.replace("__", "."), None)

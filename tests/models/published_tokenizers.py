@@ -73,6 +73,5 @@ def _special(name: str) -> AddedToken:
 
 
 def ids_of(tokenizer: PreTrainedTokenizerFast, pieces: Sequence[str]) -> list[int]:
-    """The ids of tokens by their names in the vocabulary."""
     vocabulary = tokenizer.get_vocab()
     return [vocabulary[piece] for piece in pieces]

@@ -65,8 +65,6 @@ MODELS = {
 
 @dataclass
 class Twin:
-    """One sequence, decoded in some caches at once: in a batch, and alone."""
-
     token_ids: list[int]
     cache: KVCache
     alone: KVCache
@@ -86,8 +84,6 @@ def begin(model: CachedModel, rng: random.Random, number: int, length: int = CAP
 
 @dataclass
 class Block:
-    """What a sequence has for a pass, and the rows that it keeps."""
-
     sequence: Twin
     token_ids: list[int]
     parents: list[int] | None
@@ -143,7 +139,6 @@ def test_each_sequence_of_a_batch_has_the_bits_that_it_has_alone(name: str, seed
 
 
 def test_numbers_of_rows_agree_if_they_give_the_bits_of_the_width(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A network whose bits depend on how many rows there are, and on the place."""
     model = tiny_model(FIXED)
     assert model._eager is not None
     network = model._eager._network
@@ -175,7 +170,6 @@ KINDS = {"computed anew": (BUCKETED, False), **{name: (rule, True) for name, rul
 
 @pytest.mark.parametrize("name", ["float32", "replayed"])
 def test_a_prompt_that_is_taken_in_beside_passes_of_others_has_the_bits_of_one_that_is_alone(name: str) -> None:
-    """As the target's worker does, whose chunks end at multiples of `prefill_chunk`."""
     model, (token_ids, other) = MODELS[name], (random_ids(CAPACITY, seed=seed) for seed in (1, 2))
     (beside, busy), alone = model.new_caches(2, CAPACITY + 1), model.new_cache(CAPACITY + 1)
     model.prefill(token_ids, alone)
@@ -205,8 +199,6 @@ def test_chains_of_several_sequences_go_on_as_each_does_alone(kind: str) -> None
 
 
 class Second:
-    """Chooses the second best token where its input asks for that. A `Sampler`."""
-
     num_outputs = 1
 
     def __init__(self, level: int) -> None:

@@ -44,7 +44,6 @@ def medusa_weights(num_blocks: int = 1, *, equal_heads: bool = False) -> Weights
 
 
 def save_medusa(folder: Path, weights: Weights, file: str = "medusa_lm_head.pt") -> Path:
-    """Uploaded configurations say two heads, however many there are."""
     return save(folder, weights, file, medusa_num_heads=2, medusa_num_layers=1, base_model_name_or_path="any")
 
 
@@ -89,7 +88,6 @@ def save_dflash(folder: Path, weights: Weights | None = None, **changes: Any) ->
 def dflash_scores(
     weights: Weights, shared: Weights, features: dict[int, Tensor], position: int, token_id: int, skipped: int = 1
 ) -> Tensor:
-    """The root and masks behind it see all features and each other."""
     embedding = shared["model.embed_tokens.weight"]
     block = [embedding[token_id], *[embedding[MASK]] * (BLOCK - 1)]
     for index in range(2):

@@ -74,7 +74,6 @@ def test_captured_blocks_with_rollbacks_give_the_logits_of_plain_ones(numerics: 
 
 @pytest.mark.parametrize(("fixed", "steps", "number"), [(True, 4, 4), (False, 1, 2)])
 def test_a_prepared_cache_captures_nothing_more(fixed: bool, steps: int, number: int) -> None:
-    """Chains, paths, trees and several steps are the same few graphs, wherever they stand."""
     captures: list[Callable[[], None]] = []
 
     def count(work: Callable[[], None]) -> Callable[[], None]:

@@ -24,9 +24,7 @@ from amusd.models.vocabulary import reduce_head
 RULE = Numerics(width=8, fixed=True, border=32, prefill_chunk=32)
 LENGTH = 110
 PROMPT = 73
-"""Prefilled in three chunks of 32 at most."""
 VISIBLE = 0.05
-"""Logits, whose standard deviation is above 0.5, change by more than this where frequencies switch."""
 
 
 def rope(rope_type: str, **parameters: Any) -> dict[str, Any]:
@@ -42,8 +40,6 @@ def longrope() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Case:
-    """A model with a feature."""
-
     config: str
     changes: Mapping[str, Any] = field(default_factory=dict)
 

@@ -46,7 +46,6 @@ def random(*shape: int, seed: int) -> Tensor:
 
 
 def layer_weights(prefix: str, inputs: int, *, head_norms: bool = False) -> Weights:
-    """One decoder layer whose attention takes in `inputs` numbers."""
     shapes = {
         "self_attn.q_proj": (HEADS * DIM, inputs),
         "self_attn.k_proj": (KEY_HEADS * DIM, inputs),
@@ -107,8 +106,6 @@ def rotated(heads: Tensor, position: int) -> Tensor:
 
 
 class ReferenceLayer:
-    """A decoder layer, one row at a time."""
-
     def __init__(self, weights: Mapping[str, Tensor], prefix: str) -> None:
         self.weights, self.prefix = weights, prefix
         self.keys: list[Tensor] = []
@@ -118,7 +115,6 @@ class ReferenceLayer:
         return self.mixed(residual, self.placed(inputs, position))
 
     def placed(self, inputs: Tensor, position: int) -> Tensor:
-        """Keeps key and value of a row; returns its query."""
         query, key, value = (self.times(f"self_attn.{name}_proj", inputs).view(-1, DIM) for name in "qkv")
         if f"{self.prefix}.self_attn.q_norm.weight" in self.weights:
             query, key = norm(query, self.at("self_attn.q_norm")), norm(key, self.at("self_attn.k_norm"))
@@ -127,7 +123,6 @@ class ReferenceLayer:
         return rotated(query, position)
 
     def mixed(self, residual: Tensor, query: Tensor) -> Tensor:
-        """The output of a row that sees all keys there are."""
         keys, values = (torch.stack(rows).repeat_interleave(HEADS // KEY_HEADS, 1) for rows in (self.keys, self.values))
         scores = torch.einsum("hd,nhd->hn", query, keys) / math.sqrt(DIM)
         mixed = torch.einsum("hn,nhd->hd", scores.softmax(-1), values).flatten()
@@ -184,7 +179,6 @@ NUM_TRUE = 6
 
 
 def chain_logits(model: CachedModel, features: Tensor) -> Tensor:
-    """Rows of `TOKENS`: those with true features in one pass, then one by one."""
     network, num_slots = model.network, 16
     memory = KVMemory(num_slots, torch.float32)
     table = memory.features(features.shape[1], torch.device("cpu"))

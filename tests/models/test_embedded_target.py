@@ -15,8 +15,6 @@ FOLDER = "smollm2-135m-instruct-v1"
 
 
 class FakeConversion:
-    """Stands in for the GGUF reader, and counts."""
-
     count = 0
 
     def __call__(self, source: Path, folder: Path) -> None:

@@ -28,21 +28,17 @@ pytestmark = pytest.mark.embedded
 WIDTH = 8
 NUM_TOKENS = 24
 FASTEST = fastest_dtype(torch.device("cpu"))
-"""The dtype that `target.dtype=auto` means here."""
 RULE = Numerics.for_device("cpu", width=WIDTH, fixed=True)
 
 
 @dataclass(frozen=True)
 class Plain:
-    """Greedy decoding behind a prompt, one token a pass, at a fixed width."""
-
     model: CachedModel
     prompt: list[int]
     tokens: list[int]
     logits: Tensor
     """[tokens, vocab]: those that chose the tokens."""
     cache: KVCache
-    """What it was decoded in."""
 
     @property
     def token_ids(self) -> list[int]:
@@ -57,7 +53,6 @@ class Plain:
         return self.cache
 
     def differing(self, rows: Sequence[Tensor] | Tensor) -> list[int]:
-        """The indices of rows whose bits are others."""
         return [row for row, expected in enumerate(self.logits) if not torch.equal(rows[row], expected)]
 
 
@@ -68,7 +63,6 @@ def load(folder: Path, model_impl: str = "amusd", numerics: Numerics = RULE, dty
 
 
 def decode_plainly(model: CachedModel, folder: Path, prompt_length: int, num_tokens: int) -> Plain:
-    """Answer a question, behind so many other tokens that the prompt has `prompt_length`."""
     question = load_tokenizer(folder).encode_chat(user_turn("Why is the sky blue?"))
     prompt = [*(1000 + 7 * number % 4000 for number in range(prompt_length - len(question))), *question]
     cache = model.new_cache(len(prompt) + num_tokens + model.numerics.width)
@@ -82,7 +76,6 @@ def decode_plainly(model: CachedModel, folder: Path, prompt_length: int, num_tok
 
 @pytest.fixture(scope="module", params=["amusd", pytest.param("transformers", marks=pytest.mark.long)])
 def plain(request: pytest.FixtureRequest, embedded_folder: Path) -> Plain:
-    """Across a border of keys, which is one of blocks of keys too."""
     assert RULE.border is not None
     return decode_plainly(load(embedded_folder, request.param), embedded_folder, RULE.border - 12, NUM_TOKENS)
 
@@ -111,7 +104,6 @@ def test_the_embedded_target_answers_sensibly(plain: Plain, embedded_folder: Pat
 def test_behind_a_long_prompt_blocks_and_paths_give_the_bits_of_plain_decoding(
     embedded_folder: Path, model_impl: str
 ) -> None:
-    """Where attention computes most keys in products of their own."""
     assert prefix_of(1490, WIDTH, torch.bfloat16) < prefix_of(1550, WIDTH, torch.bfloat16), "no border was crossed"
     test_ragged_blocks_and_paths_give_the_bits_of_plain_decoding(
         decode_plainly(load(embedded_folder, model_impl), embedded_folder, 1490, 60)

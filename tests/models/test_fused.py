@@ -22,7 +22,6 @@ def test_the_kernels_of_triton_compute_what_those_of_torch_do(interpreter: Trito
 
 @pytest.mark.parametrize("has_norm", [False, True])
 def test_rotation_and_storing_are_those_of_transformers(has_norm: bool) -> None:
-    """`rotate_half` over halves of a head is the complex product over neighbours."""
     rows, queries, keys, dim = 3, 4, 2, 8
     halves = torch.randn(rows, queries + 2 * keys, dim)
     weights = torch.rand(dim)

@@ -22,7 +22,6 @@ from amusd.models.loading import draft_dtype, target_dtype
 from amusd.models.numerics import Numerics
 
 SMALLEST_STEP = 6.2e-5
-"""Of inputs: FBGEMM's are no finer."""
 CPU = torch.device("cpu")
 HAS_INT8 = pytest.mark.skipif(why_not_int8(CPU) is not None, reason=f"no int8 products: {why_not_int8(CPU)}")
 

@@ -34,13 +34,11 @@ DTYPES = [
     )
     for dtype in EPSILON
 ]
-"""Those that this machine packs."""
 HAS_FP16 = pytest.mark.skipif(not multiplies_fp16(CPU, torch.float32), reason="no products with weights in float16")
 KINDS = [
     *(pytest.param(PackedLinear, *dtype.values, id=str(dtype.id), marks=dtype.marks) for dtype in DTYPES),
     pytest.param(Fp16Linear, torch.float32, id="weights in float16", marks=HAS_FP16),
 ]
-"""Layers that pack their weights, and the dtype of their rows."""
 
 
 def random_tensor(*shape: int, seed: int, dtype: torch.dtype) -> Tensor:
@@ -48,7 +46,6 @@ def random_tensor(*shape: int, seed: int, dtype: torch.dtype) -> Tensor:
 
 
 def layer(shape: tuple[int, int], dtype: torch.dtype, *, has_bias: bool) -> tuple[Tensor, Tensor | None]:
-    """Weight, of values that bfloat16 holds, and bias."""
     weight = random_tensor(*shape, seed=1, dtype=torch.bfloat16).to(dtype)
     return weight, random_tensor(shape[0], seed=2, dtype=dtype) if has_bias else None
 
@@ -119,7 +116,6 @@ def test_weights_that_come_in_16_bits_are_packed_in_16_bits() -> None:
 
 @HAS_FP16
 def test_with_weights_in_float16_equal_rows_have_equal_results_at_any_number() -> None:
-    """Kernels of one and of two rows add in another order than those of more."""
     linear = Fp16Linear(random_tensor(31, 200, seed=1, dtype=torch.float16), None)
     row = random_tensor(1, 200, seed=2, dtype=torch.float32)
     for number in range(1, 100):

@@ -60,7 +60,6 @@ def test_what_cannot_roll_back_is_refused_by_name_from_its_configuration(
 
 
 def test_a_model_whose_code_cannot_compute_a_first_token_here_is_one_line(tmp_path: Path) -> None:
-    """Nemotron's layers do not hand on what its attention is told."""
     tiny.save_checkpoint(tmp_path, transformers.NemotronConfig(**tiny._SIZES))
     with pytest.raises(
         ConfigError,

@@ -13,7 +13,6 @@ widths = st.integers(1, 20)
 
 
 def rules(fixed: bool | None = None) -> st.SearchStrategy[Numerics]:
-    """Rules for both kinds of device."""
     return st.builds(
         Numerics.for_device,
         st.sampled_from(["cpu", "cuda:0"]),

@@ -19,7 +19,6 @@ SIZE = 3
 
 
 def groups(monkeypatch: pytest.MonkeyPatch, folder: Path, backend: Backend) -> list[ProcessGroup]:
-    """`SIZE` ranks that have met."""
     if backend == "nccl":
         table = Table(SIZE)
         monkeypatch.setattr(process_group, "_make", lambda _file, rank, *_: FakeNccl(table, rank))

@@ -38,7 +38,6 @@ def _no_watch_is_left() -> Iterator[None]:
 
 
 def await_pass(ranks: Ranks, has_ended: Callable[[], bool]) -> None:
-    """Wait as the end of a pass is waited for on a device."""
     deadline = time.monotonic() + DEADLINE_SECONDS
     while not has_ended():
         assert time.monotonic() < deadline, "nobody has noticed"
@@ -90,7 +89,6 @@ def test_a_follower_that_goes_while_the_device_hangs_is_named_and_the_kernels_en
 
 @contextmanager
 def dying(folder: Path, kind: str) -> Iterator[None]:
-    """A rank that is a process and kills itself."""
     process = Popen([sys.executable, str(PROCESS), str(folder), kind], env=environment(), stderr=subprocess.PIPE)
     try:
         yield

@@ -53,7 +53,6 @@ def test_the_ranks_together_compute_what_the_whole_model_does(name: str, size: i
 
 
 def rank_of(rank: int, size: int) -> Ranks:
-    """A rank that exchanges nothing."""
     return ThreadRanks(rank, [None] * size, threading.Barrier(size))
 
 

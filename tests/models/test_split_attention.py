@@ -17,10 +17,8 @@ from amusd.models.split_attention import BLOCK, SplitAttention
 
 DTYPES = [torch.bfloat16, torch.float32]
 TOLERANCE = {torch.bfloat16: 2e-2, torch.float32: 1e-5}
-"""Largest error of a result whose values are normal numbers."""
 WIDTH = 8
 LONG = 10 * BLOCK
-"""Slots, of which few rows have a prefix."""
 
 
 @dataclass(frozen=True)

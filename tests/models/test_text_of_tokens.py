@@ -13,7 +13,6 @@ from amusd.models.detokenizer import IncrementalDecoder, Spelling
 from amusd.models.tokenizer import HuggingFaceTokenizer
 
 NUM_PADDED = 6
-"""Ids that the model has beyond its tokenizer."""
 SENTENCEPIECE, QWEN = sentencepiece_tokenizer(), qwen_tokenizer()
 Draw = Callable[[random.Random], list[int]]
 
@@ -47,7 +46,6 @@ def draw_sentencepiece(draw: random.Random) -> list[int]:
 
 
 def draw_qwen(draw: random.Random) -> list[int]:
-    """Any ids: half of the tokens are bytes."""
     return [draw.randrange(len(QWEN) + NUM_PADDED) for _ in range(draw.randrange(1, 60))]
 
 

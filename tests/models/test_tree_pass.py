@@ -31,7 +31,6 @@ NUM_SLOTS = PROMPT + SPARE
 NUMERICS = Numerics(width=WIDTH, fixed=False, border=32, prefill_chunk=32)
 STOCK, MODEL = tiny.wrapped_pair("LlamaConfig", NUMERICS)
 UNLIKE = ["LlamaConfig", "Gemma2Config", "GPT2Config", "GptOssConfig", "DeepseekV3Config"]
-"""Models that differ in what attention does: rotation, bounded scores, position embeddings, sinks, compressed keys."""
 
 
 def replayed_model(*, fixed: bool) -> CachedModel:
@@ -46,8 +45,6 @@ REPLAYED = replayed_model(fixed=False)
 
 @dataclass
 class Node:
-    """A token behind `parent`; None: behind the prompt."""
-
     token_id: int
     parent: Node | None
     slot: int = -1  # until it is computed
@@ -59,8 +56,6 @@ class Node:
 
 @dataclass
 class Tree:
-    """A prompt in the cache, and nodes behind it in any of the other slots."""
-
     model: CachedModel
     prompt: list[int]
     cache: KVCache = field(init=False)
@@ -135,12 +130,10 @@ def test_architectures_of_transformers_compute_trees(name: str) -> None:
 
 FIXED = Numerics(width=8, fixed=True, border=64, prefill_chunk=64, num_tracks=3)
 EXPERTS = {"GptOssConfig", "DeepseekV3Config"}
-"""How many rows share an expert's product depends on the other rows."""
 
 
 @pytest.mark.parametrize("name", UNLIKE)
 def test_each_row_of_several_paths_has_the_logits_of_its_path_alone(name: str) -> None:
-    """Bit for bit, but for mixtures of experts."""
     _, model = tiny.wrapped_pair(name, FIXED)
     expected, found = decoded_both_ways(model, 80)
     if name not in EXPERTS:

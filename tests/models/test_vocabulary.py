@@ -121,7 +121,6 @@ def test_it_says_what_it_can_propose_and_takes_the_ids_of_the_target(pair: Path)
 def test_a_draft_with_another_number_of_rows_reads_and_scores_the_ids_of_the_target(
     target: str, draft: str, pair: Path
 ) -> None:
-    """Padding alone is no other tokenizer."""
     config = engine_config(pair, draft, target)
     model, _ = load_draft_model(config.drafters[0], config, "cpu")
     num_ids = VOCAB_SIZE + (PADDING if draft == "target" else 0)

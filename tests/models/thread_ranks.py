@@ -49,7 +49,6 @@ class ThreadRanks:
 
 
 def on_ranks(size: int, work: Callable[[Ranks], T]) -> list[T]:
-    """What `work` returns on each of `size` ranks. A failure on one is raised."""
     barrier = threading.Barrier(size)
     table: list[Tensor | None] = [None] * size
 

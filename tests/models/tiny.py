@@ -96,7 +96,6 @@ def tiny_causal_lm(config: Any, attention: str = "eager", seed: int = 0) -> Any:
 
 
 def weights_of(model: Any) -> dict[str, torch.Tensor]:
-    """The weights of a stock model; a tied one is one tensor under two names."""
     own = {parameter: parameter.detach() for parameter in model.parameters()}
     return {name: own[parameter] for name, parameter in model.named_parameters(remove_duplicate=False)}
 
@@ -116,7 +115,6 @@ def wrap_model(
 
 
 def wrapped_pair(name: str, numerics: Numerics | None = None, model_impl: str = "auto") -> tuple[Any, CachedModel]:
-    """A stock model with eager attention, and ours with the same weights."""
     config = tiny_config(name)
     stock, ours = tiny_causal_lm(config), tiny_causal_lm(config, register_attention())
     ours.load_state_dict(stock.state_dict())
@@ -125,7 +123,6 @@ def wrapped_pair(name: str, numerics: Numerics | None = None, model_impl: str = 
 
 
 def byte_tokenizer(added: tuple[str, ...] = ("<eos>",), chat_template: str | None = None) -> Any:
-    """A transformers tokenizer with one token per byte, so that most characters take several."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(alphabet)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -137,7 +134,6 @@ def byte_tokenizer(added: tuple[str, ...] = ("<eos>",), chat_template: str | Non
 
 
 def save_checkpoint(folder: Path, config: Any, tokenizer: Any | None = None) -> Any:
-    """Write a random checkpoint; returns the stock model."""
     model = tiny_causal_lm(config)
     model.save_pretrained(folder)
     if tokenizer is not None:

@@ -29,14 +29,10 @@ from tests.models.attention_cases import Inputs, Shape
 
 @dataclass(frozen=True)
 class Kernel:
-    """What a kernel takes of a multiprocessor."""
-
     name: str
     spilled_bytes: int
-    """Stored to local memory for want of registers, by a thread."""
     shared_bytes: int
     num_async_copies: int
-    """Instructions that load into shared memory while products go on."""
 
 
 class TritonProcess:
@@ -53,12 +49,10 @@ class TritonProcess:
         self._executor.shutdown()
 
     def attend(self, inputs: Inputs, softcap: float = 0.0, sinks: Tensor | None = None) -> Tensor:
-        """`attend_rows` of tensors on the CPU, by the interpreter."""
         result: Tensor = _unpacked(self._executor.submit(_attend, _packed((*inputs, softcap, sinks))).result())
         return result
 
     def call(self, function: Callable[[], Any]) -> Any:
-        """Whatever a function of a module returns there."""
         return self._executor.submit(function).result()
 
     def compile(self, passes: Sequence[tuple[Inputs, bool]]) -> list[Kernel]:
@@ -70,7 +64,6 @@ class TritonProcess:
 
 
 def example(shape: Shape, *, seqs: int, rows: int, width: int, paths: int) -> Inputs:
-    """Inputs whose shapes alone matter."""
     query = torch.zeros((seqs, rows, shape.heads, shape.dim), dtype=shape.dtype)
     keys, values = torch.zeros((2, shape.key_heads, 16, shape.dim), dtype=shape.dtype)
     table, branches = torch.zeros((seqs, width), dtype=torch.int64), torch.zeros((seqs, paths, rows), dtype=torch.int64)
@@ -79,7 +72,6 @@ def example(shape: Shape, *, seqs: int, rows: int, width: int, paths: int) -> In
 
 
 def _packed(values: Any) -> bytes:
-    """Tensors by value; the executor itself would share their memory, for which it needs sockets."""
     return pickle.dumps(values)
 
 
@@ -113,7 +105,6 @@ def _dot_in_order(_builder: Any, a: Any, b: Any, d: Any, _precision: Any, _impre
 
 
 def _float32(handle: Any) -> npt.NDArray[np.float32]:
-    """Values of a handle; the interpreter holds bfloat16 as the upper half of a float32."""
     if handle.dtype.scalar.is_bf16():
         return (handle.data.astype(np.uint32) << 16).view(np.float32)
     return handle.data.astype(np.float32)
@@ -126,8 +117,6 @@ def _attend(sent: bytes) -> bytes:
 
 
 class _AbsentGpu:
-    """A driver of Triton that knows what to compile for, and nothing else."""
-
     def __init__(self, capability: int) -> None:
         self._capability = capability
 
@@ -152,7 +141,6 @@ def _compile_for(capability: int) -> None:
 
 
 def _compile(sent: bytes) -> list[Kernel]:
-    """Go the whole way of a launch but the launch itself, with CPU tensors."""
     from triton import knobs
     from triton.runtime.jit import JITFunction
 

@@ -16,25 +16,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("amusd", "launch", "conf", "tests", "examples", "pyproject.toml")
 SECONDS = 120.0
-"""The tests of a rule that take longer hang, which counts as noticed."""
 _PASSED, _FAILED = 0, 1
-"""Exit codes of pytest."""
 _CRASHED, _OTHER_COPY = 98, 99
-"""Pytest did not come to its end; the tests imported the package from elsewhere."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One seeded defect, and the tests that must notice it."""
-
     what: str
     file: str
-    """From the root of the checkout."""
     old: str
-    """Occurs exactly once in the file."""
     new: str
     tests: str
-    """Files, or single tests, with blanks between them."""
 
 
 class BrokenRuleError(Exception):
@@ -51,7 +43,6 @@ def mutated(rule: Rule) -> str:
 
 
 def tree_of_links(folder: Path) -> Path:
-    """A copy of the checkout in an empty folder, whose files are links."""
     for name in COPIED:
         for file in (ROOT / name, *(ROOT / name).rglob("*")):
             if file.is_file() and "__pycache__" not in file.parts:
@@ -85,7 +76,6 @@ def check_passes(tests: str, tree: Path) -> None:
 
 
 def _run_tests(tree: Path, tests: list[str]) -> int | None:
-    """The exit code of pytest; None where it took too long."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["numpy", "torch", "pytest"])
     process = context.Process(target=_pytest, args=(str(tree), tests), daemon=True)

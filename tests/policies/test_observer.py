@@ -28,7 +28,6 @@ def passed(
     num_judged: int | None = None,
     **options: Any,
 ) -> None:
-    """`numbers`: accepted candidates, and alternatives among them."""
     own = outcome(num_candidates, *numbers, num_judged=num_judged)
     observer.passed(start_ns, end_ns, own, **{"num_rows": 1 + num_candidates, **options})
 
@@ -107,7 +106,6 @@ def test_time_between_two_answers_is_nobodys() -> None:
 
 
 def test_an_alternative_in_the_place_of_the_first_candidate_says_that_the_draft_was_too_sure_of_that() -> None:
-    """And that a position with several candidates is accepted all the same."""
     tree = TargetSession(sequence_id=1, prompt=(1,), max_length=9, vocab_size=4, fan_out=2)
     tree.attach(1)
     tree.receive(Candidate(1, 1, 1, extend(EMPTY, 1), 1, (0,), (2,), (CERTAINTY // 2,), more=True))

@@ -18,7 +18,6 @@ def test_the_share_of_a_row_is_found_whatever_the_steps(share: float, sizes: lis
 
 
 def test_a_price_that_nothing_confirms_is_forgotten() -> None:
-    """It keeps rows away, so that no pass could show that it is mistaken."""
     cost = RowCost()
     cost.passed(1, 1_000_000)
     cost.passed(8, 7_300_000)

@@ -44,7 +44,6 @@ class Pair:
         self.renew()
 
     def renew(self) -> None:
-        """Another sequence."""
         self.target = TargetSession(
             sequence_id=1, prompt=PROMPT, max_length=MAX_LENGTH, vocab_size=VOCAB_SIZE, fan_out=self._opening.fan_out
         )
@@ -52,7 +51,6 @@ class Pair:
         self.draft = DraftSession(self._opening)
 
     def step(self) -> list[Message]:
-        """One honest step of each side; what they would send."""
         nodes = nodes_of(self.draft)
         guesses = [(self._rng.randrange(5), 0.6), (5 + self._rng.randrange(5), 0.3)]
         self.draft.grow(nodes, [guesses[: self._opening.fan_out] for _ in nodes])
@@ -65,7 +63,6 @@ class Pair:
         return [verdict] if offer is None else [verdict, offer]
 
     def hear(self, message: Message) -> None:
-        """As the workers do it."""
         try:
             self._hear(message)
             self.outcomes["taken"] += 1
@@ -83,7 +80,6 @@ class Pair:
             DraftSession(message)
 
     def check(self) -> None:
-        """What holds whatever was heard."""
         committed = self.target.committed
         assert committed[: len(PROMPT)] == PROMPT
         assert len(committed) <= MAX_LENGTH
@@ -150,7 +146,6 @@ def _other(rng: random.Random, value: Any) -> Any:
 
 
 def _bytes(rng: random.Random, message: Message) -> bytes:
-    """A frame with up to eight bytes changed, mostly before it was sealed."""
     whole = encode(message, NONCE)
     frame = bytearray(whole[:-4])
     for _ in range(rng.randint(1, 8)):
@@ -159,13 +154,11 @@ def _bytes(rng: random.Random, message: Message) -> bytes:
 
 
 def _length(rng: random.Random, message: Message) -> bytes:
-    """A frame cut short, or with something behind it."""
     frame = encode(message, NONCE)[:-4]
     return seal(frame[: rng.randrange(len(frame))] if rng.random() < 0.5 else frame + rng.randbytes(rng.randint(1, 40)))
 
 
 def _body(rng: random.Random, message: Message) -> bytes:
-    """A sound header, and anything."""
     return seal(encode(message, NONCE)[:22] + rng.randbytes(rng.randrange(120)))
 
 

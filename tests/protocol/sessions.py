@@ -18,7 +18,6 @@ class Unhashed(TargetSession):
 
 
 def hash_of(token_ids: Sequence[int]) -> int:
-    """The hash of a prefix."""
     value = EMPTY
     for token_id in token_ids:
         value = extend(value, token_id)
@@ -26,12 +25,10 @@ def hash_of(token_ids: Sequence[int]) -> int:
 
 
 def nodes_of(session: DraftSession) -> tuple[Node, ...]:
-    """What a step for this tree alone computes next."""
     return next_nodes([session])[0]
 
 
 def hear(session: DraftSession, verdict: Verdict) -> Transition:
-    """Apply a verdict that is news."""
     transition = session.preview(verdict)
     assert transition is not None
     session.apply(transition)
@@ -39,7 +36,6 @@ def hear(session: DraftSession, verdict: Verdict) -> Transition:
 
 
 def offered(session: DraftSession) -> Candidate:
-    """The next message, which there has to be."""
     message = session.offer()
     assert message is not None
     return message

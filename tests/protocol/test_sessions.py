@@ -23,7 +23,6 @@ def target(**options: bool) -> TargetSession:
 
 
 def candidate(*tokens: int, first: int = 1, parent: int = 0, more: bool = True) -> Candidate:
-    """A path, numbered from `first` on, behind node `parent`."""
     parents = (parent, *range(first, first + len(tokens) - 1)) if tokens else ()
     return Candidate(1, 1, len(PROMPT), hash_of(PROMPT), first, parents, tokens, (), more)
 
@@ -33,7 +32,6 @@ def grow(session: DraftSession, *tokens: int) -> None:
 
 
 def draft(*tail: int) -> DraftSession:
-    """What it has drafted was offered token by token, under the numbers 1, 2, ..."""
     session = DraftSession(OPENING)
     for token_id in tail:
         grow(session, token_id)
@@ -42,7 +40,6 @@ def draft(*tail: int) -> DraftSession:
 
 
 def text(session: DraftSession) -> tuple[int, ...]:
-    """The whole chain."""
     return (*session.committed, *(node.token_id for node in session.root.below()))
 
 

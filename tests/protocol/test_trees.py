@@ -31,7 +31,6 @@ def target() -> TargetSession:
 
 
 def nodes(first: int, *nodes: tuple[int, int, int], behind: tuple[int, ...] = PROMPT, more: bool = True) -> Candidate:
-    """Each node: parent, token, weight."""
     parents, token_ids, weights = zip(*nodes, strict=True) if nodes else ((), (), ())
     return Candidate(1, 1, len(behind), hash_of(behind), first, parents, token_ids, weights, more)
 
@@ -91,7 +90,6 @@ def test_a_node_that_was_offered_again_goes_by_its_new_number() -> None:
 
 
 def grown() -> DraftSession:
-    """4 (0.6) or 5 (0.3) behind the root; behind 4: 6 (0.5) or 7 (0.2)."""
     session = DraftSession(OPENING)
     (root,) = nodes_of(session)
     session.grow([root], [[(4, 0.6), (5, 0.3)]])
@@ -131,7 +129,6 @@ def with_guesses(of_root: Sequence[float], of_first: Sequence[float] = ()) -> Dr
 def test_one_step_takes_the_nodes_that_are_worth_most_as_long_as_a_further_one_pays(
     trees: list[tuple[list[float], list[float]]], adopted: list[bool], share: float
 ) -> None:
-    """Some trees lose a part to a verdict first."""
     sessions = [with_guesses(*tree) for tree in trees]
     for session, adopts in zip(sessions, adopted, strict=False):
         if adopts:
@@ -196,7 +193,6 @@ def _root_with(session: DraftSession, *guesses: tuple[int, float]) -> tuple[tupl
 
 
 def random_tree(rng: random.Random) -> tuple[TargetSession, dict[tuple[int, ...], float]]:
-    """A session that was sent one, and its nodes: path of tokens -> chance."""
     paths: list[tuple[int, ...]] = [()]
     chances = {(): 1.0}
     sent = []

@@ -22,7 +22,6 @@ from amusd.types import Role
 NONCE = 0x0123456789ABCDEF
 FRAMES = {type(message).__name__: encode(message, NONCE) for message in EXAMPLES}
 BODIES = {name: frame[:-4] for name, frame in FRAMES.items()}
-"""Without their checksum."""
 HEADER = "414d5344 0900 efcdab8967452301 1500000000000000"
 GOLDEN = {
     m.Candidate(7, 1, 300, 2**64 - 1, 4, (0, 4), (5, 70_000), (), more=True): HEADER
@@ -62,7 +61,6 @@ DISTRIBUTIONS: dict[str, tuple[str, Any]] = {
 
 
 def with_a_bit_flipped(frame: bytes) -> Iterator[bytes]:
-    """Each bit in turn."""
     for bit in range(8 * len(frame)):
         flipped = bytearray(frame)
         flipped[bit // 8] ^= 1 << bit % 8
@@ -70,12 +68,10 @@ def with_a_bit_flipped(frame: bytes) -> Iterator[bytes]:
 
 
 def with_body(body: bytes) -> bytes:
-    """A sealed frame with a sound header."""
     return seal(BODIES["Shutdown"][:22] + body)
 
 
 def decodes_or_refuses(frame: bytes) -> None:
-    """Either `WireError`, or a message whose only frame this is."""
     try:
         nonce, sent_ns, message = decode(frame)
     except WireError:

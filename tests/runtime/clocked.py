@@ -9,8 +9,6 @@ from amusd.protocol.messages import Message
 
 
 class Clock:
-    """Nanoseconds, as `time.monotonic_ns`."""
-
     def __init__(self) -> None:
         self.ns = 0
 
@@ -22,8 +20,6 @@ class Clock:
 
 
 class Link:
-    """One end of a link. What the peer says stands in `inbox`, and has arrived."""
-
     address = "nowhere"
     num_rejected = sent_ns = 0
 

@@ -11,7 +11,6 @@ import pytest
 
 @pytest.fixture
 def links_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where links put their socket files: nowhere else, so that what stays behind is seen."""
     with tempfile.TemporaryDirectory(prefix="amusd-") as folder:  # a short path: sockets need one
         monkeypatch.setattr(tempfile, "tempdir", folder)
         yield Path(folder)

@@ -52,11 +52,9 @@ from runtime.draft_processes import main
 main()
 """
 LIVES = "TABLE_LIVES"
-"""The environment variable that tells drafts what each of them is like."""
 
 
 def main() -> None:
-    """Be the process of a `DraftProcess`, with drafters over table models."""
     startup.prepare_draft = lambda _config: LoadedDrafters({}, vocab_size=0, tokenizer_hash="")
     startup.serve_draft = serve_table_draft  # type: ignore[assignment]
     draft_process.main()
@@ -65,7 +63,6 @@ def main() -> None:
 def serve_table_draft(
     config: EngineConfig, rendezvous: Rendezvous, recorder: Recorder, incarnation: int, _drafters: object
 ) -> None:
-    """The whole life of one."""
     life = json.loads(os.environ[LIVES]).get(str(incarnation), GOOD)
     link = connect(config.transport, rendezvous)
     drafters = LoadedDrafters(
@@ -89,8 +86,6 @@ def serve_table_draft(
 
 
 class Crashing(OracleDrafter):
-    """Fails at its second proposal."""
-
     def __init__(self) -> None:
         super().__init__(reference(NUM_TOKENS), always_wrong(), VOCAB_SIZE)
         self._has_proposed = False
@@ -106,15 +101,11 @@ class Crashing(OracleDrafter):
 
 
 class Hanging(Crashing):
-    """Hangs there."""
-
     def _fail(self) -> None:
         time.sleep(3600)
 
 
 class Stopped(Crashing):
-    """Is stopped there, with all its threads."""
-
     def _fail(self) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
 
@@ -123,8 +114,6 @@ FAILING = {CRASHING: Crashing, HANGING: Hanging, STOPPED: Stopped}
 
 
 class Babbling:
-    """A link whose draft says ids that no vocabulary has."""
-
     def __init__(self, link: Transport) -> None:
         self._link = link
 
@@ -143,14 +132,11 @@ class Babbling:
 
 
 class Survivor:
-    """An engine whose drafts these are, and what is asked of it."""
-
     def __init__(self, engine: Engine, drafts: DraftProcess) -> None:
         self.engine = engine
         self.drafts = drafts
 
     def answer(self, schedule: DecodingConfig, at: int | None = None, act: Callable[[], None] | None = None) -> Answer:
-        """One answer, checked token for token; `act` happens before its token number `at` is read."""
         answer = self.engine.stream(PROMPT, params(NUM_TOKENS), decoding=schedule)
         for number, _ in enumerate(answer):
             if number == at and act is not None:
@@ -159,13 +145,11 @@ class Survivor:
         return answer
 
     def kill(self) -> None:
-        """SIGKILL; nothing to a process that has been killed before, unnoticed."""
         assert self.drafts.pid is not None
         with suppress(psutil.NoSuchProcess):
             psutil.Process(self.drafts.pid).kill()
 
     def await_help(self, schedule: DecodingConfig) -> Generation:
-        """Answers until a draft helps again: the first that it helped with."""
         deadline = time.monotonic() + TIMEOUT_SECONDS
         while time.monotonic() < deadline:
             generation = self.answer(schedule).generation

@@ -26,7 +26,6 @@ Places = Callable[[int], int]
 
 
 def first() -> Places:
-    """The first guess is the model's own choice."""
     return lambda _position: 0
 
 

@@ -32,8 +32,6 @@ PASS_SECONDS = 0.01
 
 
 class Next:
-    """Has the next draft at hand once the first is lost."""
-
     failure = None
 
     def __init__(self, clock: Clock) -> None:
@@ -55,8 +53,6 @@ class Next:
 
 
 class SlowModel(TableModel):
-    """A pass takes `PASS_SECONDS`."""
-
     clock: Clock
 
     def run(self, *args: Any, **options: Any) -> Any:
@@ -69,8 +65,6 @@ def hello(incarnation: int) -> Hello:
 
 
 class Target:
-    """A worker with a client whose link, clock and next draft are the test's."""
-
     def __init__(self, *, round_trip_seconds: float = 0.0) -> None:
         self.clock = Clock()
         self.link, self.next = Link(self.clock), Next(self.clock)
@@ -94,12 +88,10 @@ class Target:
         return request, StopChecker((), (), num_tokens, str)
 
     def open(self, num_tokens: int = 20) -> TargetSequence:
-        """A sequence that the draft is told of."""
         return self.worker.admit(*self.request(num_tokens))
 
 
 def candidate(sequence: TargetSequence, token_ids: Sequence[int], *, incarnation: int = 1) -> Candidate:
-    """A chain that begins behind all that is committed."""
     return chain(sequence.sequence_id, sequence.session.committed, token_ids, incarnation)
 
 
@@ -208,7 +200,6 @@ def test_a_life_counts_by_candidates_that_were_accepted_before_it_was_lost() -> 
 
 
 def without_waits(target: Target, num_tokens: int) -> TargetSequence:
-    """The whole of an answer that waits for no candidate."""
     request, stop = target.request(num_tokens)
     policy = ChainPolicy(max_lookahead=4, tokens_per_message=1, min_candidates=0, max_wait_passes=1.0)
     sequence = target.worker.admit(replace(request, policy=policy), stop)

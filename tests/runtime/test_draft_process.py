@@ -34,7 +34,6 @@ CONFIG = EngineConfig(
     transport=TransportConfig(kind="shared_memory"),
     startup_timeout_seconds=3600.0,
 )
-"""A drafter that needs no model, and far more time than a test has."""
 WAITS = DecodingConfig(mode=Mode.SYNCHRONOUS, max_silence_seconds=SECONDS)
 
 
@@ -74,7 +73,6 @@ def test_a_child_that_ends_before_its_hello_ends_the_start(
 def test_a_killed_draft_is_said_in_one_line_and_the_next_is_forked_from_the_same_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both workers keep their events where they are told."""
     monkeypatch.setattr("amusd.child.subprocess.Popen", Popen)
     lines: list[str] = []
     met: list[int | None] = []
@@ -135,7 +133,6 @@ time.sleep({SECONDS})
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a process is forked")
 def test_a_script_without_a_guard_and_a_daemon_of_it_have_drafts_which_end_with_them(tmp_path: Path) -> None:
-    """However they end; a fork that lives on changes nothing."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     expected = " ".join(map(str, reference(8)[len(PROMPT) :]))

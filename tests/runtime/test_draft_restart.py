@@ -24,8 +24,6 @@ OWN = Hello(PROTOCOL_VERSION, Role.TARGET, 0, 50, "", ())
 
 
 class Source:
-    """Drafts that end when the test says so, or when they are dismissed."""
-
     pid = None
 
     def __init__(self) -> None:
@@ -52,8 +50,6 @@ class Source:
 
 
 class Search:
-    """A `DraftRestart` whose links and processes are the test's."""
-
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.clock, self.source = Clock(), Source()
         self.links: list[Link] = []
@@ -69,12 +65,10 @@ class Search:
         return self.links[-1]
 
     def lose(self) -> None:
-        """The present process is killed."""
         self.source.has_ended = True
         self.restart.lost("it was killed")
 
     def poll_until_told(self) -> float:
-        """Seconds until the next process is told where to connect."""
         start_ns, num_told = self.clock.ns, len(self.source.told)
         while len(self.source.told) == num_told:
             assert self.restart.poll() is None

@@ -24,8 +24,6 @@ ANSWER = tuple(range(10, 30))
 
 
 class SlowDrafter(OracleDrafter):
-    """Knows the answer; a step takes `seconds` and makes one token, however many are wanted."""
-
     clock: Clock
     seconds = 0.0
 
@@ -35,8 +33,6 @@ class SlowDrafter(OracleDrafter):
 
 
 class Draft:
-    """A worker at a link of the test's, which has opened sequences 1 to `num_open`."""
-
     def __init__(
         self,
         *,
@@ -77,7 +73,6 @@ class Draft:
         return Close(sequence_id, FinishReason.EOS, not_over)
 
     def say(self, *messages: Message) -> None:
-        """Have the draft hear this, and do one step."""
         self.link.inbox += messages
         self.worker.step()
 
@@ -85,7 +80,6 @@ class Draft:
         return self.worker._sequences[sequence_id].manager.session
 
     def drafted(self, sequence_id: int) -> tuple[int, ...]:
-        """What was sent of a sequence, in order."""
         said = [said for said in self.link.messages(Candidate) if said.sequence_id == sequence_id]
         return tuple(token_id for candidate in said for token_id in candidate.token_ids)
 

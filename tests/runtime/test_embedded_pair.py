@@ -43,8 +43,6 @@ OF_DRAFT = LoadOptions(numerics=Numerics(width=16, fixed=False), max_model_len=5
 
 
 class UnevenOracle(OracleDrafter):
-    """Right seven times in ten; slow at times, and once it pauses for a second."""
-
     num_proposals = 0
 
     def propose(self, max_tokens: int) -> tuple[int, ...]:

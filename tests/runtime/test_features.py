@@ -27,8 +27,6 @@ NUM_TOKENS = 30
 
 
 class ReadingDrafter(AutoregressiveDrafter):
-    """Drafts as the target does, and keeps the features it is given."""
-
     def __init__(self) -> None:
         super().__init__(target_model())
         self.features: dict[int, Tensor] = {}
@@ -51,7 +49,6 @@ class ReadingDrafter(AutoregressiveDrafter):
 
 
 def expected(num_positions: int) -> Tensor:
-    """Of the first positions of plain decoding."""
     model = target_model()
     cache = model.new_cache(400)
     model.prefill(reference(NUM_TOKENS)[:num_positions], cache)
@@ -59,8 +56,6 @@ def expected(num_positions: int) -> Tensor:
 
 
 class LossyLink:
-    """Loses every features message but some, and may spoil the others."""
-
     def __init__(self, link: Transport, keep: Sequence[bool], spoil: bytes | None = None) -> None:
         self._link, self._keep, self._spoil = link, list(keep), spoil
         self.receive, self.close, self.has_room = link.receive, link.close, link.has_room

@@ -14,7 +14,6 @@ from amusd.types import Mode
 
 
 def test_the_answer_is_the_plain_one_in_every_mode_and_when_the_draft_is_killed() -> None:
-    """Without a checkpoint: random weights, and a drafter that is told the answer."""
     hardware = HardwareConfig(synthetic="smollm2-135m-slice", devices=("cpu", "cpu"))
     transport = TransportConfig(kind="gloo")
     # the target waits for candidates, however slow the machine is

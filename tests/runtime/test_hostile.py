@@ -74,7 +74,6 @@ def test_a_hostile_target_is_not_obeyed_and_the_next_message_is(name: str) -> No
 
 
 def answers_at(target: Transport) -> list[Message]:
-    """All that has come there."""
     answers = []
     while (answer := target.receive(0.0)) is not None:
         answers.append(answer)
@@ -89,7 +88,6 @@ def test_what_a_peer_says_of_its_failure_does_nothing_to_a_terminal() -> None:
 
 
 def test_a_flood_of_large_messages_keeps_the_target_from_its_pass_for_a_moment_only() -> None:
-    """Each takes five milliseconds to read."""
     clock = Clock()
     num_read = 0
 

@@ -46,8 +46,6 @@ ACTIONS = st.tuples(st.sampled_from(["propose", "propose", "commit", "truncate",
 
 
 class Link:
-    """One end of a link that loses messages."""
-
     def __init__(self, link: MemoryTransport, rng: random.Random, loss: float) -> None:
         self.link, self.close = link, link.close
         self._rng, self._loss = rng, loss
@@ -87,7 +85,6 @@ class Middle:
 
 
 def own_text(context: list[int], number: int, distribution: Distribution) -> tuple[int, ...]:
-    """What the middle makes without a draft."""
     alone = AutoregressiveDrafter(MODEL)
     alone.set_distribution(distribution)
     alone.open(context, CAPACITY)

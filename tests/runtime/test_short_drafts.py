@@ -21,7 +21,6 @@ SHORT = TableModel(
     max_length=POSITIONS,
     numerics=Numerics(POSITIONS, fixed=False, border=None, prefill_chunk=POSITIONS, num_tracks=3),
 )
-"""The target's own model, with fewer positions: it is always right."""
 SCHEDULES = {
     "synchronous": decoding(Mode.SYNCHRONOUS, 4),
     "chain": decoding(Mode.ASYNCHRONOUS, policy="chain"),

@@ -33,7 +33,6 @@ def test_the_tokens_are_those_of_plain_decoding(name: str, num_steps: int) -> No
 
 @pytest.mark.parametrize("num_steps", [1, 3])
 def test_the_draft_takes_its_steps_and_stops(num_steps: int) -> None:
-    """One step for each candidate of the likeliest path, and none ahead of a verdict."""
     with pair(CHAINS, SAME, pass_seconds=0.01) as (engine, _):
         metrics = engine.generate(PROMPT, params(NUM_TOKENS), decoding=tree(num_steps), drafter="same").metrics
     assert metrics.num_tokens / metrics.num_passes > num_steps  # each block is accepted, and a token more

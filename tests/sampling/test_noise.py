@@ -42,7 +42,6 @@ NEIGHBOURS = {
     "accept, resample": (row(1, 5, Domain.ACCEPT), row(1, 5, Domain.RESAMPLE)),
     "high half of the seed": (row(1, 5), row(1 + (1 << 40), 5)),
 }
-"""Rows that differ in one thing."""
 
 
 @pytest.mark.parametrize("name", NEIGHBOURS)

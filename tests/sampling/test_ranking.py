@@ -21,7 +21,6 @@ from amusd.sampling.sampler import SamplingState, SequenceSampler
 
 NUM_IDS = 700
 ROUNDING = 1e-4
-"""Scores that are closer than this may change places in float32."""
 
 distributions = st.builds(
     Distribution,
@@ -55,7 +54,6 @@ def rank(
     mixtures: Sequence[Mixture] = (),
     **kwargs: Any,
 ) -> list[Guesses]:
-    """The guesses of rows that stand one behind the other, from `length` tokens on."""
     state = SamplingState(logits.shape[1], None if ids is None else torch.tensor(ids))
     ranking = Ranking(distribution, state, **{"number": 4, **kwargs})
     paths = [[0] * row for row in range(len(logits))]
@@ -140,7 +138,6 @@ mixtures = st.lists(
 def test_a_mixture_ranks_as_a_model_with_its_probabilities_would(
     temperature: float, seed: int, some: bool, given_: list[Mixture]
 ) -> None:
-    """One that has a column for every token, those that the draft cannot propose included."""
     rng = np.random.default_rng(seed)
     ids = np.sort(rng.permutation(NUM_IDS)[: NUM_IDS // 3]).tolist() if some else [*range(NUM_IDS)]
     logits = random_logits(rng, len(given_), len(ids), 4.0)

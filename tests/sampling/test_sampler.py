@@ -24,7 +24,6 @@ from amusd.sampling.sampler import FILTERS, Level, RowSampler, SamplingState, Se
 
 LOGITS = [2.0, -1.0, 0.5, 1.0, -3.0, 0.5]
 ROUNDING = 1e-4
-"""Scores that are closer than this may change places in float32."""
 
 parameters = st.fixed_dictionaries(
     {},
@@ -45,7 +44,6 @@ parameters = st.fixed_dictionaries(
 def columns_of(
     sampler: SequenceSampler, logits: Tensor, start: int, token_ids: Sequence[int], **kwargs: Any
 ) -> list[int]:
-    """Those chosen of all rows of a pass."""
     device, words = sampler.state.device, torch.from_numpy(sampler.rows(start, token_ids, **kwargs))
     chosen: list[int] = sampler.sampler.compute(logits.to(device), words.to(device))[0].tolist()
     return chosen
@@ -155,7 +153,6 @@ def test_a_choice_depends_on_seed_and_position_and_not_on_its_pass(device: str, 
 
 
 def test_rows_of_several_requests_share_a_pass() -> None:
-    """Each as alone: a plain row has neither bias nor penalties, although its slot had."""
     logits, state = random_logits(2, 3, 60), SamplingState(60, num_sequences=2)
     shaped = SequenceSampler(Distribution(logit_bias=((7, 90.0),), presence_penalty=9.0), state, [5], sequence=0)
     warm = SequenceSampler(Distribution(temperature=0.8, seed=4), state, sequence=0)
@@ -215,8 +212,6 @@ vector. `scatter_add`: a copy before it.
 
 
 class Launches(TorchDispatchMode):
-    """Counts kernels."""
-
     number = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

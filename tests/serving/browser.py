@@ -19,7 +19,6 @@ from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 SECONDS = 60.0
-"""How long the browser may take for anything: the machine may be busy."""
 
 KEYS = {
     "Enter": 13,
@@ -31,11 +30,9 @@ KEYS = {
     "End": 35,
     "Home": 36,
 }
-"""Codes of keys that do something, as browsers number them."""
 
 
 def find_browser() -> str | None:
-    """The path of a Chromium; None where none is installed."""
     return next(filter(None, map(shutil.which, NAMES)), None)
 
 
@@ -65,16 +62,13 @@ class Browser:
         self._number = 0
         self._session: str | None = None
         self.problems: list[str] = []
-        """Errors and warnings of the console, exceptions, and requests that failed."""
         self.requested: list[str] = []
-        """URLs."""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Network", "Log"):
             self.call(f"{domain}.enable")
 
     def close(self) -> None:
-        """End the process."""
         os.close(self._commands)  # it ends with its pipe
         try:
             self._process.wait(10)
@@ -102,20 +96,17 @@ class Browser:
             self._note(reply)
 
     def show(self, url: str) -> None:
-        """Open a page."""
         self.call("Emulation.setDeviceMetricsOverride", width=1280, height=800, deviceScaleFactor=1, mobile=False)
         self.call("Page.navigate", url=url)
         self.wait_for(f"document.readyState === 'complete' && location.href === {json.dumps(url)}")
 
     def evaluate(self, expression: str) -> Any:
-        """The value of a JavaScript expression; of a promise, what it is fulfilled with."""
         result = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in result:
             raise RuntimeError(f"{expression}: {result['exceptionDetails']}")
         return result["result"].get("value")
 
     def wait_for(self, expression: str, seconds: float = SECONDS) -> None:
-        """Return when the expression is true."""
         deadline = time.monotonic() + seconds
         while not self.evaluate(f"Boolean({expression})"):
             if time.monotonic() > deadline:
@@ -125,7 +116,6 @@ class Browser:
             time.sleep(0.02)
 
     def press(self, key: str, *, shift: bool = False) -> None:
-        """Press a key and let it go: a printable character, or one of `KEYS`."""
         code = KEYS.get(key, 0)
         text = "\r" if key == "Enter" else key if len(key) == 1 else ""
         event = {"key": key, "windowsVirtualKeyCode": code, "modifiers": 8 * shift}
@@ -133,7 +123,6 @@ class Browser:
         self.call("Input.dispatchKeyEvent", type="keyUp", **event)
 
     def write(self, text: str) -> None:
-        """Type into what has the focus."""
         for character in text:
             self.press(character)
 
@@ -146,7 +135,6 @@ class Browser:
         os.close(self._replies)
 
     def _note(self, event: dict[str, Any]) -> None:
-        """Keep what has happened."""
         method, params = event.get("method"), event.get("params", {})
         if method == "Network.requestWillBeSent":
             self.requested.append(params["request"]["url"])
@@ -160,7 +148,6 @@ class Browser:
 
 @contextmanager
 def browsing(executable: str, profile: Path) -> Iterator[Browser]:
-    """A browser, closed in the end."""
     browser = Browser(executable, profile)
     try:
         yield browser

@@ -28,27 +28,22 @@ from amusd.tracing.recorder import Recorder
 
 MODEL = "table"
 TEXT = "dbebf"
-"""The prompt whose ids are `runtime.pair.PROMPT`."""
 SECONDS = 60.0
 
 
 @dataclass
 class Running:
-    """A server that answers."""
-
     url: str
     gate: Gate
     engine: Engine
     http: httpx.Client
     lines: list[str] = field(default_factory=list)
-    """What it told its operator."""
 
     @property
     def num_at_work(self) -> int:
         return len(self.engine.worker._slots_in_use)
 
     def client(self, **options: Any) -> OpenAI:
-        """OpenAI's own client. Close it, or use `with`."""
         return OpenAI(base_url=f"{self.url}/v1", **{"api_key": "none", "max_retries": 0, "timeout": SECONDS, **options})
 
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
@@ -58,11 +53,9 @@ class Running:
         return self.http.get(path, **options)
 
     def chat(self, **fields: Any) -> dict[str, Any]:
-        """The body of a chat request."""
         return {"model": MODEL, "messages": [{"role": "user", "content": TEXT}], "temperature": 0, **fields}
 
     def raw(self, body: dict[str, Any], length: int | None = None, **options: int) -> socket.socket:
-        """A connection that has sent a chat request by hand, of whose body `length` bytes."""
         own = socket.socket()
         for name, value in options.items():
             own.setsockopt(socket.SOL_SOCKET, getattr(socket, name), value)
@@ -74,7 +67,6 @@ class Running:
         return own
 
     def figures(self) -> dict[str, float]:
-        """What `/metrics` shows, by name and labels other than the server's."""
         found = {}
         for line in self.get("/metrics").text.splitlines():
             if not line.startswith("#"):
@@ -84,7 +76,6 @@ class Running:
 
 
 def until(holds: Callable[[], object], seconds: float = SECONDS) -> None:
-    """Wait for what happens in other threads or processes."""
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline
@@ -92,7 +83,6 @@ def until(holds: Callable[[], object], seconds: float = SECONDS) -> None:
 
 
 def events(response: httpx.Response) -> list[Any]:
-    """The documents of a stream, which is whole."""
     lines = [line for line in response.text.split("\n\n") if line]
     assert all(line.startswith("data: ") for line in lines)
     assert lines[-1] == "data: [DONE]"

@@ -16,10 +16,8 @@ from amusd.drafters.synthetic import right_with_probability
 from amusd.types import Mode
 
 LONG = 300
-"""Tokens of an answer that is not to end by itself."""
 USER: Any = {"role": "user", "content": TEXT}
 ANSWER = TableTokenizer(50).decode(reference(LONG)[len(PROMPT) :])
-"""Plain decoding's."""
 
 
 @pytest.fixture(scope="module")

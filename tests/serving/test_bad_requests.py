@@ -18,7 +18,6 @@ USER = {"role": "user", "content": TEXT}
 HEADERS = {"Content-Type": "application/json"}
 INVALID = "invalid_request_error"
 CONTEXT = 400
-"""Tokens of the table model's context."""
 
 
 @pytest.fixture(scope="module")

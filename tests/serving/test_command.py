@@ -33,8 +33,6 @@ KEY = "very-secret"
 
 
 class Served:
-    """`amusd serve` that answers."""
-
     def __init__(self, folder: Path, *overrides: str, **variables: str) -> None:
         self.folder = folder / "out"
         self._errors = (folder / "stderr").open("w+")
@@ -66,7 +64,6 @@ class Served:
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(names))
 
     def end(self, *signals: int) -> int:
-        """Send signals; return the exit code."""
         for number in signals:
             self.process.send_signal(number)
         out, _ = self.process.communicate(timeout=SECONDS)
@@ -87,12 +84,10 @@ def served(folder: Path, *overrides: str, **variables: str) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """A pair of tiny models."""
     return save_pair(tmp_path_factory.mktemp("pair"))
 
 
 def ask(client: OpenAI, model: str, number: int, **options: Any) -> str:
-    """A sampled answer; `number` tells it from the others."""
     fields = {"max_tokens": 200, "seed": number, "temperature": number % 2, "extra_body": {"ignore_eos": True}}
     stream = client.completions.create(
         model=model, prompt=f"Story {number}: once", stream=True, **{**fields, **options}
@@ -102,7 +97,6 @@ def ask(client: OpenAI, model: str, number: int, **options: Any) -> str:
 
 @contextmanager
 def reading(own: Served, numbers: Sequence[int], **options: Any) -> Iterator[list[Future[str]]]:
-    """Several streams at once."""
     with own.client() as client, ThreadPoolExecutor(len(numbers)) as threads:
         yield [threads.submit(ask, client, own.model, number, **options) for number in numbers]
 

@@ -25,11 +25,8 @@ ANSWER = TableTokenizer(50).decode(reference(LONG)[len(PROMPT) :])
 
 
 class Paused:
-    """Passes that begin one by one, as the test says, until it is closed."""
-
     def __init__(self, server: Running) -> None:
         self.at_work: list[int] = []
-        """How many answers each pass was of."""
         self._steps = threading.Semaphore(0)
         self._arrived = threading.Semaphore(0)
         self._server = server
@@ -43,7 +40,6 @@ class Paused:
             assert self._steps.acquire(timeout=SECONDS)
 
     def arrived(self) -> None:
-        """Wait until a pass is about to be computed."""
         assert self._arrived.acquire(timeout=SECONDS)
 
     def go_on(self) -> None:
@@ -100,7 +96,6 @@ def test_slow_senders_and_slow_readers_hold_up_nobody() -> None:
 
 
 def test_more_connections_than_descriptors_end_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients beyond the limit are turned away; when all have left, it answers as before."""
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256 + 20, 0))
     with serving(plain_engine(), mode=Mode.AUTOREGRESSIVE) as server:
         with ExitStack() as stack:
@@ -114,7 +109,6 @@ def test_more_connections_than_descriptors_end_no_server(monkeypatch: pytest.Mon
 
 
 def read(server: Running, stream: bool, num_tokens: int) -> str:
-    """The text of an answer, or the code of the error."""
     fields = {"model": MODEL, "prompt": TEXT, "max_tokens": num_tokens, "temperature": 0, "stream": stream}
     with server.client() as client:
         try:

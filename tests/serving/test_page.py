@@ -52,7 +52,6 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture
 def browser(chromium: Browser) -> Iterator[Browser]:
-    """The browser, whose page has to be without complaint in the end."""
     chromium.problems.clear()
     chromium.requested.clear()
     yield chromium
@@ -65,7 +64,6 @@ def open_page(browser: Browser, running: Running) -> None:
 
 
 def tab_to(browser: Browser, selector: str, *, back: bool = False) -> None:
-    """Move the focus there as somebody without a mouse does."""
     for _ in range(60):
         if browser.evaluate(f"document.activeElement.matches({selector!r})"):
             return
@@ -74,7 +72,6 @@ def tab_to(browser: Browser, selector: str, *, back: bool = False) -> None:
 
 
 def ask(browser: Browser, num_tokens: int = NUM_TOKENS) -> None:
-    """Ask for an answer at temperature 0."""
     tab_to(browser, "#temperature")
     browser.press("Home")
     tab_to(browser, "#tokens")

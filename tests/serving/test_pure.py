@@ -132,7 +132,6 @@ def writer_of(asked: ChatRequest | CompletionRequest, tokenizer: Tokenizer, prom
 
 
 def streamed(out: Writer, found: list[Token], generation: Generation, widths: list[int]) -> list[dict[str, Any]]:
-    """The choices of all chunks behind the opening."""
     chunks, begin = [], 0
     while begin < len(found):
         width = widths[len(chunks) % len(widths)]
@@ -165,7 +164,6 @@ def test_the_pieces_of_an_answer_add_up(is_chat: bool, shown: list[str], widths:
 SENTENCEPIECE = sentencepiece_tokenizer()
 PROMPT_IDS = ids_of(SENTENCEPIECE, ["▁why", "▁is", "▁the"])
 ALIKE = ["▁true", "<0x74>", "</s>", "<0xC3>", "t", "<0xC4>"]
-"""Alternatives, the likeliest first; the second and the fifth are the same letter."""
 
 
 def test_of_alternatives_that_read_alike_the_likelier_stands() -> None:

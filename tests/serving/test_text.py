@@ -20,7 +20,6 @@ from amusd.runtime.target_worker import TargetWorker
 RAW = sentencepiece_tokenizer("{% for turn in messages %}<s>{{ turn.content }}{% endfor %}")
 TOKENIZER = HuggingFaceTokenizer(RAW, frozenset(), len(RAW) + 6)
 BIAS = dict.fromkeys((*ids_of(RAW, ["▁" + word for word in WORDS] + ["<tool>"]), len(RAW)), 100.0)
-"""The answer is of words, a special token and a padded one."""
 PROMPT = "why is the"
 FIELDS: dict[str, Any] = {"model": MODEL, "max_tokens": 20, "seed": 1, "mode": "autoregressive"}
 

@@ -20,7 +20,6 @@ def synchronous(length: int) -> DecodingConfig:
 
 
 def chain(min_candidates: int, **changes: Any) -> DecodingConfig:
-    """Without the limits that a real run has on run-ahead and waiting."""
     unlimited = {"max_lookahead": 200, "max_wait_passes": 100.0, "min_candidates": min_candidates}
     return DecodingConfig(**{"policy": "chain", **unlimited, **changes})
 
@@ -35,7 +34,6 @@ def windowed(length: int) -> DecodingConfig:
 
 
 def costs(c: float, *, delay: float = 0.0, spread: float = 0.0, **changes: Any) -> Costs:
-    """A pass takes `c` draft steps, a message `delay` passes."""
     link = Duration.of_ms(delay * c)
     settings = {
         "passes": {0: Shared.same(Duration.of_ms(c, spread))},
@@ -47,7 +45,6 @@ def costs(c: float, *, delay: float = 0.0, spread: float = 0.0, **changes: Any) 
 
 
 def rows_of(c: float, row_ms: float, spread: float = 0.0) -> dict[int, Shared]:
-    """Passes that take `c` milliseconds, and `row_ms` more for each row beyond the first."""
     return {number: Shared.same(Duration.of_ms(c + row_ms * number, spread)) for number in range(80)}
 
 
@@ -61,13 +58,11 @@ def of_answers(answers: tuple[Answer, ...], costs: Costs, **changes: Any) -> Sim
 
 
 def speedup(machine: Simulator, decoding: DecodingConfig) -> float:
-    """Over plain decoding, which takes one pass a token and nothing else here."""
     outcome = machine.run(decoding).metrics
     return outcome.num_tokens * machine.costs.passes[0].alone.samples[0] / outcome.total_ns
 
 
 def own_tokens(outcome: Outcome) -> int:
-    """Tokens that the target made itself, counted pass by pass."""
     passes = [event.fields for event in outcome.target_events if event.name == "target_pass"]
     return sum(fields["num_tokens"] - fields["num_accepted"] for fields in passes)
 

@@ -15,7 +15,6 @@ import math
 
 
 def tokens_per_verification(a: float, num_candidates: int) -> float:
-    """Return the mean tokens of a pass over `num_candidates`, the target's own included (https://arxiv.org/abs/2211.17192)."""
     return num_candidates + 1.0 if a == 1 else (1 - a ** (num_candidates + 1)) / (1 - a)
 
 

@@ -8,5 +8,4 @@ from tracing.runs import Run, asynchronous, plain, run, synchronous
 
 @pytest.fixture(scope="session")
 def real_run() -> Run:
-    """Sequences 1 to 3: plain, synchronous, asynchronous."""
     return run(plain(), synchronous(), asynchronous())

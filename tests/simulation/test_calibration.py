@@ -34,7 +34,6 @@ COSTS = Costs(
     to_target=ms(0.08),
     to_draft=ms(0.06),
 )
-"""Every time another one, so that none can be taken for another."""
 
 
 def machine(costs: Costs = COSTS) -> Simulator:

@@ -133,7 +133,6 @@ def spans_of(events: Sequence[Event], *names: str) -> list[tuple[int, int]]:
 
 
 def check_fates(outcome: Outcome) -> None:
-    """Each drafted token was accepted, overtaken or wasted; the draft's counts agree with its events."""
     target, draft = by_sequence(outcome.target_events), by_sequence(outcome.draft_events)
     for number, answer in enumerate(outcome.answers, start=1):
         if answer.draft is None:

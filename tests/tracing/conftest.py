@@ -8,11 +8,9 @@ from tracing.runs import Run, asynchronous, plain, run, run_branching, synchrono
 
 @pytest.fixture(scope="session")
 def real_run() -> Run:
-    """Sequences 1 to 4: plain, synchronous, asynchronous, synchronous."""
     return run(plain(), synchronous(), asynchronous(), synchronous(2))
 
 
 @pytest.fixture(scope="session")
 def branching_run() -> Run:
-    """Sequences 1 and 2, over trees."""
     return run_branching(min_candidates=1)

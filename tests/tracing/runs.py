@@ -26,8 +26,6 @@ NUM_TOKENS = 40
 
 
 class PacedOracle(OracleDrafter):
-    """Takes a while for each proposal, as a model would."""
-
     def propose(self, max_tokens: int) -> tuple[int, ...]:
         time.sleep(0.001)
         return super().propose(max_tokens)
@@ -35,8 +33,6 @@ class PacedOracle(OracleDrafter):
 
 @dataclass(frozen=True)
 class Run:
-    """What the workers recorded, and the answers whose events they are."""
-
     target: tuple[Event, ...]
     draft: tuple[Event, ...]
     answers: tuple[Generation, ...]
@@ -46,7 +42,6 @@ class Run:
         return Timeline.of(self.target, self.draft)
 
     def write(self, directory: Path) -> Path:
-        """As a run directory."""
         for role, events in (("target", self.target), ("draft", self.draft)):
             recorder = Recorder(role, f"{as_format(directory)}/events")
             for event in events[1:]:  # the recorder has begun with its own worker event
@@ -63,15 +58,12 @@ def run(*schedules: DecodingConfig) -> Run:
 
 
 class PacedTree(TableTreeDrafter):
-    """Takes a while for each step, as a model would."""
-
     def expand(self, root: Node, nodes: Sequence[Node], num_tokens: int = 1) -> list[Guesses]:
         time.sleep(0.001)
         return super().expand(root, nodes)
 
 
 def run_branching(**changes: object) -> Run:
-    """Two answers over trees, whose right token stands at any rank or at none."""
     schedule = decoding(Mode.ASYNCHRONOUS, 8, policy="branching", fan_out=3, rows_per_step=3, **changes)
     return recorded({}, {"tree": lambda: PacedTree(places=spread(4, 0.5, 0.3))}, [schedule] * 2)
 
@@ -101,7 +93,6 @@ def named(events: Sequence[Event], name: str) -> list[Event]:
 
 
 def made(name: str, start_ns: int, end_ns: int, sequence_id: int = 1, **fields: Any) -> Event:
-    """An event with these fields; others that it must have are 0."""
     kind = EVENTS[name]
     needed = (field.name for field in dataclasses.fields(kind) if field.kw_only)
     lacking = [field for field in needed if kind.__dataclass_fields__[field].default is dataclasses.MISSING]

@@ -18,16 +18,12 @@ from amusd.transport.zeromq import ZeroMQTransport
 
 NONCE = 0xFEEDFACE12345678
 DEADLINE = 20.0
-"""Seconds after which a test gives up; far beyond what anything here takes."""
 
 
 @dataclass
 class Link:
-    """Makes the two ends of a link, one after the other."""
-
     bind: Callable[[], Transport]
     reach: Callable[[str], Transport]
-    """Makes the other end, from the address of the first one."""
     ends: list[Transport] = field(default_factory=list)
 
     def listen(self) -> Transport:
@@ -44,7 +40,6 @@ class Link:
 
 
 def inject(end: Any, frame: bytes) -> None:
-    """Send any bytes from an end that has a peer."""
     if isinstance(end, DelayedTransport):
         inject(end._link, frame)
     elif isinstance(end, MemoryTransport):
@@ -89,13 +84,11 @@ LINKS: dict[str, Callable[[], Link]] = {
 
 
 def fill(end: Transport, message: Message) -> None:
-    """Send to a peer that does not read, until the link refuses."""
     for _ in range(1_000_000):
         end.send(message)
 
 
 def expect(end: Transport) -> Message:
-    """The next message, which has to come."""
     message = end.receive(DEADLINE)
     assert message is not None, f"nothing came within {DEADLINE} s"
     return message

@@ -29,7 +29,6 @@ def link(request: pytest.FixtureRequest) -> Iterator[Link]:
 
 @pytest.fixture
 def ends(link: Link) -> tuple[Transport, Transport]:
-    """Both ends, after each has heard the other."""
     ends = link.listen(), link.connect()
     for receiver, sender in (ends, ends[::-1]):
         sender.send(Shutdown())
@@ -39,7 +38,6 @@ def ends(link: Link) -> tuple[Transport, Transport]:
 
 @pytest.fixture
 def _patient_close(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Closing takes as long as handing over does."""
     for module in (zeromq, torch_distributed):
         monkeypatch.setattr(module, "CLOSE_SECONDS", DEADLINE)
 

@@ -53,7 +53,6 @@ def listener(folder: Path) -> Iterator[ZeroMQTransport]:
 
 @contextmanager
 def drafting(address: str, keys: Path | None) -> Iterator[Handshake]:
-    """A draft that has begun to shake hands."""
     link = connect(
         TransportConfig(address=address, keys=None if keys is None else str(keys)), Rendezvous(address, NONCE)
     )

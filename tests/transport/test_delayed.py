@@ -18,8 +18,6 @@ MS = 1_000_000
 
 
 class Link:
-    """A link and a clock: a receive that finds nothing lets its time pass."""
-
     address = "memory://"
 
     def __init__(self) -> None:

@@ -21,8 +21,6 @@ IN_ORDER: tuple[Link, ...] = ("shared_memory", "zeromq", "zeromq_tcp")
 
 
 def choose(config: TransportConfig, failed: Mapping[Link, str]) -> Link:
-    """The choice on a machine where some links fail, for the reasons given."""
-
     def bind(link: Link, *_: object) -> Mock:
         if link in failed:
             raise ConfigError(failed[link])

@@ -51,7 +51,6 @@ def link(name: str) -> Iterator[Link]:
 
 
 def echo(*arguments: str) -> subprocess.Popen[Any]:
-    """A process that sends everything back."""
     return Popen([sys.executable, "-c", ECHO, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
 

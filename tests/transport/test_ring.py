@@ -16,12 +16,9 @@ from amusd.protocol.wire import MAX_FRAME_BYTES
 from amusd.transport.ring import CONTROL_BYTES, Area, Rings
 
 SMALL = 256
-"""Bytes of a ring that wraps around all the time."""
 
 
 class Pair:
-    """Both ends of one direction, in one process."""
-
     def __init__(self, num_ring_bytes: int = SMALL) -> None:
         self.sender, self.receiver = (Area(mmap.mmap(-1, CONTROL_BYTES + size)) for size in (num_ring_bytes, 4096))
         self.writer = Rings(self.sender, self.receiver)

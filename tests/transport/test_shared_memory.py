@@ -34,7 +34,6 @@ Peer = Callable[[str], "subprocess.Popen[bytes]"]
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where temporary folders are made."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
 
@@ -68,7 +67,6 @@ def peer(listener: SharedMemoryTransport) -> Iterator[Peer]:
 
 @pytest.fixture
 def other(listener: SharedMemoryTransport) -> Iterator[SharedMemoryTransport]:
-    """The other end in this process; both have heard each other."""
     other = SharedMemoryTransport.connect(listener.address, NONCE)
     for sender, receiver in ((other, listener), (listener, other)):
         sender.send(VERDICT)
@@ -85,8 +83,6 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 class WatchedPoller:
-    """In the place of an end's own: tells for how long it sleeps."""
-
     def __init__(self, end: SharedMemoryTransport) -> None:
         self.poller = end._poller
         self.milliseconds = 0
@@ -100,7 +96,6 @@ class WatchedPoller:
         return self.poller.poll(milliseconds)
 
     def sleeps_long(self) -> bool:
-        """Whether it is in the sleep that has no bound of its own."""
         return self.milliseconds > 1000
 
 

@@ -128,7 +128,6 @@ def test_an_address_beyond_this_machine_needs_insecure_at_both_ends(address: str
 
 
 def two_machines(monkeypatch: pytest.MonkeyPatch, patience: float) -> TorchDistributedTransport:
-    """The listening end of a link that takes its peer to be elsewhere."""
     monkeypatch.setattr(torch_distributed, "REMOTE_PATIENCE", timedelta(seconds=patience))
     monkeypatch.setattr(torch_distributed, "HEARTBEAT_SECONDS", 0.05)
     return TorchDistributedTransport(ELSEWHERE, NONCE, backend="gloo", device=None, hosts=True)

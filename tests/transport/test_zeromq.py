@@ -29,7 +29,6 @@ def listener(request: pytest.FixtureRequest) -> Iterator[ZeroMQTransport]:
 
 @pytest.fixture
 def other(listener: ZeroMQTransport) -> Iterator[ZeroMQTransport]:
-    """The other end; each has heard the other."""
     other = ZeroMQTransport.connect(listener.address, NONCE)
     for sender, receiver in ((other, listener), (listener, other)):
         sender.send(VERDICT)
@@ -85,7 +84,6 @@ def test_a_frame_over_the_limit_ends_the_connection_and_not_the_worker(
 
 
 def test_close_waits_for_nobody_who_never_came_or_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would wait for ever if it were not bounded."""
     monkeypatch.setattr(zeromq, "CLOSE_SECONDS", 0.05)
     ends = [ZeroMQTransport.bind(LOOPBACK, NONCE), ZeroMQTransport.connect("ipc:///nonexistent/link", NONCE)]
     for end in ends:
