@@ -27,7 +27,6 @@ class DrafterContext:
     device: str
     """The device of the draft: `cpu`, or `cuda:` and a number."""
     engine: EngineConfig
-    """The target, `max_model_len`, `max_num_seqs` and all else."""
 
     @property
     def target_path(self) -> str | None:

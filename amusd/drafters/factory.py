@@ -27,7 +27,6 @@ from amusd.models.vocabulary import describe_share
 from amusd.protocol.draft_session import MAX_NODES
 
 MIN_LOOKUP = 4
-"""Default of `drafter.min_lookup` beside a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +34,13 @@ class LoadedDrafters:
     """The drafters that a draft worker offers."""
 
     factories: Mapping[str, Makers]
-    """The makers of drafters, by the configuration's `kind`."""
     vocab_size: int
     """Of the models; 0 without one."""
     tokenizer_hash: str
-    """Of the models' tokenizer; empty where any will do."""
     num_ids: int = 0
     """Every model takes in `[0, num_ids)`; 0: any."""
     notes: Sequence[str] = ()
-    """Lines for people about other tokenizers than the target's."""
     models: Sequence[CachedModel] = ()
-    """Those that keep a cache of the text."""
 
     def names(self, *, drafts_trees: bool) -> tuple[str, ...]:
         """Return the names of the drafters of trees, or of chains."""

@@ -35,7 +35,6 @@ lacks.
 CHANCES = (0.0, 0.21, 0.51, 0.62, 0.71, 0.77, 0.79, 0.82, 0.82, 0.95)
 """How often what followed a suffix of so many tokens, or more, follows again, for the embedded target."""
 MAX_CONTINUATIONS = 3
-"""Most different tokens guessed at once."""
 LOOKUP_TOKENS = 8
 """Most tokens of a path that a tree looks up."""
 _MAX_OCCURRENCES = 32

@@ -44,7 +44,6 @@ FINAL_PROGRESS_SECONDS = 0.5
 """How long a finished sequence waits for the draft's counts."""
 
 MAX_DRAINED = 1_000
-"""Most messages taken in between two passes."""
 
 MAX_DRAIN_SECONDS = 0.02
 
@@ -60,17 +59,13 @@ class DraftClient:
     link: Transport | None = None
     """None without a draft, and between two drafts."""
     peer: Hello | None = None
-    """The newest draft's `Hello`."""
     round_trip_seconds: float = 0.0
     """The link's own delay, which does not count as silence."""
     draft_restart: DraftRestart | None = None
     """Source of the next draft; None: a lost one is not replaced."""
     failure: str | None = None
-    """Why no draft is used any more."""
     losses: list[str] = field(default_factory=list)
-    """Why drafts were lost, in one line each."""
     num_restarts: int = 0
-    """Lost drafts that were replaced."""
     _silence: Silence = field(default_factory=Silence)
     _sequences: dict[int, TargetSequence] = field(default_factory=dict)
     _told: dict[int, Told] = field(default_factory=dict)

@@ -24,7 +24,6 @@ MAX_RESTARTS = 5
 BACK_OFF_SECONDS = 0.25
 """Pause before the second of these restarts; doubled for each further one."""
 LOOK_SECONDS = 0.05
-"""Time between two looks at the lost draft."""
 FAREWELL_SECONDS = 1.0
 """How long a lost draft may take to end, so that a failed one shows its traceback."""
 
@@ -71,7 +70,6 @@ class DraftRestart:
         self, source: DraftSource, listen: Callable[[int], Transport], own: Hello, timeout_seconds: float
     ) -> None:
         self.failure: str | None = None
-        """Why no further draft is looked for."""
         self._source = source
         self._listen = listen
         self._own = own

@@ -36,13 +36,11 @@ class DraftWorker:
 
     link: Transport
     drafters: Mapping[str, Makers]
-    """By the names that an `Open` may ask for."""
     incarnation: int
     recorder: Recorder
     num_ids: int = 0
     """Token ids of the models: `[0, num_ids)`; 0: any."""
     max_num_seqs: int = 1
-    """Sequences of each drafter at once."""
     num_ignored: int = 0
     """Dropped messages: forbidden, for no open sequence, or asking for what is not here."""
     _has_complained: bool = False

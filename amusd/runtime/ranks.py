@@ -28,7 +28,6 @@ from amusd.types import Role
 
 IDLE_SECONDS = 1.0
 LOOK_SECONDS = 0.02
-"""How often the leader looks for a report."""
 REASON_SECONDS = 1.0
 """How long the reason may take to arrive after a failed exchange."""
 

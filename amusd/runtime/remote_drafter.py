@@ -43,7 +43,6 @@ class RemoteDraft:
     vocab_size: int
     """Token ids of the middle: `[0, vocab_size)`."""
     failure: str | None = None
-    """Why it is not used any more."""
     num_openings: int = 0
     num_refused: int = 0
     """Forbidden messages: a bug, or a hostile peer."""

@@ -39,9 +39,7 @@ class Request:
     logprobs: bool = False
     top_logprobs: int = 0
     max_silence_seconds: float = 0.3
-    """Longest total wait for a silent draft."""
     reference: tuple[int, ...] = ()
-    """The answer known in advance, for a synthetic drafter."""
 
 
 @dataclass(eq=False)
@@ -54,7 +52,6 @@ class TargetSequence:
     cache: KVCache
     verifier: Verifier
     observer: Observer
-    """Measurements of the pair, earlier requests included."""
     start_ns: int
     metrics: GenerationMetrics = field(init=False)
     decision: Verify = field(default_factory=lambda: Verify(0))
