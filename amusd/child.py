@@ -182,7 +182,6 @@ class Channel:
     """The child's end of the socket."""
 
     life = 0
-    """The number of the life that reports."""
 
     def lines(self) -> Iterator[Orders]:
         """The settings, then each life's orders, until the parent hangs up."""

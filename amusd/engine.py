@@ -64,7 +64,6 @@ class Engine:
     drafters: Sequence[str] = ()
     """Names for a request's drafter; the first is the default."""
     drafts: DraftSource | None = None
-    """Source of drafts, which ends with the engine."""
     leader: Leader | None = None
     """The first of the target's ranks, which end with the engine."""
 

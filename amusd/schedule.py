@@ -13,7 +13,6 @@ from amusd.settings import nearest
 from amusd.types import Mode
 
 SYNTHETIC = "synthetic"
-"""The drafter that needs the answer in advance."""
 
 
 def choose_schedule(

@@ -29,7 +29,6 @@ Count: TypeAlias = Annotated[int, Meta(ge=1, le=_MAX_COUNT)]
 CountFromZero: TypeAlias = Annotated[int, Meta(ge=0, le=_MAX_COUNT)]
 Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 Amount: TypeAlias = Annotated[float, Meta(ge=0, le=1_000_000)]
-"""A time, or a multiple of one."""
 PositiveAmount: TypeAlias = Annotated[float, Meta(gt=0, le=1_000_000)]
 Text: TypeAlias = Annotated[str, Meta(min_length=1, description="text that is not empty")]
 
@@ -42,7 +41,6 @@ class Settings:
     """
 
     section = ""
-    """The part of a key before the field's name."""
 
     def __post_init__(self) -> None:
         for name, hint in _hints_of(type(self)).items():

@@ -33,7 +33,6 @@ class WorkloadPrompt:
     number: int
     """Line of the file, from 1."""
     turns: tuple[dict[str, str], ...]
-    """The conversation: turns with `role` and `content`."""
     category: str | None
 
     @property

@@ -59,7 +59,6 @@ class Jobs:
     def __init__(self, command: str, make_engine: MakeEngine | None = None, *, keeps_engine: bool = True) -> None:
         """`make_engine`: replaces a target here and a draft in a child process."""
         self.exit_code = 0
-        """That of the first job that failed here."""
         self._command = command
         self._make_engine = make_engine or self._make_pair
         self._cores = allowed_cores()

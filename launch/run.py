@@ -57,7 +57,6 @@ STORE_SECONDS = 60.0
 ADDRESS = "address"
 """Name in the store of where rank 0 awaits the others; an empty text if it does not."""
 LOOK_SECONDS = 0.02
-"""How often the last rank checks the draft's process."""
 
 
 class Place(NamedTuple):

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from amusd.answer import Answer
 
 CLOSE_SECONDS = 60.0
-"""How long `Turns.close` waits for another thread's pass."""
 _CLOSED = "the engine is closed: launch another one"
 
 

@@ -63,7 +63,6 @@ class Comparison:
     seconds: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
     """Seconds of each contestant's answers, by its index."""
     refused: list[tuple[int, str]] = field(default_factory=list)
-    """Prompts that did not fit: line number, reason."""
     repeatable: bool = True
     """Every mode should give the same answers."""
 

@@ -35,7 +35,6 @@ FATES = {
 STYLE: dict[Any, Any] = {"font.size": 9.5, "svg.hashsalt": "amusd", "svg.fonttype": "none"}
 """The same data give the same file."""
 NUM_PASSES = 14
-"""A timeline's length, in passes of median time."""
 
 
 def write(draw: Callable[[], Figure], folder: Path, name: str, tell: Callable[[str], None]) -> None:

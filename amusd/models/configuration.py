@@ -11,7 +11,6 @@ from amusd.errors import ConfigError
 from amusd.models.checkpoint import CONFIG, find_checkpoint, one_line_errors, read_json
 
 MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-"""Architectures that `Decoder` computes, by transformers' names."""
 
 _ROPE_TYPES = frozenset({"default", "linear", "dynamic", "yarn", "longrope", "llama3"})
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")

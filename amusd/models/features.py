@@ -39,7 +39,6 @@ class FeatureTaps:
         ]
         self.layers = frozenset(layer for spec in specs.values() for layer in spec.layers)
         self.columns: dict[str, slice] = {}
-        """The columns of each drafter's feature in the memory."""
         self.width = 0
         for name, spec in specs.items():
             self.columns[name] = slice(self.width, self.width + spec.width)

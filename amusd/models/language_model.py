@@ -73,7 +73,6 @@ class LanguageModel(Protocol):
     captured_on: torch.device | None
     """Device whose passes are captured and end with a sampler; None: logits are on the host."""
     feature_columns: Mapping[str, slice]
-    """Columns of each drafter's feature, by its name."""
     tokens_per_step: int
     """Most steps of a pass: 1, or as many as a device makes without the host."""
 

@@ -37,7 +37,6 @@ class LoadOptions:
     """Most tokens that a device chooses without the host."""
     ranks: Ranks = ALONE
     features: Mapping[str, FeatureSpec] = field(default_factory=dict)
-    """Features that drafters read, by their names."""
 
 
 def check_forward_pass(config: Any, dtype: str, device: str, num_ranks: int = 1) -> None:

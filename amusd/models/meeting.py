@@ -21,4 +21,3 @@ class Meeting:
     failure: Callable[[int, float], Exception | None] = lambda _rank, _timeout: None
     """Why a rank's process, started here, failed within so many seconds."""
     stop: Callable[[], None] = lambda: None
-    """Ends the other ranks' processes, if started here."""

@@ -18,7 +18,6 @@ from amusd.models.kv_cache import KVCache
 from amusd.protocol.verification import place_rows
 
 PADDING_ID = 0
-"""Any id; logits of padding are not read."""
 
 
 class Sampler(Protocol):

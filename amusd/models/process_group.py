@@ -42,7 +42,6 @@ from amusd.models.meeting import Meeting
 Backend: TypeAlias = Literal["gloo", "nccl"]
 
 EXCHANGE_SECONDS = 60.0
-"""Longest wait for other ranks in a pass."""
 _NO_TAG = 2**16  # of a receive that nobody sends to
 _c10d: Any = distributed  # whose own type stubs know little of what is used here
 _WATCHDOG_SECONDS = 2 * EXCHANGE_SECONDS  # NCCL: later than our own deadline, which says more

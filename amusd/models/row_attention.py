@@ -25,7 +25,6 @@ from amusd.errors import ConfigError, first_line
 from amusd.models.fused import silu_and_multiply
 
 BLOCK = 64
-"""Positions whose keys are summed at once."""
 SPLIT = 4 * BLOCK
 """Positions summed apart until the end, so that many multiprocessors share a long context."""
 NUM_NEAR = 16

@@ -21,7 +21,6 @@ from torch import Tensor
 from amusd.models.row_attention import BLOCK, NUM_NEAR, SPLIT, num_splits
 
 COMBINED = 16
-"""Splits that are combined at once, in ascending order."""
 NUM_PROGRAMS = 1024
 """About the most programs of the first kernel: 8 per multiprocessor of an H100 balance it, and starting idle ones
 costs microseconds. A program takes every n-th split.

@@ -17,7 +17,6 @@ class TargetView:
 
     num_candidates: int
     max_candidates: int
-    """Candidates that the next pass can take."""
     may_get_more: bool
     """Whether the draft may send more for this committed prefix."""
     draft_restarting: bool
@@ -28,7 +27,6 @@ class TargetView:
     chances: tuple[float, ...] = ()
     """Chance of each candidate that it and those before it are accepted."""
     acceptance: float = 0.5
-    """Acceptance rate of candidates after the right prefix."""
     tokens_per_second: float = 0.0
     """Committed tokens per second while drafting; 0 before the first pass."""
     candidate_seconds: float = 0.0
@@ -40,7 +38,6 @@ class TargetView:
     lead_gain: float = 0.0
     """Tokens that a pass gains by one more candidate at its beginning."""
     row_seconds: float = 0.0
-    """Time that one more candidate adds to a pass."""
     drafting_pays: bool = True
     """Whether plain decoding has not been found faster."""
     plain_tokens_per_second: float = 0.0
@@ -109,7 +106,6 @@ class Policy(ABC):
     fan_out: int = 1
     """Most candidates after a token; 1: one chain."""
     rows_per_step: int = 1
-    """Most nodes of one draft step on a tree."""
     max_steps: int = 0
     """Most draft steps after one committed prefix; 0: no limit."""
     breadth: int = 1

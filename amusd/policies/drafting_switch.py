@@ -17,13 +17,9 @@ FIRST_LOOK = 32
 FIRST_REST = 6
 """Passes of the first rest; four times as many after one that paid."""
 SECOND_LOOK = 16
-"""Passes between two rests that pay."""
 LONGEST = 1024
-"""Passes until the other way is tried again."""
 MOST_SLOWDOWN = 2.0
-"""Greatest assumed slowdown of a pass by candidates."""
 MEMORY = 0.98
-"""Weight of the past, for each pass."""
 
 
 class DraftingSwitch:

@@ -18,7 +18,6 @@ from itertools import accumulate
 from amusd.protocol.verification import PassOutcome
 
 OUTCOME_MEMORY = 0.5 ** (1 / 64)
-"""Weight of past outcomes after each tested candidate."""
 PRIOR_ACCEPTANCE, PRIOR_WEIGHT = 0.5, 4.0
 """The assumed acceptance, and its weight in tested candidates."""
 MEMORY = 0.9

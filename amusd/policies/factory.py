@@ -18,7 +18,6 @@ from amusd.policies.schedules import (
 from amusd.types import Mode
 
 BLOCK_TIMEOUT_SECONDS = 10.0
-"""Longest wait for a synchronous block or a window."""
 WHOLE_TREE = 1 << 20
 """More tokens than any tree has: it is one message."""
 

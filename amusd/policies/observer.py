@@ -18,7 +18,6 @@ OUTLIER = 10.0
 
 
 Drafter: TypeAlias = tuple[str | None, bool]
-"""Its name, and whether it drafts trees."""
 Switches: TypeAlias = dict[tuple[Drafter, int], DraftingSwitch]
 """By drafter and number of sequences in a pass, rounded down to a power of two."""
 

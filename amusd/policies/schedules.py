@@ -74,7 +74,6 @@ class ChainPolicy(Policy):
     """
 
     always_waits: ClassVar[bool] = False
-    """Whether it waits without a restart, too."""
     min_candidates: int
     max_wait_passes: float
 

@@ -118,7 +118,6 @@ class DraftSession:
         self.tokens_per_message = opening.tokens_per_message
         self.num_stale = 0
         self.epoch = 0
-        """How often the tree was to be offered again."""
         self._max_length = opening.max_length
         self._draft_length = opening.max_length if draft_length is None else draft_length
         self._max_lookahead = opening.max_lookahead
@@ -131,7 +130,6 @@ class DraftSession:
         self._next_number = 1
         self.root = self._new_root()
         self.num_nodes = 0
-        """Size of the tree without the root."""
         self._guesses: list[tuple[float, int, Node]] = []  # a heap: the likeliest first, then the oldest
         self._order = count()
         self._num_steps = 0

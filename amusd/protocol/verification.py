@@ -15,11 +15,9 @@ class Block:
     start: int
     last_token: int
     candidates: tuple[int, ...]
-    """One path, in order."""
     alternatives: tuple[int, ...] = ()
     """Further candidates: the likeliest first, and none before its parent."""
     alternative_parents: tuple[int, ...] = ()
-    """The row of `token_ids` before each alternative."""
 
     @property
     def token_ids(self) -> tuple[int, ...]:

@@ -34,7 +34,6 @@ _GOLDEN = 0x9E3779B97F4A7C15
 FIRST_FACTOR, _SECOND, _THIRD = 0x7FEB352D, 0x846CA68B, 0x9E485565
 """The first round of `counters` needs no fold, as codes are folded already."""
 ROUNDS = ((16, _SECOND), (15, _THIRD))
-"""Shifts and factors of the other rounds."""
 LAST_SHIFT = 16
 _CODE_ROUNDS, _LAST_CODE_SHIFT = ((17, _SECOND), (15, _THIRD), (16, FIRST_FACTOR)), 15
 UNIT = 2.0**-32

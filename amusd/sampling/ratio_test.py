@@ -19,7 +19,6 @@ from amusd.sampling.processors import floats
 from amusd.sampling.sampler import KEY, TEMPERATURE, SequenceSampler, Words
 
 DRAFT_SUPPORT = 1024
-"""Most tokens that a draft draws from."""
 
 
 class DraftSampler(SequenceSampler):

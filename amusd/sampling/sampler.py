@@ -33,7 +33,6 @@ Words = npt.NDArray[np.int64]
 KEY, TEMPERATURE, SEQUENCE, PATH = 0, 1, 9, 13
 """Places among the words. Sequence 0: none; the path, of columns + 1, is padded with 0."""
 FILTERS, PENALTIES = slice(2, 6), slice(6, 9)
-"""What `filtered` reads, and the three penalties."""
 MAX_MIXED = 3
 ASKED = slice(10, 10 + MAX_MIXED)
 """Their columns, or -1."""

@@ -20,7 +20,6 @@ class Emission:
     """Those up to the one that ended the answer, or all."""
     finish_reason: FinishReason | None
     logprobs: tuple[float, ...] = ()
-    """Under the target alone; empty unless asked for."""
     top_logprobs: tuple[TopLogprobs, ...] = ()
     sources: tuple[TokenSource, ...] = ()
 

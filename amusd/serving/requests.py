@@ -105,7 +105,7 @@ class Message(_Fields):
     name: str | None = None
 
     def turn(self) -> dict[str, str]:
-        """The turn for the chat template. A developer is a system; a line break separates text parts."""
+        """The turn for the chat template. The role developer becomes system; a line break separates text parts."""
         content = self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
         role = "system" if self.role == "developer" else self.role
         return {"role": role, "content": content, **({"name": self.name} if self.name else {})}

@@ -22,9 +22,7 @@ from amusd.types import FinishReason
 
 DONE = b"data: [DONE]\n\n"
 LEAST_LOGPROB = -9999.0
-"""Log-probability of an impossible token, as in OpenAI's protocol."""
 FINISH_REASONS = {FinishReason.EOS: "stop", FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
-"""OpenAI's word for why an answer ended."""
 
 
 def event(document: dict[str, Any]) -> bytes:

@@ -41,7 +41,6 @@ class Service:
     is_closing: bool = False
     requests: set[AnsweredRequest] = field(default_factory=set)
     may_be_broken: bool = False
-    """Whether the engine failed at the latest finished answer."""
 
     def __post_init__(self) -> None:
         self.max_length = self.engine.engine.worker.model.max_length

@@ -47,7 +47,6 @@ from amusd.tracing.recorder import Record, Recorder
 MAX_WAITING = 4096
 """Events kept for a listener: some seconds of work."""
 LOOK_SECONDS = 0.1
-"""How often a listener is sent what there is."""
 
 
 async def listen(recorder: Recorder, is_over: Callable[[], bool]) -> AsyncGenerator[bytes, None]:

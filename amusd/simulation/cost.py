@@ -38,7 +38,6 @@ class Duration:
 
 
 NOTHING = Duration((0,))
-"""The duration of work that takes no time."""
 
 
 @dataclass(frozen=True, slots=True)

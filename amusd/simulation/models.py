@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from amusd.simulation.simulator import Simulator
 
 MANY = 1 << 20
-"""More tracks and longer sequences than there are."""
 
 
 @dataclass

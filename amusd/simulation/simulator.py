@@ -71,14 +71,11 @@ class Simulator:
     costs: Costs
     answers: Sequence[Answer]
     max_candidates: int
-    """Candidates that a target pass can take."""
     accept_next: float = 0.0
     """Probability that each further guess of a tree is right where those before it are wrong."""
     can_branch: bool = True
-    """Whether the draft can draft trees."""
     seed: int = 0
     batch_size: int = 1
-    """Answers decoded together at most."""
 
     @property
     def num_slots(self) -> int:

@@ -149,7 +149,6 @@ class DraftStep(Event):
     num_tokens: int
     """Tokens proposed by a chain, nodes expanded of a tree; may be 0."""
     length: int
-    """Committed prefix and all drafted tokens, after the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,7 +219,6 @@ class Receive(MessageEvent):
     name = "receive"
     reception: str | None = None
     num_ready: int | None = None
-    """Target: how many candidates it could verify then."""
 
 
 DRAFT_WORK = (DraftPrefill, DraftStep, VerdictTaken)

@@ -85,7 +85,6 @@ class GenerationMetrics:
     num_late_accepted: int = 0
     """Accepted candidates that arrived during the pass, in place of the bonus token."""
     num_alternatives: int = 0
-    """Scored candidates beside the likeliest path."""
     num_accepted_alternatives: int = 0
     chunk_gaps_ns: list[int] = field(default_factory=list)
     """Between the commits of successive passes."""

@@ -31,7 +31,6 @@ DRAFT_RANK = 1
 FORM_SECONDS = 30.0
 STORE_SECONDS = 5.0
 DEVICE_BODY_SECONDS = 10.0
-"""Longest time of a body between devices."""
 
 _c10d: Any = distributed  # whose own type stubs know little of what is used here
 _DIRECTIONS = ("to_draft", "to_target")

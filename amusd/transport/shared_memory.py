@@ -28,7 +28,6 @@ from amusd.transport.ring import RING_BYTES, Rings, make_memory
 FIRST_SLEEP_SECONDS = 0.001
 """Longest delay of a message that crosses the announcement of a sleep."""
 LOOK_SECONDS = 0.001
-"""How often polls and sends check the peer."""
 
 _CLOSED_BY_PEER = "the peer closed the link"
 

@@ -30,7 +30,6 @@ CLOSE_SECONDS = 2.0
 HEARTBEAT_SECONDS = 1.0
 """Between machines: heartbeats of a silent sender."""
 REMOTE_PATIENCE = timedelta(seconds=5)
-"""Between machines: longest silence of a peer."""
 LOCAL_PATIENCE = timedelta(days=365)
 """On one machine the kernel tells when a process ends."""
 

@@ -39,7 +39,6 @@ CLOSE_SECONDS = 1.0
 """How long `close` waits for the last messages to leave."""
 
 LOOK_SECONDS = 0.001
-"""How often polls and sends check the peer."""
 GIVE_WAY_SECONDS = 0.001
 """A sender yields its core after a message, at most this often."""
 
