@@ -1,8 +1,8 @@
 """The target's client of its draft: whether one is there, what it is told, and what it says.
 
 A draft that is slow, wrong or gone costs time, never a token. A silent one is waited for `max_silence_seconds` in all,
-and told again at growing intervals, so that the link of a stopped process does not fill. One that is gone, or owes an
-answer for too long (`patience.py`), is replaced (`draft_restart.py`).
+and told again at growing intervals, so that its link does not fill. A lost one (`patience.py`) is replaced
+(`draft_restart.py`).
 """
 
 from __future__ import annotations
