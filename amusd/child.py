@@ -1,8 +1,7 @@
 """Child processes: each life is forked from a server, which has loaded what all of them need.
 
-A fork takes hundredths of a second, imports and weights take seconds. Only a process with one thread and no GPU can be
-forked; where `prepare` returns None, each life is a new process. `Lives` is the parent's end, `serve` the child's;
-lines of JSON go over a socket, the child's standard input:
+Only a process with one thread and no GPU can be forked; where `prepare` returns None, each life is a new process.
+`Lives` is the parent's end, `serve` the child's; lines of JSON go over a socket, the child's standard input:
 
 parent: the settings, once; then the orders of one life after another
 child:  {"pid": of the life}, {"said": a text}, {"pid", "ended": exit code, or minus the signal}, with the life's number

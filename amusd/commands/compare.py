@@ -1,11 +1,9 @@
 """Plain, synchronous and asynchronous decoding on the same prompts, models and devices, in one run.
 
 Contestants take turns in rotating order, so that a drifting machine treats them alike. A turn is a prompt, or with
-several answers at a time (`compare.batch_sizes`) a load: the tokens per second of loads are those of all answers
-together, from the first request to the last token.
+several answers at a time (`compare.batch_sizes`) a load, whose speed is that of all answers together.
 
-A synchronous row shows the fastest of `compare.synchronous_lengths`. A lost draft is waited for before anything else is
-measured.
+A synchronous row shows the fastest of `compare.synchronous_lengths`. A lost draft is waited for.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Passes of a few fixed shapes, captured once and replayed, so that a GPU does not wait for the host.
+"""Passes of a few fixed shapes, captured once and replayed, so that a GPU does not wait for the host (docs/gpu.md).
 
 A shape is the number of sequences, the rows of each, and the sampler. All else is data on the device, so chains, trees
 and paths share a graph, and a rollback only changes numbers. Each further draft step is a graph that reads the token
-chosen by the step before. The host writes all inputs, launches a graph per step, and waits for one event (docs/gpu.md).
+chosen by the step before.
 
 At a fixed width a memory has one shape, with rows for every cache. Otherwise the number of sequences is a power of two,
 with one row each or `width`.

@@ -71,7 +71,7 @@ def _rotate_and_store_fake(
 
 @torch.library.custom_op("amusd::silu_and_multiply", mutates_args=(), device_types="cpu")
 def silu_and_multiply(gate_up: Tensor) -> Tensor:
-    """[rows, 2 * n] -> [rows, n]: silu of the first half, times the second; computed in float32."""
+    """[rows, 2 * n] -> [rows, n]: silu of the first half, times the second, in float32."""
     gate, up = gate_up.float().chunk(2, dim=-1)
     return F.silu(gate).mul_(up).to(gate_up.dtype)
 

@@ -4,9 +4,8 @@ A row's last bits depend on how many rows share its matrix products and how many
 a function of the position alone, so that block lengths, which timing decides, cannot change the numbers.
 
 A pass may hold several paths that share its first token (`lay_out_tracks` in `passes.py`). Rows of one position then
-have slots a multiple of `TRACK_STRIDE` apart. Moving keys by a multiple of the vector lanes, past masked ones that add
-zeros, changes no bit of attention's sums. Kernels begin a sum anew at each block of keys, so none moves beyond the
-border. These keys are summed in float32.
+have slots a multiple of `TRACK_STRIDE` apart, which changes no bit of attention's sums: masked keys add zeros in
+float32, and no key crosses the border at which kernels begin a sum anew.
 
 Mixtures of experts are not covered: the rows of an expert's product depend on the other rows.
 """

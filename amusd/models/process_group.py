@@ -1,19 +1,17 @@
 """A torch process group for the ranks of one model, and a watch for lost ranks.
 
-It is registered nowhere. Where each rank has its own GPU it is NCCL, otherwise gloo. It carries tensors only, neither
-encrypted nor authenticated.
+Where each rank has its own GPU it is NCCL, otherwise gloo. It carries tensors only, neither encrypted nor
+authenticated.
 
 gloo: an exchange blocks the host, and raises when another rank's process is gone, or after `EXCHANGE_SECONDS`.
 
 NCCL: an exchange is put on the current stream. Where another rank is gone the kernel spins, and the host may block in
-any call that needs the device. So a thread (`Watch`) watches the links and aborts the group; later results mean
-nothing. In CUDA graphs:
+any call that needs the device. So a thread (`Watch`) watches the links and aborts the group. In CUDA graphs:
 
 - All ranks capture the same exchanges in the same order, and replay the same graph.
 - The first exchange, before any capture, makes the communicator.
-- The capture mode is `thread_local`, since torch's watchdog thread queries events meanwhile. It sets no deadline for
-  replays.
-- `abort` ends kernels at once, but returns only when every graph with an exchange has been destroyed.
+- The capture mode is `thread_local`, since torch's watchdog thread queries events meanwhile.
+- `abort` returns only when every graph with an exchange has been destroyed.
 
 References:
     NCCL with CUDA graphs: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/cudagraph.html

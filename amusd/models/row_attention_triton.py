@@ -5,10 +5,8 @@ group) pairs, so the heads of a group share loads. A block that every row reads 
 beyond the length is an item for each path. Rows of other paths multiply its keys by zero, which leaves their sums bit
 for bit.
 
-A tile's size follows from the model alone, so numbers of rows, sequences, paths and positions cannot change the order
-of a sum.
-
-Grid and shapes are constants of a pass. Importing this module imports triton.
+A tile's size follows from the model alone, so the other sizes cannot change the order of a sum. Importing this module
+imports triton.
 """
 
 from __future__ import annotations

@@ -6,11 +6,9 @@ The slots of a block of rows are split at a multiple of `BLOCK`:
 [prefix, end)   the tail, in float32 with a mask
 
 The tail counts as one more key of the prefix: its score is its log-sum-exp, its value its result. Prefix scores are
-taken relative to it before they are rounded, so those that matter lose little. Short prefixes, and all in float32, are
-tail.
+taken relative to it before they are rounded, so those that matter lose little. Short prefixes are tail.
 
-The split depends on the number of rows and the first position alone, and so do the shapes of products at a fixed width;
-missing rows are filled up with zeros.
+The split and, at a fixed width, the shapes of products depend on the number of rows and the first position alone.
 """
 
 from __future__ import annotations

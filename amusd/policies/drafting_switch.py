@@ -1,7 +1,7 @@
 """Decides whether to draft at all, by trying both.
 
-A draft that is hardly ever right costs more than it brings: it shares memory, power or a host with the target, and
-widens passes. In a rest the target tells it nothing and decodes alone.
+A draft that is hardly ever right shares memory, power or a host with the target, and widens passes. In a rest the
+target tells it nothing and decodes alone.
 
 One short rest is tried early, unless drafting yields more than plain decoding could: `MOST_SLOWDOWN` tokens in the time
 of the quickest pass. Later a rest is tried if drafting yields less than plain decoding did, or than one token in that

@@ -89,8 +89,8 @@ class PassOutcome:
 class Tracks:
     """Tracks of the rows of a pass over several paths; filled row by row, parents first.
 
-    Rows of one position have different tracks, and no path returns to a lower track. So a path's rows keep their order
-    whatever else is in the pass, on which their last bits depend (`amusd/models/numerics.py`).
+    Rows of one position have different tracks, and no path returns to a lower track, so its rows keep their order, on
+    which their last bits depend (`amusd/models/numerics.py`).
     """
 
     def __init__(self, number: int) -> None:

@@ -1,7 +1,6 @@
 """The events that a run records: one class for each name, with its fields.
 
-Workers record by name (`Recorder.span`, `Recorder.instant`); readers get these classes. Times are nanoseconds of the
-worker's monotonic clock, or the simulation's; lengths are in tokens and count the prompt.
+Times are nanoseconds of the worker's monotonic clock, or the simulation's; lengths are in tokens and count the prompt.
 """
 
 from __future__ import annotations

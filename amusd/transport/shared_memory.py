@@ -2,10 +2,10 @@
 
 * They meet in a private folder with a socket file and a link to the target's memory, which is removed once the peer has
   come. An end that is killed while it waits leaves it behind.
-* A message is in the peer's reach when `send` returns. Without room the peer counts as having stopped reading.
+* A message is in the peer's reach when `send` returns.
 * A receiver spins (`base.spin`), then announces its sleep; the next message wakes it. A CPU may show the announcement
   late, so the first sleep is bounded by `FIRST_SLEEP_SECONDS`.
-* The socket ends with the peer's process. Polls look at it every `LOOK_SECONDS`. A stopped process is slow, not lost.
+* The socket ends with the peer's process. A stopped process is slow, not lost.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A link over `torch.distributed`: gloo, or gloo with long messages from GPU to GPU over NCCL.
 
 * Gloo has no polling receive, and a send ends only when the peer receives. So two threads do both; `send` and `receive`
-  see bounded queues alone, and never wait for the peer.
-* A closing peer says goodbye; a dying process ends its connections. Earlier messages are handed over first. Between
-  machines a missing heartbeat means a loss after `REMOTE_PATIENCE`; on one machine a stopped process is slow, not lost.
+  see bounded queues, and never wait for the peer.
+* A closing peer says goodbye; a dying process ends its connections. Between machines a missing heartbeat means a loss
+  after `REMOTE_PATIENCE`; on one machine a stopped process is slow, not lost.
 * The store (`process_groups.py`) and gloo's listeners are neither encrypted nor authenticated.
 * `close` leaves no thread behind, unless groups are forming: that ends within `FORM_SECONDS`, or later if the peer is
   killed amid it.

@@ -1,14 +1,12 @@
 """A link between two processes: one ZeroMQ PAIR socket at each end, over a socket file or TCP.
 
-Beyond what libzmq does:
 * Messages of the listening end wait here until a peer has come.
 * A peer is lost at its first disconnect, for good. A local link has no heartbeats: a stopped process is slow, not lost.
   A link between machines gives up after 5 s.
-* With keys (`curve.py`) bytes are encrypted, and connections without an expected key are refused. pyzmq's authenticator
-  answers libzmq in its own thread.
-* A stranger that connects beside the peer is not read and its leaving ends nothing. Without keys, one that connects
-  first takes the peer's place: keep socket files in a private folder.
-* A receiver spins before it sleeps (`base.spin`). Polls and sends check the peer every `LOOK_SECONDS`.
+* With keys (`curve.py`) bytes are encrypted, and connections without an expected key are refused.
+* A stranger that connects beside the peer is not read. Without keys, one that connects first takes the peer's place:
+  keep socket files in a private folder.
+* A receiver spins before it sleeps (`base.spin`).
 * A frame longer than `MAX_FRAME_BYTES` ends the connection before it is read.
 """
 
