@@ -3,8 +3,8 @@
 The cascade proposes the model's own choices: those that the inner drafter foresaw, and one more. Both draw with the
 target's noise.
 
-Under the ratio test each token goes with the model's row that it was drawn from. The inner drafter decides only how
-many tokens a pass makes, by the tokens before: whether a token is proposed does not depend on its value.
+Under the ratio test the inner drafter decides only how many tokens a pass makes, by the tokens before: whether a token
+is proposed does not depend on its value.
 
 context   [0, length)            tokens taken in; the inner drafter holds the same
 cache     [0, length - 1)        the model's keys and values, at most

@@ -1,8 +1,8 @@
 """A lean forward pass for the Llama and Qwen families: few operators, packed weights.
 
 Query, key and value are one product, gate and up another; residual sums are made inside products; queries and keys are
-rotated by one complex product, for which weight rows are reordered once; keys and values are written in place.
-Rotation, attention and norms compute in float32. Ranks share heads, cache and weights (`sharding.py`).
+rotated by one complex product; keys and values are written in place. Rotation, attention and norms compute in float32.
+Ranks share heads, cache and weights (`sharding.py`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Caches addressed by position: regions of one memory, written in place, read as views, cut back in O(1).
 
-A memory has a tensor [heads, slots, head_dim] of keys and one of values per layer. A cache owns the slots [first, first
-+ allocated) and holds one sequence, by position:
+A cache owns the slots [first, first + allocated) of a memory and holds one sequence, by position:
 
 [0, length)                 the sequence; never changes until it is truncated
 [length, length + rows)     written by the running pass

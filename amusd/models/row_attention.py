@@ -1,12 +1,12 @@
 """Attention of a few rows over many keys: chains, trees and several sequences in one operator of fixed shapes.
 
-A row sees the positions `[0, position]` of its path. A position below the sequence's length is read through its slot
-table, another through the row's branch. Keys are summed in aligned blocks of `BLOCK` positions in ascending order, so a
-row's bits depend on its query and its path's keys and values alone.
+A row sees the positions `[0, position]` of its path: those below the sequence's length through its slot table, others
+through the row's branch. Keys are summed in aligned blocks of `BLOCK` positions in ascending order, so a row's bits
+depend on its query and its path's keys and values alone.
 
-No shape depends on the context and the host reads nothing, so the operator can be captured. On a GPU it is a Triton
-kernel (`row_attention_triton.py`), elsewhere plain torch. Masked positions add exact zeros, so keys and values that any
-row sees must be finite; other slots may hold anything.
+No shape depends on the context and the host reads nothing, so the operator can be captured: a Triton kernel on a GPU
+(`row_attention_triton.py`), elsewhere plain torch. Masked positions add exact zeros, so keys and values that any row
+sees must be finite; other slots may hold anything.
 
 References: online softmax, 1805.02867; split keys, https://crfm.stanford.edu/2023/10/12/flashdecoding.html; sums that
 do not depend on the batch, https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference.

@@ -1,7 +1,6 @@
 """Finds the end of an answer (end-of-sequence, stop string, length), and the text that can be shown.
 
-At the same token end-of-sequence wins over a stop string, and both over the length. Text is cut before a stop string,
-but the token that completed it counts.
+At one token end-of-sequence wins over a stop string, and both over the length. Text is cut before a stop string.
 """
 
 from __future__ import annotations

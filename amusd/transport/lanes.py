@@ -1,8 +1,8 @@
 """One direction of a `torch.distributed` link: frames as uint8 tensors, over process groups of two.
 
 Frames that are sent together, each after its length (uint32, little-endian), are one payload. It travels after its own
-length in a block of `BLOCK_BYTES`; one that is too long follows the block as a body, a tensor of its length. So the
-receiver always knows what to wait for. With `nccl` bodies go from device to device, with `gloo` from host to host.
+length in a block of `BLOCK_BYTES`; one that is too long follows the block as a body, so that the receiver always knows
+what to wait for. With `nccl` bodies go from device to device.
 
 A posted NCCL receive is a kernel that spins on the device, so it is posted only after a block has announced the body.
 """

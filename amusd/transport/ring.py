@@ -1,4 +1,4 @@
-"""The memory of a shared-memory link: two rings of records, one for each direction.
+"""The memory of a shared-memory link: two rings of records, one for each direction. Linux only.
 
 Each end writes one area and maps the other end's area read-only. An area is
 
@@ -11,8 +11,6 @@ offset  size  published by its owner
 and a record is {length u32, CRC-32 u32} and the frame, padded to 8 bytes. A writer stores the position last, in one
 aligned store, so a kill leaves only whole records. CPUs other than x86 may reorder stores; then the checksum, which
 covers the position, detects a partial record. All that is read from the other end is checked first.
-
-The memory is an anonymous file that cannot shrink; it goes with both processes. Linux only.
 """
 
 from __future__ import annotations
