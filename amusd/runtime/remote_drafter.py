@@ -1,7 +1,7 @@
 """The inner drafter of a cascade in a process of its own: three devices compute at once.
 
-draft  ──Candidate──▶  middle  ──Candidate──▶  target
-       ◀───Verdict───          ◀───Verdict───
+    draft  ──Candidate──▶  middle  ──Candidate──▶  target
+           ◀───Verdict───          ◀───Verdict───
 
 To its draft the middle is a target: what it has made is committed there. Where the target rejects some of it, a new
 sequence begins with what is left, so that no verdict takes back committed tokens; the draft's cache still serves. The

@@ -1,7 +1,7 @@
 """The rollback manager takes the tree of a draft and the cache of its drafter back together, or not at all.
 
-session           [0, base) committed, and a tree behind it
-drafter           the same committed tokens, and keys and values of computed nodes
+    session           [0, base) committed, and a tree behind it
+    drafter           the same committed tokens, and keys and values of computed nodes
 
 A verdict is previewed on the session, carried out on the drafter, and then applied to the session. A drafter that fails
 halfway is opened again with all that is committed, and the tree is dropped. If that fails too, the session is left as
