@@ -2,8 +2,8 @@
 
 Where a long enough suffix has occurred before, prompt lookup proposes instead, which is right more often and free.
 
-context   [0, length)            tokens taken in, the tail included
-cache     [0, _cache.length)     keys and values; at most length - 1, so that a step always has an input
+    context   [0, length)            tokens taken in, the tail included
+    cache     [0, _cache.length)     keys and values; at most length - 1, so that a step always has an input
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ target's noise.
 Under the ratio test the inner drafter decides only how many tokens a pass makes, by the tokens before: whether a token
 is proposed does not depend on its value.
 
-context   [0, length)            tokens taken in; the inner drafter holds the same
-cache     [0, length - 1)        the model's keys and values, at most
+    context   [0, length)            tokens taken in; the inner drafter holds the same
+    cache     [0, length - 1)        the model's keys and values, at most
 
 References:
     Chen et al. 2024, Cascade Speculative Drafting, https://arxiv.org/abs/2312.11462 (there vertical cascade)

@@ -3,8 +3,8 @@
 The row at position p takes in its token and a state for position p - 1: the target's feature, or the drafter's own
 output. So it runs ahead on its own states, and later features improve its rows. Position 0 has no row.
 
-features  [known]          the target's, on the host
-prefix    slots of the rows of positions 1, 2, ...; slot 0 belongs to position 0 and holds its feature alone
+    features  [known]          the target's, on the host
+    prefix    slots of the rows of positions 1, 2, ...; slot 0 belongs to position 0 and holds its feature alone
 
 References: EAGLE-1 to 3: https://arxiv.org/abs/2401.15077, https://arxiv.org/abs/2406.16858,
 https://arxiv.org/abs/2503.01840.
