@@ -3,8 +3,9 @@
 Only a process with one thread and no GPU can be forked; where `prepare` returns None, each life is a new process.
 `Lives` is the parent's end, `serve` the child's; lines of JSON go over a socket, the child's standard input:
 
-parent: the settings, once; then the orders of one life after another
-child:  {"pid": of the life}, {"said": a text}, {"pid", "ended": exit code, or minus the signal}, with the life's number
+    parent: the settings, once; then the orders of one life after another
+    child:  {"pid": of the life}, {"said": a text}, {"pid", "ended": exit code, or minus the signal}, with the life's
+            number
 
 When the parent closes the socket or ends, all of its lives end.
 """

@@ -2,10 +2,10 @@
 
 A cache owns the slots [first, first + allocated) of a memory and holds one sequence, by position:
 
-[0, length)                 the sequence; never changes until it is truncated
-[length, length + rows)     written by the running pass
-[.., num_keys)              read by attention; masked beyond a row's own position
-[num_keys, allocated)       not read
+    [0, length)                 the sequence; never changes until it is truncated
+    [length, length + rows)     written by the running pass
+    [.., num_keys)              read by attention; masked beyond a row's own position
+    [num_keys, allocated)       not read
 
 A position's *slot* counts from the start of the region. Both are equal, unless a pass over several paths went another
 way (`keep`). Masked positions are multiplied by zero, so they must be finite: `wipe` writes zeros after a pass that was

@@ -43,9 +43,9 @@ class SamplerWords:
 class PassInputs:
     """The inputs of a pass, sent in one copy.
 
-    sequences   cache, length and last real row of each
-    rows        of each place: token, position, slot, the slot before it, and the row's path
-    paths       slots of each sequence's paths from position `length` on; a chain needs none
+        sequences   cache, length and last real row of each
+        rows        of each place: token, position, slot, the slot before it, and the row's path
+        paths       slots of each sequence's paths from position `length` on; a chain needs none
 
     Places of a sequence's rows are neighbours; those of further steps follow all rows.
     """

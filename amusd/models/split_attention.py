@@ -2,8 +2,8 @@
 
 The slots of a block of rows are split at a multiple of `BLOCK`:
 
-[0, prefix)     seen by every row: two matrix products per key head in the dtype of the cache
-[prefix, end)   the tail, in float32 with a mask
+    [0, prefix)     seen by every row: two matrix products per key head in the dtype of the cache
+    [prefix, end)   the tail, in float32 with a mask
 
 The tail counts as one more key of the prefix: its score is its log-sum-exp, its value its result. Prefix scores are
 taken relative to it before they are rounded, so those that matter lose little. Short prefixes are tail.

@@ -1,20 +1,20 @@
 """The draft's state of one sequence: what it may do next, given the verdicts it has heard. Pure.
 
-[0, base)      committed, as far as the draft knows
-behind it      a tree of nodes, each one token; the root stands for the last committed token
+    [0, base)      committed, as far as the draft knows
+    behind it      a tree of nodes, each one token; the root stands for the last committed token
 
 A node is first a guess; once computed, it gives guesses of what follows. The likeliest guesses are computed first. With
 a `fan_out` of 1 the tree is a chain, and its last node is the only guess.
 
 Rules
-R1  No node is more than `max_lookahead` tokens ahead of `base`, at the last position of the sequence, or beyond the
-drafter's last position. After `max_steps` steps, if limited, no node is computed before the next verdict.
-R2  A guess less likely than `MIN_PROBABILITY` is not made, nor any while the tree has `MAX_NODES` nodes; a verdict may
-change that. A looked-up path is made whole.
-R3  Every node is offered once, after its parent, with the prefix that the tree follows; a new epoch, which the target
-begins after a loss, offers all again under new numbers.
-R4  A verdict that adds nothing is ignored; one that contradicts committed tokens is refused.
-R5  A refused message changes nothing.
+    R1  No node is more than `max_lookahead` tokens ahead of `base`, at the last position of the sequence, or beyond the
+        drafter's last position. After `max_steps` steps, if limited, no node is computed before the next verdict.
+    R2  A guess less likely than `MIN_PROBABILITY` is not made, nor any while the tree has `MAX_NODES` nodes; a verdict
+        may change that. A looked-up path is made whole.
+    R3  Every node is offered once, after its parent, with the prefix that the tree follows; a new epoch, which the
+        target begins after a loss, offers all again under new numbers.
+    R4  A verdict that adds nothing is ignored; one that contradicts committed tokens is refused.
+    R5  A refused message changes nothing.
 
 A verdict is applied in two steps, `preview` and `apply`, so that tree and drafter go back together
 (`amusd/runtime/rollback.py`).

@@ -1,22 +1,22 @@
 """Which candidates the target may verify in one sequence. Pure: values in, values out.
 
-[0, committed_length)     committed, final
-behind it                 a tree of candidates (`candidate_tree.py`)
+    [0, committed_length)     committed, final
+    behind it                 a tree of candidates (`candidate_tree.py`)
 
 The one invariant (I6): every candidate in the tree was drafted from exactly the prefix before it here. The draft
 numbers its nodes and names each parent; 0 is the committed prefix of the message's length (its base). When tokens are
 committed, their subtree stays, and all else is gone.
 
 Rules
-T1  A node counts if its parent is in the tree, a committed token, or 0. Where its place is committed by now, it must be
-the committed token; so a bonus token that agrees costs nothing.
-T2  Committed nodes are remembered by number until the draft builds on a longer prefix.
-T3  The candidates at hand are the path of the likeliest children, the first among equals. A pass over several paths
-takes the likeliest nodes instead.
-T4  Numbers follow each other. A gap is a lost message: a new epoch begins, and the next verdict has the draft offer its
-tree again.
-T5  `attach` starts a new life of the draft; nodes of any other life are stale.
-T6  The target alone can always go on (`begin(0)`, `commit` of its own token). A refused message changes nothing.
+    T1  A node counts if its parent is in the tree, a committed token, or 0. Where its place is committed by now, it
+        must be the committed token; so a bonus token that agrees costs nothing.
+    T2  Committed nodes are remembered by number until the draft builds on a longer prefix.
+    T3  The candidates at hand are the path of the likeliest children, the first among equals. A pass over several paths
+        takes the likeliest nodes instead.
+    T4  Numbers follow each other. A gap is a lost message: a new epoch begins, and the next verdict has the draft offer
+        its tree again.
+    T5  `attach` starts a new life of the draft; nodes of any other life are stale.
+    T6  The target alone can always go on (`begin(0)`, `commit` of its own token). A refused message changes nothing.
 """
 
 from __future__ import annotations

@@ -2,13 +2,13 @@
 
 One frame per message, numbers little-endian:
 
-offset  size  field
-0       4     magic, b"AMSD"
-4       2     PROTOCOL_VERSION
-6       8     session nonce: any 64-bit number, chosen by the target for one link
-14      8     when it was sent, in nanoseconds of the sender's monotonic clock
-22            the message in MessagePack: a list of its tag and its fields (`messages.py`)
-at the end 4  CRC-32 of all before it
+    offset  size  field
+    0       4     magic, b"AMSD"
+    4       2     PROTOCOL_VERSION
+    6       8     session nonce: any 64-bit number, chosen by the target for one link
+    14      8     when it was sent, in nanoseconds of the sender's monotonic clock
+    22            the message in MessagePack: a list of its tag and its fields (`messages.py`)
+    at the end 4  CRC-32 of all before it
 
 The checksum detects damage on the way. It proves nothing about the sender, so every field is checked all the same.
 

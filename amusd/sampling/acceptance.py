@@ -6,8 +6,8 @@ Ratio test: a candidate is kept with probability min(1, p / q), else a token is 
 the target's distribution, q the one that the candidate was drawn from. The token is then distributed as p, under four
 conditions (docs/sampling.md). q travels with its token, as a row of the tokens that could be drawn:
 
-n int32   token ids, ascending
-n float32 their probabilities, which sum to 1
+    n int32   token ids, ascending
+    n float32 their probabilities, which sum to 1
 
 References: Leviathan, Kalman, Matias 2023, https://arxiv.org/abs/2211.17192; Chen et al. 2023,
 https://arxiv.org/abs/2302.01318

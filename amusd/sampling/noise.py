@@ -3,11 +3,11 @@
 Nothing is rewound, and processes that know the seed agree. Integers are the same everywhere; the two logarithms may
 differ between devices in their last bits.
 
-code(id)      a fixed hash of the token id
-key           64 bits made of (seed, position, domain)
-counter       three multiply-xorshift rounds over the code, keyed with both halves of the key
-v             (counter + 1/2) / 2^32, uniform in (0, 1)
-gumbel        -log(-log(1 - v)): large where v is small, where it has the full relative precision
+    code(id)      a fixed hash of the token id
+    key           64 bits made of (seed, position, domain)
+    counter       three multiply-xorshift rounds over the code, keyed with both halves of the key
+    v             (counter + 1/2) / 2^32, uniform in (0, 1)
+    gumbel        -log(-log(1 - v)): large where v is small, where it has the full relative precision
 
 References:
     The rounds are of the kind of C. Wellons' hash prospector, https://nullprogram.com/blog/2018/07/31/

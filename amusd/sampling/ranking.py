@@ -51,9 +51,9 @@ class RowRanker(RowSampler):
 
     Its outputs, scores being T times those of matching:
 
-    columns [n]   the best by their scores
-    floats        log of the sum of exp(score), and of exp(logit), over all columns
-                  scores [n] of the best; logits, then scores, of the columns that were asked for
+        columns [n]   the best by their scores
+        floats        log of the sum of exp(score), and of exp(logit), over all columns
+                      scores [n] of the best; logits, then scores, of the columns that were asked for
     """
 
     max_best = 16

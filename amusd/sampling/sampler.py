@@ -3,7 +3,7 @@
 A `RowSampler` ends a pass, captured with it on a GPU: it reads words of each row and gives its column. A
 `SequenceSampler` writes the words for one request.
 
-words of a row   key of the noise, temperature, filters, penalties, sequence, columns asked for, the row's path
+    words of a row   key of the noise, temperature, filters, penalties, sequence, columns asked for, the row's path
 
 Each word has a neutral value, so rows of several requests share a pass.
 """

@@ -4,17 +4,17 @@ Events come from the target's recorder, which knows the draft by its messages al
 took a message in, `rollback` when it took in the first message that shows one. Messages that arrive during a pass are
 taken in at its end.
 
-data: {"device": "target", "kind": "pass", "begin": 12.034, "end": 12.055, "sequence": 3,
-       "candidates": 4, "accepted": 3, "tokens": 4, "alternatives": 0}
+    data: {"device": "target", "kind": "pass", "begin": 12.034, "end": 12.055, "sequence": 3,
+           "candidates": 4, "accepted": 3, "tokens": 4, "alternatives": 0}
 
-device  kind        candidates                        other fields
-target  prefill
-target  wait                                          (because the policy chose to)
-target  pass        judged                            accepted, tokens (committed), alternatives (scored)
-target  verdict                                       accepted, tokens (told)
-draft   candidates  in the message                    taken (false: they follow what was rejected)
-draft   rollback
-draft   lost, back
+    device  kind        candidates                        other fields
+    target  prefill
+    target  wait                                          (because the policy chose to)
+    target  pass        judged                            accepted, tokens (committed), alternatives (scored)
+    target  verdict                                       accepted, tokens (told)
+    draft   candidates  in the message                    taken (false: they follow what was rejected)
+    draft   rollback
+    draft   lost, back
 
 `begin` and `end` are seconds of the server's monotonic clock, `sequence` names an answer (-1: none). A slow listener
 misses the oldest events, and is told how many: `event: dropped`, `data: {"number": 120}`.

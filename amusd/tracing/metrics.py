@@ -6,22 +6,22 @@ accepted.
 
 Latencies in milliseconds, of tokens as they leave the target:
 
-time_to_first_token_ms          from the request to the first committed tokens
-time_per_output_token_ms        (end of the answer - first token) / (tokens - 1)
-median_inter_token_latency_ms   between two passes, each of which commits one token or more;
-p99_inter_token_latency_ms      None with fewer than two
+    time_to_first_token_ms          from the request to the first committed tokens
+    time_per_output_token_ms        (end of the answer - first token) / (tokens - 1)
+    median_inter_token_latency_ms   between two passes, each of which commits one token or more;
+    p99_inter_token_latency_ms      None with fewer than two
 
 `speculative_decoding` has the names and meanings that benchmark clients read from a server's
 `metrics.speculative_decoding`. A step is a pass that had candidates to judge:
 
-mean_acceptance_length                 1 + accepted / steps
-draft_acceptance_rate                  accepted / judged candidates
-acceptance_histogram                   [j]: steps that accepted exactly j candidates, 0 <= j <= num_spec_tokens
-acceptance_histogram_by_draft_length   the same for each number of judged candidates
-num_spec_steps                         steps
-num_accepted_draft_tokens              candidates accepted
-num_draft_tokens                       candidates judged
-num_spec_tokens                        the most candidates that a step judged: no setting fixes it
+    mean_acceptance_length                 1 + accepted / steps
+    draft_acceptance_rate                  accepted / judged candidates
+    acceptance_histogram                   [j]: steps that accepted exactly j candidates, 0 <= j <= num_spec_tokens
+    acceptance_histogram_by_draft_length   the same for each number of judged candidates
+    num_spec_steps                         steps
+    num_accepted_draft_tokens              candidates accepted
+    num_draft_tokens                       candidates judged
+    num_spec_tokens                        the most candidates that a step judged: no setting fixes it
 """
 
 from __future__ import annotations

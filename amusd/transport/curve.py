@@ -1,7 +1,7 @@
 """Keys of a link between machines: a pair for each role, in a folder whose path both ends are told.
 
-target.key  target.key_secret     the end that listens
-draft.key   draft.key_secret      the end that connects
+    target.key  target.key_secret     the end that listens
+    draft.key   draft.key_secret      the end that connects
 
 A `.key` file holds a public key, a `.key_secret` file both (`zmq.auth`). The target lets in owners of a `draft*.key` in
 its folder; the draft talks to the owner of `target.key`. A machine needs its own role's secret and the other role's

@@ -2,11 +2,11 @@
 
 Each end writes one area and maps the other end's area read-only. An area is
 
-offset  size  published by its owner
-0       8     position behind the last written record (bytes since the start, never wrapping)
-64      8     position up to which it has read the other end's ring
-128     8     how often it went to sleep or woke up: odd while it sleeps
-4096    -     its ring of records, wrapped around the end
+    offset  size  published by its owner
+    0       8     position behind the last written record (bytes since the start, never wrapping)
+    64      8     position up to which it has read the other end's ring
+    128     8     how often it went to sleep or woke up: odd while it sleeps
+    4096    -     its ring of records, wrapped around the end
 
 and a record is {length u32, CRC-32 u32} and the frame, padded to 8 bytes. A writer stores the position last, in one
 aligned store, so a kill leaves only whole records. CPUs other than x86 may reorder stores; then the checksum, which
