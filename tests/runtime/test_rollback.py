@@ -165,3 +165,19 @@ def test_a_drafter_that_cannot_follow_is_opened_again_with_what_the_verdict_comm
     assert manager.drafter.length == manager.session.base
     assert "opened again: DeviceLostError('follow')" in caplog.text
     assert propose([manager])[0].num_tokens > 0
+
+
+def test_a_chain_whose_drafter_kept_what_was_contradicted_is_opened_again(caplog: pytest.LogCaptureFixture) -> None:
+    class Forgetful(BrittleDrafter):
+        def follow(self, transition: Transition) -> None:
+            """Does nothing, and says nothing."""
+
+    manager = RollbackManager(OPENINGS["chain"], Forgetful(DRAFTERS["chain"](), lambda _: False))
+    for _ in range(4):
+        propose([manager])
+    verdict = contradiction(manager)
+    with caplog.at_level(logging.WARNING):
+        manager.apply(verdict)
+    committed = len(PROMPT) + len(verdict.token_ids)
+    assert manager.session.base == manager.drafter.length == committed
+    assert f"drafter holds {len(PROMPT) + 4} tokens, session {committed}" in caplog.text
