@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 from pathlib import Path
 
@@ -12,9 +11,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from amusd.config import DrafterConfig, RunConfig
 from amusd.errors import ConfigError
-from launch.compose import compose_config, conf_folder, for_hydra, text_of
+from launch.compose import compose_config, conf_folder, for_hydra
 from launch.main import COMMANDS
 
 NEEDED = {
@@ -46,10 +44,6 @@ def test_a_mistake_is_one_line_that_names_it(override: str, message: str) -> Non
     assert "\n" not in str(caught.value)
 
 
-def test_without_arguments_the_defaults_of_the_package_hold() -> None:
-    assert compose_config([]) == compose_config(["pair=qwen3_8b", "pair=null"]) == RunConfig()
-
-
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}={file.stem}")
 def test_every_choice_composes_and_begins_with_its_own_command_where_it_says_one(file: Path) -> None:
     group, name = file.parent.name, file.stem
@@ -67,12 +61,6 @@ def test_every_choice_composes_and_begins_with_its_own_command_where_it_says_one
         assert config.sampling.max_new_tokens <= 128
 
 
-def test_a_file_changes_what_it_names_and_an_override_wins_over_it() -> None:
-    config = compose_config(["experiment=acceptance_grid", "drafter=ngram", "sampling.max_new_tokens=5"])
-    assert (config.compare.synchronous_lengths, config.drafter.kind) == ((2, 4), "ngram")
-    assert config.sampling.max_new_tokens == 5
-
-
 @pytest.mark.parametrize(
     ("argument", "kind", "model"),
     [
@@ -86,18 +74,6 @@ def test_a_choice_of_drafter_holds_over_that_of_a_pair(argument: str, kind: str,
     assert (drafter.kind, drafter.model) == (kind, model)
 
 
-def test_a_checkpoint_or_code_in_the_place_of_a_choice_is_short_for_both(tmp_path: Path) -> None:
-    config = compose_config([f"target={tmp_path}", "drafter=it's/a name"])
-    assert (config.target.kind, config.target.model) == ("hf", str(tmp_path))
-    assert (config.drafter.kind, config.drafter.model) == ("hf", "it's/a name")
-    drafter = compose_config(["drafter=mine.py:make", "drafter.options.path=a.txt", "drafter.options.n=2"]).drafter
-    assert (drafter.kind, drafter.factory, dict(drafter.options)) == (
-        "custom",
-        "mine.py:make",
-        {"path": "a.txt", "n": 2},
-    )
-
-
 @given(text=st.text(st.characters(exclude_categories=["Cs"])) | st.text("\\'\"${},[]=:ab\n "))
 @settings(deadline=None)
 def test_any_text_arrives_as_typed(text: str) -> None:
@@ -105,26 +81,3 @@ def test_any_text_arrives_as_typed(text: str) -> None:
     (argument,) = for_hydra([f"prompt={text}"])
     config = OmegaConf.create({"prompt": OverridesParser.create().parse_override(argument).value()})
     assert OmegaConf.to_container(config, resolve=True) == {"prompt": text}
-
-
-def test_a_quoted_text_and_null_keep_the_meaning_that_hydra_gives_them() -> None:
-    config = compose_config(["prompt='null'", "run_dir=null", "sampling.stop=one, two", "hardware.devices=[cpu,cpu]"])
-    assert (config.prompt, config.run_dir) == ("null", None)
-    assert config.sampling.stop == ("one, two",)
-    assert config.hardware.devices == ("cpu", "cpu")
-    assert (text_of("run_dir='a b'"), text_of("run_dir=it's")) == ("a b", "it's")
-    assert compose_config(["sampling.stop=[one,two]", "sampling.logit_bias={5: 2.0}"]).sampling.stop == ("one", "two")
-
-
-def test_an_unnamed_drafter_that_is_no_model_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    named = compose_config(["target=hf", "target.model=/m", "drafter=ngram"])
-    assert capsys.readouterr().err == ""
-    assert compose_config(["target=hf", "target.model=/m"]).drafter == named.drafter == DrafterConfig(kind="ngram")
-    assert capsys.readouterr().err.startswith("amusd: drafter=ngram (prompt lookup): none is named")
-
-
-def test_a_pair_without_checkpoints_is_three_words() -> None:
-    config = compose_config(["hardware.synthetic=llama-8b", "drafter=synthetic", "accept=0.8", "hardware=one_gpu"])
-    assert config.hardware.devices == ("cuda:0", "cuda:0")
-    assert config.engine().drafters == (DrafterConfig(kind="synthetic", accept=0.8),)
-    assert dataclasses.replace(config, accept=None).engine().drafters == (DrafterConfig(kind="synthetic"),)

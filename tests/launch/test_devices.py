@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from amusd.config import EngineConfig, HardwareConfig, TransportConfig
+from amusd.config import HardwareConfig
 from amusd.runtime.cores import allowed_cores, cores_for
 from amusd.types import Role
-from launch.devices import NCCL_SETTINGS, set_environment
-from tests.launch.processes import amusd_command, environment, run
+from tests.launch.processes import environment
 
 
 @pytest.mark.parametrize(
@@ -65,25 +61,3 @@ over.set()
     env = {**environment(), "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize(("kind", "num_ranks", "is_set"), [("nccl", 1, True), ("auto", 2, True), ("gloo", 1, False)])
-def test_a_peer_that_dies_in_a_transfer_does_not_end_this_process(
-    monkeypatch: pytest.MonkeyPatch, kind: Any, num_ranks: int, is_set: bool
-) -> None:
-    monkeypatch.setattr("launch.devices.set_threads", lambda _number: None)
-    for name in NCCL_SETTINGS:
-        monkeypatch.setenv(name, "")  # so that it is as before afterwards
-        monkeypatch.delenv(name)
-    set_environment(EngineConfig(transport=TransportConfig(kind=kind), target_tensor_parallel_size=num_ranks))
-    assert os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING") == ("2" if is_set else None)
-
-
-def test_a_missing_gpu_is_one_line(tmp_path: Path) -> None:
-    keys = ("hardware.devices=[cuda:0,cuda:1]", "run_dir=out")
-    done = run(amusd_command("generate", "prompt=x", *keys), tmp_path, CUDA_VISIBLE_DEVICES="")
-    assert done.returncode == 2, done.stderr
-    run_directory, mistake = done.stderr.splitlines()
-    assert run_directory == f"amusd: run directory: {tmp_path / 'out'}"
-    assert mistake.startswith("amusd: hardware.devices=['cuda:0', 'cuda:1']: ")
-    assert not (tmp_path / "out").exists()

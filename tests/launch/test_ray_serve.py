@@ -19,20 +19,12 @@ import pytest
 from amusd.errors import ConfigError
 from amusd.settings import to_mapping
 from launch.compose import compose_config
-from launch.ray_serve import Replica, application, main, options_of
+from launch.ray_serve import Replica, application, options_of
 from tests.launch.processes import descendants
 
 from .small_pair import save_pair
 
 ROOT = Path(__file__).parents[2]
-
-
-def test_ray_is_told_of_limits_and_of_the_keys_of_serve() -> None:
-    words = ["ray.max_replicas=4", "ray.num_gpus=2", "max_num_seqs=6", "serve.max_queue=10"]
-    options = options_of(compose_config(words))
-    assert options["autoscaling_config"] == {"min_replicas": 1, "max_replicas": 4, "target_ongoing_requests": 6}
-    assert options["ray_actor_options"] == {"num_cpus": 2.0, "num_gpus": 2.0}
-    assert options["max_ongoing_requests"] == 16
 
 
 @pytest.mark.parametrize(
@@ -45,14 +37,6 @@ def test_ray_is_told_of_limits_and_of_the_keys_of_serve() -> None:
 def test_what_cannot_be_is_one_line(overrides: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said.replace(".", r"\.")):
         options_of(compose_config(overrides))
-
-
-def test_without_ray_one_line_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    assert main([]) == 2
-    assert capsys.readouterr().err == "amusd: ray: needs ray; pip install 'amusd[ray]'\n"
 
 
 def test_an_engine_that_makes_no_tokens_is_replaced() -> None:

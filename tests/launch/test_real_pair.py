@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -128,23 +127,3 @@ def test_a_signal_ends_every_process_and_keeps_what_was_written(tmp_path: Path, 
     assert result["complete"] is False
     assert result["text"].startswith(out.rstrip("\n"))
     assert len(result["token_ids"]) > 0
-
-
-def test_a_signal_amid_loading_ends_every_process(tmp_path: Path) -> None:
-    process = Popen(
-        amusd_command("generate", PROMPT, "run_dir=out"),
-        cwd=tmp_path,
-        env=environment(),
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
-    deadline = time.monotonic() + SECONDS
-    while not (tmp_path / "out" / "workers.json").exists():
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    others = descendants(process.pid)
-    process.terminate()
-    _, err = process.communicate(timeout=SECONDS)
-    assert process.returncode == 143, err
-    assert_gone(others)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,6 @@ from amusd.errors import ConfigError
 from launch.run_directory import (
     clear_run,
     create_run_directory,
-    discard_run,
-    new_folder,
     read_config,
     write_workers,
 )
@@ -33,12 +30,6 @@ def test_it_holds_the_resolved_configuration_and_the_environment(tmp_path: Path)
     assert environment["cpu"]["cores"] >= environment["cpu"]["allowed_cores"] >= 1
 
 
-def test_its_default_name_is_the_date_and_a_short_hash_and_new_each_time() -> None:
-    first, second = new_folder(), new_folder()
-    assert first != second
-    assert re.fullmatch(r"runs/\d{4}-\d\d-\d\d-\d{6}-[0-9a-f]{7}", first.as_posix())
-
-
 @pytest.mark.parametrize("mark", ["config.yaml", "sweep.json"])
 def test_a_folder_that_holds_a_run_is_refused_and_left_alone(tmp_path: Path, mark: str) -> None:
     (tmp_path / mark).write_text("old")
@@ -46,27 +37,6 @@ def test_a_folder_that_holds_a_run_is_refused_and_left_alone(tmp_path: Path, mar
         create_run_directory(RunConfig(run_dir=str(tmp_path)))
     assert [path.name for path in tmp_path.iterdir()] == [mark]
     assert (tmp_path / mark).read_text() == "old"
-
-
-def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"^run_dir=.*/file/run: cannot be used \(Not a directory\)$"):
-        create_run_directory(RunConfig(run_dir=str(tmp_path / "file" / "run")))
-
-
-def test_a_refused_run_leaves_nothing_and_a_measured_one_stays(tmp_path: Path) -> None:
-    refused = create_run_directory(RunConfig(run_dir=str(tmp_path / "refused")))
-    write_workers(refused, target=[1], draft=2)
-    discard_run(refused)
-    assert not refused.exists()
-    measured = create_run_directory(RunConfig(run_dir=str(tmp_path / "measured")))
-    (measured / "events" / "target.jsonl").write_text("{}\n")
-    discard_run(measured)
-    assert (measured / "config.yaml").exists()
-    killed = create_run_directory(RunConfig(run_dir=str(tmp_path / "killed")))
-    (killed / "partial.txt").write_text("The sky")
-    discard_run(killed)
-    assert (killed / "partial.txt").exists()
 
 
 def test_an_interrupted_run_is_cleared_for_another_try_and_notes_stay(tmp_path: Path) -> None:

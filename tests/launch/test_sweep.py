@@ -116,12 +116,3 @@ def test_an_interrupted_sweep_goes_on_where_it_stopped(pair: list[str], tmp_path
     assert "amusd: job 0: done before\n" in done.stderr
     assert first.stat().st_mtime_ns == kept
     assert [len(one["rows"]) for one in json.loads((tmp_path / "out" / "sweep.json").read_text())["jobs"]] == [1, 1, 1]
-
-
-@pytest.mark.long
-def test_another_launcher_of_hydras_does_the_same(pair: list[str], tmp_path: Path) -> None:
-    arguments = ["-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "run_dir=out", "sampling.seed=1,2", *pair]
-    done = run(amusd_command("generate", *arguments), tmp_path)
-    assert done.returncode == 0, done.stderr
-    jobs = json.loads((tmp_path / "out" / "sweep.json").read_text())["jobs"]
-    assert [len(one["rows"]) for one in jobs] == [1, 1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
@@ -82,13 +81,3 @@ def test_the_installed_command_composes_in_another_folder(installed: Path, tmp_p
     done = run(installed, "generate", "drafter=nope", folder=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("In 'config': Could not find 'drafter/nope'")
-
-
-@pytest.mark.long
-@pytest.mark.embedded
-def test_the_installed_command_starts_both_workers(installed: Path, tmp_path: Path) -> None:
-    words = ("prompt=Hi", "output=json", "sampling.max_new_tokens=4", "sampling.ignore_eos=true")
-    done = run(installed, "generate", *words, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert (len(found["token_ids"]), found["drafter"]) == (4, "embedded")
