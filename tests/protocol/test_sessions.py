@@ -214,6 +214,18 @@ def test_an_impossible_commit_is_refused_and_changes_nothing(tokens: tuple[int, 
     assert session.committed == (*PROMPT, 4, 5, 9)
 
 
+def test_the_limit_is_kept() -> None:
+    session = TargetSession(sequence_id=1, prompt=PROMPT, max_length=5, vocab_size=100)
+    session.attach(1)
+    session.receive(candidate(4, 5, 6))
+    assert session.begin(6).candidates == (4,)
+    with pytest.raises(InvariantError):
+        session.commit((4, 5, 6), 2)
+    session.commit((4, 5), 2)
+    with pytest.raises(InvariantError):
+        session.begin(0)
+
+
 def test_an_incarnation_must_rise() -> None:
     session = target()
     with pytest.raises(PeerProtocolError):
