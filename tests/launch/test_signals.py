@@ -23,6 +23,16 @@ def end_of(program: str, *path: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False)
 
 
+def test_a_signal_amid_the_import_of_torch_ends_the_process_in_a_line(tmp_path: Path) -> None:
+    # as C++ does, it ends the process where an exception comes out of its initialisation
+    (tmp_path / "torch.py").write_text(
+        f"import os, time\ntry:\n    os.kill(os.getpid(), {int(signal.SIGTERM)})\n    time.sleep(60)\n"
+        "except BaseException:\n    os.write(2, b'terminate called')\n    os._exit(134)\n"
+    )
+    done = end_of("import torch", str(tmp_path))
+    assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGTERM, "", "amusd: interrupted\n")
+
+
 @pytest.mark.parametrize("sleeps", ["time.sleep(60)", "hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)"])
 def test_a_process_that_does_not_come_back_is_ended(sleeps: str) -> None:
     """Python's handler does not run in a C function that goes on, nor does what catches `Interrupted` end."""

@@ -11,6 +11,7 @@ import torch
 from models.fake_nccl import FakeNccl, Table
 from torch import Tensor
 
+from amusd.errors import RankLostError
 from amusd.models import process_group
 from amusd.models.meeting import Meeting
 from amusd.models.process_group import MOST_GATHERED_ROWS, Backend, ProcessGroup
@@ -19,6 +20,7 @@ SIZE = 3
 
 
 def groups(monkeypatch: pytest.MonkeyPatch, folder: Path, backend: Backend) -> list[ProcessGroup]:
+    """`SIZE` ranks that have met."""
     if backend == "nccl":
         table = Table(SIZE)
         monkeypatch.setattr(process_group, "_make", lambda _file, rank, *_: FakeNccl(table, rank))
@@ -74,3 +76,16 @@ def test_joined_columns_stand_side_by_side_in_the_order_of_ranks(
 ) -> None:
     ranks, parts = groups(monkeypatch, tmp_path, backend), random_parts(5)
     assert all(torch.equal(joined, torch.cat(parts, dim=1)) for joined in on_each(ranks, "join", parts))
+
+
+def test_an_exchange_over_an_aborted_group_is_a_lost_rank(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def aborted(*_: object) -> None:
+        raise RuntimeError("NCCL communicator was aborted on rank 1.\nand a trace")
+
+    ranks = groups(monkeypatch, tmp_path, "nccl")
+    monkeypatch.setattr(FakeNccl, "allreduce", aborted)
+    monkeypatch.setattr(FakeNccl, "_allgather_base", aborted)
+    message = r"^the ranks of the target have lost each other: NCCL communicator was aborted on rank 1\.$"
+    for exchange, rows in (("sum", 1), ("sum", MOST_GATHERED_ROWS + 1), ("join", 1)):
+        with pytest.raises(RankLostError, match=message):
+            getattr(ranks[0], exchange)(random_parts(rows)[0])

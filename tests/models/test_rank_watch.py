@@ -20,7 +20,7 @@ from models.rank_process import announce_pass
 
 from amusd.errors import RankLostError
 from amusd.models import process_group
-from amusd.models.process_group import EXCHANGE_SECONDS
+from amusd.models.process_group import EXCHANGE_SECONDS, Watch
 from amusd.models.sharding import Ranks
 from amusd.runtime.ranks import Leader
 from tests.launch.processes import environment
@@ -38,12 +38,26 @@ def _no_watch_is_left() -> Iterator[None]:
 
 
 def await_pass(ranks: Ranks, has_ended: Callable[[], bool]) -> None:
+    """Wait as the end of a pass is waited for on a device."""
     deadline = time.monotonic() + DEADLINE_SECONDS
     while not has_ended():
         assert time.monotonic() < deadline, "nobody has noticed"
         ranks.check()
         time.sleep(0.001)
     ranks.check()
+
+
+def test_an_abort_that_waits_for_graphs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_group, "ABORT_SECONDS", 0.05)
+    at_exit: list[object] = []
+    monkeypatch.setattr(process_group.atexit, "register", lambda function, *_: at_exit.append(function))
+    graphs_destroyed = threading.Event()
+    watch = Watch(lambda: False, HangingNccl(graphs_destroyed).abort)
+    watch.end()
+    assert watch._thread.is_alive()
+    assert at_exit == [watch._thread.join], "an interpreter that ends must not be returned to"
+    graphs_destroyed.set()
+    watch._thread.join(DEADLINE_SECONDS)
 
 
 @contextmanager
@@ -89,6 +103,7 @@ def test_a_follower_that_goes_while_the_device_hangs_is_named_and_the_kernels_en
 
 @contextmanager
 def dying(folder: Path, kind: str) -> Iterator[None]:
+    """A rank that is a process and kills itself."""
     process = Popen([sys.executable, str(PROCESS), str(folder), kind], env=environment(), stderr=subprocess.PIPE)
     try:
         yield

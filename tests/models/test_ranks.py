@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from models.blocks import random_ids
 from models.linked_ranks import DEADLINE_SECONDS, come, lead
 from models.paths import tree_rows
@@ -19,10 +22,11 @@ from torch import Tensor
 from amusd.errors import ConfigError, PeerFailedError, PeerProtocolError, RankLostError
 from amusd.models.cached_model import CachedModel, extend
 from amusd.models.graphs import Replay
+from amusd.models.kv_cache import KVCache, KVMemory
 from amusd.models.numerics import Numerics
-from amusd.models.passes import SamplerRows
+from amusd.models.passes import Pass, Rows, SamplerRows
 from amusd.models.process_group import backend_for
-from amusd.models.rank_commands import follow
+from amusd.models.rank_commands import PassEncoder, follow
 from amusd.models.sharding import ALONE, Ranks
 from amusd.runtime.ranks import Leader
 
@@ -56,6 +60,26 @@ def test_a_follower_that_fails_amid_a_pass_ends_it_with_the_reason(tmp_path: Pat
             forward(model, [1, 2], model.new_cache(8))
 
 
+def test_a_leader_that_fails_amid_a_pass_ends_the_followers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def life(folder: Path, rank: int, size: int) -> None:
+        with closing(come(folder, rank, size)) as follower:
+            model = lean_model(STOCK, ranks=follower)
+            follower.ready("cpu", DEADLINE_SECONDS)
+            follow(model, follower.commands())
+
+    def fail(_part: Tensor) -> None:
+        raise ValueError("out of paper")
+
+    with meeting(tmp_path, 2, life) as (leader, followers):
+        model = lean_model(STOCK, ranks=leader)
+        leader.await_followers("cpu", DEADLINE_SECONDS)
+        monkeypatch.setattr(leader._met, "sum", fail)
+        with pytest.raises(ValueError, match="out of paper"):
+            forward(model, [1, 2], model.new_cache(8))
+        leader.close()
+        assert isinstance(followers[0].exception(DEADLINE_SECONDS), RankLostError)
+
+
 @pytest.mark.parametrize(
     ("mistake", "expected", "message"),
     [
@@ -79,6 +103,31 @@ def test_a_follower_whose_process_ends_before_it_has_come_is_not_waited_for(tmp_
     with pytest.raises(RankLostError, match="killed by signal 9"):
         leader.await_followers("cpu", DEADLINE_SECONDS)
     leader.close()
+
+
+class Follower:
+    def __init__(self) -> None:
+        self.passes: list[Pass] = []
+
+    def new_caches(self, number: int, capacity: int, *, spare: int) -> list[KVCache]:
+        return [KVCache(KVMemory(capacity, torch.float32), capacity=capacity, allocated=capacity, spare=spare)]
+
+    def compute(self, work: Pass) -> None:
+        self.passes.append(work)
+
+
+def test_a_memory_that_the_leader_has_no_more_is_dropped_by_its_followers() -> None:
+    encoder, follower = PassEncoder(), Follower()
+
+    def frames() -> Iterator[bytes]:
+        for _ in range(2):
+            yield encoder.encode(Pass([Rows([1], cache) for cache in Follower().new_caches(1, 9, spare=0)]))
+            memories.append(weakref.ref(follower.passes.pop().rows[0].cache.memory))
+        gc.collect()
+        assert memories[0]() is None
+
+    memories: list[weakref.ref[KVMemory]] = []
+    follow(follower, frames())  # type: ignore[arg-type]  # a double
 
 
 def test_a_message_that_is_no_pass_is_an_error() -> None:

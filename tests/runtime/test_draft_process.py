@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -148,3 +149,69 @@ def test_a_script_without_a_guard_and_a_daemon_of_it_have_drafts_which_end_with_
             for handle in handles:
                 assert select.select([handle], [], [], SECONDS)[0], "a draft outlives its parent"
                 os.close(handle)
+
+
+OWN = """
+from amusd.drafters.base import ChainDrafter, one_by_one
+from amusd.drafters.custom import OwnDrafters
+
+
+class Raising(ChainDrafter):
+    def propose(self, max_tokens):
+        if self.length > 8:
+            raise ValueError(f"no more than\\n{self.length} tokens")
+        self.commit((0,))
+        return (0,)
+
+
+def make(context):
+    return OwnDrafters(chains=one_by_one(Raising))
+"""
+
+
+def test_a_drafter_that_always_raises_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("amusd.child.subprocess.Popen", Popen)
+    monkeypatch.setattr(draft_restart, "BACK_OFF_SECONDS", 0.01)
+    (tmp_path / "own.py").write_text(OWN)
+    config = replace(CONFIG, drafters=(DrafterConfig(kind="custom", factory=f"{tmp_path}/own.py:make"),))
+    process = DraftProcess(config, events=f"{tmp_path}/events")
+    schedule = DecodingConfig(mode=Mode.ASYNCHRONOUS, policy="chain")
+    with Engine.connect(config, process, make_recorder(Role.TARGET)) as engine:
+        deadline = time.monotonic() + SECONDS
+        while engine.draft_failure is None and time.monotonic() < deadline:
+            assert engine.generate(PROMPT, params(20), decoding=schedule).token_ids == reference(20)[len(PROMPT) :]
+        failure = f"{MAX_RESTARTS} restarts in a row brought no accepted candidate; at last: ValueError: no more than"
+        assert engine.draft_failure == failure
+    assert capfd.readouterr().err.count("Traceback") == 1  # all lives end with the same error
+    assert "ValueError: no more than" in (tmp_path / "draft_error.txt").read_text()
+
+
+LOADS = "from pathlib import Path\nimport time\nPath(__file__).with_name('loads').touch()\ntime.sleep(600)\n"
+PREPARES = f"""
+import sys, time
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from amusd.config import DrafterConfig, EngineConfig
+from amusd.runtime.draft_process import DraftProcess
+
+process = DraftProcess(EngineConfig(drafters=(DrafterConfig(kind="custom", factory=sys.argv[1]),)))
+print(process.pid, flush=True)
+time.sleep({SECONDS})
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a process is forked")
+def test_a_draft_that_still_loads_ends_with_its_parent(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(LOADS)
+    (tmp_path / "parent.py").write_text(PREPARES)
+    command = [sys.executable, str(tmp_path / "parent.py"), f"{tmp_path}/own.py:make"]
+    with Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        handle = os.pidfd_open(int(parent.stdout.readline()))
+        deadline = time.monotonic() + SECONDS
+        while not (tmp_path / "loads").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        parent.kill()
+    assert select.select([handle], [], [], SECONDS)[0], "a draft outlives its parent"
+    os.close(handle)
