@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import amusd
@@ -117,15 +117,17 @@ def _hydra(task: object, arguments: Sequence[str], program: str) -> int:
     decorate = hydra.main(version_base=HYDRA_VERSION, config_path=str(conf_folder()), config_name=CONFIG_NAME)
     before, sys.argv = sys.argv, [program, *arguments]
     try:
-        decorate(task)()  # type: ignore[arg-type]  # any callable does
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except BrokenPipeError:  # nobody reads what Hydra prints
-        discard(sys.stdout)
+        with suppress(BrokenPipeError):  # nobody reads what Hydra prints
+            decorate(task)()  # type: ignore[arg-type]  # any callable does
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     finally:
         sys.argv = before
+        if sys.stdout is not None:
+            try:
+                sys.stdout.flush()
+            except BrokenPipeError:
+                discard(sys.stdout)
     return 0
 
 

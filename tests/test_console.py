@@ -65,6 +65,9 @@ def test_a_command_whose_output_is_cut_off_says_nothing_and_succeeds() -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
     command = [sys.executable, "-m", "launch.main", "generate", "--help"]
-    done = subprocess.run(command, cwd=ROOT, stdout=write_end, stderr=subprocess.PIPE, text=True, timeout=240)
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(
+        command, cwd=ROOT, env=buffered, stdout=write_end, stderr=subprocess.PIPE, text=True, timeout=240
+    )
     os.close(write_end)
     assert (done.returncode, done.stderr) == (0, "")
