@@ -35,7 +35,7 @@ from amusd.types import Role
 CONTEXT_LENGTH = 200
 WIDTHS = (1, 4, 8, 16)
 NUM_ROUNDS = 15
-"""Of passes and chains of draft steps; plain decoding has a third."""
+"""Rounds of passes and of chains of draft steps; plain decoding has a third of them."""
 NUM_MESSAGES = 2000
 WARM_UP_ROUNDS = 2
 DRAFT_STEPS = 8

@@ -26,7 +26,7 @@ COLOURS = {
     "windowed": "#cc79a7",
     "auto": "#2fb58c",
 }
-"""Of each mode and policy; your own policies look like `auto`."""
+"""Each mode and policy has one; your own policies look like `auto`."""
 FATES = {
     Fate.ACCEPTED: ("#0072b2", "drafted, accepted"),
     Fate.OVERTAKEN: ("#56b4e9", "drafted right, but too late"),

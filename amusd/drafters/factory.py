@@ -35,7 +35,7 @@ class LoadedDrafters:
 
     factories: Mapping[str, Makers]
     vocab_size: int
-    """Of the models; 0 without one."""
+    """The models' vocabulary; 0 without a model."""
     tokenizer_hash: str
     num_ids: int = 0
     """Every model takes in `[0, num_ids)`; 0: any."""

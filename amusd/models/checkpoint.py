@@ -26,7 +26,7 @@ _NEEDED = "a checkpoint is config.json, *.safetensors and a tokenizer; convert a
 def open_checkpoint(path: str | Path, others: Sequence[str] = ()) -> dict[str, Tensor]:
     """Tensors of a folder or hub name, on the CPU in mapped files that must not be written to.
 
-    `others`: alternative files. Of a pickle only tensors are read. Raises `ConfigError` if a file is missing, damaged
+    `others`: alternative files. Pickles are read for tensors alone. Raises `ConfigError` if a file is missing, damaged
     or holds more than tensors.
     """
     folder = find_checkpoint(path)

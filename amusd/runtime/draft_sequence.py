@@ -22,7 +22,7 @@ class DraftSequence:
     manager: RollbackManager
     forest: Forest
     drafters: dict[bool, Drafter]
-    """Of chains (False) and of trees (True), over one cache; one of them is its own."""
+    """A drafter of chains (False) and one of trees (True), over one cache; they may be the same."""
     drafter_name: str
     recorder: Recorder
     opened_ns: int
