@@ -35,7 +35,7 @@ STANDARD_LIBRARY_ONLY = {
     "types", "errors", "huge_pages", "child", "config", "files", "settings", "protocol", "policies", "tracing",
     "__main__",
 }  # fmt: skip
-USES_MSGSPEC = {"config", "settings", "protocol"}
+USES_MSGSPEC = {"config", "settings", "protocol", "tracing"}
 IN_ONE_FILE = {"matplotlib": "amusd.commands.plots", "rich": "amusd.console"}
 SERVING = {"fastapi", "prometheus_client", "pydantic", "starlette", "uvicorn"}
 NEVER_IMPORTED = {"hydra", "omegaconf", "launch", "amusd_launch", "experiments", "tests"}

@@ -91,11 +91,6 @@ class Wait:
 Decision: TypeAlias = Verify | Wait
 
 
-def because(decision: Decision) -> dict[str, str]:
-    """The decision's reason as a field of an event."""
-    return {"reason": decision.reason} if decision.reason else {}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy(ABC):
     """Decides when the target verifies, and tells the draft how far and how wide to run ahead."""

@@ -75,7 +75,7 @@ class DraftSequence:
             num_adopted=len(transition.token_ids),
             committed_length=transition.committed_length,
             epoch=transition.epoch,
-            **({} if self.manager.session.is_chain else {"kept_steps": [node.step for node in transition.kept]}),
+            kept_steps=None if self.manager.session.is_chain else [node.step for node in transition.kept],
         )
         return True
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from amusd.errors import NotFiniteError
 from amusd.models.kv_cache import KVCache
 from amusd.models.language_model import LanguageModel, ModelOutput
-from amusd.policies.base import Decision, Wait, because
+from amusd.policies.base import Decision, Wait
 from amusd.policies.observer import Observer, Switches
 from amusd.protocol.target_session import TargetSession
 from amusd.protocol.verification import Block, PassOutcome
@@ -172,7 +172,7 @@ class TargetWorker:
             sequence.metrics.wait_ns += end_ns - start_ns
             num_after = sequence.session.num_candidates
             sequence.observer.waited(end_ns - start_ns, num_before=before, num_after=num_after)
-            self.recorder.span("target_wait", start_ns, end_ns, sequence.sequence_id, **because(decision))
+            self.recorder.span("target_wait", start_ns, end_ns, sequence.sequence_id, reason=decision.reason)
 
     def _verify(self, blocks: dict[TargetSequence, Block]) -> Sequence[ModelOutput]:
         """One forward over [last committed token, candidates] of each."""
@@ -266,5 +266,5 @@ class TargetWorker:
                 committed_length=sequence.session.committed_length,
                 num_ready=sequence.session.num_candidates,
                 **asdict(outcome),
-                **because(sequence.decision),
+                reason=sequence.decision.reason,
             )

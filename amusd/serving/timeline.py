@@ -1,8 +1,8 @@
 """The work of both devices as server-sent events; free while no client listens.
 
 Events come from the target's recorder, which knows the draft by its messages alone: `candidates` is when the target
-took a message in, `rollback` when it took in the first message that shows one. Messages that arrive during a pass are
-taken in at its end.
+took a message in, `rollback` the end of a pass that left nothing of what the draft had sent. Messages that arrive
+during a pass are taken in at its end.
 
     data: {"device": "target", "kind": "pass", "begin": 12.034, "end": 12.055, "sequence": 3,
            "candidates": 4, "accepted": 3, "tokens": 4, "alternatives": 0}
@@ -29,7 +29,6 @@ from collections.abc import AsyncGenerator, Callable
 from itertools import count
 from typing import Any
 
-from amusd.tracing.drafted import RollbackWatch
 from amusd.tracing.events import (
     DraftBack,
     DraftLost,
@@ -39,10 +38,8 @@ from amusd.tracing.events import (
     TargetPass,
     TargetPrefill,
     TargetWait,
-    WholeSequence,
-    event_of,
 )
-from amusd.tracing.recorder import Record, Recorder
+from amusd.tracing.recorder import Recorder
 
 MAX_WAITING = 4096
 """Events kept for a listener: some seconds of work."""
@@ -51,24 +48,24 @@ LOOK_SECONDS = 0.1
 
 async def listen(recorder: Recorder, is_over: Callable[[], bool]) -> AsyncGenerator[bytes, None]:
     """Server-sent events from now on, several at a time, until `is_over`. For the event loop's thread."""
-    queue: deque[tuple[int, Record]] = deque(maxlen=MAX_WAITING)
+    queue: deque[tuple[int, Event]] = deque(maxlen=MAX_WAITING)
     numbers = count()
 
-    def keep(record: Record) -> None:
-        queue.append((next(numbers), record))
+    def keep(event: Event) -> None:
+        queue.append((next(numbers), event))
 
     recorder.listeners += (keep,)
     try:
-        story, expected = Story(), 0
+        expected = 0
         yield b": what happens from now on\n\n"
         while not is_over():
             parts = []
             for _ in range(len(queue)):
-                number, record = queue.popleft()
+                number, event = queue.popleft()
                 if number > expected:
                     parts.append(f'event: dropped\ndata: {{"number": {number - expected}}}\n\n')
                 expected = number + 1
-                parts += (f"data: {json.dumps(told)}\n\n" for told in story.take(event_of(*record)))
+                parts += (f"data: {json.dumps(told)}\n\n" for told in lines_of(event))
             if parts:
                 yield "".join(parts).encode()
             await asyncio.sleep(LOOK_SECONDS)
@@ -76,27 +73,8 @@ async def listen(recorder: Recorder, is_over: Callable[[], bool]) -> AsyncGenera
         recorder.listeners = tuple(listener for listener in recorder.listeners if listener is not keep)
 
 
-class Story:
-    """Turns the events of the target's worker into what listeners are told."""
-
-    def __init__(self) -> None:
-        self._rollbacks: dict[int, RollbackWatch] = {}
-
-    def take(self, event: Event) -> list[dict[str, Any]]:
-        """The lines for listeners about the next event."""
-        if isinstance(event, WholeSequence):
-            self._rollbacks.pop(event.sequence_id, None)
-            return []
-        told = _told(event)
-        if isinstance(event, TargetPass) or (isinstance(event, Send) and event.message == "open"):
-            self._rollbacks.setdefault(event.sequence_id, RollbackWatch())
-        watch = self._rollbacks.get(event.sequence_id)
-        if watch is not None and watch.take(event):
-            told.append(_line("draft", "rollback", event))
-        return told
-
-
-def _told(event: Event) -> list[dict[str, Any]]:
+def lines_of(event: Event) -> list[dict[str, Any]]:
+    """What listeners are told of an event."""
     match event:
         case TargetPrefill():
             return [_line("target", "prefill", event)]
@@ -104,7 +82,9 @@ def _told(event: Event) -> list[dict[str, Any]]:
             return [_line("target", "wait", event)]
         case TargetPass(num_judged=judged, num_accepted=accepted, num_tokens=tokens, num_alternatives=others):
             counts = {"candidates": judged, "accepted": accepted, "tokens": tokens, "alternatives": others}
-            return [_line("target", "pass", event, **counts)]
+            rolled_back = [_line("draft", "rollback", event) | {"begin": event.end_ns / 1e9}]
+            has_missed = event.has_rejected and not event.num_ready
+            return [_line("target", "pass", event, **counts), *(rolled_back if has_missed else ())]
         case Send(message="verdict", num_accepted=accepted, num_tokens=tokens):
             return [_line("target", "verdict", event, accepted=accepted, tokens=tokens)]
         case Receive(message="candidate", num_tokens=number) if number:

@@ -1,1 +1,1 @@
-"""Events of a run and the figures computed from them. Standard library only."""
+"""Events of a run and the figures computed from them."""

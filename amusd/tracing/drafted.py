@@ -1,4 +1,4 @@
-"""The fate of each drafted token, from both workers' events; and rollbacks, from the target's alone."""
+"""The fate of each drafted token, from both workers' events."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from amusd.tracing.events import DraftPrefill, DraftStep, Event, Receive, TargetPass, VerdictTaken
+from amusd.tracing.events import DraftPrefill, DraftStep, Event, TargetPass, VerdictTaken
 
 
 class Fate(enum.Enum):
@@ -84,32 +84,3 @@ def judge_steps(draft: Sequence[Event], target: Sequence[Event]) -> list[Step]:
 def _confirm(fates: list[tuple[DraftStep, list[Fate]]], step: int, fate: Fate) -> None:
     if step and Fate.WASTED in (tokens := fates[step - 1][1]):
         tokens[tokens.index(Fate.WASTED)] = fate
-
-
-class RollbackWatch:
-    """Finds the draft's rollbacks in the target's events of one sequence, as they happen."""
-
-    def __init__(self) -> None:
-        self._num_ready = 0
-        self._missed: int | None = None
-        """No node of the tree fitted any more; the draft has heard of it once it builds on this many tokens."""
-
-    def take(self, event: Event) -> bool:
-        """Take in the next event; return whether it shows that the draft has rolled back."""
-        if isinstance(event, TargetPass):
-            if self._num_ready > event.num_accepted and event.num_ready == event.num_accepted_alternatives == 0:
-                self._missed = self._missed or event.committed_length
-            self._num_ready = event.num_ready
-        elif isinstance(event, Receive) and event.message == "candidate":
-            self._num_ready = event.num_ready or 0
-            return self._shown_by(event, event.base or 0)
-        return False
-
-    def _shown_by(self, event: Receive, base: int) -> bool:
-        if self._missed is None:
-            self._missed = base + 1 if event.reception == "contradicted" else None
-            return False
-        knows = base >= self._missed
-        if knows or (event.num_tokens and event.reception == "taken"):  # then the tree had the token after all
-            self._missed = None
-        return knows

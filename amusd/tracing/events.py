@@ -5,19 +5,23 @@ Times are nanoseconds of the worker's monotonic clock, or the simulation's; leng
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+import re
+from typing import Any, TypeAlias, get_args
+
+from msgspec import Struct, to_builtins
 
 NO_SEQUENCE = -1
 """Sequence id of what belongs to none."""
+_HEADS = ("name", "start_ns", "end_ns", "sequence_id")
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
-    """A span when `end_ns > start_ns`, else an instant. A field with a default is optional."""
+def _name_of(kind: str) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind).lower()
 
-    name: ClassVar[str]
+
+class Event(Struct, frozen=True, omit_defaults=True, tag_field="name", tag=_name_of):
+    """A span when `end_ns > start_ns`, else an instant. A field with a default is left out if it has that value."""
+
     start_ns: int
     end_ns: int
     sequence_id: int
@@ -28,30 +32,27 @@ class Event:
         return self.end_ns - self.start_ns
 
     @property
+    def name(self) -> str:
+        """The name in the file."""
+        return str(self.__struct_config__.tag)
+
+    @property
     def fields(self) -> dict[str, Any]:
         """The recorded values beside name, times and sequence."""
-        own = {field.name: (getattr(self, field.name), field.default) for field in fields(self)[_NUM_HEADS:]}
-        return {name: value for name, (value, default) in own.items() if value is not None or default is not None}
+        return {name: value for name, value in to_builtins(self).items() if name not in _HEADS}
 
 
-_NUM_HEADS = len(fields(Event))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Worker(Event):
+class Worker(Event, frozen=True, kw_only=True):
     """Both workers: the first event of a file."""
 
-    name = "worker"
     host: str
     """Equal exactly for workers that share a monotonic clock."""
     pid: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WholeSequence(Event):
+class WholeSequence(Event, tag="sequence", frozen=True, kw_only=True):
     """Target: from request to last committed token. Draft: from opening to end."""
 
-    name = "sequence"
     drafter: str | None
     policy: str | None = None
     """The policy's class. This and the fields below: the target only."""
@@ -60,18 +61,13 @@ class WholeSequence(Event):
     finish_reason: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TargetPrefill(Event):
+class TargetPrefill(Event, frozen=True, kw_only=True):
     """Target: the prompt's forward."""
 
-    name = "target_prefill"
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TargetPass(Event):
+class TargetPass(Event, frozen=True, kw_only=True):
     """Target: one verification, counted as in `protocol.verification.PassOutcome`."""
 
-    name = "target_pass"
     num_candidates: int
     """Candidates on the one path that it was made for."""
     num_judged: int
@@ -81,7 +77,7 @@ class TargetPass(Event):
     num_ready: int = 0
     num_alternatives: int = 0
     num_accepted_alternatives: int = 0
-    reason: str | None = None
+    reason: str = ""
 
     @property
     def num_scored(self) -> int:
@@ -99,59 +95,45 @@ class TargetPass(Event):
         return self.num_accepted < min(self.num_judged, self.num_tokens)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TargetWait(Event):
+class TargetWait(Event, frozen=True, kw_only=True):
     """Target: waiting because the policy chose to."""
 
-    name = "target_wait"
-    reason: str | None = None
+    reason: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DraftLost(Event):
+class DraftLost(Event, frozen=True, kw_only=True):
     """Target: the link to the draft ended."""
 
-    name = "draft_lost"
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DraftBack(Event):
+class DraftBack(Event, frozen=True, kw_only=True):
     """Target: another draft has taken the place of the lost one."""
 
-    name = "draft_back"
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TargetGone(Event):
+class TargetGone(Event, frozen=True, kw_only=True):
     """Draft: the link to the target ended."""
 
-    name = "target_gone"
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DraftPrefill(Event):
+class DraftPrefill(Event, frozen=True, kw_only=True):
     """Draft: opening a sequence, the prompt's forward among it."""
 
-    name = "draft_prefill"
     num_tokens: int
     fan_out: int = 1
     """Guesses behind a node; 1: a chain."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DraftStep(Event):
+class DraftStep(Event, frozen=True, kw_only=True):
     """Draft: one proposal."""
 
-    name = "draft_step"
     num_tokens: int
     """Tokens proposed by a chain, nodes expanded of a tree; may be 0."""
     length: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerdictTaken(Event):
+class VerdictTaken(Event, frozen=True, kw_only=True):
     """Draft: a verdict taken in."""
 
     num_discarded: int
@@ -159,7 +141,7 @@ class VerdictTaken(Event):
     """The target's own tokens that the draft lacked."""
     committed_length: int
     epoch: int
-    kept_steps: Sequence[int] | None = None
+    kept_steps: list[int] | None = None
     """Trees: for each committed token in the tree, the step (from 1) that drafted it; 0: looked up."""
 
     @property
@@ -168,29 +150,19 @@ class VerdictTaken(Event):
         return self.committed_length - self.num_adopted
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Advance(VerdictTaken):
+class Advance(VerdictTaken, frozen=True, kw_only=True):
     """Draft: a verdict that agrees with what was drafted."""
 
-    name = "advance"
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rollback(VerdictTaken):
+class Rollback(VerdictTaken, frozen=True, kw_only=True):
     """Draft: a verdict that makes it throw tokens away."""
 
-    name = "rollback"
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DraftWait(Event):
+class DraftWait(Event, frozen=True, kw_only=True):
     """Draft: waiting at the run-ahead limit, or with nothing to propose."""
 
-    name = "draft_wait"
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MessageEvent(Event):
+class MessageEvent(Event, frozen=True, kw_only=True):
     """Both workers: a message, with its own fields."""
 
     message: str
@@ -204,18 +176,13 @@ class MessageEvent(Event):
     epoch: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Send(MessageEvent):
+class Send(MessageEvent, frozen=True, kw_only=True):
     """Before the message is sent."""
 
-    name = "send"
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Receive(MessageEvent):
+class Receive(MessageEvent, frozen=True, kw_only=True):
     """After the message was received."""
 
-    name = "receive"
     reception: str | None = None
     num_ready: int | None = None
 
@@ -224,23 +191,8 @@ DRAFT_WORK = (DraftPrefill, DraftStep, VerdictTaken)
 TARGET_WORK = (TargetPrefill, TargetPass)
 WAITS = (TargetWait, DraftWait)
 
-EVENTS: dict[str, type[Event]] = {
-    kind.name: kind
-    for kind in (
-        Worker, WholeSequence, TargetPrefill, TargetPass, TargetWait, DraftLost, DraftBack, TargetGone,
-        DraftPrefill, DraftStep, Advance, Rollback, DraftWait, Send, Receive,
-    )
-}  # fmt: skip
-
-
-def event_of(name: str, start_ns: int, end_ns: int, sequence_id: int, own: dict[str, Any]) -> Event:
-    """The event that a worker of this version has recorded. Raises `KeyError` or `TypeError` for any other."""
-    return EVENTS[name](start_ns, end_ns, sequence_id, **own)
-
-
-def event_of_line(record: Any) -> Event:
-    """The event of a JSON line. Raises `ValueError` for a line that is none."""
-    try:
-        return EVENTS[record["name"]](**{name: record[name] for name in record if name not in ("name", "role")})
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"not an event: {record!r:.100}") from error
+AnyEvent: TypeAlias = (
+    Worker | WholeSequence | TargetPrefill | TargetPass | TargetWait | DraftLost | DraftBack | TargetGone
+    | DraftPrefill | DraftStep | Advance | Rollback | DraftWait | Send | Receive
+)  # fmt: skip
+EVENTS: dict[str, type[Event]] = {kind.__struct_config__.tag: kind for kind in get_args(AnyEvent)}

@@ -15,7 +15,7 @@ from amusd.protocol.messages import Candidate, Features, Message, Verdict
 from amusd.tracing.events import NO_SEQUENCE, Event, Receive, Send
 from amusd.tracing.recorder import Recorder
 
-SEND, RECEIVE = Send.name, Receive.name
+SEND, RECEIVE = "send", "receive"
 _description = attrgetter("sequence_id", "message", "num_tokens", "first", "base", "start", "num_accepted", "epoch")
 _KINDS = {kind: kind.__name__.lower() for kind in get_args(Message)}
 

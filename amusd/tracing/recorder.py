@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 import logging
 import os
 import platform
@@ -16,19 +15,19 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
-from amusd.tracing.events import NO_SEQUENCE, Event, event_of
+from msgspec import json
+
+from amusd.tracing.events import EVENTS, NO_SEQUENCE, Event, Worker
 
 logger = logging.getLogger(__name__)
 
 SEQUENCES_PER_RUN = 1 << 32
 """Run `i` has the sequence ids from `i * SEQUENCES_PER_RUN` on."""
 
-Record: TypeAlias = "tuple[str, int, int, int, dict[str, Any]]"
-"""Name, start, end, sequence id and fields of an event."""
-
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_encoder = json.Encoder()
 
 
 class Recorder:
@@ -46,33 +45,31 @@ class Recorder:
         self.now_ns = now_ns
         """The time in nanoseconds: a worker's only clock, which tests and simulations can set."""
         self._events = events
-        self.listeners: tuple[Callable[[Record], None], ...] = ()
+        self.listeners: tuple[Callable[[Event], None], ...] = ()
         """Called with each event in the worker's thread: they must return at once, and raise nothing."""
         now = now_ns()
-        self._first: Record = ("worker", now, now, NO_SEQUENCE, {"host": _host_identity(), "pid": os.getpid()})
-        self._records = [self._first] if events is None else []
+        self._first: Event = Worker(now, now, NO_SEQUENCE, host=_host_identity(), pid=os.getpid())
+        self._recorded: list[Event] = [self._first] if events is None else []
         self._run = 0
         self._begun: set[int] = set()
         self._spoilt: set[int] = set()
 
     def span(self, name: str, start_ns: int, end_ns: int, sequence_id: int, **fields: Any) -> None:
         """Record something that took time."""
-        self._add((name, start_ns, end_ns, sequence_id, fields))
+        event = EVENTS[name](start_ns, end_ns, sequence_id, **fields)
+        self._recorded.append(event)
+        for listener in self.listeners:
+            listener(event)
 
     def instant(self, name: str, sequence_id: int, **fields: Any) -> None:
         """Record something that happened now."""
         now = self.now_ns()
-        self._add((name, now, now, sequence_id, fields))
-
-    def _add(self, record: Record) -> None:
-        self._records.append(record)
-        for listener in self.listeners:
-            listener(record)
+        self.span(name, now, now, sequence_id, **fields)
 
     @property
     def events(self) -> tuple[Event, ...]:
         """Everything recorded since the last `flush`."""
-        return tuple(event_of(*record) for record in self._records)
+        return tuple(self._recorded)
 
     @property
     def is_whole(self) -> bool:
@@ -89,32 +86,26 @@ class Recorder:
 
         Call between requests. If the file fails, events are dropped, `is_whole` becomes False, and a line says so once.
         """
-        runs: dict[int, list[Record]] = {}
-        for record in self._records if self._events is not None else ():
-            sequence_id = record[3]
-            if sequence_id >= 0:
-                self._run = sequence_id // SEQUENCES_PER_RUN
-            runs.setdefault(self._run, []).append(record)
-        for run, records in runs.items():
-            self._write(run, records)
-        self._records.clear()
+        runs: dict[int, list[Event]] = {}
+        for event in self._recorded if self._events is not None else ():
+            if event.sequence_id >= 0:
+                self._run = event.sequence_id // SEQUENCES_PER_RUN
+            runs.setdefault(self._run, []).append(event)
+        for run, events in runs.items():
+            self._write(run, events)
+        self._recorded.clear()
 
-    def _write(self, run: int, records: list[Record]) -> None:
+    def _write(self, run: int, events: list[Event]) -> None:
         assert self._events is not None
         path = Path(self._events.format(run=run), f"{self.role}.jsonl")
         try:
             path.parent.mkdir(exist_ok=True)
-            _append(path, "".join(map(self._line, records if run in self._begun else [self._first, *records])))
+            _append(path, _encoder.encode_lines(events if run in self._begun else [self._first, *events]))
             self._begun.add(run)
         except OSError as error:
             if run not in self._spoilt:
                 logger.warning("%s: cannot be written (%s)", path, error.strerror)
             self._spoilt.add(run)
-
-    def _line(self, record: Record) -> str:
-        name, start_ns, end_ns, sequence_id, fields = record
-        times = {"start_ns": start_ns, "end_ns": end_ns}
-        return json.dumps({"name": name, "role": self.role, **times, "sequence_id": sequence_id, **fields}) + "\n"
 
 
 def as_format(path: Path) -> str:
@@ -135,12 +126,12 @@ def _host_identity() -> str:
     return hashlib.sha256(name.encode()).hexdigest()[:16]
 
 
-def _append(path: Path, text: str) -> None:
+def _append(path: Path, lines: bytes) -> None:
     with path.open("ab") as file:
         size = file.tell()
     try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(text)
+        with path.open("ab") as file:
+            file.write(lines)
     except OSError:
         with suppress(OSError):
             os.truncate(path, size)

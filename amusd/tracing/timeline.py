@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from amusd.tracing.events import Event, Worker, event_of_line
+from msgspec import json
+
+from amusd.tracing.events import AnyEvent, Event, Worker
 from amusd.tracing.messages import Flow, match_messages
 
 
@@ -51,8 +52,8 @@ def read_events(run_directory: Path, role: str) -> list[Event]:
     path = run_directory / "events" / f"{role}.jsonl"
     if not path.is_file():
         return []
-    with path.open(encoding="utf-8") as file:
-        return [event_of_line(json.loads(line)) for line in file]
+    found: list[Event] = json.Decoder(AnyEvent).decode_lines(path.read_bytes())
+    return found
 
 
 def by_sequence(events: Sequence[Event]) -> dict[int, list[Event]]:

@@ -10,7 +10,7 @@ import pytest
 from policies.builders import outcome
 
 from amusd.config import DecodingConfig
-from amusd.policies.base import TargetView, Verify, Wait, because
+from amusd.policies.base import TargetView, Verify, Wait
 from amusd.policies.estimates import Estimates
 from amusd.policies.factory import make_policy, policy_name
 from amusd.policies.schedules import (
@@ -113,9 +113,9 @@ def test_auto_says_what_a_wait_is_worth_beside_other_sequences() -> None:
 def test_auto_has_the_draft_rest_where_drafting_does_not_pay() -> None:
     resting = replace(KNOWN, num_candidates=2, chances=(0.6, 0.3), drafting_pays=False, plain_tokens_per_second=52.0)
     assert AUTO.decide(resting) == Verify(0, tells_draft=False)
-    assert because(AUTO.decide(resting)) == {"reason": "the draft rests: 50.0 tokens/s with the draft, 52.0 without"}
+    assert AUTO.decide(resting).reason == "the draft rests: 50.0 tokens/s with the draft, 52.0 without"
     trial = replace(resting, plain_tokens_per_second=40.0)
-    assert because(AUTO.decide(trial)) == {"reason": "a rest is tried: 50.0 tokens/s with the draft, 40.0 without"}
+    assert AUTO.decide(trial).reason == "a rest is tried: 50.0 tokens/s with the draft, 40.0 without"
 
 
 def test_auto_waits_for_nothing_that_cannot_come_and_no_longer_than_a_pass_or_thrice_as_usual() -> None:

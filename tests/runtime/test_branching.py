@@ -16,6 +16,7 @@ from amusd.drafters.base import Drafter
 from amusd.drafters.ngram import EarlierAnswers, NgramCache, NgramDrafter
 from amusd.engine import Engine
 from amusd.errors import ConfigError
+from amusd.tracing.events import TargetPass
 from amusd.types import Mode
 
 NUM_TOKENS = 40
@@ -100,8 +101,8 @@ def test_a_pass_over_several_paths_accepts_what_only_a_second_guess_foresaw() ->
             assert metrics.num_alternatives > metrics.num_accepted_alternatives
             assert metrics.num_late_accepted == 0
             check_counts(answer)
-    found = [event.fields for event in engine.worker.recorder.events if event.name == "target_pass"]  # type: ignore[attr-defined]
-    assert sum(fields["num_accepted_alternatives"] for fields in found) > 10
+    passes = [event for event in engine.worker.recorder.events if isinstance(event, TargetPass)]
+    assert sum(event.num_accepted_alternatives for event in passes) > 10
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,11 @@ import json
 from contextlib import aclosing
 from typing import Any
 
+import pytest
+
 from amusd.serving import timeline
-from amusd.serving.timeline import MAX_WAITING, Story, listen
-from amusd.tracing.events import Event, event_of
+from amusd.serving.timeline import MAX_WAITING, lines_of, listen
+from amusd.tracing.events import EVENTS, Event
 from amusd.tracing.recorder import Recorder
 
 PASS = {
@@ -19,50 +21,21 @@ PASS = {
 
 
 def made(name: str, start_ns: int = 0, end_ns: int = 0, sequence_id: int = 1, **fields: Any) -> Event:
-    return event_of(name, start_ns, end_ns, sequence_id, fields)
+    return EVENTS[name](start_ns, end_ns, sequence_id, **fields)
 
 
-def candidates(number: int, *, base: int, reception: str = "taken", ready: int = 0, sequence_id: int = 1) -> Event:
-    return made(
-        "receive", sequence_id=sequence_id, message="candidate", first=1, num_tokens=number, base=base,
-        reception=reception, num_ready=ready,
-    )  # fmt: skip
-
-
-def kinds(story: Story, *events: Event) -> list[list[str]]:
-    return [[told["kind"] for told in story.take(event)] for event in events]
-
-
-def test_a_pass_is_told_with_its_times_and_its_counts() -> None:
-    assert Story().take(made("target_pass", 2_000_000_000, 2_500_000_000, 7, **PASS)) == [
-        {
-            "device": "target", "kind": "pass", "begin": 2.0, "end": 2.5, "sequence": 7, "candidates": 3,
-            "accepted": 1, "tokens": 2, "alternatives": 2,
-        }
-    ]  # fmt: skip
-
-
-def test_a_rollback_is_told_when_a_message_shows_it_and_once() -> None:
-    story = Story()
-    missed = made("target_pass", **{**PASS, "num_accepted": 1, "num_ready": 0, "committed_length": 12})
-    assert kinds(
-        story,
-        made("send", message="open"),
-        candidates(3, base=10, ready=3),
-        missed,
-        made("send", message="verdict", start=10, num_tokens=2, num_accepted=1, epoch=0),
-        candidates(2, base=10, reception="contradicted"),
-        candidates(2, base=12, ready=2),
-        candidates(2, base=12, ready=4),
-    ) == [[], ["candidates"], ["pass"], ["verdict"], ["candidates"], ["candidates", "rollback"], ["candidates"]]
-
-
-def test_sequences_are_told_apart_and_forgotten() -> None:
-    story = Story()
-    kinds(story, made("send", message="open"), candidates(3, base=10, ready=3), made("target_pass", **PASS))
-    assert kinds(story, candidates(2, base=12, sequence_id=2)) == [["candidates"]]
-    assert kinds(story, made("sequence", drafter=None), candidates(2, base=12, ready=2)) == [[], ["candidates"]]
-    assert story._rollbacks == {}
+@pytest.mark.parametrize(("accepted", "ready", "told"), [(1, 0, True), (1, 2, False), (3, 0, False)])
+def test_a_pass_is_told_with_its_times_and_counts_and_a_rollback_where_nothing_is_left(
+    accepted: int, ready: int, told: bool
+) -> None:
+    counts = {**PASS, "num_accepted": accepted, "num_tokens": accepted + 1, "num_ready": ready}
+    done, *more = lines_of(made("target_pass", 2_000_000_000, 2_500_000_000, 7, **counts))
+    times = {"begin": 2.0, "end": 2.5, "sequence": 7}
+    assert done == {
+        "device": "target", "kind": "pass", **times, "candidates": 3, "accepted": accepted, "tokens": accepted + 1,
+        "alternatives": 2,
+    }  # fmt: skip
+    assert more == ([{"device": "draft", "kind": "rollback", **times, "begin": 2.5}] if told else [])
 
 
 def frames(sent: bytes) -> list[str]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from oracle import OracleDrafter
 from runtime.pair import PROMPT, VOCAB_SIZE, Factories, decoding, pair, params, reference
 from runtime.table_tree import TableTreeDrafter, spread
@@ -94,6 +94,5 @@ def named(events: Sequence[Event], name: str) -> list[Event]:
 
 def made(name: str, start_ns: int, end_ns: int, sequence_id: int = 1, **fields: Any) -> Event:
     kind = EVENTS[name]
-    needed = (field.name for field in dataclasses.fields(kind) if field.kw_only)
-    lacking = [field for field in needed if kind.__dataclass_fields__[field].default is dataclasses.MISSING]
-    return kind(start_ns, end_ns, sequence_id, **{**dict.fromkeys(lacking, 0), **fields})
+    needed = {field.name: 0 for field in msgspec.structs.fields(kind)[3:] if field.required}
+    return kind(start_ns, end_ns, sequence_id, **{**needed, **fields})
