@@ -1,4 +1,4 @@
-"""Files that a reader sees whole or not at all, and the files of a comparison's answers."""
+"""Files that a reader sees whole or not at all."""
 
 from __future__ import annotations
 
@@ -16,17 +16,9 @@ from amusd.errors import ConfigError
 
 PARTIAL_FILE = "partial.txt"
 """Text of an unfinished answer, which a result replaces."""
-ANSWERS_FILE, PROMPTS_FILE = "answers.jsonl", "prompts.csv"
-"""What was said, and what it took, as a comparison keeps them."""
+ANSWERS_FILE = "answers.jsonl"
+"""Every answer of a comparison, and what it took."""
 FIGURE_FILES = tuple(f"{name}.{kind}" for name in ("comparison", "timeline") for kind in ("svg", "png"))
-KEYS = ("prompt", "mode", "policy", "drafter", "length", "batch_size", "repeat")
-"""Columns that name an answer: line of the workload, way to decode, answers at a time, repetition."""
-MEASURES = ("tokens", "ms", "accepted", "identical")
-"""Columns of `prompts.csv`: tokens, time, candidates accepted, equality with plain decoding."""
-
-CONTENT = ("text", "token_ids", "finish_reason")
-
-Record = Mapping[str, Any]
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -78,22 +70,7 @@ def error_file(worker: str) -> str:
     return f"{worker}_error.txt"
 
 
-def answers_jsonl(records: Sequence[Record]) -> str:
-    """An object a line: all but the measures."""
-    return json_lines([{name: value for name, value in record.items() if name not in MEASURES} for record in records])
-
-
-def json_lines(records: Sequence[Record]) -> str:
-    """An object a line."""
-    return "".join(json.dumps(record) + "\n" for record in records)
-
-
-def prompts_csv(records: Sequence[Record]) -> str:
-    """A line for each answer, without its text."""
-    return csv_text([{name: value for name, value in record.items() if name not in CONTENT} for record in records])
-
-
-def csv_text(records: Sequence[Record]) -> str:
+def csv_text(records: Sequence[Mapping[str, Any]]) -> str:
     """A table with a column for every name in any of the records."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(dict.fromkeys(name for record in records for name in record)))

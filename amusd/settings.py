@@ -10,7 +10,7 @@ import json
 import numbers
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import msgspec
@@ -75,19 +75,6 @@ def to_mapping(config: Settings) -> dict[str, Any]:
     """The inverse of `from_mapping`: nested dictionaries and lists of plain values."""
     result: dict[str, Any] = json.loads(json.dumps(msgspec.to_builtins(config)))
     return result
-
-
-def changed(config: Settings, defaults: Settings) -> dict[str, Any]:
-    """The values in which settings differ from others, by dotted name."""
-
-    def found(values: Mapping[str, Any], others: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-        for name, value in values.items():
-            if isinstance(value, Mapping):
-                yield from found(value, others.get(name) or {}, f"{prefix}{name}.")
-            elif value != others.get(name):
-                yield prefix + name, value
-
-    return dict(found(to_mapping(config), to_mapping(defaults), ""))
 
 
 def shown(value: object) -> str:

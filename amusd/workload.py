@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
+import hashlib
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from amusd.config import RunConfig, WorkloadConfig
 from amusd.config.commands import DEFAULT_PROMPTS
 from amusd.errors import ConfigError
 from amusd.files import cannot_write
-from amusd.settings import Text, changed, shown
+from amusd.settings import Text, to_mapping
 
 _EXPECTED = (
     "expected an object with a text 'prompt' or 'question', texts 'turns', or a 'conversation' that ends unanswered"
@@ -49,30 +50,22 @@ class WorkloadPrompt:
 def prompts_of(command: str, config: RunConfig) -> list[WorkloadPrompt]:
     """The prompts to answer; with `out`, those that are left, perhaps none.
 
-    Raises `ConfigError` as `load_prompts` and `AnswersFile.num_done`, and if there are too few.
+    Raises `ConfigError` as `load_prompts` and `AnswersFile.num_done`.
     """
-    workload, goes_on = config.workload, command == "generate" and config.out is not None
+    if command == "generate" and config.out is not None:
+        prompts = load_prompts(config.workload, sys.maxsize)
+        return prompts[AnswersFile(config).num_done(prompts) :]
     if command == "generate" and config.prompt is not None:
         return [user_prompt(config.prompt)]
-    if command == "generate" and not goes_on:
-        workload = dataclasses.replace(workload, num_prompts=1)
-    if goes_on:
-        prompts = _enough_prompts(workload, sys.maxsize)
-        return prompts[AnswersFile(config).num_done(prompts) :]
-    return _enough_prompts(workload, DEFAULT_PROMPTS)
-
-
-def _enough_prompts(workload: WorkloadConfig, default: int) -> list[WorkloadPrompt]:
-    prompts, asked = load_prompts(workload, default), workload.num_prompts
-    if asked is not None and len(prompts) < asked:
-        raise ConfigError(f"workload.num_prompts={asked}: {_name(workload)} has only {len(prompts)}")
-    return prompts
+    if command == "generate":
+        return load_prompts(dataclasses.replace(config.workload, num_prompts=1))
+    return load_prompts(config.workload)
 
 
 def load_prompts(config: WorkloadConfig, default: int = DEFAULT_PROMPTS) -> list[WorkloadPrompt]:
-    """The first prompts, as many as asked for, else `default`, else all.
+    """The first prompts: as many as are asked for, else `default` or all.
 
-    Raises `ConfigError`, naming file and line, if there are none or one is bad.
+    Raises `ConfigError`, naming file and line, if there are none or too few, or one is bad.
     """
     wanted = config.num_prompts or default
     prompts: list[WorkloadPrompt] = []
@@ -82,6 +75,8 @@ def load_prompts(config: WorkloadConfig, default: int = DEFAULT_PROMPTS) -> list
             prompts.append(_parse(line, number, _name(config)))
     if not prompts:
         raise ConfigError(f"{_name(config)}: no prompts in it")
+    if len(prompts) < (config.num_prompts or 0):
+        raise ConfigError(f"workload.num_prompts={config.num_prompts}: {_name(config)} has only {len(prompts)}")
     return prompts
 
 
@@ -142,53 +137,45 @@ def _parse(line: str, number: int, source: str) -> WorkloadPrompt:
     return WorkloadPrompt(number, turns, category)
 
 
-_DECISIVE = {
-    *("target", "drafter", "sampling", "mode", "verify_width", "max_verify_width", "max_model_len", "accept"),
-    *("workload.raw", "hardware.synthetic"),
-}
+_DECISIVE = ("target", "drafter", "sampling", "mode", "verify_width", "max_verify_width", "max_model_len", "accept")
 
 
 class _Answer(msgspec.Struct):
     id: int
     prompt: Any
-    settings: dict[str, Any]
+    settings: str
 
 
 class AnswersFile:
-    """The file `out`: answers to prompts in order, a JSON object a line.
+    """The file `out`: answers to prompts in order, a JSON object a line; an incomplete line does not count.
 
-    Each has `id`, its prompt's line number, `prompt`, and `settings`: those that decide the answers and are not the
-    default. An incomplete line does not count.
+    Each has `id`, its prompt's line number, `prompt`, and `settings`: a digest of those that decide the answers.
     """
 
     def __init__(self, config: RunConfig) -> None:
         assert config.out is not None
         self.path = Path(config.out)
-        self._settings = {
-            key: value
-            for key, value in changed(config, RunConfig()).items()
-            if {key, key.partition(".")[0]} & _DECISIVE
-        }
+        values = to_mapping(config)
+        decisive = [*map(values.get, _DECISIVE), config.workload.raw, config.hardware.synthetic]
+        self._settings = hashlib.sha256(json.dumps(decisive).encode()).hexdigest()[:12]
 
     def num_done(self, prompts: Sequence[WorkloadPrompt]) -> int:
         """How many of `prompts` are done, up to the last one answered.
 
         Raises `ConfigError` if the file is unreadable, or has other answers or settings.
         """
-        done = 0
+        places, done = {prompt.number: place for place, prompt in enumerate(prompts)}, 0
         for number, line in enumerate(self._lines(), start=1):
             try:
                 answer = msgspec.json.decode(line, type=_Answer)
             except (ValueError, RecursionError):
                 raise self._refusal(number, "is no answer that `amusd generate` has written") from None
-            for key in sorted(self._settings.keys() | answer.settings.keys()):
-                theirs = _setting(key, answer.settings, f"the default {key}")
-                ours = _setting(key, self._settings, "the default")
-                if answer.settings.get(key) != self._settings.get(key):
-                    raise self._refusal(number, f"was answered with {theirs}, not {ours}")
-            done = next((i for i in range(done, len(prompts)) if prompts[i].number == answer.id), len(prompts)) + 1
-            if done > len(prompts) or prompts[done - 1].asked != answer.prompt:
+            if answer.settings != self._settings:
+                raise self._refusal(number, "was answered with other settings")
+            place = places.get(answer.id, -1)
+            if place < done or prompts[place].asked != answer.prompt:
                 raise self._refusal(number, "answers another prompt")
+            done = place + 1
         return done
 
     @contextmanager
@@ -223,7 +210,3 @@ class AnswersFile:
 
     def _refusal(self, number: int, why: str) -> ConfigError:
         return ConfigError(f"out={self.path}: line {number} {why}; name another file")
-
-
-def _setting(key: str, settings: Mapping[str, Any], default: str) -> str:
-    return f"{key}={shown(settings[key])}" if key in settings else default

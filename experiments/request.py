@@ -6,13 +6,16 @@ import argparse
 import datetime as dt
 import hashlib
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from amusd.config import WorkloadConfig
 from amusd.errors import ConfigError
+from amusd.workload import WorkloadPrompt, load_prompts
 
 ROOT = Path(__file__).resolve().parents[1]
 QUICK_PROMPTS, QUICK_TOKENS = 2, 16
@@ -44,6 +47,11 @@ class Request:
             f"workload.num_prompts={len(chosen)}",
             f"sampling.max_new_tokens={self.num_tokens}",
         ]
+
+    def load(self) -> list[WorkloadPrompt]:
+        """The chosen prompts, which are written as by `workload`."""
+        self.workload()
+        return load_prompts(WorkloadConfig(path=str(self.runs / "prompts.jsonl")), sys.maxsize)
 
     def lines(self) -> list[str]:
         """Return `num_prompts` lines spread evenly over the file, or all if it has fewer. Raises `ConfigError`."""

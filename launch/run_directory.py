@@ -19,7 +19,6 @@ from amusd.files import (
     ANSWERS_FILE,
     FIGURE_FILES,
     PARTIAL_FILE,
-    PROMPTS_FILE,
     error_file,
     read_json,
     write_json,
@@ -41,7 +40,7 @@ _MEASURED = (RESULT_FILE, PARTIAL_FILE, error_file("target"), error_file("draft"
 _FILES = (
     *(CONFIG_FILE, ENVIRONMENT_FILE, WORKERS_FILE),
     *_MEASURED,
-    *(ANSWERS_FILE, PROMPTS_FILE, "trace.json", *FIGURE_FILES),
+    *(ANSWERS_FILE, "trace.json", *FIGURE_FILES),
 )
 _MARKS_OF_A_RUN = (CONFIG_FILE, RESULT_FILE, SUMMARY_FILE, EVENTS_FOLDER)
 

@@ -12,8 +12,8 @@ from models import tiny
 from oracle import always_wrong
 from runtime.pair import PROMPT, decoding, oracle, pair, params, reference
 
-from amusd.commands.compare import run_comparison
-from amusd.commands.contestants import Comparison, rows_of
+from amusd.commands.compare import Contest
+from amusd.commands.contestants import contestants_of
 from amusd.commands.run import answer
 from amusd.config import EngineConfig, RunConfig, TargetConfig
 from amusd.console import Console
@@ -57,12 +57,13 @@ def test_the_counts_of_an_engine_add_up_what_answers_count() -> None:
 def test_the_comparison_has_the_documented_rows() -> None:
     config = run_config(policy="chain")
     prompts = [user_prompt(TEXT), user_prompt("a" * 500, 2), user_prompt("bad", 3)]
-    comparison = Comparison.of(config)
     with pair({"ngram": FACTORY}) as (engine, _):
-        run_comparison(engine, config, prompts, comparison, lambda *_: None)
-        rows = rows_of(comparison, engine)
+        contest = Contest(engine, config, contestants_of(config), Console())
+        assert len(list(contest.turns(prompts))) == 2
+        rows = contest.comparison.rows(engine)
     assert [row["mode"] for row in rows] == ["autoregressive", "synchronous", "asynchronous"]
-    assert [number for number, _ in comparison.refused] == [2]
+    (refused,) = contest.comparison.refused
+    assert refused.startswith("prompt 2 was left out: ")
     documented = {
         "mode", "policy", "num_speculative_tokens", "num_prompts", "num_tokens", "tokens_per_second", "ms_per_token",
         "time_to_first_token_ms", "speedup_vs_autoregressive", "speedup_vs_best_synchronous", "acceptance_rate",

@@ -31,7 +31,7 @@ def test_every_layout_is_read(tmp_path: Path) -> None:
         {"conversation": conversation},
         {"question": "How many?", "answer": "#### 4"},
     )
-    prompts = load_prompts(WorkloadConfig(path=path, num_prompts=10))
+    prompts = load_prompts(WorkloadConfig(path=path))
     assert [prompt.text for prompt in prompts] == ["def f():\n", "First", "Three", "How many?"]
     assert prompts[2].turns == tuple(conversation[:3])
     assert [prompt.number for prompt in prompts] == [1, 2, 3, 4]
@@ -66,7 +66,7 @@ def test_what_json_allows_inside_a_string_ends_no_line(tmp_path: Path) -> None:
     lines = [json.dumps({"prompt": text}, ensure_ascii=False) for text in texts]
     path = tmp_path / "prompts.jsonl"
     path.write_text("\r\n".join(lines), encoding="utf-8-sig", newline="")  # as Windows writes it
-    prompts = load_prompts(WorkloadConfig(path=str(path), num_prompts=9))
+    prompts = load_prompts(WorkloadConfig(path=str(path)))
     assert [(prompt.number, prompt.text) for prompt in prompts] == list(enumerate(texts, start=1))
 
 

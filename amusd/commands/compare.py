@@ -8,197 +8,166 @@ A synchronous row shows the fastest of `compare.synchronous_lengths`. A lost dra
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from amusd.answer import Generation
-from amusd.commands.advice import advice
-from amusd.commands.contestants import Comparison, Contestant, per_prompt, records_of, rows_of
-from amusd.commands.generate import Done, Scripts, in_flight
-from amusd.commands.tables import comparison_table
+from amusd.commands.contestants import Comparison, Contestant, contestants_of
+from amusd.commands.generate import Done, Scripts, encoded, in_flight
+from amusd.commands.tables import advice, rows_table
 from amusd.config import RunConfig, SamplingParams
 from amusd.console import Console
 from amusd.engine import Engine
 from amusd.errors import ConfigError
-from amusd.files import (
-    ANSWERS_FILE,
-    PROMPTS_FILE,
-    Record,
-    answers_jsonl,
-    prompts_csv,
-    read_json,
-    write_json,
-    write_whole,
-)
+from amusd.files import ANSWERS_FILE, read_json, write_json, write_whole
+from amusd.types import DraftPresence
 from amusd.workload import WorkloadPrompt
 
 WARM_UP_TOKENS = 8
 LOAD_SIZE = 4
 """Answers of a load per place; at its end some places are free."""
 LOOK_SECONDS = 0.1
-
-
-def run_comparison(
-    engine: Engine,
-    config: RunConfig,
-    prompts: Sequence[WorkloadPrompt],
-    comparison: Comparison,
-    progress: Callable[[str, int, int], None],
-    note: Callable[[str], None] = lambda _line: None,
-) -> None:
-    """Let every contestant answer every prompt, into `comparison`.
-
-    `progress` hears what, how many of how many; `note` hears when a lost draft is waited for.
-    """
-    drafts = _Drafts(engine, config, comparison.contestants, note)
-    drafts.warm_up()
-    for prompt in prompts:
-        try:
-            encoded = engine.encode(prompt.turns, raw=config.workload.raw)
-        except ConfigError as error:
-            comparison.refused.append((prompt.number, str(error)))
-            continue
-        comparison.prompts.append(prompt)
-        comparison.encoded.append(encoded)
-    if not comparison.prompts:
-        raise ConfigError(f"workload: none of {len(prompts)} prompts could be used: {comparison.refused[0][1]}")
-    turns = list(_turns(comparison))
-    num_done, num_answers = 0, sum(len(load) for turn in turns for _, load in turn)
-    for turn in turns:
-        answered = []
-        for index, load in turn:
-            contestant = comparison.contestants[index]
-            drafts.wait()
-            progress(f"prompt {comparison.prompts[load[0]].number}: {contestant.name}", num_done, num_answers)
-            own = [comparison.encoded[place] for place in load]
-            answered.append((index, *answer(drafts.scripts, contestant, own, config.sampling)))
-            num_done += len(load)
-        for index, generations, seconds in answered:
-            comparison.answers[index] += generations
-            comparison.seconds[index] += seconds
-
-
-def answer(
-    scripts: Scripts, contestant: Contestant, prompts: Sequence[tuple[int, ...]], params: SamplingParams
-) -> tuple[list[Generation], float]:
-    """The answers in the order of the prompts, and the seconds from the first request to the last token."""
-    engine = scripts.engine
-    asked = partial(engine.submit, decoding=contestant.decoding, drafter=contestant.drafter)
-    references = [scripts.of(prompt, params, contestant.decoding, contestant.drafter) for prompt in prompts]
-    submitted = (
-        (number, asked(prompt, params, reference=reference))
-        for number, (prompt, reference) in enumerate(zip(prompts, references, strict=True))
-    )
-    begin = time.perf_counter()
-    answers = dict(in_flight(engine, submitted, contestant.batch_size))
-    generations = [answers[number].result() for number in range(len(prompts))]
-    return generations, max(one.all_tokens_at or begin for one in answers.values()) - begin
-
-
-def _turns(comparison: Comparison) -> Iterator[list[tuple[int, list[int]]]]:
-    """Contestants in order, and the prompts' places for each.
-
-    Loads come last: they are compared with plain decoding of one.
-    """
-    number = len(comparison.prompts)
-    sizes = [contestant.batch_size for contestant in comparison.contestants]
-    for are_alone in (True, False):
-        loads: dict[int, list[list[int]]] = {}
-        for index, size in enumerate(sizes):
-            if (size == 1) is are_alone:
-                places = [*range(number)] * -(-size // number)  # all of its places are taken
-                step = 1 if are_alone else LOAD_SIZE * size
-                loads[index] = [places[start : start + step] for start in range(0, len(places), step)]
-        for turn in range(max(map(len, loads.values()), default=0)):
-            going_on = [index for index, own in loads.items() if turn < len(own)]
-            first = turn % len(going_on)
-            yield [(index, loads[index][turn]) for index in (*going_on[first:], *going_on[:first])]
-
-
-class _Drafts:
-    """Sees to it that a draft is there, and warm, when something is measured."""
-
-    def __init__(
-        self, engine: Engine, config: RunConfig, contestants: Sequence[Contestant], note: Callable[[str], None]
-    ) -> None:
-        self._engine, self._config, self._contestants, self._note = engine, config, contestants, note
-        self.scripts = Scripts(engine)
-        self._num_given_up = 0
-
-    def warm_up(self) -> None:
-        for contestant in self._contestants:
-            self._answer(contestant, WARM_UP_TOKENS)
-
-    def wait(self) -> None:
-        if not self._is_one_missing() or len(self._engine.draft_losses) == self._num_given_up:
-            return
-        self._note("the draft was lost; nothing is measured before the next one is there")
-        timeout = self._config.startup_timeout_seconds
-        deadline = time.monotonic() + timeout
-        while self._is_one_missing():
-            if time.monotonic() > deadline:
-                self._num_given_up = len(self._engine.draft_losses)
-                self._note(f"no draft came within {timeout:g} seconds; what follows is measured without one")
-                return
-            time.sleep(LOOK_SECONDS)
-            self._answer(self._contestants[0], 1)  # the target looks for a draft when it begins; this one needs none
-        if self._engine.worker.client.has_draft:
-            self.warm_up()
-
-    def _is_one_missing(self) -> bool:
-        engine = self._engine
-        return bool(engine.draft_losses) and not engine.worker.client.has_draft and engine.draft_failure is None
-
-    def _answer(self, contestant: Contestant, num_tokens: int) -> None:
-        params = replace(self._config.sampling, max_new_tokens=num_tokens, stop=())
-        answer(self.scripts, contestant, [self._engine.encode("Hello")] * contestant.batch_size, params)
+_SHOWN = (
+    "tokens_per_second",
+    "tokens_per_second_per_device",
+    "speedup_vs_autoregressive",
+    "speedup_quartiles",
+    "speedup_vs_best_synchronous",
+    "acceptance_rate",
+    "mean_acceptance_length",
+    "identical_to_autoregressive",
+)
+_SHOWN_ALONE = ("target_idle_fraction", "draft_idle_fraction")
+_SHOWN_IN_BATCHES = ("p50_inter_token_ms", "p99_inter_token_ms")
 
 
 def compare(
     config: RunConfig, engine: Engine, console: Console, prompts: Sequence[WorkloadPrompt], run_directory: Path
 ) -> Done:
     """Every contestant on every prompt. Results are kept if the run is interrupted or killed."""
-    comparison = Comparison.of(config)
+    contest = Contest(engine, config, contestants_of(config), console)
+    comparison = contest.comparison
     complete = False
-    num_kept = 0
 
-    def progress(label: str, num_done: int, number: int) -> None:
-        nonlocal num_kept
-        if len(comparison.answers[0]) > num_kept:  # between two answers, where nothing is timed
-            num_kept = len(comparison.answers[0])
-            with suppress(ConfigError):  # what cannot be written is said at the end
-                write_answers(run_directory, records_of(comparison))
-        console.progress(label, num_done, number)
+    def keep_answers() -> None:
+        lines = (json.dumps(record) + "\n" for record in comparison.records())
+        write_whole(run_directory / ANSWERS_FILE, "".join(lines))
 
     try:
-        run_comparison(engine, config, prompts, comparison, progress, console.note)
+        for _ in contest.turns(prompts):
+            with suppress(ConfigError):  # what cannot be written is said at the end
+                keep_answers()
         complete = True
     finally:
         console.clear_progress()
-        if not complete and comparison.answers[0]:
-            write_json(run_directory / "result.json", {"complete": False, "rows": rows_of(comparison, engine)})
-            write_answers(run_directory, records_of(comparison))
-    rows = rows_of(comparison, engine)
+        if not complete and comparison.plain.answers:
+            write_json(run_directory / "result.json", {"complete": False, "rows": comparison.rows(engine)})
+            keep_answers()
+    keep_answers()
+    rows = comparison.rows(engine)
     result = {
         "complete": True,
         "rows": rows,
-        "per_prompt": per_prompt(comparison),
+        "per_prompt": comparison.per_prompt(),
         "num_refused_prompts": len(comparison.refused),
         "environment": read_json(run_directory / "environment.json"),
     }
-    notes = [f"prompt {number} was left out: {reason}" for number, reason in comparison.refused]
     sizes = dict.fromkeys(row["batch_size"] for row in rows)
     advices = {size: advice([row for row in rows if row["batch_size"] == size]) for size in sizes}
     lines = [f"{size} at a time: {text}" if len(sizes) > 1 else text for size, text in advices.items() if text]
-    text = "\n\n".join(filter(None, (comparison_table(rows), "\n".join(lines))))
-    return Done(result, text, notes, records_of(comparison))
+    shown = rows_table(rows, [*_SHOWN, *(_SHOWN_IN_BATCHES if max(sizes) > 1 else _SHOWN_ALONE)])
+    return Done(result, "\n\n".join(filter(None, (shown, "\n".join(lines)))), comparison.refused)
 
 
-def write_answers(run_directory: Path, records: Sequence[Record]) -> None:
-    """Keep every answer of a comparison."""
-    write_whole(run_directory / ANSWERS_FILE, answers_jsonl(records))
-    write_whole(run_directory / PROMPTS_FILE, prompts_csv(records))
+@dataclass
+class Contest:
+    """Asks the contestants of `comparison`, and sees to it that a draft is there, and warm, when they are measured."""
+
+    engine: Engine
+    config: RunConfig
+    contestants: list[Contestant]
+    console: Console
+
+    def __post_init__(self) -> None:
+        self.comparison = Comparison(self.contestants, repeatable=self.config.sampling.rule != "rejection")
+        self._scripts = Scripts(self.engine)
+        self._num_given_up = 0
+
+    def turns(self, prompts: Sequence[WorkloadPrompt]) -> Iterator[None]:
+        """Let every contestant answer every prompt; yields after each turn. Raises `ConfigError` without a prompt."""
+        comparison = self.comparison
+        self._warm_up()
+        for prompt, token_ids in encoded(self.engine, self.config, prompts, comparison.refused):
+            comparison.prompts.append(prompt)
+            comparison.encoded.append(token_ids)
+        if not comparison.prompts:
+            raise ConfigError(f"workload: none of {len(prompts)} prompts could be used: {comparison.refused[0]}")
+        turns = [*self._order(alone=True), *self._order(alone=False)]
+        num_done, num_answers = 0, sum(len(load) for turn in turns for _, load in turn)
+        for turn in turns:
+            for contestant, load in turn:
+                self._wait_for_draft()
+                label = f"prompt {comparison.prompts[load[0]].number}: {contestant.name}"
+                self.console.progress(label, num_done, num_answers)
+                self.answer(contestant, [comparison.encoded[place] for place in load], self.config.sampling)
+                num_done += len(load)
+            yield
+
+    def _order(self, *, alone: bool) -> Iterator[list[tuple[Contestant, list[int]]]]:
+        """Contestants in order, and the prompts' places for each: of those that answer alone, or of the others.
+
+        Loads come last: they are compared with plain decoding of one.
+        """
+        number = len(self.comparison.prompts)
+        loads: list[tuple[Contestant, list[list[int]]]] = []
+        for contestant in self.contestants:
+            size = contestant.batch_size
+            if (size == 1) is alone:
+                places = [*range(number)] * -(-size // number)  # all of its places are taken
+                step = 1 if alone else LOAD_SIZE * size
+                loads.append((contestant, [places[start : start + step] for start in range(0, len(places), step)]))
+        for turn in range(max((len(own) for _, own in loads), default=0)):
+            going_on = [(contestant, own[turn]) for contestant, own in loads if turn < len(own)]
+            first = turn % len(going_on)
+            yield [*going_on[first:], *going_on[:first]]
+
+    def answer(self, contestant: Contestant, prompts: Sequence[tuple[int, ...]], params: SamplingParams) -> None:
+        """Add the answers, in the order of the prompts, and the seconds from the first request to the last token."""
+        decoding, drafter = contestant.decoding, contestant.drafter
+        references = [self._scripts.of(prompt, params, decoding, drafter) for prompt in prompts]
+        submitted = (
+            self.engine.submit(prompt, params, decoding=decoding, drafter=drafter, reference=reference)
+            for prompt, reference in zip(prompts, references, strict=True)
+        )
+        begin = time.perf_counter()
+        answers = list(in_flight(self.engine, submitted, contestant.batch_size))
+        contestant.answers += [answer.result() for answer in answers]
+        contestant.seconds += max(answer.all_tokens_at or begin for answer in answers) - begin
+
+    def _warm_up(self) -> None:
+        params = replace(self.config.sampling, max_new_tokens=WARM_UP_TOKENS, stop=())
+        for contestant in self.contestants:
+            unmeasured = replace(contestant, answers=[])
+            self.answer(unmeasured, [self.engine.encode("Hello")] * contestant.batch_size, params)
+
+    def _wait_for_draft(self) -> None:
+        engine, timeout = self.engine, self.config.startup_timeout_seconds
+        if not self._is_draft_missing() or len(engine.draft_losses) == self._num_given_up:
+            return
+        self.console.note("the draft was lost; nothing is measured before the next one is there")
+        deadline = time.monotonic() + timeout
+        while self._is_draft_missing():
+            if time.monotonic() > deadline:
+                self._num_given_up = len(engine.draft_losses)
+                self.console.note(f"no draft came within {timeout:g} seconds; what follows is measured without one")
+                return
+            time.sleep(LOOK_SECONDS)
+            engine.turns.step()  # which looks for a draft
+        if engine.worker.client.has_draft:
+            self._warm_up()
+
+    def _is_draft_missing(self) -> bool:
+        return bool(self.engine.draft_losses) and self.engine.draft is DraftPresence.AWAY

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from amusd.answer import Answer, Generation
 from amusd.config import DecodingConfig, RunConfig, SamplingParams
 from amusd.console import Console, percent
 from amusd.engine import Engine
 from amusd.errors import ConfigError
-from amusd.files import PARTIAL_FILE, Record, write_json
+from amusd.files import PARTIAL_FILE, write_json
 from amusd.schedule import SYNTHETIC
 from amusd.tracing.metrics import TargetCounts
 from amusd.types import Mode
@@ -30,7 +31,6 @@ class Done(NamedTuple):
     text: str
     """The text that standard output still lacks, for a person."""
     notes: Sequence[str]
-    records: Sequence[Record] = ()
 
 
 def generate(config: RunConfig, engine: Engine, console: Console, prompt: WorkloadPrompt, run_directory: Path) -> Done:
@@ -60,84 +60,39 @@ def generate(config: RunConfig, engine: Engine, console: Console, prompt: Worklo
 
 def generate_file(config: RunConfig, engine: Engine, console: Console, run_directory: Path) -> Done:
     """Answer the rest of a file of prompts. Each answer is in the file `out` as soon as those before it are."""
-    out = AnswersFile(config)
+    out, scripts, begin = AnswersFile(config), Scripts(engine), time.perf_counter()
+    refused: list[str] = []
+    asked: list[WorkloadPrompt] = []
+
+    def submitted(prompts: Sequence[WorkloadPrompt]) -> Iterator[Answer]:
+        for prompt, token_ids in encoded(engine, config, prompts, refused):
+            asked.append(prompt)
+            reference = scripts.of(token_ids, config.sampling, config.decoding())
+            yield engine.submit(token_ids, config.sampling, decoding=config.decoding(), reference=reference)
+
+    result: dict[str, Any] = {"complete": False, "out": str(out.path), "num_answers": 0, "num_tokens": 0}
     with out.opened() as file:
         prompts = prompts_of("generate", config)  # nobody else adds to the file from now on
-        run = _FileRun(out, file, prompts)
         try:
-            submitted = run.submitted(engine, config)
-            with closing(in_flight(engine, submitted, engine.worker.max_num_seqs)) as answers:
-                for place, answer in answers:
-                    run.add(place, answer.result())
-                    console.progress(f"{run.tokens_per_second:.1f} tokens/s", run.num_over, len(prompts))
-            run.complete = True
+            with closing(in_flight(engine, submitted(prompts), engine.worker.max_num_seqs)) as answers:
+                for number, answer in enumerate(answers):
+                    generation = answer.result()
+                    file.write(out.line(asked[number], generation.as_dict()))
+                    file.flush()
+                    seconds = time.perf_counter() - begin
+                    result["num_answers"] += 1
+                    result["num_tokens"] += len(generation.token_ids)
+                    result |= {"seconds": seconds, "tokens_per_second": result["num_tokens"] / seconds}
+                    num_over = result["num_answers"] + len(refused)
+                    console.progress(f"{result['tokens_per_second']:.1f} tokens/s", num_over, len(prompts))
+            result["complete"] = True
         finally:
             console.clear_progress()
-            result = {
-                "complete": run.complete,
-                "out": str(out.path),
-                "num_prompts": len(prompts),
-                "num_answers": run.num_written,
-                "num_refused_prompts": len(run.refused),
-                "num_tokens": run.num_tokens,
-                "seconds": run.seconds,
-                "tokens_per_second": run.tokens_per_second,
-                "max_num_seqs": engine.worker.max_num_seqs,
-            }
-            if not run.complete:
+            result |= {"num_prompts": len(prompts), "num_refused_prompts": len(refused)}
+            result["max_num_seqs"] = engine.worker.max_num_seqs
+            if not result["complete"]:
                 write_json(run_directory / "result.json", result)
-    text = (
-        f"{out.path}: {run.num_written} answers, {run.num_tokens} tokens in {run.seconds:.1f} s: "
-        f"{run.tokens_per_second:.1f} tokens/s"
-    )
-    return Done(result, text, run.refused)
-
-
-@dataclass
-class _FileRun:
-    """The answers that one run adds to a file. A place is an index into `prompts`."""
-
-    out: AnswersFile
-    file: BinaryIO
-    prompts: Sequence[WorkloadPrompt]
-    complete: bool = False
-    begin: float = field(default_factory=time.perf_counter)
-    seconds: float = 0.0
-    num_tokens: int = 0
-    num_written: int = 0
-    refused: list[str] = field(default_factory=list)
-    num_done: int = 0
-    waiting: dict[int, bytes] = field(default_factory=dict)
-
-    def submitted(self, engine: Engine, config: RunConfig) -> Iterator[tuple[int, Answer]]:
-        scripts = Scripts(engine)
-        for place, prompt in enumerate(self.prompts):
-            try:
-                token_ids = engine.encode(prompt.turns, raw=config.workload.raw)
-            except ConfigError as error:
-                self.refused.append(f"prompt {prompt.number} was left out: {error}")
-                self.waiting[place] = b""
-                continue
-            reference = scripts.of(token_ids, config.sampling, config.decoding())
-            yield place, engine.submit(token_ids, config.sampling, decoding=config.decoding(), reference=reference)
-
-    def add(self, place: int, generation: Generation) -> None:
-        self.num_tokens += len(generation.token_ids)
-        self.seconds = time.perf_counter() - self.begin
-        self.waiting[place] = self.out.line(self.prompts[place], generation.as_dict())
-        while (line := self.waiting.pop(self.num_done, None)) is not None:
-            self.file.write(line)
-            self.num_written += line != b""
-            self.num_done += 1
-        self.file.flush()
-
-    @property
-    def num_over(self) -> int:
-        return self.num_done + len(self.waiting)
-
-    @property
-    def tokens_per_second(self) -> float:
-        return self.num_tokens / self.seconds if self.seconds else 0.0
+    return Done(result, f"{out.path}: {result['num_answers']} answers, {result['num_tokens']} tokens", refused)
 
 
 @dataclass
@@ -160,22 +115,31 @@ class Scripts:
         return self._known[prompt, params]
 
 
-def in_flight(
-    engine: Engine, submitted: Iterator[tuple[int, Answer]], number: int
-) -> Generator[tuple[int, Answer], None, None]:
-    """Keep `number` answers of `submitted` in the making; yield those that are over, as they end."""
-    flying: dict[int, Answer] = {}
+def encoded(
+    engine: Engine, config: RunConfig, prompts: Sequence[WorkloadPrompt], refused: list[str]
+) -> Iterator[tuple[WorkloadPrompt, tuple[int, ...]]]:
+    """Prompts and their tokens. One that cannot be used is left out, with a line in `refused`."""
+    for prompt in prompts:
+        try:
+            yield prompt, engine.encode(prompt.turns, raw=config.workload.raw)
+        except ConfigError as error:  # noqa: PERF203 - the others go on
+            refused.append(f"prompt {prompt.number} was left out: {error}")
+
+
+def in_flight(engine: Engine, submitted: Iterator[Answer], number: int) -> Generator[Answer, None, None]:
+    """Keep `number` answers of `submitted` in the making; yield those that are over, in their order."""
+    flying: deque[Answer] = deque()
     try:
         while True:
-            num_free = number - sum(answer.all_tokens_at is None for answer in flying.values())
-            flying.update(islice(submitted, max(0, num_free)))
+            num_free = number - sum(answer.all_tokens_at is None for answer in flying)
+            flying.extend(islice(submitted, max(0, num_free)))
             if not flying:
                 return
             engine.turns.step()
-            for index in [index for index, answer in flying.items() if answer.is_over]:
-                yield index, flying.pop(index)
+            while flying and flying[0].is_over:
+                yield flying.popleft()
     finally:
-        for answer in flying.values():
+        for answer in flying:
             answer.cancel()
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from amusd.commands import plots
-from amusd.commands.compare import compare, write_answers
+from amusd.commands.compare import compare
 from amusd.commands.generate import generate, generate_file
 from amusd.config import EngineConfig, RunConfig
 from amusd.console import Console
@@ -42,11 +42,11 @@ def answer(
     """
     losses_before, restarts_before = len(engine.draft_losses), engine.num_draft_restarts
     if command == "compare":
-        result, text, notes, records = compare(config, engine, console, prompts, run_directory)
+        result, text, notes = compare(config, engine, console, prompts, run_directory)
     elif config.out is not None:
-        result, text, notes, records = generate_file(config, engine, console, run_directory)
+        result, text, notes = generate_file(config, engine, console, run_directory)
     else:
-        result, text, notes, records = generate(config, engine, console, prompts[0], run_directory)
+        result, text, notes = generate(config, engine, console, prompts[0], run_directory)
     losses = engine.draft_losses[losses_before:]
     result["run_dir"] = str(run_directory)
     result |= {"draft_losses": list(losses)} if losses else {}
@@ -55,7 +55,6 @@ def answer(
         write_json(run_directory / "result.json", result)
         (run_directory / PARTIAL_FILE).unlink(missing_ok=True)
         if command == "compare":
-            write_answers(run_directory, records)
             plots.write(lambda: plots.draw_comparison(result["rows"]), run_directory, "comparison", console.note)
     finally:  # what no file can take is shown all the same
         console.text(text)

@@ -7,18 +7,16 @@ process.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from amusd.commands.advice import advice
-from amusd.commands.tables import columns_of
+from amusd.commands.tables import advice, row_name, rows_table, settings_of
 from amusd.config import DecodingConfig, RunConfig
-from amusd.console import Console, table
+from amusd.console import Console
 from amusd.drafters.synthetic import ACCEPT_NEXT
 from amusd.errors import ConfigError
-from amusd.policies.factory import make_policy, policy_name
+from amusd.policies.factory import make_policy
 from amusd.simulation.calibration import Calibration, calibrate
 from amusd.simulation.cost import Costs, Duration, Shared
 from amusd.simulation.simulator import Outcome, Simulator
@@ -33,10 +31,6 @@ TREE_ROW_SHARE = 0.06
 
 Measured on the embedded draft: eight nodes take 1.4 times one.
 """
-LEGEND = """\
-x plain, x best sync: speed over plain decoding and over the best synchronous length; accepted: of the judged candidates
-tokens/pass: committed by a target pass; idle t, d: time without work, target and draft; wasted: of the drafted tokens
-tokens: of a block or window; waits for: candidates before a pass (min_candidates)"""
 _SHOWN = (
     "tokens_per_second",
     "speedup_vs_autoregressive",
@@ -46,6 +40,7 @@ _SHOWN = (
     "target_idle_fraction",
     "draft_idle_fraction",
     "wasted_draft_fraction",
+    "mean_latency_s",
 )
 
 
@@ -58,7 +53,7 @@ def simulate(config: RunConfig, simulator: Simulator, console: Console, events_f
     report = console.steps(len(schedules))
     outcomes: dict[DecodingConfig, Outcome] = {}
     for decoding in schedules:
-        report(schedule_name(_knobs(decoding)))
+        report(row_name(settings_of(decoding)))
         outcomes[decoding] = simulator.run(decoding)
     console.clear_progress()
     plain = outcomes[schedules[0]]
@@ -85,14 +80,7 @@ def simulate(config: RunConfig, simulator: Simulator, console: Console, events_f
 
 def simulate_text(result: dict[str, Any]) -> str:
     """The result as text for a person."""
-    batch_size = result["inputs"]["batch_size"]
-    rows = [
-        {**row, "speedup_vs_autoregressive": row["speedup"], "mean_latency_s": row["mean_latency_ms"] / 1000}
-        for row in result["rows"]
-    ]
-    columns = columns_of(rows, [*_SHOWN, *(["mean_latency_s"] if batch_size > 1 else [])])
-    lines = [(schedule_name(row), *(column.text(row) for column in columns)) for row in rows]
-    texts = [table(("schedule", *(column.heading for column in columns)), lines), LEGEND, advice(rows)]
+    texts, batch_size = [rows_table(result["rows"], _SHOWN), advice(result["rows"])], result["inputs"]["batch_size"]
     if batch_size > 1:
         texts.insert(0, f"{batch_size} answers at a time: tokens/s of all together, s/answer of each")
     return "\n\n".join(texts)
@@ -111,31 +99,11 @@ def schedules_of(config: RunConfig, *, can_branch: bool) -> list[DecodingConfig]
     return list(dict.fromkeys([*found, replace(base, policy="auto"), base]))
 
 
-def _knobs(decoding: DecodingConfig) -> dict[str, Any]:
-    """Return what names a schedule in a result; None where a knob is not its own."""
-    policy = policy_name(decoding)
-    in_blocks = decoding.mode is Mode.SYNCHRONOUS or policy == "windowed"
-    return {
-        "mode": decoding.mode.value,
-        "policy": policy,
-        "num_speculative_tokens": decoding.num_speculative_tokens if in_blocks else None,
-        "min_candidates": decoding.min_candidates if policy in ("chain", "branching") else None,
-    }
-
-
-def schedule_name(row: Mapping[str, Any]) -> str:
-    """Name of a schedule for people; `row` has its knobs."""
-    name, length = str(row["policy"] or row["mode"]), row["num_speculative_tokens"]
-    if length is not None:
-        return f"{name}, {length} token{'s' if length > 1 else ''}"
-    return name if row["min_candidates"] is None else f"{name}, waits for {row['min_candidates']}"
-
-
 def _row(decoding: DecodingConfig, outcome: Outcome, plain: Outcome, best_synchronous: Outcome) -> dict[str, Any]:
     metrics = outcome.metrics.as_dict()
     ratios = [ours.total_ns / theirs.total_ns for ours, theirs in zip(plain.answers, outcome.answers, strict=True)]
     return {
-        **_knobs(decoding),
+        **settings_of(decoding),
         "speedup": outcome.tokens_per_second / plain.tokens_per_second,
         # As in `compare`: the median over the answers, not the ratio of all time.
         "speedup_vs_autoregressive": statistics.median(ratios),
@@ -146,7 +114,7 @@ def _row(decoding: DecodingConfig, outcome: Outcome, plain: Outcome, best_synchr
         **metrics,
         "draft_idle_fraction": outcome.draft_idle_fraction,
         "tokens_per_second": outcome.tokens_per_second,
-        "mean_latency_ms": statistics.fmean(answer.total_ns for answer in outcome.answers) / 1e6,
+        "mean_latency_s": statistics.fmean(answer.total_ns for answer in outcome.answers) / 1e9,
     }
 
 

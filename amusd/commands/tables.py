@@ -1,15 +1,53 @@
-"""The rows of a comparison as text."""
+"""The rows of `compare` and `simulate` as text: their names, their columns, and the advice below them."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from amusd.config import DecodingConfig
 from amusd.console import percent, table
+from amusd.policies.factory import policy_name
+from amusd.types import Mode
 
 Row = Mapping[str, Any]
 """One way to decode and its figures, as `result.json` has them."""
+TIE = 0.02
+"""A difference in speed below this counts as none."""
+LEGEND_WIDTH = 118
+
+
+def settings_of(decoding: DecodingConfig) -> dict[str, Any]:
+    """What names a schedule in a row; None where a setting has no effect."""
+    policy, is_synchronous = policy_name(decoding), decoding.mode is Mode.SYNCHRONOUS
+    in_blocks = is_synchronous or policy == "windowed"
+    return {
+        "mode": decoding.mode.value,
+        "policy": policy,
+        "num_speculative_tokens": decoding.num_speculative_tokens if in_blocks else None,
+        "tree": (is_synchronous and decoding.tree) or None,
+        "min_candidates": decoding.min_candidates if policy in ("chain", "branching") else None,
+    }
+
+
+def row_name(row: Row) -> str:
+    """`synchronous (best: 2 tokens), embedded`, `asynchronous (chain, waits for 2), ngram, 4 at a time`."""
+    length, wait, size = row.get("num_speculative_tokens"), row.get("min_candidates"), row.get("batch_size", 1)
+    how = (
+        row.get("policy"),
+        f"{'best: ' if row.get('tuned') else ''}{length} {'tree steps' if row.get('tree') else 'tokens'}"
+        * bool(length),
+        "" if wait is None else f"waits for {wait}",
+    )
+    settings = ", ".join(filter(None, how))
+    parts = (
+        f"{row['mode']} ({settings})" if settings else row["mode"],
+        row.get("drafter"),
+        f"{size} at a time" if size > 1 else "",
+    )
+    return ", ".join(filter(None, parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +57,7 @@ class Column:
     name: str
     heading: str
     write: Callable[[Any], str]
+    meaning: str = ""
 
     def text(self, row: Row) -> str:
         """The figure as shown; empty where the row has none."""
@@ -27,67 +66,58 @@ class Column:
 
 
 COLUMNS = (
-    Column("batch_size", "at a time", str),
     Column("tokens_per_second", "tokens/s", "{:.1f}".format),
-    Column("tokens_per_second_per_device", "per device", "{:.1f}".format),
-    Column("speedup_vs_autoregressive", "x plain", "{:.2f}".format),
+    Column("tokens_per_second_per_device", "per device", "{:.1f}".format, "tokens/s of each device in use"),
+    Column("speedup_vs_autoregressive", "x plain", "{:.2f}".format, "speed over plain decoding, median of the answers"),
     Column("speedup_quartiles", "quartiles", "{0[0]:.2f}-{0[1]:.2f}".format),
-    Column("speedup_vs_best_synchronous", "x best sync", "{:.2f}".format),
-    Column("acceptance_rate", "accepted", percent),
-    Column("mean_acceptance_length", "tokens/pass", "{:.2f}".format),
-    Column("p50_inter_token_ms", "p50 ms", "{:.1f}".format),
+    Column("speedup_vs_best_synchronous", "x best sync", "{:.2f}".format, "over the best synchronous length"),
+    Column("acceptance_rate", "accepted", percent, "of the judged candidates"),
+    Column("mean_acceptance_length", "tokens/pass", "{:.2f}".format, "committed by a target pass"),
+    Column("p50_inter_token_ms", "p50 ms", "{:.1f}".format, "time between tokens"),
     Column("p99_inter_token_ms", "p99 ms", "{:.1f}".format),
-    Column("target_idle_fraction", "idle t", percent),
-    Column("draft_idle_fraction", "idle d", percent),
-    Column("wasted_draft_fraction", "wasted", percent),
+    Column("target_idle_fraction", "idle t", percent, "time without work, target"),
+    Column("draft_idle_fraction", "idle d", percent, "the same, draft"),
+    Column("wasted_draft_fraction", "wasted", percent, "of the drafted tokens"),
     Column("mean_latency_s", "s/answer", "{:.2f}".format),
-    Column("identical_to_autoregressive", "identical", "{0[num_identical]}/{0[num_prompts]}".format),
+    Column(
+        "identical_to_autoregressive", "identical", "{0[num_identical]}/{0[num_prompts]}".format, "to plain decoding"
+    ),
 )
 
 
-def columns_of(rows: Sequence[Row], names: Sequence[str]) -> list[Column]:
-    """The named columns in which any row has a figure."""
-    return [column for column in COLUMNS if column.name in names and any(map(column.text, rows))]
+def rows_table(rows: Sequence[Row], names: Sequence[str]) -> str:
+    """The named columns in which any row has a figure, and what they mean."""
+    shown = [column for column in COLUMNS if column.name in names and any(map(column.text, rows))]
+    lines = [(row_name(row), *(column.text(row) for column in shown)) for row in rows]
+    meanings = "; ".join(f"{column.heading}: {column.meaning}" for column in shown if column.meaning)
+    legend = textwrap.fill(meanings, LEGEND_WIDTH)
+    return f"{table(('mode', *(column.heading for column in shown)), lines)}\n\n{legend}"
 
 
-def row_name(row: Row) -> str:
-    """`synchronous (best: 2), embedded`."""
-    name = str(row["mode"])
-    if row.get("num_speculative_tokens") is not None:
-        name += f" (best: {row['num_speculative_tokens']}{' as a tree' if row.get('tree') else ''})"
-    if row.get("policy") is not None:
-        name += f" ({row['policy']})"
-    if row.get("drafter") is not None:
-        name += f", {row['drafter']}"
-    if row.get("batch_size", 1) not in (None, 1):
-        name += f", {row['batch_size']} at a time"
-    return name
+def advice(rows: Sequence[Row]) -> str:
+    """One sentence: the fastest setting, and what it gains. Empty without a choice; the first row is plain decoding.
+
+    Of settings that are equally fast `auto` wins, which has the least to tune.
+    """
+    plain, *drafting = rows
+    if not drafting:
+        return ""
+    best = max(drafting, key=_gain)
+    best = next((row for row in drafting if row["policy"] == "auto" and _gain(row) > (1 - TIE) * _gain(best)), best)
+    gain = f"{_gain(best):.2f} times as fast as plain decoding"
+    if _gain(best) <= 1 + TIE:
+        return f"Use {_typed(plain)}: speculation does not pay on this pair; {_typed(best)} is {gain}."
+    rival = max((row for row in drafting if row["mode"] != best["mode"]), key=_gain, default=None)
+    if rival is None:
+        return f"Use {_typed(best)}: {gain}."
+    return f"Use {_typed(best)}: {gain}, and {_gain(best) / _gain(rival):.2f} times as fast as {_typed(rival)}."
 
 
-_LEGEND = """\
-x plain: speed over plain decoding, median and quartiles over the prompts; x best sync: over the best synchronous length
-accepted: of the judged candidates; tokens/pass: committed by a target pass; per device: tokens/s of each device in use
-{times}; identical: to plain decoding"""
-_IDLE = "idle t, d: share of the time without work, target and draft"
-_BETWEEN = "p50, p99: time between tokens"
-_SHOWN = (
-    "tokens_per_second",
-    "tokens_per_second_per_device",
-    "speedup_vs_autoregressive",
-    "speedup_quartiles",
-    "speedup_vs_best_synchronous",
-    "acceptance_rate",
-    "mean_acceptance_length",
-    "identical_to_autoregressive",
-)
-_SHOWN_ALONE = ("target_idle_fraction", "draft_idle_fraction")
-_SHOWN_IN_BATCHES = ("batch_size", "p50_inter_token_ms", "p99_inter_token_ms")
+def _gain(row: Row) -> float:
+    return float(row["speedup_vs_autoregressive"])
 
 
-def comparison_table(rows: Sequence[Row]) -> str:
-    """The rows for the terminal, and what their columns mean."""
-    has_batches = any(row["batch_size"] > 1 for row in rows)
-    columns = columns_of(rows, [*_SHOWN, *(_SHOWN_IN_BATCHES if has_batches else _SHOWN_ALONE)])
-    lines = [(row_name({**row, "batch_size": None}), *(column.text(row) for column in columns)) for row in rows]
-    legend = _LEGEND.format(times=_BETWEEN if has_batches else _IDLE)
-    return f"{table(('mode', *(column.heading for column in columns)), lines)}\n\n{legend}"
+def _typed(row: Row) -> str:
+    keys = ("mode", "drafter", "policy", "num_speculative_tokens", "tree", "min_candidates")
+    values = {key: "true" if row.get(key) is True else row.get(key) for key in keys}
+    return " ".join(f"{key}={value}" for key, value in values.items() if value not in (None, ""))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -44,7 +45,6 @@ POSITIONS = (0, 16, 48, MAX_NEW_TOKENS)
 DEPTHS, WIDTHS = 6, (1, 2, 4, 8)
 """Of the trees in the table by depth: tokens on a path, and guesses behind each token."""
 HEADINGS = ("lookup", "mixture")
-_ALL = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ def answer_all(paths: Iterable[str]) -> list[Answer]:
     prompts: list[tuple[str, list[int]]] = []
     for path in (None, *paths):
         name = "built-in" if path is None else Path(path).stem
-        for prompt in load_prompts(WorkloadConfig(path=path, num_prompts=_ALL)):
+        for prompt in load_prompts(WorkloadConfig(path=path), sys.maxsize):
             category = f"{name} {prompt.category}" if path is not None and prompt.category else name
             prompts.append((category, tokenizer.encode_chat(prompt.turns)))
     prompts = [(category, ids) for category, ids in prompts if len(ids) + MAX_NEW_TOKENS <= MAX_LENGTH]

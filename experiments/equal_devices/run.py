@@ -12,7 +12,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # so that `experiments` can be imported from anywhere
 
-import csv
 import json
 import os
 from argparse import Namespace
@@ -90,11 +89,9 @@ def _measure(
         rows = read_json(runs[0] / "result.json")["rows"]
         found.length = next(row["num_speculative_tokens"] for row in rows if row["mode"] == "synchronous")
     for engine, (part, run_dir) in enumerate(zip(parts, runs, strict=True)):
-        texts = map(json.loads, (run_dir / "answers.jsonl").read_text(encoding="utf-8").splitlines())
-        times = csv.DictReader((run_dir / "prompts.csv").read_text(encoding="utf-8").splitlines())
-        for text, time in zip(texts, times, strict=True):
-            if text["length"] in (None, found.length):
-                record = text | {name: float(time[name]) for name in ("tokens", "ms")}
+        for line in (run_dir / "answers.jsonl").read_text(encoding="utf-8").splitlines():
+            record = json.loads(line)
+            if record["num_speculative_tokens"] in (None, found.length):
                 found.answers[use].append((part[record["prompt"] - 1], engine, record))
 
 
@@ -120,7 +117,12 @@ def rows_of(answers: Mapping[str, Sequence[tuple[str, int, Document]]]) -> list[
         own = [one for one in answers[use] if one[2]["mode"] == mode]
         engines = [[record for _, number, record in own if number == engine] for engine in {one[1] for one in own}]
         speed = sum(1e3 * sum(one["tokens"] for one in each) / sum(one["ms"] for one in each) for each in engines)
-        row = {"use": use, "mode": mode, "num_speculative_tokens": own[0][2]["length"], "tokens_per_second": speed}
+        row = {
+            "use": use,
+            "mode": mode,
+            "num_speculative_tokens": own[0][2]["num_speculative_tokens"],
+            "tokens_per_second": speed,
+        }
         row["tokens_per_second_per_device"] = speed / (1 if (use, mode) == (PAIR, plain) else 2)
         row["num_identical"] = sum(record["token_ids"] == reference[line] for line, _, record in own)
         rows.append(row | {"num_answers": len(own)})

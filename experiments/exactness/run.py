@@ -13,6 +13,7 @@ import itertools
 import json
 import os
 import signal
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,7 +81,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=48, help="tokens of each answer")
     parser.add_argument("--out", type=Path, help="write every run as JSON")
     arguments = parser.parse_args()
-    prompts = load_prompts(WorkloadConfig(path=arguments.prompts, num_prompts=10_000))
+    prompts = load_prompts(WorkloadConfig(path=arguments.prompts), sys.maxsize)
     runs: list[Run] = []
     for run in all_runs(prompts, arguments.tokens):
         runs.append(run)

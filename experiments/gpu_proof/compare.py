@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from amusd.commands.compare import run_comparison
-from amusd.commands.contestants import Comparison, rows_of
+from amusd.commands.compare import Contest
+from amusd.commands.contestants import contestants_of
 from amusd.config import CompareConfig, DrafterConfig, HardwareConfig, RunConfig, SamplingParams, WorkloadConfig
+from amusd.console import Console
 from amusd.engine import Engine
 from amusd.runtime.draft_process import DraftProcess
 from amusd.runtime.startup import make_recorder
@@ -57,9 +58,10 @@ def compare(job: Job, accept: float, part: str) -> None:
 
 
 def _one_sampling(job: Job, engine: Engine, config: RunConfig, accept: float, sampling: str) -> None:
-    comparison = Comparison.of(config)
-    run_comparison(engine, config, load_prompts(config.workload), comparison, lambda *_: None)
-    for row in rows_of(comparison, engine):
+    contest = Contest(engine, config, contestants_of(config), Console(json_only=True))
+    for _ in contest.turns(load_prompts(config.workload)):
+        pass
+    for row in contest.comparison.rows(engine):
         job.write(
             "compare",
             accept=accept,

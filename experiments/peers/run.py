@@ -50,17 +50,14 @@ def main() -> None:
 
 def measure(request: Request) -> list[Document]:
     """Every system on every prompt: `ms_per_token` and `token_ids`' equality with its own plain decoding."""
-    from amusd.config import DrafterConfig, EngineConfig, HardwareConfig, TargetConfig, WorkloadConfig
+    from amusd.config import DrafterConfig, EngineConfig, HardwareConfig, TargetConfig
     from amusd.engine import Engine
     from amusd.models.embedded_draft import export_draft
     from amusd.models.embedded_target import embedded_target_path
     from amusd.runtime.cores import allowed_cores, cores_for, pin_to
     from amusd.types import Role
-    from amusd.workload import load_prompts
 
-    request.workload()
-    chosen = WorkloadConfig(path=str(request.runs / "prompts.jsonl"), num_prompts=request.num_prompts)
-    prompts = load_prompts(chosen)
+    prompts = request.load()
     draft = request.runs / "draft"
     export_draft(embedded_target_path(), draft)
     target, hardware = embedded_target_path(), HardwareConfig()

@@ -26,10 +26,8 @@ from typing import Any
 
 import numpy as np
 
-from amusd.config import WorkloadConfig
 from amusd.console import table
 from amusd.errors import ConfigError
-from amusd.workload import load_prompts
 from experiments.common import Document, run, write_results
 from experiments.request import ROOT, Request, parser_of, request_of
 from experiments.serving.client import Body, Endpoint, Sample, first_model, measure
@@ -88,8 +86,6 @@ def main() -> None:
 
 def bodies_of(request: Request, endpoint: Endpoint, temperature: float) -> list[Body]:
     """A request for each prompt. Raises `ConfigError`."""
-    request.workload()  # writes the chosen prompts beside the runs
-    workload = WorkloadConfig(path=str(request.runs / "prompts.jsonl"), num_prompts=len(request.lines()))
     return [
         {
             "model": endpoint.model,
@@ -100,7 +96,7 @@ def bodies_of(request: Request, endpoint: Endpoint, temperature: float) -> list[
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        for number, prompt in enumerate(load_prompts(workload))
+        for number, prompt in enumerate(request.load())
     ]
 
 

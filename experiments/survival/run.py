@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 import psutil
 import torch
 
-from amusd.config import DecodingConfig, EngineConfig, SamplingParams, WorkloadConfig
+from amusd.config import DecodingConfig, EngineConfig, SamplingParams
 from amusd.console import table
 from amusd.engine import Engine
 from amusd.errors import ConfigError
@@ -36,7 +36,6 @@ from amusd.runtime.draft_process import DraftProcess
 from amusd.tracing.events import Event, TargetPass
 from amusd.tracing.recorder import Recorder
 from amusd.types import Mode, Role
-from amusd.workload import load_prompts
 from experiments.common import Document, run, write_results
 from experiments.request import Request, parser_of, request_of
 
@@ -141,9 +140,7 @@ def measure(request: Request, *, num_cycles: int, seed: int) -> Document:
     """All cycles, with one engine."""
     if num_cycles < 1:
         raise ConfigError(f"--cycles={num_cycles}: must be at least 1")
-    request.workload()
-    loaded = load_prompts(WorkloadConfig(path=str(request.runs / "prompts.jsonl"), num_prompts=request.num_prompts))
-    prompts = [prompt.turns for prompt in loaded]
+    prompts = [prompt.turns for prompt in request.load()]
     config = EngineConfig()
     torch.set_num_threads(config.hardware.num_threads)
     recorder, process, chance = KeepingRecorder("target"), DraftProcess(config), random.Random(seed)  # noqa: S311

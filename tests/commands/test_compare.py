@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from runtime.draft_processes import Survivor, survivor
+from runtime.draft_processes import survivor
 from runtime.pair import TIMEOUT_SECONDS, decoding, pair
 
-from amusd.answer import Answer
-from amusd.commands import compare as command
-from amusd.commands.compare import run_comparison
-from amusd.commands.contestants import Comparison, Contestant
-from amusd.commands.generate import Scripts
+from amusd.commands.compare import Contest, compare
+from amusd.commands.contestants import Contestant, contestants_of
+from amusd.commands.run import answer
 from amusd.config import RunConfig, SamplingParams
 from amusd.console import Console
 from amusd.drafters.ngram import NgramDrafter
@@ -25,84 +23,116 @@ from amusd.settings import from_mapping
 from amusd.types import Mode
 from amusd.workload import user_prompt
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="shared memory links are Linux's")
-
+NGRAM = {"ngram": lambda: NgramDrafter(2)}
 NUM_TOKENS = 12
 KILLED_AT = 2
-WAITING = "the draft was lost; nothing is measured before the next one is there"
 PROMPTS = [user_prompt("bad", 1), user_prompt("fade", 2), user_prompt("cafe", 3)]
 
 
-class Killing:
-    """Hears of the progress, and kills the draft during it. The next one can come once it is waited for."""
-
-    def __init__(self, pair: Survivor) -> None:
-        self.pair = pair
-        self.notes: list[str] = []
-
-    def progress(self, _label: str, done: int, _num: int) -> None:
-        if done == KILLED_AT:
-            drafts = self.pair.drafts
-            self.pair.kill()
-            assert drafts.ending(TIMEOUT_SECONDS)
-            drafts.ending = lambda _timeout: None  # or the next one may join before the answer's last token
-
-    def note(self, line: str) -> None:
-        self.notes.append(line)
-        vars(self.pair.drafts).pop("ending", None)
+def run_config(*sizes: int, **changes: object) -> RunConfig:
+    values: dict[str, object] = {
+        "mode": "synchronous",
+        "num_speculative_tokens": 2,
+        "drafter": {"kind": "ngram"},
+        "compare": {"batch_sizes": list(sizes or (1,))},
+        "sampling": {"max_new_tokens": 9, "ignore_eos": True},
+        **changes,
+    }
+    return from_mapping(RunConfig, values)
 
 
-def compare(lives: Mapping[int, str], **settings: object) -> tuple[Comparison, list[str], Survivor]:
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="shared memory links are Linux's")
+def test_a_draft_that_was_lost_is_there_again_before_anything_else_is_measured() -> None:
+    class Killing(Console):
+        """Kills the draft during the progress. The next one can come once it is waited for."""
+
+        def progress(self, label: str, done: int, num_steps: int) -> None:
+            if done == KILLED_AT:
+                lost.kill()
+                assert lost.drafts.ending(TIMEOUT_SECONDS)
+                lost.drafts.ending = lambda _timeout: None  # or the next one may join before the answer's last token
+
+        def note(self, line: str) -> None:
+            notes.append(line)
+            vars(lost.drafts).pop("ending", None)
+
+    notes: list[str] = []
     schedule = decoding(Mode.ASYNCHRONOUS, policy="chain", max_silence_seconds=60.0)
     contestants = [Contestant(replace(schedule, mode=Mode.AUTOREGRESSIVE), None), Contestant(schedule, "oracle")]
-    comparison = Comparison(contestants, answers=[[], []])
-    config = from_mapping(RunConfig, {"sampling": {"max_new_tokens": NUM_TOKENS, "ignore_eos": True}, **settings})
-    with survivor("shared_memory", lives) as pair:
-        killing = Killing(pair)
-        run_comparison(pair.engine, config, PROMPTS, comparison, killing.progress, killing.note)
-        return comparison, killing.notes, pair
-
-
-def alone(comparison: Comparison) -> list[int]:
-    return [answer.metrics.num_tokens_alone for answer in comparison.answers[1]]
-
-
-def test_a_draft_that_was_lost_is_there_again_before_anything_else_is_measured() -> None:
-    comparison, notes, pair = compare({})
-    assert alone(comparison) == [0, NUM_TOKENS, 0]
-    assert notes == [WAITING]
-    assert (len(pair.engine.draft_losses), pair.engine.num_draft_restarts) == (1, 1)
+    config = from_mapping(RunConfig, {"sampling": {"max_new_tokens": NUM_TOKENS, "ignore_eos": True}})
+    with survivor("shared_memory", {}) as lost:
+        assert len(list(Contest(lost.engine, config, contestants, Killing()).turns(PROMPTS))) == len(PROMPTS)
+        assert (len(lost.engine.draft_losses), lost.engine.num_draft_restarts) == (1, 1)
+    assert [one.metrics.num_tokens_alone for one in contestants[1].answers] == [0, NUM_TOKENS, 0]
+    assert notes == ["the draft was lost; nothing is measured before the next one is there"]
 
 
 def test_what_was_answered_is_on_disk_before_the_next_prompt_is_asked(tmp_path: Path) -> None:
-    config = from_mapping(
-        RunConfig,
-        {"mode": "synchronous", "drafter": {"kind": "ngram"}, "sampling": {"max_new_tokens": 5, "ignore_eos": True}},
-    )
     found: list[int] = []
 
     class Looking(Console):
-        def progress(self, label: str, num_done: int, number: int) -> None:
+        def progress(self, label: str, done: int, num_steps: int) -> None:
             file = tmp_path / ANSWERS_FILE
             found.append(len(file.read_text().splitlines()) if file.exists() else 0)
 
-    with pair({"ngram": lambda: NgramDrafter(2)}) as (engine, _):
-        command.compare(config, engine, Looking(json_only=True), PROMPTS, tmp_path)
+    with pair(NGRAM) as (engine, _):
+        compare(run_config(), engine, Looking(json_only=True), PROMPTS, tmp_path)
     assert found == [0, 0, 2, 2, 4, 4]
 
 
-def test_answers_are_in_the_order_of_their_prompts_whichever_ends_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    in_flight = command.in_flight
+@pytest.fixture(scope="module")
+def compared() -> Iterator[Contest]:
+    """Plain and synchronous decoding of three prompts (a fourth does not fit), at one, two and five at a time."""
+    config = run_config(1, 2, 5)
+    prompts = [PROMPTS[0], user_prompt("a" * 500, 4), PROMPTS[1], user_prompt("deafbead", 5)]
+    with pair(NGRAM, max_num_seqs=config.engine_for("compare").max_num_seqs, pass_seconds=0.0) as (engine, _):
+        contest = Contest(engine, config, contestants_of(config), Console(json_only=True))
+        list(contest.turns(prompts))
+        yield contest
 
-    def backwards(*arguments: Any) -> Iterator[tuple[int, Answer]]:
-        return reversed([*in_flight(*arguments)])
 
-    plain = Contestant(decoding(Mode.AUTOREGRESSIVE), None, batch_size=3)
-    prompts, params = [(5, 6), (7,), (8, 9, 10)], SamplingParams(max_new_tokens=4, ignore_eos=True)
-    with pair({"ngram": lambda: NgramDrafter(2)}, max_num_seqs=3, pass_seconds=0.0) as (engine, _):
-        expected = [command.answer(Scripts(engine), plain, [prompt], params)[0][0].token_ids for prompt in prompts]
-        monkeypatch.setattr(command, "in_flight", backwards)
-        found, seconds = command.answer(Scripts(engine), plain, prompts, params)
-    assert [one.token_ids for one in found] == expected
-    assert len({one.token_ids for one in found}) == len(prompts)
-    assert seconds > 0
+def test_every_mode_is_compared_at_each_size_and_all_with_plain_decoding_of_one(compared: Contest) -> None:
+    rows = compared.comparison.rows(compared.engine)
+    assert [(row["mode"], row["batch_size"]) for row in rows] == [
+        (mode, size) for size in (1, 2, 5) for mode in ("autoregressive", "synchronous")
+    ]
+    assert [row["num_prompts"] for row in rows] == [3, 3, 3, 3, 6, 6]  # each twice where there are five places
+    for row, contestant in zip(rows, compared.contestants, strict=True):
+        number, is_plain = row["num_prompts"], row["mode"] == "autoregressive"
+        assert row["identical_to_autoregressive"]["num_identical"] == number
+        assert row["num_tokens"] == 9 * number
+        assert 0 < row["p50_inter_token_ms"] <= row["p99_inter_token_ms"]
+        assert (row["speedup_vs_autoregressive"] == 1) == is_plain
+        assert row["speedup_vs_best_synchronous"] == (None if is_plain else 1)
+        if row["batch_size"] > 1:
+            assert row["tokens_per_second"] == row["num_tokens"] / contestant.seconds
+            assert row["target_idle_fraction"] is row["draft_idle_fraction"] is row["speedup_quartiles"] is None
+    assert len({row["contestant"] for row in rows}) == 6
+    found = [
+        (one["prompt"], one["batch_size"]) for one in compared.comparison.records() if one["mode"] == "synchronous"
+    ]
+    assert found == [(prompt, size) for prompt in (1, 2, 5) for size in (1, 2, 5, 5)]
+    assert {one["identical"] for one in compared.comparison.records()} == {True}
+
+
+def test_answers_are_in_the_order_of_their_prompts_whichever_ends_first(compared: Contest) -> None:
+    together = replace(compared.comparison.plain, batch_size=3, answers=[])
+    prompts = [(5, 6), (7,), (8, 9, 10)]
+    params = SamplingParams(max_new_tokens=4, ignore_eos=True)
+    compared.answer(together, prompts, params)
+    expected = [compared.engine.generate(prompt, params, decoding=together.decoding).token_ids for prompt in prompts]
+    assert [one.token_ids for one in together.answers] == expected
+    assert together.seconds > 0
+
+
+def test_a_run_keeps_a_table_a_figure_and_every_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "environment.json").write_text("{}")
+    with pair(NGRAM, max_num_seqs=4, pass_seconds=0.0) as (engine, _):
+        assert answer("compare", run_config(1, 4), engine, Console(), PROMPTS, tmp_path) == 0
+    header, _, *lines = capsys.readouterr().out.partition("\n\n")[0].splitlines()
+    assert header.split()[-1] == "identical"
+    assert [line.split()[-1] for line in lines] == ["3/3", "3/3", "6/6", "6/6"]
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert [len(row["sequence_ids"]) for row in result["rows"]] == [3, 3, 6, 6]
+    assert "synchronous (best: 2 tokens), ngram, 4 at a time" in (tmp_path / "comparison.svg").read_text()
+    assert len((tmp_path / ANSWERS_FILE).read_text().splitlines()) == 18

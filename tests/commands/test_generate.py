@@ -107,8 +107,8 @@ def test_what_is_written_before_an_interruption_stays_and_is_not_answered_again(
             generate(config, engine, Interrupting(json_only=True))
         assert not engine.turns.step()  # nothing goes on
         kept = json.loads((folder / "result.json").read_text())
-        assert (kept["complete"], kept["num_answers"]) == (False, len(written(config)))
         num_kept = len(written(config))
+        assert (kept["complete"], kept["num_answers"]) == (False, num_kept)
         assert 1 <= num_kept <= 3
         assert generate(config, engine)["num_answers"] == 6 - num_kept
     assert [line["id"] for line in written(config)] == [1, 2, 3, 5, 6, 7]
@@ -117,10 +117,7 @@ def test_what_is_written_before_an_interruption_stays_and_is_not_answered_again(
 def test_a_file_of_other_settings_is_refused_in_one_line(config: RunConfig) -> None:
     with plain_engine() as engine:
         generate(config, engine)
-    told = (
-        f"^out={config.out}: line 1 was answered with mode=autoregressive, not mode=synchronous.*; name another file$"
-    )
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=f"^out={config.out}: line 1 was answered with other settings; name another"):
         prompts_of("generate", replace(config, mode=Mode.SYNCHRONOUS))
 
 

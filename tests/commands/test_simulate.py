@@ -61,13 +61,12 @@ def test_rows_are_plain_every_length_every_wait_and_what_finds_its_own(tmp_path:
     assert inputs["costs"]["tree_row_ms"] == pytest.approx(0.06 * 2.5)
     table, legend, advice = simulate_text(result).split("\n\n")
     header, _, *lines = table.splitlines()
-    assert [line.partition("  ")[0] for line in lines][-3:] == [
-        "branching, waits for 2",
-        "branching, waits for 3",
-        "auto",
+    assert [line.partition("  ")[0] for line in lines][-2:] == [
+        "asynchronous (branching, waits for 3)",
+        "asynchronous (auto)",
     ]
     assert re.split("  +", header)[1:] == [
-        *("tokens/s", "x plain", "x best sync", "accepted", "tokens/pass", "idle t", "idle d", "wasted")
+        *("tokens/s", "x plain", "x best sync", "accepted", "tokens/pass", "idle t", "idle d", "wasted", "s/answer")
     ]
     assert "accepted: " in legend
     assert advice.startswith("Use mode=asynchronous policy=")

@@ -46,7 +46,6 @@ def test_an_interrupted_run_is_cleared_for_another_try_and_notes_stay(tmp_path: 
     for name in (
         "result.json",
         "answers.jsonl",
-        "prompts.csv",
         "partial.txt",
         "comparison.png",
         "timeline.svg",

@@ -26,9 +26,9 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         ),
     },
     ("amusd/commands/compare.py", "tests/commands/test_compare.py"): {
-        "answers come in the order in which they end": (
-            "[answers[number].result() for number in range(len(prompts))]",
-            "[answer.result() for answer in answers.values()]",
+        "answers are not in the order of their prompts": (
+            "[answer.result() for answer in answers]",
+            "[answer.result() for answer in reversed(answers)]",
         ),
     },
     ("amusd/config/capabilities.py", "tests/test_capabilities.py"): {
