@@ -211,7 +211,8 @@ def _run_target(command: str, config: RunConfig, meeting: Meeting, store: Any) -
 
         write_workers(Path(config.run_dir or "."), target=[os.getpid()], draft=None)
         store.set(ADDRESS, address)
-        drafts = DraftElsewhere(link, events if meeting.store is None else None)
+        events_there = events if meeting.store is None else None
+        drafts = DraftElsewhere(link, events_there, config.startup_timeout_seconds)
         recorder = make_recorder(Role.TARGET, events)
         others = meeting if number > 1 else None
         return Engine.connect(config.engine_for(command), drafts, recorder, report=console.note, meeting=others)
@@ -226,8 +227,13 @@ class DraftElsewhere:
 
     pid = None
 
-    def __init__(self, link: ZeroMQTransport, events: str | None) -> None:
-        """`link`: to the last rank. `events`: as of `make_recorder`, for the draft."""
+    def __init__(self, link: ZeroMQTransport, events: str | None, timeout_seconds: float) -> None:
+        """`link`: to the last rank, which is awaited. `events`: as of `make_recorder`, for the draft.
+
+        Raises `PeerLostError` if it does not come.
+        """
+        if link.receive_frame(timeout_seconds) is None:
+            raise PeerLostError(f"the last rank, which starts the draft, did not come in {timeout_seconds:g} s")
         self._link = link
         self._link.send_frame(msgspec.msgpack.encode(events))
         self._end: str | None = None
@@ -258,6 +264,7 @@ class DraftElsewhere:
 def start_drafts(config: EngineConfig, link: ZeroMQTransport) -> None:
     """Start and end drafts for the `DraftElsewhere` at the other end of `link`, until it is gone."""
     with ExitStack() as stack, suppress(PeerLostError):
+        link.send_frame(b"")  # the end that connects speaks first
         frame = link.receive_frame(config.startup_timeout_seconds)
         if frame is None:
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from importlib import metadata
 from itertools import chain
 from typing import NamedTuple
@@ -21,7 +22,7 @@ from amusd.models.tokenizer import Tokenizer, user_turn
 from amusd.runtime.cores import allowed_cores, cores_for
 from amusd.runtime.devices import check_devices, claim_device, count_gpus, devices_of, free_bytes, sharing
 from amusd.runtime.startup import cache_bytes, link_devices
-from amusd.transport.factory import ON_ONE_MACHINE, choose_here
+from amusd.transport.factory import ON_ONE_MACHINE, listen
 from amusd.transport.latency import measure_one_way
 from amusd.types import Role
 
@@ -82,7 +83,8 @@ def _links(config: EngineConfig) -> Iterator[Finding]:
     for name, link in links.items():
         is_needed = wanted.address is not None or link.kind in ("zeromq", wanted.kind)
         yield from _guard(f"link {name}", _measure(name, link, config), failed=False if is_needed else None)
-    yield Finding("transport", True, choose_here(wanted, link_devices(config)))
+    with closing(listen(wanted, 0, link_devices(config))) as made:
+        yield Finding("transport", True, made.address)
 
 
 def _measure(name: str, link: TransportConfig, config: EngineConfig) -> Iterator[Finding]:

@@ -179,12 +179,10 @@ class TransportConfig(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        picks_its_own = self.kind == "shared_memory"
-        self.require(not (self.address and picks_its_own), "address", "not with transport=shared_memory; allowed: null")
+        is_zeromq = self.kind in ("auto", "zeromq")
+        self.require(not self.address or is_zeromq, "address", f"not with transport={self.kind}; allowed: null")
         self.require(not (self.keys and not self.address), "keys", "protects the link at transport.address; name one")
         self.require(not (self.keys and self.insecure), "keys", "not with transport.insecure=true")
-        is_zeromq = self.kind in ("auto", "zeromq")
-        self.require(not self.keys or is_zeromq, "keys", f"protects ZeroMQ's links, not those of transport={self.kind}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ def unknown(_timeout: float) -> None:
 
 
 class Handshake:
-    """Sends `own` over `link`, and takes in the peer's when it comes."""
+    """Exchanges `own` for the peer's over `link`. The draft, which connects, speaks first."""
 
     def __init__(self, link: Transport, own: Hello, timeout_seconds: float) -> None:
         """Raises `PeerLostError`."""
@@ -31,7 +31,8 @@ class Handshake:
         self._own = own
         self._timeout_seconds = timeout_seconds
         self._deadline = time.monotonic() + timeout_seconds
-        link.send(own)
+        if own.role is Role.DRAFT:
+            link.send(own)
 
     @property
     def seconds_left(self) -> float:
@@ -46,6 +47,8 @@ class Handshake:
         """
         message = self.link.receive(timeout)
         if isinstance(message, Hello):
+            if self._own.role is Role.TARGET:
+                self.link.send(self._own)
             _check(self._own, message)
             return message
         if isinstance(message, Failed):
@@ -62,7 +65,7 @@ class Handshake:
 
 
 def await_hello(link: Transport, own: Hello, timeout_seconds: float, ending: Ending = unknown) -> Hello:
-    """Send `own` and wait for the peer's, while its process lives. Raises as `Handshake.receive`."""
+    """Exchange `own` for the peer's, while its process lives. Raises as `Handshake.receive`."""
     handshake = Handshake(link, own, timeout_seconds)
     end: str | None = None
     while end is None:

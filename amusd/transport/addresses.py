@@ -8,14 +8,6 @@ from dataclasses import dataclass
 
 from amusd.errors import ConfigError
 
-LOOPBACK = "tcp://127.0.0.1:*"
-
-SHARED_MEMORY = "shm://"
-"""Scheme of a shared-memory link; its address is picked, never configured."""
-
-TORCH_DISTRIBUTED = ("gloo://", "nccl://")
-"""Schemes of a `torch.distributed` link when the draft is told; configured as `tcp://HOST:PORT`."""
-
 
 @dataclass(frozen=True)
 class Endpoint:

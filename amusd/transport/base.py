@@ -27,6 +27,7 @@ class Transport(Protocol):
 
     Guarantees of every implementation (`tests/transport/test_contract.py` runs them all):
 
+    * The connecting end speaks first: the other one sends nothing before a message has come.
     * Order is kept per direction. A message arrives once or not at all, and never altered.
     * `send` never blocks on the peer: it queues or raises.
     * Nothing waits without a deadline.
@@ -64,7 +65,7 @@ class Rendezvous:
     """The draft's way to the target."""
 
     address: str
-    """`shm://PATH`, `ipc://PATH`, or `tcp`, `gloo` or `nccl` with `://HOST:PORT`."""
+    """`tcp://HOST:PORT`, or `shm`, `ipc`, `gloo` or `nccl` with `://PATH`."""
     nonce: int
     """64-bit number of the session; frames with another one are dropped."""
 

@@ -39,17 +39,18 @@ class FrameQueue:
         """Whether a frame of so many bytes fits now."""
         return len(self._frames) < MAX_QUEUED_MESSAGES and self._num_bytes + num_bytes <= MAX_QUEUED_BYTES
 
-    def take(self, timeout: float, most: int = 1) -> list[bytes]:
-        """The next frames, none after `timeout` seconds. Raises PeerLostError once ended and empty."""
+    def take(self, timeout: float | None = None) -> bytes | None:
+        """The next frame; None after `timeout` seconds (None: wait). Raises PeerLostError once ended and empty."""
         with self._changed:
-            wait_seconds = min(timeout, threading.TIMEOUT_MAX)
-            self._changed.wait_for(lambda: bool(self._frames) or self.ending is not None, wait_seconds)
-            if self.ending is not None and not self._frames:
-                raise PeerLostError(self.ending)
-            taken = [self._frames.popleft() for _ in range(min(most, len(self._frames)))]
-            self._num_bytes -= sum(map(len, taken))
+            self._changed.wait_for(lambda: self._frames or self.ending is not None, timeout)
+            if not self._frames:
+                if self.ending is not None:
+                    raise PeerLostError(self.ending)
+                return None
+            frame = self._frames.popleft()
+            self._num_bytes -= len(frame)
             self._changed.notify_all()
-            return taken
+            return frame
 
     def end(self, reason: str, *, discard: bool = False) -> None:
         """Refuse further frames; the queued ones can be taken unless discarded. The first reason stays."""

@@ -49,6 +49,7 @@ def measure_one_way(
         orders = json.dumps([to_mapping(config), link.address, sorted(cores[1])])
         child = subprocess.Popen([*command_of(__name__), orders])
         try:
+            _await(link)
             times = [_exchange(link) for _ in range(NUM_WARM_UP_EXCHANGES + num_messages)]
         finally:
             child.kill()
@@ -61,9 +62,13 @@ def measure_one_way(
 def _exchange(link: Transport) -> float:
     started = time.perf_counter_ns()
     link.send(_CANDIDATE)
+    _await(link)
+    return (time.perf_counter_ns() - started) / 2000
+
+
+def _await(link: Transport) -> None:
     if link.receive(ANSWER_SECONDS) is None:
         raise PeerLostError(f"no message came within {ANSWER_SECONDS:g} seconds")
-    return (time.perf_counter_ns() - started) / 2000
 
 
 @contextmanager
@@ -86,5 +91,6 @@ def main() -> None:
     config, address, cores = json.loads(sys.argv[-1])
     with _pinned(set(cores)), suppress(PeerLostError):
         link = connect(from_mapping(TransportConfig, config), Rendezvous(address, _NONCE))
+        link.send(_VERDICT)
         while link.receive(ANSWER_SECONDS) is not None:
             link.send(_VERDICT)

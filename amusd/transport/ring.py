@@ -5,7 +5,6 @@ Each end writes one area and maps the other end's area read-only. An area is
     offset  size  published by its owner
     0       8     position behind the last written record (bytes since the start, never wrapping)
     64      8     position up to which it has read the other end's ring
-    128     8     how often it went to sleep or woke up: odd while it sleeps
     4096    -     its ring of records, wrapped around the end
 
 and a record is {length u32, CRC-32 u32} and the frame, padded to 8 bytes. A writer stores the position last, in one
@@ -31,7 +30,7 @@ RING_BYTES = 2 * MAX_FRAME_BYTES + mmap.PAGESIZE
 """Two of the longest frames, or a hundred thousand candidates; unused pages cost nothing."""
 AREA_BYTES = CONTROL_BYTES + RING_BYTES
 
-_WRITTEN, _READ, _SLEEPS = 0, 8, 16  # indices of 64-bit words
+_WRITTEN, _READ = 0, 8  # indices of 64-bit words
 _HEADER = struct.Struct("<II")
 _SETTLE_SECONDS = 0.00002  # for a record that seems damaged; what its writer stored becomes visible within less
 
@@ -43,15 +42,6 @@ class Area:
         self.mapping = mapping
         self.num_ring_bytes = len(mapping) - CONTROL_BYTES
         self.words = memoryview(mapping).cast("Q")
-
-    @property
-    def num_sleeps(self) -> int:
-        """How often its owner went to sleep or woke up: odd while it sleeps."""
-        return self.words[_SLEEPS]
-
-    def note_sleep(self) -> None:
-        """Record that its owner goes to sleep, or wakes up."""
-        self.words[_SLEEPS] += 1
 
     def close(self) -> None:
         """Unmap it. Idempotent."""

@@ -3,8 +3,7 @@
 * They meet in a private folder with a socket file and a link to the target's memory, which is removed once the peer has
   come. An end that is killed while it waits leaves it behind.
 * A message is in the peer's reach when `send` returns.
-* A receiver spins (`base.spin`), then announces its sleep; the next message wakes it. A CPU may show the announcement
-  late, so the first sleep is bounded by `FIRST_SLEEP_SECONDS`.
+* A receiver spins (`base.spin`), then sleeps until the socket has a byte: each message rings once.
 * The socket ends with the peer's process. A stopped process is slow, not lost.
 """
 
@@ -21,12 +20,11 @@ from pathlib import Path
 
 from amusd.errors import ConfigError, PeerLostError, PeerProtocolError
 from amusd.protocol.messages import Message
-from amusd.transport.addresses import SHARED_MEMORY
 from amusd.transport.base import FrameCodec, milliseconds_until, spin
 from amusd.transport.ring import RING_BYTES, Rings, make_memory
 
-FIRST_SLEEP_SECONDS = 0.001
-"""Longest delay of a message that crosses the announcement of a sleep."""
+SHARED_MEMORY = "shm://"
+"""Scheme of the link's address, which is picked, never configured."""
 LOOK_SECONDS = 0.001
 
 _CLOSED_BY_PEER = "the peer closed the link"
@@ -46,7 +44,6 @@ class SharedMemoryTransport:
         self._door = door
         self._poller = select.poll()
         self._poller.register(connection, select.POLLIN)
-        self._woken = 0  # the sleep of the peer that it has been woken from
         self._next_look = 0.0
         self._loss: str | None = None
         self._is_closed = False
@@ -114,8 +111,8 @@ class SharedMemoryTransport:
                     raise PeerLostError(self._loss)
             if now >= deadline:
                 return None
-            if not spin(self._rings.has_news, deadline):
-                self._sleep(deadline)
+            if not spin(self._rings.has_news, deadline) and self._poller.poll(milliseconds_until(deadline)):
+                self._next_look = 0.0
         return message
 
     def close(self) -> None:
@@ -130,8 +127,7 @@ class SharedMemoryTransport:
             self._door.close()
 
     def _put(self, frame: bytes) -> None:
-        if time.monotonic() >= self._next_look:
-            self._look()
+        self._admit()
         if self._loss is not None:
             raise PeerLostError(self._loss)
         try:
@@ -140,23 +136,14 @@ class SharedMemoryTransport:
             self._break(error)
             raise PeerLostError(str(error)) from None
         if not has_room:
-            reason = "no peer has come" if self._door is not None else "the peer stopped reading"
-            raise PeerLostError(f"{reason}: {RING_BYTES >> 20} MiB of messages wait for it")
-        self._wake_peer()
-
-    def _wake_peer(self) -> None:
-        num_sleeps = self._rings.theirs.num_sleeps
-        if num_sleeps % 2 == 0 or num_sleeps == self._woken:
-            return
-        if self._door is not None:
-            self._admit()
-        self._woken = num_sleeps
+            raise PeerLostError(f"the peer stopped reading: {RING_BYTES >> 20} MiB of messages wait for it")
         try:
             self._connection.send(b"\0")
         except BlockingIOError:
             pass  # there are bytes enough to wake it
         except OSError:
             self._lose(_CLOSED_BY_PEER)
+            raise PeerLostError(_CLOSED_BY_PEER) from None
 
     def _next_message(self) -> Message | None:
         try:
@@ -165,26 +152,17 @@ class SharedMemoryTransport:
             self._break(error)
             return None
 
-    def _sleep(self, deadline: float) -> None:
-        self._rings.own.note_sleep()
-        until = time.monotonic() + FIRST_SLEEP_SECONDS
-        while not self._rings.has_news() and time.monotonic() < deadline:
-            if self._poller.poll(milliseconds_until(min(deadline, until))):
-                self._next_look = 0.0
-                break
-            until = deadline
-        self._rings.own.note_sleep()
-
     def _look(self) -> None:
-        if self._door is not None:
-            self._admit()
-        elif self._loss is None:
+        self._admit()
+        if self._door is None and self._loss is None:
             self._next_look = time.monotonic() + LOOK_SECONDS
             if not _is_connected(self._connection):
                 self._lose(_CLOSED_BY_PEER)
 
     def _admit(self) -> None:
-        assert self._door is not None
+        """Take in the peer that has come; the door closes behind it."""
+        if self._door is None:
+            return
         try:
             connection, _ = self._connection.accept()
         except OSError:

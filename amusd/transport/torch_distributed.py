@@ -1,107 +1,119 @@
-"""A link over `torch.distributed`: gloo, or gloo with long messages from GPU to GPU over NCCL.
+"""A link over `torch.distributed` between two processes of one machine: gloo, or gloo with long frames by NCCL.
 
+* The ends meet in a private folder, by a file store: nobody else can come. Gloo listens on loopback.
+* A frame travels after its length (uint32, little-endian) in a block of `BLOCK_BYTES`. One that is too long follows the
+  block as a body, so that the receiver knows what to wait for. With `nccl` bodies go from device to device: a posted
+  receive is a kernel that spins there, so it is posted behind the block alone.
 * Gloo has no polling receive, and a send ends only when the peer receives. So two threads do both; `send` and `receive`
   see bounded queues, and never wait for the peer.
-* A closing peer says goodbye; a dying process ends its connections. Between machines a missing heartbeat means a loss
-  after `REMOTE_PATIENCE`; on one machine a stopped process is slow, not lost.
-* The store (`process_groups.py`) and gloo's listeners are neither encrypted nor authenticated.
-* `close` leaves no thread behind, unless groups are forming: that ends within `FORM_SECONDS`, or later if the peer is
-  killed amid it.
+* A closing peer says goodbye; a dying process ends its connections. A stopped process is slow, not lost.
+* `close` leaves no thread behind, unless groups are forming: that ends within `FORM_SECONDS`.
 """
 
 from __future__ import annotations
 
 import logging
+import shutil
+import struct
+import tempfile
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import distributed
 
 from amusd.errors import ConfigError, PeerLostError, WireError
 from amusd.protocol.messages import Message
-from amusd.transport.addresses import LOOPBACK, Endpoint, parse_endpoint
-from amusd.transport.base import MAX_QUEUED_MESSAGES, FrameCodec
+from amusd.protocol.wire import MAX_FRAME_BYTES
+from amusd.transport.base import FrameCodec
 from amusd.transport.frame_queue import FrameQueue
-from amusd.transport.lanes import Lane
-from amusd.transport.process_groups import Backend, Meeting, check_backend
 
+Backend: TypeAlias = Literal["gloo", "nccl"]
+
+BLOCK_BYTES = 4096
+"""Fits all but prompts, long reports and rows of probabilities."""
 CLOSE_SECONDS = 2.0
 """How long `close` waits for the last messages to leave."""
-HEARTBEAT_SECONDS = 1.0
-"""Between machines: heartbeats of a silent sender."""
-REMOTE_PATIENCE = timedelta(seconds=5)
-LOCAL_PATIENCE = timedelta(days=365)
-"""On one machine the kernel tells when a process ends."""
+FORM_SECONDS = 30.0
+DEVICE_BODY_SECONDS = 10.0
 
-_MEET_SECONDS = 0.01  # how often the listening end looks whether the peer has come
+_LENGTH = struct.Struct("<I")
+_GOODBYE = 0xFFFFFFFF
+_BLOCK_TAG, _BODY_TAG, _NO_TAG = range(3)
+_FOREVER = timedelta(days=365)
+_MEET_SECONDS = 0.01  # how often an end looks whether the peer has come
 _JOIN_SECONDS = 1.0  # how long a thread may take to end once its waits were
 _CLOSED = "this end of the link is closed"
 _CLOSED_BY_PEER = "the peer closed the link"
+_c10d: Any = distributed  # whose own type stubs know little of what is used here
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Bodies:
+    """How bodies travel in one direction: a group of two, its device and a time limit."""
+
+    group: Any
+    patience: timedelta = _FOREVER
+    device: str = "cpu"
+    on_stream: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+    def send(self, payload: bytes, peer: int) -> None:
+        """Send a body. Raises RuntimeError."""
+        with self.on_stream():
+            tensor = torch.frombuffer(bytearray(payload), dtype=torch.uint8).to(self.device)
+            self.group.send([tensor], peer, _BODY_TAG).wait(self.patience)
+
+    def receive(self, num_bytes: int, peer: int) -> bytes:
+        """Receive a body of that many bytes. Raises RuntimeError."""
+        with self.on_stream():
+            tensor = torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
+            self.group.recv([tensor], peer, _BODY_TAG).wait(self.patience)
+            return tensor.cpu().numpy().tobytes()
 
 
 class TorchDistributedTransport:
     """A `Transport` to another process. Make it with `bind` or `connect`, neither of which waits."""
 
-    def __init__(self, endpoint: Endpoint, nonce: int, *, backend: Backend, device: str | None, hosts: bool) -> None:
-        """Raises OSError when this end serves the store and cannot listen."""
+    def __init__(self, address: str, nonce: int, device: str, rank: int) -> None:
+        """`rank`: 0 for the listening end."""
+        self.address = address
         self.frames = FrameCodec(nonce)
-        self._nonce = nonce
-        self._device = device if backend == "nccl" else None
-        self._outbox = FrameQueue()
-        self._inbox = FrameQueue()
-        self._meeting: Meeting | None = None
-        if hosts:
-            self._meeting = Meeting.host(endpoint, nonce)
-            endpoint = self._meeting.endpoint
-        self._endpoint = endpoint
-        host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
-        self.address = f"{backend}://{host}:{endpoint.port}"
-        self._is_closing = threading.Event()
-        self._lanes: tuple[Lane, Lane] | None = None
-        self._carrier = threading.Thread(target=self._carry, name=f"{backend}-send", daemon=True)
-        self._reader = threading.Thread(target=self._read, name=f"{backend}-receive", daemon=True)
-        self._carrier.start()
+        self._backend, _, folder = address.partition("://")
+        self._folder = Path(folder)
+        self._device = device
+        self._rank, self._peer = rank, 1 - rank
+        self._outbox, self._inbox = FrameQueue(), FrameQueue()
+        self._blocks: Any = None
+        """The group of gloo, once the peer has come."""
+        self._bodies: list[Bodies] = []
+        """Those to the peer and from it."""
+        self._is_closing = False
+        self._sender = threading.Thread(target=self._carry, name=f"{self._backend}-send", daemon=True)
+        self._reader = threading.Thread(target=self._read, name=f"{self._backend}-receive", daemon=True)
+        self._sender.start()
 
     @classmethod
     def bind(
-        cls,
-        address: str | None,
-        nonce: int,
-        *,
-        backend: Backend = "gloo",
-        devices: tuple[str, str] = ("cpu", "cpu"),
-        insecure: bool = False,
+        cls, nonce: int, *, backend: Backend = "gloo", devices: tuple[str, str] = ("cpu", "cpu")
     ) -> TorchDistributedTransport:
-        """The listening end: `tcp://HOST:PORT`, None for a free port on loopback.
-
-        `devices`: of both ends, for NCCL. Raises ConfigError when the backend does not work here, or the address is
-        taken, malformed, or beyond this machine.
-        """
-        check_backend(backend, devices, same_machine=address is None)
-        endpoint = _endpoint(address or LOOPBACK, backend, insecure=insecure, to_bind=True)
-        try:
-            return cls(endpoint, nonce, backend=backend, device=devices[0], hosts=True)
-        except (OSError, RuntimeError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise ConfigError(f"transport.address={address or LOOPBACK}: cannot listen there: {reason}") from None
+        """The listening end. `devices`: of both ends, for NCCL. Raises ConfigError if `backend` does not work here."""
+        _check_backend(backend, devices)
+        return cls(f"{backend}://{tempfile.mkdtemp(prefix='amusd-')}", nonce, devices[0], 0)
 
     @classmethod
     def connect(
-        cls,
-        address: str,
-        nonce: int,
-        *,
-        devices: tuple[str, str] = ("cpu", "cpu"),
-        insecure: bool = False,
+        cls, address: str, nonce: int, *, devices: tuple[str, str] = ("cpu", "cpu")
     ) -> TorchDistributedTransport:
-        """The other end, for the listening end's `address`, which names the backend. Raises ConfigError."""
-        scheme, _, rest = address.partition("://")
-        backend: Backend = "nccl" if scheme == "nccl" else "gloo"
-        endpoint = _endpoint(f"tcp://{rest}", backend, insecure=insecure, to_bind=False)
-        check_backend(backend, devices, same_machine=endpoint.is_local)
-        return cls(endpoint, nonce, backend=backend, device=devices[1], hosts=False)
+        """The other end, for the listening end's `address`."""
+        return cls(address, nonce, devices[1], 1)
 
     def send(self, message: Message) -> None:
         """Queue a message. Raises PeerLostError."""
@@ -114,92 +126,158 @@ class TorchDistributedTransport:
     def receive(self, timeout: float) -> Message | None:
         """The next message, or None after `timeout` seconds. Raises PeerLostError."""
         deadline = time.monotonic() + timeout
-        return self.frames.next_message(lambda: next(iter(self._inbox.take(deadline - time.monotonic())), None))
+        return self.frames.next_message(lambda: self._inbox.take(max(0.0, deadline - time.monotonic())))
 
     def close(self) -> None:
         """Release everything, soon after `CLOSE_SECONDS`. Idempotent; never raises."""
-        if self._is_closing.is_set():
+        if self._is_closing:
             return
         self._outbox.end(_CLOSED)
-        self._is_closing.set()
+        self._is_closing = True
         self._inbox.end(_CLOSED, discard=True)
-        self._carrier.join(CLOSE_SECONDS)
+        self._sender.join(CLOSE_SECONDS)
         self._outbox.end(_CLOSED, discard=True)
-        for lane in self._lanes or ():
-            lane.interrupt()
-        threads = (self._carrier, self._reader)
-        for thread in threads:
+        self._interrupt()
+        for thread in (self._sender, self._reader):
             if thread.is_alive():
                 thread.join(_JOIN_SECONDS)
-        if not any(thread.is_alive() for thread in threads):
-            self._lanes = self._meeting = None
+        if self._rank == 0:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _put(self, frame: bytes) -> None:
         if (reason := self._outbox.ending or self._inbox.ending) is not None:
             raise PeerLostError(reason)
         if not self._outbox.put(frame, 0.0):
-            reason = "no peer has come" if self._lanes is None else "the peer stopped reading"
-            raise PeerLostError(self._outbox.ending or f"{reason}: {len(self._outbox)} messages wait for it")
+            raise PeerLostError(self._outbox.ending or f"the peer stopped reading: {len(self._outbox)} messages wait")
 
     def _carry(self) -> None:
         """First thread: meet the peer, then send the outbox."""
         try:
-            lanes = self._meet()
-            if lanes is None:
-                return
-            self._lanes = lanes
+            self._meet()
             self._reader.start()
-            self._send_all(lanes[0])
+            with suppress(PeerLostError):  # the outbox has ended, and is empty
+                while (frame := self._outbox.take()) is not None:
+                    self._send_frame(frame)
+            if self._is_closing:
+                self._send_block(_GOODBYE)
         except (OSError, RuntimeError) as error:
             logger.debug("lost the peer: %s", error)
             self._outbox.end(_CLOSED_BY_PEER, discard=True)
             if self._reader.ident is None:  # else it first hands over what the peer sent
                 self._inbox.end(_CLOSED_BY_PEER)
         finally:
-            if self._is_closing.is_set() and self._lanes is not None:
-                self._lanes[1].interrupt()  # also where `close` waits for these threads no more
-
-    def _meet(self) -> tuple[Lane, Lane] | None:
-        """Both lanes once the peer has come; None if this end closes first."""
-        if self._meeting is None:
-            self._meeting = Meeting.join(self._endpoint, self._nonce)
-        while not self._meeting.is_complete:
-            if self._is_closing.is_set() and not self._outbox:
-                return None
-            time.sleep(_MEET_SECONDS)
-        return self._meeting.form_lanes(LOCAL_PATIENCE if self._endpoint.is_local else REMOTE_PATIENCE, self._device)
-
-    def _send_all(self, lane: Lane) -> None:
-        silence = LOCAL_PATIENCE.total_seconds() if self._endpoint.is_local else HEARTBEAT_SECONDS
-        with suppress(PeerLostError):  # the outbox has ended, and is empty
-            while True:
-                lane.send(self._outbox.take(silence, MAX_QUEUED_MESSAGES))
-        if self._is_closing.is_set():
-            lane.send_goodbye()
+            if self._is_closing:
+                self._interrupt()  # also where `close` waits for these threads no more
 
     def _read(self) -> None:
         """Second thread: fill the inbox until the peer is lost or this end is closed."""
-        assert self._lanes is not None
         reason = _CLOSED_BY_PEER
         try:
-            while (frames := self._lanes[1].receive()) is not None:
-                if not all(map(self._inbox.put, frames)):
-                    return
+            while (frame := self._receive_frame()) is not None and self._inbox.put(frame):
+                pass
         except WireError as error:
             reason = str(error)
             logger.warning("lost the peer: %s", reason)
-            for lane in self._lanes:
-                lane.interrupt()  # so that the peer learns of it
+            self._interrupt()  # so that the peer learns of it
         except RuntimeError as error:
             logger.debug("lost the peer: %s", error)
         self._inbox.end(reason)
         self._outbox.end(reason, discard=True)
 
+    def _meet(self) -> None:
+        """Wait for the peer, and form the groups. Raises OSError or RuntimeError if this end closes first."""
+        if not self._folder.is_dir():  # in which a FileStore would wait for minutes to make a file
+            raise FileNotFoundError(self._folder)
+        store = _c10d.FileStore(str(self._folder / "store"), 2)
+        store.set(f"arrived/{self._rank}", "1")
+        while not store.check([f"arrived/{self._peer}"]):
+            if self._is_closing:
+                raise RuntimeError(_CLOSED)
+            time.sleep(_MEET_SECONDS)
+        blocks = gloo_group(_c10d.PrefixStore("blocks", store), self._rank)
+        bodies = [Bodies(blocks), Bodies(blocks)]
+        if self._backend == "nccl":
+            for sender in range(2):  # NCCL takes one exchange of a group after the other: each direction has its own
+                group = device_bodies(_c10d.PrefixStore(f"bodies/{sender}", store), self._rank, self._device)
+                if sender == self._rank:  # its first exchange makes the communicator
+                    group.send(b"\0", self._peer)
+                else:
+                    group.receive(1, self._peer)
+                bodies[sender != self._rank] = group
+        self._blocks, self._bodies = blocks, bodies
 
-def _endpoint(address: str, backend: Backend, *, insecure: bool, to_bind: bool) -> Endpoint:
-    endpoint = parse_endpoint(address, beyond=insecure, to_bind=to_bind)
-    if endpoint.host in ("", "*", "0.0.0.0", "::"):  # noqa: S104  # refused
-        raise ConfigError(
-            f"transport.address={address}: transport={backend} needs tcp://HOST:PORT with the address of one interface"
+    def _send_frame(self, frame: bytes) -> None:
+        is_short = len(frame) <= BLOCK_BYTES - _LENGTH.size
+        self._send_block(len(frame), frame if is_short else b"")
+        if not is_short:
+            self._bodies[0].send(frame, self._peer)
+
+    def _send_block(self, length: int, content: bytes = b"") -> None:
+        block = torch.frombuffer(
+            bytearray((_LENGTH.pack(length) + content).ljust(BLOCK_BYTES, b"\0")), dtype=torch.uint8
         )
-    return endpoint
+        self._blocks.send([block], self._peer, _BLOCK_TAG).wait(_FOREVER)
+
+    def _receive_frame(self) -> bytes | None:
+        """The next frame; None when the peer said goodbye. Raises RuntimeError, and WireError for a wrong length."""
+        block = bytearray(BLOCK_BYTES)
+        self._blocks.recv([torch.frombuffer(block, dtype=torch.uint8)], self._peer, _BLOCK_TAG).wait(_FOREVER)
+        (length,) = _LENGTH.unpack_from(block)
+        if length == _GOODBYE:
+            return None
+        if length > MAX_FRAME_BYTES:
+            raise WireError(f"the peer announced {length} bytes, at most {MAX_FRAME_BYTES} are allowed")
+        if length <= BLOCK_BYTES - _LENGTH.size:
+            return bytes(block[_LENGTH.size : _LENGTH.size + length])
+        return self._bodies[1].receive(length, self._peer)
+
+    def _interrupt(self) -> None:
+        """End all waits, for good.
+
+        A gloo wait cannot be cancelled, but one that times out breaks the connection and so ends all others.
+        """
+        if self._blocks is None:
+            return
+        if self._backend == "nccl":
+            for bodies in self._bodies:
+                with suppress(RuntimeError):
+                    bodies.group.abort()
+        with suppress(RuntimeError):
+            self._blocks.recv([torch.empty(1)], self._peer, _NO_TAG).wait(timedelta(milliseconds=1))
+
+
+def gloo_group(store: Any, rank: int) -> Any:
+    """A group of two on loopback. Raises RuntimeError."""
+    options = _c10d.ProcessGroupGloo._Options()  # noqa: SLF001 - the options of a process group have no public names
+    options._timeout = timedelta(seconds=FORM_SECONDS)  # noqa: SLF001
+    options._devices = [_c10d.ProcessGroupGloo.create_device(hostname="127.0.0.1")]  # noqa: SLF001
+    options._threads = 1  # noqa: SLF001
+    return _c10d.ProcessGroupGloo(store, rank, 2, options)
+
+
+def device_bodies(store: Any, rank: int, device: str) -> Bodies:
+    """Bodies from device to device; their kernels use one block, on a stream of their own."""
+    options = _c10d.ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=FORM_SECONDS)  # noqa: SLF001
+    options.config.max_ctas = 1
+    with torch.cuda.device(device):
+        group = _c10d.ProcessGroupNCCL(store, rank, 2, options)
+        stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's own
+    return Bodies(group, timedelta(seconds=DEVICE_BODY_SECONDS), device, lambda: torch.cuda.stream(stream))
+
+
+def _check_backend(backend: Backend, devices: tuple[str, str]) -> None:
+    """Raise ConfigError if this torch cannot form such groups between the target's and the draft's device."""
+    if not distributed.is_available() or not distributed.is_gloo_available():
+        raise ConfigError(f"transport={backend}: the installed torch has no gloo; use transport=zeromq")
+    if backend == "gloo":
+        return
+    if not distributed.is_nccl_available():
+        raise ConfigError("transport=nccl: the installed torch has no NCCL; use transport=auto")
+    places = [torch.device(device) for device in devices]
+    has_two = torch.cuda.device_count() > 1 and len({place.index or 0 for place in places}) > 1
+    if not has_two or any(place.type != "cuda" for place in places):
+        raise ConfigError(
+            f"transport=nccl: needs a CUDA device for each worker; the target is on {devices[0]}, the draft on "
+            f"{devices[1]}, of {torch.cuda.device_count()}; use transport=auto"
+        )

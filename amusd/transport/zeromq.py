@@ -1,6 +1,5 @@
 """A link between two processes: one ZeroMQ PAIR socket at each end, over a socket file or TCP.
 
-* Messages of the listening end wait here until a peer has come.
 * A peer is lost at its first disconnect, for good. A local link has no heartbeats: a stopped process is slow, not lost.
   A link between machines gives up after 5 s.
 * With keys (`curve.py`) bytes are encrypted, and connections without an expected key are refused.
@@ -17,7 +16,6 @@ import os
 import shutil
 import tempfile
 import time
-from collections import deque
 from pathlib import Path
 
 import zmq
@@ -60,7 +58,6 @@ class ZeroMQTransport:
         self.frames = FrameCodec(nonce)
         self._authenticator: ThreadAuthenticator | None = None
         self._private_folder: Path | None = None
-        self._pending: deque[bytes] = deque()  # frames from before there was a peer
         self._peer_fds: set[int] = set()  # connections one of which is, or becomes, the peer's
         self._is_attached = False
         self._is_lost = False
@@ -83,10 +80,6 @@ class ZeroMQTransport:
 
         Raises ConfigError when the address is taken, malformed, or beyond this machine without `keys` or `insecure`.
         """
-        if address is None and not zmq.has("ipc"):
-            raise ConfigError(
-                "transport=zeromq: this ZeroMQ has no socket files; use transport.address=tcp://127.0.0.1:0"
-            )
         try:
             folder = Path(tempfile.mkdtemp(prefix="amusd-")) if address is None else None
         except OSError as error:
@@ -133,18 +126,12 @@ class ZeroMQTransport:
         """Queue bytes. Raises PeerLostError."""
         if time.monotonic() >= self._next_look:
             self._watch_peer()
-        if not self._is_lost and not self._pending and self._try_send(frame):
-            self._let_it_go()
-            return
-        self._watch_peer()  # it may have come, or gone, since
-        if self._is_lost:
-            raise PeerLostError("the peer closed the link")
-        if self._is_attached and not (self._flush() and self._try_send(frame)):
-            raise PeerLostError("the peer stopped reading")
-        if not self._is_attached:
-            if len(self._pending) >= MAX_QUEUED_MESSAGES:
-                raise PeerLostError(f"no peer has come for {MAX_QUEUED_MESSAGES} messages")
-            self._pending.append(frame)
+        if self._is_lost or not self._try_send(frame):
+            self._watch_peer()  # it may have gone since
+            raise PeerLostError("the peer closed the link" if self._is_lost else "the peer stopped reading")
+        if time.monotonic() >= self._next_give_way:
+            os.sched_yield()  # to libzmq's thread, which may share this core
+            self._next_give_way = time.monotonic() + GIVE_WAY_SECONDS
 
     def has_room(self, num_bytes: int) -> bool:  # noqa: ARG002 - messages are counted, not bytes
         """See `Transport`."""
@@ -171,34 +158,22 @@ class ZeroMQTransport:
             if not self._is_lost and not spin(self._has_input, deadline):
                 self._poller.poll(milliseconds_until(deadline))
                 self._next_look = 0.0
-        if self._pending:
-            self._watch_peer()  # the peer has come: what waits for it goes out now
         return frame
 
     def close(self) -> None:
         """Release everything, at most `CLOSE_SECONDS` later. Idempotent; never raises."""
         if self._is_closed:
             return
-        deadline = time.monotonic() + CLOSE_SECONDS
-        while self._pending and not self._is_lost and time.monotonic() < deadline:
-            self._monitor.poll(milliseconds_until(deadline))
-            self._watch_peer()
         self._is_closed = True
         self._next_look = 0.0
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
-        self._socket.close(linger=0 if self._is_lost else milliseconds_until(deadline))
+        self._socket.close(linger=0 if self._is_lost else round(CLOSE_SECONDS * 1000))
         if self._authenticator is not None:
             self._authenticator.stop()
         self._socket.context.term()  # returns when the last message has left or lingered long enough
         if self._private_folder is not None:
             shutil.rmtree(self._private_folder, ignore_errors=True)
-
-    def _let_it_go(self) -> None:
-        """Yield to libzmq's thread, which may share this core; once a millisecond at most."""
-        if time.monotonic() >= self._next_give_way:
-            os.sched_yield()
-            self._next_give_way = time.monotonic() + GIVE_WAY_SECONDS
 
     def _try_send(self, frame: bytes) -> bool:
         # send may have decided on old news (libzmq throttles it); asking for the events brings the socket up to date
@@ -222,13 +197,6 @@ class ZeroMQTransport:
     def _has_input(self) -> bool:
         return bool(zmq.zmq_poll(self._input, 0))
 
-    def _flush(self) -> bool:
-        while self._pending:
-            if not self._try_send(self._pending[0]):
-                return False
-            self._pending.popleft()
-        return True
-
     def _watch_peer(self) -> None:
         """Note connections that came and went, at most every `LOOK_SECONDS`."""
         if self._is_closed:
@@ -246,9 +214,7 @@ class ZeroMQTransport:
                 self._is_lost = self._is_lost or (self._is_attached and not self._peer_fds)
             elif not self._is_attached:
                 self._peer_fds.add(value)
-        if self._is_attached and self._pending and not self._is_lost:
-            self._flush()
-        if self._is_attached and not self._pending and not self._is_lost:
+        if self._is_attached and not self._is_lost:
             self._next_look = time.monotonic() + LOOK_SECONDS
 
     def _refused(self, reason: str) -> None:

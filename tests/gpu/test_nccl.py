@@ -31,10 +31,11 @@ LONG = Open(1, 1, tuple(range(200_000)), 300_000, "embedded", 16, 1)
 ECHO = """
 import sys
 from amusd.config import TransportConfig
-from amusd.protocol.messages import Shutdown
+from amusd.protocol.messages import Shutdown, Verdict
 from amusd.transport.base import Rendezvous
 from amusd.transport.factory import connect
 link = connect(TransportConfig(kind="nccl"), Rendezvous(sys.argv[1], int(sys.argv[2])))
+link.send(Verdict(1, 1, 0, 0, (5,), 0))
 while (message := link.receive(120.0)) is not None and message != Shutdown():
     link.send(message)
 link.close()
@@ -54,7 +55,6 @@ def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[Transport]:
 def echo(listener: Transport) -> Iterator[subprocess.Popen[bytes]]:
     command = [sys.executable, "-c", ECHO, listener.address, str(NONCE)]
     process = subprocess.Popen(command, cwd=Path(__file__).parents[2])
-    listener.send(SHORT)
     assert listener.receive(120.0) == SHORT
     yield process
     process.kill()

@@ -64,9 +64,7 @@ def _shared_memory() -> Link:
 
 
 def _gloo() -> Link:
-    return Link(
-        lambda: TorchDistributedTransport.bind(None, NONCE), lambda at: TorchDistributedTransport.connect(at, NONCE)
-    )
+    return Link(lambda: TorchDistributedTransport.bind(NONCE), lambda at: TorchDistributedTransport.connect(at, NONCE))
 
 
 PROCESS_LINKS: dict[str, Callable[[], Link]] = {

@@ -19,6 +19,7 @@ MS = 1_000_000
 
 class Link:
     address = "memory://"
+    has_room = None
 
     def __init__(self) -> None:
         self.frames = FrameCodec(0)

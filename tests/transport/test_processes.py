@@ -17,7 +17,6 @@ from transport.links import DEADLINE, PROCESS_LINKS, Link, expect
 
 from amusd.errors import PeerLostError
 from amusd.protocol.messages import Verdict
-from amusd.transport.base import Transport
 from tests.warm import Popen
 
 ROOT = Path(__file__).parents[2]
@@ -25,10 +24,12 @@ VERDICT = Verdict(1, 1, 0, 0, (5,), 0)
 ECHO = f"""
 import sys
 sys.path.insert(0, "tests")
+from amusd.protocol.messages import Verdict
 from transport.links import PROCESS_LINKS
 link = PROCESS_LINKS[sys.argv[1]]()
 if sys.argv[2:]:
     end = link.reach(sys.argv[2])
+    end.send({VERDICT!r})
 else:
     end = link.bind()
     sys.stdout.write(end.address + "\\n")
@@ -54,16 +55,11 @@ def echo(*arguments: str) -> subprocess.Popen[Any]:
     return Popen([sys.executable, "-c", ECHO, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
 
-def check_echo(end: Transport) -> None:
-    end.send(VERDICT)
-    assert end.receive(3 * DEADLINE) == VERDICT
-
-
 def test_a_stopped_process_is_slow_and_a_killed_one_is_lost(link: Link, name: str) -> None:
     end = link.listen()
     with echo(name, end.address) as process, ThreadPoolExecutor(1) as threads:
         try:
-            check_echo(end)
+            assert end.receive(3 * DEADLINE) == VERDICT
             os.kill(process.pid, signal.SIGSTOP)
             end.send(VERDICT)
             assert end.receive(0.2) is None
@@ -83,7 +79,8 @@ def test_the_death_of_the_listening_process_is_noticed_too(link: Link, name: str
         assert process.stdout is not None
         end = link.reach(process.stdout.readline().strip())
         link.ends.append(end)
-        check_echo(end)
+        end.send(VERDICT)
+        assert end.receive(3 * DEADLINE) == VERDICT
         process.kill()
         with pytest.raises(PeerLostError):
             end.receive(DEADLINE)

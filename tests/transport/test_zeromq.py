@@ -85,10 +85,9 @@ def test_a_frame_over_the_limit_ends_the_connection_and_not_the_worker(
 
 def test_close_waits_for_nobody_who_never_came_or_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zeromq, "CLOSE_SECONDS", 0.05)
-    ends = [ZeroMQTransport.bind(LOOPBACK, NONCE), ZeroMQTransport.connect("ipc:///nonexistent/link", NONCE)]
-    for end in ends:
-        end.send(VERDICT)
-        end.close()
+    alone = ZeroMQTransport.connect("ipc:///nonexistent/link", NONCE)
+    alone.send(VERDICT)
+    alone.close()
     listener = ZeroMQTransport.bind(LOOPBACK, NONCE)
     peer = ZeroMQTransport.connect(listener.address, NONCE)
     peer.send(VERDICT)
