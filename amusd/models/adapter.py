@@ -117,6 +117,12 @@ def load_stock_config(folder: Path) -> Any:
         return AutoConfig.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
 
 
+def make_stock_config(settings: Mapping[str, Any]) -> Any:
+    """Make transformers' configuration of settings that name a `model_type`."""
+    with quiet_transformers():
+        return AutoConfig.for_model(**settings)
+
+
 def load_stock_tokenizer(folder: Path) -> Any:
     """Load transformers' tokenizer of a checkpoint folder."""
     with quiet_transformers():

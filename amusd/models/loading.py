@@ -196,7 +196,7 @@ def check_target(config: EngineConfig, device: str) -> None:
 def target_settings(config: EngineConfig) -> Any:
     """The target's configuration. Raises as `load_target`."""
     if config.hardware.synthetic is not None:
-        return ModelConfig(SHAPES[config.hardware.synthetic])
+        return ModelConfig(**SHAPES[config.hardware.synthetic])
     return load_config(model_path(config.target), model_impl=config.target.model_impl)
 
 

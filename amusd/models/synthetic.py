@@ -29,7 +29,8 @@ def _shape(
     family: Mapping[str, Any], hidden: int, intermediate: int, layers: int, heads: int, *, tied: bool = False
 ) -> dict[str, Any]:
     sizes = {"hidden_size": hidden, "intermediate_size": intermediate, "num_hidden_layers": layers}
-    return {**family, **sizes, "num_attention_heads": heads, "tie_word_embeddings": tied}
+    ends = {"num_attention_heads": heads, "head_dim": hidden // heads, "tie_word_embeddings": tied}
+    return {**sizes, **ends, **family}
 
 
 def _llama(factor: float) -> dict[str, Any]:
@@ -94,7 +95,7 @@ def load_synthetic(shape: ModelShape, options: LoadOptions, *, seed: int = 0) ->
 
     Raises `ConfigError` without that device, or when it is too small.
     """
-    config = ModelConfig(SHAPES[shape])
+    config = ModelConfig(**SHAPES[shape])
     prepare(config, options)
     with device_errors(options.device):
         weights = random_weights(config, dtype=loaded_dtype(options.dtype), device=options.device, seed=seed)

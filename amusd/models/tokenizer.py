@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import re
@@ -15,21 +14,13 @@ from tokenizers import Tokenizer as Backend
 
 from amusd.errors import ConfigError
 from amusd.models.checkpoint import CONFIG, find_checkpoint, one_line_errors, read_json
-from amusd.models.configuration import ModelConfig, load_config
+from amusd.models.configuration import PLAIN, load_config
 from amusd.models.vocabulary import TokenText
 
 _GENERATION = "generation_config.json"
 _METASPACE = "\u2581"
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
-_TOKENIZER, _SETTINGS = "tokenizer.json", "tokenizer_config.json"
-_PLAIN_MODEL_TYPES = ("llama", "qwen3")
-_PLAIN_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
-_PLAIN_SETTINGS = frozenset({
-    "backend", "bos_token", "chat_template", "clean_up_tokenization_spaces", "eos_token", "is_local",
-    "local_files_only", "model_max_length", "pad_token", "tokenizer_class", "unk_token",
-})  # fmt: skip
-_MORE_FILES = frozenset({"added_tokens.json", "special_tokens_map.json", "additional_chat_templates"})
-_PATCHED_SIZE = 100_000
+_TOKENIZER = "tokenizer.json"
 
 Conversation: TypeAlias = Sequence[Mapping[str, Any]]
 """Turns with `role` and `content`, and what else the chat template knows."""
@@ -68,10 +59,13 @@ class Tokenizer(Protocol):
 class HuggingFaceTokenizer:
     """The tokenizer of a checkpoint. Satisfies `Tokenizer`."""
 
-    def __init__(self, tokenizer: Any, eos_token_ids: frozenset[int], num_ids: int | None = None) -> None:
-        """`tokenizer`: of transformers, or of `read_plainly`. `eos_token_ids`: beside its own.
+    def __init__(
+        self, tokenizer: Any, eos_token_ids: frozenset[int], num_ids: int | None = None, *, is_plain: bool = False
+    ) -> None:
+        """`tokenizer`: of transformers, or under its names. `eos_token_ids`: beside its own.
 
-        `num_ids`: of the model, padding included; None: those of the tokenizer.
+        `num_ids`: of the model, padding included; None: those of the tokenizer. `is_plain`: its chat template needs
+        jinja alone.
         """
         self._backend: Backend = tokenizer.backend_tokenizer
         self._backend.no_truncation()
@@ -80,6 +74,7 @@ class HuggingFaceTokenizer:
         template = tokenizer.chat_template
         self._template: str | None = template.get("default") if isinstance(template, dict) else template
         self.has_chat_template = bool(self._template)
+        self._is_plain = is_plain
         self.num_ids = self._backend.get_vocab_size() if num_ids is None else num_ids
         self.eos_token_ids = eos_token_ids | _as_ids(
             self._backend.token_to_id(self._special_tokens.get("eos_token", ""))
@@ -104,9 +99,8 @@ class HuggingFaceTokenizer:
         """
         if not self._template:
             return self.encode("\n\n".join(turn["content"] for turn in turns))
-        text = None if options else _render_plainly(self._template, turns, self._special_tokens)
-        if text is None:
-            text = _render(self._template, turns, {**self._special_tokens, **options})
+        variables = {"add_generation_prompt": True, **self._special_tokens, **options}
+        text = _render(self._template, turns, variables, is_plain=self._is_plain and not options)
         return list(self._backend.encode(text, add_special_tokens=False).ids)
 
     def token_texts(self) -> dict[int, TokenText]:
@@ -141,34 +135,18 @@ class HuggingFaceTokenizer:
             raise ValueError(f"a token id is out of range: {error}") from error
 
 
-def _render_plainly(template: str, turns: Conversation, variables: Mapping[str, Any]) -> str | None:
-    """What `_render` gives, without its import of two seconds; None if jinja alone may not do."""
-    if not all(turn.keys() == {"role", "content"} and set(map(type, turn.values())) == {str} for turn in turns):
-        return None
-    from jinja2.sandbox import ImmutableSandboxedEnvironment  # which a draft does without
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.globals = {"range": environment.globals["range"]}
-    environment.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
-    given = {"tools": None, "documents": None, "add_generation_prompt": True, **variables}
-    try:
-        text = environment.from_string(template).render(messages=[dict(turn) for turn in turns], **given)
-        text.encode()
-    except Exception:  # noqa: BLE001 - it may want transformers' functions, or `_render` says why not
-        return None
-    return text
-
-
-def _render(template: str, turns: Conversation, variables: Mapping[str, Any]) -> str:
-    from transformers.utils.chat_template_utils import render_jinja_template
-
+def _render(template: str, turns: Conversation, variables: Mapping[str, Any], *, is_plain: bool) -> str:
     given = [{name: value for name, value in turn.items() if value is not None} for turn in turns]
     try:
-        (text,), _ = render_jinja_template(
-            [given], chat_template=template, **{"add_generation_prompt": True, **variables}
-        )
+        if is_plain:
+            from jinja2.sandbox import ImmutableSandboxedEnvironment  # which a draft does without
+
+            environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+            text = environment.from_string(template).render(messages=given, **variables)
+        else:
+            from transformers.utils.chat_template_utils import render_jinja_template
+
+            (text,), _ = render_jinja_template([given], chat_template=template, **variables)
         text.encode()  # half of a surrogate pair has no bytes
     except Exception as error:  # a template is a program that comes with a checkpoint
         reason = " ".join(str(error).splitlines()) or type(error).__name__
@@ -185,15 +163,14 @@ def load_tokenizer(path: str | Path) -> HuggingFaceTokenizer:
             f"model {path}: no {_TOKENIZER} in it; copy that of its base model there, or let transformers write one: "
             "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
         )
-    found = [config]
+    ends = [getattr(config, "eos_token_id", None)]
     if (folder / _GENERATION).exists():
-        found.append(SimpleNamespace(**read_json(path, folder, _GENERATION)))
-    eos = frozenset[int]().union(*(_as_ids(getattr(each, "eos_token_id", None)) for each in found))
+        ends.append(read_json(path, folder, _GENERATION).get("eos_token_id"))
+    is_plain = hasattr(model_config, PLAIN)
     with one_line_errors(path, "its tokenizer cannot be loaded"):
-        tokenizer: Any = None
-        if isinstance(model_config, ModelConfig):
-            tokenizer = read_plainly(folder, model_config.model_type)
-        if tokenizer is None:
+        if is_plain:
+            tokenizer: Any = _read_plainly(folder)
+        else:
             from amusd.models.adapter import load_stock_tokenizer
 
             tokenizer = load_stock_tokenizer(folder)
@@ -202,28 +179,17 @@ def load_tokenizer(path: str | Path) -> HuggingFaceTokenizer:
             raise ConfigError(
                 f"model {path}: its tokenizer has {num_tokens} tokens, and {CONFIG} says vocab_size={config.vocab_size}"
             )
-        return HuggingFaceTokenizer(tokenizer, eos, config.vocab_size)
+        eos = frozenset[int]().union(*map(_as_ids, ends))
+        return HuggingFaceTokenizer(tokenizer, eos, config.vocab_size, is_plain=is_plain)
 
 
-def read_plainly(folder: Path, model_type: str) -> SimpleNamespace | None:
-    """A tokenizer that needs no transformers, under its names; None where that may read the files differently."""
-    names = {file.name for file in folder.iterdir()}
-    if model_type not in _PLAIN_MODEL_TYPES or _SETTINGS not in names or names & _MORE_FILES:
-        return None
-    settings = json.loads((folder / _SETTINGS).read_text(encoding="utf-8"))
-    if settings.get("tokenizer_class") not in _PLAIN_CLASSES or settings.keys() - _PLAIN_SETTINGS:
-        return None
-    template = settings.get("chat_template")
-    if "chat_template.jinja" in names:
-        template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
-    special_tokens = {name: text for name, text in settings.items() if name.endswith("_token") and text is not None}
-    if not all(isinstance(text, str) for text in (template or "", *special_tokens.values())):
-        return None
-    backend = Backend.from_file(str(folder / _TOKENIZER))
-    added = {token.content for token in backend.get_added_tokens_decoder().values()}
-    if not added.issuperset(special_tokens.values()) or backend.get_vocab_size() >= _PATCHED_SIZE:
-        return None
-    return SimpleNamespace(backend_tokenizer=backend, special_tokens_map=special_tokens, chat_template=template)
+def _read_plainly(folder: Path) -> SimpleNamespace:
+    settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    return SimpleNamespace(
+        backend_tokenizer=Backend.from_file(str(folder / _TOKENIZER)),
+        special_tokens_map={name: text for name, text in settings.items() if name.endswith("_token")},
+        chat_template=(folder / "chat_template.jinja").read_text(encoding="utf-8"),
+    )
 
 
 def read_fingerprint(file: Path) -> str:

@@ -36,7 +36,7 @@ _SHAPE = {
 
 def save_small_pair(folder: Path) -> tuple[Path, Path]:
     """Write both in float32; returns the folders of target and draft."""
-    weights = random_weights(ModelConfig(_SHAPE), dtype=torch.float32, device="cpu", seed=5)
+    weights = random_weights(ModelConfig(**_SHAPE), dtype=torch.float32, device="cpu", seed=5)
     _save(weights, folder / "target")
     generator = torch.Generator().manual_seed(6)
     for weight in weights.values():

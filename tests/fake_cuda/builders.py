@@ -14,7 +14,7 @@ from amusd.config import ModelShape
 from amusd.models import synthetic
 from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
-from amusd.models.configuration import ModelConfig
+from amusd.models.configuration import as_own
 from amusd.models.huggingface import prepare_device, wrap_stock, wrap_weights
 from amusd.models.load_options import LoadOptions
 from amusd.models.loading import DRAFT_ROWS, capture_for
@@ -83,7 +83,8 @@ def _wrapped(arguments: dict[str, Any], device: str, dtype: str, options: dict[s
             **options,
         }
     )
-    config = ModelConfig(arguments)
+    config = as_own(AutoConfig.for_model(**arguments))
+    assert config is not None
     weights = random_weights(config, dtype=getattr(torch, dtype), device=device, seed=0)
     prepare_device(device)
     if settings.model_impl != "transformers":

@@ -40,7 +40,7 @@ TOKENS = [1, 4093, 198, 28120, 314, 260, 6376, 4461, 47, 2, 198, 1, 520, 9531, 1
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("checkpoint")
     settings = SHAPES["smollm2-135m-slice"] | SMALLER
-    weights = random_weights(ModelConfig(settings), dtype=torch.float32, device="cpu", seed=1)
+    weights = random_weights(ModelConfig(**settings), dtype=torch.float32, device="cpu", seed=1)
     write_checkpoint(made, settings, weights)
     return made
 

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from amusd.errors import ConfigError
 from amusd.models import embedded_target
 
-FOLDER = "smollm2-135m-instruct-v1"
+FOLDER = "smollm2-135m-instruct-v2"
 
 
 class FakeConversion:

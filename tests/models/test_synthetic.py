@@ -39,12 +39,12 @@ FAMILIES: tuple[ModelShape, ...] = ("llama-1b", "qwen3-8b")
 
 
 def small_config(shape: ModelShape, layers: int = 3) -> ModelConfig:
-    return ModelConfig({**SHAPES[shape], **SMALL, "num_hidden_layers": layers})
+    return ModelConfig(**{**SHAPES[shape], **SMALL, "num_hidden_layers": layers})
 
 
 @pytest.mark.parametrize("shape", PUBLISHED)
 def test_a_shape_has_the_published_number_of_parameters(shape: ModelShape) -> None:
-    sizes = {name: math.prod(sizes) for name, sizes in weight_shapes(ModelConfig(SHAPES[shape])).items()}
+    sizes = {name: math.prod(sizes) for name, sizes in weight_shapes(ModelConfig(**SHAPES[shape])).items()}
     if SHAPES[shape]["tie_word_embeddings"]:
         del sizes[HEAD]
     assert sum(sizes.values()) == pytest.approx(PUBLISHED[shape], rel=0.01)

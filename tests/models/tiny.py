@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
-from amusd.models.configuration import MODEL_TYPES, ModelConfig
+from amusd.models.configuration import as_own
 from amusd.models.huggingface import wrap_stock, wrap_weights
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
@@ -107,8 +107,8 @@ def wrap_model(
     weights: dict[str, torch.Tensor] | None = None,
 ) -> CachedModel:
     """Ours with the weights and the dtype of a stock model; `weights`: instead of its own."""
-    config = ModelConfig(model.config.to_dict()) if model.config.model_type in MODEL_TYPES else None
-    if options.model_impl == "transformers" or config is None or not config.is_covered():
+    config = as_own(model.config)
+    if options.model_impl == "transformers" or config is None:
         return wrap_stock(model, options, output_ids)
     options = replace(options, dtype=str(model.dtype).removeprefix("torch."))
     return wrap_weights(weights or weights_of(model), config, options, output_ids)
