@@ -38,7 +38,7 @@ from amusd.runtime.ranks import Leader
 from amusd.runtime.startup import connect_target, load_with_followers, make_leader, make_recorder
 from amusd.runtime.target_sequence import Request
 from amusd.runtime.target_worker import TargetWorker
-from amusd.sampling.stopping import AnswerText, StopChecker
+from amusd.sampling.stopping import StopChecker
 from amusd.schedule import check_sampling, choose_policy, choose_schedule
 from amusd.settings import from_mapping
 from amusd.tracing.metrics import TargetCounts
@@ -259,15 +259,15 @@ class Engine:
             stack.callback(self.worker.shut_down)
 
     def _answer(self, request: Request, params: SamplingParams, kind: Callable[..., Generation]) -> Answer:
+        decoder = IncrementalDecoder(self.tokenizer, request.prompt)
         stop = StopChecker(
             eos_token_ids=() if params.ignore_eos else self.tokenizer.eos_token_ids,
             stop=params.stop,
             max_new_tokens=request.max_length - len(request.prompt),
-            push_text=IncrementalDecoder(self.tokenizer, request.prompt).push,
+            push_text=decoder.push,
+            flush_text=decoder.flush,
         )
-        decoder = IncrementalDecoder(self.tokenizer, request.prompt)
-        text = AnswerText(decoder.push, decoder.flush, params.stop)
-        return Answer(request, stop, text, kind, self.turns)
+        return Answer(request, stop, kind, self.turns)
 
     def _encode_all(self, prompts: Sequence[Prompt], *, raw: bool) -> list[tuple[int, ...]]:
         """Token ids of each prompt. Raises `ConfigError` with the first bad one's number."""

@@ -14,7 +14,7 @@ from typing_extensions import Self
 from amusd.answer.turns import Turns
 from amusd.errors import StateError
 from amusd.runtime.target_sequence import Request, TargetSequence
-from amusd.sampling.stopping import AnswerText, Emission, StopChecker
+from amusd.sampling.stopping import Emission, StopChecker
 from amusd.tracing.metrics import GenerationMetrics
 from amusd.types import FinishReason, Mode, TokenSource, TopLogprobs
 
@@ -72,7 +72,6 @@ class Answer:
 
     request: Request
     stop: StopChecker
-    _text: AnswerText
     _kind: Callable[..., Generation]
     _turns: Turns
     _tokens: list[Token] = field(default_factory=list)
@@ -168,15 +167,15 @@ class Answer:
     def _take(self, emission: Emission) -> None:
         parts = zip_longest(emission.token_ids, emission.logprobs, emission.top_logprobs, emission.sources)
         for number, (token_id, logprob, top_logprobs, source) in enumerate(parts, start=1):
-            text = self._text.push(token_id)
-            if emission.finish_reason is not None and number == len(emission.token_ids):
-                text += self._text.finish(emission.finish_reason)
+            reason = emission.finish_reason if number == len(emission.token_ids) else None
+            if reason is not None:
                 self.all_tokens_at = time.perf_counter()
+            text = self.stop.show(token_id, reason)
             self._tokens.append(Token(token_id, text, logprob, top_logprobs or (), source))
 
     def _finish(self, sequence: TargetSequence) -> None:
         self._generation = self._kind(
-            text=self._text.text,
+            text=self.stop.text,
             token_ids=tuple(token.token_id for token in self._tokens),
             finish_reason=sequence.ended_by,
             metrics=sequence.metrics,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amusd.sampling.stopping import AnswerText, Emission, StopChecker, cut_at_stop
+from amusd.sampling.stopping import Emission, StopChecker, cut_at_stop
 from amusd.types import FinishReason
 
 PIECES = st.lists(st.text("ab", max_size=3), min_size=1, max_size=8)
@@ -40,20 +40,24 @@ def test_blocks_do_not_matter_and_the_text_is_cut_before_the_first_stop(
         assert reason is None
 
 
-@given(pieces=PIECES, stop=STOPS)
-def test_what_is_shown_is_the_text_and_never_part_of_a_stop_string(pieces: list[str], stop: tuple[str, ...]) -> None:
-    shown, answer = "", AnswerText(pieces.__getitem__, str, stop)
-    whole = ""
-    for token_id, piece in enumerate(pieces):
-        whole += piece
-        shown += answer.push(token_id)
-        assert cut_at_stop(whole, stop).startswith(shown)
-        if any(string in whole for string in stop):
-            shown += answer.finish(FinishReason.STOP)
-            assert shown == answer.text == cut_at_stop(whole, stop)
+@given(pieces=PIECES, stop=STOPS, late=st.integers(1, 3))
+def test_what_is_shown_is_the_text_and_never_part_of_a_stop_string(
+    pieces: list[str], stop: tuple[str, ...], late: int
+) -> None:
+    """Also if tokens are shown blocks after they are pushed."""
+    checker = StopChecker((), stop, len(pieces), pieces.__getitem__)
+    shown = whole = ""
+    for start in range(0, len(pieces), late):
+        emission = checker.push(range(start, min(start + late, len(pieces))))
+        for token_id in emission.token_ids:
+            whole += pieces[token_id]
+            is_last = token_id == emission.token_ids[-1]
+            shown += checker.show(token_id, emission.finish_reason if is_last else None)
+            assert cut_at_stop(whole, stop).startswith(shown)
+        if emission.finish_reason is not None:
+            assert shown == checker.text == cut_at_stop(whole, stop)
             return
-    shown += answer.finish(FinishReason.LENGTH)
-    assert shown == answer.text == whole
+    raise AssertionError("an answer of the greatest length is over")
 
 
 def test_end_of_sequence_wins_over_stop_and_stop_over_length() -> None:
