@@ -24,7 +24,13 @@ def encode_prompt(
 ) -> tuple[int, ...]:
     """Token ids of a prompt. Raises `ConfigError` for unknown ids, or no room for an answer."""
     if isinstance(prompt, str) or (prompt and isinstance(prompt[0], Mapping)):
-        token_ids = _encode_text(prompt, tokenizer, raw=raw, template=template)
+        turns: Any = user_turn(prompt) if isinstance(prompt, str) else prompt
+        text = "\n\n".join(turn["content"] for turn in turns)
+        try:
+            text.encode()
+            token_ids = tuple(tokenizer.encode(text) if raw else tokenizer.encode_chat(turns, **template))
+        except UnicodeEncodeError:
+            raise ConfigError("prompt: half of a surrogate pair is no text") from None
     else:
         token_ids = tuple(map(operator.index, cast("Sequence[int]", prompt)))
     if not token_ids:
@@ -36,13 +42,3 @@ def encode_prompt(
     if not 0 <= min(token_ids) <= max(token_ids) < model.vocab_size:
         raise ConfigError(f"prompt: token ids must be in [0, {model.vocab_size})")
     return token_ids
-
-
-def _encode_text(prompt: Any, tokenizer: Tokenizer, *, raw: bool, template: Mapping[str, Any]) -> tuple[int, ...]:
-    turns = user_turn(prompt) if isinstance(prompt, str) else prompt
-    text = "\n\n".join(turn["content"] for turn in turns)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ConfigError("prompt: half of a surrogate pair is no text") from None
-    return tuple(tokenizer.encode(text) if raw else tokenizer.encode_chat(turns, **template))

@@ -138,7 +138,7 @@ class SyntheticTokenizer:
             if len(piece) > 1 and int(piece) < self._vocab_size:
                 ids.append(int(piece))
             else:
-                ids.extend(byte % self._vocab_size for byte in piece.encode(errors="replace"))
+                ids.extend(byte % self._vocab_size for byte in piece.encode())
         return ids
 
     def encode_chat(self, turns: Conversation, **_options: Any) -> list[int]:

@@ -147,7 +147,6 @@ def _render(template: str, turns: Conversation, variables: Mapping[str, Any], *,
             from transformers.utils.chat_template_utils import render_jinja_template
 
             (text,), _ = render_jinja_template([given], chat_template=template, **variables)
-        text.encode()  # half of a surrogate pair has no bytes
     except Exception as error:  # a template is a program that comes with a checkpoint
         reason = " ".join(str(error).splitlines()) or type(error).__name__
         raise ConfigError(f"prompt: the target's chat template refuses it: {reason}") from error
