@@ -59,7 +59,6 @@ class HuggingFaceNetwork:
         memory: KVMemory,
         *,
         with_logits: bool,
-        several: bool = False,  # noqa: ARG002 - its rows never share more than rounding
     ) -> Tensor | None:
         """See `Network`."""
         module = self._model if with_logits else self._model.base_model

@@ -21,7 +21,7 @@ from amusd.models.draft_layouts import MEDUSA, PublishedDraft, medusa_heads, rea
 from amusd.models.graphs import send
 from amusd.models.huggingface import device_errors, prepare, prepare_device
 from amusd.models.kv_cache import KVMemory
-from amusd.models.linear import INT8, InputScales, Linear, MakeLinear, Weights, make_linear
+from amusd.models.linear import INT8, Linear, MakeLinear, Weights, make_linear
 from amusd.models.load_options import LoadOptions, check_int8, loaded_dtype
 
 BlockModel: TypeAlias = "MedusaModel | DFlashModel"
@@ -36,8 +36,7 @@ class MedusaModel:
     def __init__(self, draft: PublishedDraft, options: LoadOptions) -> None:
         self.device = torch.device(options.device)
         self._dtype = loaded_dtype(options.dtype)
-        int8 = InputScales(by_row=True) if options.dtype == INT8 else None
-        make: MakeLinear = partial(make_linear, dtype=self._dtype, int8=int8)
+        make: MakeLinear = partial(make_linear, dtype=self._dtype, int8=options.dtype == INT8)
         self.max_length = options.max_model_len
         self.feature_width = int(draft.target.hidden_size)
         self.num_ids = self.vocab_size = int(draft.target.vocab_size)

@@ -22,7 +22,7 @@ from amusd.models.configuration import ModelConfig
 from amusd.models.features import FeatureTaps
 from amusd.models.fused import rotate_and_store, silu_and_multiply
 from amusd.models.kv_cache import KVMemory
-from amusd.models.linear import INT8, InputScales, Linear, MakeLinear, Weights, make_linear
+from amusd.models.linear import INT8, Linear, MakeLinear, Weights, make_linear
 from amusd.models.load_options import LoadOptions, loaded_dtype
 from amusd.models.sharding import JoinedLinear, Ranks, SummedLinear, share, share_of_outputs
 from amusd.models.split_attention import cache_dtype
@@ -181,8 +181,7 @@ class Decoder:
         """
         device, ranks, int8 = torch.device(options.device), options.ranks, options.dtype == INT8
         rows = loaded_dtype(options.dtype)
-        self._input_scales = InputScales()
-        make: MakeLinear = partial(make_linear, dtype=rows, int8=self._input_scales if int8 else None)
+        make: MakeLinear = partial(make_linear, dtype=rows, int8=int8)
         groups = config.num_attention_heads // config.num_key_value_heads
         keys = share(config.num_key_value_heads, ranks)
         heads = _Heads(
@@ -229,10 +228,8 @@ class Decoder:
         memory: KVMemory,
         *,
         with_logits: bool,
-        several: bool = False,
     ) -> Tensor | None:
         """See `Network`."""
-        self._input_scales.by_row = several
         hidden = F.embedding(token_ids, self._embedding)  # [rows, width]
         rotation = self._rotation[positions]  # [rows, dim / 2]
         tapped = () if self.taps is None else self.taps.layers

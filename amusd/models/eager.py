@@ -96,7 +96,7 @@ class EagerPasses:
             memory.slots_of_pass = range(start, start + num_rows)
         attention: Attention = parts[0][1] if is_alone else JoinedAttention(parts, computed)
         inputs = token_ids[:computed], positions[:computed], attention, memory
-        logits = self._network(*inputs, with_logits=with_logits, several=not is_alone)
+        logits = self._network(*inputs, with_logits=with_logits)
         return None if logits is None else logits[:num_rows]
 
     def _attention(self, rows: Rows, count: int, with_logits: bool) -> SplitAttention:

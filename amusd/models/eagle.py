@@ -58,10 +58,8 @@ class EagleDecoder(Decoder):
         memory: KVMemory,
         *,
         with_logits: bool,
-        several: bool = False,
     ) -> Tensor | None:
         """See `Network`."""
-        self._input_scales.by_row = several
         embedded = F.embedding(token_ids, self._embedding)  # [rows, width]
         rotation = self._rotation[positions]
         features = memory.features(self.feature_width, self.device)

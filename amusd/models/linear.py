@@ -21,9 +21,6 @@ from torch import Tensor
 _PACKED_FOR_ROWS = 8
 _LARGEST_FP16_ERROR = 2.0**-25
 _ENGINES = ("fbgemm", "x86")
-_SCALED_PRODUCT = "linear_with_input_q_dq_qweight_dq_output_fp32"
-_OPERATORS = ("linear_prepack_fp16", "linear_dynamic_fp16", "linear_prepack", "linear_dynamic", _SCALED_PRODUCT)
-_MAKE_QUANTIZED = "_make_per_channel_quantized_tensor"
 
 INT8 = "int8"
 _LARGEST_INT8 = 127
@@ -81,22 +78,14 @@ class Weights:
         return Weights(change(self.matrix), None if self.bias is None else change(self.bias))
 
 
-@dataclass(slots=True)
-class InputScales:
-    """How int8 layers scale their inputs."""
-
-    by_row: bool = False
-    """True: rows do not affect each other. False: one scale per product, which is faster."""
-
-
 MakeLinear: TypeAlias = Callable[[Weights], Linear]
 """Makes a linear layer of weights, which may be dropped afterwards."""
 
 
-def make_linear(weights: Weights, dtype: torch.dtype, int8: InputScales | None = None) -> Linear:
-    """The fastest linear layer for rows of `dtype` on the weights' device; `int8`: with these scales."""
-    if int8 is not None:
-        return Int8Linear(weights.matrix, weights.bias, int8)
+def make_linear(weights: Weights, dtype: torch.dtype, *, int8: bool = False) -> Linear:
+    """The fastest linear layer for rows of `dtype` on the weights' device."""
+    if int8:
+        return Int8Linear(weights.matrix, weights.bias)
     if multiplies_fp16(weights.matrix.device, dtype) and fits_fp16(weights.matrix):
         return Fp16Linear(weights.matrix, weights.bias)
     weights = weights.each(lambda tensor: tensor.to(dtype))
@@ -137,13 +126,10 @@ def fits_fp16(matrix: Tensor) -> bool:
 
 def why_not_int8(device: torch.device) -> str | None:
     """Why FBGEMM cannot multiply in int8 on `device`, or float16; None if it can."""
-    engine = torch.backends.quantized.engine
     if device.type != "cpu":
         return f"not on {device}"
-    if engine not in _ENGINES:
-        return f"torch multiplies them with {engine} here, allowed: {' or '.join(_ENGINES)}"
-    found = hasattr(torch, _MAKE_QUANTIZED) and all(hasattr(torch.ops.quantized, name) for name in _OPERATORS)
-    return None if found else "this build of torch lacks them"
+    engine = torch.backends.quantized.engine
+    return None if engine in _ENGINES else f"torch multiplies them with {engine} here, allowed: {' or '.join(_ENGINES)}"
 
 
 def largest_int8_weight() -> int:
@@ -213,36 +199,22 @@ class Fp16Linear(Linear):
 
 
 class Int8Linear(Linear):
-    """A `Linear` over a copy of the weight in int8; float32 in and out."""
+    """A `Linear` over a copy of the weight in int8, with one scale for all inputs; float32 in and out."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, input_scales: InputScales) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         values, scales = to_int8(weight, largest_int8_weight())
         self.nbytes = _num_bytes(values, bias, scales)
-        self._input_scales = input_scales
-        self._sums = values.sum(1, dtype=torch.float32) * scales.flatten()  # [out], of the weights as they are rounded
-        self._bias = None if bias is None else bias.float()
         self._multiply = _function("linear_dynamic")
-        self._multiply_scaled = _function(_SCALED_PRODUCT)
         zeros = torch.zeros(len(scales), dtype=torch.long)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*quantize.* deprecated", category=UserWarning)
-            packable = getattr(torch, _MAKE_QUANTIZED)(values, scales.flatten().double(), zeros, 0)
+            packable = torch._make_per_channel_quantized_tensor(values, scales.flatten().double(), zeros, 0)  # noqa: SLF001 - no public name
         self._weight = torch.ops.quantized.linear_prepack(packable, None if bias is None else bias.float())
 
     def __call__(self, rows: Tensor) -> Tensor:
         """See `Linear`."""
-        if self._input_scales.by_row:
-            return self._multiply_each(rows)
         result: Tensor = self._multiply(rows, self._weight, reduce_range=False)
         return result
-
-    def _multiply_each(self, rows: Tensor) -> Tensor:
-        """Product with a scale per row, which maps its range to [0, 255]."""
-        smallest, largest = torch.aminmax(rows, dim=1, keepdim=True)
-        span = (largest - smallest).clamp_min_(1e-12)
-        product = self._multiply_scaled(rows.sub(smallest).div_(span), 1 / 255, 0, self._weight)  # plus the bias
-        result = torch.addcmul(smallest * self._sums, product, span)
-        return result if self._bias is None else result.addcmul_(self._bias, 1 - span)
 
 
 def _function(name: str) -> Callable[..., Tensor]:

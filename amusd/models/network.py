@@ -43,11 +43,10 @@ class Network(Protocol):
         memory: KVMemory,
         *,
         with_logits: bool,
-        several: bool = False,
     ) -> Tensor | None:
         """Logits [rows, vocab] of `token_ids` [rows]; None without `with_logits`.
 
         `positions` [rows]: of the model; `attention`: what rows see; `memory`: where they are written
-        (`slots_of_pass`). `several`: rows of several sequences, which must not affect each other by more than rounding.
+        (`slots_of_pass`).
         """
         ...
