@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 from amusd.errors import ConfigError, ContextLengthError
-from amusd.models.language_model import LanguageModel
+from amusd.models.cached_model import CachedModel
 from amusd.models.tokenizer import Conversation, Tokenizer, user_turn
 
 Prompt: TypeAlias = str | Sequence[int] | Conversation
@@ -20,7 +20,7 @@ def is_list_of_prompts(prompt: object) -> bool:
 
 
 def encode_prompt(
-    prompt: Prompt, tokenizer: Tokenizer, model: LanguageModel, *, raw: bool, template: Mapping[str, Any]
+    prompt: Prompt, tokenizer: Tokenizer, model: CachedModel, *, raw: bool, template: Mapping[str, Any]
 ) -> tuple[int, ...]:
     """Token ids of a prompt. Raises `ConfigError` for unknown ids, or no room for an answer."""
     if isinstance(prompt, str) or (prompt and isinstance(prompt[0], Mapping)):

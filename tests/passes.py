@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from amusd.models.cached_model import CachedModel
 from amusd.models.kv_cache import KVCache
-from amusd.models.language_model import LanguageModel, ModelOutput
-from amusd.models.passes import Rows, SamplerRows
+from amusd.models.passes import ModelOutput, Rows, SamplerRows
 
 
 def forward(
-    model: LanguageModel,
+    model: CachedModel,
     token_ids: Sequence[int],
     cache: KVCache,
     wanted: SamplerRows | None = None,

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amusd.models.language_model import ModelOutput
 from amusd.models.numerics import Numerics
-from amusd.models.passes import Rows, Sampler
+from amusd.models.passes import ModelOutput, Rows
 from amusd.protocol.verification import place_rows
+from amusd.sampling.sampler import RowSampler
 
 _MASK = (1 << 64) - 1
 _ODD = 0x9E3779B97F4A7C15
@@ -55,7 +55,7 @@ class TableCache:
 
 
 class TableModel:
-    """A `LanguageModel` in float64 on the CPU whose logits are exact and never tie."""
+    """A `CachedModel` in float64 on the CPU whose logits are exact and never tie."""
 
     output_ids: Tensor | None = None
     captured_on: torch.device | None = None
@@ -70,7 +70,7 @@ class TableModel:
         numerics: Numerics | None = None,
         reads_features: Sequence[str] = (),
     ) -> None:
-        """Models with the same `vocab_size` and `seed` are equal. `numerics`: see `LanguageModel`; None: no limits.
+        """Models with the same `vocab_size` and `seed` are equal. `numerics`: see `CachedModel`; None: no limits.
 
         `reads_features`: drafters that read features, which are four small numbers of each prefix's hash.
         """
@@ -83,7 +83,7 @@ class TableModel:
         self.feature_columns = {name: slice(0, 4) for name in reads_features}
         self._columns = torch.arange(vocab_size)
 
-    def prepare(self, cache: TableCache, samplers: Sequence[Sampler] = (), steps: int = 1) -> None:
+    def prepare(self, cache: TableCache, samplers: Sequence[RowSampler] = (), steps: int = 1) -> None:
         """Nothing makes its first passes slow."""
 
     def new_cache(self, capacity: int) -> TableCache:
@@ -103,7 +103,7 @@ class TableModel:
             cache.append(token_id)
 
     def run(self, batch: Sequence[Rows], steps: int = 1) -> list[ModelOutput]:
-        """Logits [rows, vocab] float64 of each sequence alone; see `LanguageModel`."""
+        """Logits [rows, vocab] float64 of each sequence alone; see `CachedModel`."""
         outputs = []
         for rows in batch:
             hashes = self._hashes(rows)

@@ -17,9 +17,9 @@ from amusd.config import GREEDY, Distribution
 from amusd.drafters.base import ChainDrafter, say_not_finite
 from amusd.drafters.ngram import NgramCache
 from amusd.errors import NotFiniteError
+from amusd.models.cached_model import CachedModel
 from amusd.models.kv_cache import KVCache
-from amusd.models.language_model import LanguageModel, ModelOutput
-from amusd.models.passes import Rows, SamplerRows
+from amusd.models.passes import ModelOutput, Rows, SamplerRows
 from amusd.sampling.ratio_test import DraftSampler
 from amusd.sampling.sampler import DRAFT_LEVELS, SamplingState, SequenceSampler, samplers_of
 
@@ -27,7 +27,7 @@ from amusd.sampling.sampler import DRAFT_LEVELS, SamplingState, SequenceSampler,
 class AutoregressiveDrafter(ChainDrafter):
     """Drafts with `model`, whose cache is kept between sequences."""
 
-    def __init__(self, model: LanguageModel, lookup: NgramCache | None = None, *, cache: KVCache | None = None) -> None:
+    def __init__(self, model: CachedModel, lookup: NgramCache | None = None, *, cache: KVCache | None = None) -> None:
         """`lookup`: proposes first. `cache`: one of `new_caches`."""
         super().__init__()
         self.model = model

@@ -14,7 +14,7 @@ from amusd.config import GREEDY, Distribution
 from amusd.drafters.base import Drafter, path_to, say_not_finite
 from amusd.errors import NotFiniteError
 from amusd.models.block_models import BlockModel
-from amusd.models.language_model import argmax_rows
+from amusd.models.passes import check_finite
 from amusd.protocol.draft_session import MIN_PROBABILITY, Guesses, Node, Transition
 from amusd.sampling.ranking import Ranking
 from amusd.sampling.sampler import SamplingState
@@ -123,7 +123,7 @@ class BlockDrafter(Drafter):
         self._ranking.see(self._context)
         words, scores = self._ranking.rows_behind(position - len(path), [path]), self._scores[place : place + 1]
         try:
-            argmax_rows(scores)  # raises for what is no number
+            check_finite(float(scores.max()))
             (guesses,) = self._ranking.rank(scores, words)
         except NotFiniteError as error:
             say_not_finite(error)

@@ -23,9 +23,9 @@ from typing_extensions import Self
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import ChainDrafter
 from amusd.errors import NotFiniteError
+from amusd.models.cached_model import CachedModel
 from amusd.models.kv_cache import KVCache
-from amusd.models.language_model import LanguageModel, ModelOutput
-from amusd.models.passes import Rows
+from amusd.models.passes import ModelOutput, Rows
 from amusd.sampling.acceptance import accept_along
 from amusd.sampling.sampler import DRAFT_LEVELS, samplers_of
 
@@ -35,7 +35,7 @@ class CascadeDrafter(AutoregressiveDrafter):
 
     def __init__(
         self,
-        model: LanguageModel,
+        model: CachedModel,
         inner: ChainDrafter,
         num_inner_tokens: int = 4,
         *,

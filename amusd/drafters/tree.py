@@ -19,8 +19,7 @@ from amusd.drafters.ngram import LOOKUP_TOKENS, NgramCache
 from amusd.errors import NotFiniteError
 from amusd.models.cached_model import CachedModel
 from amusd.models.kv_cache import KVCache
-from amusd.models.language_model import ModelOutput
-from amusd.models.passes import Places, Rows, SamplerRows
+from amusd.models.passes import ModelOutput, Places, Rows, SamplerRows
 from amusd.protocol.draft_session import MAX_NODES, MIN_PROBABILITY, Guesses, Node, Transition
 from amusd.sampling.ranking import Mixture, Ranking, RowRanker
 from amusd.sampling.sampler import DRAFT_LEVELS, SamplingState, samplers_of
@@ -182,7 +181,7 @@ class ModelTreeDrafter(Drafter):
         rows, mixtures = part
         assert rows.wanted is not None
         try:
-            output.choose()  # raises for what is no number
+            output.check()
             outputs = None if output.outputs is None else output.outputs[-number:]
             ranked = self._ranking.rank(output.logits[-number:], rows.wanted.inputs[-number:], mixtures, outputs)
         except NotFiniteError as error:

@@ -1,4 +1,4 @@
-"""A `LanguageModel` made of a network and a rule for its passes.
+"""A causal language model on one device, which knows nothing of candidates, messages or sampling.
 
 `run` checks the rows and finds their places, `compute` has every rank do the same pass, and `EagerPasses` or
 `CapturedPasses` pad and join rows and launch the network.
@@ -17,12 +17,12 @@ from amusd.models.captured import CapturedPasses
 from amusd.models.eager import EagerPasses
 from amusd.models.graphs import Capture, Completion, send
 from amusd.models.kv_cache import KVCache, KVMemory
-from amusd.models.language_model import LanguageModel, ModelOutput
 from amusd.models.network import Network
 from amusd.models.numerics import Numerics
-from amusd.models.passes import Pass, Rows, Sampler, SamplerRows, lay_out_table, lay_out_tracks
+from amusd.models.passes import ModelOutput, Pass, Rows, SamplerRows, lay_out_table, lay_out_tracks
 from amusd.models.sharding import ALONE, Ranks
 from amusd.models.split_attention import stored_dtype
+from amusd.sampling.sampler import RowSampler
 
 
 @dataclass(eq=False, repr=False)
@@ -31,18 +31,22 @@ class CachedModel:
 
     network: Network
     numerics: Numerics
+    """The rule for rows, path lengths and paths of a pass."""
     _: KW_ONLY
     max_length: int
     output_ids: Tensor | None = None
+    """[vocab_size] int64: token of each column of the logits; None: the column itself."""
     capture: Capture | None = None
     """How passes are captured on a GPU; None on a CPU."""
     tokens_per_step: int = 1
+    """Most steps of a pass: 1, or as many as a device makes without the host."""
     ranks: Ranks = ALONE
     """The ranks that share `network`; their exchanges must be fit for `capture`."""
 
     def __post_init__(self) -> None:
         network = self.network
         self.captured_on = None if self.capture is None else network.device
+        """Device whose passes are captured and end with a sampler; None: logits are on the host."""
         self.implementation, self.device = network.implementation, network.device
         self.vocab_size, self.num_ids = network.vocab_size, network.num_ids
         self.weight_bytes, self.parameter_bytes = network.weight_bytes, network.parameter_bytes
@@ -59,7 +63,10 @@ class CachedModel:
         return self.new_caches(1, capacity, spare=spare)[0]
 
     def new_caches(self, number: int, capacity: int, *, spare: int = 0) -> list[KVCache]:
-        """See `LanguageModel`. `spare`: slots for nodes of a tree."""
+        """Empty caches for sequences of at most `capacity` tokens, which share their memory.
+
+        `spare`: slots for nodes of a tree. Raises `ValueError` beyond `max_length`.
+        """
         if not 1 <= capacity <= self.max_length:
             raise ValueError(f"a cache of {capacity} tokens: must be between 1 and {self.max_length}")
         dtype, allocated = self.network.cache_dtype, self.numerics.allocation(capacity + spare)
@@ -78,8 +85,11 @@ class CachedModel:
                 cache.captured = passes
         return caches
 
-    def prepare(self, cache: KVCache, samplers: Sequence[Sampler] = (), steps: int = 1) -> None:
-        """See `LanguageModel`. Afterwards a captured pass of another shape is a `DeviceError`."""
+    def prepare(self, cache: KVCache, samplers: Sequence[RowSampler] = (), steps: int = 1) -> None:
+        """Do slow first-time work for passes over the memory of `cache`, with these samplers and so many steps at most.
+
+        Afterwards a captured pass of another shape is a `DeviceError`.
+        """
         if self._eager is not None:
             self._eager.prepare(cache)
             return
@@ -89,7 +99,7 @@ class CachedModel:
             self.compute(Pass([Rows((), cache, SamplerRows(sampler, inputs))], steps))
 
     def prefill(self, token_ids: Sequence[int], cache: KVCache) -> None:
-        """See `LanguageModel`. Raises `ValueError` as `run`, before any change."""
+        """Take in tokens without logits, in chunks whose borders depend on the position alone. Raises as `run`."""
         self._check_ids(token_ids)
         _check_room(token_ids, cache)
         end = cache.length + len(token_ids)
@@ -102,11 +112,22 @@ class CachedModel:
             done += count
 
     def run(self, batch: Sequence[Rows], steps: int = 1) -> list[ModelOutput]:
-        """See `LanguageModel`."""
+        """One pass over rows of several sequences, whose caches share their memory.
+
+        A chain has 1 to `numerics.max_rows(cache.length)` tokens, the first at position `cache.length`, which moves by
+        them. With `steps` each goes on with the token chosen after its last row while its cache has room; the last one
+        stays outside. Rows with `parents` are up to `numerics.width`, on `numerics.tracks_at(cache.length)` tracks; the
+        length stays until `keep`. Nodes of trees are up to `numerics.width`; the length does not matter.
+
+        A row's logits are those of its path alone. Raises `ValueError`, before any change, for what does not fit.
+        """
         return self.compute(Pass([self._laid_out(rows) for rows in batch], steps)) if batch else []
 
     def keep(self, rows: Sequence[int], cache: KVCache) -> None:
-        """See `LanguageModel`."""
+        """Continue with `rows` of the last pass, a path from the first row; moves `cache.length`.
+
+        Raises `ValueError` unless the last pass over `cache` had `parents`.
+        """
         cache.check_keep(rows)
         self.compute(Pass([Rows((), cache)], kept=rows))
 
@@ -129,7 +150,10 @@ class CachedModel:
         return outputs
 
     def read_features(self, batch: Sequence[tuple[KVCache, range]]) -> Sequence[Tensor]:
-        """See `LanguageModel`."""
+        """The features of positions that caches hold, those of every drafter side by side.
+
+        bfloat16 [rows, width] on the host; in one copy from a GPU.
+        """
         memory, device = batch[0][0].memory, self.device
         slots = [cache.first + cache.slots[positions.start : positions.stop] for cache, positions in batch]
         assert self.network.taps is not None
@@ -182,7 +206,7 @@ def _check_room(token_ids: Sequence[int], cache: KVCache) -> None:
         raise ValueError(f"{len(token_ids)} tokens do not fit: {cache.length} of {cache.capacity} are used")
 
 
-def extend(model: LanguageModel, token_ids: Sequence[int], cache: KVCache, num_tokens: int) -> list[int]:
+def extend(model: CachedModel, token_ids: Sequence[int], cache: KVCache, num_tokens: int) -> list[int]:
     """Take in `token_ids` and choose `num_tokens` tokens greedily; the last is not taken in."""
     chosen: list[int] = []
     while len(chosen) < num_tokens:

@@ -24,9 +24,9 @@ from amusd.errors import DeviceError, RankLostError
 from amusd.models.attention import CausalAttention
 from amusd.models.graphs import Completion, Replay
 from amusd.models.kv_cache import KVCache
-from amusd.models.language_model import ModelOutput
-from amusd.models.passes import PADDING_ID, Pass, Rows, Sampler
+from amusd.models.passes import PADDING_ID, ModelOutput, Pass, Rows
 from amusd.models.pinned import PassInputs, Pinned, SamplerWords
+from amusd.sampling.sampler import RowSampler
 
 if TYPE_CHECKING:
     from amusd.models.cached_model import CachedModel
@@ -42,7 +42,7 @@ class PassShape:
     """Rows of each sequence, padded; 1 in a further step."""
     step: int
     """0: takes in the rows of a pass; else the token chosen by the step before."""
-    sampler: Sampler | None
+    sampler: RowSampler | None
     """None: the most likely token."""
     sequences: int
 
@@ -57,7 +57,7 @@ class CapturedPasses:
         self._max_rows = max_rows = model.numerics.width
         self._num_places = number * (max_rows + model.tokens_per_step)
         self._graphs: dict[PassShape, tuple[Replay, list[Tensor]]] = {}  # with the logits of each, one tensor
-        self._words: dict[Sampler, SamplerWords] = {}
+        self._words: dict[RowSampler, SamplerWords] = {}
         self._is_sealed = False
         self._device = device = model.device
         max_depth = max(max_rows, caches[0].spare)
@@ -208,7 +208,9 @@ class CapturedPasses:
         if first < end:
             self._slots.send(slice(first, end))
 
-    def _send_words(self, batch: Sequence[Rows], places: Sequence[slice | list[int]], sampler: Sampler) -> SamplerWords:
+    def _send_words(
+        self, batch: Sequence[Rows], places: Sequence[slice | list[int]], sampler: RowSampler
+    ) -> SamplerWords:
         words = self._words[sampler]
         for rows, those in zip(batch, places, strict=True):
             if rows.wanted is None or rows.wanted.sampler is not sampler:
@@ -269,7 +271,7 @@ class CapturedPasses:
             last = self._columns[self._places(replace(shape, step=shape.step - 1))]
         return last if self._model.output_ids is None else self._model.output_ids[last]
 
-    def _choose(self, logits: Tensor, sampler: Sampler | None, places: slice) -> None:
+    def _choose(self, logits: Tensor, sampler: RowSampler | None, places: slice) -> None:
         if sampler is None:
             self._largest[places], self._columns[places] = logits.max(dim=-1)  # a NaN is the largest
             return

@@ -16,10 +16,9 @@ from torch import Tensor
 
 from amusd.models.attention import Attention
 from amusd.models.kv_cache import KVCache
-from amusd.models.language_model import ModelOutput
 from amusd.models.network import Network
 from amusd.models.numerics import Numerics
-from amusd.models.passes import PADDING_ID, Pass, Rows
+from amusd.models.passes import PADDING_ID, ModelOutput, Pass, Rows
 from amusd.models.row_counts import WIDTHS, RowCounts
 from amusd.models.split_attention import BLOCK, JoinedAttention, SplitAttention
 

@@ -99,7 +99,7 @@ def wrap_weights(
 ) -> CachedModel:
     """Make a model of weights by the names of `weight_shapes`, which are removed as they are taken in.
 
-    `output_ids`: see `LanguageModel`. Raises `ConfigError` if the device is full.
+    `output_ids`: see `CachedModel`. Raises `ConfigError` if the device is full.
     """
     return wrap_network(partial(Decoder, weights, config, options), config, options, output_ids)
 

@@ -1,4 +1,4 @@
-"""One forward pass: its sequences' rows, and what is sampled.
+"""One forward pass: its sequences' rows, what is sampled, and what comes out.
 
 A *slot* is where a token's keys and values lie in a cache; a *position* is the token's distance from the start of its
 path, and is rotated into its keys. Nodes of different branches may share a position, never a slot.
@@ -8,55 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from amusd.errors import NotFiniteError
 from amusd.models.kv_cache import KVCache
 from amusd.protocol.verification import place_rows
+from amusd.sampling.sampler import RowSampler
 
 PADDING_ID = 0
-
-
-class Sampler(Protocol):
-    """The end of a pass, which chooses from logits; captured with it on a GPU."""
-
-    @property
-    def level(self) -> int:
-        """A pass may hold rows of a lower level, with neutral further inputs."""
-        ...
-
-    @property
-    def num_inputs(self) -> int:
-        """int64 words per row that the host writes before the pass."""
-        ...
-
-    @property
-    def neutral(self) -> npt.NDArray[np.int64]:
-        """[num_inputs]: inputs of a row that wants the largest logit."""
-        ...
-
-    @property
-    def num_outputs(self) -> int:
-        """int32 words per row that the host reads after the pass."""
-        ...
-
-    def compute(self, logits: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """[rows, columns], [rows, num_inputs] -> the columns chosen [rows], [rows, num_outputs]. Waits for no GPU."""
-        ...
-
-    def of_row(self, row: npt.NDArray[np.float32], words: npt.NDArray[np.int64]) -> tuple[int, npt.NDArray[np.int32]]:
-        """One row on a CPU, whose largest logit is finite: the column, and [num_outputs]."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
 class SamplerRows:
     """What a sampler does with one sequence's rows."""
 
-    sampler: Sampler
+    sampler: RowSampler
     inputs: npt.NDArray[np.int64]
     """[rows, sampler.num_inputs]; then a row for each further step."""
 
@@ -154,10 +123,59 @@ class Pass:
     """Only continue the one sequence with these rows of the last pass."""
 
     @property
-    def sampler(self) -> Sampler | None:
+    def sampler(self) -> RowSampler | None:
         """The sampler that serves every sequence."""
         wanted = [rows.wanted.sampler for rows in self.rows if rows.wanted is not None]
         return max(wanted, key=lambda sampler: sampler.level, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOutput:
+    """The result of a pass for one sequence."""
+
+    logits: Tensor
+    """[rows, vocab]: row i scores the token after input i.
+
+    Captured passes leave them on the device, valid until the next pass.
+    """
+    wanted: SamplerRows | None = None
+    """None: the most likely tokens."""
+    columns: npt.NDArray[np.int64] | None = None
+    """[rows], then one per further step: chosen by a captured pass; None: not chosen yet."""
+    largest: npt.NDArray[np.float64] | None = None
+    """[rows]: the logits of `columns`."""
+    outputs: npt.NDArray[np.int32] | None = None
+    """[rows, words]: other outputs of the sampler."""
+
+    def choose(self) -> list[int]:
+        """The column of each row and step, as `sample`."""
+        return [self.sample(row)[0] for row in range(len(self.logits if self.columns is None else self.columns))]
+
+    def sample(self, row: int) -> tuple[int, npt.NDArray[np.int32]]:
+        """The column sampled for one row, and the sampler's other outputs.
+
+        Raises `NotFiniteError` where the largest logit is NaN or infinite.
+        """
+        nothing = np.empty(0, dtype=np.int32)
+        if self.columns is not None and self.largest is not None:
+            check_finite(self.largest[row])
+            return int(self.columns[row]), nothing if self.outputs is None else self.outputs[row]
+        logits = self.logits[row].float().numpy()
+        check_finite(logits.max())
+        if self.wanted is None:
+            return int(logits.argmax()), nothing
+        return self.wanted.sampler.of_row(logits, self.wanted.inputs[row])
+
+    def check(self) -> None:
+        """Raise `NotFiniteError` unless each row's largest logit is finite."""
+        check_finite(self.logits.float().numpy().max(1) if self.largest is None else self.largest)
+
+
+def check_finite(largest: npt.ArrayLike) -> None:
+    """Raise `NotFiniteError` unless these largest logits are finite."""
+    finite = np.isfinite(largest)
+    if not finite.all():
+        raise NotFiniteError(f"the largest logit is {np.extract(~finite, largest)[0]}")
 
 
 def lay_out_tracks(parents: Sequence[int], *, start: int, num_tracks: int, stride: int) -> Places:

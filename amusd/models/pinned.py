@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from amusd.models.attention import TableAttention
-from amusd.models.passes import Sampler
+from amusd.sampling.sampler import RowSampler
 
 
 class Pinned:
@@ -33,7 +33,7 @@ class Pinned:
 class SamplerWords:
     """Inputs and outputs [places, words] of one sampler."""
 
-    def __init__(self, sampler: Sampler, num_places: int, device: torch.device) -> None:
+    def __init__(self, sampler: RowSampler, num_places: int, device: torch.device) -> None:
         self.inputs = Pinned((num_places, sampler.num_inputs), torch.int64, device)
         self.inputs.host[:] = sampler.neutral
         self.inputs.send()

@@ -9,11 +9,11 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from amusd.models.cached_model import CachedModel
 from amusd.models.kv_cache import KVCache
-from amusd.models.language_model import LanguageModel
 from amusd.models.passes import Rows
 
-_Way: TypeAlias = Callable[[LanguageModel, Sequence[int], Sequence[KVCache]], list[tuple[int, Tensor]]]
+_Way: TypeAlias = Callable[[CachedModel, Sequence[int], Sequence[KVCache]], list[tuple[int, Tensor]]]
 """Passes tokens after what the first cache holds; returns position and logits [vocab] of each."""
 
 BLOCK_LENGTHS = (3, 1, 8, 5, 2, 7, 4, 6)
@@ -21,7 +21,7 @@ NEIGHBOURS = (1, 5)
 """Other sequences: the same tokens, rotated by so many."""
 
 
-def rows_agree(model: LanguageModel) -> bool:
+def rows_agree(model: CachedModel) -> bool:
     """Whether tokens get the same logits, bit for bit, in passes of 1, 3 and 8 rows."""
     token_ids = [number * 97 % model.vocab_size for number in range(min(8, model.max_length))]
     [cache] = model.new_caches(1, len(token_ids))
@@ -36,7 +36,7 @@ def rows_agree(model: LanguageModel) -> bool:
     return all(torch.equal(logits, found[0]) for logits in found)
 
 
-def measure_width_invariance(model: LanguageModel, prompt: Sequence[int], num_tokens: int) -> list[float]:
+def measure_width_invariance(model: CachedModel, prompt: Sequence[int], num_tokens: int) -> list[float]:
     """Largest difference of a row's logits between passes of one token and of more; 0: none.
 
     `num_tokens` are decoded greedily one by one, then passed again in ragged blocks, among other paths, and beside
@@ -49,7 +49,7 @@ def measure_width_invariance(model: LanguageModel, prompt: Sequence[int], num_to
 
 
 def _differences(
-    model: LanguageModel, prompt: Sequence[int], num_tokens: int, caches: Sequence[KVCache], ways: Sequence[_Way]
+    model: CachedModel, prompt: Sequence[int], num_tokens: int, caches: Sequence[KVCache], ways: Sequence[_Way]
 ) -> list[float]:
     cache = caches[0]
     tokens, rows = list(prompt), []
@@ -69,7 +69,7 @@ def _differences(
     return found
 
 
-def _in_paths(model: LanguageModel, tokens: Sequence[int], caches: Sequence[KVCache]) -> list[tuple[int, Tensor]]:
+def _in_paths(model: CachedModel, tokens: Sequence[int], caches: Sequence[KVCache]) -> list[tuple[int, Tensor]]:
     """Position and logits [vocab] from passes that hold the next token after others, on the lower tracks."""
     found, cache = [], caches[0]
     while (start := cache.length) < len(tokens):
@@ -85,7 +85,7 @@ def _in_paths(model: LanguageModel, tokens: Sequence[int], caches: Sequence[KVCa
     return found
 
 
-def _in_batches(model: LanguageModel, tokens: Sequence[int], caches: Sequence[KVCache]) -> list[tuple[int, Tensor]]:
+def _in_batches(model: CachedModel, tokens: Sequence[int], caches: Sequence[KVCache]) -> list[tuple[int, Tensor]]:
     found, start = [], caches[0].length
     sequences = [tokens, *([*tokens[shift:], *tokens[:shift]] for shift in NEIGHBOURS[: len(caches) - 1])]
     for number in range(1, len(caches)):

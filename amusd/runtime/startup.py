@@ -21,7 +21,6 @@ from amusd.huge_pages import use_huge_pages
 from amusd.models.cached_model import CachedModel
 from amusd.models.embedded_target import Report
 from amusd.models.huggingface import device_errors
-from amusd.models.language_model import LanguageModel
 from amusd.models.loading import check_target, describe_drafter, load_target
 from amusd.models.meeting import Meeting
 from amusd.models.process_group import Backend, backend_for
@@ -58,7 +57,7 @@ def make_recorder(role: Role, events: str | None = None) -> Recorder:
 
 def connect_target(
     config: EngineConfig,
-    load: Callable[[], tuple[LanguageModel, Tokenizer]],
+    load: Callable[[], tuple[CachedModel, Tokenizer]],
     drafts: DraftSource | None,
     recorder: Recorder,
 ) -> tuple[TargetWorker, Tokenizer]:
@@ -96,7 +95,7 @@ def connect_target(
     return _target_worker(config, model, recorder, client), tokenizer
 
 
-def _target_worker(config: EngineConfig, model: LanguageModel, recorder: Recorder, client: DraftClient) -> TargetWorker:
+def _target_worker(config: EngineConfig, model: CachedModel, recorder: Recorder, client: DraftClient) -> TargetWorker:
     with device_errors(device_of(config, Role.TARGET), only_full=True):
         return TargetWorker(model, recorder, client, config.max_num_seqs)
 

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
 from amusd.errors import NotFiniteError
+from amusd.models.cached_model import CachedModel
 from amusd.models.kv_cache import KVCache
-from amusd.models.language_model import LanguageModel, ModelOutput
+from amusd.models.passes import ModelOutput
 from amusd.policies.base import Decision, Wait
 from amusd.policies.observer import Observer, Switches
 from amusd.protocol.target_session import TargetSession
@@ -36,7 +37,7 @@ class _Slot:
 class TargetWorker:
     """Decodes up to `max_num_seqs` sequences: `admit`, `step` until they are over, and `end`. For one thread."""
 
-    model: LanguageModel
+    model: CachedModel
     recorder: Recorder
     client: DraftClient
     max_num_seqs: int = 1

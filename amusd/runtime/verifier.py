@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from amusd.errors import NotFiniteError
+from amusd.models.cached_model import CachedModel
 from amusd.models.kv_cache import KVCache
-from amusd.models.language_model import LanguageModel, ModelOutput
-from amusd.models.passes import Rows, SamplerRows
+from amusd.models.passes import ModelOutput, Rows, SamplerRows
 from amusd.protocol.target_session import TargetSession
 from amusd.protocol.verification import Block
 from amusd.sampling.acceptance import Acceptance, accept_along
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def prepare_to_verify(model: LanguageModel, cache: KVCache) -> None:
+def prepare_to_verify(model: CachedModel, cache: KVCache) -> None:
     """Prepare every pass that a `Verifier` asks for."""
     model.prepare(cache, samplers_of(model, cache, Level))
     if model.captured_on is not None:
@@ -36,7 +36,7 @@ def prepare_to_verify(model: LanguageModel, cache: KVCache) -> None:
 class Verifier:
     """Judges the candidates of one request."""
 
-    def __init__(self, model: LanguageModel, request: Request, cache: KVCache) -> None:
+    def __init__(self, model: CachedModel, request: Request, cache: KVCache) -> None:
         self._model = model
         self._cache = cache
         self._request = request
@@ -98,18 +98,15 @@ class Verifier:
         judged = _scored(session.candidates_to_judge(), block)
         if isinstance(self._sampler, RatioTest):
             assert output.wanted is not None
-            output.choose()  # raises for what is no number
+            output.check()
             drawn_from = _scored(session.rows_to_judge(), block)
             acceptance = self._sampler.accept(output.logits, block.start, output.wanted.inputs, judged, drawn_from)
             if self._request.logprobs:
                 self._keep([self._score(output, row, token) for row, token in enumerate(acceptance.token_ids)])
             return acceptance
         found: dict[int, npt.NDArray[np.int32]] = {}
-        columns = output.choose() if self._sampler is None else ()
 
         def choose(row: int) -> int:
-            if columns:
-                return columns[row]
             column, found[row] = output.sample(row)
             return column
 

@@ -60,7 +60,7 @@ class RowRanker(RowSampler):
 
     @property
     def num_outputs(self) -> int:
-        """See `Sampler`."""
+        """See `RowSampler`."""
         return 2 * self.num_best + 2 + 2 * MAX_MIXED
 
     def of_rows(self, logits: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:

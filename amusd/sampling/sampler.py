@@ -70,7 +70,7 @@ class SamplingState:
         num_sequences: int = 1,
         max_path: int = 0,
     ) -> None:
-        """`vocab_size`, `output_ids`: see `LanguageModel`; `max_path`: most rows of a path."""
+        """`vocab_size`, `output_ids`: of a `CachedModel`; `max_path`: most rows of a path."""
         self.num_columns = vocab_size
         self.device = torch.device(device)
         self.ids = np.arange(vocab_size) if output_ids is None else output_ids.cpu().numpy()
@@ -88,7 +88,7 @@ class SamplingState:
 
     @classmethod
     def of(cls, model: Any, cache: Any) -> tuple[SamplingState, int]:
-        """The state for a `LanguageModel` cache's sequence, and the sequence's number in it."""
+        """The state for the sequence of a model's cache, and the sequence's number in it."""
         kind, device = (model.vocab_size, model.output_ids), model.captured_on
         if device is None:
             return cls(*kind), 0
@@ -161,25 +161,26 @@ class SamplingState:
 
 @dataclass(frozen=True)
 class RowSampler:
-    """Chooses the column of each row of logits. A `Sampler` (`amusd/models/passes.py`)."""
+    """Chooses the column of each row of logits: the end of a pass, captured with it on a GPU."""
 
     max_best: ClassVar[int] = MAX_TOP_LOGPROBS
     state: SamplingState
     level: Level
+    """A pass may hold rows of a lower level, with neutral further inputs."""
 
     @cached_property
     def neutral(self) -> Words:
-        """See `Sampler`."""
+        """[num_inputs]: words of a row that wants the largest logit."""
         return self.state.words_of(GREEDY)
 
     @property
     def num_inputs(self) -> int:
-        """See `Sampler`."""
+        """int64 words per row that the host writes before the pass."""
         return len(self.neutral)
 
     @property
     def num_outputs(self) -> int:
-        """See `Sampler`: what `scores_of` reads."""
+        """int32 words per row that the host reads after the pass: what `scores_of` reads."""
         return 1 + 2 * self.num_best if self.level is Level.SCORED else 0
 
     @property
@@ -188,7 +189,7 @@ class RowSampler:
         return min(self.max_best, self.state.num_columns)
 
     def compute(self, logits: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Sampler`."""
+        """[rows, columns], [rows, num_inputs] -> the columns chosen [rows], [rows, num_outputs]. Waits for no GPU."""
         if logits.device.type != "cpu":
             return self.of_rows(logits.float(), inputs)
         rows = zip(logits.float().numpy(), inputs.numpy(), strict=True)
@@ -206,7 +207,7 @@ class RowSampler:
         return columns, torch.cat((top.int(), scored.view(torch.int32)), 1)
 
     def of_row(self, row: Row, words: Words) -> tuple[int, npt.NDArray[np.int32]]:
-        """`compute` of one row on a CPU, where a torch operator takes 20 microseconds."""
+        """`compute` of one row with a finite largest logit on a CPU, where a torch operator takes 20 microseconds."""
         shaped, left = self.shaped_row(row, words)
         column = choose(shaped, self.state.bits, int(words[KEY]), words.view(np.float64)[TEMPERATURE], left)
         if self.level is not Level.SCORED:

@@ -15,8 +15,9 @@ from typing_extensions import Self
 
 from amusd.drafters.base import Drafter, Expansion
 from amusd.models.numerics import Numerics
-from amusd.models.passes import Rows, Sampler
+from amusd.models.passes import Rows
 from amusd.protocol.draft_session import Guesses, Transition
+from amusd.sampling.sampler import RowSampler
 from amusd.simulation.clock import Clock
 from amusd.simulation.cost import Costs
 from amusd.simulation.tokens import all_guesses, target_token
@@ -44,7 +45,7 @@ class ScriptedCache:
 
 
 class ScriptedModel:
-    """The part of a `LanguageModel` that a `TargetWorker` needs for greedy decoding."""
+    """The part of a `CachedModel` that a `TargetWorker` needs for greedy decoding."""
 
     captured_on = None
     max_length = MANY
@@ -72,7 +73,7 @@ class ScriptedModel:
         """One for each sequence at work."""
         return [ScriptedCache(slot, capacity) for slot in range(number)]
 
-    def prepare(self, cache: ScriptedCache, samplers: Sequence[Sampler] = (), steps: int = 1) -> None:
+    def prepare(self, cache: ScriptedCache, samplers: Sequence[RowSampler] = (), steps: int = 1) -> None:
         """Nothing to prepare."""
 
     def prefill(self, token_ids: Sequence[int], cache: ScriptedCache) -> None:
@@ -120,10 +121,10 @@ class Choices:
     model: ScriptedModel
     token_ids: list[int]
 
-    def choose(self) -> list[int]:
-        """The target's token behind each row."""
+    def sample(self, row: int) -> tuple[int, None]:
+        """The target's token behind a row."""
         self.model.spend_before_verdict()
-        return self.token_ids
+        return self.token_ids[row], None
 
 
 @dataclass

@@ -11,7 +11,7 @@ from typing import cast
 
 from amusd.config import DecodingConfig
 from amusd.drafters.base import Makers
-from amusd.models.language_model import LanguageModel
+from amusd.models.cached_model import CachedModel
 from amusd.policies.factory import make_policy
 from amusd.protocol.messages import PROTOCOL_VERSION, Hello, Message
 from amusd.runtime.draft_client import DraftClient
@@ -121,7 +121,7 @@ class _Run:
             has_draft=self._has_draft,
         )
         client = DraftClient(self._journals[0], num_ids, *(self._start_draft() if self._has_draft else ()))
-        self._worker = TargetWorker(cast("LanguageModel", model), self._journals[0], client, simulator.num_slots)
+        self._worker = TargetWorker(cast("CachedModel", model), self._journals[0], client, simulator.num_slots)
 
     def outcome(self) -> Outcome:
         worker, answers = self._worker, self._simulator.answers

@@ -10,8 +10,7 @@ from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter
 from amusd.drafters.synthetic import SyntheticDrafter
 from amusd.models.kv_cache import KVCache
-from amusd.models.language_model import ModelOutput
-from amusd.models.passes import Rows
+from amusd.models.passes import ModelOutput, Rows
 from amusd.protocol.draft_session import Node, Transition
 
 VOCAB_SIZE = 20

@@ -18,10 +18,9 @@ from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter
 from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
-from amusd.models.language_model import ModelOutput
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
-from amusd.models.passes import Rows
+from amusd.models.passes import ModelOutput, Rows
 from amusd.protocol.draft_session import Node
 from amusd.protocol.messages import Open, Verdict
 from amusd.runtime.rollback import RollbackManager, propose

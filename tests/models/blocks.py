@@ -11,8 +11,8 @@ from models import tiny
 from passes import forward
 from torch import Tensor
 
+from amusd.models.cached_model import CachedModel
 from amusd.models.kv_cache import KVCache
-from amusd.models.language_model import LanguageModel
 from amusd.models.numerics import Numerics
 
 NUMERICS = [
@@ -32,7 +32,7 @@ def stock_logits(model: Any, token_ids: list[int]) -> Tensor:
         return model(torch.tensor([token_ids]), use_cache=False).logits[0]
 
 
-def decode_in_blocks(model: LanguageModel, token_ids: list[int], cache: KVCache, seed: int = 1) -> Tensor:
+def decode_in_blocks(model: CachedModel, token_ids: list[int], cache: KVCache, seed: int = 1) -> Tensor:
     """Logits of the rest of `token_ids` from ragged blocks, most with wrong candidates that are rolled back."""
     rng = random.Random(seed)
     rows: list[Tensor] = []

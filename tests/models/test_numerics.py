@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from amusd.errors import NotFiniteError
-from amusd.models.language_model import argmax_rows
 from amusd.models.numerics import Numerics
+from amusd.models.passes import ModelOutput
 
 widths = st.integers(1, 20)
 
@@ -71,7 +71,7 @@ NAN, INF = float("nan"), float("inf")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_the_first_of_the_largest_is_chosen_and_must_be_a_finite_number(dtype: torch.dtype) -> None:
     for row, column in (([1.0, 3.0, 3.0, 2.0], 1), ([-0.0, 0.0, -0.0, 0.0], 0), ([-INF, -INF, -7.0, -INF], 2)):
-        assert argmax_rows(torch.tensor([[9.0, 0.0, 0.0, 0.0], row], dtype=dtype)) == [0, column]
+        assert ModelOutput(torch.tensor([[9.0, 0.0, 0.0, 0.0], row], dtype=dtype)).choose() == [0, column]
     for row, largest in (([-INF] * 4, "-inf"), ([0.0, INF, 5.0, INF], "inf"), ([INF, 1.0, NAN, 1.0], "nan")):
         with pytest.raises(NotFiniteError, match=f"the largest logit is {largest}$"):
-            argmax_rows(torch.tensor([[9.0, 0.0, 0.0, 0.0], row], dtype=dtype))
+            ModelOutput(torch.tensor([[9.0, 0.0, 0.0, 0.0], row], dtype=dtype)).choose()

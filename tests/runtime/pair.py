@@ -20,9 +20,9 @@ from amusd.drafters.factory import LoadedDrafters
 from amusd.drafters.synthetic import Schedule
 from amusd.engine import Engine
 from amusd.errors import PeerLostError
-from amusd.models.language_model import LanguageModel, ModelOutput
+from amusd.models.cached_model import CachedModel
 from amusd.models.numerics import Numerics
-from amusd.models.passes import Rows
+from amusd.models.passes import ModelOutput, Rows
 from amusd.models.tokenizer import Tokenizer
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.draft_restart import FIRST_INCARNATION, DraftRestart
@@ -147,7 +147,7 @@ class DraftThreads:
 
 @contextmanager
 def engine_of(
-    model: LanguageModel,
+    model: CachedModel,
     tokenizer: Tokenizer,
     factories: Factories,
     tree_factories: Factories = NO_TREES,

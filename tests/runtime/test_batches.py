@@ -25,8 +25,7 @@ from amusd.drafters.ngram import NgramDrafter
 from amusd.drafters.synthetic import right_with_probability
 from amusd.engine import Engine
 from amusd.errors import NoRoomError
-from amusd.models.language_model import ModelOutput
-from amusd.models.passes import Rows
+from amusd.models.passes import ModelOutput, Rows
 from amusd.tracing.events import Event, TargetPass
 from amusd.types import FinishReason, Mode
 

@@ -11,7 +11,7 @@ from typing import cast
 
 import pytest
 
-from amusd.models.language_model import LanguageModel
+from amusd.models.cached_model import CachedModel
 from amusd.policies.base import Decision, Policy, TargetView, Verify, Wait
 from amusd.protocol.messages import PROTOCOL_VERSION, Hello, Message
 from amusd.runtime.draft_client import DraftClient
@@ -51,7 +51,7 @@ def begins(times_ns: Sequence[int], *, in_lock_step: bool = False) -> list[int]:
 
     link = cast("Transport", SimpleNamespace(send=send, receive=clock.receive_at_target))
     client = DraftClient(journal, 100, link, Hello(PROTOCOL_VERSION, Role.DRAFT, 1, 0, "", ("none",)))
-    worker = TargetWorker(cast("LanguageModel", model), journal, client, len(times_ns))
+    worker = TargetWorker(cast("CachedModel", model), journal, client, len(times_ns))
     for time_ns in times_ns:
         policy = ReadyAt(time_ns=time_ns, is_block=in_lock_step)
         request = Request(prompt=(1,), max_length=9, policy=policy, drafter="none", max_silence_seconds=100.0)

@@ -14,8 +14,7 @@ from amusd.config import SamplingParams
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import say_once
 from amusd.errors import NotFiniteError
-from amusd.models.language_model import ModelOutput
-from amusd.models.passes import Rows
+from amusd.models.passes import ModelOutput, Rows
 from amusd.types import Mode
 
 NUM_TOKENS = 30

@@ -7,7 +7,7 @@ from memory_link import memory_pair
 
 from amusd.config import EngineConfig, HardwareConfig, TransportConfig
 from amusd.errors import ConfigError, PeerFailedError
-from amusd.models.language_model import LanguageModel
+from amusd.models.cached_model import CachedModel
 from amusd.models.tokenizer import Tokenizer
 from amusd.protocol.messages import PROTOCOL_VERSION, Hello
 from amusd.runtime.handshake import await_hello, failure_report
@@ -17,7 +17,7 @@ from amusd.transport.base import Rendezvous
 from amusd.types import Role
 
 
-def load() -> tuple[LanguageModel, Tokenizer]:
+def load() -> tuple[CachedModel, Tokenizer]:
     raise AssertionError("weights are loaded")
 
 

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from amusd.config import Distribution
 from amusd.drafters.autoregressive import AutoregressiveDrafter
-from amusd.models.language_model import ModelOutput
-from amusd.models.passes import Rows
+from amusd.models.passes import ModelOutput, Rows
 from amusd.protocol.messages import Candidate, Open, Verdict
 from amusd.protocol.target_session import TargetSession
 from amusd.protocol.wire import decode, encode
@@ -53,7 +52,7 @@ class Cache:
 
 
 class PrefixModel(TableModel):
-    """A `LanguageModel` whose logits are a table over prefixes, filled as they are asked for."""
+    """A `CachedModel` whose logits are a table over prefixes, filled as they are asked for."""
 
     def __init__(
         self,
