@@ -67,7 +67,7 @@ def slowed(engine: Engine) -> AbstractContextManager[list[int]]:
 
 
 def num_at_work(engine: Engine) -> int:
-    return len(engine.worker._slots_in_use)
+    return len(engine.worker.sequences)
 
 
 async def until(holds: Callable[[], bool]) -> None:

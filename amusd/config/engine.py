@@ -218,6 +218,8 @@ class EngineKeys(Settings):
     """Longest sequence, prompt included; the model's own limit still holds."""
     max_num_seqs: Annotated[int, Meta(ge=1, le=MAX_NUM_SEQS)] = 8
     """Answers computed at a time; each has room for `max_model_len` tokens."""
+    prefix_caching: bool = True
+    """A prompt that begins like one answered before computes only the rest; `compare` always computes all."""
     startup_timeout_seconds: PositiveAmount = 300.0
     """How long the workers wait for each other to load."""
     target_tensor_parallel_size: Count = 1

@@ -91,7 +91,8 @@ class RunConfig(DecodingConfig, EngineKeys):
         if command == "compare":
             windows = (self.num_speculative_tokens,) if "windowed" in self.asynchronous_policies() else ()
             longest_block = max((1, *self.synchronous_lengths(), *windows))
-            return self.engine(longest_block=longest_block, max_num_seqs=max(self.compare.batch_sizes))
+            engine = self.engine(longest_block=longest_block, max_num_seqs=max(self.compare.batch_sizes))
+            return dataclasses.replace(engine, prefix_caching=False)  # contestants get the same prompts
         check_runs_ahead(self.drafter.kind, self.decoding())
         if command == "serve":  # a request may ask for synchronous decoding
             return self.engine(longest_block=self.num_speculative_tokens)

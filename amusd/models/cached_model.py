@@ -106,8 +106,6 @@ class CachedModel:
         done = 0
         while (start := cache.length) < end:
             count = self.numerics.prefill_end(start, end) - start
-            if not cache.is_in_order(start + count):  # a chunk needs positions that are their own slots
-                count = min(count, self.numerics.max_rows(start))
             self.compute(Pass([Rows(token_ids[done : done + count], cache)], steps=0))
             done += count
 
@@ -140,6 +138,8 @@ class CachedModel:
             return []
         for rows in work.rows:
             rows.cache.path_slots = ()
+        if work.steps == 0:
+            cache.put_in_order()
         outputs: list[ModelOutput] = (self._eager or cache.captured).run(work)
         for rows in work.rows:
             cache = rows.cache

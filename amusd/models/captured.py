@@ -77,7 +77,7 @@ class CapturedPasses:
         if not first.token_ids:
             self._prepare(work)
             return []
-        if work.steps == 0 and first.cache.is_in_order(first.cache.length + len(first.token_ids)):
+        if work.steps == 0:
             self._prefill(first)
             return []
         count = self._model.numerics.padded_rows(max(len(rows.token_ids) for rows in batch))

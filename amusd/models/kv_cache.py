@@ -60,7 +60,8 @@ class KVMemory:
         """Copy slots `sources` [n] to `targets` [n]."""
         with torch.inference_mode():  # in which passes write
             for tensor in self._tensors.values():
-                tensor.index_copy_(1, targets, tensor.index_select(1, sources))
+                moved = tensor.index_select(1, sources.to(tensor.device))
+                tensor.index_copy_(1, targets.to(tensor.device), moved)
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
         """Write [heads, rows, dim] at the slots of the pass; return the tensors [heads, slots, dim]."""
@@ -149,8 +150,6 @@ class KVCache:
         if length < self.length:
             self.path_slots = ()
         self.length = length
-        if length == 0:
-            self.slots[:] = np.arange(self.allocated)
 
     def wipe(self) -> None:
         """Write zeros beyond `length`."""
@@ -187,6 +186,12 @@ class KVCache:
         if self.length + len(rows) > self.capacity:
             raise ValueError(f"{len(rows)} rows at {self.length} exceed the capacity of {self.capacity}")
 
-    def is_in_order(self, length: int) -> bool:
-        """Whether the first `length` positions are their own slots."""
-        return bool((self.slots[:length] == np.arange(length)).all())
+    def put_in_order(self) -> None:
+        """Have each position in its own slot, as chunks of a prompt need it."""
+        length, self.length = self.length, 0  # nothing is held if the move is interrupted
+        positions = np.flatnonzero(self.slots[:length] != np.arange(length))
+        if len(positions):
+            sources, targets = (torch.from_numpy(self.first + part) for part in (self.slots[positions], positions))
+            self.memory.move(sources, targets)
+        self.slots[:] = np.arange(self.allocated)
+        self.length = length

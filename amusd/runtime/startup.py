@@ -97,7 +97,7 @@ def connect_target(
 
 def _target_worker(config: EngineConfig, model: CachedModel, recorder: Recorder, client: DraftClient) -> TargetWorker:
     with device_errors(device_of(config, Role.TARGET), only_full=True):
-        return TargetWorker(model, recorder, client, config.max_num_seqs)
+        return TargetWorker(model, recorder, client, config.max_num_seqs, config.prefix_caching)
 
 
 def _await_next(restart: DraftRestart, loss: PeerLostError, deadline: float) -> tuple[Transport, Hello]:

@@ -25,14 +25,6 @@ from amusd.tracing.metrics import TargetCounts
 from amusd.tracing.recorder import SEQUENCES_PER_RUN, Recorder
 
 
-@dataclass(frozen=True, slots=True)
-class _Slot:
-    """The memory and the estimates that one sequence after another uses."""
-
-    cache: KVCache
-    observer: Observer
-
-
 @dataclass
 class TargetWorker:
     """Decodes up to `max_num_seqs` sequences: `admit`, `step` until they are over, and `end`. For one thread."""
@@ -41,26 +33,33 @@ class TargetWorker:
     recorder: Recorder
     client: DraftClient
     max_num_seqs: int = 1
+    prefix_caching: bool = True
     counts: TargetCounts = field(default_factory=TargetCounts)
     _next_sequence_id: int = 1
-    _free_slots: list[_Slot] = field(init=False)
-    _slots_in_use: dict[TargetSequence, _Slot] = field(default_factory=dict)
+    sequences: list[TargetSequence] = field(default_factory=list)
+    """Those at work."""
+    _free_caches: dict[KVCache, Sequence[int]] = field(init=False)
+    """The least recently used first, with the tokens whose keys and values the next sequence may take over."""
+    _free_observers: list[Observer] = field(init=False)
+    """The most recently used last."""
     _finished: list[TargetSequence] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         caches = self.model.new_caches(self.max_num_seqs, self.model.max_length)
         switches: Switches = {}
-        self._free_slots = [_Slot(cache, Observer(switches)) for cache in reversed(caches)]
+        self._free_caches = dict.fromkeys(caches, ())
+        self._free_observers = [Observer(switches) for _ in caches]
         prepare_to_verify(self.model, caches[0])
 
     @property
     def has_room(self) -> bool:
         """A sequence can be admitted."""
-        return bool(self._free_slots)
+        return bool(self._free_caches)
 
     def admit(self, request: Request, stop: StopChecker) -> TargetSequence:
         """Begin a sequence; only where the worker `has_room`."""
-        slot = self._free_slots[-1]
+        cache, num_cached = self._find_cache(request.prompt)
+        observer = self._free_observers[-1]
         session = TargetSession(
             sequence_id=self._next_sequence_id,
             prompt=request.prompt,
@@ -69,15 +68,40 @@ class TargetWorker:
             fan_out=request.policy.fan_out,
             wants_rows=request.distribution.rule == "rejection",
         )
-        verifier = Verifier(self.model, request, slot.cache)
+        verifier = Verifier(self.model, request, cache)
         self._next_sequence_id += 1
-        slot.cache.truncate(0)
-        slot.observer.open(request.drafter, has_tree=request.policy.fan_out > 1)
+        cache.truncate(num_cached)
+        observer.open(request.drafter, has_tree=request.policy.fan_out > 1)
         start_ns = self.recorder.now_ns()
-        sequence = TargetSequence(request, stop, session, slot.cache, verifier, slot.observer, start_ns)
+        sequence = TargetSequence(request, stop, session, cache, verifier, observer, start_ns)
+        sequence.metrics.num_cached_tokens = num_cached
+        self.counts.num_prompt_tokens += len(request.prompt)
+        self.counts.num_cached_tokens += num_cached
         self.client.open(sequence)  # at once, so that the draft prefills while the target does
-        self._slots_in_use[sequence] = self._free_slots.pop()
+        self.sequences.append(sequence)
+        del self._free_caches[cache]
+        self._free_observers.pop()
+        self._send_features([sequence])
         return sequence
+
+    def _find_cache(self, prompt: Sequence[int]) -> tuple[KVCache, int]:
+        """The free cache for a prompt, and how many of its tokens it holds; the last one is always computed.
+
+        It is the one that holds most of them, if these are half of what it holds; else the least recently used.
+        """
+        held = {cache: tokens[: cache.length] for cache, tokens in self._free_caches.items()}
+        shared = {cache: self._num_shared(tokens, prompt[:-1]) for cache, tokens in held.items()}
+        found = max(held, key=lambda cache: shared[cache] if 2 * shared[cache] >= len(held[cache]) else 0)
+        return found, shared[found]
+
+    def _num_shared(self, held: Sequence[int], prompt: Sequence[int]) -> int:
+        """First tokens in which both agree.
+
+        With `fixed`, only whole chunks: their bits depend on these tokens alone, those of a part on how long it was.
+        """
+        pairs = enumerate(zip(held, prompt, strict=False))
+        number = next((place for place, (one, other) in pairs if one != other), min(len(held), len(prompt)))
+        return number - number % self.model.numerics.prefill_chunk if self.model.numerics.fixed else number
 
     def step(self) -> None:
         """Compute a chunk of a waiting prompt, and one pass over all other sequences."""
@@ -94,7 +118,7 @@ class TargetWorker:
 
     def end(self, sequence: TargetSequence) -> None:
         """End a sequence now, whatever is left of it. Idempotent."""
-        if sequence in self._slots_in_use:
+        if sequence in self.sequences:
             self._close(sequence)
         if sequence in self._finished:
             self._finished.remove(sequence)
@@ -118,9 +142,9 @@ class TargetWorker:
         Returns the next pass's sequences.
         """
         num_left = chunk = self.model.numerics.prefill_chunk
-        for sequence in [sequence for sequence in self._slots_in_use if not sequence.is_prefilled]:
+        for sequence in [sequence for sequence in self.sequences if not sequence.is_prefilled]:
             start, end = sequence.cache.length, len(sequence.request.prompt) - 1
-            if len(self._slots_in_use) > 1:
+            if len(self.sequences) > 1:
                 end = min(end, start - start % chunk + chunk)
                 if end - start > num_left:
                     break
@@ -141,7 +165,7 @@ class TargetWorker:
             self._send_features([sequence])
 
     def _prefilled(self) -> list[TargetSequence]:
-        return [sequence for sequence in self._slots_in_use if sequence.is_prefilled]
+        return [sequence for sequence in self.sequences if sequence.is_prefilled]
 
     def _decide(self, sequences: Sequence[TargetSequence]) -> dict[TargetSequence, Block]:
         """Drain what has arrived and ask each policy, until a wait is worth nothing to all together."""
@@ -217,7 +241,11 @@ class TargetWorker:
                 self.client.send_features(sequence, positions.start, features[:, columns])
 
     def _close(self, sequence: TargetSequence) -> None:
-        self._free_slots.append(self._slots_in_use.pop(sequence))
+        self.sequences.remove(sequence)
+        # With `fixed` without the answer, whose rows have the bits of passes that verify.
+        known = sequence.request.prompt if self.model.numerics.fixed else sequence.session.committed
+        self._free_caches[sequence.cache] = known[:-1] if self.prefix_caching else ()
+        self._free_observers.append(sequence.observer)
         start_ns, end_ns = sequence.start_ns, sequence.start_ns + sequence.metrics.total_ns
         self.recorder.span("sequence", start_ns, end_ns, sequence.sequence_id, **sequence.summary())
         self.client.close(sequence, sequence.ended_by)
@@ -225,11 +253,11 @@ class TargetWorker:
 
     def _settle(self) -> None:
         """Close ended sequences, and end them with the draft's counts, which are waited for only if all is idle."""
-        for sequence in [sequence for sequence in self._slots_in_use if sequence.finish_reason is not None]:
+        for sequence in [sequence for sequence in self.sequences if sequence.finish_reason is not None]:
             self._close(sequence)
             self._finished.append(sequence)
         for sequence in tuple(self._finished):
-            while (seconds := self.client.seconds_for_counts(sequence)) and not self._slots_in_use:
+            while (seconds := self.client.seconds_for_counts(sequence)) and not self.sequences:
                 self.client.take(seconds)
             if not seconds:
                 self.end(sequence)

@@ -53,6 +53,8 @@ class ServerMetrics(Collector):
             (GaugeMetricFamily, "vllm:num_requests_running", "Answers that are computed.", engine.turns.num_running),
             (GaugeMetricFamily, "vllm:num_requests_waiting", "Answers that wait for others.", engine.turns.num_waiting),
             (GaugeMetricFamily, "amusd:draft_present", "1 while a draft is connected.", is_present),
+            (CounterMetricFamily, "vllm:prefix_cache_queries", "Tokens of prompts.", counts.num_prompt_tokens),
+            (CounterMetricFamily, "vllm:prefix_cache_hits", "Of these not computed again.", counts.num_cached_tokens),
             (CounterMetricFamily, "vllm:spec_decode_num_drafts", "Passes with candidates to judge.", counts.num_drafts),
             (CounterMetricFamily, "vllm:spec_decode_num_draft_tokens", "Candidates judged.", counts.num_verified),
             (CounterMetricFamily, "vllm:spec_decode_num_accepted_tokens", "Of these accepted.", counts.num_accepted),

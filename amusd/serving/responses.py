@@ -77,7 +77,7 @@ class Writer:
 
     def usage_chunk(self, generations: Sequence[Generation]) -> dict[str, Any]:
         """The chunk behind all choices."""
-        return self._chunk([], usage(self._num_prompt_tokens, generations))
+        return self._chunk([], self._usage(generations))
 
     def whole(self, answers: Sequence[tuple[Sequence[Token], Generation]]) -> dict[str, Any]:
         """The answer that is not streamed."""
@@ -86,8 +86,20 @@ class Writer:
             message = {"role": "assistant", "content": generation.text, "refusal": None}
             said = {"message": message} if self._is_chat else {"text": generation.text}
             choices.append(self._choice(index, said, tokens, generation))
-        counts = usage(self._num_prompt_tokens, [generation for _, generation in answers])
-        return {**self._head, "choices": choices, "usage": counts}
+        return {**self._head, "choices": choices, "usage": self._usage([generation for _, generation in answers])}
+
+    def _usage(self, generations: Sequence[Generation]) -> dict[str, Any]:
+        """Tokens of the request, each prompt counted once, and the sums of speculative decoding."""
+        metrics = total([generation.metrics for generation in generations])
+        num_tokens = sum(len(generation.token_ids) for generation in generations)
+        firsts = [generation.metrics for generation in generations[:: self._request.n]]
+        return {
+            "prompt_tokens": self._num_prompt_tokens,
+            "prompt_tokens_details": {"cached_tokens": sum(metrics.num_cached_tokens for metrics in firsts)},
+            "completion_tokens": num_tokens,
+            "total_tokens": self._num_prompt_tokens + num_tokens,
+            "metrics": {**metrics.as_dict(), "seconds": metrics.total_ns / 1e9},
+        }
 
     def _next_piece(self, index: int) -> dict[str, Any]:
         tokens, self._choices[index].waiting = self._choices[index].waiting, []
@@ -139,15 +151,3 @@ def _entry(spelling: Spelling, logprob: float | None) -> dict[str, Any]:
 
 def _by_label(entries: Sequence[dict[str, Any]]) -> dict[str, float | None]:
     return {entry["token"]: entry["logprob"] for entry in reversed(entries)}
-
-
-def usage(num_prompt_tokens: int, generations: Sequence[Generation]) -> dict[str, Any]:
-    """Tokens of the request, each prompt counted once, and the sums of speculative decoding."""
-    metrics = total([generation.metrics for generation in generations])
-    num_tokens = sum(len(generation.token_ids) for generation in generations)
-    return {
-        "prompt_tokens": num_prompt_tokens,
-        "completion_tokens": num_tokens,
-        "total_tokens": num_prompt_tokens + num_tokens,
-        "metrics": {**metrics.as_dict(), "seconds": metrics.total_ns / 1e9},
-    }

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 MANY = 1 << 20
 
 
-@dataclass
+@dataclass(eq=False)
 class ScriptedCache:
     """The number of positions that a cache would hold."""
 

@@ -44,6 +44,9 @@ class TargetCounts:
 
     num_passes: int = 0
     """Each counts once, however many sequences it is over."""
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    """Of these, not computed again."""
     num_tokens: int = 0
     num_drafts: int = 0
     """Passes with candidates to judge, once for each sequence."""
@@ -67,6 +70,8 @@ class GenerationMetrics:
 
     num_prompts: int = 1
     num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    """Of these, not computed: an earlier sequence had left their keys and values."""
     num_tokens: int = 0
     """Tokens of the answers, end-of-sequence included."""
     first_token_ns: int = 0
@@ -161,6 +166,7 @@ class GenerationMetrics:
         draft, gaps_ms = self.draft, sorted(ns / 1e6 for ns in self.chunk_gaps_ns)
         return {
             "num_prompt_tokens": self.num_prompt_tokens,
+            "num_cached_tokens": self.num_cached_tokens,
             "num_tokens": self.num_tokens,
             "tokens_per_second": _ratio(self.num_tokens * 1e9, self.total_ns),
             "ms_per_token": _ratio(self.total_ns / 1e6, self.num_tokens),

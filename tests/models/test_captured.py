@@ -19,9 +19,12 @@ from amusd.errors import DeviceError, NotFiniteError
 from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel, extend
 from amusd.models.graphs import run_each_time
+from amusd.models.kv_cache import KVCache
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 from amusd.models.passes import Rows
+from amusd.models.rank_commands import PassEncoder, follow
+from amusd.models.sharding import Ranks
 
 STEPS = 3
 
@@ -70,6 +73,31 @@ def test_captured_blocks_with_rollbacks_give_the_logits_of_plain_ones(numerics: 
         torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
         for cache in caches:
             cache.truncate(start + kept)
+
+
+def test_a_prompt_goes_on_behind_rows_of_paths_on_every_rank() -> None:
+    """Kept rows lie in slots of other positions, which a chunk of a prompt cannot do with."""
+    numerics = Numerics(width=8, fixed=False, border=None, prefill_chunk=32, num_tracks=3)
+    (plain, leading), (_, following) = models(numerics, "amusd"), models(numerics, "amusd")
+    ids, encoder = random_ids(60), PassEncoder()
+    frames: list[bytes] = []
+    leading.ranks = Ranks(0, 1)
+    leading.ranks.announce = lambda work: frames.append(encoder.encode(work))  # type: ignore[method-assign]
+    cache, expected = leading.new_cache(100), plain.new_cache(100)
+    leading.prefill(ids[:10], cache)
+    forward(leading, [ids[10], 5, ids[11], ids[12]], cache, parents=[0, 0, 2])
+    leading.keep([0, 2, 3], cache)
+    cache.truncate(12)
+    leading.prefill(ids[12:50], cache)
+    plain.prefill(ids[:50], expected)
+    logits = forward(leading, ids[50:52], cache).logits
+    torch.testing.assert_close(logits, forward(plain, ids[50:52], expected).logits, atol=1e-4, rtol=1e-4)
+    made: list[KVCache] = []
+    make = following.new_caches
+    following.new_caches = lambda *args, **options: made.extend(make(*args, **options)) or made  # type: ignore[assignment]
+    follow(following, frames)
+    for part, tensor in cache.memory._tensors.items():
+        assert torch.equal(made[0].memory._tensors[part][:, :52], tensor[:, :52])
 
 
 @pytest.mark.parametrize(("fixed", "steps", "number"), [(True, 4, 4), (False, 1, 2)])

@@ -480,21 +480,44 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "amusd/runtime/target_worker.py",
         "tests/runtime/test_batches.py::test_a_prompt_that_comes_in_alone_is_taken_in_at_once",
     ): {
-        "a prompt that comes in alone is taken in by chunks": ("if len(self._slots_in_use) > 1:", "if True:"),
+        "a prompt that comes in alone is taken in by chunks": ("if len(self.sequences) > 1:", "if True:"),
     },
     (
         "amusd/runtime/target_worker.py",
         "tests/runtime/test_batches.py::test_a_prompt_that_comes_in_lets_the_others_have_a_pass_between_two_chunks",
     ): {
-        "a prompt is taken in at once whoever waits": ("if len(self._slots_in_use) > 1:", "if False:"),
+        "a prompt is taken in at once whoever waits": ("if len(self.sequences) > 1:", "if False:"),
+    },
+    ("amusd/runtime/target_worker.py", "tests/runtime/test_prefix_caching.py"): {
+        "rows of an answer are taken over for those of a prompt": (
+            "sequence.request.prompt if self.model.numerics.fixed else sequence.session.committed",
+            "sequence.session.committed",
+        ),
+        "a part of a chunk is taken over": ("number - number % self.model.numerics.prefill_chunk if", "number if"),
+        "a prompt's last token is not computed": ("prompt[:-1]) for", "prompt) for"),
+        "what a cut prompt would have held is taken over": ("tokens[: cache.length] for", "tokens for"),
+        "any prompt takes the cache that holds most of it": (
+            "shared[cache] if 2 * shared[cache] >= len(held[cache]) else 0",
+            "shared[cache]",
+        ),
+        "the most recently used cache is given away": (
+            "for cache, tokens in self._free_caches.items()}",
+            "for cache, tokens in reversed(self._free_caches.items())}",
+        ),
+    },
+    ("amusd/models/cached_model.py", "tests/models/test_captured.py"): {
+        "a chunk of a prompt is written beside rows of other positions": (
+            "            cache.put_in_order()",
+            "            pass",
+        ),
     },
     ("amusd/runtime/target_worker.py", "tests/runtime/test_batches.py::test_an_admission_that_fails_costs_no_slot"): {
         "an admission that fails takes a slot": (
             (
                 "        self.client.open(sequence)  # at once, so that the draft prefills while the target does\n"
-                "        self._slots_in_use[sequence] = self._free_slots.pop()\n"
+                "        self.sequences.append(sequence)\n"
             ),
-            ("        self._slots_in_use[sequence] = self._free_slots.pop()\n        self.client.open(sequence)\n"),
+            ("        self.sequences.append(sequence)\n        self.client.open(sequence)\n"),
         ),
     },
     (

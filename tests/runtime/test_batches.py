@@ -183,7 +183,7 @@ def test_sixty_four_mixed_requests_are_each_their_own_plain_run(seed: int) -> No
                 unread.remove((one, answer))
         assert len(engine.draft_losses) == 2
         assert engine.draft_failure is None
-        assert not engine.worker._slots_in_use
+        assert not engine.worker.sequences
         assert max(len(sequences) for sequences in passes_of(engine)) == 4
         accepted = sum(event.fields["num_accepted"] for event in events_of(engine, "target_pass"))
         assert accepted > 50
@@ -341,7 +341,7 @@ def test_a_pass_that_is_not_finite_ends_its_own_answer_alone(monkeypatch: pytest
                 answer.result()
         monkeypatch.undo()
         assert engine.generate(START, params(10)).token_ids == reference(10, START)[1:]
-        assert not engine.worker._slots_in_use
+        assert not engine.worker.sequences
 
 
 def test_an_admission_that_fails_costs_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,7 @@ class Running:
 
     @property
     def num_at_work(self) -> int:
-        return len(self.engine.worker._slots_in_use)
+        return len(self.engine.worker.sequences)
 
     def client(self, **options: Any) -> OpenAI:
         return OpenAI(base_url=f"{self.url}/v1", **{"api_key": "none", "max_retries": 0, "timeout": SECONDS, **options})

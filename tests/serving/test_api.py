@@ -46,6 +46,11 @@ def test_a_chat_answer_is_one_object_with_its_usage(client: OpenAI) -> None:
     assert 0 < decoding["num_accepted_draft_tokens"] <= decoding["num_draft_tokens"]
 
 
+def test_the_usage_says_how_much_of_a_prompt_was_not_computed_again(client: OpenAI) -> None:
+    usages = [client.completions.create(model=MODEL, prompt=[7] * 9, max_tokens=1, n=2).usage for _ in range(2)]
+    assert [usage.prompt_tokens_details.cached_tokens for usage in usages] == [0, 8]  # type: ignore[union-attr]
+
+
 def test_a_chat_stream_has_a_role_its_text_an_end_and_its_usage(server: Running, client: OpenAI) -> None:
     stream = client.chat.completions.create(
         model=MODEL, messages=[USER], max_tokens=40, temperature=0, stream=True, stream_options={"include_usage": True}
