@@ -67,7 +67,7 @@ def from_mapping(cls: type[S], values: Mapping[str, Any]) -> S:
     names = _hints_of(cls)
     for name in values:
         if name not in names:
-            raise ConfigError(f"{cls.key(name)}: no such key{nearest(str(name), names)}")
+            raise ConfigError(f"{cls.key(shown(name))}: no such key{nearest(str(name), names)}")
     return cls(**values)
 
 

@@ -29,6 +29,7 @@ OWN = {"kind": "hf", "model": "/m"}
 SHAPE = {"synthetic": "llama-8b"}
 MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"promt": "x"}, "promt: no such key; did you mean 'prompt'?"),
+    ({"target": {"mode\nl": "x"}}, "target.mode l: no such key; did you mean 'model'?"),
     ({"sampling": 3}, "sampling=3: expected keys of its own: temperature, top_k, top_p, "),
     ({"max_lookahead": "many"}, "max_lookahead=many: expected a whole number from 1 to 2147483647"),
     ({"sampling": {"temperature": float("nan")}}, "sampling.temperature=nan: expected a number from 0 to 1000000"),
