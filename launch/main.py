@@ -29,6 +29,8 @@ COMMANDS = {
     "keys": "write the keys of a link between two machines to a new folder",
     "export-draft": "write the embedded draft to a new folder, as a transformers checkpoint for other systems",
 }
+COMPUTING = ("generate", "serve", "compare", "bench", "doctor")
+"""Commands that compute passes."""
 _USAGE = """\
 usage: amusd COMMAND [KEY=VALUE ...]         answer, compare, predict, measure
        amusd COMMAND -m KEY=a,b [...]        a sweep by Hydra; with the run_dir of an interrupted one, go on with it
@@ -44,10 +46,11 @@ usage: amusd COMMAND [KEY=VALUE ...]         answer, compare, predict, measure
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code."""
-    if argv is None:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if argv is None and arguments[:1] and arguments[0] in COMPUTING:
         restart_with_huge_pages()
     try:
-        return _run(list(sys.argv[1:] if argv is None else argv))
+        return _run(arguments)
     except ConfigError as error:
         tell(str(error))
         return 2

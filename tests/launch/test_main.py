@@ -6,6 +6,7 @@ import subprocess
 import sys
 from importlib.metadata import entry_points
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import yaml  # type: ignore[import-untyped]
@@ -83,6 +84,19 @@ def test_help_lists_commands_groups_and_keys(capsys: pytest.CaptureFixture[str])
     assert "\nmax_lookahead: 16\n" in text
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"amusd {amusd.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "number"),
+    [("amusd --version", 0), ("amusd trace", 0), ("amusd -sc install=bash", 0), ("amusd serve -m", 1)],
+)
+def test_only_what_computes_starts_again_for_huge_pages(
+    monkeypatch: pytest.MonkeyPatch, line: str, number: int
+) -> None:
+    monkeypatch.setattr(sys, "argv", line.split())
+    monkeypatch.setattr("launch.main.restart_with_huge_pages", restart := Mock())
+    main()
+    assert restart.call_count == number
 
 
 def test_a_shell_completes_choices_behind_a_command(
