@@ -10,7 +10,6 @@ middle never waits: without candidates it drafts alone.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -23,14 +22,11 @@ from amusd.protocol.messages import Candidate, Close, Failed, Hello, Message, Op
 from amusd.protocol.target_session import TargetSession
 from amusd.runtime.draft_client import MAX_DRAINED
 from amusd.runtime.handshake import told_by
-from amusd.runtime.patience import Reminder
 from amusd.transport.base import Transport
 from amusd.types import FinishReason
 
 LOOKAHEAD = 16
 """Tokens that the draft may be ahead of the middle."""
-REMINDER_SECONDS = 1.0
-"""A silent draft is told again after this, since a message may be lost."""
 
 
 @dataclass
@@ -125,7 +121,6 @@ class RemoteDrafter(ChainDrafter):
         self._draft = draft
         self._distribution = GREEDY
         self._session: TargetSession | None = None
-        self._reminder = Reminder(0.0, REMINDER_SECONDS)
 
     def set_distribution(self, distribution: Distribution) -> None:
         """See `Drafter`."""
@@ -144,13 +139,6 @@ class RemoteDrafter(ChainDrafter):
         self._draft.drain()
         proposed = self._session.candidates[: min(max_tokens, self._capacity - self.length)]
         super().commit(proposed)
-        if proposed:
-            self._reminder.heard(time.monotonic())
-        elif self._reminder.is_due(time.monotonic()):
-            if self._reminder.is_answered:
-                self._draft.tell(self._session)
-            else:
-                self._begin()
         return proposed
 
     def commit(self, token_ids: Sequence[int]) -> None:
@@ -178,7 +166,6 @@ class RemoteDrafter(ChainDrafter):
         self._end()
         if self._draft.failure is None and self.length < self._capacity:
             self._session = self._draft.open(self._context, self._capacity, self._distribution)
-            self._reminder = Reminder(time.monotonic(), REMINDER_SECONDS)
 
     def _settle(self) -> None:
         if self._session is None:
