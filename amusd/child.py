@@ -1,11 +1,10 @@
 """Child processes: each life is forked from a server, which has loaded what all of them need.
 
-Only a process with one thread and no GPU can be forked; where `prepare` returns None, each life is a new process.
-`Lives` is the parent's end, `serve` the child's; lines of JSON go over a socket, the child's standard input:
+Only a process without a GPU can be forked; where `prepare` returns None, each life is a new process. `Lives` is the
+parent's end, `serve` the child's; lines of JSON go over a socket, the child's standard input:
 
     parent: the settings, once; then the orders of one life after another
-    child:  {"pid": of the life}, {"said": a text}, {"pid", "ended": exit code, or minus the signal}, with the life's
-            number
+    child:  [process id of the life]; [the same, its exit code or minus the signal]
 
 When the parent closes the socket or ends, all of its lives end.
 """
@@ -24,12 +23,11 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 from amusd.huge_pages import environment_with_huge_pages
 
@@ -38,225 +36,170 @@ Orders = dict[str, Any]
 _EXIT_SECONDS = 5.0
 _CHUNK_BYTES = 65_536
 _STANDARD_INPUT = 0
-_PROGRAM = """\
-import sys
-sys.path = [folder for folder in sys.path if folder]
-if {package!r} not in sys.path:
-    sys.path.insert(0, {package!r})
-from {module} import main
-main()
-"""
 
 
 def command_of(module: str) -> list[str]:
     """The command that runs `main()` of a module of this package, whatever the current directory holds."""
-    package = str(Path(__file__).absolute().parents[1])
-    return [sys.executable, "-c", _PROGRAM.format(package=package, module=module)]
+    folders = [*filter(None, sys.path), str(Path(__file__).absolute().parents[1])]
+    return [sys.executable, "-c", f"import sys; sys.path = {folders}; from {module} import main; main()"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ended:
+class Ended(NamedTuple):
     """A life that is over."""
 
     pid: int
     code: int
     """Exit code, or minus the signal."""
-    said: str
+
+    def in_words(self, who: str) -> str:
+        """One line for people."""
+        how = f"ended with exit code {self.code}; mend what it says on standard error, and start again"
+        if self.code < 0:
+            how = f"was killed by signal {-self.code}; if nobody sent it, see whether there is enough memory"
+        return f"{who} (pid {self.pid}) {how}"
 
 
 class Lives:
-    """The parent's end: one life at a time, from a server that is restarted if lost."""
+    """The parent's end: one life at a time, from one server."""
 
-    def __init__(self, command: Sequence[str]) -> None:
-        """`command`: starts a process that calls `serve`; its standard output is dropped."""
-        self._command = list(command)
-        self._server: subprocess.Popen[bytes] | None = None
-        self._socket: socket.socket | None = None
-        self._unread = b""
-        self._pid: int | None = None
-        self._number = 0
-        self._said = ""
-        self._end: Ended | None = None
-        if hasattr(os, "register_at_fork"):  # or a fork of this process would hold the socket open
-            own = weakref.WeakMethod(self._hang_up)
-            os.register_at_fork(after_in_child=lambda: (hang_up := own()) is not None and hang_up())
-
-    @property
-    def pid(self) -> int | None:
-        """Process id of the newest life, or of the server that prepares for it."""
-        self.ended(0.0)
-        return self._pid or (None if self._server is None else self._server.pid)
-
-    @property
-    def is_preparing(self) -> bool:
-        """Whether there is a server without a life yet."""
-        return self._server is not None and self._pid is None
-
-    def prepare(self, settings: Mapping[str, Any]) -> None:
-        """Start the server if needed, without waiting."""
-        if self._socket is not None and self._server is not None and self._server.poll() is None:
-            return
-        self.close()
+    def __init__(self, command: Sequence[str], settings: Mapping[str, Any]) -> None:
+        """Start the server, without waiting. `command`: starts a process that calls `serve`; its output is dropped."""
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._server = subprocess.Popen(
-                self._command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=environment_with_huge_pages()
+                command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=environment_with_huge_pages()
             )
-        self._unread, self._pid, self._end = b"", None, None
+        self._unread = b""
+        self._pid: int | None = None
+        self._end: Ended | None = None
         self._send(settings)
+        if hasattr(os, "register_at_fork"):  # or a fork of this process would hold the socket open
+            own = weakref.WeakMethod(self._socket.close)
+            os.register_at_fork(after_in_child=lambda: (close := own()) is not None and close())
+
+    @property
+    def pid(self) -> int:
+        """Process id of the newest life, or of the server that prepares for it."""
+        self.ended(0.0)
+        return self._pid or self._server.pid
+
+    @property
+    def is_preparing(self) -> bool:
+        """Whether there is no life yet."""
+        return self._pid is None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the server has ended, too."""
+        return self._server.poll() is not None
 
     def start(self, orders: Mapping[str, Any]) -> None:
         """Order the next life, without waiting; the last one has ended."""
-        self._pid, self._said, self._end = None, "", None
-        self._number += 1
-        self._send({**orders, "life": self._number})
+        self._pid, self._end = None, None
+        self._send(orders)
 
     def ended(self, timeout: float) -> Ended | None:
         """How the newest life ended; None if not within `timeout` seconds (0 polls)."""
         deadline = time.monotonic() + timeout
-        while self._end is None and self._socket is not None:
-            self._socket.settimeout(_left(deadline))
-            try:
-                self._take(self._socket.recv(_CHUNK_BYTES))
-            except (BlockingIOError, TimeoutError):
-                return None
-            except ConnectionError:
-                self._hang_up()
-        if self._end is None and self._server is not None:  # it has closed the socket, but may not have ended yet
-            try:
-                code = self._server.wait(_left(deadline))
-            except subprocess.TimeoutExpired:
-                return None
-            self._end = Ended(pid=self._pid or self._server.pid, code=code, said=self._said)
+        try:
+            while self._end is None:
+                data = self._receive(_left(deadline))
+                *lines, self._unread = (self._unread + data).split(b"\n")
+                for line in lines:
+                    self._pid, *code = json.loads(line)
+                    self._end = Ended(self._pid or 0, *code) if code else None
+                if not data and self._end is None:  # the server has closed the socket, but may not have ended yet
+                    code = self._server.wait(_left(deadline))
+                    self._end = Ended(self._pid or self._server.pid, code)
+        except (BlockingIOError, TimeoutError, subprocess.TimeoutExpired):
+            return None
         return self._end
 
     def kill(self) -> None:
         """Kill the newest life, or the server that prepares for it, without waiting."""
-        if self._server is not None and self.ended(0.0) is None:
+        if self.ended(0.0) is None:
             self._server.send_signal(signal.SIGCONT)  # one that was stopped could not report the end
             with suppress(ProcessLookupError):
                 os.kill(self._pid or self._server.pid, signal.SIGKILL)
 
     def close(self) -> None:
         """End the server and its life. Idempotent."""
-        self._hang_up()
-        if self._server is not None:
-            self._server.send_signal(signal.SIGCONT)
-            try:
+        self._socket.close()
+        self._server.send_signal(signal.SIGCONT)
+        try:
+            self._server.wait(_EXIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._server.kill()
+            with suppress(subprocess.TimeoutExpired):  # it is stuck in the kernel
                 self._server.wait(_EXIT_SECONDS)
-            except subprocess.TimeoutExpired:
-                self._server.kill()
-                with suppress(subprocess.TimeoutExpired):  # it is stuck in the kernel
-                    self._server.wait(_EXIT_SECONDS)
 
     def _send(self, values: Mapping[str, Any]) -> None:
-        if self._socket is not None:
-            self._socket.settimeout(None)
-            with suppress(OSError):  # the server has just ended, which `ended` finds
-                self._socket.sendall(json.dumps(values).encode() + b"\n")
+        self._socket.settimeout(None)
+        with suppress(OSError):  # the server has just ended, which `ended` finds
+            self._socket.sendall(json.dumps(values).encode() + b"\n")
 
-    def _hang_up(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-
-    def _take(self, data: bytes) -> None:
-        if not data:
-            self._hang_up()
-        *lines, self._unread = (self._unread + data).split(b"\n")
-        for line in lines:
-            report = json.loads(line)
-            if report["life"] != self._number:  # of one that was given up
-                continue
-            self._said += report.get("said", "")
-            self._pid = report.get("pid", self._pid)
-            if "ended" in report:
-                self._end = Ended(pid=report["pid"], code=report["ended"], said=self._said)
+    def _receive(self, timeout: float) -> bytes:
+        if self._socket.fileno() < 0:
+            return b""
+        self._socket.settimeout(timeout)
+        try:
+            return self._socket.recv(_CHUNK_BYTES)
+        except ConnectionError:
+            return b""
 
 
 def _left(deadline: float) -> float:
     return max(0.0, deadline - time.monotonic())
 
 
-class Channel:
-    """The child's end of the socket."""
-
-    life = 0
-
-    def lines(self) -> Iterator[Orders]:
-        """The settings, then each life's orders, until the parent hangs up."""
-        with open(_STANDARD_INPUT, encoding="utf-8", closefd=False) as lines, suppress(ConnectionError):
-            for line in lines:
-                yield json.loads(line)
-
-    def say(self, text: str) -> None:
-        """Tell the parent, which finds it in `Ended.said`."""
-        self.report(said=text)
-
-    def report(self, **fields: object) -> None:
-        """Write one line to the parent, if it is there."""
-        with suppress(OSError):
-            os.write(_STANDARD_INPUT, json.dumps({"life": self.life, **fields}).encode() + b"\n")
-
-    def await_hang_up(self, *others: int) -> bool:
-        """Wait until the parent is gone, or one of `others` (descriptors) is readable; whether the parent is gone."""
-        waiting = select.poll()
-        waiting.register(_STANDARD_INPUT, 0)  # a hang-up is told unasked
-        for descriptor in others:
-            waiting.register(descriptor, select.POLLIN)
-        return any(descriptor == _STANDARD_INPUT for descriptor, _ in waiting.poll())
-
-    def on_hang_up(self, react: Callable[[], object]) -> None:
-        """Call `react` in another thread when the parent is gone."""
-        threading.Thread(target=lambda: self.await_hang_up() and react(), name="parent", daemon=True).start()
-
-
-def serve(prepare: Callable[[Orders], Any], live: Callable[[Channel, Orders, Orders, Any], int]) -> int:
+def serve(
+    prepare: Callable[[Orders], Any],
+    live: Callable[[Orders, Orders, Any], int],
+    leave: Callable[[Orders], object] = lambda _settings: None,
+) -> int:
     """Run `live` for each line of orders, and return this process's exit code.
 
     `prepare` gets the settings; `live` gets them, its orders and what was prepared, and returns an exit code. It runs
-    in a fork; if None was prepared, in this process, once.
+    in a fork; if None was prepared, in this process, once. `leave` is called when the parent is gone.
     """
-    channel = Channel()
-    lines = channel.lines()
-    settings = next(lines, None)
-    if settings is None:
-        return 0
-    prepared = prepare(settings)
-    if prepared is not None:
-        gc.collect()
-        gc.freeze()  # or a collection in a life would write to, and so copy, all that it shares
-    for orders in lines:
-        channel.life = orders.pop("life")
-        if prepared is None:
-            channel.report(pid=os.getpid())
-            return live(channel, settings, orders, None)
-        pid = os.fork()
-        if pid == 0:
-            _run(channel, partial(live, channel, settings, orders, prepared))
-        channel.report(pid=pid)
-        channel.report(pid=pid, ended=_await_end(channel, pid))
+    for number in (signal.SIGINT, signal.SIGHUP):  # of a terminal, are for the parent, which ends this process
+        signal.signal(number, signal.SIG_IGN)
+    settings: Orders = {}
+    lives: list[int] = []
+
+    def end() -> NoReturn:
+        for pid in lives:  # one that is stopped does not end by itself
+            os.kill(pid, signal.SIGKILL)
+        leave(settings)
+        os._exit(0)
+
+    _on_hang_up(end)  # a thread that only waits for it, and holds no lock that a fork would miss
+    with open(_STANDARD_INPUT, encoding="utf-8", closefd=False) as lines:
+        settings |= json.loads(next(lines, "{}"))
+        prepared = prepare(settings)
+        if prepared is not None:
+            gc.collect()
+            gc.freeze()  # or a collection in a life would write to, and so copy, all that it shares
+        for line in lines:
+            work = partial(live, settings, json.loads(line), prepared)
+            if prepared is None:
+                _report(os.getpid())
+                return work()
+            lives.append(_fork(work))
+            code = os.waitstatus_to_exitcode(os.waitpid(lives[0], 0)[1])
+            _report(lives.pop(), code)
     return 0
 
 
-@contextmanager
-def ending_with_parent() -> Iterator[None]:
-    """End this process if the parent goes while it prepares. Leaves no thread, since a fork follows."""
-    reading, writing = os.pipe()
-    watch = threading.Thread(target=lambda: Channel().await_hang_up(reading) and os._exit(0), daemon=True)
-    watch.start()
-    try:
-        yield
-    finally:
-        os.close(writing)
-        watch.join()
-        os.close(reading)
-
-
-def _run(channel: Channel, live: Callable[[], int]) -> None:
+def _fork(live: Callable[[], int]) -> int:
+    """Process id of a fork that runs `live`."""
+    pid = os.fork()
+    if pid > 0:
+        return pid
     code = 1
     try:
-        channel.report(pid=os.getpid())  # before anybody can have met it
+        _on_hang_up(lambda: os._exit(0))  # nobody is left to work for
+        _report(os.getpid())  # before anybody can have met it
         code = live()
     except BaseException:  # noqa: BLE001 - the end of the process: told in full, and the exit code says so
         traceback.print_exc()
@@ -267,16 +210,13 @@ def _run(channel: Channel, live: Callable[[], int]) -> None:
         os._exit(code)
 
 
-def _await_end(channel: Channel, pid: int) -> int:
-    """The exit code of a forked life, or minus the signal that ended it. It does not outlive the parent."""
-    life = os.pidfd_open(pid)
-    if channel.await_hang_up(life):
-        os.kill(pid, signal.SIGKILL)
-    os.close(life)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+def _report(*numbers: int) -> None:
+    with suppress(OSError):  # the parent is gone
+        os.write(_STANDARD_INPUT, json.dumps(numbers).encode() + b"\n")
 
 
-def ignore_terminal() -> None:
-    """Leave Ctrl-C and a lost terminal to the parent, which ends this process."""
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+def _on_hang_up(react: Callable[[], object]) -> None:
+    """Call `react` in another thread when the parent is gone."""
+    waiting = select.poll()
+    waiting.register(_STANDARD_INPUT, 0)  # a hang-up is told unasked
+    threading.Thread(target=lambda: waiting.poll() and react(), name="parent", daemon=True).start()

@@ -35,7 +35,7 @@ from amusd.runtime.draft_process import DraftProcess
 from amusd.runtime.draft_restart import DraftSource
 from amusd.runtime.followers import Followers
 from amusd.runtime.ranks import Leader
-from amusd.runtime.startup import connect_target, load_with_followers, make_leader, make_recorder
+from amusd.runtime.startup import connect_target, load_with_followers, make_leader
 from amusd.runtime.target_sequence import Request
 from amusd.runtime.target_worker import TargetWorker
 from amusd.sampling.stopping import StopChecker
@@ -93,9 +93,9 @@ class Engine:
         """As `launch`, from a whole configuration."""
         torch.set_num_threads(config.hardware.num_threads)
         config = replace(config, hardware=settle_devices(config, warnings.warn))
-        meeting = Followers(config).meeting if config.target_tensor_parallel_size > 1 else None
+        meeting = Followers(config) if config.target_tensor_parallel_size > 1 else None
         drafts = DraftProcess(config) if config.drafters else None
-        return cls.connect(config, drafts, make_recorder(Role.TARGET), meeting=meeting)
+        return cls.connect(config, drafts, Recorder(Role.TARGET.value), meeting=meeting)
 
     @classmethod
     def connect(

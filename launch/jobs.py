@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from amusd.workload import WorkloadPrompt
 
     MakeEngine = Callable[[RunConfig, str | None, Console], Engine]
-    """Makes an engine for a configuration; the text is the folder for events, as of `make_recorder`."""
+    """Makes an engine for a configuration; the text is the folder for events, as of `Recorder`."""
 
 WITHOUT_ENGINE = ("bench", "simulate")
 """Commands that start processes of their own, or none."""
@@ -203,17 +203,15 @@ class Jobs:
             drafts = DraftProcess(wanted, events=events, tell_loss=tell, on_met=record)  # loads while torch is imported
             failing.callback(drafts.stop)
             followers = Followers(wanted) if wanted.target_tensor_parallel_size > 1 else None
-            meeting = None
             if followers is not None:
                 failing.callback(followers.stop)
-                meeting = followers.meeting
             settled = claim_hardware(wanted)
             record()
             from amusd.engine import Engine
-            from amusd.runtime.startup import make_recorder
+            from amusd.tracing.recorder import Recorder
 
             engine = Engine.connect(
-                settled, drafts, make_recorder(Role.TARGET, events), report=console.note, meeting=meeting
+                settled, drafts, Recorder(Role.TARGET.value, events), report=console.note, meeting=followers
             )
             failing.pop_all()
         return engine

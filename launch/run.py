@@ -13,7 +13,7 @@ import dataclasses
 import os
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -28,6 +28,7 @@ if __name__ == "__main__" and not __package__:  # run as a file: become a module
     __package__ = _folder.name
     __import__(__package__)
 
+from amusd.child import Ended
 from amusd.config import EngineConfig, RunConfig
 from amusd.console import Console, tell
 from amusd.errors import ConfigError, PeerLostError, first_line
@@ -36,6 +37,7 @@ from amusd.models.meeting import Meeting
 from amusd.runtime.cores import allowed_cores, cores_for, pin_to
 from amusd.runtime.devices import check_devices, count_gpus, devices_of, settle_devices
 from amusd.runtime.draft_process import DraftProcess
+from amusd.tracing.recorder import Recorder
 from amusd.transport.addresses import address_towards, parse_endpoint
 from amusd.transport.base import Rendezvous
 from amusd.transport.factory import numbered_link
@@ -150,19 +152,19 @@ def _run_rank(command: str, config: RunConfig, own: Place, stack: ExitStack) -> 
     if own.rank < number and engine.hardware.devices[own.rank] == "cpu":
         num_here = min(own.local_size, number - (own.rank - own.local_rank))
         pin_to(cores_for(Role.TARGET, cores, engine.hardware, rank=own.local_rank, num_target_ranks=num_here))
-    if own.rank == 0:
-        code = _run_target(command, config, meeting, store)
-        store.set(ADDRESS, "")
-        return code
-    if own.rank < number:
+    if 0 < own.rank < number:
         from amusd.runtime.startup import run_follower
 
         run_follower(engine, own.rank, meeting)
         return 0
-    link = numbered_link(config.transport, meeting.address, number, Role.DRAFT, listens=False)
-    with closing(link):
+    link = numbered_link(config.transport, meeting.address, number, Role.DRAFT, listens=own.rank == 0)
+    stack.callback(link.close)
+    if own.rank > 0:
         start_drafts(engine, link)
-    return 0
+        return 0
+    code = _run_target(command, config, meeting, link, lambda: store.set(ADDRESS, meeting.address))
+    store.set(ADDRESS, "")
+    return code
 
 
 def meet_in_folder(folder: str | None, stack: ExitStack) -> Meeting:
@@ -172,7 +174,7 @@ def meet_in_folder(folder: str | None, stack: ExitStack) -> Meeting:
     status = Path(folder).lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise ConfigError(f"{folder}: torchrun's store names this folder, which is not private to this user")
-    return Meeting(address=folder)
+    return Meeting(folder)
 
 
 def _meet_apart(store: Any, config: RunConfig, own: Place) -> tuple[RunConfig, Meeting]:
@@ -191,7 +193,7 @@ def _meet_apart(store: Any, config: RunConfig, own: Place) -> tuple[RunConfig, M
         hardware=dataclasses.replace(config.hardware, devices=tuple(devices)),
         transport=dataclasses.replace(config.transport, address=address),
     )
-    return config, Meeting(address=address, host=host, store=store)
+    return config, Meeting(address, host, store)
 
 
 def own_device(config: RunConfig, own: Place) -> str:
@@ -202,23 +204,20 @@ def own_device(config: RunConfig, own: Place) -> str:
     return f"cuda:{own.local_rank % num_gpus}" if num_gpus else "cpu"
 
 
-def _run_target(command: str, config: RunConfig, meeting: Meeting, store: Any) -> int:
-    address, number = meeting.address, config.target_tensor_parallel_size
-
+def _run_target(
+    command: str, config: RunConfig, meeting: Meeting, link: ZeroMQTransport, call_others: Callable[[], None]
+) -> int:
     def make_engine(config: RunConfig, events: str | None, console: Console) -> Engine:
         from amusd.engine import Engine
-        from amusd.runtime.startup import make_recorder
 
         write_workers(Path(config.run_dir or "."), target=[os.getpid()], draft=None)
-        store.set(ADDRESS, address)
+        call_others()
         events_there = events if meeting.store is None else None
         drafts = DraftElsewhere(link, events_there, config.startup_timeout_seconds)
-        recorder = make_recorder(Role.TARGET, events)
-        others = meeting if number > 1 else None
-        return Engine.connect(config.engine_for(command), drafts, recorder, report=console.note, meeting=others)
+        recorder = Recorder(Role.TARGET.value, events)
+        return Engine.connect(config.engine_for(command), drafts, recorder, report=console.note, meeting=meeting)
 
-    link = numbered_link(config.transport, address, number, Role.DRAFT, listens=True)
-    with closing(link), closing(Jobs(command, make_engine)) as jobs:
+    with closing(Jobs(command, make_engine)) as jobs:
         return jobs.run(config)
 
 
@@ -228,7 +227,7 @@ class DraftElsewhere:
     pid = None
 
     def __init__(self, link: ZeroMQTransport, events: str | None, timeout_seconds: float) -> None:
-        """`link`: to the last rank, which is awaited. `events`: as of `make_recorder`, for the draft.
+        """`link`: to the last rank, which is awaited. `events`: as of `Recorder`, for the draft.
 
         Raises `PeerLostError` if it does not come.
         """
@@ -236,17 +235,17 @@ class DraftElsewhere:
             raise PeerLostError(f"the last rank, which starts the draft, did not come in {timeout_seconds:g} s")
         self._link = link
         self._link.send_frame(msgspec.msgpack.encode(events))
-        self._end: str | None = None
+        self._end: Ended | None = None
 
     def tell(self, incarnation: int, rendezvous: Rendezvous) -> None:
         """See `DraftSource`."""
         self._end = None
         self._link.send_frame(msgspec.msgpack.encode((incarnation, rendezvous)))
 
-    def ending(self, timeout: float, /) -> str | None:
+    def ending(self, timeout: float, /) -> Ended | None:
         """See `DraftSource`."""
         if self._end is None and (frame := self._link.receive_frame(timeout)) is not None:
-            self._end = msgspec.msgpack.decode(frame, type=str)
+            self._end = msgspec.msgpack.decode(frame, type=Ended)
         return self._end
 
     def met(self) -> None:
@@ -268,10 +267,8 @@ def start_drafts(config: EngineConfig, link: ZeroMQTransport) -> None:
         frame = link.receive_frame(config.startup_timeout_seconds)
         if frame is None:
             return
-        events = msgspec.msgpack.decode(frame, type=str | None)
-        process = DraftProcess(config, events=events, tell_loss=tell)
+        process = DraftProcess(config, events=msgspec.msgpack.decode(frame, type=str | None), tell_loss=tell)
         stack.callback(process.stop)
-        process.met()  # rank 0 knows whether another draft is worth it
         is_running = False
         while True:
             frame = link.receive_frame(LOOK_SECONDS)
@@ -279,16 +276,9 @@ def start_drafts(config: EngineConfig, link: ZeroMQTransport) -> None:
                 order = msgspec.msgpack.decode(frame, type=tuple[int, Rendezvous] | None)
                 is_running = is_running or order is not None
                 process.dismiss() if order is None else process.tell(*order)
-            if is_running and (end := _end_of(process)) is not None:
+            if is_running and (end := process.ending(0.0)) is not None:
                 is_running = False
                 link.send_frame(msgspec.msgpack.encode(end))
-
-
-def _end_of(process: DraftProcess) -> str | None:
-    try:
-        return process.ending(0.0)
-    except ConfigError as error:  # which the draft has told the target, too
-        return str(error)
 
 
 def main(arguments: Sequence[str]) -> int:

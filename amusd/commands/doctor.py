@@ -20,8 +20,8 @@ from amusd.models.loading import check_target, describe_drafter, describe_target
 from amusd.models.self_test import measure_width_invariance
 from amusd.models.tokenizer import Tokenizer, user_turn
 from amusd.runtime.cores import allowed_cores, cores_for
-from amusd.runtime.devices import check_devices, claim_device, count_gpus, devices_of, free_bytes, sharing
-from amusd.runtime.startup import cache_bytes, link_devices
+from amusd.runtime.devices import check_devices, claim_device, count_gpus, devices_of, free_bytes, link_devices, sharing
+from amusd.runtime.startup import cache_bytes
 from amusd.transport.factory import ON_ONE_MACHINE, listen
 from amusd.transport.latency import measure_one_way
 from amusd.types import Role

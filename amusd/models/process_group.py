@@ -36,6 +36,7 @@ from torch import Tensor, distributed
 
 from amusd.errors import RankLostError, first_line
 from amusd.models.meeting import Meeting
+from amusd.models.sharding import Ranks
 
 Backend: TypeAlias = Literal["gloo", "nccl"]
 
@@ -60,45 +61,47 @@ def backend_for(devices: Sequence[str], *, same_machine: bool = True) -> Backend
     return "nccl" if on_gpus and (len(set(devices)) == len(devices) or not same_machine) else "gloo"
 
 
-class ProcessGroup:
-    """The target's ranks, met in one store."""
+class ProcessGroup(Ranks):
+    """A rank that exchanges tensors with the others, once they have met."""
 
-    def __init__(self, meeting: Meeting, rank: int, size: int, device: str, backend: Backend) -> None:
-        """Meet the others. Raises `RankLostError` after `EXCHANGE_SECONDS`."""
+    _others = "a rank"
+    """Who may be lost."""
+    _watch: Watch | None = None
+
+    def __init__(self, rank: int, size: int, meeting: Meeting, backend: Backend = "gloo") -> None:
+        super().__init__(rank, size)
         from torch.distributed import distributed_c10d as c10d
 
-        self._size = size
-        self._other = (rank + 1) % size
+        self.captures = backend == "nccl"
+        self._meeting = meeting
         self._backend = backend
         self._gathering = c10d.AllgatherOptions()  # type: ignore[attr-defined]  # missing in its __all__
         self._summing = c10d.AllreduceOptions()
         self._gathering.asyncOp = self._summing.asyncOp = False  # NCCL: on the current stream, and returns no work
-        first = c10d.AllgatherOptions()  # type: ignore[attr-defined]
-        first.asyncOp = True
+
+    def meet(self, device: str) -> None:
+        """Meet the others. Raises `RankLostError` after `EXCHANGE_SECONDS`."""
         try:
-            self._group = _make(meeting, rank, size, device, backend)
+            self._group = _make(self._meeting, self.rank, self.size, device, self._backend)
             # The first exchange of NCCL makes its communicator. With a time of its own, `wait` blocks the host.
-            _, work = self._gather(torch.zeros(1, device=device), first)
+            part = torch.zeros(1, device=device)
+            first = type(self._gathering)()
+            first.asyncOp = True
+            _, work = self._gather(part, first)
             work.wait(timedelta(seconds=EXCHANGE_SECONDS))
         except RuntimeError as error:
             raise RankLostError(f"the ranks of the target did not meet: {first_line(error)}") from None
+        self._watch = Watch(self._has_lost_another, self._abort_group)
 
     def gather(self, part: Tensor) -> Tensor:
-        """[size, *part.shape]: every rank's part in rank order, all of one shape and dtype.
-
-        Raises `RankLostError` when another rank is gone or silent, over NCCL only if already known.
-        """
-        try:
-            parts, work = self._gather(part, self._gathering)
-            _wait(work)
-        except RuntimeError as error:
-            raise self._lost(error) from None
-        return parts
+        """[size, *part.shape]: every rank's part in rank order, all of one shape and dtype. Raises as `sum`."""
+        return self._exchange(lambda: self._gather(part, self._gathering))
 
     def sum(self, part: Tensor) -> Tensor:
-        """[rows, out] -> [rows, out] float32: the sum of all parts, the same bits everywhere. Raises as `gather`."""
+        """See `Ranks`. Raises `PeerError` when another rank is gone or silent, over NCCL only if already known."""
         if self._backend == "nccl" and len(part) > MOST_GATHERED_ROWS:
-            return self._all_reduced(part)
+            whole = part.to(torch.float32, copy=True)
+            return self._exchange(lambda: (whole, self._group.allreduce([whole], self._summing)))
         first, *others = self.gather(part)
         total: Tensor = first.float()
         for other in others:
@@ -106,38 +109,50 @@ class ProcessGroup:
         return total
 
     def join(self, part: Tensor) -> Tensor:
-        """[rows, n] -> [rows, size * n]: every rank's columns in rank order. Raises as `gather`."""
+        """See `Ranks`. Raises as `sum`."""
         return self.gather(part).transpose(0, 1).flatten(1)  # [rows, size, n] is copied
 
+    def check(self) -> None:
+        """See `Ranks`."""
+        if self._watch is not None and self._watch.is_lost:
+            raise self._reason(RankLostError(f"{self._others} of the target is gone"))
+
     def abort(self) -> None:
+        """See `Ranks`."""
+        if self._watch is not None:
+            self._watch.end()
+
+    def _has_lost_another(self) -> bool:
+        return False
+
+    def _reason(self, error: RankLostError) -> Exception:
+        """What is known of the loss of another rank."""
+        return error
+
+    def _abort_group(self) -> None:
         """End this rank's exchanges. Over NCCL this may wait for ever for graphs to be destroyed."""
         with suppress(RuntimeError):  # over NCCL it has been aborted, or did not end: nothing more can be done
             if self._backend == "nccl":
                 self._group.abort()
             else:  # whose own `abort` ends no wait
-                self._group.recv([torch.empty(1)], self._other, _NO_TAG).wait(timedelta(milliseconds=1))
+                other = (self.rank + 1) % self.size
+                self._group.recv([torch.empty(1)], other, _NO_TAG).wait(timedelta(milliseconds=1))
 
     def _gather(self, part: Tensor, options: Any) -> tuple[Tensor, Any]:
         part = part.contiguous()
-        parts = part.new_empty((self._size * len(part), *part.shape[1:]))
+        parts = part.new_empty((self.size * len(part), *part.shape[1:]))
         work = self._group._allgather_base(parts, part, options)  # noqa: SLF001 - no public name for one tensor
-        return parts.view(self._size, *part.shape), work
+        return parts.view(self.size, *part.shape), work
 
-    def _all_reduced(self, part: Tensor) -> Tensor:
-        total = part.to(torch.float32, copy=True)
+    def _exchange(self, begin: Callable[[], tuple[Tensor, Any]]) -> Tensor:
         try:
-            _wait(self._group.allreduce([total], self._summing))
+            result, work = begin()
+            if work is not None:
+                work.wait()
         except RuntimeError as error:
-            raise self._lost(error) from None
-        return total
-
-    def _lost(self, error: RuntimeError) -> RankLostError:
-        return RankLostError(f"the ranks of the target have lost each other: {first_line(error)}")
-
-
-def _wait(work: Any) -> None:
-    if work is not None:
-        work.wait()
+            lost = RankLostError(f"the ranks of the target have lost each other: {first_line(error)}")
+            raise self._reason(lost) from None
+        return result
 
 
 def _make(meeting: Meeting, rank: int, size: int, device: str, backend: Backend) -> Any:

@@ -52,6 +52,11 @@ def device_of(config: EngineConfig, role: Role, rank: int = 0) -> str:
     return devices_of(config)[rank if role is Role.TARGET else -1]
 
 
+def link_devices(config: EngineConfig) -> tuple[str, str]:
+    """Devices of the link's ends: the target's first rank, and the draft."""
+    return device_of(config, Role.TARGET), device_of(config, Role.DRAFT)
+
+
 def sharing(config: EngineConfig, devices: Sequence[str]) -> str | None:
     """The shared GPUs, as `2 workers share cuda:0`; None without any."""
     has_draft = any(drafter.can.has_model or drafter.can.needs_features for drafter in config.drafters)

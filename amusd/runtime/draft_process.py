@@ -7,22 +7,28 @@ is replaced within a tenth of a second.
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
-from amusd.child import Channel, Ended, Lives, Orders, command_of, ending_with_parent, ignore_terminal, serve
+from amusd.child import Ended, Lives, Orders, command_of, serve
 from amusd.config import EngineConfig
-from amusd.errors import ConfigError, PeerLostError, first_line
+from amusd.errors import ConfigError, PeerLostError
 from amusd.files import keep_traceback
 from amusd.runtime.cores import allowed_cores, pin_rank
-from amusd.runtime.devices import device_of
+from amusd.runtime.devices import device_of, link_devices
+from amusd.runtime.draft_restart import in_words
+from amusd.runtime.handshake import failure_report
 from amusd.settings import from_mapping, to_mapping
+from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Rendezvous
+from amusd.transport.factory import connect
 from amusd.types import Role
+
+logger = logging.getLogger(__name__)
 
 STOP_SECONDS = 1.0
 """How long a draft may take to end before it is killed."""
@@ -39,9 +45,9 @@ class DraftProcess:
         *,
         events: str | None = None,
         tell_loss: Callable[[str], None] | None = None,
-        on_met: Callable[[], None] | None = None,
+        on_met: Callable[[], None] = lambda: None,
     ) -> None:
-        """Have the first draft load, without waiting. `events`: as of `make_recorder`.
+        """Have the first draft load, without waiting. `events`: as of `Recorder`.
 
         `tell_loss` gets a line for each draft that somebody else has killed, and has the draft say on standard error
         what it loads. `on_met` is called when a draft has said Hello; `pid` is its id by then.
@@ -52,50 +58,44 @@ class DraftProcess:
             "cores": allowed_cores(),  # before the target keeps to its own
             "tells": tell_loss is not None,
         }
-        self._lives = Lives(command_of(__name__))
+        self._lives = Lives(command_of(__name__), self._settings)
         self._lock = threading.RLock()
         self._tell_loss = tell_loss
-        self._on_met = on_met
-        self._has_met = False
+        self.met = on_met
+        """See `DraftSource`."""
         self._is_dismissed = False
         self._last_end: Ended | None = None
-        self._lives.prepare(self._settings)
 
     @property
-    def pid(self) -> int | None:
+    def pid(self) -> int:
         """Process id of the newest draft, or of the process that prepares for it."""
         with self._lock:
             return self._lives.pid
 
     def tell(self, incarnation: int, rendezvous: Rendezvous) -> None:
-        """See `DraftSource`. A draft that ends before any was ready is the last one."""
+        """See `DraftSource`."""
         with self._lock:
-            last = self._last_end
-            if last is not None and last.code >= 0 and not self._has_met:
-                raise PeerLostError(_in_words(last))
             self._is_dismissed = False
-            self._lives.prepare(self._settings)
-            said_before = "" if last is None else last.said
-            orders = {"rendezvous": asdict(rendezvous), "incarnation": incarnation, "said_before": said_before}
-            self._lives.start(orders)
+            if self._lives.is_over:
+                self._lives.close()
+                self._lives = Lives(command_of(__name__), self._settings)
+            has_failed = self._last_end is not None and self._last_end.code == _FAILED
+            self._lives.start({"rendezvous": asdict(rendezvous), "incarnation": incarnation, "has_failed": has_failed})
 
-    def ending(self, timeout: float, /) -> str | None:
+    def ending(self, timeout: float, /) -> Ended | None:
         """See `DraftSource`."""
-        end = self._ended(timeout)
-        if end is not None and end.code == _USERS_MISTAKE and end.said:
-            raise ConfigError(end.said)
-        return None if end is None else _in_words(end)
-
-    def met(self) -> None:
-        """See `DraftSource`."""
-        self._has_met = True
-        if self._on_met is not None:
-            self._on_met()
+        with self._lock:
+            end = self._lives.ended(timeout)
+            if end is not None and end is not self._last_end:
+                self._last_end = end
+                if self._tell_loss is not None and end.code < 0 and not self._is_dismissed:
+                    self._tell_loss(in_words(end))
+            return end
 
     def dismiss(self) -> None:
         """See `DraftSource`."""
         with self._lock:
-            if self._ended(0.0) is None:
+            if self.ending(0.0) is None:
                 self._is_dismissed = True
                 self._lives.kill()
 
@@ -103,32 +103,13 @@ class DraftProcess:
         """End the draft and its server, by force after `STOP_SECONDS`. Idempotent."""
         self._is_dismissed = True  # what ends this process may end the draft, too, and that is no loss
         with self._lock:
-            if self._ended(0.0 if self._lives.is_preparing else STOP_SECONDS) is None:  # what loads sees no link end
+            if self.ending(0.0 if self._lives.is_preparing else STOP_SECONDS) is None:  # what loads sees no link end
                 self._lives.kill()
             self._lives.close()
-
-    def _ended(self, timeout: float) -> Ended | None:
-        with self._lock:
-            end = self._lives.ended(timeout)
-            if end is not None and end is not self._last_end:
-                self._last_end = end
-                if self._tell_loss is not None and end.code < 0 and not self._is_dismissed:
-                    self._tell_loss(_in_words(end))
-            return end
-
-
-def _in_words(end: Ended) -> str:
-    who = f"the draft's process (pid {end.pid})"
-    if end.code < 0:
-        return f"{who} was killed by signal {-end.code}; if nobody sent it, see whether the memory is enough for both"
-    if end.said:
-        return f"{who} ends: {end.said}"
-    return f"{who} ended with exit code {end.code}; mend what it says on standard error, and start again"
 
 
 def main() -> None:
     """Be the process that `DraftProcess` starts."""
-    ignore_terminal()
     sys.exit(serve(_prepare, _live))
 
 
@@ -141,39 +122,40 @@ def _prepare(settings: Orders) -> Any:
         log.setLevel(logging.INFO)
     if device_of(config, Role.DRAFT) == "cpu":
         pin_rank(config, Role.DRAFT, settings["cores"])  # before there is torch
-    with ending_with_parent():
-        from amusd.runtime import startup
+    from amusd.runtime import startup
 
-        return startup.prepare_draft(config)
+    return startup.prepare_draft(config)
 
 
-def _live(channel: Channel, settings: Orders, orders: Orders, prepared: Any) -> int:
-    """Draft until the target is done; return the exit code. Tells the parent why it ends before that.
+def _live(settings: Orders, orders: Orders, prepared: Any) -> int:
+    """Draft until the target is done; return the exit code. Whatever goes wrong is reported to the target.
 
-    The traceback of an error is shown unless the life before has ended with the same.
+    The traceback of an error is shown unless the life before has failed, too.
     """
     from amusd.runtime import startup
 
-    channel.on_hang_up(lambda: os._exit(0))  # nobody is left to work for
     config = from_mapping(EngineConfig, settings["config"])
-    recorder = startup.make_recorder(Role.DRAFT, settings["events"])
+    recorder = Recorder(Role.DRAFT.value, settings["events"])
     try:
-        startup.serve_draft(config, Rendezvous(**orders["rendezvous"]), recorder, orders["incarnation"], prepared)
+        link = connect(config.transport, Rendezvous(**orders["rendezvous"]), link_devices(config))
+    except ConfigError as error:
+        logger.error("amusd: %s", error)  # noqa: TRY400 - the user's mistake, which cannot be told to the target
+        return _USERS_MISTAKE
+    try:
+        startup.serve_draft(config, link, recorder, orders["incarnation"], prepared)
     except Exception as error:
-        channel.say(first_line(error))
-        code = _exit_code_of(error)
+        with suppress(PeerLostError):  # the target must hear the reason, not only that the link went dead
+            link.send(failure_report(error))
         recorder.flush()
+        code = _TARGET_GONE if isinstance(error, PeerLostError) else _FAILED
+        code = _USERS_MISTAKE if isinstance(error, ConfigError) else code
         runs_own_code = any(drafter.factory is not None for drafter in config.drafters)
         has_traceback = code == _FAILED or (runs_own_code and error.__cause__ is not None)
         if has_traceback and recorder.folder is not None:
             keep_traceback(recorder.folder.parent, Role.DRAFT.value, error)
-        if code == _FAILED and first_line(error) != orders["said_before"]:
+        if code == _FAILED and not orders["has_failed"]:
             raise
         return code
+    finally:
+        link.close()
     return 0
-
-
-def _exit_code_of(error: Exception) -> int:
-    if isinstance(error, ConfigError):
-        return _USERS_MISTAKE
-    return _TARGET_GONE if isinstance(error, PeerLostError) else _FAILED

@@ -1,4 +1,4 @@
-"""Replaces a lost draft while the target goes on decoding: nothing here waits.
+"""Starts the target's draft, and replaces a lost one while the target goes on decoding: then nothing here waits.
 
 lost ──▶ its process has ended ──▶ listen on a fresh link, start the next one ──▶ Hello ──▶ handed to the target
 
@@ -14,12 +14,12 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from amusd.child import Ended
 from amusd.errors import ConfigError, PeerLostError, PeerProtocolError, first_line
 from amusd.protocol.messages import Hello
-from amusd.runtime.handshake import Handshake
+from amusd.runtime.handshake import receive_hello
 from amusd.transport.base import Rendezvous, Transport
 
-FIRST_INCARNATION = 1
 MAX_RESTARTS = 5
 BACK_OFF_SECONDS = 0.25
 """Pause before the second of these restarts; doubled for each further one."""
@@ -37,21 +37,16 @@ class DraftSource(Protocol):
         ...
 
     def tell(self, incarnation: int, rendezvous: Rendezvous) -> None:
-        """Start the next draft, and tell it where the target listens. Does not wait; the one before has ended.
-
-        Raises `PeerLostError` when no other one can come.
-        """
+        """Start the next draft, and tell it where the target listens. Does not wait; the one before has ended."""
         ...
 
-    def ending(self, timeout: float, /) -> str | None:
-        """How the present draft ended, as one line; None if not within `timeout` seconds (0 polls).
-
-        Raises `ConfigError` for the user's mistake that the draft found.
-        """
+    def ending(self, timeout: float, /) -> Ended | None:
+        """How the present draft ended; None if not within `timeout` seconds (0 polls)."""
         ...
 
-    def met(self) -> None:
-        """The present draft has said Hello."""
+    @property
+    def met(self) -> Callable[[], None]:
+        """To be called when the present draft has said Hello."""
         ...
 
     def dismiss(self) -> None:
@@ -63,22 +58,62 @@ class DraftSource(Protocol):
         ...
 
 
+def in_words(end: Ended) -> str:
+    """How a draft ended, as one line."""
+    return end.in_words("the draft's process")
+
+
 class DraftRestart:
-    """The target's search for the next draft. `listen` makes a link's listening end from a nonce."""
+    """The target's search for a draft: for the first, and for the next where one is lost."""
 
     def __init__(
-        self, source: DraftSource, listen: Callable[[int], Transport], own: Hello, timeout_seconds: float
+        self,
+        source: DraftSource,
+        listen: Callable[[int], Transport],
+        timeout_seconds: float,
+        *,
+        can_repeat: bool = True,
     ) -> None:
+        """Have the first draft start, without waiting. Raises `ConfigError`.
+
+        `listen` makes a link's listening end from a nonce; without `can_repeat`, once.
+        """
         self.failure: str | None = None
         self._source = source
         self._listen = listen
-        self._own = own
         self._timeout_seconds = timeout_seconds
-        self._told = FIRST_INCARNATION
-        self._handshake: Handshake | None = None
+        self._can_repeat = can_repeat
+        self._own: Hello | None = None
+        self._link: Transport | None = None
+        """Of a draft that has not said Hello."""
+        self._told = 0
         self._num_fruitless = 0
-        self._not_before = self._next_look = 0.0
+        self._not_before = self._deadline = 0.0
         self._dismiss_at = math.inf
+        self._start_next()
+
+    def first(self, own: Hello) -> tuple[Transport, Hello]:
+        """Wait for the first draft, to which the target says `own`.
+
+        One that is killed is started again; one that ends by itself would do so again. Raises `ConfigError` when the
+        pair cannot work together, `PeerError` when no draft comes.
+        """
+        self._own = own
+        deadline = self._deadline = time.monotonic() + self._timeout_seconds
+        while True:
+            try:
+                if (found := self._look(LOOK_SECONDS)) is not None:
+                    return found
+            except PeerLostError as error:
+                end = self._source.ending(FAREWELL_SECONDS)
+                loss = error if end is None else PeerLostError(f"no Hello from the peer: {in_words(end)}")
+                if not self._can_repeat or (end is not None and end.code >= 0) or time.monotonic() >= deadline:
+                    raise loss from None
+                self.lost(str(loss))
+                if self.failure is not None:
+                    raise PeerLostError(self.failure) from None
+            if self._link is None:
+                time.sleep(LOOK_SECONDS)
 
     def lost(self, reason: str) -> None:
         """The present draft is gone, or is to go."""
@@ -92,57 +127,50 @@ class DraftRestart:
     def poll(self) -> tuple[Transport, Hello] | None:
         """A draft that has said Hello, with its link; None without one."""
         try:
-            self._start_next()
-            peer = None if self._handshake is None else self._handshake.receive(0.0)
-            if peer is None:
-                return None
-            if peer.incarnation != self._told:
-                raise PeerProtocolError(f"incarnation {peer.incarnation} came in the place of {self._told}")
-            self._source.met()
+            return self._look(0.0)
         except ConfigError as error:
             self._give_up(f"the draft that was to replace it is refused: {error}")
-            return None
         except Exception as error:  # noqa: BLE001 - the target goes on, whatever it is
             self._fail(first_line(error))
-            return None
-        assert self._handshake is not None
-        link, self._handshake = self._handshake.link, None
-        return link, peer
+        return None
 
     def close(self) -> None:
         """Stop looking. Idempotent."""
         self._give_up("the engine is closed")
 
-    def _start_next(self) -> None:
+    def _look(self, timeout: float) -> tuple[Transport, Hello] | None:
         now = time.monotonic()
         if now >= self._dismiss_at:
             self._dismiss_at = math.inf
             self._source.dismiss()
-        if self.failure is not None or now < self._next_look:
-            return
-        self._next_look = now + LOOK_SECONDS
-        end = self._source.ending(0.0)
-        if end is None:
-            return
-        if self._handshake is not None:
-            raise PeerLostError(end)
-        if now < self._not_before:
-            return
+        if self.failure is not None:
+            return None
+        end = self._source.ending(0.0)  # before what it has said is taken in
+        if self._link is None:
+            if end is not None and now >= self._not_before:
+                try:
+                    self._start_next()
+                except ConfigError as error:  # the address of the former link may still be taken
+                    raise PeerLostError(str(error)) from error
+            return None
+        assert self._own is not None
+        peer = receive_hello(self._link, self._own, self._deadline, timeout)
+        if peer is None:
+            if end is not None:
+                raise PeerLostError(in_words(end))
+            return None
+        if peer.incarnation != self._told:
+            raise PeerProtocolError(f"incarnation {peer.incarnation} came in the place of {self._told}")
+        self._source.met()
+        link, self._link = self._link, None
+        return link, peer
+
+    def _start_next(self) -> None:
         nonce = secrets.randbits(64)
-        try:
-            link = self._listen(nonce)
-        except ConfigError as error:  # the address of the former link may still be taken
-            raise PeerLostError(str(error)) from error
+        self._link = self._listen(nonce)
         self._told, self._dismiss_at = self._told + 1, math.inf
-        try:
-            self._handshake = Handshake(link, self._own, self._timeout_seconds)
-        except Exception:
-            link.close()
-            raise
-        try:
-            self._source.tell(self._told, Rendezvous(link.address, nonce))
-        except PeerLostError as error:
-            self._give_up(str(error))
+        self._deadline = time.monotonic() + self._timeout_seconds
+        self._source.tell(self._told, Rendezvous(self._link.address, nonce))
 
     def _fail(self, reason: str) -> None:
         self._drop()
@@ -159,6 +187,6 @@ class DraftRestart:
         self.failure = self.failure or reason
 
     def _drop(self) -> None:
-        if self._handshake is not None:
-            self._handshake.link.close()
-            self._handshake = None
+        if self._link is not None:
+            self._link.close()
+            self._link = None

@@ -3,81 +3,46 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import TypeAlias
 
 from amusd.errors import ConfigError, PeerFailedError, PeerLostError, PeerProtocolError, first_line
 from amusd.protocol.messages import MAX_TEXT_LENGTH, PROTOCOL_VERSION, Failed, Hello
 from amusd.transport.base import Transport
 from amusd.types import Role
 
-LOOK_SECONDS = 0.5
-"""How often the peer's process is checked, and how long its last words may take."""
 
-Ending: TypeAlias = Callable[[float], "str | None"]
-"""How the peer's process ended, as one line, if it has within so many seconds (0 polls) and that is known."""
+def await_hello(link: Transport, own: Hello, timeout_seconds: float) -> Hello:
+    """Send the draft's `own` and wait for the target's. Raises as `receive_hello`."""
+    link.send(own)
+    deadline = time.monotonic() + timeout_seconds
+    while (peer := receive_hello(link, own, deadline, max(deadline - time.monotonic(), 0.0))) is None:
+        pass
+    return peer
 
 
-def unknown(_timeout: float) -> None:
-    """The `Ending` of a process that nobody here has started."""
+def receive_hello(link: Transport, own: Hello, deadline: float, timeout: float) -> Hello | None:
+    """The peer's `Hello`, or None when it has not come within `timeout` seconds (0 polls). The target answers it.
 
-
-class Handshake:
-    """Exchanges `own` for the peer's over `link`. The draft, which connects, speaks first."""
-
-    def __init__(self, link: Transport, own: Hello, timeout_seconds: float) -> None:
-        """Raises `PeerLostError`."""
-        self.link = link
-        self._own = own
-        self._timeout_seconds = timeout_seconds
-        self._deadline = time.monotonic() + timeout_seconds
-        if own.role is Role.DRAFT:
+    Raises `ConfigError` when the two do not fit or the peer reports one, `PeerFailedError` when the peer failed
+    otherwise, `PeerProtocolError` when it begins with anything else, `PeerLostError` when it is gone, or has not come
+    by `deadline` (monotonic seconds).
+    """
+    message = link.receive(timeout)
+    if isinstance(message, Hello):
+        if own.role is Role.TARGET:
             link.send(own)
-
-    @property
-    def seconds_left(self) -> float:
-        """Seconds until the deadline; may be negative."""
-        return self._deadline - time.monotonic()
-
-    def receive(self, timeout: float) -> Hello | None:
-        """The peer's `Hello`, or None when it has not come within `timeout` seconds (0 polls).
-
-        Raises `ConfigError` when the two do not fit or the peer reports one, `PeerFailedError` when the peer failed
-        otherwise, `PeerProtocolError` when it begins with anything else, `PeerLostError` when it is gone or late.
-        """
-        message = self.link.receive(timeout)
-        if isinstance(message, Hello):
-            if self._own.role is Role.TARGET:
-                self.link.send(self._own)
-            _check(self._own, message)
-            return message
-        if isinstance(message, Failed):
-            if message.kind == ConfigError.__name__:
-                raise ConfigError(told_by(message))
-            raise PeerFailedError(f"the {message.role.value} failed while starting: {told_by(message)}")
-        if message is not None:
-            raise PeerProtocolError(f"{type(message).__name__} before Hello")
-        if self.seconds_left <= 0:
-            if self.link.frames.refusal is not None:
-                raise ConfigError(f"no peer within {self._timeout_seconds:g} seconds: {self.link.frames.refusal}")
-            raise PeerLostError(f"no Hello from the peer within {self._timeout_seconds:g} seconds")
-        return None
-
-
-def await_hello(link: Transport, own: Hello, timeout_seconds: float, ending: Ending = unknown) -> Hello:
-    """Exchange `own` for the peer's, while its process lives. Raises as `Handshake.receive`."""
-    handshake = Handshake(link, own, timeout_seconds)
-    end: str | None = None
-    while end is None:
-        end = ending(0.0)  # first, so that what was said before the end is still taken in
-        try:
-            if (peer := handshake.receive(min(max(handshake.seconds_left, 0.0), LOOK_SECONDS))) is not None:
-                return peer
-        except PeerLostError:
-            end = end or ending(LOOK_SECONDS)
-            if end is None:
-                raise
-    raise PeerLostError(f"no Hello from the peer: {end}")
+        _check(own, message)
+        return message
+    if isinstance(message, Failed):
+        if message.kind == ConfigError.__name__:
+            raise ConfigError(told_by(message))
+        raise PeerFailedError(f"the {message.role.value} failed while starting: {told_by(message)}")
+    if message is not None:
+        raise PeerProtocolError(f"{type(message).__name__} before Hello")
+    if time.monotonic() >= deadline:
+        if link.frames.refusal is not None:
+            raise ConfigError(f"no peer in time: {link.frames.refusal}")
+        raise PeerLostError("no Hello from the peer within startup_timeout_seconds")
+    return None
 
 
 def failure_report(error: BaseException) -> Failed:

@@ -1,27 +1,25 @@
 """The ranks of one target: commands of the first one, and exchanges of tensors between all.
 
-The leader has the followers compute each of its passes, by a message on each link. Tensors go through a process group,
-and a thread watches the links (`models/process_group.py`).
+The leader has the followers compute each of its passes, by a message on each link. Tensors go through a process group
+(`models/process_group.py`).
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Literal, TypeAlias
 
 import msgspec
-from torch import Tensor
 
 from amusd.config import TransportConfig
 from amusd.errors import ConfigError, PeerFailedError, PeerLostError, PeerProtocolError, RankLostError, first_line
 from amusd.models.meeting import Meeting
 from amusd.models.passes import Pass
-from amusd.models.process_group import Backend, ProcessGroup, Watch
+from amusd.models.process_group import Backend, ProcessGroup
 from amusd.models.rank_commands import PassEncoder
-from amusd.models.sharding import Ranks
 from amusd.transport.factory import numbered_link
 from amusd.transport.zeromq import ZeroMQTransport
 from amusd.types import Role
@@ -35,70 +33,28 @@ Report: TypeAlias = tuple[Literal["ready", "mistake", "failed", "lost"], str]
 """A follower is ready, or ends by the user's mistake or another rank's loss; and why."""
 
 
-class _ConnectedRanks(Ranks):
-    """A rank that meets the others in a process group."""
-
-    _others: str
+class _ConnectedRanks(ProcessGroup):
+    """A rank with links to others, which tell it of their loss."""
 
     def __init__(self, rank: int, size: int, meeting: Meeting, backend: Backend) -> None:
-        super().__init__(rank, size)
-        self.captures = backend == "nccl"
+        super().__init__(rank, size, meeting, backend)
         self._links: dict[int, ZeroMQTransport] = {}
         self._using = threading.Lock()
         """Held by the thread that uses a link: this rank's, or that of the watch."""
-        self._meeting = meeting
-        self._backend: Backend = backend
-        self._group: ProcessGroup | None = None
-        self._watch: Watch | None = None
-
-    def sum(self, part: Tensor) -> Tensor:
-        return self._exchange(self._met.sum, part)
-
-    def join(self, part: Tensor) -> Tensor:
-        return self._exchange(self._met.join, part)
-
-    def check(self) -> None:
-        if self._watch is not None and self._watch.is_lost:
-            raise self._reason(RankLostError(f"{self._others} of the target is gone"))
-
-    def abort(self) -> None:
-        if self._watch is not None:
-            self._watch.end()
 
     def close(self) -> None:
         self.abort()
         with self._using:
             for link in self._links.values():
                 link.close()
-        self._group = None
-
-    def _meet(self, device: str) -> None:
-        self._group = ProcessGroup(self._meeting, self.rank, self.size, device, self._backend)
-        self._watch = Watch(self._has_lost_another, self._group.abort)
-
-    @property
-    def _met(self) -> ProcessGroup:
-        assert self._group is not None, "the others are not ready"
-        return self._group
 
     def _has_lost_another(self) -> bool:
         with self._using:
             return any(link.is_lost for link in self._links.values())
 
-    def _exchange(self, exchange: Callable[[Tensor], Tensor], part: Tensor) -> Tensor:
-        try:
-            return exchange(part)
-        except RankLostError as error:
-            raise self._reason(error) from None
-
-    def _reason(self, error: RankLostError) -> Exception:
-        return error
-
 
 class Leader(_ConnectedRanks):
     """The first rank. The others end when it closes."""
-
-    _others = "a rank"
 
     def __init__(self, config: TransportConfig, meeting: Meeting, size: int, backend: Backend = "gloo") -> None:
         """Listen for the followers. Raises `ConfigError`."""
@@ -123,7 +79,7 @@ class Leader(_ConnectedRanks):
                 raise RankLostError(f"rank {waiting[0]} of the target was not ready in {timeout_seconds:g} s")
             time.sleep(LOOK_SECONDS)
         self._send(b"meet")
-        self._meet(device)
+        self.meet(device)
 
     def announce(self, work: Pass) -> None:
         """See `Ranks`. Raises `PeerError` when one is gone."""
@@ -198,7 +154,7 @@ class Follower(_ConnectedRanks):
             raise RankLostError("rank 0 of the target is gone") from None
         if frame is None:
             raise RankLostError(f"rank 0 of the target was not ready in {timeout_seconds:g} s")
-        self._meet(device)
+        self.meet(device)
 
     def commands(self) -> Iterator[bytes]:
         """The leader's messages, until it ends."""

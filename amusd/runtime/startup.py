@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import secrets
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
@@ -28,31 +27,21 @@ from amusd.models.rank_commands import follow
 from amusd.models.sharding import ALONE
 from amusd.models.tokenizer import Tokenizer
 from amusd.protocol.messages import PROTOCOL_VERSION, Hello
-from amusd.runtime.devices import check_devices, claim_device, device_of, devices_of
+from amusd.runtime.devices import check_devices, claim_device, device_of, devices_of, link_devices
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.draft_process import DraftProcess
-from amusd.runtime.draft_restart import FIRST_INCARNATION, LOOK_SECONDS, DraftRestart, DraftSource
+from amusd.runtime.draft_restart import DraftRestart, DraftSource
 from amusd.runtime.draft_worker import DraftWorker
-from amusd.runtime.handshake import await_hello, failure_report
+from amusd.runtime.handshake import await_hello
 from amusd.runtime.ranks import Follower, Leader
 from amusd.runtime.remote_drafter import RemoteDraft, RemoteDrafter
 from amusd.runtime.target_worker import TargetWorker
 from amusd.tracing.recorder import Recorder
-from amusd.transport.base import Rendezvous, Transport
-from amusd.transport.factory import can_listen_again, connect, listen
+from amusd.transport.base import Transport
+from amusd.transport.factory import can_listen_again, listen
 from amusd.types import Role
 
 logger = logging.getLogger(__name__)
-
-
-def link_devices(config: EngineConfig) -> tuple[str, str]:
-    """Devices of the link's ends: the target's first rank, and the draft."""
-    return device_of(config, Role.TARGET), device_of(config, Role.DRAFT)
-
-
-def make_recorder(role: Role, events: str | None = None) -> Recorder:
-    """A worker's recorder; `events`: as of `Recorder`."""
-    return Recorder(role.value, events)
 
 
 def connect_target(
@@ -67,53 +56,25 @@ def connect_target(
     """
     if drafts is None:
         model, tokenizer = load()
-        return _target_worker(config, model, recorder, DraftClient(recorder, model.vocab_size)), tokenizer
-    nonce = secrets.randbits(64)
-    link = listen(config.transport, nonce, link_devices(config))
-    try:
-        drafts.tell(FIRST_INCARNATION, Rendezvous(link.address, nonce))
-        model, tokenizer = load()
-        own, timeout_seconds = target_hello(model.vocab_size, tokenizer), config.startup_timeout_seconds
-        restart = (
-            DraftRestart(drafts, lambda nonce: listen(config.transport, nonce), own, timeout_seconds)
-            if can_listen_again(config.transport)
-            else None
-        )
-        deadline = time.monotonic() + timeout_seconds
+        client = DraftClient(recorder, model.vocab_size)
+    else:
+        can_repeat = can_listen_again(config.transport)
+        restart = _start_draft(config, drafts, can_repeat=can_repeat)
         try:
-            peer = await_hello(link, own, timeout_seconds, drafts.ending)
-        except PeerLostError as error:
-            if restart is None:
-                raise
-            link.close()
-            link, peer = _await_next(restart, error, deadline)
-        drafts.met()
-    except BaseException:
-        link.close()
-        raise
-    client = DraftClient(recorder, model.vocab_size, link, peer, 2 * config.transport.delay_ms / 1e3, restart)
-    return _target_worker(config, model, recorder, client), tokenizer
-
-
-def _target_worker(config: EngineConfig, model: CachedModel, recorder: Recorder, client: DraftClient) -> TargetWorker:
+            model, tokenizer = load()
+            link, peer = restart.first(target_hello(model.vocab_size, tokenizer))
+        except BaseException:
+            restart.close()
+            raise
+        delay = 2 * config.transport.delay_ms / 1e3
+        client = DraftClient(recorder, model.vocab_size, link, peer, delay, restart if can_repeat else None)
     with device_errors(device_of(config, Role.TARGET), only_full=True):
-        return TargetWorker(model, recorder, client, config.max_num_seqs, config.prefix_caching)
+        return TargetWorker(model, recorder, client, config.max_num_seqs, config.prefix_caching), tokenizer
 
 
-def _await_next(restart: DraftRestart, loss: PeerLostError, deadline: float) -> tuple[Transport, Hello]:
-    """Wait for the draft that takes the place of one that was lost before its Hello. Raises `PeerLostError`."""
-    restart.lost(str(loss))
-    try:
-        while (found := restart.poll()) is None:
-            if restart.failure is not None:
-                raise PeerLostError(restart.failure) from loss
-            if time.monotonic() >= deadline:
-                raise loss
-            time.sleep(LOOK_SECONDS)
-    except BaseException:
-        restart.close()
-        raise
-    return found
+def _start_draft(config: EngineConfig, drafts: DraftSource, *, can_repeat: bool) -> DraftRestart:
+    make_link = partial(listen, config.transport, devices=link_devices(config))
+    return DraftRestart(drafts, make_link, config.startup_timeout_seconds, can_repeat=can_repeat)
 
 
 def target_hello(vocab_size: int, tokenizer: Tokenizer) -> Hello:
@@ -211,34 +172,17 @@ def _load_drafters(config: EngineConfig, device: str, start_inner: StartInner | 
 
 
 def serve_draft(
-    config: EngineConfig,
-    rendezvous: Rendezvous,
-    recorder: Recorder,
-    incarnation: int,
-    drafters: LoadedDrafters | None = None,
+    config: EngineConfig, link: Transport, recorder: Recorder, incarnation: int, drafters: LoadedDrafters | None
 ) -> None:
-    """The draft process: connect, load unless `prepare_draft` has, shake hands, draft until the target is done.
-
-    Whatever goes wrong is reported to the target and raised.
-    """
+    """The draft process: load unless `prepare_draft` has, shake hands, draft until the target is done."""
     torch.set_num_threads(config.hardware.num_threads)  # which `prepare_draft` has set to another
-    link = connect(config.transport, rendezvous, link_devices(config))
-    others = ExitStack()
-    try:
+    with ExitStack() as others:
         device = claim_device(config, Role.DRAFT)
         drafters = drafters or _load_drafters(config, device, partial(start_inner, config, others))
-        for note in drafters.notes if incarnation == FIRST_INCARNATION else ():
+        for note in drafters.notes if incarnation == 1 else ():
             say_once(f"draft: {note}")
         with device_errors(device, only_full=True):
             serve(link, drafters, recorder, incarnation, config.startup_timeout_seconds, config.max_num_seqs)
-    except Exception as error:
-        # The target must hear the reason, not only that the link went dead; then the process fails as it should.
-        with suppress(PeerLostError):
-            link.send(failure_report(error))
-        raise
-    finally:
-        link.close()
-        others.close()
 
 
 def start_inner(
@@ -255,15 +199,11 @@ def start_inner(
     config = replace(
         config, drafters=(stage,), hardware=hardware, transport=TransportConfig(), target_tensor_parallel_size=1
     )
-    nonce = secrets.randbits(64)
-    link = listen(config.transport, nonce, link_devices(config))
-    running.callback(link.close)
     process = DraftProcess(config)
     running.callback(process.stop)
-    process.tell(FIRST_INCARNATION, Rendezvous(link.address, nonce))
-    own = target_hello(middle.num_ids, tokenizer)
-    peer = await_hello(link, own, config.startup_timeout_seconds, process.ending)
-    process.met()
+    restart = _start_draft(config, process, can_repeat=False)
+    running.callback(restart.close)
+    link, peer = restart.first(target_hello(middle.num_ids, tokenizer))
     remote = RemoteDraft(link, peer, stage.kind, middle.num_ids)
     running.callback(remote.shut_down)
     return one_by_one(lambda: RemoteDrafter(remote))

@@ -30,7 +30,7 @@ from amusd.models.graphs import Replay, run_each_time
 from amusd.models.huggingface import prepare_device
 from amusd.models.loading import capture_for
 from amusd.models.meeting import Meeting
-from amusd.models.process_group import MOST_GATHERED_ROWS, ProcessGroup, Watch
+from amusd.models.process_group import MOST_GATHERED_ROWS, ProcessGroup
 from amusd.models.row_attention import attend_rows
 from amusd.models.synthetic import SHAPES
 from amusd.sampling.noise import Domain, codes_of, key_of
@@ -192,7 +192,9 @@ def group(job: Job) -> bool:
     store = job.results / job.part / "store"
     store.mkdir(parents=True)
     os.environ.update(NCCL_SETTINGS)
-    ranks = ProcessGroup(Meeting(address=str(store)), 0, 1, device, "nccl" if device == GPU else "gloo")
+    ranks = ProcessGroup(0, 1, Meeting(str(store)), "nccl" if device == GPU else "gloo")
+    num_threads = threading.active_count()
+    ranks.meet(device)
     few, many = (torch.randn((rows, 512)).to(device) for rows in (ROWS, MOST_GATHERED_ROWS + 1))
     found: list[Tensor] = []
 
@@ -213,20 +215,15 @@ def group(job: Job) -> bool:
         replayed = holds()
         del replay  # an abort waits for graphs that hold exchanges
         gc.collect()
-    ended = threading.Event()
-
-    def abort() -> None:
-        ranks.abort()
-        ended.set()
-
     started = time.perf_counter()
-    Watch(lambda: False, abort).end()
+    ranks.abort()
+    aborted = threading.active_count() == num_threads
     job.write(
         "group",
         backend="nccl" if device == GPU else "gloo",
         exchanged=exchanged,
         replayed=ABSENT if replayed is None else replayed,
-        aborted=ended.is_set(),
+        aborted=aborted,
         abort_seconds=time.perf_counter() - started,
     )
-    return exchanged and replayed is not False and ended.is_set()
+    return exchanged and replayed is not False and aborted

@@ -13,13 +13,14 @@ from faults.watch import Violation, Watch
 from faults.weather import Weather
 from faults.world import MS, World
 
+from amusd.child import Ended
 from amusd.drafters.base import Drafter, Makers, one_by_one
 from amusd.errors import PeerError, PeerLostError
 from amusd.protocol.draft_session import Transition
 from amusd.protocol.messages import PROTOCOL_VERSION, Candidate, Close, Hello, Message, Open, Verdict
 from amusd.runtime.draft_sequence import DraftSequence
 from amusd.runtime.draft_worker import DraftWorker
-from amusd.runtime.handshake import Handshake, failure_report
+from amusd.runtime.handshake import failure_report, receive_hello
 from amusd.runtime.rollback import RollbackManager
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Rendezvous
@@ -113,7 +114,8 @@ class DraftProcess:
         self._busy_until_ns = 0
         self._nonce = nonce
         self._end: End | None = None
-        self._handshake: Handshake | None = None
+        self._own = Hello(PROTOCOL_VERSION, Role.DRAFT, incarnation, VOCAB_SIZE, "", ("test",), ("test",))
+        self._deadline = 0.0
         self._worker: WatchedDraft | None = None
         self._wake_in(self.world.between(1, self.world.random.choice((2, 40))))
 
@@ -175,12 +177,12 @@ class DraftProcess:
             elif self._worker.has_work or self._end.has_mail:
                 self._wake_in(MS // 100)
             return
-        if self._handshake is None:
+        if self._end is None:
             self._end = self.drafts.wires.draft_end(self._nonce, self._passes)
             self._end.on_arrival = lambda: self._wake_in(0)
-            own = Hello(PROTOCOL_VERSION, Role.DRAFT, self.incarnation, VOCAB_SIZE, "", ("test",), ("test",))
-            self._handshake = Handshake(self._end, own, HANDSHAKE_SECONDS)
-        if self._handshake.receive(0.0) is not None:
+            self._deadline = self.world.time_ns() / 1e9 + HANDSHAKE_SECONDS
+            self._end.send(self._own)
+        if receive_hello(self._end, self._own, self._deadline, 0.0) is not None:
             self._worker = self._new_worker(self._end)
             self._worker.prepare()
         self._wake_in(20 * MS)
@@ -239,9 +241,9 @@ class Drafts:
     pid: int | None = None
     _process: DraftProcess | None = None
 
-    def ending(self, _timeout: float, /) -> str | None:
+    def ending(self, _timeout: float, /) -> Ended | None:
         assert self._process is not None
-        return "it has ended" if self._process.ended else None
+        return Ended(0, -9) if self._process.ended else None
 
     def tell(self, incarnation: int, rendezvous: Rendezvous) -> None:
         self._process = DraftProcess(self, incarnation, rendezvous.nonce)

@@ -22,12 +22,10 @@ from faults.world import World
 from amusd.policies.base import Policy
 from amusd.policies.schedules import AutoPolicy, BranchingPolicy, ChainPolicy, SynchronousPolicy, WindowedPolicy
 from amusd.protocol.messages import PROTOCOL_VERSION, Hello
-from amusd.runtime.draft_restart import FIRST_INCARNATION, DraftRestart
-from amusd.runtime.handshake import await_hello
+from amusd.runtime.draft_restart import DraftRestart
 from amusd.runtime.target_sequence import Request, TargetSequence
 from amusd.sampling.stopping import StopChecker
 from amusd.tracing.recorder import Recorder
-from amusd.transport.base import Rendezvous
 from amusd.types import FinishReason, Role
 
 MAX_PASSES_TO_ACCEPT = 250
@@ -210,17 +208,15 @@ class Simulation:
 
     def _start(self) -> WatchedTarget:
         own = Hello(PROTOCOL_VERSION, Role.TARGET, 0, VOCAB_SIZE, "", ())
-        nonce = self.world.random.getrandbits(64)
-        link = self._listen(nonce)
-        self.drafts.tell(FIRST_INCARNATION, Rendezvous(link.address, nonce))
-        peer = await_hello(link, own, HANDSHAKE_SECONDS)
+        restart = DraftRestart(self.drafts, self._listen, HANDSHAKE_SECONDS)
+        link, peer = restart.first(own)
         recorder = Recorder("target", now_ns=self.world.time_ns)
         client = self._client_class(
             recorder=recorder,
             vocab_size=VOCAB_SIZE,
             link=link,
             peer=peer,
-            draft_restart=DraftRestart(self.drafts, self._listen, own, HANDSHAKE_SECONDS),
+            draft_restart=restart,
             world=self.world,
             weather=self.weather,
             watch=self.watch,

@@ -54,4 +54,4 @@ def test_a_killed_rank_ends_the_run_with_one_clear_error(tmp_path: Path, pair: l
         _, errors = process.communicate(timeout=SECONDS)
     assert_gone(others)
     assert process.returncode == 1
-    assert f"amusd: rank 1 of the target (pid {rank}) was killed by signal 9\n" in errors.decode()
+    assert f"amusd: rank 1 of the target (pid {rank}) was killed by signal 9; " in errors.decode()

@@ -18,6 +18,7 @@ from runtime.gpu_doubles import pretend_gpus
 from torch.distributed import HashStore
 
 import launch.run
+from amusd.child import Ended
 from amusd.config import EngineConfig, HardwareConfig, RunConfig, TransportConfig
 from amusd.errors import ConfigError
 from amusd.transport.base import Rendezvous
@@ -98,7 +99,7 @@ def test_the_last_rank_starts_drafts_as_rank_0_says_and_ends_with_it(
 ) -> None:
     process = Mock()
     process.tell.side_effect = lambda *_: process.ending.configure_mock(return_value=None)
-    process.dismiss.side_effect = lambda: process.ending.configure_mock(return_value="it was dismissed")
+    process.dismiss.side_effect = lambda: process.ending.configure_mock(return_value=Ended(7, -9))
     started = Mock(return_value=process)
     monkeypatch.setattr("launch.run.DraftProcess", started)
     here, there = (
@@ -111,7 +112,7 @@ def test_the_last_rank_starts_drafts_as_rank_0_says_and_ends_with_it(
         drafts.tell(*told[0])
         assert drafts.ending(0.1) is None
         drafts.dismiss()
-        assert drafts.ending(DEADLINE_SECONDS) == drafts.ending(0.0) == "it was dismissed"
+        assert drafts.ending(DEADLINE_SECONDS) == drafts.ending(0.0) == Ended(7, -9)
         drafts.tell(*told[1])
         assert drafts.ending(0.1) is None, "what is known is of the first one"
         drafts.stop()

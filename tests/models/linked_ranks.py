@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from amusd.config import TransportConfig
@@ -13,11 +12,9 @@ from amusd.runtime.ranks import Follower, Leader
 DEADLINE_SECONDS = 30.0
 
 
-def lead(
-    folder: Path, size: int, backend: Backend = "gloo", failure: Callable[..., Exception | None] = lambda *_: None
-) -> Leader:
-    return Leader(TransportConfig(), Meeting(address=str(folder), failure=failure), size, backend)
+def lead(folder: Path, size: int, backend: Backend = "gloo", meeting: Meeting | None = None) -> Leader:
+    return Leader(TransportConfig(), meeting or Meeting(str(folder)), size, backend)
 
 
 def come(folder: Path, rank: int, size: int, backend: Backend = "gloo") -> Follower:
-    return Follower(TransportConfig(), Meeting(address=str(folder)), rank, size, backend)
+    return Follower(TransportConfig(), Meeting(str(folder)), rank, size, backend)

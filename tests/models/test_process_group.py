@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,17 +20,26 @@ from amusd.models.process_group import MOST_GATHERED_ROWS, Backend, ProcessGroup
 SIZE = 3
 
 
-def groups(monkeypatch: pytest.MonkeyPatch, folder: Path, backend: Backend) -> list[ProcessGroup]:
-    """`SIZE` ranks that have met."""
-    if backend == "nccl":
-        table = Table(SIZE)
-        monkeypatch.setattr(process_group, "_make", lambda _file, rank, *_: FakeNccl(table, rank))
+Groups = Callable[[Backend], list[ProcessGroup]]
 
-    def meet(rank: int) -> ProcessGroup:
-        return ProcessGroup(Meeting(address=str(folder)), rank, SIZE, "cpu", backend)
 
-    with ThreadPoolExecutor(SIZE) as pool:
-        return list(pool.map(meet, range(SIZE)))
+@pytest.fixture
+def groups(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Groups]:
+    """Makes `SIZE` ranks that have met."""
+    ranks: list[ProcessGroup] = []
+
+    def make(backend: Backend) -> list[ProcessGroup]:
+        if backend == "nccl":
+            table = Table(SIZE)
+            monkeypatch.setattr(process_group, "_make", lambda _file, rank, *_: FakeNccl(table, rank))
+        ranks.extend(ProcessGroup(rank, SIZE, Meeting(str(tmp_path)), backend) for rank in range(SIZE))
+        with ThreadPoolExecutor(SIZE) as pool:
+            list(pool.map(lambda rank: rank.meet("cpu"), ranks))
+        return ranks
+
+    yield make
+    for rank in ranks:
+        rank.abort()
 
 
 def on_each(ranks: list[ProcessGroup], exchange: str, parts: list[Tensor]) -> list[Tensor]:
@@ -43,20 +53,16 @@ def random_parts(rows: int, dtype: torch.dtype = torch.bfloat16) -> list[Tensor]
 
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
-def test_few_rows_are_added_in_the_order_of_ranks_over_every_backend(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, backend: Backend
-) -> None:
-    ranks, parts = groups(monkeypatch, tmp_path, backend), random_parts(8, torch.float32)
+def test_few_rows_are_added_in_the_order_of_ranks_over_every_backend(groups: Groups, backend: Backend) -> None:
+    ranks, parts = groups(backend), random_parts(8, torch.float32)
     expected = (parts[0].float() + parts[1].float()) + parts[2].float()
     other_order = (parts[2].float() + parts[1].float()) + parts[0].float()
     assert not torch.equal(other_order, expected), "these parts cannot show the order"
     assert all(torch.equal(total, expected) for total in on_each(ranks, "sum", parts))
 
 
-def test_nccl_gathers_few_rows_as_they_are_and_sums_many_itself_in_float32(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    ranks = groups(monkeypatch, tmp_path, "nccl")
+def test_nccl_gathers_few_rows_as_they_are_and_sums_many_itself_in_float32(groups: Groups) -> None:
+    ranks = groups("nccl")
     for rows in (MOST_GATHERED_ROWS, MOST_GATHERED_ROWS + 1):
         parts = random_parts(rows)
         totals = on_each(ranks, "sum", parts)
@@ -71,18 +77,16 @@ def test_nccl_gathers_few_rows_as_they_are_and_sums_many_itself_in_float32(
 
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
-def test_joined_columns_stand_side_by_side_in_the_order_of_ranks(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, backend: Backend
-) -> None:
-    ranks, parts = groups(monkeypatch, tmp_path, backend), random_parts(5)
+def test_joined_columns_stand_side_by_side_in_the_order_of_ranks(groups: Groups, backend: Backend) -> None:
+    ranks, parts = groups(backend), random_parts(5)
     assert all(torch.equal(joined, torch.cat(parts, dim=1)) for joined in on_each(ranks, "join", parts))
 
 
-def test_an_exchange_over_an_aborted_group_is_a_lost_rank(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_exchange_over_an_aborted_group_is_a_lost_rank(monkeypatch: pytest.MonkeyPatch, groups: Groups) -> None:
     def aborted(*_: object) -> None:
         raise RuntimeError("NCCL communicator was aborted on rank 1.\nand a trace")
 
-    ranks = groups(monkeypatch, tmp_path, "nccl")
+    ranks = groups("nccl")
     monkeypatch.setattr(FakeNccl, "allreduce", aborted)
     monkeypatch.setattr(FakeNccl, "_allgather_base", aborted)
     message = r"^the ranks of the target have lost each other: NCCL communicator was aborted on rank 1\.$"

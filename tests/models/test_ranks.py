@@ -23,6 +23,7 @@ from amusd.errors import ConfigError, PeerFailedError, PeerProtocolError, RankLo
 from amusd.models.cached_model import CachedModel, extend
 from amusd.models.graphs import Replay
 from amusd.models.kv_cache import KVCache, KVMemory
+from amusd.models.meeting import Meeting
 from amusd.models.numerics import Numerics
 from amusd.models.passes import Pass, Rows, SamplerRows
 from amusd.models.process_group import backend_for
@@ -73,7 +74,7 @@ def test_a_leader_that_fails_amid_a_pass_ends_the_followers(tmp_path: Path, monk
     with meeting(tmp_path, 2, life) as (leader, followers):
         model = lean_model(STOCK, ranks=leader)
         leader.await_followers("cpu", DEADLINE_SECONDS)
-        monkeypatch.setattr(leader._met, "sum", fail)
+        monkeypatch.setattr(leader, "sum", fail)
         with pytest.raises(ValueError, match="out of paper"):
             forward(model, [1, 2], model.new_cache(8))
         leader.close()
@@ -98,8 +99,11 @@ def test_a_follower_that_cannot_load_is_heard_at_once(
 
 
 def test_a_follower_whose_process_ends_before_it_has_come_is_not_waited_for(tmp_path: Path) -> None:
-    gone = RankLostError("rank 1 of the target (pid 7) was killed by signal 9")
-    leader = lead(tmp_path, 2, failure=lambda *_: gone)
+    class Lost(Meeting):
+        def failure(self, _rank: int, _timeout: float, /) -> Exception:
+            return RankLostError("rank 1 of the target (pid 7) was killed by signal 9")
+
+    leader = lead(tmp_path, 2, meeting=Lost(str(tmp_path)))
     with pytest.raises(RankLostError, match="killed by signal 9"):
         leader.await_followers("cpu", DEADLINE_SECONDS)
     leader.close()

@@ -25,16 +25,13 @@ from amusd.drafters.base import Makers, one_by_one
 from amusd.drafters.factory import LoadedDrafters
 from amusd.drafters.synthetic import right_with_probability
 from amusd.engine import Engine
-from amusd.errors import PeerLostError
 from amusd.protocol.messages import Candidate, Message
 from amusd.runtime import draft_process, startup
 from amusd.runtime.draft_process import DraftProcess
-from amusd.runtime.handshake import failure_report
 from amusd.runtime.patience import MAX_NONSENSE
 from amusd.runtime.startup import connect_target, serve
 from amusd.tracing.recorder import Recorder
-from amusd.transport.base import Rendezvous, Transport
-from amusd.transport.factory import connect
+from amusd.transport.base import Transport
 from tests.warm import Popen
 
 NUM_TOKENS = 60
@@ -61,10 +58,9 @@ def main() -> None:
 
 
 def serve_table_draft(
-    config: EngineConfig, rendezvous: Rendezvous, recorder: Recorder, incarnation: int, _drafters: object
+    _config: EngineConfig, link: Transport, recorder: Recorder, incarnation: int, _drafters: object
 ) -> None:
     life = json.loads(os.environ[LIVES]).get(str(incarnation), GOOD)
-    link = connect(config.transport, rendezvous)
     drafters = LoadedDrafters(
         {
             "oracle": Makers(
@@ -75,14 +71,7 @@ def serve_table_draft(
         vocab_size=0,
         tokenizer_hash="",
     )
-    try:
-        serve(Babbling(link) if life == BABBLING else link, drafters, recorder, incarnation, TIMEOUT_SECONDS)
-    except Exception as error:
-        with suppress(PeerLostError):
-            link.send(failure_report(error))
-        raise
-    finally:
-        link.close()
+    serve(Babbling(link) if life == BABBLING else link, drafters, recorder, incarnation, TIMEOUT_SECONDS)
 
 
 class Crashing(OracleDrafter):
@@ -126,9 +115,6 @@ class Babbling:
 
     def receive(self, timeout: float) -> Message | None:
         return self._link.receive(timeout)
-
-    def close(self) -> None:
-        self._link.close()
 
 
 class Survivor:

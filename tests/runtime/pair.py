@@ -14,6 +14,7 @@ from oracle import OracleDrafter
 from passes import forward
 from table_model import TableModel, TableTokenizer
 
+from amusd.child import Ended
 from amusd.config import DecodingConfig, SamplingParams
 from amusd.drafters.base import Drafter, Makers, one_by_one
 from amusd.drafters.factory import LoadedDrafters
@@ -25,8 +26,7 @@ from amusd.models.numerics import Numerics
 from amusd.models.passes import ModelOutput, Rows
 from amusd.models.tokenizer import Tokenizer
 from amusd.runtime.draft_client import DraftClient
-from amusd.runtime.draft_restart import FIRST_INCARNATION, DraftRestart
-from amusd.runtime.handshake import await_hello
+from amusd.runtime.draft_restart import DraftRestart
 from amusd.runtime.startup import serve, target_hello
 from amusd.runtime.target_sequence import Request, TargetSequence
 from amusd.runtime.target_worker import TargetWorker
@@ -122,10 +122,10 @@ class DraftThreads:
         target_end, self._ends[nonce] = memory_pair(nonce=nonce, **self._delays)
         return target_end
 
-    def ending(self, timeout: float, /) -> str | None:
+    def ending(self, timeout: float, /) -> Ended | None:
         thread = self.lives[-1].thread
         thread.join(timeout)
-        return None if thread.is_alive() else "its thread has ended"
+        return None if thread.is_alive() else Ended(0, 1)
 
     def tell(self, incarnation: int, rendezvous: Rendezvous) -> None:
         self.lives.append(DraftThread(self, self._ends.pop(rendezvous.nonce), incarnation))
@@ -162,13 +162,13 @@ def engine_of(
     A lost draft is replaced if `restarts`. All have ended well when this returns.
     """
     drafts = DraftThreads(factories, tree_factories, max_num_seqs, **delays)
-    own, recorder = target_hello(model.vocab_size, tokenizer), KeepingRecorder("target")
-    link = wrap_target_link(drafts.listen(FIRST_INCARNATION))
+    recorder = KeepingRecorder("target")
+    restart = DraftRestart(
+        drafts, lambda nonce: wrap_target_link(drafts.listen(nonce)), TIMEOUT_SECONDS, can_repeat=restarts
+    )
     try:
-        drafts.tell(FIRST_INCARNATION, Rendezvous("", FIRST_INCARNATION))
-        peer = await_hello(link, own, TIMEOUT_SECONDS)
-        restart = DraftRestart(drafts, drafts.listen, own, TIMEOUT_SECONDS) if restarts else None
-        client = DraftClient(recorder, model.vocab_size, link, peer, draft_restart=restart)
+        link, peer = restart.first(target_hello(model.vocab_size, tokenizer))
+        client = DraftClient(recorder, model.vocab_size, link, peer, draft_restart=restart if restarts else None)
         worker = TargetWorker(model, recorder, client, max_num_seqs)
         with Engine(worker, tokenizer, drafters=list(dict.fromkeys((*factories, *tree_factories)))) as engine:
             yield engine, drafts

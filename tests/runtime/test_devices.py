@@ -16,7 +16,6 @@ from amusd.errors import ConfigError
 from amusd.runtime.devices import device_of, devices_of, settle_devices
 from amusd.runtime.startup import serve_draft
 from amusd.tracing.recorder import Recorder
-from amusd.transport.base import Rendezvous
 from amusd.types import Role
 
 
@@ -88,10 +87,9 @@ def claims(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], 
 
 
 def test_each_worker_names_its_gpu_before_it_does_anything_else_with_cuda(
-    claims: Callable[[Callable[[], object]], object], monkeypatch: pytest.MonkeyPatch
+    claims: Callable[[Callable[[], object]], object],
 ) -> None:
     config = on("cuda:2", "cuda:3")
     assert claims(lambda: Engine.connect(config, None, Recorder("target"))) == "cuda:2"
     assert claims(lambda: Engine.start(on("cuda:2", "cuda:3", drafters=()))) == "cuda:2"
-    monkeypatch.setattr("amusd.runtime.startup.connect", Mock())
-    assert claims(lambda: serve_draft(config, Rendezvous("nowhere", 1), Recorder("draft"), 1)) == "cuda:3"
+    assert claims(lambda: serve_draft(config, Mock(), Recorder("draft"), 1, None)) == "cuda:3"

@@ -24,7 +24,7 @@ from amusd.errors import PeerLostError
 from amusd.runtime import draft_process, draft_restart
 from amusd.runtime.draft_process import DraftProcess
 from amusd.runtime.draft_restart import MAX_RESTARTS
-from amusd.runtime.startup import make_recorder
+from amusd.tracing.recorder import Recorder
 from amusd.tracing.timeline import read_events
 from amusd.types import Mode, Role
 from tests.warm import Popen
@@ -79,7 +79,7 @@ def test_a_killed_draft_is_said_in_one_line_and_the_next_is_forked_from_the_same
     met: list[int | None] = []
     events = f"{tmp_path}/events"
     process = DraftProcess(CONFIG, events=events, tell_loss=lines.append, on_met=lambda: met.append(process.pid))
-    with Engine.connect(CONFIG, process, make_recorder(Role.TARGET, events)) as engine:
+    with Engine.connect(CONFIG, process, Recorder(Role.TARGET.value, events)) as engine:
         first = engine.draft_pid
         assert first is not None
         server = psutil.Process(first).ppid()
@@ -178,7 +178,7 @@ def test_a_drafter_that_always_raises_is_given_up(
     config = replace(CONFIG, drafters=(DrafterConfig(kind="custom", factory=f"{tmp_path}/own.py:make"),))
     process = DraftProcess(config, events=f"{tmp_path}/events")
     schedule = DecodingConfig(mode=Mode.ASYNCHRONOUS, policy="chain")
-    with Engine.connect(config, process, make_recorder(Role.TARGET)) as engine:
+    with Engine.connect(config, process, Recorder(Role.TARGET.value)) as engine:
         deadline = time.monotonic() + SECONDS
         while engine.draft_failure is None and time.monotonic() < deadline:
             assert engine.generate(PROMPT, params(20), decoding=schedule).token_ids == reference(20)[len(PROMPT) :]

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from runtime.clocked import Clock, Link
 
-from amusd.errors import PeerLostError
+from amusd.child import Ended
 from amusd.protocol.messages import PROTOCOL_VERSION, Hello
 from amusd.runtime import draft_restart, handshake
 from amusd.runtime.draft_restart import (
@@ -31,8 +31,8 @@ class Source:
         self.told: list[int] = []
         self.num_dismissed = 0
 
-    def ending(self, _timeout: float, /) -> str | None:
-        return "it was killed" if self.has_ended else None
+    def ending(self, _timeout: float, /) -> Ended | None:
+        return Ended(7, -9) if self.has_ended else None
 
     def tell(self, incarnation: int, _rendezvous: Rendezvous) -> None:
         self.told.append(incarnation)
@@ -57,7 +57,10 @@ class Search:
         time = SimpleNamespace(monotonic=lambda: self.clock.ns / 1e9)
         monkeypatch.setattr(draft_restart, "time", time)
         monkeypatch.setattr(handshake, "time", time)
-        self.restart = DraftRestart(self.source, self._listen, OWN, 10.0)
+        self.restart = DraftRestart(self.source, self._listen, 10.0)
+        self.links[0].inbox.append(hello(1))
+        assert self.restart.first(OWN) == (self.links.pop(), hello(1))
+        self.source.told.clear()
 
     def _listen(self, _nonce: int) -> Link:
         self.links.append(Link(self.clock))
@@ -132,19 +135,6 @@ def test_whatever_fails_on_the_way_to_the_next_draft_costs_that_draft_alone(
     search.links[-1].inbox.append(hello(search.restart._told))
     assert search.restart.poll() == (search.links[-1], hello(search.restart._told))
     assert [link.is_closed for link in search.links] == [*[True] * (len(search.links) - 1), False]
-
-
-def test_where_no_draft_can_come_any_more_the_search_ends_with_the_reason(
-    search: Search, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> None:
-        raise PeerLostError("it ended by itself")
-
-    monkeypatch.setattr(search.source, "tell", refuse)
-    search.lose()
-    assert search.restart.poll() is None
-    assert search.restart.failure == "it ended by itself"
-    assert [link.is_closed for link in search.links] == [True]
 
 
 def test_each_restart_that_brings_no_candidate_is_waited_for_twice_as_long(search: Search) -> None:

@@ -58,7 +58,7 @@ def expected(num_positions: int) -> Tensor:
 class LossyLink:
     def __init__(self, link: Transport, keep: Sequence[bool], spoil: bytes | None = None) -> None:
         self._link, self._keep, self._spoil = link, list(keep), spoil
-        self.receive, self.close, self.has_room = link.receive, link.close, link.has_room
+        self.address, self.receive, self.close, self.has_room = link.address, link.receive, link.close, link.has_room
         self.sent: list[Features] = []
 
     def send(self, message: Message) -> None:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from amusd.models.language_model import LanguageModel
 from models.test_decoder import Case, lean_model, stock_model
 from models.tiny import VOCAB
 from runtime.pair import WIDTH, decoding, engine_of
@@ -18,7 +19,6 @@ from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.tree import ModelTreeDrafter
 from amusd.engine import Engine
 from amusd.models.cached_model import CachedModel
-from amusd.models.language_model import LanguageModel
 from amusd.models.numerics import Numerics
 from amusd.types import Mode
 

@@ -10,8 +10,9 @@ from amusd.errors import ConfigError, PeerFailedError
 from amusd.models.cached_model import CachedModel
 from amusd.models.tokenizer import Tokenizer
 from amusd.protocol.messages import PROTOCOL_VERSION, Hello
+from amusd.runtime.devices import link_devices
 from amusd.runtime.handshake import await_hello, failure_report
-from amusd.runtime.startup import connect_target, link_devices
+from amusd.runtime.startup import connect_target
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Rendezvous
 from amusd.types import Role

@@ -17,8 +17,8 @@ from transport.links import DEADLINE, NONCE, expect
 from amusd.config import TransportConfig
 from amusd.errors import ConfigError
 from amusd.protocol.messages import PROTOCOL_VERSION, Hello, Verdict
-from amusd.runtime.handshake import Handshake, await_hello
-from amusd.transport.base import Rendezvous
+from amusd.runtime.handshake import await_hello, receive_hello
+from amusd.transport.base import Rendezvous, Transport
 from amusd.transport.curve import read_keys, write_keys
 from amusd.transport.factory import connect, listen, numbered_link
 from amusd.transport.zeromq import ZeroMQTransport
@@ -52,12 +52,13 @@ def listener(folder: Path) -> Iterator[ZeroMQTransport]:
 
 
 @contextmanager
-def drafting(address: str, keys: Path | None) -> Iterator[Handshake]:
+def drafting(address: str, keys: Path | None) -> Iterator[Transport]:
     link = connect(
         TransportConfig(address=address, keys=None if keys is None else str(keys)), Rendezvous(address, NONCE)
     )
     with closing(link):
-        yield Handshake(link, OF_DRAFT, 1.0)
+        link.send(OF_DRAFT)
+        yield link
 
 
 def wait_for_refusal(*ends: ZeroMQTransport) -> None:
@@ -84,10 +85,10 @@ def test_a_draft_with_another_key_or_none_ends_in_one_line_and_the_target_waits_
 ) -> None:
     with drafting(listener.address, other_folder if keys == "other" else None) as draft:
         wait_for_refusal(listener)
-        with pytest.raises(ConfigError, match=r"no peer within 1 seconds: .* both ends need transport\.keys") as caught:
+        with pytest.raises(ConfigError, match=r"no peer in time: .* both ends need transport\.keys") as caught:
             await_hello(listener, HELLO, 1.0)
-        with pytest.raises(ConfigError, match=r"no peer within 1 seconds: tcp://127\.0\.0\.2:") as there:
-            draft.receive(0.1)
+        with pytest.raises(ConfigError, match=r"no peer in time: tcp://127\.0\.0\.2:") as there:
+            receive_hello(draft, OF_DRAFT, 0.0, 0.1)
     assert "\n" not in str(caught.value) + str(there.value)
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warnings) == 2
