@@ -11,8 +11,9 @@ from amusd.types import Role
 
 
 def await_hello(link: Transport, own: Hello, timeout_seconds: float) -> Hello:
-    """Send the draft's `own` and wait for the target's. Raises as `receive_hello`."""
-    link.send(own)
+    """Exchange `own` for the peer's. The draft, which connects, speaks first. Raises as `receive_hello`."""
+    if own.role is Role.DRAFT:
+        link.send(own)
     deadline = time.monotonic() + timeout_seconds
     while (peer := receive_hello(link, own, deadline, max(deadline - time.monotonic(), 0.0))) is None:
         pass
@@ -20,7 +21,7 @@ def await_hello(link: Transport, own: Hello, timeout_seconds: float) -> Hello:
 
 
 def receive_hello(link: Transport, own: Hello, deadline: float, timeout: float) -> Hello | None:
-    """The peer's `Hello`, or None when it has not come within `timeout` seconds (0 polls). The target answers it.
+    """The peer's `Hello`, which the target answers; None when none has come within `timeout` seconds (0 polls).
 
     Raises `ConfigError` when the two do not fit or the peer reports one, `PeerFailedError` when the peer failed
     otherwise, `PeerProtocolError` when it begins with anything else, `PeerLostError` when it is gone, or has not come
