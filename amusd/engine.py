@@ -217,7 +217,7 @@ class Engine:
         request = Request(
             prompt=prompt_ids,
             max_length=min(len(prompt_ids) + params.max_new_tokens, self.worker.model.max_length),
-            policy=choose_policy(params, name, decoding, self.worker.client.peer),
+            policy=choose_policy(params, name, decoding),
             drafter=name,
             distribution=params.distribution,
             logprobs=params.logprobs,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from amusd.config import DecodingConfig, SamplingParams, check_runs_ahead, runs_ahead
+from amusd.config import CAPABILITIES, Capabilities, DecodingConfig, SamplingParams, check_runs_ahead, runs_ahead
+from amusd.config.capabilities import kinds_with
 from amusd.errors import ConfigError
 from amusd.policies.base import Policy
 from amusd.policies.factory import make_policy
-from amusd.protocol.messages import Hello
 from amusd.settings import nearest
 from amusd.types import Mode
 
@@ -34,13 +34,10 @@ def choose_schedule(
     return name, decoding
 
 
-def choose_policy(params: SamplingParams, drafter: str | None, decoding: DecodingConfig, draft: Hello | None) -> Policy:
-    """The policy of a request. `draft`: what the draft said that it can; None without one.
-
-    Raises `ConfigError` for trees or chains that drafter or acceptance rule forbid.
-    """
-    trees = () if draft is None else draft.tree_drafters
-    policy = make_policy(decoding, can_branch=drafter in trees and params.rule != "rejection")
+def choose_policy(params: SamplingParams, drafter: str | None, decoding: DecodingConfig) -> Policy:
+    """The policy of a request. Raises `ConfigError` for trees that drafter or acceptance rule forbid."""
+    drafts_trees = drafter is None or CAPABILITIES.get(drafter, Capabilities()).tree
+    policy = make_policy(decoding, can_branch=drafts_trees and params.rule != "rejection")
     is_synchronous = decoding.mode is Mode.SYNCHRONOUS
     asked = f"tree={str(decoding.tree).lower()}" if is_synchronous else f"policy={decoding.policy}"
     wants_tree = policy.fan_out > 1 or asked in ("tree=true", "policy=branching")
@@ -49,11 +46,8 @@ def choose_policy(params: SamplingParams, drafter: str | None, decoding: Decodin
             f"{asked}: not with sampling.acceptance=rejection, whose draws no draft can foresee; allowed: "
             f"{'tree=false' if is_synchronous else 'chain'}"
         )
-    if draft is not None and drafter is not None:
-        shape, able = ("trees", trees) if wants_tree else ("chains", draft.drafters)
-        if drafter not in able:
-            others = ", ".join(able) or "none of this engine's"
-            raise ConfigError(f"{asked}: drafter={drafter} drafts no {shape}; allowed: {others}")
+    if wants_tree and not drafts_trees:
+        raise ConfigError(f"{asked}: drafter={drafter} drafts no trees; allowed: {', '.join(kinds_with('tree'))}")
     return policy
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from amusd.drafters.base import ChainDrafter
+from amusd.drafters.base import Drafter
 from amusd.drafters.synthetic import Schedule
 
 
@@ -20,23 +20,22 @@ def always_wrong() -> Schedule:
     return lambda _position: False
 
 
-class OracleDrafter(ChainDrafter):
+class OracleDrafter(Drafter):
     """Proposes `reference[position]` where `schedule(position)`, and another id elsewhere.
 
     `reference` holds the target's whole text, prompt included. Beyond its end there is nothing to propose.
     """
 
-    def __init__(self, reference: Sequence[int], schedule: Schedule, vocab_size: int) -> None:
-        super().__init__()
+    def __init__(self, reference: Sequence[int], schedule: Schedule, vocab_size: int, tokens_per_step: int = 1) -> None:
+        self._tokens_per_step = tokens_per_step
         self._reference = tuple(reference)
         self._schedule = schedule
         self._vocab_size = vocab_size
 
-    def propose(self, max_tokens: int) -> tuple[int, ...]:
-        stop = min(self.length + max_tokens, len(self._reference), self._capacity)
-        proposed = tuple(self._token_at(position) for position in range(self.length, stop))
-        self.commit(proposed)
-        return proposed
+    def propose(self, path: Sequence[int], room: int) -> tuple[int, ...]:
+        start = self.length + len(path)
+        stop = min(start + min(room, self._tokens_per_step), len(self._reference))
+        return tuple(self._token_at(position) for position in range(start, stop))
 
     def _token_at(self, position: int) -> int:
         right = self._reference[position]

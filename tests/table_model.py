@@ -76,7 +76,7 @@ class TableModel:
         """
         if not 2 <= vocab_size <= 1 << 16:
             raise ValueError(f"vocab_size={vocab_size} must be between 2 and 65536")
-        self.vocab_size = vocab_size
+        self.vocab_size = self.num_ids = vocab_size
         self._seed = seed
         self.max_length = max_length
         self.numerics = numerics or Numerics(max_length, fixed=False, border=None, prefill_chunk=max_length)

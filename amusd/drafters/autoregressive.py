@@ -2,8 +2,8 @@
 
 Where a long enough suffix has occurred before, prompt lookup proposes instead, which is right more often and free.
 
-    context   [0, length)            tokens taken in, the tail included
-    cache     [0, _cache.length)     keys and values; at most length - 1, so that a step always has an input
+    text      committed tokens, and the path behind them
+    cache     keys and values of the text's first tokens, all but the last at most, so that a step has an input
 """
 
 from __future__ import annotations
@@ -13,52 +13,32 @@ from collections.abc import Sequence
 
 from typing_extensions import Self
 
-from amusd.config import GREEDY, Distribution
-from amusd.drafters.base import ChainDrafter, say_not_finite
+from amusd.drafters.base import Drafter, Expansion, chain_of, say_not_finite
 from amusd.drafters.ngram import NgramCache
 from amusd.errors import NotFiniteError
 from amusd.models.cached_model import CachedModel
 from amusd.models.kv_cache import KVCache
 from amusd.models.passes import ModelOutput, Rows, SamplerRows
+from amusd.protocol.draft_session import Guesses
 from amusd.sampling.ratio_test import DraftSampler
 from amusd.sampling.sampler import DRAFT_LEVELS, SamplingState, SequenceSampler, samplers_of
 
 
-class AutoregressiveDrafter(ChainDrafter):
-    """Drafts with `model`, whose cache is kept between sequences."""
+class AutoregressiveDrafter(Drafter):
+    """Drafts with `model`, whose cache is kept between sequences. Ids that the model lacks become others."""
 
-    def __init__(self, model: CachedModel, lookup: NgramCache | None = None, *, cache: KVCache | None = None) -> None:
-        """`lookup`: proposes first. `cache`: one of `new_caches`."""
-        super().__init__()
+    def __init__(self, model: CachedModel, ngrams: NgramCache | None = None, *, cache: KVCache | None = None) -> None:
+        """`ngrams`: proposes first. `cache`: one of `new_caches`."""
         self.model = model
-        self._lookup = lookup
+        self.tokens_per_replay = model.tokens_per_step
+        self._ngrams = ngrams
         self._cache = model.new_caches(1, model.max_length)[0] if cache is None else cache
+        self.max_length = self._cache.capacity
         self._output_ids = None if model.output_ids is None else model.output_ids.tolist()
-        self._distribution = GREEDY
         self._sampler: SequenceSampler | None = None
         self._held: list[int] = []
-        self._num_opened = 0
+        """The tokens of the cache."""
         self._prepare()
-
-    @property
-    def tokens_per_step(self) -> int:
-        """One where each needs a call of the model; all if looked up."""
-        looked_up = self._lookup is not None and self._lookup.continuation(1)
-        return self._capacity if looked_up else 1
-
-    @property
-    def tokens_per_replay(self) -> int:
-        """As many as the model makes without the host."""
-        return self.model.tokens_per_step
-
-    @property
-    def max_length(self) -> int:
-        """The positions of its cache."""
-        return self._cache.capacity
-
-    def set_distribution(self, distribution: Distribution) -> None:
-        """Draw the next sequence from it with the target's noise."""
-        self._distribution = distribution
 
     def take_rows(self) -> tuple[bytes, ...]:
         """The rows that the last tokens were drawn from, under the ratio test."""
@@ -67,69 +47,94 @@ class AutoregressiveDrafter(ChainDrafter):
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
         """Start from `token_ids`: those but the last that the cache lacks go through the model."""
         super().open(token_ids, capacity, fan_out)
-        if self._lookup is not None:
-            self._lookup.open(token_ids)
-        self._cache.truncate(self._num_held(token_ids))
-        self._held, self._num_opened = [], len(token_ids)
-        self._sampler = None
-        if not self._distribution.is_argmax:
-            make = DraftSampler if self._distribution.rule == "rejection" else SequenceSampler
-            state, number = SamplingState.of(self.model, self._cache)
-            self._sampler = make(self._distribution, state, token_ids, sequence=number)
-        self.model.prefill(token_ids[self._cache.length : -1], self._cache)
+        if self._ngrams is not None:
+            self._ngrams.open(token_ids)
+        self._sampler = self._new_sampler(*SamplingState.of(self.model, self._cache))
+        self._cut(self.committed)
+        self._prefill(self.committed[:-1])
 
-    def propose(self, max_tokens: int) -> tuple[int, ...]:
-        """`max_tokens` tokens; fewer at the capacity, or where logits are not finite."""
-        return self.propose_together([self], [max_tokens])[0]
+    def commit(self, token_ids: Sequence[int]) -> None:
+        """See `Drafter`."""
+        super().commit(token_ids)
+        if self._ngrams is not None:
+            self._ngrams.commit(token_ids)
 
     @classmethod
-    def propose_together(cls, drafters: Sequence[Self], max_tokens: Sequence[int]) -> list[tuple[int, ...]]:
-        """`propose` of each, in shared passes for those that look nothing up."""
-        proposed = [drafter.propose_known(number) for drafter, number in zip(drafters, max_tokens, strict=True)]
-        asking = [index for index, tokens in enumerate(proposed) if tokens is None]
-        found = cls._extend([drafters[index] for index in asking], [max_tokens[index] for index in asking])
-        for index, tokens in zip(asking, found, strict=True):
-            proposed[index] = tokens
-        return [tokens or () for tokens in proposed]
+    def expand_together(cls, drafters: Sequence[Self], parts: Sequence[Expansion]) -> list[Sequence[Guesses]]:
+        """What is looked up for each, or as many tokens as are worth passes."""
+        found: list[Sequence[int]] = [drafter.looked_up(part) for drafter, part in zip(drafters, parts, strict=True)]
+        asking = [index for index, tokens in enumerate(found) if not tokens]
+        paths, numbers = [parts[index].path for index in asking], [parts[index].num_tokens for index in asking]
+        made = cls.propose_together([drafters[index] for index in asking], paths, numbers)
+        for index, tokens in zip(asking, made, strict=True):
+            found[index] = tokens
+        return [chain_of(tokens) for tokens in found]
 
-    def propose_known(self, max_tokens: int) -> tuple[int, ...] | None:
-        """Propose without the model: a continuation, or nothing without room; None: ask the model."""
-        num_tokens = self.room(max_tokens)
-        if num_tokens < 1:
-            return ()
-        found = () if self._lookup is None else self._lookup.continuation(num_tokens)
-        self.commit(found)  # the model reads it with its next step
-        return found or None
+    @classmethod
+    def propose_together(
+        cls, drafters: Sequence[Self], paths: Sequence[Sequence[int]], rooms: Sequence[int]
+    ) -> list[Sequence[int]]:
+        """So many tokens of each, chosen in shared passes; fewer where logits are not finite."""
+        texts = [[*drafter.committed, *path] for drafter, path in zip(drafters, paths, strict=True)]
+        made: list[list[int]] = [[] for _ in drafters]
+        left = [*rooms]
+        while going := [index for index, number in enumerate(left) if number]:
+            model, steps = drafters[0].model, 1
+            if all(drafters[index].can_replay for index in going):
+                steps = min(model.tokens_per_step, max(left))
+            batch = [drafters[index].rows(texts[index] + made[index], steps=steps) for index in going]
+            for index, rows, output in zip(going, batch, model.run(batch, steps), strict=True):
+                chosen = drafters[index].take(texts[index] + made[index], rows, output, min(steps, left[index]))
+                made[index] += chosen
+                left[index] = left[index] - len(chosen) if chosen else 0
+        return [*made]
 
-    def room(self, max_tokens: int) -> int:
-        """How many of so many tokens fit."""
-        return min(max_tokens, self._capacity - self.length)
+    def propose(self, path: Sequence[int], room: int) -> Sequence[int]:
+        """`propose_together` of one."""
+        return self.propose_together([self], [path], [room])[0]
+
+    def looked_up(self, part: Expansion) -> Sequence[int]:
+        """A continuation behind a chain, up to its room; the model reads it with its next step."""
+        return () if self._ngrams is None else self._ngrams.continuation(part.room, part.path)
 
     @property
     def can_replay(self) -> bool:
         """Whether a device can choose several tokens without the host."""
         return self._sampler is None or self._sampler.can_replay
 
-    def rows(self, candidates: Sequence[int] = (), steps: int = 1) -> Rows:
-        """The end of the sequence and `candidates` behind it."""
-        token_ids, wanted = [*self._catch_up(len(candidates)), *candidates], None
+    def rows(self, text: Sequence[int], candidates: Sequence[int] = (), steps: int = 1) -> Rows:
+        """The end of `text` that the cache lacks, and `candidates` behind it."""
+        self._cut(text)
+        while True:
+            start = self._cache.length
+            most = self.model.numerics.max_rows(start)
+            if len(text) - start + len(candidates) <= most:
+                break
+            self._prefill(text[: min(start + most, len(text) - 1)])
+        token_ids, wanted = self._reduced([*text[start:], *candidates]), None
         if self._sampler is not None:
-            self._sampler.see(self._context)
-            words = self._sampler.rows(self._cache.length, token_ids, num_steps=steps)
+            self._sampler.see(text)
+            words = self._sampler.rows(start, token_ids, num_steps=steps)
             wanted = SamplerRows(self._sampler.sampler, words)
         return Rows(token_ids, self._cache, wanted)
 
-    def take(self, rows: Rows, output: ModelOutput, steps: int) -> list[int]:
-        """Commit the tokens that a pass chose behind `rows`, at most `steps`; none if not finite."""
+    def take(self, text: Sequence[int], rows: Rows, output: ModelOutput, steps: int) -> list[int]:
+        """The tokens that a pass chose behind `rows`, the end of `text`; at most `steps`, none if not finite."""
         last = len(rows.token_ids) - 1
         try:
             chosen = [self._draw(output, last + step) for step in range(steps)]
         except NotFiniteError as error:
-            self._undo_rows(error)
+            self._undo(error)
             return []
-        self.commit(chosen)
-        self._cache.truncate(self.length - 1)
+        self._keep([*text, *chosen[:-1]])
         return chosen
+
+    def _new_sampler(self, state: SamplingState, number: int) -> SequenceSampler | None:
+        """The sampler of the sequence with this number in `state`; None: the most likely tokens."""
+        if self.distribution.is_argmax:
+            return None
+        make = DraftSampler if self.distribution.rule == "rejection" else SequenceSampler
+        return make(self.distribution, state, self.committed, sequence=number)
 
     def _draw(self, output: ModelOutput, row: int) -> int:
         """The token chosen behind a row. Raises `NotFiniteError`."""
@@ -139,34 +144,31 @@ class AutoregressiveDrafter(ChainDrafter):
             column = self._sampler.draw(output.logits[row : row + 1], output.wanted.inputs[row : row + 1])
         return column if self._output_ids is None else self._output_ids[column]
 
-    def _undo_rows(self, error: NotFiniteError) -> None:
-        self._cache.truncate(min(self._cache.length, self.length - 1))
-        self._cache.wipe()
-        self._num_opened = self._cache.capacity  # nor goes another sequence on with what is left
+    def _keep(self, text: Sequence[int]) -> None:
+        """The cache holds `text`, and maybe more, which is dropped."""
+        self._held = [*text]
+        self._cache.truncate(len(text))
+
+    def _undo(self, error: NotFiniteError) -> None:
+        """Drop the rows of a pass."""
         say_not_finite(error)
+        self._cache.truncate(len(self._held))
+        self._cache.wipe()
 
-    def commit(self, token_ids: Sequence[int]) -> None:
-        """Append tokens; they go through the model with the next step."""
-        super().commit(token_ids)
-        if self._lookup is not None:
-            self._lookup.commit(token_ids)
+    def _cut(self, text: Sequence[int]) -> None:
+        """Keep of the cache what `text` begins with, its last token excepted."""
+        if self._held != text[:-1][: len(self._held)]:
+            pairs = zip(self._held, text[:-1], strict=False)
+            number = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+            self._keep(self._held[:number])
 
-    def truncate(self, length: int) -> None:
-        """Keep `length` tokens. The last stays outside the cache, as the next step's input."""
-        super().truncate(length)
-        if self._lookup is not None:
-            self._lookup.truncate(length)
-        self._cache.truncate(min(self._cache.length, length - 1))
+    def _prefill(self, text: Sequence[int]) -> None:
+        """Take in the rest of `text`."""
+        self.model.prefill(self._reduced(text[self._cache.length :]), self._cache)
+        self._held = [*text]
 
-    def close(self) -> None:
-        """Keep the cache for the next sequence, which may begin alike."""
-        self._held = self._context or self._held
-        super().close()
-
-    def _num_held(self, token_ids: Sequence[int]) -> int:
-        agreeing = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(self._held, token_ids[:-1], strict=False))
-        number = min(self._cache.length, sum(1 for _ in agreeing))
-        return number if number >= self._num_opened else 0
+    def _reduced(self, token_ids: Sequence[int]) -> list[int]:
+        return [token_id % self.model.num_ids for token_id in token_ids]
 
     def _prepare(self) -> None:
         for levels, steps in (
@@ -174,26 +176,3 @@ class AutoregressiveDrafter(ChainDrafter):
             (DRAFT_LEVELS[-1:], 1),
         ):  # see `can_replay`
             self.model.prepare(self._cache, samplers_of(self.model, self._cache, levels), steps)
-
-    @classmethod
-    def _extend(cls, drafters: Sequence[Self], max_tokens: Sequence[int]) -> list[tuple[int, ...]]:
-        proposed: list[list[int]] = [[] for _ in drafters]
-        num_left = [drafter.room(number) for drafter, number in zip(drafters, max_tokens, strict=True)]
-        while going := [index for index, number in enumerate(num_left) if number]:
-            model, steps = drafters[0].model, 1
-            if all(drafters[index].can_replay for index in going):
-                steps = min(model.tokens_per_step, max(num_left))
-            batch = [drafters[index].rows(steps=steps) for index in going]
-            for index, rows, output in zip(going, batch, model.run(batch, steps), strict=True):
-                chosen = drafters[index].take(rows, output, min(steps, num_left[index]))
-                proposed[index] += chosen
-                num_left[index] = num_left[index] - len(chosen) if chosen else 0
-        return [tuple(tokens) for tokens in proposed]
-
-    def _catch_up(self, num_behind: int = 0) -> list[int]:
-        while True:
-            start = self._cache.length
-            most = self.model.numerics.max_rows(start)
-            if self.length - start + num_behind <= most:
-                return self._context[start:]
-            self.model.prefill(self._context[start : min(start + most, self.length - 1)], self._cache)

@@ -1,14 +1,14 @@
-"""A drafter from outside the package: its factory's argument and result (`docs/writing_a_drafter.md`)."""
+"""A drafter from outside the package (`docs/writing_a_drafter.md`)."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from amusd.config import DrafterConfig, EngineConfig
-from amusd.config.plugins import failing_in_one_line, make
+from amusd.config.plugins import failing_in_one_line, load_function
 from amusd.drafters.base import Drafter, DrafterFactory
 from amusd.errors import ConfigError
 from amusd.models.loading import model_path, target_settings
@@ -44,27 +44,16 @@ class DrafterContext:
         return SyntheticTokenizer(self.vocab_size) if path is None else load_tokenizer(path)
 
 
-@dataclass(frozen=True, kw_only=True)
-class OwnDrafters:
-    """A factory's result: makers of drafters, at least one."""
+def load_own(config: DrafterConfig, engine: EngineConfig, device: str) -> DrafterFactory:
+    """Call the function that `config` names; what it returns makes drafters, which are checked.
 
-    chains: DrafterFactory | None = None
-    trees: DrafterFactory | None = None
-    num_ids: int = 0
-    """The drafters take in `[0, num_ids)`; others are kept from them. 0: any."""
-
-
-def load_own(config: DrafterConfig, engine: EngineConfig, device: str) -> OwnDrafters:
-    """Call the factory that `config` names, and check what its makers make.
-
-    Raises `ConfigError`, one line, for all that goes wrong in it, and so do the makers.
+    Raises `ConfigError`, one line, for all that goes wrong in it, and so does the result.
     """
     named = str(config.factory)
-    own = make(_KEY, named, OwnDrafters, DrafterContext(options=config.options, device=device, engine=engine))
-    if own.chains is None and own.trees is None:
-        raise ConfigError(f"{_KEY}={shown(named)}: returns drafters of neither chains nor trees")
-    chains, trees = (maker and functools.partial(_checked, named, maker) for maker in (own.chains, own.trees))
-    return replace(own, chains=chains, trees=trees)
+    context = DrafterContext(options=config.options, device=device, engine=engine)
+    function = load_function(_KEY, named)
+    with failing_in_one_line(_KEY, named):
+        return functools.partial(_checked, named, function(context))
 
 
 def _checked(named: str, factory: DrafterFactory, number: int) -> Sequence[Drafter]:

@@ -35,21 +35,23 @@ class EagleDrafter(ModelTreeDrafter):
         self._features = torch.zeros(model.max_length, model.feature_width, dtype=torch.bfloat16)
 
     @property
-    def is_ready(self) -> bool:
-        """Whether the features of all tokens but the last have come, or a verdict."""
-        return self._is_ready
+    def is_chain(self) -> bool:
+        """Its chains are trees of fan-out 1."""
+        return False
 
     def set_distribution(self, distribution: Distribution) -> None:
         """See `Drafter`; under the ratio test it takes the likeliest token as certain."""
         super().set_distribution(GREEDY if distribution.rule == "rejection" else distribution)
 
-    def _prefill(self) -> int:
+    def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
+        """Compute nothing yet: rows need features."""
+        super().open(token_ids, capacity, fan_out)
         self._known = torch.zeros(len(self._features), dtype=torch.bool)
-        self._is_ready = len(self._context) == 1
+        self.is_ready = len(token_ids) == 1
         self._num_computed = 0
         self._free = list(range(self._num_slots - 1, 0, -1))
-        self._first_position = min(1, len(self._context) - 1)
-        return self._first_position
+        self._first_position = min(1, len(token_ids) - 1)
+        self._pending = [*range(self._first_position, len(token_ids))]
 
     def take_features(self, start: int, features: Tensor) -> None:
         """See `Drafter`. Committed rows that started from another state are computed again."""
@@ -59,17 +61,17 @@ class EagleDrafter(ModelTreeDrafter):
         is_new = not self._known[start : start + number].all()
         self._features[start : start + number] = features
         self._known[start : start + number] = True
-        self._is_ready = self._is_ready or start + number >= len(self._context) - 1
+        self.is_ready = self.is_ready or start + number >= self.length - 1
         first = max(start + 1 - self._first_position, 0)  # in the prefix: the row behind the first feature
         if is_new and first < self._num_computed:
             self._free += self._prefix[first : self._num_computed][::-1].tolist()
-            self._pending = [*range(first + self._first_position, len(self._context))]
+            self._pending = [*range(first + self._first_position, self.length)]
             self._num_computed = first
 
     def follow(self, transition: Transition) -> None:
         """See `Drafter`; after a verdict no features are waited for."""
         super().follow(transition)
-        self._is_ready = True
+        self.is_ready = True
 
     def plan(self, expansion: Expansion) -> TreePart:
         """The rows of `expansion`; due rows of the prefix have passes of their own before it."""
@@ -96,3 +98,9 @@ class EagleDrafter(ModelTreeDrafter):
         if slots:
             self.model.write_features(slots, torch.stack(states), self._cache)
         return part
+
+    def _prefill(self, text: Sequence[int]) -> None:
+        pass
+
+    def _prepare(self) -> None:
+        self._prepare_rankers()

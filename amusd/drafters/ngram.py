@@ -18,11 +18,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from typing_extensions import Self
-
 from amusd.config.engine import MAX_MATCH
-from amusd.drafters.base import ChainDrafter, Expansion, path_to
-from amusd.protocol.draft_session import Guesses, Transition
+from amusd.drafters.base import Drafter, path_to
+from amusd.protocol.draft_session import Guesses, Node
 
 _BIASES = (-0.2, 0.0, 0.5, 1.0, 1.2, 1.2, 1.4, 1.9, 1.9, 1.9, 1.9, 3.5)
 _SLOPES = (0.6, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.2)
@@ -55,15 +53,6 @@ class SuffixIndex:
             self.token_ids.append(token_id)
             for suffix in self._suffixes():
                 self._ends.setdefault(suffix, []).append(len(self.token_ids))
-
-    def truncate(self, length: int) -> None:
-        """Keep the first `length` tokens."""
-        while len(self.token_ids) > length:
-            for suffix in self._suffixes():
-                self._ends[suffix].pop()
-                if not self._ends[suffix]:
-                    del self._ends[suffix]
-            self.token_ids.pop()
 
     def matches(self, context: Sequence[int], lengths: Sequence[int]) -> list[tuple[int, int]]:
         """Earlier places with the last tokens of `context`, for suffixes of these `lengths`.
@@ -134,15 +123,10 @@ class NgramCache:
         """Append tokens."""
         self._index.append(token_ids)
 
-    def truncate(self, length: int) -> None:
-        """Keep the first `length` tokens."""
-        self._index.truncate(length)
-
-    def close(self, committed_length: int) -> None:
+    def close(self) -> None:
         """Forget the sequence; its answer, with the prompt's last tokens, becomes an earlier one."""
-        if committed_length > self._num_opened:
-            start = max(0, self._num_opened - self._max_match)
-            self._earlier.add(self._index.token_ids[start:committed_length], self._lengths)
+        if self.length > self._num_opened:
+            self._earlier.add(self._index.token_ids[max(0, self._num_opened - self._max_match) :], self._lengths)
         self.open(())
 
     def guesses(self, path: Sequence[int] = ()) -> list[tuple[int, float, float]]:
@@ -159,19 +143,19 @@ class NgramCache:
                 break
         return list(found.items())
 
-    def continuation(self, max_tokens: int) -> tuple[int, ...]:
+    def continuation(self, max_tokens: int, path: Sequence[int] = ()) -> tuple[int, ...]:
         """Up to `max_tokens` tokens after the longest suffix, none below `min_match` tokens."""
-        return self.longest(max_tokens)[0]
+        return self.longest(max_tokens, path)[0]
 
-    def longest(self, max_tokens: int) -> tuple[tuple[int, ...], int]:
+    def longest(self, max_tokens: int, path: Sequence[int] = ()) -> tuple[tuple[int, ...], int]:
         """The `continuation`, which loops at the end of the text, and how many tokens agree."""
         for length in self._lookup_lengths:
-            if matches := self._matches((), [length]):
+            if matches := self._matches(path, [length]):
                 agreement, index, end = matches[0]
                 if index is not self._index:
                     return tuple(index.token_ids[end : end + max_tokens]), agreement
-                period = self.length - end
-                return tuple(index.token_ids[end + offset % period] for offset in range(max_tokens)), agreement
+                following = [*index.token_ids[end:], *path]
+                return tuple(following[offset % len(following)] for offset in range(max_tokens)), agreement
         return (), 0
 
     def _matches(self, path: Sequence[int], lengths: Sequence[int]) -> list[tuple[int, SuffixIndex, int]]:
@@ -185,83 +169,47 @@ class NgramCache:
         return sorted(found, key=lambda match: -match[0])
 
 
-class NgramDrafter(ChainDrafter):
+class NgramDrafter(Drafter):
     """Proposes what followed the longest suffix of `min_ngram` to `max_ngram` tokens at its last occurrence.
 
     In a tree it guesses the different tokens that followed, by `CHANCES`.
     """
 
     def __init__(self, min_ngram: int = 1, max_ngram: int = MAX_MATCH, earlier: EarlierAnswers | None = None) -> None:
-        super().__init__()
         self._min_ngram = min_ngram
         self._ngrams = NgramCache(min_ngram, max_ngram, earlier)
-        self._committed_length = 0
-        self._fan_out = 1
-
-    @property
-    def tokens_per_step(self) -> int:
-        """A lookup yields as many as are wanted."""
-        return self._capacity or 1
 
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
         """Start from `token_ids` and index them."""
-        super().open(token_ids, capacity)
+        super().open(token_ids, capacity, fan_out)
         self._ngrams.open(token_ids)
-        self._committed_length, self._fan_out = self.length, fan_out
 
-    def propose(self, max_tokens: int) -> tuple[int, ...]:
-        """See `ChainDrafter`."""
-        proposed = self._ngrams.continuation(min(max_tokens, self._capacity - self.length))
-        self.commit(proposed)
-        return proposed
+    def commit(self, token_ids: Sequence[int]) -> None:
+        """Index committed tokens."""
+        super().commit(token_ids)
+        self._ngrams.commit(token_ids)
 
-    @classmethod
-    def expand_together(cls, drafters: Sequence[Self], parts: Sequence[Expansion]) -> list[Sequence[Guesses]]:
-        """The continuation of each chain, or the guesses behind the nodes of each tree."""
-        if drafters[0].is_chain:
-            return super().expand_together(drafters, parts)
-        return [drafter.guesses(part) for drafter, part in zip(drafters, parts, strict=True)]
+    def propose(self, path: Sequence[int], room: int) -> Sequence[int]:
+        """See `Drafter`."""
+        return self._ngrams.continuation(room, path)
 
-    @property
-    def is_chain(self) -> bool:
-        """It has one guess behind each token."""
-        return self._fan_out == 1
+    def expand(self, root: Node, nodes: Sequence[Node], room: int = 1) -> Sequence[Guesses]:
+        """The continuation of a chain, or the tokens that followed before what leads to each node."""
+        if self.fan_out == 1:
+            return super().expand(root, nodes, room)
+        found = [self._ngrams.continuations(path_to(root, node)) for node in nodes]
+        return [chances_of([one for one in own if one[1] >= self._min_ngram][: self.fan_out]) for own in found]
 
-    def guesses(self, part: Expansion) -> list[Guesses]:
-        """The tokens that followed before what leads to each node of a tree."""
-        found = [self._ngrams.continuations(path_to(part.root, node)) for node in part.nodes]
-        return [chances_of([one for one in own if one[1] >= self._min_ngram][: self._fan_out]) for own in found]
-
-    def look_up(self) -> tuple[tuple[int, ...], float]:
+    def look_up(self) -> tuple[Sequence[int], float]:
         """The continuation of the longest suffix behind a tree's committed tokens, and its chance."""
-        if self.is_chain:
+        if self.fan_out == 1:
             return (), 0.0
         found, agreement = self._ngrams.longest(LOOKUP_TOKENS)
         return found, CHANCES[min(agreement, len(CHANCES) - 1)]
 
-    def commit(self, token_ids: Sequence[int]) -> None:
-        """Append tokens and index them."""
-        super().commit(token_ids)
-        self._ngrams.commit(token_ids)
-
-    def truncate(self, length: int) -> None:
-        """Keep `length` tokens, and only what the index knows of them."""
-        super().truncate(length)
-        self._ngrams.truncate(length)
-
-    def follow(self, transition: Transition) -> None:
-        """See `Drafter`. A tree's tokens are in the index once they are committed."""
-        if self.is_chain:
-            super().follow(transition)
-        else:
-            self.commit([*(node.token_id for node in transition.kept), *transition.token_ids])
-        self._committed_length = transition.committed_length
-
     def close(self) -> None:
         """Forget the sequence, but for its answer where that is remembered."""
-        super().close()
-        self._ngrams.close(self._committed_length)
-        self._committed_length = 0
+        self._ngrams.close()
 
 
 def chances_of(continuations: Sequence[tuple[int, int]]) -> list[tuple[int, float]]:

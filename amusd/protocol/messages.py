@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 from amusd.config import GREEDY, MAX_NUM_SEQS, Distribution
 from amusd.types import FinishReason, Role
 
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 
 MAX_TOKENS = 1 << 20
 MAX_TEXT_LENGTH = 1 << 16
@@ -57,8 +57,6 @@ class Hello(_Message, frozen=True, tag=1):
     """Fingerprint (hex) of its tokenizer, which the peers compare; empty: any."""
     drafters: Names
     """Names for `Open`; empty from the target."""
-    tree_drafters: Names = ()
-    """Names for `Open` with a `fan_out` above 1; empty from the target."""
 
 
 class Open(_Message, frozen=True, tag=2):

@@ -1,13 +1,12 @@
-"""The draft's sequences. One step serves all whose drafters were made together: a forest."""
+"""The draft's sequences. One step serves all whose drafters were made together."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from amusd.drafters.base import Drafter
 from amusd.errors import PeerProtocolError
-from amusd.policies.estimates import DRAFT_ROW_SHARE, RowCost
+from amusd.policies.estimates import RowCost
 from amusd.policies.verdict_clock import VerdictClock
 from amusd.protocol.messages import Candidate, Features, Progress, Verdict
 from amusd.runtime.rollback import Proposal, RollbackManager, propose
@@ -20,9 +19,6 @@ class DraftSequence:
     """One sequence at the draft. Each step is recorded as an event."""
 
     manager: RollbackManager
-    forest: Forest
-    drafters: dict[bool, Drafter]
-    """A drafter of chains (False) and one of trees (True), over one cache; they may be the same."""
     drafter_name: str
     recorder: Recorder
     opened_ns: int
@@ -127,11 +123,10 @@ class DraftSequence:
         )
 
     def close(self) -> None:
-        """Give the drafter back."""
+        """Release the drafter."""
         end_ns = self.recorder.now_ns()
         self.recorder.span("sequence", self.opened_ns, end_ns, self.sequence_id, drafter=self.drafter_name)
         self.manager.close()
-        self.forest.free.append(self.drafters)
 
     def account(self, name: str, start_ns: int, end_ns: int | None = None, /, **fields: object) -> None:
         """Count and record work that ends at `end_ns`, or now."""
@@ -140,25 +135,17 @@ class DraftSequence:
         self.recorder.span(name, start_ns, end_ns, self.sequence_id, **fields)
 
 
-@dataclass(slots=True)
-class Forest:
-    """Drafters that were made together, and the cost of their steps."""
-
-    free: list[dict[bool, Drafter]]
-    """Unused ones, of chains (False) and of trees (True)."""
-    step_cost: RowCost = field(default_factory=lambda: RowCost(DRAFT_ROW_SHARE))
-
-    def step(self, sequences: Sequence[DraftSequence], recorder: Recorder) -> None:
-        """One step for its sequences with work, each of which has a share of its time by rows."""
-        start_ns = recorder.now_ns()
-        proposals = propose([sequence.manager for sequence in sequences], self.step_cost.row_share)
-        step_ns = recorder.now_ns() - start_ns
-        num_rows, num_before = sum(proposal.num_rows for proposal in proposals), 0
-        if not any(proposal.has_root for proposal in proposals):  # after a miss caches are cold
-            self.step_cost.passed(num_rows, step_ns)
-        for sequence, proposal in zip(sequences, proposals, strict=True):
-            if proposal.num_rows:
-                num_behind = num_before + proposal.num_rows
-                borders = (start_ns + step_ns * number // num_rows for number in (num_before, num_behind))
-                sequence.stepped(proposal, step_ns, *borders)
-                num_before = num_behind
+def step_together(sequences: Sequence[DraftSequence], cost: RowCost, recorder: Recorder) -> None:
+    """One step for sequences with work, each of which has a share of its time by rows."""
+    start_ns = recorder.now_ns()
+    proposals = propose([sequence.manager for sequence in sequences], cost.row_share)
+    step_ns = recorder.now_ns() - start_ns
+    num_rows, num_before = sum(proposal.num_rows for proposal in proposals), 0
+    if not any(proposal.has_root for proposal in proposals):  # after a miss caches are cold
+        cost.passed(num_rows, step_ns)
+    for sequence, proposal in zip(sequences, proposals, strict=True):
+        if proposal.num_rows:
+            num_behind = num_before + proposal.num_rows
+            borders = (start_ns + step_ns * number // num_rows for number in (num_before, num_behind))
+            sequence.stepped(proposal, step_ns, *borders)
+            num_before = num_behind

@@ -7,14 +7,16 @@ in case their `Close` was lost.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from amusd.drafters.base import Drafter, Makers
+from amusd.drafters.base import Drafter, DrafterFactory
 from amusd.errors import NoRoomError, PeerLostError, PeerProtocolError, RankLostError
+from amusd.policies.estimates import DRAFT_ROW_SHARE, RowCost
 from amusd.protocol.draft_session import check_opening
 from amusd.protocol.messages import Close, Features, Message, Open, Progress, Shutdown, Verdict
-from amusd.runtime.draft_sequence import DraftSequence, Forest
+from amusd.runtime.draft_sequence import DraftSequence, step_together
 from amusd.runtime.rollback import RollbackManager
 from amusd.tracing.messages import RECEIVE, SEND, record_message
 from amusd.tracing.recorder import Recorder
@@ -35,18 +37,19 @@ class DraftWorker:
     """Serves the sequences that the target opens over `link` until shutdown or loss."""
 
     link: Transport
-    drafters: Mapping[str, Makers]
+    drafters: Mapping[str, DrafterFactory]
     incarnation: int
     recorder: Recorder
-    num_ids: int = 0
-    """Token ids of the models: `[0, num_ids)`; 0: any."""
     max_num_seqs: int = 1
     num_ignored: int = 0
     """Dropped messages: forbidden, for no open sequence, or asking for what is not here."""
     _has_complained: bool = False
     _sequences: dict[int, DraftSequence] = field(default_factory=dict)
     _not_over: frozenset[int] = frozenset()
-    _forests: dict[tuple[str, bool], Forest] = field(default_factory=dict)
+    _free: dict[str, list[Drafter]] = field(default_factory=dict)
+    """Drafters without a sequence."""
+    _costs: dict[tuple[str, bool], RowCost] = field(default_factory=dict)
+    """Of steps, by drafter, for chains and for trees."""
     _running: bool = True
     _last_sent_ns: int = 0
 
@@ -68,13 +71,8 @@ class DraftWorker:
 
     def prepare(self) -> None:
         """Make the drafters before a sequence needs one: a GPU takes seconds. Idempotent."""
-        if self._forests:
-            return
-        for name, makers in self.drafters.items():
-            shapes = ((False, makers.chains), (True, makers.trees))
-            made = {drafts_trees: make(self.max_num_seqs) for drafts_trees, make in shapes if make is not None}
-            free = [dict(zip(made, each, strict=True)) for each in zip(*made.values(), strict=True)]
-            self._forests |= {(name, drafts_trees): Forest(free) for drafts_trees in made}
+        if not self._free:
+            self._free = {name: [*make(self.max_num_seqs)] for name, make in self.drafters.items()}
 
     @property
     def has_work(self) -> bool:
@@ -100,18 +98,16 @@ class DraftWorker:
 
     def propose(self) -> None:
         """Compute one step for sequences with work, and send the result. Raises `PeerLostError`."""
-        for forest in self._forests.values():
-            self._propose(forest)
-
-    def _propose(self, forest: Forest) -> None:
-        working = [each for each in self._sequences.values() if each.forest is forest and each.has_work]
-        if not working:
-            return
-        forest.step(working, self.recorder)
-        for sequence in working:
-            self._send(sequence)
-        if self.recorder.now_ns() - self._last_sent_ns >= SIGN_NS:
-            self._post(working[0].progress())
+        alike: dict[tuple[str, bool], list[DraftSequence]] = defaultdict(list)
+        for sequence in self._sequences.values():
+            if sequence.has_work:
+                alike[sequence.drafter_name, sequence.manager.session.is_chain].append(sequence)
+        for kind, working in alike.items():
+            step_together(working, self._costs.setdefault(kind, RowCost(DRAFT_ROW_SHARE)), self.recorder)
+            for sequence in working:
+                self._send(sequence)
+            if self.recorder.now_ns() - self._last_sent_ns >= SIGN_NS:
+                self._post(working[0].progress())
 
     def _receive(self) -> None:
         working = [sequence for sequence in self._sequences.values() if sequence.has_work]
@@ -152,20 +148,17 @@ class DraftWorker:
         if opening.incarnation != self.incarnation or has_begun:
             self.num_ignored += 1
             return
-        biased = (token_id for token_id, _ in opening.distribution.logit_bias)
         start_ns = self.recorder.now_ns()
         try:
             check_opening(opening)
-            self._check_ids((*opening.token_ids, *opening.reference, *biased))
-            drafts_trees = opening.fan_out > 1
-            forest = self._forest(opening, drafts_trees=drafts_trees)
-            manager = self._manage(opening, forest.free[-1][drafts_trees])
-            drafters = forest.free.pop()
+            free = self._free_of(opening.drafter)
+            manager = self._manage(opening, free[-1])
+            free.pop()
         except (PeerProtocolError, NoRoomError) as error:  # the target goes on alone
             self._refuse(opening.sequence_id)
             self._say_once(f"opened no sequence: {error}")
             return
-        sequence = DraftSequence(manager, forest, drafters, opening.drafter, self.recorder, start_ns)
+        sequence = DraftSequence(manager, opening.drafter, self.recorder, start_ns)
         sequence.account("draft_prefill", start_ns, num_tokens=len(opening.token_ids), fan_out=opening.fan_out)
         self._sequences[opening.sequence_id] = sequence
         if not manager.session.has_work:  # a drafter of fewer positions: the target need not wait for it
@@ -176,24 +169,18 @@ class DraftWorker:
         logger.log(logging.DEBUG if self._has_complained else logging.WARNING, "%s", complaint)
         self._has_complained = True
 
-    def _check_ids(self, token_ids: Sequence[int]) -> None:
-        """Raises `PeerProtocolError`: an id beyond the model's would end the process, or a GPU's context."""
-        if self.num_ids and max(token_ids, default=0) >= self.num_ids:
-            raise PeerProtocolError(f"token ids must be below {self.num_ids}")
-
-    def _forest(self, opening: Open, *, drafts_trees: bool) -> Forest:
-        """Find a free drafter of that name.
+    def _free_of(self, drafter: str) -> list[Drafter]:
+        """The free drafters of that name.
 
         Raises `PeerProtocolError` for an unknown name, and `NoRoomError` where none is free; the target asks again.
         """
-        forest = self._forests.get((opening.drafter, drafts_trees))
-        if forest is None:
-            names = ", ".join(name for name, has_trees in self._forests if has_trees == drafts_trees)
-            asked = f"the target asks for a drafter{' of trees' * drafts_trees} {opening.drafter[:MAX_SHOWN]!r}"
-            raise PeerProtocolError(f"{asked}; this draft has: {names or 'none'}")
-        if not forest.free:
-            raise NoRoomError(f"all {self.max_num_seqs} drafters {opening.drafter!r} are at work")
-        return forest
+        free = self._free.get(drafter)
+        if free is None:
+            names = ", ".join(self._free) or "none"
+            raise PeerProtocolError(f"the target asks for a drafter {drafter[:MAX_SHOWN]!r}; this draft has: {names}")
+        if not free:
+            raise NoRoomError(f"all {self.max_num_seqs} drafters {drafter!r} are at work")
+        return free
 
     def _manage(self, opening: Open, drafter: Drafter) -> RollbackManager:
         """Have a free drafter work on the sequence. Raises `NoRoomError`."""
@@ -203,7 +190,6 @@ class DraftWorker:
 
     def _roll_back(self, sequence: DraftSequence) -> bool:
         try:
-            self._check_ids(() if sequence.verdict is None else sequence.verdict.token_ids)
             return sequence.roll_back()
         except PeerProtocolError:
             sequence.verdict = None
@@ -254,3 +240,4 @@ class DraftWorker:
     def _forget(self, sequence: DraftSequence) -> None:
         del self._sequences[sequence.sequence_id]
         sequence.close()
+        self._free[sequence.drafter_name].append(sequence.manager.drafter)

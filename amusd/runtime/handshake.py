@@ -72,6 +72,6 @@ def _check(own: Hello, peer: Hello) -> None:
     # A drafter that only looks tokens up works with any tokenizer, and one that takes the target's ids says its hash.
     if draft.tokenizer_hash and draft.tokenizer_hash != target.tokenizer_hash:
         raise ConfigError(
-            f"drafter={', '.join(sorted({*draft.drafters, *draft.tree_drafters}))}: its tokenizer differs from the "
+            f"drafter={', '.join(sorted(draft.drafters))}: its tokenizer differs from the "
             "target's; put the target's files at the same path on the draft's machine, or use drafter=ngram"
         )

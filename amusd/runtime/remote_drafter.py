@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from amusd.config import GREEDY, Distribution
-from amusd.drafters.base import ChainDrafter, say_once
+from amusd.config import Distribution
+from amusd.drafters.base import Drafter, say_once
 from amusd.errors import PeerLostError, PeerProtocolError
 from amusd.protocol.messages import Candidate, Close, Failed, Hello, Message, Open, Shutdown
 from amusd.protocol.target_session import TargetSession
@@ -113,67 +113,44 @@ class RemoteDraft:
         say_once(f"cascade: its inner draft is gone, and its model drafts alone: {reason}")
 
 
-class RemoteDrafter(ChainDrafter):
+class RemoteDrafter(Drafter):
     """One sequence at a `RemoteDraft`. Timing changes how much it proposes, not the cascade's text."""
 
     def __init__(self, draft: RemoteDraft) -> None:
-        super().__init__()
         self._draft = draft
-        self._distribution = GREEDY
         self._session: TargetSession | None = None
-
-    def set_distribution(self, distribution: Distribution) -> None:
-        """See `Drafter`."""
-        self._distribution = distribution
 
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
         """Start from `token_ids`."""
         super().open(token_ids, capacity, fan_out)
-        self._begin()
+        self._begin(tuple(token_ids))
 
-    def propose(self, max_tokens: int) -> tuple[int, ...]:
-        """Up to `max_tokens` tokens that have arrived."""
-        self._settle()
-        if self._session is None or max_tokens < 1:
+    def propose(self, path: Sequence[int], room: int) -> Sequence[int]:
+        """Up to `room` tokens that have arrived. The draft is told the text in any case."""
+        text = (*self.committed, *path)
+        self._tell(text)
+        if self._session is None or room < 1:
             return ()
         self._draft.drain()
-        proposed = self._session.candidates[: min(max_tokens, self._capacity - self.length)]
-        super().commit(proposed)
-        return proposed
-
-    def commit(self, token_ids: Sequence[int]) -> None:
-        """Append tokens, which its draft is told at once."""
-        super().commit(token_ids)
-        self._settle()
-
-    def truncate(self, length: int) -> None:
-        """Keep `length` tokens; if its draft knows more, a new sequence follows."""
-        super().truncate(length)
-        if self._session is not None and length < self._session.committed_length:
-            self._end()
+        return self._session.candidates[:room]
 
     def close(self) -> None:
         """Forget the sequence, here and there."""
-        super().close()
-        self._end()
-
-    def _end(self) -> None:
         if self._session is not None:
             self._draft.close(self._session)
             self._session = None
 
-    def _begin(self) -> None:
-        self._end()
-        if self._draft.failure is None and self.length < self._capacity:
-            self._session = self._draft.open(self._context, self._capacity, self._distribution)
+    def _begin(self, text: tuple[int, ...]) -> None:
+        self.close()
+        if self._draft.failure is None and len(text) < self.capacity:
+            self._session = self._draft.open(text, self.capacity, self.distribution)
 
-    def _settle(self) -> None:
-        if self._session is None:
-            self._begin()
-            return
-        new = self._context[self._session.committed_length :]
-        for token_id in new:
-            self._session.begin(0)
-            self._session.commit((token_id,), 0)
-        if new:
+    def _tell(self, text: tuple[int, ...]) -> None:
+        known = () if self._session is None else self._session.committed
+        if self._session is None or text[: len(known)] != known:
+            self._begin(text)
+        elif new := text[len(known) :]:
+            for token_id in new:
+                self._session.begin(0)
+                self._session.commit((token_id,), 0)
             self._draft.tell(self._session)

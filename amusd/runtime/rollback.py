@@ -70,10 +70,8 @@ class RollbackManager:
 
     def plan(self, nodes: Sequence[Node], *, is_urgent: bool) -> Expansion:
         """The drafter's part of a step that computes `nodes`. `is_urgent`: end once a message is ready."""
-        drafter = self.drafter
-        most = max(drafter.tokens_per_step, 1 if is_urgent else drafter.tokens_per_replay)
-        num_tokens = min(self.session.room, max(self.session.tokens_per_message, most))
-        return Expansion(self.session.root, nodes, num_tokens)
+        room, least = self.session.room, 1 if is_urgent else self.drafter.tokens_per_replay
+        return Expansion(self.session.root, nodes, min(room, max(self.session.tokens_per_message, least)), room)
 
     def take(self, nodes: Sequence[Node], found: Sequence[Guesses]) -> Proposal:
         """Add what was `found` behind them."""
@@ -96,7 +94,7 @@ class RollbackManager:
             return transition
         try:
             self.drafter.follow(transition)
-            self._check_agreement(transition.committed_length, len(transition.alive))
+            self._check_agreement(transition.committed_length)
         except RankLostError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever went wrong, it may be mended
@@ -147,10 +145,9 @@ class RollbackManager:
     def _rows(self, found: Sequence[Guesses]) -> tuple[bytes, ...]:
         return self.drafter.take_rows() or tuple(certain(token_id) for ((token_id, _),) in found)
 
-    def _check_agreement(self, committed_length: int, num_nodes: int = 0) -> None:
-        expected = committed_length + (num_nodes if self.session.is_chain else 0)
-        if self.drafter.length != expected:
-            raise InvariantError(f"drafter holds {self.drafter.length} tokens, session {expected}")
+    def _check_agreement(self, committed_length: int) -> None:
+        if self.drafter.length != committed_length:
+            raise InvariantError(f"drafter holds {self.drafter.length} tokens, session {committed_length}")
 
 
 def _unpack(message: Features) -> Tensor:

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 from amusd.config import DrafterConfig, EngineConfig, TransportConfig
-from amusd.drafters.base import DrafterFactory, one_by_one, say_once
+from amusd.drafters.base import DrafterFactory, say_once
 from amusd.drafters.factory import LoadedDrafters, StartInner, load_drafters
 from amusd.errors import ConfigError, PeerLostError
 from amusd.huge_pages import use_huge_pages
@@ -206,7 +206,7 @@ def start_inner(
     link, peer = restart.first(target_hello(middle.num_ids, tokenizer))
     remote = RemoteDraft(link, peer, stage.kind, middle.num_ids)
     running.callback(remote.shut_down)
-    return one_by_one(lambda: RemoteDrafter(remote))
+    return lambda number: [RemoteDrafter(remote) for _ in range(number)]
 
 
 def serve(
@@ -218,16 +218,9 @@ def serve(
     max_num_seqs: int = 1,
 ) -> None:
     """Shake hands over `link` and draft until the target is done, for up to `max_num_seqs` sequences."""
-    hello = Hello(
-        PROTOCOL_VERSION,
-        Role.DRAFT,
-        incarnation,
-        drafters.vocab_size,
-        drafters.tokenizer_hash,
-        drafters=drafters.names(drafts_trees=False),
-        tree_drafters=drafters.names(drafts_trees=True),
-    )
-    worker = DraftWorker(link, drafters.factories, incarnation, recorder, drafters.num_ids, max_num_seqs)
+    vocab_size, tokenizer_hash, names = drafters.vocab_size, drafters.tokenizer_hash, tuple(drafters.factories)
+    hello = Hello(PROTOCOL_VERSION, Role.DRAFT, incarnation, vocab_size, tokenizer_hash, names)
+    worker = DraftWorker(link, drafters.factories, incarnation, recorder, max_num_seqs)
     worker.prepare()  # before the target counts on it
     await_hello(link, hello, timeout_seconds)
     worker.run()

@@ -6,7 +6,7 @@ The drafter is equally likely to be right at every position, unlike a real one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, ClassVar
 
@@ -127,34 +127,22 @@ class Choices:
         return self.token_ids[row], None
 
 
-@dataclass
 class ScriptedDrafter(Drafter):
     """Drafts chains and trees, right where the answer says so."""
 
-    clock: Clock
-    simulator: Simulator
-    random: Random
-    _length: int = 0
-    _prompt_length: int = 0
-    _is_chain: bool = True
-    _guesses: Sequence[Guesses] = ()
-    step_random: Random = field(default_factory=Random)
+    def __init__(self, clock: Clock, simulator: Simulator, random: Random) -> None:
+        self._clock, self._simulator, self._random = clock, simulator, random
 
-    @property
-    def length(self) -> int:
-        """Committed tokens; of a chain, with those drafted."""
-        return self._length
-
-    def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:  # noqa: ARG002
+    def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
         """Take in a prompt, whose first token is the answer's number."""
-        simulator, number = self.simulator, token_ids[0]
-        self._length = self._prompt_length = len(token_ids)
-        self._is_chain = fan_out == 1
+        super().open(token_ids, capacity, fan_out)
+        simulator, number = self._simulator, token_ids[0]
         seed = f"{number} {simulator.seed}"
         answer = simulator.answers[number - 1]
+        self._first = len(token_ids)
         self._guesses = all_guesses(answer, simulator.accept, simulator.accept_next, fan_out, seed)
-        self.step_random = Random(f"drafting {seed}")  # noqa: S311 - nothing here is secret
-        self.clock.draft_ns += simulator.costs.draft_prefill.draw(self.random)
+        self._step_random = Random(f"drafting {seed}")  # noqa: S311 - nothing here is secret
+        self._clock.draft_ns += simulator.costs.draft_prefill.draw(self._random)
 
     @classmethod
     def expand_together(cls, drafters: Sequence[Self], parts: Sequence[Expansion]) -> list[Sequence[Guesses]]:
@@ -165,16 +153,15 @@ class ScriptedDrafter(Drafter):
 
     def guesses(self, part: Expansion) -> list[Guesses]:
         """Guesses behind each node; for a chain, behind the last one and its guesses."""
-        if not self._is_chain:
-            return [self._behind(node.position) for node in part.nodes]
-        (last,) = part.nodes
-        self._length += part.num_tokens
-        return [self._behind(last.position + index) for index in range(part.num_tokens)]
+        positions = [node.position for node in part.nodes]
+        if self.fan_out == 1:
+            positions = [positions[-1] + index for index in range(part.num_tokens)]
+        return [self._guesses[position + 1 - self._first] for position in positions]
 
     def spend(self, nums: Sequence[int]) -> None:
         """Let the time of a step pass with so many nodes of each tree, or tokens of each chain."""
-        costs, random, clock = self.simulator.costs, self.step_random, self.clock
-        if self._is_chain:
+        costs, random, clock = self._simulator.costs, self._step_random, self._clock
+        if self.fan_out == 1:
             going_on = (sum(num > index for num in nums) for index in range(max(nums)))
             ns = sum(costs.step_ns(1, clock.target_works, random, num_sequences=num) for num in going_on)
         else:
@@ -183,13 +170,7 @@ class ScriptedDrafter(Drafter):
 
     def follow(self, transition: Transition) -> None:
         """Take a verdict in."""
-        self._length = transition.committed_length + (len(transition.alive) if self._is_chain else 0)
-        costs = self.simulator.costs
+        super().follow(transition)
+        costs = self._simulator.costs
         duration = costs.rollback if transition.num_discarded else costs.advance
-        self.clock.draft_ns += duration.draw(self.random)
-
-    def close(self) -> None:
-        """Nothing to release."""
-
-    def _behind(self, position: int) -> Guesses:
-        return self._guesses[position + 1 - self._prompt_length]
+        self._clock.draft_ns += duration.draw(self._random)

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import cast
 
 from amusd.config import DecodingConfig
-from amusd.drafters.base import Makers
 from amusd.models.cached_model import CachedModel
 from amusd.policies.factory import make_policy
 from amusd.protocol.messages import PROTOCOL_VERSION, Hello, Message
@@ -177,12 +176,10 @@ class _Run:
 
         own_end = SimpleNamespace(send=send_to_target, receive=clock.receive_at_draft, close=lambda: None)
         other_end = SimpleNamespace(send=send_to_draft, receive=clock.receive_at_target, close=lambda: None)
-        draft = DraftWorker(
-            cast("Transport", own_end), {DRAFTER: Makers(make, make)}, 1, journal, max_num_seqs=simulator.num_slots
-        )
+        draft = DraftWorker(cast("Transport", own_end), {DRAFTER: make}, 1, journal, max_num_seqs=simulator.num_slots)
         draft.prepare()
         clock.draft_acts.extend((draft.take_in, draft.propose))
-        return cast("Transport", other_end), Hello(PROTOCOL_VERSION, Role.DRAFT, 1, 0, "", (DRAFTER,), (DRAFTER,))
+        return cast("Transport", other_end), Hello(PROTOCOL_VERSION, Role.DRAFT, 1, 0, "", (DRAFTER,))
 
 
 def _random(purpose: str, seed: int) -> Random:

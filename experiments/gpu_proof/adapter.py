@@ -75,7 +75,7 @@ def _wait_for(device: torch.device) -> None:
 
 
 def prepared_drafters(config: EngineConfig) -> tuple[float, float, object]:
-    """Load drafters of chains and of trees over one model, and capture where passes are captured.
+    """Load a drafter over a model, and capture where passes are captured.
 
     Returns the seconds of both, and what keeps the graphs alive.
     """
@@ -83,7 +83,7 @@ def prepared_drafters(config: EngineConfig) -> tuple[float, float, object]:
     device = config.hardware.devices[-1]
     loaded = load_drafters(config, device)
     ready = time.perf_counter()
-    kept = [make(1) for make in loaded.factories[config.drafters[0].kind]]
+    kept = loaded.factories[config.drafters[0].kind](1)
     _wait_for(torch.device(device))
     return ready - started, time.perf_counter() - ready, kept
 

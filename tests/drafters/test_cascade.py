@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,12 @@ from table_model import TableModel
 
 from amusd.config import GREEDY, Distribution, DrafterConfig, EngineConfig, TargetConfig
 from amusd.drafters.autoregressive import AutoregressiveDrafter
-from amusd.drafters.base import ChainDrafter
+from amusd.drafters.base import Drafter, Expansion
 from amusd.drafters.cascade import CascadeDrafter
 from amusd.drafters.factory import load_drafters
 from amusd.drafters.synthetic import Schedule
 from amusd.errors import ConfigError
+from amusd.protocol.draft_session import Node
 
 MODEL = TableModel(20, seed=3, max_length=60)
 PROMPT = (1, 2, 3)
@@ -27,19 +29,30 @@ def own_text(distribution: Distribution, number: int) -> tuple[int, ...]:
     alone = AutoregressiveDrafter(MODEL)
     alone.set_distribution(distribution)
     alone.open(PROMPT, 60)
-    return alone.propose(number)
+    return tuple(alone.propose((), number))
+
+
+def step(drafters: Sequence[Drafter], paths: Sequence[list[int]], room: int = 60) -> list[tuple[int, ...]]:
+    """What each proposes behind its path."""
+    parts = []
+    for drafter, path in zip(drafters, paths, strict=True):
+        nodes = [Node(None, drafter.committed[-1], drafter.length - 1, 1.0, 1.0)]
+        for token_id in path:
+            nodes.append(Node(nodes[-1], token_id, nodes[-1].position + 1, 1.0, 1.0))
+        parts.append(Expansion(nodes[0], nodes[-1:], min(room, 5), room))
+    found = type(drafters[0]).expand_together(drafters, parts)
+    return [tuple(token_id for ((token_id, _),) in own) for own in found]
 
 
 @pytest.mark.parametrize("schedule", [always_right(), always_wrong()], ids=["right", "wrong"])
 @pytest.mark.parametrize("distribution", [GREEDY, PENALTIES, RATIO_TEST], ids=["greedy", "penalties", "ratio test"])
 def test_what_the_inner_drafter_foresees_comes_in_one_pass(distribution: Distribution, schedule: Schedule) -> None:
     text, num_proposed = own_text(distribution, 15), 5 if schedule(0) else 1
-    drafter = CascadeDrafter(MODEL, OracleDrafter((*PROMPT, *text), schedule, 20), 4)
+    drafter = CascadeDrafter(MODEL, OracleDrafter((*PROMPT, *text), schedule, 20, 4), 4)
     drafter.set_distribution(distribution)
     drafter.open(PROMPT, 60)
-    assert drafter.tokens_per_step == 5
     for start in (0, num_proposed, 2 * num_proposed):
-        assert drafter.propose(5) == text[start : start + num_proposed]
+        assert step([drafter], [[*text[:start]]]) == [text[start : start + num_proposed]]
         assert len(drafter.take_rows()) == (num_proposed if distribution is RATIO_TEST else 0)
 
 
@@ -58,17 +71,14 @@ def test_a_cascade_of_checkpoints_proposes_what_its_model_would(tmp_path: Path, 
     target = TargetConfig(kind="hf", model=middle)
     engine = EngineConfig(target=target, drafters=(cascade, alone), max_model_len=64)
     loaded = load_drafters(engine, "cpu")
-    assert loaded.names(drafts_trees=False) == ("cascade", "hf")
-    assert loaded.names(drafts_trees=True) == ("hf",)
-    assert (loaded.vocab_size, loaded.num_ids) == (300, 300)
-    made: list[list[ChainDrafter]] = [list(loaded.factories[name].chains(2)) for name in ("cascade", "hf")]  # type: ignore[arg-type]
+    assert (list(loaded.factories), loaded.vocab_size) == (["cascade", "hf"], 300)
     texts = []
-    for drafters in made:
+    for drafters in (make(2) for make in loaded.factories.values()):
         for number, drafter in enumerate(drafters):
             drafter.open((5, 6, 7, 5 + number), 40)
         proposed: list[list[int]] = [[], []]
         while min(map(len, proposed)) < 12:
-            found = type(drafters[0]).propose_together(drafters, [5, 5])
+            found = step(drafters, proposed)
             proposed = [text + list(tokens) for text, tokens in zip(proposed, found, strict=True)]
         texts.append([text[:12] for text in proposed])
     assert texts[0] == texts[1]
@@ -92,4 +102,4 @@ def test_an_inner_drafter_that_does_not_fit_is_refused_in_one_line(tmp_path: Pat
         with pytest.raises(ConfigError) as caught:
             load_drafters(engine_of(inner, elsewhere), "cpu")
         assert str(caught.value) == message
-    assert load_drafters(engine_of(str(larger), middle), "cpu").num_ids == 300
+    assert load_drafters(engine_of(str(larger), middle), "cpu").vocab_size == 300

@@ -15,7 +15,6 @@ import pytest
 
 from amusd.answer import Generation
 from amusd.config import DecodingConfig, DrafterConfig, EngineConfig, HardwareConfig, RunConfig, SamplingParams
-from amusd.drafters.base import DrafterFactory
 from amusd.drafters.factory import LoadedDrafters, load_drafters
 from amusd.engine import Engine
 from amusd.errors import ConfigError
@@ -34,6 +33,7 @@ DECODINGS = {
     "synchronous": DecodingConfig(mode=Mode.SYNCHRONOUS),
     "chain": DecodingConfig(policy="chain"),
     "auto": DecodingConfig(),
+    "branching": DecodingConfig(policy="branching"),
 }
 OWN_POLICY = "a policy of one's own"
 
@@ -79,8 +79,6 @@ def test_the_drafter_of_the_document_is_exact_in_every_mode_and_helps(own: Path,
         own_policy = DecodingConfig(policy=f"{own / 'patient.py'}:make")
         answers[OWN_POLICY] = answered(engine, decoding=own_policy)
         several = engine.generate([PROMPT, PROMPT], params_of(engine))
-        with pytest.raises(ConfigError, match=r"^policy=branching: drafter=custom drafts no trees; allowed: none"):
-            answered(engine, decoding=DecodingConfig(policy="branching"))
     assert {name: answer.token_ids for name, answer in answers.items()} == dict.fromkeys(answers, plain.token_ids)
     assert [answer.token_ids for answer in several] == [plain.token_ids] * 2
     assert {answer.drafter for answer in answers.values()} == {"custom"}
@@ -96,20 +94,15 @@ def test_the_check_of_the_document_runs(own: Path, monkeypatch: pytest.MonkeyPat
 
 
 NONSENSE = """
-from amusd.drafters.base import ChainDrafter, one_by_one
-from amusd.drafters.custom import OwnDrafters
+from amusd.drafters.base import Drafter
 
 value = 5
-class Silent(ChainDrafter):
-    def propose(self, max_tokens): return ()
-class Names: make = staticmethod(lambda context: OwnDrafters(chains=one_by_one(Silent)))
-def chains(context): return OwnDrafters(chains=one_by_one(Silent))
-def trees(context): return OwnDrafters(trees=one_by_one(Silent), num_ids=7)
+class Names: make = staticmethod(lambda context: lambda number: [Drafter() for _ in range(number)])
 def nothing(context): return None
 def raises(context): raise ValueError("two\\nlines")
-def too_few(context): return OwnDrafters(chains=lambda number: [Silent()])
-def fails_later(context): return OwnDrafters(chains=lambda number: 1 // 0)
-def no_arguments(): return OwnDrafters()
+def too_few(context): return lambda number: [Drafter()]
+def fails_later(context): return lambda number: 1 // 0
+def no_arguments(): return Names.make(0)
 """
 
 
@@ -118,12 +111,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("files")
     (folder / "nonsense.py").write_text(NONSENSE)
     return folder
-
-
-def chains_of(made: LoadedDrafters) -> DrafterFactory:
-    chains = made.factories["custom"].chains
-    assert chains is not None
-    return chains
 
 
 def loaded(factory: str, options: Mapping[str, Any] | None = None) -> LoadedDrafters:
@@ -135,7 +122,7 @@ def loaded(factory: str, options: Mapping[str, Any] | None = None) -> LoadedDraf
     ("factory", "message"),
     [
         ("{folder}/nonsense.py:chain", "raises AttributeError: module 'own_nonsense' has no attribute 'chain'"),
-        ("{folder}/nonsense.py:raises", "raises ValueError: two lines ({folder}/nonsense.py, line 12)"),
+        ("{folder}/nonsense.py:raises", "raises ValueError: two lines ({folder}/nonsense.py, line 7)"),
         ("{folder}/absent.py:make", "raises FileNotFoundError: "),
         ("nothing_such", "allowed: MODULE:FUNCTION, FILE.py:FUNCTION"),
     ],
@@ -143,16 +130,15 @@ def loaded(factory: str, options: Mapping[str, Any] | None = None) -> LoadedDraf
 def test_a_mistake_is_one_line_that_says_what_it_is(factory: str, message: str, files: Path) -> None:
     factory, message = factory.format(folder=files), message.format(folder=files)
     with pytest.raises(ConfigError) as caught:
-        chains_of(loaded(factory))(3)
+        loaded(factory).factories["custom"](3)
     assert str(caught.value).startswith(f"drafter.factory={factory}: {message}")
     assert "\n" not in str(caught.value)
 
 
 def test_it_offers_what_the_factory_makes(files: Path) -> None:
-    assert len(chains_of(loaded(f"{files}/nonsense.py:Names.make"))(3)) == 3
-    trees = loaded(f"{files}/nonsense.py:trees")
-    assert (list(trees.factories), trees.num_ids) == (["custom"], 7)
-    assert (trees.names(drafts_trees=False), trees.names(drafts_trees=True)) == ((), ("custom",))
+    made = loaded(f"{files}/nonsense.py:Names.make").factories
+    assert list(made) == ["custom"]
+    assert len(made["custom"](3)) == 3
 
 
 def test_the_command_line_names_it_and_its_options() -> None:

@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from table_model import TableModel
 
 from amusd.drafters.autoregressive import AutoregressiveDrafter
-from amusd.drafters.base import Drafter
 from amusd.drafters.synthetic import SyntheticDrafter
 from amusd.models.kv_cache import KVCache
 from amusd.models.passes import ModelOutput, Rows
-from amusd.protocol.draft_session import Node, Transition
 
 VOCAB_SIZE = 20
 PROMPT = (3, 1, 4, 1, 5)
@@ -35,37 +33,27 @@ class Model(TableModel):
         return super().run(batch)
 
 
-def propose(drafter: Drafter, max_tokens: int) -> tuple[int, ...]:
-    """The next tokens of a chain, which nothing but the model may end earlier."""
-    last = Node(None, 0, drafter.length - 1, 1.0, 1.0)
-    found = drafter.expand(last, [last], max_tokens)
-    assert all(probability == 1.0 for ((_, probability),) in found)
-    return tuple(token_id for ((token_id, _),) in found)
-
-
-def cut(drafter: Drafter, length: int, *token_ids: int) -> None:
-    """A verdict that leaves `length` tokens and commits these behind them."""
-    drafter.follow(Transition((), token_ids, None, length + len(token_ids), 0, 0))
+def propose(drafter: AutoregressiveDrafter, path: list[int], number: int) -> list[int]:
+    """The path with the next tokens of a chain."""
+    return [*path, *drafter.propose(path, number)]
 
 
 def test_the_model_does_what_it_would_do_for_a_drafter_of_its_own() -> None:
     """Prefill, single steps, several at once, acceptance and rollback: the same passes at the same positions."""
-    real, synthetic = Model(), Model()
-    drafters: tuple[Drafter, Drafter] = (
+    models = real, synthetic = Model(), Model()
+    drafters = (
         AutoregressiveDrafter(real),
-        SyntheticDrafter(AutoregressiveDrafter(synthetic), 0.5, 0.0, VOCAB_SIZE),
+        SyntheticDrafter(synthetic, 0.5, 0.0, cache=synthetic.new_cache(200)),  # type: ignore[arg-type]
     )
     for drafter in drafters:
         drafter.open(PROMPT, 100)
-        propose(drafter, 1)
-        propose(drafter, 4)
-        cut(drafter, 7, 9, 9, 9)
-        propose(drafter, 3)
-        cut(drafter, drafter.length)
-        propose(drafter, 90)
-        assert drafter.length == 100
+        path = propose(drafter, propose(drafter, [], 1), 4)
+        drafter.commit([*path[:2], 9, 9, 9])
+        path = propose(drafter, [], 3)
+        drafter.commit(path)
+        propose(drafter, [], 85)
         drafter.close()
         drafter.open(PROMPT[:2], 50)
-        propose(drafter, 2)
-    assert real.calls == synthetic.calls
+        propose(drafter, [], 2)
+    assert models[0].calls == models[1].calls
     assert len(real.calls) > 6

@@ -14,7 +14,6 @@ from models.tiny import wrap_model
 
 from amusd.config import GREEDY, Distribution, DrafterConfig
 from amusd.drafters import factory
-from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter
 from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
@@ -44,9 +43,8 @@ class Kind:
 
     def make(self, number: int) -> Sequence[Drafter]:
         if self.drafter.kind == "cascade":
-            inner, _ = factory._model_makers(LOOKUP, other_model())
-            return factory._cascade_maker(model(), inner, other_model().num_ids)(number)
-        return factory._model_makers(self.drafter, model())[self.is_tree](number)
+            return factory.cascade_factory(model(), factory.model_factory(LOOKUP, other_model()))(number)
+        return factory.model_factory(self.drafter, model())(number)
 
 
 PLAIN = DrafterConfig(kind="hf", model="tiny")
@@ -131,15 +129,13 @@ def test_a_step_for_several_is_a_step_for_each(name: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("config", [PLAIN, LOOKUP])
-def test_chains_and_trees_take_turns_on_one_cache(config: DrafterConfig) -> None:
-    makers = factory._model_makers(config, model())
-    shared = {is_tree: makers[is_tree](1)[0] for is_tree in (False, True)}
-    assert shared[False]._cache is shared[True]._cache  # type: ignore[attr-defined]
+def test_a_drafter_drafts_chains_and_trees_in_turn(config: DrafterConfig) -> None:
+    (shared,) = factory.model_factory(config, model())(1)
     rng = random.Random(3)
     for turn in range(8):
         is_tree = rng.random() < 0.5
         kind = Kind(config, is_tree, [TRANSFORMED[turn % NUMBER]])
-        one, other = (managers_of(kind, [drafter], turn)[0] for drafter in (shared[is_tree], kind.make(1)[0]))
+        one, other = (managers_of(kind, [drafter], turn)[0] for drafter in (shared, kind.make(1)[0]))
         for _ in range(8):
             assert propose([one]) == propose([other])
             assert tree_of(one) == tree_of(other)
@@ -170,7 +166,6 @@ def test_one_without_numbers_keeps_no_other_from_proposing(monkeypatch: pytest.M
     drafters = KINDS["chain"].make(3)
     for number, drafter in enumerate(drafters):
         drafter.open([1, 2, 3 + number], 40)
-    assert all(isinstance(drafter, AutoregressiveDrafter) for drafter in drafters)
     broken, run = drafters[1]._cache, CachedModel.run  # type: ignore[attr-defined]
 
     def spoilt(self: CachedModel, batch: Sequence[Rows], steps: int) -> list[ModelOutput]:
@@ -178,12 +173,12 @@ def test_one_without_numbers_keeps_no_other_from_proposing(monkeypatch: pytest.M
         return [ModelOutput(out.logits * (float("nan") if rows.cache is broken else 1.0)) for rows, out in outputs]
 
     monkeypatch.setattr(CachedModel, "run", spoilt)
-    proposed = type(drafters[0]).propose_together(drafters, [2, 2, 2])  # type: ignore[attr-defined]
+    proposed = type(drafters[0]).propose_together(drafters, [(), (), ()], [2, 2, 2])
     monkeypatch.undo()
     (fresh,) = KINDS["chain"].make(1)
     for index in (0, 2):
         fresh.open([1, 2, 3 + index], 40)
-        assert proposed[index] == fresh.propose(2)  # type: ignore[attr-defined]
-    assert proposed[1] == ()
+        assert proposed[index] == fresh.propose((), 2)
+    assert proposed[1] == []
     fresh.open([1, 2, 4], 40)
-    assert drafters[1].propose(2) == fresh.propose(2)  # type: ignore[attr-defined]
+    assert drafters[1].propose((), 2) == fresh.propose((), 2)

@@ -15,7 +15,7 @@ PROMPT = [5, 17, 4, 90, 33, 8, 61, 2, 9, 44]
 def draft_a_chain(device: str) -> None:
     drafter = AutoregressiveDrafter(builders.draft(device))
     drafter.open(PROMPT, 64)
-    drafter.propose(4)
+    drafter.propose((), 4)
 
 
 def draft_a_tree(device: str) -> None:

@@ -23,10 +23,9 @@ def drafted(device: str, distribution: Distribution) -> list[int]:
     drafter = AutoregressiveDrafter(builders.small(device, **builders.as_draft(device)))
     drafter.set_distribution(distribution)
     drafter.open(PROMPT, 200)
-    found = [*drafter.propose(5)]
-    drafter.truncate(len(PROMPT) + 2)
-    drafter.commit([11, 12, 13])
-    return [*found, *drafter.propose(8)]
+    found = [*drafter.propose((), 5)]
+    drafter.commit([*found[:2], 11, 12, 13])
+    return [*found, *drafter.propose((), 8)]
 
 
 def answered(device: str, distribution: Distribution) -> tuple[int, ...]:

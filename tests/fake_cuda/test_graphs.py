@@ -103,13 +103,10 @@ def test_no_chain_captures_amid_an_answer() -> None:
             drafter.set_distribution(FILTERS)
             drafter.open(prompt_of(20), LENGTH)
             for number in (4, 1, 3, 8):
-                drafter.propose(number)
-                drafter.truncate(drafter.length - number + 1)
-                drafter.commit([5] * number)
+                drafter.commit([*drafter.propose((), number)[:1], *[5] * number])
             drafter.commit([6] * 40)  # more than one pass takes in
             drafter.open(prompt_of(LENGTH - 10), LENGTH)
-            while drafter.propose(4):
-                pass
+            drafter.propose((), 10)
 
 
 def test_no_tree_captures_amid_an_answer() -> None:

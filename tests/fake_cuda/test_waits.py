@@ -20,9 +20,11 @@ from models.test_eagle import LAYERS, OPTIONS, random
 
 from amusd.config import GREEDY, Distribution
 from amusd.drafters.autoregressive import AutoregressiveDrafter
+from amusd.drafters.base import Expansion
 from amusd.drafters.cascade import CascadeDrafter
 from amusd.drafters.ngram import NgramDrafter
 from amusd.models.block_models import BlockState, load_block_model
+from amusd.protocol.draft_session import Node
 
 TEMPERATURE = Distribution(temperature=0.7, seed=3)
 FILTERS = Distribution(temperature=0.3, top_k=40, top_p=0.95, seed=3)
@@ -60,19 +62,20 @@ def step_of_a_chain(gpus: FakeGpus, distribution: Distribution) -> Record:
     drafter = AutoregressiveDrafter(builders.small("cuda:0", **builders.as_draft("cuda:0")))
     drafter.set_distribution(distribution)
     drafter.open(PROMPT, 200)
-    return measured(gpus, lambda: drafter.propose(4))
+    path: list[int] = []
+
+    def propose() -> None:
+        path.extend(drafter.propose(path, 4))
+
+    return measured(gpus, propose)
 
 
 def step_of_a_cascade(gpus: FakeGpus, distribution: Distribution) -> Record:
     drafter = CascadeDrafter(builders.small("cuda:0", **builders.as_draft("cuda:0")), NgramDrafter(1, 3))
     drafter.set_distribution(distribution)
     drafter.open([*PROMPT, *PROMPT], 200)
-
-    def propose() -> None:
-        drafter.truncate(2 * len(PROMPT))
-        drafter.propose(5)
-
-    return measured(gpus, propose)
+    root = Node(None, PROMPT[-1], 2 * len(PROMPT) - 1, 1.0, 1.0)
+    return measured(gpus, lambda: drafter.expand_together([drafter], [Expansion(root, [root], room=5)]))
 
 
 def step_of_a_tree(gpus: FakeGpus, distribution: Distribution) -> Record:
@@ -107,13 +110,13 @@ def test_a_step_waits_once_and_copies_few_bytes(
 
 
 def test_a_chain_computes_one_step_for_each_token_and_waits_for_four() -> None:
-    steps, waits, wanted = [], [], (1, 3, 4, 5, 8)
+    steps, waits, wanted, path = [], [], (1, 3, 4, 5, 8), list[int]()
     with fake_cuda(values=True) as gpus:
         drafter = AutoregressiveDrafter(builders.small("cuda:0", **builders.as_draft("cuda:0")))
         drafter.open(PROMPT, 200)
         for number in wanted:
             with gpus.recorded() as part:
-                drafter.propose(number)
+                path += drafter.propose(path, number)
             attended = [kernel for kernel in part.kernels if "attend_rows" in kernel.name]
             steps.append(len(attended) / 2)  # layers
             waits.append(stops(part))
@@ -130,7 +133,13 @@ def test_chains_of_several_sequences_share_graphs_and_replays_at_a_temperature()
         for drafter in drafters:
             drafter.set_distribution(TEMPERATURE)
             drafter.open(PROMPT, 200)
-        part = measured(gpus, lambda: AutoregressiveDrafter.propose_together(drafters, [4, 4]))
+        paths: list[list[int]] = [[], []]
+
+        def propose() -> None:
+            made = AutoregressiveDrafter.propose_together(drafters, paths, [4, 4])
+            paths[:] = [[*path, *tokens] for path, tokens in zip(paths, made, strict=True)]
+
+        part = measured(gpus, propose)
     assert stops(part) == (1, 0)
     assert len(part.replays) == 4
 

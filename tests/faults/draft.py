@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from faults.link import End, Wires
-from faults.models import VOCAB_SIZE, Ghost, HashChainDrafter, HashTreeDrafter
+from faults.models import VOCAB_SIZE, Ghost, HashDrafter
 from faults.watch import Violation, Watch
 from faults.weather import Weather
 from faults.world import MS, World
 
 from amusd.child import Ended
-from amusd.drafters.base import Drafter, Makers, one_by_one
+from amusd.drafters.base import Drafter
 from amusd.errors import PeerError, PeerLostError
 from amusd.protocol.draft_session import Transition
 from amusd.protocol.messages import PROTOCOL_VERSION, Candidate, Close, Hello, Message, Open, Verdict
@@ -27,7 +27,7 @@ from amusd.transport.base import Rendezvous
 from amusd.types import Role
 
 HANDSHAKE_SECONDS = 1.0
-STEP_MS = {"prefill": (4, 12), "step": (1, 6), "truncate": (0.01, 0.1), "follow": (0.01, 0.1)}
+STEP_MS = {"prefill": (4, 12), "step": (1, 6), "follow": (0.01, 0.1)}
 SLOWNESS = 25
 
 
@@ -66,8 +66,8 @@ class WatchedDraft(DraftWorker):
         super()._end_others(message)
         self.process.world.counts["end of a sequence lost"] += len(before - set(self._sequences))
 
-    def _manage(self, opening: Open, free: list[Drafter]) -> RollbackManager:
-        manager: Any = super()._manage(opening, free)
+    def _manage(self, opening: Open, drafter: Drafter) -> RollbackManager:
+        manager: Any = super()._manage(opening, drafter)
         manager.__class__, manager.world = WatchedManager, self.process.world
         return manager
 
@@ -114,7 +114,7 @@ class DraftProcess:
         self._busy_until_ns = 0
         self._nonce = nonce
         self._end: End | None = None
-        self._own = Hello(PROTOCOL_VERSION, Role.DRAFT, incarnation, VOCAB_SIZE, "", ("test",), ("test",))
+        self._own = Hello(PROTOCOL_VERSION, Role.DRAFT, incarnation, VOCAB_SIZE, "", ("test",))
         self._deadline = 0.0
         self._worker: WatchedDraft | None = None
         self._wake_in(self.world.between(1, self.world.random.choice((2, 40))))
@@ -192,10 +192,9 @@ class DraftProcess:
         return WatchedDraft(
             link=link,
             drafters={
-                "test": Makers(
-                    one_by_one(lambda: HashChainDrafter(self.spend, quality, silence, self.incarnation)),
-                    one_by_one(lambda: HashTreeDrafter(self.spend, quality, silence, self.incarnation)),
-                ),
+                "test": lambda number: [
+                    HashDrafter(self.spend, quality, silence, self.incarnation) for _ in range(number)
+                ],
             },
             incarnation=self.incarnation,
             recorder=Recorder("draft", now_ns=self.world.time_ns),

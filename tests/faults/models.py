@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from amusd.drafters.base import ChainDrafter, Drafter
+from amusd.drafters.base import Drafter
 from amusd.models.numerics import Numerics
 from amusd.models.passes import Rows
 from amusd.protocol import prefix_hash
@@ -129,52 +129,8 @@ def guess(prefix: int, quality: float, life: int) -> int:
     return right if _dice(own, 1) < quality else (right + 1 + own % (VOCAB_SIZE - 1)) % VOCAB_SIZE
 
 
-class HashChainDrafter(ChainDrafter):
-    """Right with probability `quality`, and says nothing with probability `silence`."""
-
-    def __init__(self, spend: Spend, quality: float, silence: float, life: int) -> None:
-        self._spend = spend
-        self._quality = quality
-        self._silence = silence
-        self._life = life
-        self._hashes = [prefix_hash.EMPTY]
-        self.drafted_from: dict[int, int] = {}
-
-    @property
-    def length(self) -> int:
-        return len(self._hashes) - 1
-
-    def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
-        self._hashes = hashes_of(token_ids)
-        self.drafted_from = {}
-        self._spend("prefill")
-
-    def propose(self, max_tokens: int) -> tuple[int, ...]:
-        self._spend("step")
-        proposed: list[int] = []
-        while len(proposed) < max_tokens and _dice(self._hashes[-1], 2) >= self._silence:
-            self.drafted_from[self.length] = self._hashes[-1]
-            proposed.append(guess(self._hashes[-1], self._quality, self._life))
-            self.commit(proposed[-1:])
-        return tuple(proposed)
-
-    def commit(self, token_ids: Sequence[int]) -> None:
-        for token_id in token_ids:
-            self._hashes.append(prefix_hash.extend(self._hashes[-1], token_id))
-
-    def truncate(self, length: int) -> None:
-        self._spend("truncate")
-        del self._hashes[length + 1 :]
-
-    def close(self) -> None:
-        self._hashes = [prefix_hash.EMPTY]
-
-    def ghosts(self, root: Node, nodes: Sequence[Node]) -> frozenset[Ghost]:
-        return frozenset((self.drafted_from[node.position], node.token_id) for node in nodes)
-
-
-class HashTreeDrafter(Drafter):
-    """Has the target's token among its guesses, and first, with probability `quality`."""
+class HashDrafter(Drafter):
+    """Has the target's token among its guesses, and first, with probability `quality`; sometimes it says nothing."""
 
     WEIGHTS = (0.7, 0.2, 0.06)
 
@@ -183,44 +139,35 @@ class HashTreeDrafter(Drafter):
         self._quality = quality
         self._silence = silence
         self._life = life
-        self._fan_out = 1
-        self._length = 0
-        self._context = prefix_hash.EMPTY
         self._hashes: dict[Node, int] = {}
         """Of each node that was offered or computed: of the prefix up to and with it, when that was first asked."""
 
-    @property
-    def length(self) -> int:
-        return self._length
-
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
-        self._length = len(token_ids)
-        self._fan_out = min(fan_out, len(self.WEIGHTS))
-        self._context = hashes_of(token_ids)[-1]
+        super().open(token_ids, capacity, min(fan_out, len(self.WEIGHTS)))
         self._hashes = {}
         self._spend("prefill")
 
-    def expand(self, root: Node, nodes: Sequence[Node], num_tokens: int = 1) -> list[Guesses]:
+    def expand(self, root: Node, nodes: Sequence[Node], room: int = 1) -> Sequence[Guesses]:
         self._spend("step")
-        return [self._guesses(self.hash_of(root, node)) for node in nodes]
+        if self.fan_out > 1:
+            return [self._guesses(self.hash_of(root, node)) for node in nodes]
+        return super().expand(root, nodes, min(room, 3))
+
+    def propose(self, path: Sequence[int], room: int) -> Sequence[int]:
+        value, found = hashes_of([*self.committed, *path])[-1], []
+        while len(found) < room and _dice(value, 2) >= self._silence:
+            found.append(guess(value, self._quality, self._life))
+            value = prefix_hash.extend(value, found[-1])
+        return found
 
     def follow(self, transition: Transition) -> None:
         self._spend("follow")
-        self._length = transition.committed_length
-        for token_id in (*(node.token_id for node in transition.kept), *transition.token_ids):
-            self._context = prefix_hash.extend(self._context, token_id)
+        super().follow(transition)
 
-    def look_up(self) -> tuple[tuple[int, ...], float]:
-        if _dice(self._context, 3) < 0.5:
+    def look_up(self) -> tuple[Sequence[int], float]:
+        if self.fan_out == 1 or _dice(hashes_of(self.committed)[-1], 3) < 0.5:
             return (), 0.0
-        value, found = self._context, []
-        for _ in range(3):
-            found.append(guess(value, self._quality, self._life))
-            value = prefix_hash.extend(value, found[-1])
-        return tuple(found), 0.85
-
-    def close(self) -> None:
-        self._hashes = {}
+        return self.propose((), 3), 0.85
 
     def hash_of(self, root: Node, node: Node) -> int:
         """Of the prefix up to and with it. A node's prefix never changes: what it was at first is its ghost."""
@@ -228,7 +175,7 @@ class HashTreeDrafter(Drafter):
         if known is None:
             above = node.parent
             if node is root:
-                known = self._context
+                known = hashes_of(self.committed)[-1]
             else:
                 known = prefix_hash.extend(self.hash_of(root, root if above is None else above), node.token_id)
             self._hashes[node] = known
@@ -247,6 +194,6 @@ class HashTreeDrafter(Drafter):
         right, own = next_token(prefix), prefix ^ (self._life << 24)
         others = [token_id for token_id in range(VOCAB_SIZE) if token_id != right]
         first = own % len(others)
-        guesses = (others[first:] + others[:first])[: self._fan_out]
-        guesses.insert(0 if _dice(own, 1) < self._quality else self._fan_out - int(_dice(own, 4) < 0.5), right)
-        return list(zip(guesses[: self._fan_out], self.WEIGHTS, strict=False))
+        guesses = (others[first:] + others[:first])[: self.fan_out]
+        guesses.insert(0 if _dice(own, 1) < self._quality else self.fan_out - int(_dice(own, 4) < 0.5), right)
+        return list(zip(guesses[: self.fan_out], self.WEIGHTS, strict=False))

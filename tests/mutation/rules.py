@@ -53,15 +53,15 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "tests/drafters/test_together.py::test_one_without_numbers_keeps_no_other_from_proposing",
     ): {
         "a sequence without numbers keeps others from proposing": (
-            "self._undo_rows(error)\n            return []",
+            "self._undo(error)\n            return []",
             "raise",
         ),
     },
     ("amusd/drafters/block.py", "tests/drafters/test_block.py"): {
-        "guesses are those of the place before": ("position - self._first", "position - self._first + 1"),
+        "guesses are those of the place before": ("place = len(path)", "place = len(path) + 1"),
         "guesses under penalties do not depend on the path": (
-            "if not self._ranking.needs_context and position",
-            "if position",
+            "if not self._ranking.needs_context and place",
+            "if place",
         ),
     },
     ("amusd/drafters/eagle.py", "tests/drafters/test_eagle.py"): {
@@ -71,7 +71,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "continue  # computed earlier: its own state is there",
             "states.append(torch.zeros_like(self._features[0]))",
         ),
-        "it drafts before it knows the prompt": ("return self._is_ready", "return True"),
+        "it drafts before it knows the prompt": ("self.is_ready = len(token_ids) == 1", "self.is_ready = True"),
         "under the ratio test EAGLE draws as the target does": (
             'GREEDY if distribution.rule == "rejection" else distribution',
             "distribution",
@@ -83,13 +83,8 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "agreement, index, end = matches[-1]",
         ),
         "a loop ends at the end of the context": (
-            "token_ids[end + offset % period]",
-            "token_ids[end + min(offset, period - 1)]",
-        ),
-        "what was cut off stays in the index": ("                self._ends[suffix].pop()\n", ""),
-        "what was only drafted is remembered as an answer": (
-            "self._index.token_ids[start:committed_length]",
-            "self._index.token_ids[start:]",
+            "following[offset % len(following)]",
+            "following[min(offset, len(following) - 1)]",
         ),
     },
     ("amusd/drafters/tree.py", "tests/drafters/test_tree.py"): {
@@ -410,7 +405,6 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     },
     ("amusd/runtime/draft_sequence.py", "tests/runtime/test_draft_worker.py"): {
         "work is not counted": ("self.busy_ns += end_ns - start_ns", "pass"),
-        "a drafter is not given back": ("self.forest.free.append(self.drafters)", "pass"),
         "each sequence is charged a whole step": ("(num_before, num_behind))", "(0, num_rows))"),
     },
     ("amusd/runtime/draft_sequence.py", "tests/runtime/test_features.py"): {
@@ -424,6 +418,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "if number != message.sequence_id and self._is_over(number):",
             "if False:",
         ),
+        "a drafter is not given back": ("[sequence.drafter_name].append(sequence.manager.drafter)", ""),
         "a draft at long work says nothing": (">= SIGN_NS", ">= 10**18"),
         "what a verdict prepared is not sent at once": (
             "if is_news:\n                self._send(sequence)",
@@ -459,7 +454,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "        self.session.apply(transition)\n        try:\n            self.drafter.follow(transition)",
         ),
         "a drafter that fails is not opened again": ("transition = self._reopened(transition)", "raise"),
-        "a drafter may disagree with its session": ("if self.drafter.length != expected:", "if False:"),
+        "a drafter may disagree with its session": ("if self.drafter.length != committed_length:", "if False:"),
     },
     ("amusd/runtime/target_sequence.py", "tests/runtime/test_draft_client.py"): {
         "a draft that joins late is told the whole reference": (

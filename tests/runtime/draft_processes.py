@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -15,13 +15,21 @@ import psutil
 import pytest
 from msgspec.structs import replace
 from oracle import OracleDrafter, always_wrong
-from runtime.pair import PROMPT, TIMEOUT_SECONDS, VOCAB_SIZE, KeepingRecorder, oracle, paced_model, params, reference
-from runtime.table_tree import TableTreeDrafter, spread
+from runtime.pair import (
+    PROMPT,
+    TIMEOUT_SECONDS,
+    VOCAB_SIZE,
+    KeepingRecorder,
+    one_by_one,
+    oracle,
+    paced_model,
+    params,
+    reference,
+)
 from table_model import TableTokenizer
 
 from amusd.answer import Answer, Generation
 from amusd.config import DecodingConfig, EngineConfig, TransportConfig
-from amusd.drafters.base import Makers, one_by_one
 from amusd.drafters.factory import LoadedDrafters
 from amusd.drafters.synthetic import right_with_probability
 from amusd.engine import Engine
@@ -63,10 +71,7 @@ def serve_table_draft(
     life = json.loads(os.environ[LIVES]).get(str(incarnation), GOOD)
     drafters = LoadedDrafters(
         {
-            "oracle": Makers(
-                one_by_one(FAILING.get(life, oracle(NUM_TOKENS, right_with_probability(0.8, 3)))),
-                one_by_one(lambda: TableTreeDrafter(places=spread(3))),
-            )
+            "oracle": one_by_one(FAILING.get(life, oracle(NUM_TOKENS, right_with_probability(0.8, 3)))),
         },
         vocab_size=0,
         tokenizer_hash="",
@@ -79,11 +84,11 @@ class Crashing(OracleDrafter):
         super().__init__(reference(NUM_TOKENS), always_wrong(), VOCAB_SIZE)
         self._has_proposed = False
 
-    def propose(self, max_tokens: int) -> tuple[int, ...]:
+    def propose(self, path: Sequence[int], room: int) -> tuple[int, ...]:
         if self._has_proposed:
             self._fail()
         self._has_proposed = True
-        return super().propose(max_tokens)
+        return super().propose(path, room)
 
     def _fail(self) -> None:
         raise MemoryError("out of memory\nsee the manual")

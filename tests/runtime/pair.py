@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import MappingProxyType
 from typing import Any
 
 from memory_link import MemoryTransport, memory_pair
@@ -16,7 +15,7 @@ from table_model import TableModel, TableTokenizer
 
 from amusd.child import Ended
 from amusd.config import DecodingConfig, SamplingParams
-from amusd.drafters.base import Drafter, Makers, one_by_one
+from amusd.drafters.base import Drafter, DrafterFactory
 from amusd.drafters.factory import LoadedDrafters
 from amusd.drafters.synthetic import Schedule
 from amusd.engine import Engine
@@ -40,7 +39,6 @@ WIDTH = 9
 PROMPT = (3, 1, 4, 1, 5)
 TIMEOUT_SECONDS = 30.0
 Factories = Mapping[str, Callable[[], Drafter]]
-NO_TREES: Factories = MappingProxyType({})
 
 
 class PacedModel(TableModel):
@@ -82,6 +80,11 @@ class KeepingRecorder(Recorder):
         pass
 
 
+def one_by_one(make: Callable[[], Drafter]) -> DrafterFactory:
+    """A factory of drafters that share nothing."""
+    return lambda number: [make() for _ in range(number)]
+
+
 class DraftThread:
     """A life of the draft, on a thread of its own, and how it ended."""
 
@@ -94,7 +97,7 @@ class DraftThread:
         self.thread.start()
 
     def _run(self, drafts: DraftThreads, incarnation: int) -> None:
-        loaded = LoadedDrafters(drafts.makers, vocab_size=0, tokenizer_hash="")
+        loaded = LoadedDrafters(drafts.factories, vocab_size=0, tokenizer_hash="")
         try:
             serve(self.link, loaded, self.recorder, incarnation, TIMEOUT_SECONDS, drafts.max_num_seqs)
         except BaseException as error:  # noqa: BLE001 - handed to the test
@@ -108,10 +111,8 @@ class DraftThreads:
 
     pid = None
 
-    def __init__(self, factories: Factories, tree_factories: Factories, max_num_seqs: int, **delays: Any) -> None:
-        chains = {name: one_by_one(make) for name, make in factories.items()}
-        trees = {name: one_by_one(make) for name, make in tree_factories.items()}
-        self.makers = {name: Makers(chains.get(name), trees.get(name)) for name in {**chains, **trees}}
+    def __init__(self, factories: Factories, max_num_seqs: int, **delays: Any) -> None:
+        self.factories = {name: one_by_one(make) for name, make in factories.items()}
         self.max_num_seqs = max_num_seqs
         self._delays = delays
         self._ends: dict[int, MemoryTransport] = {}
@@ -150,18 +151,17 @@ def engine_of(
     model: CachedModel,
     tokenizer: Tokenizer,
     factories: Factories,
-    tree_factories: Factories = NO_TREES,
     *,
     max_num_seqs: int = 1,
     restarts: bool = False,
     wrap_target_link: Callable[[MemoryTransport], Transport] = lambda link: link,
     **delays: Any,
 ) -> Iterator[tuple[Engine, DraftThreads]]:
-    """An engine whose draft offers `factories`, and drafts trees with `tree_factories`.
+    """An engine whose draft offers `factories`.
 
     A lost draft is replaced if `restarts`. All have ended well when this returns.
     """
-    drafts = DraftThreads(factories, tree_factories, max_num_seqs, **delays)
+    drafts = DraftThreads(factories, max_num_seqs, **delays)
     recorder = KeepingRecorder("target")
     restart = DraftRestart(
         drafts, lambda nonce: wrap_target_link(drafts.listen(nonce)), TIMEOUT_SECONDS, can_repeat=restarts
@@ -170,7 +170,7 @@ def engine_of(
         link, peer = restart.first(target_hello(model.vocab_size, tokenizer))
         client = DraftClient(recorder, model.vocab_size, link, peer, draft_restart=restart if restarts else None)
         worker = TargetWorker(model, recorder, client, max_num_seqs)
-        with Engine(worker, tokenizer, drafters=list(dict.fromkeys((*factories, *tree_factories)))) as engine:
+        with Engine(worker, tokenizer, drafters=list(factories)) as engine:
             yield engine, drafts
     finally:
         drafts.stop()
@@ -179,7 +179,6 @@ def engine_of(
 @contextmanager
 def restarting_pair(
     factories: Factories,
-    tree_factories: Factories = NO_TREES,
     *,
     eos_token_id: int | None = None,
     pass_seconds: float = 0.002,
@@ -189,16 +188,14 @@ def restarting_pair(
 ) -> Iterator[tuple[Engine, DraftThreads]]:
     """`engine_of` over table models, with drafts that are replaced when they are lost."""
     tokenizer, model = TableTokenizer(VOCAB_SIZE, eos_token_id), paced_model(pass_seconds, prefill_chunk)
-    with engine_of(model, tokenizer, factories, tree_factories, restarts=restarts, **options) as (engine, drafts):
+    with engine_of(model, tokenizer, factories, restarts=restarts, **options) as (engine, drafts):
         yield engine, drafts
 
 
 @contextmanager
-def pair(
-    factories: Factories, tree_factories: Factories = NO_TREES, **options: Any
-) -> Iterator[tuple[Engine, DraftThread]]:
+def pair(factories: Factories, **options: Any) -> Iterator[tuple[Engine, DraftThread]]:
     """The same with one draft, which nothing replaces."""
-    with restarting_pair(factories, tree_factories, restarts=False, **options) as (engine, drafts):
+    with restarting_pair(factories, restarts=False, **options) as (engine, drafts):
         yield engine, drafts.lives[0]
 
 

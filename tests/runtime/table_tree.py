@@ -10,7 +10,6 @@ from runtime.pair import VOCAB_SIZE, target_model
 from table_model import TableModel
 from torch import Tensor
 
-from amusd.config import GREEDY, Distribution
 from amusd.drafters.base import Drafter
 from amusd.drafters.ngram import NgramCache
 from amusd.drafters.synthetic import right_with_probability
@@ -49,27 +48,18 @@ class TableTreeDrafter(Drafter):
         self._model = model or target_model()
         self._places = places or first()
         self._ngrams = ngrams
-        self._distribution = GREEDY
         self._row = lru_cache(maxsize=4096)(self._compute_row)
-
-    @property
-    def length(self) -> int:
-        return len(self._context)
-
-    def set_distribution(self, distribution: Distribution) -> None:
-        self._distribution = distribution
 
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
         assert len(token_ids) <= capacity
-        self._fan_out = fan_out
-        self._context = list(token_ids)
+        super().open(token_ids, capacity, fan_out)
         self._computed: set[Node] = set()
-        self._ranking = Ranking(self._distribution, SamplingState(VOCAB_SIZE), token_ids, number=fan_out + 1)
+        self._ranking = Ranking(self.distribution, SamplingState(VOCAB_SIZE), token_ids, number=fan_out + 1)
         if self._ngrams is not None:
             self._ngrams.open(token_ids)
 
-    def expand(self, root: Node, nodes: Sequence[Node], num_tokens: int = 1) -> list[Guesses]:
-        assert (root.position, root.token_id) == (len(self._context) - 1, self._context[-1])
+    def expand(self, root: Node, nodes: Sequence[Node], room: int = 1) -> list[Guesses]:
+        assert (root.position, root.token_id) == (len(self.committed) - 1, self.committed[-1])
         assert nodes[0] is root or (root.computed and root not in nodes)
         assert len(nodes) == 1 or nodes[0] is not root
         found: list[Guesses] = []
@@ -83,13 +73,13 @@ class TableTreeDrafter(Drafter):
     def follow(self, transition: Transition) -> None:
         kept, token_ids, alive = transition.kept, transition.token_ids, transition.alive
         assert not (token_ids and alive)
-        assert [node.position for node in kept] == [len(self._context) + number for number in range(len(kept))]
-        self._context += [*(node.token_id for node in kept), *token_ids]
+        assert [node.position for node in kept] == [len(self.committed) + number for number in range(len(kept))]
+        super().follow(transition)
         self._computed &= set(alive)
         if self._ngrams is not None:
-            self._ngrams.commit(self._context[self._ngrams.length :])
+            self._ngrams.commit(self.committed[self._ngrams.length :])
 
-    def look_up(self) -> tuple[tuple[int, ...], float]:
+    def look_up(self) -> tuple[Sequence[int], float]:
         tokens = () if self._ngrams is None else self._ngrams.continuation(LOOKUP_TOKENS)
         return tokens, LOOKUP_WEIGHT if tokens else 0.0
 
@@ -103,12 +93,12 @@ class TableTreeDrafter(Drafter):
             path.append(here.token_id)
             assert here.parent is not None
             here = here.parent
-        context = (*self._context, *reversed(path))
+        context = (*self.committed, *reversed(path))
         self._ranking.see(context)
         (ranked,) = self._ranking.rank(self._row(context), self._ranking.rows_behind(len(context), [()]))
         best, *others = (token_id for token_id, _ in ranked)
         others.insert(self._places(len(context)), best)
-        return list(zip(others[: self._fan_out], WEIGHTS, strict=False))
+        return list(zip(others[: self.fan_out], WEIGHTS, strict=False))
 
     def _compute_row(self, context: tuple[int, ...]) -> Tensor:
         cache = self._model.new_cache(len(context))

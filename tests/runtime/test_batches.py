@@ -161,7 +161,9 @@ def test_sixty_four_mixed_requests_are_each_their_own_plain_run(seed: int) -> No
     unread: list[tuple[Asked, Answer]] = []
     closed: set[Answer] = set()
     num_killed = 0
-    with restarting_pair(CHAINS, TREES, max_num_seqs=4, eos_token_id=EOS, pass_seconds=0.001, prefill_chunk=CHUNK) as (
+    with restarting_pair(
+        {**CHAINS, **TREES}, max_num_seqs=4, eos_token_id=EOS, pass_seconds=0.001, prefill_chunk=CHUNK
+    ) as (
         engine,
         drafts,
     ):
@@ -272,9 +274,9 @@ def test_a_prompt_that_comes_in_alone_is_taken_in_at_once() -> None:
 
 def test_a_block_is_waited_for_whoever_else_is_ready() -> None:
     class Slow(PromptedOracle):
-        def propose(self, max_tokens: int) -> tuple[int, ...]:
+        def propose(self, path: Sequence[int], room: int) -> tuple[int, ...]:
             time.sleep(0.02)
-            return super().propose(max_tokens)
+            return super().propose(path, room)
 
     schedule = decoding(Mode.SYNCHRONOUS, 4, max_silence_seconds=20.0)
     with pair({"slow": Slow}, max_num_seqs=3) as (engine, _):

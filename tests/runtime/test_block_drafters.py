@@ -67,7 +67,7 @@ def reading(engine: Engine) -> Engine:
 @pytest.mark.parametrize("as_tree", [False, True])
 def test_each_block_is_accepted_by_a_target_whose_features_it_knows(as_tree: bool) -> None:
     each = makers()
-    with pair(each, each) as (engine, _):  # type: ignore[arg-type]  # makers of drafters
+    with pair(each) as (engine, _):  # type: ignore[arg-type]  # makers of drafters
         how = replace(GREEDY, tree=True, fan_out=2) if as_tree else GREEDY
         answer = reading(engine).generate(PROMPT, params(NUM_TOKENS), decoding=how, drafter=NAME)
     assert (*PROMPT, *answer.token_ids) == reference(NUM_TOKENS)

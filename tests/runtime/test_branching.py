@@ -75,7 +75,7 @@ def test_every_tree_gives_the_tokens_of_plain_decoding(temperature: float, filte
     wanted = sampled(temperature, **filters)
     accepted = dict.fromkeys(TREES, 0)
     names = ["spread", "ngram", "lookup" if temperature < 0.5 else "stranger"]
-    with pair({}, TREES, max_delay_seconds=0.001, pass_seconds=0.001, seed=4) as (engine, _):
+    with pair(TREES, max_delay_seconds=0.001, pass_seconds=0.001, seed=4) as (engine, _):
         expected = engine.generate(PROMPT, wanted, decoding=PLAIN)
         for name in names:
             answer = engine.generate(PROMPT, wanted, decoding=branching(), drafter=name)
@@ -89,7 +89,7 @@ def test_every_tree_gives_the_tokens_of_plain_decoding(temperature: float, filte
 def test_a_pass_over_several_paths_accepts_what_only_a_second_guess_foresaw() -> None:
     """As above: every accepted candidate was an alternative, wherever it stood."""
     second: dict[str, Callable[[], Drafter]] = {"second": lambda: TableTreeDrafter(places=lambda _: 1)}
-    with pair({}, second, pass_seconds=0.004) as (engine, _):
+    with pair(second, pass_seconds=0.004) as (engine, _):
         expected = engine.generate(PROMPT, params(NUM_TOKENS), decoding=PLAIN).token_ids
         for breadth in (2, 3):
             answer = engine.generate(
@@ -115,7 +115,7 @@ def test_several_paths_give_the_tokens_and_logprobs_of_plain_decoding(
 ) -> None:
     wanted = sampled(temperature, top_logprobs=4, **filters)
     num_accepted_alternatives = 0
-    with pair({}, {"spread": TREES["spread"]}, pass_seconds=0.003) as (engine, _):
+    with pair({"spread": TREES["spread"]}, pass_seconds=0.003) as (engine, _):
         expected = engine.generate(PROMPT, wanted, decoding=PLAIN)
         for lookahead in (2, 5, 8):
             answer = engine.generate(PROMPT, wanted, decoding=branching(lookahead, fan_out=4, min_candidates=2))
@@ -137,13 +137,11 @@ def refusal(engine: Engine, wanted: SamplingParams, drafter: str) -> str:
 
 
 def test_the_ratio_test_and_drafters_without_trees_are_refused_and_the_engine_goes_on() -> None:
-    with pair({"ngram": lambda: NgramDrafter(1, 3)}, SAME) as (engine, _):
+    with pair({"cascade": lambda: NgramDrafter(1, 3), **SAME}) as (engine, _):
         said = refusal(engine, sampled(1.0, acceptance="rejection"), "same")
         assert said.startswith("policy=branching: not with sampling.acceptance=rejection")
         assert said.endswith("allowed: chain")
-        said = refusal(engine, params(5), "ngram")
-        assert said == "policy=branching: drafter=ngram drafts no trees; allowed: same"
+        said = refusal(engine, params(5), "cascade")
+        assert said.startswith("policy=branching: drafter=cascade drafts no trees; allowed: embedded, ")
         answer = engine.generate(PROMPT, params(5), decoding=branching(), drafter="same")
         assert answer.token_ids == reference(5)[len(PROMPT) :]
-    with pair({"ngram": lambda: NgramDrafter(1, 3)}) as (engine, _):
-        assert refusal(engine, params(5), "ngram").endswith("drafts no trees; allowed: none of this engine's")

@@ -152,20 +152,18 @@ def test_a_script_without_a_guard_and_a_daemon_of_it_have_drafts_which_end_with_
 
 
 OWN = """
-from amusd.drafters.base import ChainDrafter, one_by_one
-from amusd.drafters.custom import OwnDrafters
+from amusd.drafters.base import Drafter
 
 
-class Raising(ChainDrafter):
-    def propose(self, max_tokens):
-        if self.length > 8:
-            raise ValueError(f"no more than\\n{self.length} tokens")
-        self.commit((0,))
+class Raising(Drafter):
+    def propose(self, path, room):
+        if self.length + len(path) > 8:
+            raise ValueError(f"no more than\\n{self.length + len(path)} tokens")
         return (0,)
 
 
 def make(context):
-    return OwnDrafters(chains=one_by_one(Raising))
+    return lambda number: [Raising() for _ in range(number)]
 """
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import OracleDrafter, always_right
 from runtime.clocked import Clock, Link
-from runtime.pair import KeepingRecorder
+from runtime.pair import KeepingRecorder, one_by_one
 from runtime.table_tree import TableTreeDrafter, spread
 
-from amusd.drafters.base import Makers, one_by_one
 from amusd.policies.verdict_clock import VerdictClock
 from amusd.protocol.draft_session import DraftSession
 from amusd.protocol.messages import Candidate, Close, Message, Open, Progress, Shutdown, Verdict
@@ -27,9 +27,9 @@ class SlowDrafter(OracleDrafter):
     clock: Clock
     seconds = 0.0
 
-    def propose(self, max_tokens: int) -> tuple[int, ...]:
+    def propose(self, path: Sequence[int], room: int) -> tuple[int, ...]:
         self.clock.pass_by(self.seconds)
-        return super().propose(min(1, max_tokens))
+        return super().propose(path, room)
 
 
 class Draft:
@@ -51,9 +51,8 @@ class Draft:
             return drafter
 
         self.recorder = KeepingRecorder("draft", now_ns=self.clock)
-        drafters = {
-            "test": Makers(one_by_one(make), one_by_one(lambda: TableTreeDrafter(places=spread(1)))),
-        }
+        tree = lambda: TableTreeDrafter(places=spread(1))  # noqa: E731
+        drafters = {"test": one_by_one(tree if opening.get("fan_out") else make)}
         self.worker = DraftWorker(
             self.link,  # type: ignore[arg-type]
             drafters,
@@ -266,11 +265,9 @@ def test_whatever_is_heard_and_when_no_open_sequence_ends_and_each_number_lives_
         assert all(number in known or number > max(known) for known in heard for number in sequences)
         assert set(sequences) - before <= {message.sequence_id}
         assert len(draft.worker._not_over) <= 4
-        chains, trees = draft.worker._forests.values()
-        assert chains.free is trees.free  # they share caches
-        assert len(chains.free) + len(sequences) == 3
+        assert len(draft.worker._free["test"]) + len(sequences) == 3
         managers = [sequence.manager for sequence in sequences.values()]
-        assert all(manager.drafter.length == manager.length for manager in managers)
+        assert all(manager.drafter.length == manager.session.base for manager in managers)
 
     for name, number in actions:
         if name == "begin" and len(target.open) < 3:

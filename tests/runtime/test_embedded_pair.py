@@ -6,7 +6,7 @@ The draft runs on a thread of its own over the memory link; `tests/launch` has t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +45,10 @@ OF_DRAFT = LoadOptions(numerics=Numerics(width=16, fixed=False), max_model_len=5
 class UnevenOracle(OracleDrafter):
     num_proposals = 0
 
-    def propose(self, max_tokens: int) -> tuple[int, ...]:
+    def propose(self, path: Sequence[int], room: int) -> tuple[int, ...]:
         self.num_proposals += 1
         time.sleep(1.0 if self.num_proposals == 20 else 0.03 * (self.num_proposals % 4 == 0))
-        return super().propose(max_tokens)
+        return super().propose(path, room)
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +127,7 @@ def test_branching_with_the_trained_draft_gives_the_tokens_of_plain_decoding(
     trees: dict[str, Callable[[], Drafter]] = {"embedded": lambda: ModelTreeDrafter(draft, NgramCache(4, 12))}
     params = SamplingParams(temperature=temperature, seed=17, max_new_tokens=24)
     prompt = "Name a city and a river."
-    with engine_of(*target, {}, seed=3, max_delay_seconds=0.005, tree_factories=trees) as (engine, _):
+    with engine_of(*target, trees, seed=3, max_delay_seconds=0.005) as (engine, _):
         plain = engine.generate(prompt, params, decoding=DecodingConfig(mode=Mode.AUTOREGRESSIVE))
         answer = engine.generate(prompt, params, decoding=DecodingConfig(policy="branching"))
     assert answer.token_ids == plain.token_ids

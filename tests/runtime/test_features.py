@@ -12,7 +12,6 @@ from runtime.pair import PROMPT, decoding, pair, params, reference, restarting_p
 from torch import Tensor
 
 from amusd.drafters.autoregressive import AutoregressiveDrafter
-from amusd.drafters.base import Makers, one_by_one
 from amusd.engine import Engine
 from amusd.errors import PeerProtocolError
 from amusd.protocol.messages import Features, Message, Open, Verdict
@@ -34,7 +33,7 @@ class ReadingDrafter(AutoregressiveDrafter):
         self.waits = True
 
     @property
-    def is_ready(self) -> bool:
+    def is_ready(self) -> bool:  # type: ignore[override]
         return not self.waits or bool(self.features)
 
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
@@ -120,7 +119,7 @@ def features_of(start: int, end: int) -> Features:
 def test_features_that_come_before_their_verdict_wait_for_it() -> None:
     target, draft = memory_pair()
     drafter = ReadingDrafter()
-    worker = DraftWorker(draft, {NAME: Makers(one_by_one(lambda: drafter))}, 1, Recorder("draft"))
+    worker = DraftWorker(draft, {NAME: lambda _: [drafter]}, 1, Recorder("draft"))
     worker.prepare()
     target.send(Open(1, 1, PROMPT, 100, NAME, 8, 1, not_over=(1, 2)))
     target.send(features_of(0, 7))

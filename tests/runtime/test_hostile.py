@@ -7,8 +7,6 @@ from memory_link import memory_pair
 from msgspec.structs import replace
 from runtime.clocked import Clock, Link
 
-from amusd.config import Distribution
-from amusd.drafters.base import Makers, one_by_one
 from amusd.drafters.ngram import NgramDrafter
 from amusd.errors import ConfigError, PeerFailedError
 from amusd.protocol.messages import (
@@ -32,20 +30,14 @@ from amusd.transport.base import Transport
 from amusd.types import FinishReason, Role
 
 VOCAB = 97
-LOOKUP = {"ngram": Makers(one_by_one(lambda: NgramDrafter(2)))}
+LOOKUP = {"ngram": lambda _: [NgramDrafter(2)]}
 OPENING = Open(1, 1, (1, 2, 1, 2), 20, "ngram", 4, 1, not_over=(1, 2))
 HOSTILE = {
     "an opening without end": replace(OPENING, sequence_id=2, max_length=2**62),
     "an opening of a life that is over": replace(OPENING, sequence_id=2, incarnation=7),
     "the same opening again": OPENING,
     "a verdict behind a gap": Verdict(1, 1, 0, 9, (1,), 0),
-    "an opening with an id that no model has": replace(OPENING, sequence_id=2, token_ids=(1, VOCAB)),
-    "a reference with an id that no model has": replace(OPENING, sequence_id=2, reference=(VOCAB,)),
-    "a bias for an id that no model has": replace(
-        OPENING, sequence_id=2, distribution=Distribution(logit_bias=((VOCAB, 1.0),))
-    ),
     "an opening that says of itself that it is over": replace(OPENING, sequence_id=2, not_over=(1, 3)),
-    "a verdict with an id that no model has": Verdict(1, 1, 0, 4, (VOCAB,), 0),
     "a verdict for nobody": Verdict(9, 1, 0, 4, (1,), 0),
     "a message of its own side": Candidate(1, 1, 4, 0, 1, (0,), (1,), (), more=True),
 }
@@ -65,7 +57,7 @@ class OneByOne:
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_target_is_not_obeyed_and_the_next_message_is(name: str) -> None:
     target, draft = memory_pair()
-    worker = DraftWorker(OneByOne(draft), LOOKUP, 1, Recorder("draft"), num_ids=VOCAB)
+    worker = DraftWorker(OneByOne(draft), LOOKUP, 1, Recorder("draft"))
     for message in (OPENING, HOSTILE[name], Close(1, FinishReason.EOS), Shutdown()):
         target.send(message)
     worker.run()

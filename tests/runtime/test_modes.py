@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import pytest
 from oracle import OracleDrafter, always_wrong
@@ -60,9 +61,9 @@ def test_the_draft_works_while_the_target_does() -> None:
     """Asynchronous: draft steps lie inside target passes. Synchronous: none does."""
 
     class PacedOracle(OracleDrafter):
-        def propose(self, max_tokens: int) -> tuple[int, ...]:
+        def propose(self, path: Sequence[int], room: int) -> tuple[int, ...]:
             time.sleep(0.001)
-            return super().propose(max_tokens)
+            return super().propose(path, room)
 
     known = reference(NUM_TOKENS + 20)
 

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from amusd.models.language_model import LanguageModel
 from models.test_decoder import Case, lean_model, stock_model
 from models.tiny import VOCAB
 from runtime.pair import WIDTH, decoding, engine_of
@@ -47,7 +46,7 @@ def fixed_model() -> CachedModel:
 
 
 @contextmanager
-def engine(model: LanguageModel, *, max_num_seqs: int = 1, prefix_caching: bool = True) -> Iterator[Engine]:
+def engine(model: CachedModel, *, max_num_seqs: int = 1, prefix_caching: bool = True) -> Iterator[Engine]:
     draft = lean_model(WEIGHTS, Numerics(width=16, fixed=False))
     chains, trees = {"draft": lambda: AutoregressiveDrafter(draft)}, {"draft": lambda: ModelTreeDrafter(draft)}
     with engine_of(model, TableTokenizer(VOCAB), chains, trees, max_num_seqs=max_num_seqs) as (found, _):

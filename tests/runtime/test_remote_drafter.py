@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from drafters.test_cascade import step
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_link import memory_pair
@@ -22,7 +23,7 @@ from amusd.config import (
     TargetConfig,
 )
 from amusd.drafters.autoregressive import AutoregressiveDrafter
-from amusd.drafters.base import Drafter, Makers, one_by_one
+from amusd.drafters.base import Drafter
 from amusd.drafters.cascade import CascadeDrafter
 from amusd.drafters.ngram import NgramDrafter
 from amusd.engine import Engine
@@ -41,7 +42,7 @@ INNER: dict[str, Callable[[], Drafter]] = {
 }
 SAMPLED = Distribution(temperature=0.9, seed=4)
 TOKENS = st.lists(st.integers(0, 5), min_size=1, max_size=6)
-ACTIONS = st.tuples(st.sampled_from(["propose", "propose", "commit", "truncate", "reopen"]), TOKENS, st.integers(0, 9))
+ACTIONS = st.tuples(st.sampled_from(["propose", "propose", "commit", "confirm", "reopen"]), TOKENS, st.integers(0, 9))
 
 
 class Middle:
@@ -52,15 +53,15 @@ class Middle:
         self._its = its
         self.worker = DraftWorker(
             link=its,
-            drafters={"inner": Makers(one_by_one(INNER[inner]))},
+            drafters={"inner": lambda _: [INNER[inner]()]},
             incarnation=1,
             recorder=Recorder("draft"),
-            num_ids=6,
         )
         self.worker.prepare()
         peer = Hello(PROTOCOL_VERSION, Role.DRAFT, 1, 6, "", ("inner",))
         self.draft = RemoteDraft(own, peer, "inner", 6)
-        self.drafter = CascadeDrafter(MODEL, RemoteDrafter(self.draft), 3)
+        self.inner = RemoteDrafter(self.draft)
+        self.drafter = CascadeDrafter(MODEL, self.inner, 3)
         self.drafter.set_distribution(distribution)
 
     def let(self, number: int) -> None:
@@ -73,7 +74,7 @@ def own_text(context: list[int], number: int, distribution: Distribution) -> tup
     alone = AutoregressiveDrafter(MODEL)
     alone.set_distribution(distribution)
     alone.open(context, CAPACITY)
-    return alone.propose(number)
+    return tuple(alone.propose((), number))
 
 
 @pytest.mark.parametrize("distribution", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
@@ -91,27 +92,29 @@ def test_the_middles_text_is_its_own_whatever_its_draft_does(
 ) -> None:
     """Also where the target has it take tokens back that its draft was told of: no message contradicts another."""
     middle = Middle(inner, distribution)
-    drafter, context = middle.drafter, list(prompt)
+    drafter, path = middle.drafter, list[int]()
     drafter.open(prompt, CAPACITY)
     for action, tokens, steps in actions:
         middle.let(steps)
-        if action == "propose":
-            wanted = min(len(tokens), CAPACITY - len(context))
-            proposed = drafter.propose(wanted)
-            assert bool(proposed) == (wanted > 0)
-            assert proposed == own_text(context, wanted, distribution)[: len(proposed)]
-            context += proposed
-        elif action == "commit" and len(context) + len(tokens) <= CAPACITY:
-            drafter.commit(tokens)
-            context += tokens
-        elif action == "truncate":
-            length = 1 + tokens[0] * (len(context) - 1) // 6
-            drafter.truncate(length)
-            del context[length:]
+        wanted = min(len(tokens), CAPACITY - drafter.length - len(path))
+        if action == "propose" and wanted:
+            (proposed,) = step([drafter], [path], wanted)
+            assert proposed
+            assert proposed == own_text([*drafter.committed, *path], wanted, distribution)[: len(proposed)]
+            path += proposed
+        elif action == "commit":  # a verdict that the path foresaw, in part or not at all
+            number = tokens[0] * len(path) // 6
+            drafter.commit([*path[:number], *tokens][: CAPACITY - drafter.length])
+            path = []
+        elif action == "confirm":
+            number = tokens[0] * len(path) // 5
+            drafter.commit(path[:number])
+            path = path[number:]
         elif action == "reopen":
+            context, path = [*drafter.committed], []
             drafter.close()
             drafter.open(context, CAPACITY)
-        assert drafter.length == drafter.inner.length == len(context)
+        assert drafter.length == drafter.inner.length
     assert middle.draft.failure is None
     assert middle.draft.num_refused == 0
     assert middle.worker.num_ignored == 0
@@ -121,15 +124,14 @@ def test_a_middle_without_its_draft_drafts_alone() -> None:
     middle = Middle("same", GREEDY)
     middle.drafter.open((1, 2, 3), CAPACITY)
     middle.let(8)
-    text = list(middle.drafter.propose(4))
+    text = [*step([middle.drafter], [[]], 4)[0]]
     middle._its.kill()
     for _ in range(6):
-        text += middle.drafter.propose(4)
+        text += step([middle.drafter], [text], 4)[0]
     assert middle.draft.failure is not None
     assert tuple(text) == own_text([1, 2, 3], len(text), GREEDY)
-    middle.drafter.truncate(4)
-    middle.drafter.commit((5, 5))
-    assert len(middle.drafter.propose(4)) == 1
+    middle.drafter.commit((*text[:1], 5, 5))
+    assert len(step([middle.drafter], [[]], 4)[0]) == 1
     middle.drafter.close()
 
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from runtime.pair import PROMPT, decoding, pair, params, reference
 from runtime.test_branching import NUM_TOKENS, SAME, TREES, check_counts, sampled
 
 from amusd.config import DecodingConfig
-from amusd.drafters.base import Drafter
 from amusd.types import Mode
-
-CHAINS: dict[str, Callable[[], Drafter]] = {}
 
 
 def tree(num_steps: int, **changes: object) -> DecodingConfig:
@@ -21,7 +16,7 @@ def tree(num_steps: int, **changes: object) -> DecodingConfig:
 
 @pytest.mark.parametrize(("name", "num_steps"), [("spread", 4), ("stranger", 2), ("lookup", 4), ("ngram", 1)])
 def test_the_tokens_are_those_of_plain_decoding(name: str, num_steps: int) -> None:
-    with pair(CHAINS, {name: TREES[name]}) as (engine, _):
+    with pair({name: TREES[name]}) as (engine, _):
         answer = engine.generate(PROMPT, params(NUM_TOKENS), decoding=tree(num_steps), drafter=name)
         drawn = engine.generate(PROMPT, sampled(0.8), decoding=tree(num_steps), drafter=name)
         plain = engine.generate(PROMPT, sampled(0.8), decoding=decoding(Mode.AUTOREGRESSIVE))
@@ -33,7 +28,7 @@ def test_the_tokens_are_those_of_plain_decoding(name: str, num_steps: int) -> No
 
 @pytest.mark.parametrize("num_steps", [1, 3])
 def test_the_draft_takes_its_steps_and_stops(num_steps: int) -> None:
-    with pair(CHAINS, SAME, pass_seconds=0.01) as (engine, _):
+    with pair(SAME, pass_seconds=0.01) as (engine, _):
         metrics = engine.generate(PROMPT, params(NUM_TOKENS), decoding=tree(num_steps), drafter="same").metrics
     assert metrics.num_tokens / metrics.num_passes > num_steps  # each block is accepted, and a token more
     assert metrics.draft is not None

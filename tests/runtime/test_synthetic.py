@@ -6,10 +6,9 @@ import itertools
 from collections.abc import Callable
 
 import pytest
-from runtime.pair import PROMPT, VOCAB_SIZE, decoding, pair, params, reference, target_model
+from runtime.pair import PROMPT, decoding, pair, params, reference, target_model
 
 from amusd.commands.generate import Scripts
-from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter
 from amusd.drafters.synthetic import SyntheticDrafter
 from amusd.tracing.metrics import total
@@ -17,7 +16,8 @@ from amusd.types import Mode
 
 
 def synthetic(accept: float) -> dict[str, Callable[[], Drafter]]:
-    return {"synthetic": lambda: SyntheticDrafter(AutoregressiveDrafter(target_model()), accept, 0.0, VOCAB_SIZE)}
+    model = target_model()
+    return {"synthetic": lambda: SyntheticDrafter(model, accept, 0.0, cache=model.new_cache(400))}  # type: ignore[arg-type]
 
 
 def test_a_candidate_whose_predecessors_were_accepted_is_accepted_with_the_probability() -> None:

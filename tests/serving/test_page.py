@@ -14,13 +14,11 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the server is an extra: pip install 'amusd[serve]'")
 
-from runtime.pair import PROMPT, VOCAB_SIZE, oracle, pair, reference
+from runtime.pair import PROMPT, VOCAB_SIZE, pair, reference
 from runtime.table_tree import TableTreeDrafter, spread
 from serving.browser import NAMES, Browser, browsing, find_browser
 from serving.running import TEXT, Running, serving
 from table_model import TableTokenizer
-
-from amusd.drafters.synthetic import right_with_probability
 
 FOUND = find_browser()
 needs_browser = pytest.mark.skipif(FOUND is None, reason=f"no browser is installed: one of {', '.join(NAMES)}")
@@ -32,10 +30,9 @@ IS_ANSWERED = "document.querySelector('.again button:not(:disabled), .verdict:no
 @contextmanager
 def server(browser: Browser | None = None, *, pass_seconds: float = 0.002, **settings: Any) -> Iterator[Running]:
     """A server whose draft guesses chains and trees, right six times in ten. The browser leaves it before it ends."""
-    chains = {"half": oracle(400 - len(PROMPT) - 40, right_with_probability(0.6, 3))}
-    trees = {"half": lambda: TableTreeDrafter(places=spread(1))}
+    drafters = {"half": lambda: TableTreeDrafter(places=spread(1))}
     with (
-        pair(chains, trees, pass_seconds=pass_seconds, max_num_seqs=2) as (engine, _),
+        pair(drafters, pass_seconds=pass_seconds, max_num_seqs=2) as (engine, _),
         serving(engine, **settings) as running,
     ):
         yield running

@@ -26,9 +26,9 @@ NUM_TOKENS = 40
 
 
 class PacedOracle(OracleDrafter):
-    def propose(self, max_tokens: int) -> tuple[int, ...]:
+    def propose(self, path: Sequence[int], room: int) -> tuple[int, ...]:
         time.sleep(0.001)
-        return super().propose(max_tokens)
+        return super().propose(path, room)
 
 
 @dataclass(frozen=True)
@@ -54,22 +54,22 @@ def run(*schedules: DecodingConfig) -> Run:
     """One answer for each of `schedules`, with a draft that is right with probability 0.7."""
     known = reference(NUM_TOKENS + 20)
     schedule = right_with_probability(0.7, 5)
-    return recorded({"oracle": lambda: PacedOracle(known, schedule, VOCAB_SIZE)}, {}, schedules)
+    return recorded({"oracle": lambda: PacedOracle(known, schedule, VOCAB_SIZE)}, schedules)
 
 
 class PacedTree(TableTreeDrafter):
-    def expand(self, root: Node, nodes: Sequence[Node], num_tokens: int = 1) -> list[Guesses]:
+    def expand(self, root: Node, nodes: Sequence[Node], room: int = 1) -> list[Guesses]:
         time.sleep(0.001)
         return super().expand(root, nodes)
 
 
 def run_branching(**changes: object) -> Run:
     schedule = decoding(Mode.ASYNCHRONOUS, 8, policy="branching", fan_out=3, rows_per_step=3, **changes)
-    return recorded({}, {"tree": lambda: PacedTree(places=spread(4, 0.5, 0.3))}, [schedule] * 2)
+    return recorded({"tree": lambda: PacedTree(places=spread(4, 0.5, 0.3))}, [schedule] * 2)
 
 
-def recorded(chains: Factories, trees: Factories, schedules: Sequence[DecodingConfig]) -> Run:
-    with pair(chains, trees, pass_seconds=0.004) as (engine, draft):
+def recorded(factories: Factories, schedules: Sequence[DecodingConfig]) -> Run:
+    with pair(factories, pass_seconds=0.004) as (engine, draft):
         answers = [engine.generate(PROMPT, params(NUM_TOKENS), decoding=each) for each in schedules]
         target = engine.worker.recorder
     assert draft.error is None
