@@ -66,6 +66,9 @@ class HashOutput:
     def choose(self) -> list[int]:
         return self.choices
 
+    def sample(self, row: int) -> tuple[int, None]:
+        return self.choices[row], None
+
 
 @dataclass(frozen=True)
 class ChangingTracks(Numerics):
