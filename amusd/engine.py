@@ -156,6 +156,11 @@ class Engine:
         """Process id of a draft on this machine."""
         return None if self.drafts is None else self.drafts.pid
 
+    @property
+    def target_pids(self) -> list[int]:
+        """Process ids of the target's ranks, as far as they were started here."""
+        return [os.getpid(), *(self.leader.meeting.pids if self.leader is not None else ())]
+
     @overload
     def generate(  # type: ignore[overload-overlap]  # a text is a sequence of texts, too
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[Options]

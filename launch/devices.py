@@ -1,19 +1,14 @@
-"""Which device, cores and threads a worker gets.
+"""Variables of torch and its libraries, and their threads.
 
 Thread pools keep the settings that they find when torch is imported, so threads are set first.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import sys
 
 from amusd.config import EngineConfig
-from amusd.console import tell
-from amusd.runtime.cores import allowed_cores, pin_rank
-from amusd.runtime.devices import settle_devices
-from amusd.types import Role
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 NCCL_SETTINGS = {
@@ -26,17 +21,6 @@ TORCH_NCCL_ASYNC_ERROR_HANDLING=2: a dead or late peer ends only the transfer; b
 the process ends. TORCH_NCCL_DUMP_ON_TIMEOUT=0: no thread looks for a signal in the ranks' file, which is gone, or
 writes traces to /tmp.
 """
-
-
-def claim_hardware(config: EngineConfig) -> EngineConfig:
-    """Give the target's first rank its cores; return `config` with every rank's device.
-
-    Tells which GPUs are shared. Raises `ConfigError` for a missing GPU.
-    """
-    hardware = settle_devices(config, tell)
-    if set(hardware.devices) == {"cpu"}:
-        pin_rank(config, Role.TARGET, allowed_cores())
-    return dataclasses.replace(config, hardware=hardware)
 
 
 def set_environment(config: EngineConfig) -> None:

@@ -24,13 +24,15 @@ from amusd.config import HIDDEN, EngineConfig, RunConfig
 from amusd.console import Console, tell
 from amusd.errors import ConfigError, PeerFailedError, PeerLostError
 from amusd.files import keep_traceback, read_json, write_json
-from amusd.runtime.cores import allowed_cores, pin_to
+from amusd.runtime.cores import allowed_cores, pin_rank, pin_to
+from amusd.runtime.devices import settle_devices
 from amusd.tracing.recorder import as_format
 from amusd.types import Role
 
 from .compose import config_of
-from .devices import claim_hardware, set_environment
+from .devices import set_environment
 from .run_directory import (
+    EVENTS_FOLDER,
     OVERRIDES_FILE,
     RESULT_FILE,
     check_unchanged,
@@ -49,9 +51,6 @@ if TYPE_CHECKING:
     MakeEngine = Callable[[RunConfig, str | None, Console], Engine]
     """Makes an engine for a configuration; the text is the folder for events, as of `Recorder`."""
 
-WITHOUT_ENGINE = ("bench", "simulate")
-"""Commands that start processes of their own, or none."""
-
 
 class Jobs:
     """The jobs of one command in this process. Close it at the end."""
@@ -64,7 +63,6 @@ class Jobs:
         self._cores = allowed_cores()
         self._config: EngineConfig | None = None
         self._engine: Engine | None = None
-        self._record: Callable[[], None] = lambda: None
         self._directory = Path()
         self._keeps_engine = keeps_engine
 
@@ -77,7 +75,7 @@ class Jobs:
 
         Returns tokens a second, for optimizing sweepers; NaN without a result.
         """
-        if self._command not in WITHOUT_ENGINE and threading.current_thread() is threading.main_thread():
+        if threading.current_thread() is threading.main_thread():
             raise_on_signals()
         code = exit_code_of(lambda: self._do(composed))
         self.exit_code = self.exit_code or code
@@ -159,12 +157,11 @@ class Jobs:
             return prompts  # it can be written, and no other run does
 
     def _work(self, config: RunConfig, prompts: Sequence[WorkloadPrompt], number: int | None) -> int:
+        set_environment(config.engine_for(self._command))
         json_only = config.output == "json"
         console = Console(json_only=json_only, out=io.StringIO() if json_only and number is not None else None)
         if self._command in WITHOUT_ENGINE:
-            from . import commands
-
-            return int(getattr(commands, f"run_{self._command}")(config, self._directory, console))
+            return WITHOUT_ENGINE[self._command](config, self._directory, console)
         if self._command == "serve":
             from amusd.commands.run import serve
 
@@ -191,30 +188,59 @@ class Jobs:
         from amusd.runtime.draft_process import DraftProcess
         from amusd.runtime.followers import Followers
 
-        def record() -> None:
-            target = [os.getpid(), *(followers.pids if followers else ())]
-            write_workers(self._directory, target=target, draft=drafts.pid)
-
-        self._record = record
         wanted = config.engine_for(self._command)
         pin_to(set(self._cores))
-        set_environment(wanted)
         with ExitStack() as failing:
-            drafts = DraftProcess(wanted, events=events, tell_loss=tell, on_met=record)  # loads while torch is imported
-            failing.callback(drafts.stop)
+            drafts = DraftProcess(wanted, events=events, tell_loss=tell, on_met=self._record)
+            failing.callback(drafts.stop)  # it loads while torch is imported
             followers = Followers(wanted) if wanted.target_tensor_parallel_size > 1 else None
             if followers is not None:
                 failing.callback(followers.stop)
-            settled = claim_hardware(wanted)
-            record()
+            settled = dataclasses.replace(wanted, hardware=settle_devices(wanted, tell))
+            if set(settled.hardware.devices) == {"cpu"}:
+                pin_rank(settled, Role.TARGET, self._cores)
             from amusd.engine import Engine
             from amusd.tracing.recorder import Recorder
 
-            engine = Engine.connect(
-                settled, drafts, Recorder(Role.TARGET.value, events), report=console.note, meeting=followers
-            )
+            recorder = Recorder(Role.TARGET.value, events)
+            engine = Engine.connect(settled, drafts, recorder, report=console.note, meeting=followers)
             failing.pop_all()
         return engine
+
+    def _record(self) -> None:
+        """Write `workers.json`: before the first token, and again for each further draft."""
+        if self._engine is not None:
+            write_workers(self._directory, target=self._engine.target_pids, draft=self._engine.draft_pid)
+
+
+def run_bench(config: RunConfig, directory: Path, _console: Console) -> int:
+    """Measure; returns the exit code. Raises `ConfigError` for what cannot be measured."""
+    if (size := config.target_tensor_parallel_size) > 1:
+        raise ConfigError(
+            f"target_tensor_parallel_size={size}: `amusd bench` measures one process of each role; allowed: 1"
+        )
+    config = dataclasses.replace(config, hardware=settle_devices(config.engine(), tell))
+    from amusd.commands.bench import bench
+
+    return bench(config, directory)
+
+
+def run_simulate(config: RunConfig, directory: Path, console: Console) -> int:
+    """Predict; returns the exit code. Raises `ConfigError` for missing inputs."""
+    from amusd.commands.simulate import simulate, simulate_text, simulator_of
+
+    result = simulate(config, simulator_of(config), console, directory / EVENTS_FOLDER)
+    result["run_dir"] = str(directory)
+    try:
+        write_json(directory / RESULT_FILE, result)
+    finally:  # what no file can take is shown all the same
+        console.text(simulate_text(result))
+        console.document(result)
+    return 0
+
+
+WITHOUT_ENGINE = {"bench": run_bench, "simulate": run_simulate}
+"""Commands that start processes of their own, or none."""
 
 
 def events_of(directory: Path, number: int | None = None) -> str:

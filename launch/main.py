@@ -16,6 +16,7 @@ from pathlib import Path
 import amusd
 from amusd.console import Console, discard, tell
 from amusd.errors import ConfigError
+from amusd.files import make_new_folder
 from amusd.huge_pages import restart_with_huge_pages
 
 COMMANDS = {
@@ -157,9 +158,14 @@ def _write_folder(command: str, arguments: Sequence[str]) -> int:
         raise ConfigError(f"{command}: name the folder to write, and nothing else: amusd {command} FOLDER")
     folder = Path(arguments[0])
     if command == "export-draft":
-        from .commands import export_embedded_draft
+        from amusd.models.embedded_draft import export_draft
+        from amusd.models.embedded_target import embedded_target_path
 
-        return export_embedded_draft(folder)
+        make_new_folder(folder)  # before the target is unpacked: a mistake costs nothing
+        target = embedded_target_path(report=tell)
+        export_draft(target, folder)
+        tell(f"the embedded draft is in {folder}; its target: {target}")
+        return 0
     from amusd.transport.curve import write_keys
 
     write_keys(folder)

@@ -47,7 +47,6 @@ from amusd.types import Role
 from .compose import compose_config
 from .devices import set_environment
 from .jobs import Jobs, exit_code_of
-from .run_directory import write_workers
 from .signals import Interrupted, end_with_parent, raise_on_signals
 
 if TYPE_CHECKING:
@@ -210,7 +209,6 @@ def _run_target(
     def make_engine(config: RunConfig, events: str | None, console: Console) -> Engine:
         from amusd.engine import Engine
 
-        write_workers(Path(config.run_dir or "."), target=[os.getpid()], draft=None)
         call_others()
         events_there = events if meeting.store is None else None
         drafts = DraftElsewhere(link, events_there, config.startup_timeout_seconds)

@@ -19,6 +19,11 @@ class Meeting:
         self.host = host
         self.store = store
 
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the ranks that were started here."""
+        return []
+
     def failure(self, _rank: int, _timeout: float, /) -> Exception | None:
         """Why a rank's process, started here, failed within so many seconds."""
         return None

@@ -73,7 +73,7 @@ class ProcessGroup(Ranks):
         from torch.distributed import distributed_c10d as c10d
 
         self.captures = backend == "nccl"
-        self._meeting = meeting
+        self.meeting = meeting
         self._backend = backend
         self._gathering = c10d.AllgatherOptions()  # type: ignore[attr-defined]  # missing in its __all__
         self._summing = c10d.AllreduceOptions()
@@ -82,7 +82,7 @@ class ProcessGroup(Ranks):
     def meet(self, device: str) -> None:
         """Meet the others. Raises `RankLostError` after `EXCHANGE_SECONDS`."""
         try:
-            self._group = _make(self._meeting, self.rank, self.size, device, self._backend)
+            self._group = _make(self.meeting, self.rank, self.size, device, self._backend)
             # The first exchange of NCCL makes its communicator. With a time of its own, `wait` blocks the host.
             part = torch.zeros(1, device=device)
             first = type(self._gathering)()

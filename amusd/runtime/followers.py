@@ -31,7 +31,7 @@ class Followers(Meeting):
 
     @property
     def pids(self) -> list[int]:
-        """Their process ids, in the order of the ranks."""
+        """See `Meeting`."""
         with self._lock:
             return [lives.pid for lives in self._lives]
 

@@ -88,7 +88,7 @@ class Leader(_ConnectedRanks):
     def close(self) -> None:
         """Let the followers end. Idempotent."""
         super().close()
-        self._meeting.stop()
+        self.meeting.stop()
 
     def _send(self, frame: bytes) -> None:
         try:
@@ -104,10 +104,10 @@ class Leader(_ConnectedRanks):
             with self._using:
                 frame = self._links[rank].receive_frame(0.0)
         except PeerLostError:
-            failure = self._meeting.failure(rank, REASON_SECONDS)
+            failure = self.meeting.failure(rank, REASON_SECONDS)
             raise failure or RankLostError(f"rank {rank} of the target is gone") from None
         if frame is None:
-            failure = self._meeting.failure(rank, 0.0)  # of a process that has ended before it has come
+            failure = self.meeting.failure(rank, 0.0)  # of a process that has ended before it has come
             if failure is not None:
                 raise failure
             return False

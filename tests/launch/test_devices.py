@@ -40,7 +40,10 @@ def test_claimed_cores_and_threads_hold_in_the_process_and_its_torch() -> None:
     code = """
 import os, sys
 from amusd.config import EngineConfig, HardwareConfig
-from launch.devices import claim_hardware, set_environment
+from amusd.runtime.cores import allowed_cores, pin_rank
+from amusd.runtime.devices import settle_devices
+from amusd.types import Role
+from launch.devices import set_environment
 import threading
 over = threading.Event()
 thread = threading.Thread(target=over.wait)
@@ -48,8 +51,8 @@ thread.start()
 first = min(os.sched_getaffinity(0))
 config = EngineConfig(hardware=HardwareConfig(devices=("cpu", "cpu")))
 set_environment(config)
-config = claim_hardware(config)
-assert config.hardware.devices == ("cpu", "cpu")
+assert settle_devices(config, print).devices == ("cpu", "cpu")
+pin_rank(config, Role.TARGET, allowed_cores())
 assert "torch" not in sys.modules
 for thread in os.listdir("/proc/self/task"):
     assert os.sched_getaffinity(int(thread)) == {first}
