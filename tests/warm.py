@@ -1,8 +1,9 @@
 """Processes that begin with torch and transformers imported: forks of one server, since an import takes seconds.
 
-`Popen` is `subprocess.Popen` for commands of Python. The process that it starts is a fork of the server, and what that
-starts in turn is a fork of it. All else is real: process ids, parents, sessions, signals, descriptors, exit
-codes. A forked process has the server's modules, as they are after their import, and the server's seed of `hash`.
+`Popen` is `subprocess.Popen` for commands of Python. The process that it starts is a fork of the server of
+`multiprocessing`, and what that starts in turn is a fork of it. All else is real: process ids, parents, sessions,
+signals, descriptors, exit codes. A forked process has the server's modules, as they are after their import, and the
+server's seed of `hash`.
 
 A new interpreter is started as ever for other commands, by a process with threads that do more than wait (the locks
 that they hold would stay held in a fork), on other systems than Linux, and everywhere with pytest's
@@ -14,15 +15,12 @@ from __future__ import annotations
 import atexit
 import functools
 import gc
-import importlib
 import inspect
 import io
-import json
+import multiprocessing
 import os
 import runpy
-import select
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -31,13 +29,16 @@ import traceback
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
+from unittest.mock import patch
 
 ROOT = Path(__file__).resolve().parents[1]
 IMPORTED = (
-    "torch",
+    "tests.warm",
     "torch.distributed.run",
     "transformers.models.llama.modeling_llama",
     "transformers.models.qwen3.modeling_qwen3",
@@ -49,51 +50,67 @@ IMPORTED = (
     "launch.jobs",
     "launch.compose",
 )
-_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+_OF_SERVER = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+_PATH = list(sys.path)  # the server's own
 _WAITING = ("signals", "RendezvousKeepAliveTimer", "pt_tcpstore_uv")
-_MAX_BYTES = 2**20
+_PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+_STREAMS = ("p2cread", "c2pwrite", "errwrite")
 _start_interpreter: Callable[..., None] = subprocess.Popen._execute_child  # type: ignore[attr-defined]
 _PARAMETERS = inspect.signature(_start_interpreter)
 
 
 class Popen(subprocess.Popen[Any]):
     is_forked = sys.platform.startswith("linux")
-    _status: int | None = None
+    _process: Any = None
 
     def _execute_child(self, *given: Any) -> None:
         asked = _PARAMETERS.bind(self, *given).arguments
         if not (self.is_forked and _is_forkable(asked)):
             _start_interpreter(self, *given)
             return
-        self._status, theirs = os.pipe()
-        with os.fdopen(theirs, "wb"):
-            self.pid = _server().start(asked, theirs)
+        streams = [Connection(os.dup(stream)) for stream in _streams(asked)]  # which may be sent to a process
+        self._process = _server().Process(target=_become, args=(_orders(asked), streams), daemon=True)
+        self._process.start()
+        self.pid = self._process.pid
         self._child_created = True
         self._close_pipe_fds(*(asked[name] for name in _PIPES))  # type: ignore[attr-defined]
 
     def _internal_poll(self, *given: Any, **named: Any) -> int | None:
-        if self._status is None and self.returncode is None:
+        if self._process is None:
             return super()._internal_poll(*given, **named)  # type: ignore[misc, no-any-return]
-        self._look(0.0)
+        self.returncode = self._process.exitcode
         return self.returncode
 
     def _wait(self, timeout: float | None) -> int:
-        if self._status is None and self.returncode is None:
+        if self._process is None:
             return super()._wait(timeout)  # type: ignore[misc, no-any-return]
-        self._look(timeout)
+        self._process.join(timeout)
+        self.returncode = self._process.exitcode
         if self.returncode is None:
             raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
         return self.returncode
 
-    def _look(self, timeout: float | None) -> None:
-        if self._status is not None and select.select([self._status], [], [], timeout)[0]:
-            told = os.read(self._status, 16)
-            os.close(self._status)
-            self._status = None
-            self.returncode = int(told or -signal.SIGKILL)
+
+@functools.cache
+def _server() -> Any:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([*IMPORTED])
+    with patch.dict(os.environ, _OF_SERVER):
+        forkserver.ensure_running()
+    return context
 
 
-_PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+def _orders(asked: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "words": _program(asked["args"]),
+        "cwd": os.fspath(asked["cwd"] or Path.cwd()),
+        "environ": dict(os.environ if asked["env"] is None else asked["env"]),
+        "start_new_session": bool(asked["start_new_session"]),
+    }
+
+
+def _streams(asked: Mapping[str, Any]) -> list[int]:
+    return [asked[name] if asked[name] != -1 else own for own, name in enumerate(_STREAMS)]
 
 
 def _is_forkable(asked: Mapping[str, Any]) -> bool:
@@ -111,70 +128,6 @@ def _program(args: Sequence[str]) -> list[str]:
     return words[1:] if words[:1] == ["-u"] else words
 
 
-class _Server:
-    def __init__(self) -> None:
-        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            variables = {**os.environ, "PYTHONPATH": str(ROOT), **_ONE_THREAD}
-            self._process = _subprocess_popen(
-                [sys.executable, "-m", __name__], stdin=theirs, env=variables, start_new_session=True
-            )
-        atexit.register(self.close)
-
-    def start(self, asked: Mapping[str, Any], status: int) -> int:
-        """Start a process whose exit code is to be written to `status`; return its process id."""
-        streams = [asked[name] if asked[name] != -1 else own for own, name in enumerate(_STREAMS)]
-        orders = {
-            "words": _program(asked["args"]),
-            "cwd": os.fspath(asked["cwd"] or Path.cwd()),
-            "environ": dict(os.environ if asked["env"] is None else asked["env"]),
-            "start_new_session": bool(asked["start_new_session"]),
-        }
-        socket.send_fds(self._channel, [json.dumps(orders).encode()], [*streams, status])
-        return int(self._channel.recv(_MAX_BYTES))
-
-    def close(self) -> None:
-        self._channel.close()
-        self._process.wait()
-
-
-_subprocess_popen = subprocess.Popen  # a test may put `Popen` in its place
-_STREAMS = ("p2cread", "c2pwrite", "errwrite")
-
-
-@functools.cache
-def _server() -> _Server:
-    return _Server()
-
-
-def main() -> None:
-    channel = socket.socket(fileno=os.dup(0))
-    for module in IMPORTED:
-        importlib.import_module(module)
-    subprocess.Popen._execute_child = _fork_child  # type: ignore[attr-defined]
-    gc.collect()
-    running: dict[int, tuple[int, int]] = {}
-    while True:
-        for ready in select.select([channel, *running], [], [])[0]:
-            if ready in running:
-                pid, status = running.pop(ready)
-                os.write(status, str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
-                os.close(status)
-                os.close(ready)
-                continue
-            text, given, _, _ = socket.recv_fds(channel, _MAX_BYTES, 4)
-            if not text:
-                return
-            *streams, status = given
-            pid = os.fork()
-            if pid == 0:
-                _become(**json.loads(text), streams=streams)
-            for stream in streams:
-                os.close(stream)
-            running[os.pidfd_open(pid)] = (pid, status)
-            channel.send(str(pid).encode())
-
-
 def _fork_child(self: Any, *given: Any) -> None:
     asked = _PARAMETERS.bind(self, *given).arguments
     if not _others_wait() or not _is_forkable(asked):
@@ -184,15 +137,7 @@ def _fork_child(self: Any, *given: Any) -> None:
     sys.stderr.flush()
     self.pid = os.fork()
     if self.pid == 0:
-        _become(
-            words=_program(asked["args"]),
-            cwd=asked["cwd"],
-            environ=dict(os.environ if asked["env"] is None else asked["env"]),
-            start_new_session=asked["start_new_session"],
-            streams=[asked[name] if asked[name] != -1 else own for own, name in enumerate(_STREAMS)],
-            keep=asked["pass_fds"],
-            preexec=asked["preexec_fn"],
-        )
+        _become(_orders(asked), _streams(asked), asked["pass_fds"], asked["preexec_fn"])
     self._child_created = True
     self._close_pipe_fds(*(asked[name] for name in _PIPES))
 
@@ -207,12 +152,8 @@ def _others_wait() -> bool:
 
 
 def _become(
-    *,
-    words: list[str],
-    cwd: str | None,
-    environ: dict[str, str],
-    start_new_session: bool,
-    streams: Sequence[int],
+    orders: dict[str, Any],
+    streams: Sequence[int | Connection],
     keep: Sequence[int] = (),
     preexec: Callable[[], object] | None = None,
 ) -> NoReturn:
@@ -220,17 +161,16 @@ def _become(
     code = 1
     try:
         gc.freeze()  # what the parent has is never collected here: descriptors of the same number are others
-        _take_descriptors(streams, keep)
+        _take_descriptors([stream if isinstance(stream, int) else stream.fileno() for stream in streams], keep)
         _forget_parent()
         os.environ.clear()
-        os.environ.update(environ)
-        if cwd is not None:
-            os.chdir(cwd)
-        if start_new_session:
+        os.environ.update(orders["environ"])
+        os.chdir(orders["cwd"])
+        if orders["start_new_session"]:
             os.setsid()
         if preexec is not None:
             preexec()
-        code = _code_of(words)
+        code = _code_of(orders["words"])
     except BaseException:  # noqa: BLE001 - the end of the process: told in full, and the exit code says so
         traceback.print_exc()
     os._exit(code)
@@ -268,6 +208,9 @@ def _forget_parent() -> None:
     weakref.finalize._registry.clear()  # type: ignore[attr-defined]
     weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
     tempfile.tempdir = None
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # it may have children
+    sys.path[:] = _PATH
+    subprocess.Popen._execute_child = _fork_child  # type: ignore[attr-defined]
     warnings.resetwarnings()
     warnings.simplefilter("ignore", DeprecationWarning)
     warnings.simplefilter("ignore", ResourceWarning)
@@ -310,7 +253,3 @@ def _code_of(words: list[str]) -> int:
     except OSError:
         code = 120
     return code
-
-
-if __name__ == "__main__":
-    main()
