@@ -43,15 +43,21 @@ def test_an_engine_from_python_splits_its_target_and_ends_all_its_processes(pair
     assert_gone([*ranks])
 
 
-def test_a_killed_rank_ends_the_run_with_one_clear_error(tmp_path: Path, pair: list[str]) -> None:
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_killed_rank_ends_the_run_with_one_clear_error_and_nothing_left(
+    tmp_path: Path, pair: list[str], killed: int
+) -> None:
+    (temporary := tmp_path / "temporary").mkdir()
     arguments = [f"prompt={PROMPT}", "run_dir=out", "sampling.max_new_tokens=200", TWO]
     command, pipe = amusd_command("generate", *pair, *arguments), subprocess.PIPE
-    with Popen(command, cwd=tmp_path, env=environment(), stdout=pipe, stderr=pipe, bufsize=0) as process:
+    variables = environment(TMPDIR=str(temporary))
+    with Popen(command, cwd=tmp_path, env=variables, stdout=pipe, stderr=pipe, bufsize=0) as process:
         assert process.stdout.read(1)
         others = descendants(process.pid)
-        rank = json.loads((tmp_path / "out" / "workers.json").read_text())["target"][1]
+        rank = json.loads((tmp_path / "out" / "workers.json").read_text())["target"][killed]
         os.kill(rank, signal.SIGKILL)
         _, errors = process.communicate(timeout=SECONDS)
     assert_gone(others)
-    assert process.returncode == 1
-    assert f"amusd: rank 1 of the target (pid {rank}) was killed by signal 9; " in errors.decode()
+    assert list(temporary.glob("amusd-ranks*")) == []
+    assert process.returncode == (1 if killed else -signal.SIGKILL)
+    assert bool(killed) == (f"amusd: rank 1 of the target (pid {rank}) was killed by signal 9; " in errors.decode())

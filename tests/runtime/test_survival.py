@@ -13,7 +13,6 @@ from descriptors import num_descriptors
 from runtime.draft_processes import (
     BABBLING,
     CRASHING,
-    HANGING,
     NUM_TOKENS,
     STOPPED,
     survivor,
@@ -78,7 +77,6 @@ def test_a_stopped_draft_is_waited_for_once_and_used_again_when_it_goes_on() -> 
     ("life", "reason"),
     [
         (CRASHING, "MemoryError: out of memory"),
-        (HANGING, "it has said nothing for "),
         (STOPPED, "it has said nothing for "),
         (BABBLING, f"it sent {MAX_NONSENSE} messages in a row that the protocol forbids"),
     ],
