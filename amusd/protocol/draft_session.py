@@ -16,15 +16,14 @@ Rules
     R4  A verdict that adds nothing is ignored; one that contradicts committed tokens is refused.
     R5  A refused message changes nothing.
 
-A verdict is applied in two steps, `preview` and `apply`, so that tree and drafter go back together
-(`amusd/runtime/rollback.py`).
+`RollbackManager` takes the drafter along (`amusd/runtime/rollback.py`).
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
 
 from amusd.config import MAX_FAN_OUT
@@ -82,18 +81,10 @@ class Transition:
     """Nodes on the committed path, in order: they join the prefix."""
     token_ids: tuple[int, ...]
     """Committed tokens after them that the tree lacked."""
-    root: Node | None
-    """The root afterwards; None: a new one, without a tree."""
-    committed_length: int
-    epoch: int
-    """A new epoch has everything offered again."""
+    alive: tuple[Node, ...]
+    """Nodes that are left of the tree, parents first."""
     num_discarded: int
     """Nodes that the verdict contradicts."""
-
-    @property
-    def alive(self) -> tuple[Node, ...]:
-        """Nodes that are left of the tree."""
-        return () if self.root is None else tuple(self.root.below())
 
 
 def check_opening(opening: Open) -> None:
@@ -229,8 +220,8 @@ class DraftSession:
             draft_probs=tuple(node.row for node in nodes if node.row),
         )
 
-    def preview(self, verdict: Verdict) -> Transition | None:
-        """The transition that `apply` would carry out; None for a stale verdict, which is only counted.
+    def hear(self, verdict: Verdict) -> Transition | None:
+        """Take in a verdict; None for a stale one, which is only counted.
 
         Raises `PeerProtocolError` for a verdict that no correct target sends.
         """
@@ -245,51 +236,46 @@ class DraftSession:
             kept.append(child)
             node = child
         is_foreseen = len(kept) == len(new)
-        return Transition(
-            kept=tuple(kept),
-            token_ids=new[len(kept) :],
-            root=node if is_foreseen else None,
-            committed_length=self.base + len(new),
-            epoch=max(self.epoch, verdict.epoch),
-            num_discarded=self.num_nodes - len(kept) if node.children and not is_foreseen else 0,
-        )
-
-    def without_tree(self, transition: Transition) -> Transition:
-        """`transition` without anything left of the tree."""
-        token_ids = tuple(node.token_id for node in transition.kept) + transition.token_ids
-        return replace(transition, kept=(), token_ids=token_ids, root=None, num_discarded=self.num_nodes)
-
-    def apply(self, transition: Transition) -> None:
-        """Carry out the latest `preview`."""
-        self._prefix.append(tuple(node.token_id for node in transition.kept) + transition.token_ids)
+        num_discarded = self.num_nodes - len(kept) if node.children and not is_foreseen else 0
+        self._prefix.append(new)
         self._limit = self._next_limit()
-        self.root = transition.root or self._new_root()
-        self.root.parent = None
-        alive = transition.alive
-        left = set(alive)
-        self._unsent = [node for node in self._unsent if node in left]
-        if transition.epoch != self.epoch:
-            self.epoch = transition.epoch
-            offered = sorted((node for node in alive if node.number), key=lambda node: node.number)
+        self._go_on_from(node if is_foreseen else self._new_root())
+        if verdict.epoch > self.epoch:
+            self.epoch = verdict.epoch
+            offered = sorted((node for node in self.root.below() if node.number), key=lambda node: node.number)
             for node in offered:
                 node.number = 0
             self._unsent = offered + self._unsent
+        self._said_no_more = False
+        self._num_steps_before = self._num_steps
+        return Transition(tuple(kept), new[len(kept) :], tuple(self.root.below()), num_discarded)
+
+    def drop_tree(self) -> int:
+        """Begin anew behind what is committed; returns how many nodes are gone."""
+        num_nodes = self.num_nodes
+        self._go_on_from(self._new_root())
+        return num_nodes
+
+    # Inside
+
+    def _go_on_from(self, root: Node) -> None:
+        """Keep the tree below `root` alone."""
+        self.root, root.parent = root, None
+        alive = tuple(root.below())
+        left = set(alive)
+        self._unsent = [node for node in self._unsent if node in left]
         self.num_nodes = len(alive)
         self._num_ready = 0.0
         self._guesses = []
         for node in alive:
-            node.probability /= self.root.probability
+            node.probability /= root.probability
             self._num_ready += node.probability
             if not node.computed:
                 self._push(node)
-        self.root.probability = 1.0
-        for node in (self.root, *alive):
+        root.probability = 1.0
+        for node in (root, *alive):
             if node.unmade:
                 self._make(node, node.unmade, node.unmade_step)
-        self._said_no_more = False
-        self._num_steps_before = self._num_steps
-
-    # Inside
 
     def _next_limit(self) -> int:
         """Nodes stand before this position until the next verdict (R1)."""

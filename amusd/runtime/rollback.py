@@ -3,16 +3,15 @@
     session           [0, base) committed, and a tree behind it
     drafter           the same committed tokens, and keys and values of computed nodes
 
-A verdict is previewed on the session, carried out on the drafter, and then applied to the session. A drafter that fails
-halfway is opened again with all that is committed, and the tree is dropped. If that fails too, the session is left as
-it was and the error is raised.
+The session takes in a verdict, then the drafter follows. A drafter that fails halfway is opened again with all that is
+committed, and the tree is dropped. If that fails too, the draft ends.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -48,9 +47,9 @@ class RollbackManager:
         self._capacity = min(opening.max_length, drafter.max_length or opening.max_length)
         self._fan_out = opening.fan_out
         self._sends_rows = opening.distribution.rule == "rejection"
-        if self._has_room(self.session.base):
+        if self._has_room():
             drafter.open(opening.token_ids, self._capacity, self._fan_out)
-            self._check_agreement(self.session.base)
+            self._check_agreement()
             self._look_up()
 
     @property
@@ -83,24 +82,21 @@ class RollbackManager:
     def apply(self, verdict: Verdict) -> Transition | None:
         """Bring everything in line with `verdict`; None when it was stale.
 
-        Raises `PeerProtocolError` for an impossible verdict, and `InvariantError` when the drafter could neither follow
-        nor be opened again; nothing has changed then.
+        Raises `PeerProtocolError` for an impossible verdict, which changes nothing, and `InvariantError` when the
+        drafter could neither follow nor be opened again.
         """
-        transition = self.session.preview(verdict)
-        if transition is None:
-            return None
-        if not self._has_room(transition.committed_length):
-            self.session.apply(transition)
+        transition = self.session.hear(verdict)
+        if transition is None or not self._has_room():
             return transition
         try:
             self.drafter.follow(transition)
-            self._check_agreement(transition.committed_length)
+            self._check_agreement()
         except RankLostError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever went wrong, it may be mended
             logger.warning("the drafter could not follow a verdict, and is opened again: %r", error)
-            transition = self._reopened(transition)
-        self.session.apply(transition)
+            transition = replace(transition, num_discarded=transition.num_discarded + self.session.drop_tree())
+            self._reopen()
         self._look_up()
         return transition
 
@@ -109,7 +105,7 @@ class RollbackManager:
         features = _unpack(message)
         if message.end > self.session.base:
             raise PeerProtocolError(f"features up to {message.end}, {self.session.base} tokens are committed")
-        if not self._has_room(self.session.base):
+        if not self._has_room():
             return
         try:
             self.drafter.take_features(message.start, features)
@@ -121,23 +117,21 @@ class RollbackManager:
         """Release the drafter."""
         self.drafter.close()
 
-    def _has_room(self, committed_length: int) -> bool:
-        if committed_length > self._capacity:
+    def _has_room(self) -> bool:
+        if self.session.base > self._capacity:
             say_once(f"draft: its model takes {self._capacity} tokens; behind them the target goes on alone")
-        return committed_length <= self._capacity
+        return self.session.base <= self._capacity
 
-    def _reopened(self, transition: Transition) -> Transition:
-        transition = self.session.without_tree(transition)
+    def _reopen(self) -> None:
         try:
-            self.drafter.open((*self.session.committed, *transition.token_ids), self._capacity, self._fan_out)
+            self.drafter.open(self.session.committed, self._capacity, self._fan_out)
             for start, features in self._features:
                 self.drafter.take_features(start, features)
-            self._check_agreement(transition.committed_length)
+            self._check_agreement()
         except RankLostError:
             raise
         except Exception as error:
             raise InvariantError(f"the drafter could not be opened again: {error}") from error
-        return transition
 
     def _look_up(self) -> None:
         self.num_looked_up += self.session.guess_path(*self.drafter.look_up())
@@ -145,9 +139,9 @@ class RollbackManager:
     def _rows(self, found: Sequence[Guesses]) -> tuple[bytes, ...]:
         return self.drafter.take_rows() or tuple(certain(token_id) for ((token_id, _),) in found)
 
-    def _check_agreement(self, committed_length: int) -> None:
-        if self.drafter.length != committed_length:
-            raise InvariantError(f"drafter holds {self.drafter.length} tokens, session {committed_length}")
+    def _check_agreement(self) -> None:
+        if self.drafter.length != self.session.base:
+            raise InvariantError(f"drafter holds {self.drafter.length} tokens, session {self.session.base}")
 
 
 def _unpack(message: Features) -> Tensor:

@@ -92,11 +92,10 @@ class Checked:
     def commit(self, token_ids: Sequence[int]) -> None:
         room = self.max_length - self.session.base
         verdict = Verdict(1, 1, 0, self.session.base, tuple(token_ids[:room]), 0)
-        transition = self.session.preview(verdict)
+        transition = self.session.hear(verdict)
         if transition is None:
             return
         self.drafter.follow(transition)
-        self.session.apply(transition)
         assert self.drafter.length == self.session.base
         self.session.guess_path(*self.drafter.look_up())
         self.check_slots()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import reduce
 
 from amusd.config import GREEDY, Distribution
+from amusd.drafters.base import Expansion
 from amusd.drafters.tree import ModelTreeDrafter
 from amusd.models.cached_model import CachedModel
 from amusd.policies.schedules import AutoregressivePolicy
@@ -97,22 +98,20 @@ class TreeDraft:
     def open(self, prompt: Sequence[int], capacity: int, distribution: Distribution = GREEDY) -> None:
         self._drafter.set_distribution(distribution)
         self._drafter.open(prompt, capacity, 4)
-        self._start(len(prompt), prompt[-1])
+        self._start(prompt[-1])
 
     def step(self, num_nodes: int) -> list[Node]:
         parents = [self._leaves[number % len(self._leaves)] for number in range(num_nodes)]
         nodes = [Node(parent, 10 + number, parent.position + 1, 0.1, 0.1) for number, parent in enumerate(parents)]
-        self._drafter.expand(self._root, nodes)
+        self._drafter.expand_together([self._drafter], [Expansion(self._root, nodes)])
         self._leaves = nodes
         return nodes
 
     def adopt(self, kept: Sequence[Node], token_ids: Sequence[int]) -> None:
-        length = self._length + len(kept) + len(token_ids)
-        self._drafter.follow(Transition(tuple(kept), tuple(token_ids), None, length, 0, 0))
-        self._start(length, token_ids[-1])
+        self._drafter.follow(Transition(tuple(kept), tuple(token_ids), (), 0))
+        self._start(token_ids[-1])
 
-    def _start(self, length: int, last_token: int) -> None:
-        self._length = length
-        self._root = Node(None, last_token, length - 1, 1.0, 1.0)
+    def _start(self, last_token: int) -> None:
+        self._root = Node(None, last_token, self._drafter.length - 1, 1.0, 1.0)
         self._leaves = [self._root]
-        self._drafter.expand(self._root, [self._root])
+        self._drafter.expand_together([self._drafter], [Expansion(self._root, [self._root])])

@@ -16,7 +16,6 @@ from faults.world import MS, World
 from amusd.child import Ended
 from amusd.drafters.base import Drafter
 from amusd.errors import PeerError, PeerLostError
-from amusd.protocol.draft_session import Transition
 from amusd.protocol.messages import PROTOCOL_VERSION, Candidate, Close, Hello, Message, Open, Verdict
 from amusd.runtime.draft_sequence import DraftSequence
 from amusd.runtime.draft_worker import DraftWorker
@@ -42,13 +41,12 @@ class Killed(BaseException):
 class WatchedManager(RollbackManager):
     world: World
 
-    def _reopened(self, transition: Transition) -> Transition:
+    def _reopen(self) -> None:
         error = sys.exc_info()[1]
         if not isinstance(error, DrafterFails):
             raise Violation(f"agreement: the drafter did not follow: {error!r}")
-        transition = super()._reopened(transition)
+        super()._reopen()
         self.world.counts["drafter opened again"] += 1
-        return transition
 
 
 @dataclass

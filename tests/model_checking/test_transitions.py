@@ -216,9 +216,7 @@ def heard(session: DraftSession, verdict: protocol_model.Verdict) -> object:
     )
 
     def act() -> object:
-        transition = session.preview(message)
-        if transition is not None:
-            session.apply(transition)
+        session.hear(message)
         return session_draft_facts(session)
 
     return outcome(act, PeerProtocolError)

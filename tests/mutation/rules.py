@@ -250,8 +250,8 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "not self._unsent",
         ),
         "the draft runs no further ahead after a verdict": (
-            "transition.token_ids)\n        self._limit = self._next_limit()\n",
-            "transition.token_ids)\n",
+            "append(new)\n        self._limit = self._next_limit()\n",
+            "append(new)\n",
         ),
     },
     ("amusd/protocol/draft_session.py", "tests/protocol/test_trees.py"): {
@@ -260,7 +260,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "                unmade.append((token_id, weight))",
             "                pass",
         ),
-        "probabilities stay relative to the old root": ("            node.probability /= self.root.probability\n", ""),
+        "probabilities stay relative to the old root": ("            node.probability /= root.probability\n", ""),
         "a tree that has much ready is as needy as one that has nothing": (
             "return probability / (1.0 + self._num_ready)",
             "return probability",
@@ -275,13 +275,16 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         ),
     },
     ("amusd/protocol/draft_session.py", "tests/model_checking/test_transitions.py"): {
-        "the tree is kept behind a token that was not in it": ("root=node if is_foreseen else None", "root=node"),
+        "the tree is kept behind a token that was not in it": ("node if is_foreseen else self._new_root()", "node"),
         "every node claims to follow the root": ("self.root else parent.number", "self.root else 0"),
         "numbers are given twice": (
-            "            self.epoch = transition.epoch\n",
-            "            self.epoch = transition.epoch\n            self._next_number = 1\n",
+            "            self.epoch = verdict.epoch\n",
+            "            self.epoch = verdict.epoch\n            self._next_number = 1\n",
         ),
-        "the draft does not hear that something was lost": ("max(self.epoch, verdict.epoch)", "self.epoch"),
+        "the draft does not hear that something was lost": (
+            "if verdict.epoch > self.epoch:\n            self",
+            "if False:\n            self",
+        ),
         "what was lost is not offered again": ("self._unsent = offered + self._unsent", "pass"),
         "an old verdict is applied again": ("            committed_length > self.base or", "            True or"),
     },
@@ -449,12 +452,8 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         ),
     },
     ("amusd/runtime/rollback.py", "tests/runtime/test_rollback.py"): {
-        "the session changes before the drafter": (
-            "        try:\n            self.drafter.follow(transition)",
-            "        self.session.apply(transition)\n        try:\n            self.drafter.follow(transition)",
-        ),
-        "a drafter that fails is not opened again": ("transition = self._reopened(transition)", "raise"),
-        "a drafter may disagree with its session": ("if self.drafter.length != committed_length:", "if False:"),
+        "a drafter that fails is not opened again": ("self._reopen()\n        self", "raise\n        self"),
+        "a drafter may disagree with its session": ("if self.drafter.length != self.session.base:", "if False:"),
     },
     ("amusd/runtime/target_sequence.py", "tests/runtime/test_draft_client.py"): {
         "a draft that joins late is told the whole reference": (

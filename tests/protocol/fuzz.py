@@ -73,9 +73,7 @@ class Pair:
         if isinstance(message, Candidate):
             self.target.receive(message)
         elif isinstance(message, Verdict):
-            transition = self.draft.preview(message)
-            if transition is not None:
-                self.draft.apply(transition)
+            self.draft.hear(message)
         elif isinstance(message, Open):
             DraftSession(message)
 

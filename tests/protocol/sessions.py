@@ -29,9 +29,8 @@ def nodes_of(session: DraftSession) -> tuple[Node, ...]:
 
 
 def hear(session: DraftSession, verdict: Verdict) -> Transition:
-    transition = session.preview(verdict)
+    transition = session.hear(verdict)
     assert transition is not None
-    session.apply(transition)
     return transition
 
 

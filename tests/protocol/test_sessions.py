@@ -138,7 +138,7 @@ def test_a_late_message_of_an_earlier_request_or_life_changes_nothing(of_another
     before = (session.committed, session.num_candidates, session.verdict())
     assert session.receive(replace(candidate(9), **of_another)) is Reception.STALE
     assert (session.committed, session.num_candidates, session.verdict()) == before
-    assert other.preview(replace(Verdict(1, 1, 0, 3, (9,), 0), **of_another)) is None
+    assert other.hear(replace(Verdict(1, 1, 0, 3, (9,), 0), **of_another)) is None
     assert other.num_stale == 1
 
 

@@ -158,7 +158,7 @@ def test_a_drafter_that_cannot_follow_is_opened_again_with_what_the_verdict_comm
     with caplog.at_level(logging.WARNING):
         transition = manager.apply(verdict)
     assert transition is not None
-    assert transition.num_discarded == num_nodes
+    assert transition.num_discarded == num_nodes - 1
     assert manager.session.committed == (*PROMPT, *verdict.token_ids)
     assert manager.drafter.length == manager.session.base
     assert "opened again: DeviceLostError('follow')" in caplog.text
