@@ -48,42 +48,33 @@ _weight = attrgetter("weight")
 
 
 class CandidateTree:
-    """The tree after `prefix`, with the numbers of committed nodes."""
+    """The tree after `prefix`."""
 
     def __init__(self, prefix: CommittedPrefix, max_length: int) -> None:
         self._prefix = prefix
         self._max_length = max_length
         self.children: Children = {}
         self.nodes: Children = {}
-        self.passed: dict[int, int] = {}
-        """Number of a committed node -> its position."""
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self.children, self.nodes, self.passed = {}, {}, {}
+        """By number: the tree's, and committed ones (T2)."""
 
     def forget_before(self, base: int) -> None:
         """The draft no longer names nodes before its `base` (T2)."""
-        self.passed = {number: at for number, at in self.passed.items() if at >= base}
+        self.nodes = {number: node for number, node in self.nodes.items() if node.position >= base}
 
     def add(self, node: CandidateNode, base: int, parent: int) -> Reception:
         """Put a node where it belongs (T1). A known number is ignored."""
-        if node.number in self.nodes or node.number in self.passed:
+        if node.number in self.nodes:
             return Reception.TAKEN
-        if len(self.nodes) + len(self.passed) >= MAX_NUMBERS:
+        above, end = self.nodes.get(parent), self._prefix.length
+        if (above is None and parent) or len(self.nodes) >= MAX_NUMBERS:
             return Reception.STALE
-        above = self.nodes.get(parent)
-        siblings = self.children if above is None else above.children
-        if above is not None:
-            node.position = above.position + 1
-        elif parent == 0:
-            node.position = base
-        elif parent in self.passed:
-            node.position = self.passed[parent] + 1
-        else:
-            return Reception.STALE
-        if node.position < self._prefix.length:
-            return self._compare(node)
+        node.position = base if above is None else above.position + 1
+        if node.position < end:
+            if self._prefix.slice(node.position, node.position + 1)[0] != node.token_id:
+                return Reception.CONTRADICTED
+            self.nodes[node.number] = node
+            return Reception.TAKEN
+        siblings = self.children if above is None or node.position == end else above.children
         known = siblings.get(node.token_id)
         if known is not None:
             known.number = max(known.number, node.number)  # one that is offered again goes by its new number from now
@@ -92,12 +83,6 @@ class CandidateTree:
         else:
             known = siblings[node.token_id] = node
         self.nodes[node.number] = known
-        return Reception.TAKEN
-
-    def _compare(self, node: CandidateNode) -> Reception:
-        if self._prefix.slice(node.position, node.position + 1)[0] != node.token_id:
-            return Reception.CONTRADICTED
-        self.passed[node.number] = node.position
         return Reception.TAKEN
 
     def path(self) -> list[CandidateNode]:
@@ -119,10 +104,10 @@ class CandidateTree:
             children = node.children
         return max(children.values(), key=_weight, default=None)
 
-    def block(self, start: Block, depth: int, tracks: Tracks, number: int, min_chance: float) -> Block:
-        """`start` with the `number` likeliest candidates down to `depth` that have a track."""
+    def block(self, depth: int, tracks: Tracks, number: int, min_chance: float) -> Block:
+        """The last committed token with the `number` likeliest candidates, down to `depth`, that have a track."""
         guesses: list[tuple[float, int, CandidateNode, int, int]] = []  # a heap: the likeliest first, then the oldest
-        order = count()
+        order, start = count(), self._prefix.length - 1
 
         def look_behind(children: Children, chance: float, row: int, track: int) -> None:
             for node in children.values():
@@ -133,38 +118,39 @@ class CandidateTree:
         main = [0]
         while guesses and len(chosen) < number and -guesses[0][0] >= min_chance:
             chance, _, node, parent, parent_track = heapq.heappop(guesses)
-            track = tracks.place(node.position, parent_track)
+            track = None if node.position > start + depth else tracks.place(node.position, parent_track)
             if track is None:
                 continue
             chosen.append((node, parent))
             if track == 0:
                 main.append(len(chosen))
-            if node.position < start.start + depth:
-                look_behind(node.children, -chance, len(chosen), track)
+            look_behind(node.children, -chance, len(chosen), track)
         others = [index for index in range(1, len(chosen) + 1) if index not in main]
         rows = {index: row for row, index in enumerate((*main, *others))}
         return Block(
-            start=start.start,
-            last_token=start.last_token,
+            start=start,
+            last_token=self._prefix.slice(start, start + 1)[0],
             candidates=tuple(chosen[index - 1][0].token_id for index in main[1:]),
             alternatives=tuple(chosen[index - 1][0].token_id for index in others),
             alternative_parents=tuple(rows[chosen[index - 1][1]] for index in others),
+            drawn_from=tuple(chosen[index - 1][0].row for index in main[1:]),
         )
 
     def advance(self, token_ids: Sequence[int]) -> bool:
-        """Keep what agrees with committed tokens; returns whether they contradict the tree."""
+        """Keep what agrees with tokens just committed; returns whether they contradict the tree."""
+        start, is_contradicted = self._prefix.length - len(token_ids), False
+        nodes = {number: node for number, node in self.nodes.items() if node.position < start}
         for token_id in token_ids:
             node = self.children.get(token_id)
             if node is None:
-                has_other = bool(self.children)
-                self.children, self.nodes = {}, {}
-                return has_other
-            self.passed[node.number] = node.position
+                is_contradicted, self.children = bool(self.children), {}
+                break
+            nodes[node.number] = node
             self.children = node.children
-        self.nodes = {}
         rest = list(self.children.values())
         while rest:
             node = rest.pop()
-            self.nodes[node.number] = node
+            nodes[node.number] = node
             rest += node.children.values()
-        return False
+        self.nodes = nodes
+        return is_contradicted

@@ -58,7 +58,6 @@ class TargetSession:
         self._prefix = CommittedPrefix(prompt)
         self._tree = CandidateTree(self._prefix, max_length)
         self._block: Block | None = None
-        self._block_rows: tuple[Any, ...] = ()
         self._num_accepted = 0
         self.attached = False
         self.epoch = 0
@@ -133,7 +132,7 @@ class TargetSession:
     def detach(self) -> None:
         """Forget the lost draft's candidates."""
         self.attached = False
-        self._tree.clear()
+        self._tree = CandidateTree(self._prefix, self.max_length)
 
     def receive(self, candidate: Candidate, rows: Sequence[Any] = ()) -> Reception:
         """Take in candidates, and `rows`: their `draft_probs`, checked.
@@ -163,8 +162,10 @@ class TargetSession:
 
     # The target's side
 
-    def begin(self, max_candidates: int, *, num_tracks: int = 1, max_rows: int = 0, min_chance: float = 0.0) -> Block:
-        """Start a verification of at most `max_candidates` candidates (0 is always possible).
+    def begin(
+        self, max_candidates: int, *, num_tracks: int = 1, max_rows: int | None = None, min_chance: float = 0.0
+    ) -> Block:
+        """Start a verification of at most `max_candidates` candidates one after another (0 is always possible).
 
         At most `remaining` - 1, since a pass commits one more token than it accepts. With several tracks the block
         holds the `max_rows` - 1 likeliest candidates that fit, none below `min_chance`.
@@ -173,31 +174,23 @@ class TargetSession:
             raise InvariantError("a verification is already under way")
         if self.remaining < 1:
             raise InvariantError("the sequence is full")
-        start = self._prefix.length - 1
         depth = min(max_candidates, self.remaining - 1)
-        path = self._tree.path()[: max(0, depth)]
-        block = Block(start, self._prefix.slice(start, start + 1)[0], tuple(node.token_id for node in path))
-        if num_tracks > 1 and path:
-            block = self._tree.block(block, depth, Tracks(num_tracks), max_rows - 1, min_chance)
-        self._block = block
-        self._block_rows = tuple(node.row for node in path) if self._wants_rows else ()
+        number = depth if max_rows is None else max_rows - 1
+        self._block = self._tree.block(depth, Tracks(num_tracks), number, min_chance)
         self._contradicted = False
-        return block
+        return self._block
 
-    def candidates_to_judge(self) -> tuple[int, ...]:
-        """The block's candidates and, if it has arrived, the one behind them.
+    def to_judge(self) -> tuple[tuple[int, ...], tuple[Any, ...]]:
+        """The block's candidates and, if it has arrived, the one behind them; and what each was drawn from.
 
         Judging that late candidate instead of taking a bonus token keeps the draft's tree alive more often, and is
         exact.
         """
-        candidates = self._verifying().candidates
-        late = self._tree.likeliest_behind(candidates)
-        return candidates if late is None else (*candidates, late.token_id)
-
-    def rows_to_judge(self) -> tuple[Any, ...]:
-        """The distributions that `candidates_to_judge` were drawn from, if any."""
-        late = self._tree.likeliest_behind(self._verifying().candidates)
-        return self._block_rows if late is None or not self._wants_rows else (*self._block_rows, late.row)
+        block = self._verifying()
+        late = self._tree.likeliest_behind(block.candidates)
+        if late is None:
+            return block.candidates, block.drawn_from
+        return (*block.candidates, late.token_id), (*block.drawn_from, late.row)
 
     def commit(self, token_ids: Sequence[int], num_accepted: int, *, ends: bool = False) -> PassOutcome:
         """End the verification: `token_ids` are final, the first `num_accepted` of them were candidates.
@@ -206,7 +199,7 @@ class TargetSession:
         """
         tokens = tuple(token_ids)
         block, accepted = self._verifying(), tokens[:num_accepted]
-        judged = block.judged_along(accepted) if block.alternatives else self.candidates_to_judge()
+        judged = block.judged_along(accepted) if block.alternatives else self.to_judge()[0]
         if not 1 <= len(tokens) <= self.remaining:
             raise InvariantError(f"{len(tokens)} tokens to commit, between 1 and {self.remaining} allowed")
         if not (num_accepted <= len(judged) and num_accepted <= len(tokens) <= num_accepted + 1):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from amusd.types import TokenSource
 
@@ -18,6 +19,8 @@ class Block:
     alternatives: tuple[int, ...] = ()
     """Further candidates: the likeliest first, and none before its parent."""
     alternative_parents: tuple[int, ...] = ()
+    drawn_from: tuple[Any, ...] = ()
+    """The distribution of each of `candidates`, under the ratio test."""
 
     @property
     def token_ids(self) -> tuple[int, ...]:

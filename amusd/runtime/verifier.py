@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +21,6 @@ from amusd.types import TopLogprobs
 
 if TYPE_CHECKING:
     from amusd.runtime.target_sequence import Request
-
-T = TypeVar("T")
 
 
 def prepare_to_verify(model: CachedModel, cache: KVCache) -> None:
@@ -95,12 +93,14 @@ class Verifier:
             ) from None
 
     def _judge(self, session: TargetSession, block: Block, output: ModelOutput) -> Acceptance:
-        judged = _scored(session.candidates_to_judge(), block)
+        judged, drawn_from = session.to_judge()
+        judged = judged[: len(block.token_ids)]
         if isinstance(self._sampler, RatioTest):
             assert output.wanted is not None
             output.check()
-            drawn_from = _scored(session.rows_to_judge(), block)
-            acceptance = self._sampler.accept(output.logits, block.start, output.wanted.inputs, judged, drawn_from)
+            acceptance = self._sampler.accept(
+                output.logits, block.start, output.wanted.inputs, judged, drawn_from[: len(judged)]
+            )
             if self._request.logprobs:
                 self._keep([self._score(output, row, token) for row, token in enumerate(acceptance.token_ids)])
             return acceptance
@@ -129,7 +129,3 @@ class Verifier:
     def _keep(self, scores: Sequence[tuple[float, TopLogprobs]]) -> None:
         self.logprobs = tuple(chosen for chosen, _ in scores)
         self.top_logprobs = tuple(top for _, top in scores) if self._request.top_logprobs else ()
-
-
-def _scored(judged: tuple[T, ...], block: Block) -> tuple[T, ...]:
-    return judged[: len(block.token_ids)]

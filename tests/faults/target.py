@@ -50,7 +50,7 @@ class WatchedClient(DraftClient):
         super().drain()
         for sequence in self._sequences.values():
             if sequence.session._block is not None:
-                self.watch.evaluated(sequence.session, sequence.session.candidates_to_judge())
+                self.watch.evaluated(sequence.session, sequence.session.to_judge()[0])
 
     def _receive_candidate(self, message: Candidate) -> str:
         assert self.peer is not None

@@ -144,7 +144,8 @@ def target_session(model: ProtocolModel, target: Target) -> TargetSession:
             nodes[path] = siblings[path[-1]] = CandidateNode(path[-1], number, CERTAINTY, None, position)
         nodes[path].number = number
         session._tree.nodes[number] = nodes[path]
-    session._tree.passed = {number: ORIGIN + at for number, at in target.passed}
+    for number, at in target.passed:
+        session._tree.nodes[number] = CandidateNode(0, number, CERTAINTY, None, ORIGIN + at)
     session.epoch = target.epoch
     session._next_number = target.next_number
     session._draft_base = ORIGIN + target.draft_base
@@ -223,7 +224,7 @@ def heard(session: DraftSession, verdict: protocol_model.Verdict) -> object:
 
 
 def committed(session: TargetSession) -> object:
-    num_accepted = len(tuple(takewhile(lambda token_id: token_id == 0, session.candidates_to_judge())))
+    num_accepted = len(tuple(takewhile(lambda token_id: token_id == 0, session.to_judge()[0])))
     number = min(num_accepted + 1, len(session._verifying().candidates) + 1, session.remaining)
     session.commit((0,) * number, min(num_accepted, number))
     return session_facts(session)
@@ -252,10 +253,11 @@ def session_facts(session: TargetSession) -> object:
         for node in children.values():
             paths[id(node)] = (*path, node.token_id)
             rest.append((paths[id(node)], node.children))
+    nodes = session._tree.nodes.items()
     return (
         session.committed[ORIGIN:],
-        frozenset(Placed(number, paths[id(node)], ()) for number, node in session._tree.nodes.items()),
-        frozenset((number, at - ORIGIN) for number, at in session._tree.passed.items()),
+        frozenset(Placed(number, paths[id(node)], ()) for number, node in nodes if id(node) in paths),
+        frozenset((number, node.position - ORIGIN) for number, node in nodes if id(node) not in paths),
         session.epoch,
         session._next_number,
         session._draft_base - ORIGIN,

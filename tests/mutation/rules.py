@@ -294,8 +294,8 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     ("amusd/protocol/target_session.py", "tests/protocol/test_sessions.py"): {
         "candidates of an earlier life are taken": ("and candidate.incarnation == self._incarnation", ""),
         "the draft still restarts when a verification has begun": (
-            "if self._wants_rows else ()\n        self._contradicted = False\n",
-            "if self._wants_rows else ()\n",
+            "min_chance)\n        self._contradicted = False\n",
+            "min_chance)\n",
         ),
         "the end of the answer is not told": ("if ends or not self.remaining", "if not self.remaining"),
         "a block may fill the text": ("min(max_candidates, self.remaining - 1)", "min(max_candidates, self.remaining)"),
@@ -308,22 +308,25 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     },
     ("amusd/protocol/candidate_tree.py", "tests/model_checking/test_transitions.py"): {
         "what follows a token that was not committed stays": (
-            "                self.children, self.nodes = {}, {}\n                return",
-            "                return",
+            "is_contradicted, self.children = bool(self.children), {}",
+            "is_contradicted = bool(self.children)",
         ),
-        "what was committed is forgotten": ("            self.passed[node.number] = node.position\n", ""),
+        "what was committed is forgotten": (
+            "            nodes[node.number] = node\n            self.children",
+            "            self.children",
+        ),
         "the draft's own token is not compared with the committed one": (
             "if self._prefix.slice(node.position, node.position + 1)[0] != node.token_id",
             "if False",
         ),
         "a node without a parent hangs behind what is committed now": (
-            "node.position = base",
-            "node.position = self._prefix.length",
+            "node.position = base if",
+            "node.position = end if",
         ),
-        "an orphan hangs behind the base": ("elif parent == 0:", "elif parent not in self.passed:"),
+        "an orphan hangs behind the base": ("(above is None and parent) or", ""),
     },
     ("amusd/protocol/candidate_tree.py", "tests/protocol/test_trees.py"): {
-        "a node at the base of the draft is forgotten": ("if at >= base}", "if at > base}"),
+        "a node at the base of the draft is forgotten": ("if node.position >= base}", "if node.position > base}"),
         "the number of a node that is offered again is the old one": ("max(known.number, node.number)", "known.number"),
         "the least likely child makes the path": ("path.append(max(", "path.append(min("),
         "unlikely alternatives are verified": (" and -guesses[0][0] >= min_chance", ""),

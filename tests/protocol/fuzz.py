@@ -56,7 +56,7 @@ class Pair:
         self.draft.grow(nodes, [guesses[: self._opening.fan_out] for _ in nodes])
         offer = self.draft.offer()
         self.target.begin(self._rng.randrange(4))
-        judged = self.target.candidates_to_judge()
+        judged = self.target.to_judge()[0]
         num_accepted = self._rng.randint(0, min(len(judged), self.target.remaining - 1))
         self.target.commit((*judged[:num_accepted], self._rng.randrange(5)), num_accepted)
         verdict = self.target.verdict()
@@ -83,7 +83,7 @@ class Pair:
         assert len(committed) <= MAX_LENGTH
         assert max(committed) < VOCAB_SIZE
         assert self.target.num_candidates <= MAX_LENGTH
-        assert len(self.target._tree.nodes) + len(self.target._tree.passed) <= MAX_NUMBERS
+        assert len(self.target._tree.nodes) <= MAX_NUMBERS
         encode(self.target.verdict(), NONCE)
 
 

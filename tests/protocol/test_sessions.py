@@ -116,7 +116,7 @@ def test_a_late_candidate_is_judged_in_the_place_of_the_bonus_token() -> None:
     session.receive(candidate(4))
     session.begin(6)
     session.receive(candidate(5, 6, first=2, parent=1))
-    assert session.candidates_to_judge() == (4, 5)
+    assert session.to_judge()[0] == (4, 5)
     session.commit((4, 5), 2)
     assert session.begin(6).candidates == (6,)
 
@@ -125,10 +125,10 @@ def test_a_block_keeps_what_it_was_drawn_from_when_the_draft_is_lost_during_the_
     session = target(wants_rows=True)
     session.receive(candidate(4, 5), ("row of 4", "row of 5"))
     session.begin(1)
-    assert session.rows_to_judge() == ("row of 4", "row of 5")  # a late candidate is judged too
+    assert session.to_judge()[1] == ("row of 4", "row of 5")  # a late candidate is judged too
     session.detach()
-    assert session.candidates_to_judge() == (4,)
-    assert session.rows_to_judge() == ("row of 4",)
+    assert session.to_judge()[0] == (4,)
+    assert session.to_judge()[1] == ("row of 4",)
 
 
 @pytest.mark.parametrize("of_another", [{"sequence_id": 0}, {"incarnation": 0}], ids=["request", "life"])

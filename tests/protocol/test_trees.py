@@ -64,7 +64,7 @@ def test_a_candidate_that_comes_during_the_pass_is_judged_behind_one_path_only()
     session.receive(nodes(1, (0, 4, HALF), (0, 5, 10)))
     session.begin(6)
     session.receive(nodes(3, (1, 6, 10), (1, 7, HALF), (0, 8, CERTAINTY)))
-    assert session.candidates_to_judge() == (4, 7)  # also where a likelier path has come meanwhile
+    assert session.to_judge()[0] == (4, 7)  # also where a likelier path has come meanwhile
     assert session.commit((4, 7), 2).num_late_accepted == 1
     session.receive(nodes(6, (4, 9, HALF), (4, 10, HALF)))
     assert len(session.begin(6, num_tracks=2, max_rows=8).alternatives) == 1

@@ -195,7 +195,7 @@ class Experiment:
         logits = forward(self.target, block.token_ids, cache).logits
         while self.asynchronous and candidates and schedule.random() < 0.3:
             self._take(session, candidates)  # late ones
-        judged, rows = session.candidates_to_judge(), session.rows_to_judge()
+        judged, rows = session.to_judge()
         acceptance = sampler.accept(logits, block.start, words, judged, rows)
         self.num_accepted += acceptance.num_accepted
         self.num_rejected += acceptance.num_accepted < len(judged)
