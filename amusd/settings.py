@@ -8,7 +8,6 @@ import enum
 import functools
 import json
 import numbers
-import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
@@ -23,14 +22,13 @@ S = TypeVar("S", bound="Settings")
 _MAX_COUNT = (1 << 31) - 1
 _MAX_SHOWN = 200
 _MIN_LIKENESS = 0.85
-_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text", types.NoneType: "null"}
 
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=_MAX_COUNT)]
 CountFromZero: TypeAlias = Annotated[int, Meta(ge=0, le=_MAX_COUNT)]
 Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 Amount: TypeAlias = Annotated[float, Meta(ge=0, le=1_000_000)]
 PositiveAmount: TypeAlias = Annotated[float, Meta(gt=0, le=1_000_000)]
-Text: TypeAlias = Annotated[str, Meta(min_length=1, description="text that is not empty")]
+Text: TypeAlias = Annotated[str, Meta(min_length=1)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,9 +45,10 @@ class Settings:
             value = getattr(self, name)
             try:
                 object.__setattr__(self, name, msgspec.convert(_prepared(hint, value), hint))
-            except msgspec.ValidationError:
-                near = nearest(shown(value), _choices(hint))
-                raise ConfigError(f"{self.key(name)}={shown(value)}: expected {_allowed(hint)}{near}") from None
+            except msgspec.ValidationError as error:
+                choices = _choices(hint)
+                allowed = f"expected {', '.join(choices)}{nearest(shown(value), choices)}" if choices else error
+                raise ConfigError(f"{self.key(name)}={shown(value)}: {allowed}") from None
 
     @classmethod
     def key(cls, name: str) -> str:
@@ -114,27 +113,12 @@ def _prepared(hint: Any, value: Any) -> Any:
 
 
 def _choices(hint: Any) -> list[str]:
+    """What a setting takes, where that can be listed."""
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return [member.value for member in hint]
     arguments = typing.get_args(hint)
     if typing.get_origin(hint) is Literal:
         return list(arguments)
+    if typing.get_origin(hint) is Annotated:
+        return [arguments[1].description] if arguments[1].description else []
     return [text for argument in arguments for text in _choices(argument)]
-
-
-def _allowed(hint: Any) -> str:
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Annotated:
-        meta = arguments[1]
-        if meta.description is not None:
-            return str(meta.description)
-        start = f"above {meta.gt} and up" if meta.ge is None else f"from {meta.ge}"
-        limits = f" {start} to {meta.le}" if meta.le is not None else ", at least one" if meta.min_length else ""
-        return _allowed(arguments[0]) + limits
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(map(_allowed, arguments))
-    if origin is tuple:
-        return f"a list of {_allowed(arguments[0])}" if ... in arguments else f"[{', '.join(map(_allowed, arguments))}]"
-    if isinstance(hint, type) and issubclass(hint, Settings):
-        return f"keys of its own: {', '.join(_hints_of(hint))}"
-    return f"one of {', '.join(choices)}" if (choices := _choices(hint)) else _NAMES[hint]

@@ -114,9 +114,7 @@ class DrafterConfig(Settings):
     """`cascade`: device of a separate process for `inner`; None: that of `model`."""
     factory: str | None = None
     """`custom`: what makes it: `MODULE:FUNCTION` or `FILE.py:FUNCTION`."""
-    options: Annotated[Mapping[str, Any], Meta(description="names and values")] = field(
-        default_factory=dict, hash=False
-    )
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()

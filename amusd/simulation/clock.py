@@ -18,7 +18,6 @@ from random import Random
 
 from amusd.protocol.messages import Message
 from amusd.simulation.cost import Duration
-from amusd.tracing.recorder import Recorder
 
 
 class NotYet(Exception):  # noqa: N818 - nothing is wrong
@@ -117,12 +116,3 @@ class Clock:
             while self.draft_acts and self.draft_ns <= self._known_ns:
                 self.draft_acts[0]()
                 self.draft_acts.rotate(-1)
-
-
-class Journal(Recorder):
-    """The recorder of one simulated worker; it forgets only what is in a file."""
-
-    def flush(self) -> None:
-        """Write what was recorded, if there is a file."""
-        if self.folder is not None:
-            super().flush()

@@ -51,9 +51,9 @@ def accept_next_of(sequences: Iterable[tuple[Sequence[Event], Sequence[Event]]])
     """
     trees = [(target, draft) for target, draft in sequences if drafts_tree(draft)]
     hits = [hit for target, draft in trees for hit in _hits(target, draft)]
-    num_further = max((_fan_out(draft) for _, draft in trees), default=1) - 1
-    if not hits or num_further < 1:
+    if not hits:
         return None
+    num_further = max(event.fan_out for _, draft in trees for event in draft if isinstance(event, DraftPrefill)) - 1
     return 1.0 - math.pow(1.0 - sum(hits) / len(hits), 1.0 / num_further)
 
 
@@ -72,17 +72,3 @@ def _hits(target: Sequence[Event], draft: Sequence[Event]) -> Iterator[bool]:
             position = event.committed_length - 1
             if position in kept or position in missed:
                 yield position in kept
-
-
-def _fan_out(draft: Sequence[Event]) -> int:
-    most, length = 1, None
-    for event in draft:
-        if isinstance(event, DraftStep):
-            if length is not None and event.num_tokens:
-                most = max(most, -(-(event.length - length) // event.num_tokens))
-            length = event.length
-        elif isinstance(event, VerdictTaken):
-            length = None  # the event does not tell how many nodes went
-        elif isinstance(event, DraftPrefill):
-            length = event.num_tokens
-    return most

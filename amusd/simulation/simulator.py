@@ -18,13 +18,13 @@ from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.target_sequence import Request, TargetSequence
 from amusd.runtime.target_worker import TargetWorker
 from amusd.sampling.stopping import StopChecker
-from amusd.simulation.clock import Clock, Direction, Journal
+from amusd.simulation.clock import Clock, Direction
 from amusd.simulation.cost import NOTHING, Costs
 from amusd.simulation.models import ScriptedDrafter, ScriptedModel
 from amusd.simulation.tokens import Answer, vocab_size
 from amusd.tracing.events import Event
 from amusd.tracing.metrics import GenerationMetrics, total
-from amusd.tracing.recorder import as_format
+from amusd.tracing.recorder import Recorder, as_format
 from amusd.transport.base import Transport
 from amusd.types import Mode, Role
 
@@ -103,8 +103,9 @@ class _Run:
         self._clock = clock = Clock(
             Direction(costs.to_draft, _random("to draft", seed)), Direction(costs.to_target, _random("to target", seed))
         )
-        self._journals = [
-            Journal(role.value, None if folder is None else as_format(folder), now_ns)
+        where = None if folder is None else as_format(folder)
+        self._recorders = [
+            Recorder(role.value, where, now_ns, keeps=folder is None)
             for role, now_ns in ((Role.TARGET, lambda: clock.target_ns), (Role.DRAFT, lambda: clock.draft_ns))
         ]
         self._has_draft = decoding.mode is not Mode.AUTOREGRESSIVE
@@ -119,8 +120,8 @@ class _Run:
             width=simulator.max_candidates + 1,
             has_draft=self._has_draft,
         )
-        client = DraftClient(self._journals[0], num_ids, *(self._start_draft() if self._has_draft else ()))
-        self._worker = TargetWorker(cast("CachedModel", model), self._journals[0], client, simulator.num_slots)
+        client = DraftClient(self._recorders[0], num_ids, *(self._start_draft() if self._has_draft else ()))
+        self._worker = TargetWorker(cast("CachedModel", model), self._recorders[0], client, simulator.num_slots)
 
     def outcome(self) -> Outcome:
         worker, answers = self._worker, self._simulator.answers
@@ -134,9 +135,7 @@ class _Run:
             worker.step()
         worker.shut_down()
         self._clock.finish()
-        for journal in self._journals:
-            journal.flush()
-        target, draft = self._journals
+        target, draft = self._recorders
         return Outcome(
             answers=tuple(sequence.metrics for sequence in sequences),
             target_events=target.events,
@@ -162,7 +161,7 @@ class _Run:
         return self._worker.admit(request, StopChecker((), (), num_tokens, str))
 
     def _start_draft(self) -> tuple[Transport, Hello]:
-        simulator, clock, journal = self._simulator, self._clock, self._journals[1]
+        simulator, clock, recorder = self._simulator, self._clock, self._recorders[1]
         random = _random("draft", simulator.seed)
 
         def make(number: int) -> list[ScriptedDrafter]:
@@ -176,7 +175,7 @@ class _Run:
 
         own_end = SimpleNamespace(send=send_to_target, receive=clock.receive_at_draft, close=lambda: None)
         other_end = SimpleNamespace(send=send_to_draft, receive=clock.receive_at_target, close=lambda: None)
-        draft = DraftWorker(cast("Transport", own_end), {DRAFTER: make}, 1, journal, max_num_seqs=simulator.num_slots)
+        draft = DraftWorker(cast("Transport", own_end), {DRAFTER: make}, 1, recorder, max_num_seqs=simulator.num_slots)
         draft.prepare()
         clock.draft_acts.extend((draft.take_in, draft.propose))
         return cast("Transport", other_end), Hello(PROTOCOL_VERSION, Role.DRAFT, 1, 0, "", (DRAFTER,))

@@ -7,13 +7,11 @@ list: no I/O, formatting or lock on the hot path. Names and fields are those of 
 from __future__ import annotations
 
 import functools
-import hashlib
 import logging
 import os
 import platform
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +34,22 @@ class Recorder:
     Sequence ids say which run an event belongs to; an event of no sequence belongs to the run of the one before.
     """
 
-    def __init__(self, role: str, events: str | None = None, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(
+        self,
+        role: str,
+        events: str | None = None,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+        *,
+        keeps: bool = False,
+    ) -> None:
         """`events`: the folder of a run's events as a format of its number: `/sweep/{run}/events` (`as_format`).
 
-        None keeps events in memory only.
+        None: they go to no file, and `flush` forgets them unless it `keeps` them.
         """
         self.role = role
         self.now_ns = now_ns
         """The time in nanoseconds: a worker's only clock, which tests and simulations can set."""
-        self._events = events
+        self._events, self._keeps = events, keeps
         self.listeners: tuple[Callable[[Event], None], ...] = ()
         """Called with each event in the worker's thread: they must return at once, and raise nothing."""
         now = now_ns()
@@ -73,7 +78,7 @@ class Recorder:
 
     @property
     def is_whole(self) -> bool:
-        """Whether no event of the latest run was dropped."""
+        """Whether the file of the latest run has all its events."""
         return self._run not in self._spoilt
 
     @property
@@ -84,8 +89,10 @@ class Recorder:
     def flush(self) -> None:
         """Append what was recorded to the file of its run, one JSON object a line, and forget it.
 
-        Call between requests. If the file fails, events are dropped, `is_whole` becomes False, and a line says so once.
+        Call between requests. If the file fails, `is_whole` becomes False, and a line says so once.
         """
+        if self._keeps:
+            return
         runs: dict[int, list[Event]] = {}
         for event in self._recorded if self._events is not None else ():
             if event.sequence_id >= 0:
@@ -100,7 +107,8 @@ class Recorder:
         path = Path(self._events.format(run=run), f"{self.role}.jsonl")
         try:
             path.parent.mkdir(exist_ok=True)
-            _append(path, _encoder.encode_lines(events if run in self._begun else [self._first, *events]))
+            with path.open("ab") as file:
+                file.write(_encoder.encode_lines(events if run in self._begun else [self._first, *events]))
             self._begun.add(run)
         except OSError as error:
             if run not in self._spoilt:
@@ -115,24 +123,8 @@ def as_format(path: Path) -> str:
 
 @functools.cache
 def _host_identity() -> str:
-    """A digest that processes share exactly when they share a monotonic clock: the kernel's boot id on Linux.
-
-    Elsewhere a digest of the host's name.
-    """
+    """A name that processes share exactly when they share a monotonic clock: the kernel's boot id on Linux."""
     try:
-        name = _BOOT_ID.read_text(encoding="ascii").strip()
+        return _BOOT_ID.read_text(encoding="ascii").strip()
     except OSError:
-        name = platform.node()
-    return hashlib.sha256(name.encode()).hexdigest()[:16]
-
-
-def _append(path: Path, lines: bytes) -> None:
-    with path.open("ab") as file:
-        size = file.tell()
-    try:
-        with path.open("ab") as file:
-            file.write(lines)
-    except OSError:
-        with suppress(OSError):
-            os.truncate(path, size)
-        raise
+        return platform.node()

@@ -67,37 +67,25 @@ def main() -> None:
         sys.exit(1)
 
 
-class KeepingRecorder(Recorder):
-    """Keeps what it has recorded beyond the answer."""
-
-    def __init__(self, role: str) -> None:
-        super().__init__(role)
-        self.kept: list[Event] = []
-
-    def flush(self) -> None:
-        """Keep it, and forget it where the worker looks."""
-        self.kept += self.events
-        super().flush()
-
-
 @dataclass
 class Survivor:
     """An engine, what it is asked, and what it should say."""
 
     engine: Engine
-    recorder: KeepingRecorder
+    recorder: Recorder
     prompts: Sequence[Prompt]
     num_tokens: int
     expected: list[tuple[int, ...]] = field(default_factory=list)
     num_answers: int = 0
     num_exact: int = 0
 
-    def plain(self, number: int, num_tokens: int) -> tuple[tuple[int, ...], list[Event]]:
+    def plain(self, number: int, num_tokens: int) -> tuple[tuple[int, ...], Sequence[Event]]:
         """Plain decoding's tokens, and the events of it."""
-        self.recorder.kept.clear()
+        before = len(self.recorder.events)
         params = SamplingParams(max_new_tokens=num_tokens, ignore_eos=True)
         decoding = DecodingConfig(mode=Mode.AUTOREGRESSIVE)
-        return self.engine.generate(self.prompts[number], params, decoding=decoding).token_ids, self.recorder.kept[:]
+        token_ids = self.engine.generate(self.prompts[number], params, decoding=decoding).token_ids
+        return token_ids, self.recorder.events[before:]
 
     def answer(self, number: int, kill_at: int | None = None, delay: float = 0.0) -> int:
         """Answer once, killing the draft `delay` seconds after token `kill_at`; returns when in ns, or 0."""
@@ -116,11 +104,11 @@ class Survivor:
 
     def cycle(self, number: int, chance: random.Random) -> Document:
         """Kill, wait for the return, measure plain decoding; what it took."""
-        self.recorder.kept.clear()
+        before = len(self.recorder.events)
         kill_at = chance.randrange(self.num_tokens // 2)
         killed_ns = self.answer(number, kill_at, chance.uniform(0.0, 0.06))  # a pass and a half
         deadline = time.monotonic() + RETURN_SECONDS
-        while (found := cycle_of(self.recorder.kept, killed_ns)) is None:
+        while (found := cycle_of(self.recorder.events[before:], killed_ns)) is None:
             if time.monotonic() >= deadline:
                 raise ConfigError(f"no draft came back within {RETURN_SECONDS:g} s: {self.engine.draft_losses[-1:]}")
             self.answer(number)
@@ -143,7 +131,8 @@ def measure(request: Request, *, num_cycles: int, seed: int) -> Document:
     prompts = [prompt.turns for prompt in request.load()]
     config = EngineConfig()
     torch.set_num_threads(config.hardware.num_threads)
-    recorder, process, chance = KeepingRecorder("target"), DraftProcess(config), random.Random(seed)  # noqa: S311
+    recorder = Recorder("target", keeps=True)
+    process, chance = DraftProcess(config), random.Random(seed)  # noqa: S311
     pin_to(cores_for(Role.TARGET, allowed_cores(), config.hardware))  # the draft has its own from `process`
     with tempfile.TemporaryDirectory(prefix="amusd-") as links:
         tempfile.tempdir = links  # socket files go nowhere else, so that what stays behind is seen
