@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 import json
 import os
 import sys
@@ -95,11 +94,6 @@ class Console:
             self._progress_width = len(line)
         elif 10 * done // num_steps != 10 * (done - 1) // num_steps:
             _write(self._err, f"{done}/{num_steps}  {label}\n")
-
-    def steps(self, num_steps: int) -> Callable[[str], None]:
-        """Return a function to call with each step's label; steps beyond `num_steps` count as the last."""
-        numbers = itertools.count(1)
-        return lambda label: self.progress(label, min(next(numbers), num_steps), num_steps)
 
     def clear_progress(self) -> None:
         """Wipe the progress line."""

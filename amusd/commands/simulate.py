@@ -50,10 +50,9 @@ def simulate(config: RunConfig, simulator: Simulator, console: Console, events_f
     The events of the first answer under the configured policy go to `events_folder`.
     """
     schedules = schedules_of(config, can_branch=simulator.can_branch)
-    report = console.steps(len(schedules))
     outcomes: dict[DecodingConfig, Outcome] = {}
-    for decoding in schedules:
-        report(row_name(settings_of(decoding)))
+    for number, decoding in enumerate(schedules, start=1):
+        console.progress(row_name(settings_of(decoding)), number, len(schedules))
         outcomes[decoding] = simulator.run(decoding)
     console.clear_progress()
     plain = outcomes[schedules[0]]

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from amusd.commands import plots
-from amusd.console import Console
+from amusd.console import Console, percent
 from amusd.errors import ConfigError
 from amusd.files import write_whole
 from amusd.tracing.chrome import chrome_trace
-from amusd.tracing.drafted import Fate, judge_steps
-from amusd.tracing.events import DRAFT_WORK, TARGET_WORK, Event, Rollback, TargetPass, WholeSequence
+from amusd.tracing.events import DRAFT_WORK, TARGET_WORK, Rollback, TargetPass, WholeSequence
 from amusd.tracing.timeline import Timeline, read_timeline
 
 TRACE_FILE = "trace.json"
@@ -34,7 +33,7 @@ def trace(run_directory: Path, sequence_id: int | None = None) -> int:
     part = timeline.only(sequence.sequence_id)
     about = {"run_dir": str(run_directory), "sequence_id": sequence.sequence_id, "schedule": schedule}
     write_whole(run_directory / TRACE_FILE, json.dumps(chrome_trace(part, about)) + "\n")
-    console.text("\n".join([f"sequence {sequence.sequence_id}: {schedule}", *summary_lines(part, sequence)]))
+    console.text(f"sequence {sequence.sequence_id}: {schedule}\n{summary(part, sequence)}")
     console.text(f"{run_directory / TRACE_FILE}: open it in https://ui.perfetto.dev or chrome://tracing")
     beside = [one for one in sequences if one.policy == "SynchronousPolicy" and sequence.policy not in _LOCKSTEP]
     shown = [(schedule_name(one), timeline.only(one.sequence_id)) for one in (*beside[-1:], sequence)]
@@ -51,30 +50,20 @@ def schedule_name(sequence: WholeSequence) -> str:
     return name if sequence.drafter is None else f"{name}, drafter {sequence.drafter}"
 
 
-def summary_lines(part: Timeline, whole: WholeSequence) -> list[str]:
-    """The figures of one sequence, in lines."""
+def summary(part: Timeline, whole: WholeSequence) -> str:
+    """The figures of one sequence, in two lines."""
     passes = [event for event in part.target if isinstance(event, TargetPass)]
     num_tokens = sum(event.num_tokens for event in passes)
-
-    def busy(events: Sequence[Event], kinds: tuple[type[Event], ...]) -> str:
-        return (
-            f"{100 * sum(event.duration_ns for event in events if isinstance(event, kinds)) / whole.duration_ns:.0f} %"
-        )
-
-    lines = [
-        f"{num_tokens} tokens in {len(passes)} passes, {whole.duration_ns / 1e6:.0f} ms with the prompt's prefill",
-        f"target at work {busy(part.target, TARGET_WORK)}, draft {busy(part.draft, DRAFT_WORK)}",
-    ]
-    steps = judge_steps(part.draft, part.target)
-    if steps:
-        num_accepted = sum(event.num_accepted for event in passes)
-        num_judged = sum(event.num_judged for event in passes)
-        num_drafted = sum(len(step.fates) for step in steps)
-        num_wasted = sum(step.count(Fate.WASTED) for step in steps)
-        num_rollbacks = sum(isinstance(event, Rollback) for event in part.draft)
-        lines.append(f"{num_accepted} of {num_judged} candidates accepted, {num_judged - num_accepted} rejected")
-        lines.append(f"{num_drafted} tokens drafted, {num_wasted} of them in vain; {num_rollbacks} rollbacks")
-    return lines
+    target, draft = (
+        percent(sum(event.duration_ns for event in events if isinstance(event, work)) / whole.duration_ns)
+        for events, work in ((part.target, TARGET_WORK), (part.draft, DRAFT_WORK))
+    )
+    accepted, judged = (sum(getattr(event, name) for event in passes) for name in ("num_accepted", "num_judged"))
+    num_rollbacks = sum(isinstance(event, Rollback) for event in part.draft)
+    return (
+        f"{num_tokens} tokens in {len(passes)} passes, {whole.duration_ns / 1e6:.0f} ms with the prompt's prefill\n"
+        f"target at work {target}, draft {draft}; {accepted} of {judged} candidates accepted, {num_rollbacks} rollbacks"
+    )
 
 
 def _read(run_directory: Path) -> Timeline:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from random import Random
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
@@ -81,14 +83,14 @@ class ScriptedModel:
         self._clock.compute(self._costs.target_prefill.draw(self._random))
         cache.length += len(token_ids)
 
-    def run(self, batch: Sequence[Rows]) -> list[Choices]:
-        """One pass."""
+    def run(self, batch: Sequence[Rows]) -> list[SimpleNamespace]:
+        """One pass; the part of each `ModelOutput` that a `Verifier` needs for greedy decoding."""
         num_candidates = sum(len(rows.token_ids) for rows in batch) - len(batch)
         draft_works = self._clock.draft_works
         ns = self._costs.pass_ns(num_candidates, draft_works, self._random, num_sequences=len(batch))
         self._host_ns = self._host.draw(self._random)
         self._clock.compute(ns)
-        return [Choices(self, self._choices(rows)) for rows in batch]
+        return [SimpleNamespace(sample=partial(self._sample, self._choices(rows))) for rows in batch]
 
     def keep(self, rows: Sequence[int], cache: ScriptedCache) -> None:
         """Continue with these rows of the last pass."""
@@ -98,10 +100,10 @@ class ScriptedModel:
         """No drafter reads any."""
         return []
 
-    def spend_before_verdict(self) -> None:
-        """Let the host's time pass, once after a pass."""
-        self._clock.let_pass(self._host_ns)
+    def _sample(self, token_ids: list[int], row: int) -> tuple[int, None]:
+        self._clock.let_pass(self._host_ns)  # once after a pass
         self._host_ns = 0
+        return token_ids[row], None
 
     def _choices(self, rows: Rows) -> list[int]:
         parents = range(len(rows.token_ids) - 1) if rows.parents is None else rows.parents
@@ -112,19 +114,6 @@ class ScriptedModel:
         if rows.parents is None:
             rows.cache.length += len(depths)
         return [target_token(first + depth) for depth in depths]
-
-
-@dataclass(frozen=True, slots=True)
-class Choices:
-    """The part of a `ModelOutput` that a `Verifier` needs for greedy decoding."""
-
-    model: ScriptedModel
-    token_ids: list[int]
-
-    def sample(self, row: int) -> tuple[int, None]:
-        """The target's token behind a row."""
-        self.model.spend_before_verdict()
-        return self.token_ids[row], None
 
 
 class ScriptedDrafter(Drafter):

@@ -16,7 +16,8 @@ from amusd.tracing.events import NO_SEQUENCE, Event, Receive, Send
 from amusd.tracing.recorder import Recorder
 
 SEND, RECEIVE = "send", "receive"
-_description = attrgetter("sequence_id", "message", "num_tokens", "first", "base", "start", "num_accepted", "epoch")
+_RECORDED = ("first", "base", "start", "num_accepted", "epoch")
+_description = attrgetter("sequence_id", "message", "num_tokens", *_RECORDED)
 _KINDS = {kind: kind.__name__.lower() for kind in get_args(Message)}
 
 
@@ -32,20 +33,13 @@ def record_message(recorder: Recorder, name: str, message: Message, **received: 
 
     `received`: `reception` and `num_ready` of `Receive`.
     """
-    fields: dict[str, Any] = {"message": _KINDS[type(message)]}
-    if isinstance(message, Candidate):
-        fields["first"] = message.first
-        fields["num_tokens"] = len(message.token_ids)
-        fields["base"] = message.base
-    elif isinstance(message, Verdict):
-        fields["start"] = message.start
-        fields["num_tokens"] = len(message.token_ids)
-        fields["num_accepted"] = message.num_accepted
-        fields["epoch"] = message.epoch
-    elif isinstance(message, Features):
-        fields["start"] = message.start
+    fields = {name: getattr(message, name, None) for name in _RECORDED}
+    if isinstance(message, Features):
         fields["num_tokens"] = message.end - message.start
-    recorder.instant(name, getattr(message, "sequence_id", NO_SEQUENCE), **fields, **received)
+    elif isinstance(message, (Candidate, Verdict)):
+        fields["num_tokens"] = len(message.token_ids)
+    sequence_id = getattr(message, "sequence_id", NO_SEQUENCE)
+    recorder.instant(name, sequence_id, message=_KINDS[type(message)], **fields, **received)
 
 
 def match_messages(sender: Sequence[Event], receiver: Sequence[Event]) -> list[Flow]:

@@ -48,9 +48,11 @@ class TargetCounts:
     num_cached_tokens: int = 0
     """Of these, not computed again."""
     num_tokens: int = 0
+    """Tokens of answers, end-of-sequence included."""
     num_drafts: int = 0
     """Passes with candidates to judge, once for each sequence."""
     num_verified: int = 0
+    """Candidates judged. Those behind the first rejected one count, as elsewhere."""
     num_accepted: int = 0
     num_tokens_alone: int = 0
     """Committed while the wanted draft was lost or silent."""
@@ -65,15 +67,10 @@ class TargetCounts:
 
 
 @dataclass(kw_only=True)
-class GenerationMetrics:
+class GenerationMetrics(TargetCounts):
     """Raw counts of one generation, or the sum over several. Times in nanoseconds."""
 
     num_prompts: int = 1
-    num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
-    """Of these, not computed: an earlier sequence had left their keys and values."""
-    num_tokens: int = 0
-    """Tokens of the answers, end-of-sequence included."""
     first_token_ns: int = 0
     total_ns: int = 0
     """From the request to the last committed token; before the first, the time of the prompt."""
@@ -81,12 +78,8 @@ class GenerationMetrics:
     pass_ns: int = 0
     wait_ns: int = 0
     """Waiting because the policy chose to."""
-    num_passes: int = 0
     acceptance: Counter[tuple[int, int]] = field(default_factory=Counter)
-    """(candidates judged, accepted) -> passes.
-
-    Candidates behind the first rejected one count as judged, as elsewhere.
-    """
+    """(candidates judged, accepted) -> passes."""
     num_late_accepted: int = 0
     """Accepted candidates that arrived during the pass, in place of the bonus token."""
     num_alternatives: int = 0
@@ -97,8 +90,6 @@ class GenerationMetrics:
     num_refused: int = 0
     num_draft_losses: int = 0
     num_draft_restarts: int = 0
-    num_tokens_alone: int = 0
-    """Committed while the wanted draft was lost or silent."""
     draft: Progress | None = None
     """None: no draft took part, or it was lost before it could report."""
 
@@ -119,8 +110,7 @@ class GenerationMetrics:
         self.total_ns = elapsed_ns
         self.pass_ns += duration_ns
         self.num_passes += 1
-        self.num_tokens += outcome.num_tokens
-        self.num_tokens_alone += outcome.num_tokens if is_alone else 0
+        self.add(outcome, is_alone=is_alone)
         self.num_late_accepted += outcome.num_late_accepted
         self.num_alternatives += outcome.num_alternatives
         self.num_accepted_alternatives += outcome.num_accepted_alternatives
@@ -136,21 +126,6 @@ class GenerationMetrics:
         """Count a lost draft. What it did is not known to its end."""
         self.num_draft_losses += 1
         self.draft = None
-
-    @property
-    def num_drafts(self) -> int:
-        """Passes that had candidates to judge."""
-        return sum(self.acceptance.values())
-
-    @property
-    def num_verified(self) -> int:
-        """Candidates judged."""
-        return sum(judged * number for (judged, _), number in self.acceptance.items())
-
-    @property
-    def num_accepted(self) -> int:
-        """Candidates accepted."""
-        return sum(accepted * number for (_, accepted), number in self.acceptance.items())
 
     @property
     def accepted_by_position(self) -> list[int]:

@@ -23,6 +23,9 @@ ONE = GenerationMetrics(
     prefill_ns=20_000_000,
     pass_ns=97_500_000,
     num_passes=5,
+    num_drafts=4,
+    num_verified=8,
+    num_accepted=5,
     acceptance=Counter({(2, 1): 3, (2, 2): 1}),
     draft=Progress(Role.DRAFT, 1, 10, 20, 2, 0, 60, 0, 120),
 )
@@ -47,6 +50,9 @@ def test_figures_under_the_names_that_benchmark_clients_read() -> None:
         first_token_ns=30_000_000,
         total_ns=70_000_000,
         chunk_gaps_ns=[10_000_000, 25_000_000, 5_000_000],
+        num_drafts=3,
+        num_verified=7,
+        num_accepted=4,
         acceptance=Counter({(2, 2): 2, (3, 0): 1}),
     )
     figures = metrics.as_dict()
