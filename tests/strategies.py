@@ -49,15 +49,15 @@ def _of(kind: type[m.Message]) -> st.SearchStrategy[m.Message]:
 messages: st.SearchStrategy[m.Message] = st.one_of(*map(_of, get_args(m.Message)))
 
 EXAMPLES: tuple[m.Message, ...] = (
-    m.Hello(m.PROTOCOL_VERSION, Role.DRAFT, 1, 49152, "0f" * 32, ("embedded", "ngram", "ü")),
+    m.Hello(1, "0f" * 32, ("embedded", "ngram", "ü")),
     m.Open(
         7, 1, (1, 2, 2**31 - 1), 2048, "x", 16, 1, (3, 4), Distribution(logit_bias=((3, -1.0),)), 3, 8, 6, (5, 7, 8)
     ),
     m.Candidate(7, 1, 10, 2**64 - 1, 4, (0, 4, 4), (5, 6, 7), (60_000, 1), more=True, draft_probs=(b"row", b"")),
     m.Verdict(7, 1, 4, 10, (5, 6, 9), 2),
-    m.Close(7, FinishReason.EOS, (5, 8)),
-    m.Progress(Role.DRAFT, 7, 40, 80, 3, 1, 10**9, 10**8, 2 * 10**9),
-    m.Failed(Role.TARGET, "ValueError", "Traceback ...\nValueError: no"),
+    m.Close(7, (5, 8)),
+    m.Progress(7, 40, 80, 3, 10**9, 2 * 10**9),
+    m.Failed("ValueError", "Traceback ...\nValueError: no"),
     m.Shutdown(),
     m.Features(7, 1, 10, 12, bytes.fromhex("803f0040 0000c0bf")),
 )

@@ -30,8 +30,6 @@ class LoadedDrafters:
     """The drafters that a draft worker offers."""
 
     factories: Mapping[str, DrafterFactory]
-    vocab_size: int
-    """The models' vocabulary; 0 without a model."""
     tokenizer_hash: str
     notes: Sequence[str] = ()
     models: Sequence[CachedModel] = ()
@@ -47,7 +45,7 @@ def load_drafters(engine: EngineConfig, device: str, start_inner: StartInner | N
     `start_inner`: for a cascade over devices; without it all is loaded here.
     """
     factories: dict[str, DrafterFactory] = {}
-    vocab_size, tokenizer_hash = 0, ""
+    tokenizer_hash = ""
     notes, models = [], []
     for config in engine.drafters:
         factories[config.kind], model, tokenizer = _load(config, engine, device, start_inner)
@@ -57,10 +55,10 @@ def load_drafters(engine: EngineConfig, device: str, start_inner: StartInner | N
             continue
         if tokenizer_hash and tokenizer.fingerprint != tokenizer_hash:
             raise ConfigError(f"drafter={config.kind}: its tokenizer differs from that of the drafters before it")
-        vocab_size, tokenizer_hash = model.vocab_size, tokenizer.fingerprint
+        tokenizer_hash = tokenizer.fingerprint
         if config.stages[0].kind == "hf" and model.output_ids is not None:
             notes.append(describe_share(model.output_ids, model.num_ids, tokenizer.encode))
-    return LoadedDrafters(factories, vocab_size, tokenizer_hash, notes, models)
+    return LoadedDrafters(factories, tokenizer_hash, notes, models)
 
 
 def _load(

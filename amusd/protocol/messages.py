@@ -11,7 +11,6 @@ from typing import Annotated, TypeAlias
 from msgspec import Meta, Struct
 
 from amusd.config import GREEDY, MAX_NUM_SEQS, Distribution
-from amusd.types import FinishReason, Role
 
 PROTOCOL_VERSION = 10
 
@@ -45,14 +44,8 @@ class _Message(Struct, frozen=True, array_like=True, gc=False):
 class Hello(_Message, frozen=True, tag=1):
     """Both ways, first on every link: refuse early what cannot work together."""
 
-    protocol_version: Count
-    """`PROTOCOL_VERSION` of the sender."""
-    role: Role
-    """Which side the sender is."""
     incarnation: Count
     """Life of the draft process, from 1; the target sends 0."""
-    vocab_size: Count
-    """Ids are in `[0, vocab_size)`; 0 without a model. For information: padded vocabularies differ."""
     tokenizer_hash: Text
     """Fingerprint (hex) of its tokenizer, which the peers compare; empty: any."""
     drafters: Names
@@ -154,7 +147,6 @@ class Close(_Message, frozen=True, tag=5):
     """Target -> draft: forget the sequence; answered by its final `Progress`."""
 
     sequence_id: Count
-    reason: FinishReason
     not_over: SequenceIds = ()
     """As in `Open`."""
 
@@ -162,7 +154,6 @@ class Close(_Message, frozen=True, tag=5):
 class Progress(_Message, frozen=True, tag=6):
     """Counts of a sequence since its `Open`. The last one answers `Close`; others tell of long work."""
 
-    role: Role
     sequence_id: Count
     num_steps: Count
     """Calls of the drafter that proposed."""
@@ -170,20 +161,15 @@ class Progress(_Message, frozen=True, tag=6):
     """Tokens drafted, offered or not."""
     num_rollbacks: Count
     """Times that drafted tokens were thrown away."""
-    num_stale: Count
-    """Verdicts ignored as stale."""
     busy_ns: Count
     """Nanoseconds in prefill, proposing and rolling back."""
-    wait_ns: Count
-    """Nanoseconds of waiting for a message with nothing to draft."""
     open_ns: Count
     """Nanoseconds since `Open`; 0: the draft refused the sequence, or a verdict for it."""
 
 
 class Failed(_Message, frozen=True, tag=7):
-    """Either way: the sender cannot go on. Never swallowed."""
+    """Draft -> target: the sender cannot go on. Never swallowed."""
 
-    role: Role
     kind: Text
     """Name of the error class."""
     text: Text

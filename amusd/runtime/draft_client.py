@@ -36,7 +36,7 @@ from amusd.sampling.acceptance import unpack_rows
 from amusd.tracing.messages import RECEIVE, SEND, record_message
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport
-from amusd.types import DraftPresence, FinishReason
+from amusd.types import DraftPresence
 
 logger = logging.getLogger(__name__)
 
@@ -176,11 +176,11 @@ class DraftClient:
         if self.draft_restart is not None and self.has_draft:
             self.draft_restart.accepted()
 
-    def close(self, sequence: TargetSequence, reason: FinishReason) -> None:
+    def close(self, sequence: TargetSequence) -> None:
         """End a sequence, and await the draft's counts for a moment."""
         number, seconds = sequence.sequence_id, min(FINAL_PROGRESS_SECONDS, self.patience_seconds)
         self._sequences.pop(number, None)
-        if self._told.pop(number, None) is not None and self._send(Close(number, reason, self._not_over)):
+        if self._told.pop(number, None) is not None and self._send(Close(number, self._not_over)):
             self._closed[number] = sequence, self.recorder.now_ns() + round(seconds * 1e9)
         sequence.session.detach()
 

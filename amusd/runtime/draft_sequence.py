@@ -11,7 +11,6 @@ from amusd.policies.verdict_clock import VerdictClock
 from amusd.protocol.messages import Candidate, Features, Progress, Verdict
 from amusd.runtime.rollback import Proposal, RollbackManager, propose
 from amusd.tracing.recorder import Recorder
-from amusd.types import Role
 
 
 @dataclass(slots=True)
@@ -27,7 +26,6 @@ class DraftSequence:
     features: list[Features] = field(default_factory=list)
     """Those that have come and were not taken in yet."""
     busy_ns: int = 0
-    wait_ns: int = 0
     num_steps: int = 0
     num_drafted: int = 0
     num_rollbacks: int = 0
@@ -103,22 +101,14 @@ class DraftSequence:
             self.verdict_clock.sent(self.recorder.now_ns())
         return candidate
 
-    def waited(self, start_ns: int, end_ns: int) -> None:
-        """Count a wait with nothing to compute."""
-        self.wait_ns += end_ns - start_ns
-        self.recorder.span("draft_wait", start_ns, end_ns, self.sequence_id)
-
     def progress(self) -> Progress:
         """The counts so far."""
         return Progress(
-            role=Role.DRAFT,
             sequence_id=self.sequence_id,
             num_steps=self.num_steps,
             num_drafted=self.num_drafted + self.manager.num_looked_up,
             num_rollbacks=self.num_rollbacks,
-            num_stale=self.manager.session.num_stale,
             busy_ns=self.busy_ns,
-            wait_ns=self.wait_ns,
             open_ns=self.recorder.now_ns() - self.opened_ns,
         )
 

@@ -21,7 +21,6 @@ from amusd.runtime.rollback import RollbackManager
 from amusd.tracing.messages import RECEIVE, SEND, record_message
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport
-from amusd.types import Role
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +123,7 @@ class DraftWorker:
         start_ns = self.recorder.now_ns()
         message = self.link.receive(IDLE_SECONDS)
         for sequence in self._sequences.values():
-            sequence.waited(start_ns, self.recorder.now_ns())
+            self.recorder.span("draft_wait", start_ns, self.recorder.now_ns(), sequence.sequence_id)
         return message
 
     def _handle(self, message: Message) -> None:
@@ -198,7 +197,7 @@ class DraftWorker:
 
     def _refuse(self, sequence_id: int) -> None:
         self.num_ignored += 1
-        self._post(Progress(Role.DRAFT, sequence_id, *[0] * 7))
+        self._post(Progress(sequence_id, *[0] * 5))
 
     def _send(self, sequence: DraftSequence) -> None:
         candidate = sequence.offer()

@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 
 from amusd.errors import ConfigError, PeerFailedError, PeerLostError, PeerProtocolError, first_line
-from amusd.protocol.messages import MAX_TEXT_LENGTH, PROTOCOL_VERSION, Failed, Hello
+from amusd.protocol.messages import MAX_TEXT_LENGTH, Failed, Hello
 from amusd.transport.base import Transport
-from amusd.types import Role
 
 
 def await_hello(link: Transport, own: Hello, timeout_seconds: float) -> Hello:
     """Exchange `own` for the peer's. The draft, which connects, speaks first. Raises as `receive_hello`."""
-    if own.role is Role.DRAFT:
+    if own.incarnation:
         link.send(own)
     deadline = time.monotonic() + timeout_seconds
     while (peer := receive_hello(link, own, deadline, max(deadline - time.monotonic(), 0.0))) is None:
@@ -29,14 +28,14 @@ def receive_hello(link: Transport, own: Hello, deadline: float, timeout: float) 
     """
     message = link.receive(timeout)
     if isinstance(message, Hello):
-        if own.role is Role.TARGET:
+        if not own.incarnation:
             link.send(own)
         _check(own, message)
         return message
     if isinstance(message, Failed):
         if message.kind == ConfigError.__name__:
             raise ConfigError(told_by(message))
-        raise PeerFailedError(f"the {message.role.value} failed while starting: {told_by(message)}")
+        raise PeerFailedError(f"the draft failed while starting: {told_by(message)}")
     if message is not None:
         raise PeerProtocolError(f"{type(message).__name__} before Hello")
     if time.monotonic() >= deadline:
@@ -53,7 +52,7 @@ def failure_report(error: BaseException) -> Failed:
         kind = ConfigError.__name__
     elif not text.startswith(kind):
         text = f"{kind}: {text}"
-    return Failed(Role.DRAFT, kind, text.encode(errors="replace").decode()[:MAX_TEXT_LENGTH])
+    return Failed(kind, text.encode(errors="replace").decode()[:MAX_TEXT_LENGTH])
 
 
 def told_by(failure: Failed) -> str:
@@ -62,13 +61,9 @@ def told_by(failure: Failed) -> str:
 
 
 def _check(own: Hello, peer: Hello) -> None:
-    if peer.protocol_version != PROTOCOL_VERSION:
-        raise ConfigError(f"the peer speaks protocol version {peer.protocol_version}, this side {PROTOCOL_VERSION}")
-    if peer.role is own.role:
-        raise PeerProtocolError(f"two workers play the {own.role.value}")
-    target, draft = (own, peer) if own.role is Role.TARGET else (peer, own)
+    target, draft = sorted((own, peer), key=lambda hello: hello.incarnation)
     if target.incarnation != 0 or draft.incarnation < 1:
-        raise PeerProtocolError(f"a {peer.role.value} cannot be in its life {peer.incarnation}")
+        raise PeerProtocolError(f"two {'drafts' if own.incarnation else 'targets'} meet")
     # A drafter that only looks tokens up works with any tokenizer, and one that takes the target's ids says its hash.
     if draft.tokenizer_hash and draft.tokenizer_hash != target.tokenizer_hash:
         raise ConfigError(

@@ -23,7 +23,6 @@ from amusd.protocol.target_session import TargetSession
 from amusd.runtime.draft_client import MAX_DRAINED
 from amusd.runtime.handshake import told_by
 from amusd.transport.base import Transport
-from amusd.types import FinishReason
 
 LOOKAHEAD = 16
 """Tokens that the draft may be ahead of the middle."""
@@ -62,7 +61,7 @@ class RemoteDraft:
     def close(self, session: TargetSession) -> None:
         """The sequence is over."""
         del self._sessions[session.sequence_id]
-        self._send(Close(session.sequence_id, FinishReason.ABORTED, self._not_over))
+        self._send(Close(session.sequence_id, self._not_over))
 
     def shut_down(self) -> None:
         """Tell it that all is over, and close the link."""

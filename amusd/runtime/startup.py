@@ -26,7 +26,7 @@ from amusd.models.process_group import Backend, backend_for
 from amusd.models.rank_commands import follow
 from amusd.models.sharding import ALONE
 from amusd.models.tokenizer import Tokenizer
-from amusd.protocol.messages import PROTOCOL_VERSION, Hello
+from amusd.protocol.messages import Hello
 from amusd.runtime.devices import check_devices, claim_device, device_of, devices_of, link_devices
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.draft_process import DraftProcess
@@ -62,7 +62,7 @@ def connect_target(
         restart = _start_draft(config, drafts, can_repeat=can_repeat)
         try:
             model, tokenizer = load()
-            link, peer = restart.first(target_hello(model.vocab_size, tokenizer))
+            link, peer = restart.first(target_hello(tokenizer))
         except BaseException:
             restart.close()
             raise
@@ -77,9 +77,9 @@ def _start_draft(config: EngineConfig, drafts: DraftSource, *, can_repeat: bool)
     return DraftRestart(drafts, make_link, config.startup_timeout_seconds, can_repeat=can_repeat)
 
 
-def target_hello(vocab_size: int, tokenizer: Tokenizer) -> Hello:
+def target_hello(tokenizer: Tokenizer) -> Hello:
     """The first message of the target on every link."""
-    return Hello(PROTOCOL_VERSION, Role.TARGET, 0, vocab_size, tokenizer.fingerprint, ())
+    return Hello(0, tokenizer.fingerprint, ())
 
 
 def make_leader(config: EngineConfig, meeting: Meeting | None) -> Leader | None:
@@ -203,7 +203,7 @@ def start_inner(
     running.callback(process.stop)
     restart = _start_draft(config, process, can_repeat=False)
     running.callback(restart.close)
-    link, peer = restart.first(target_hello(middle.num_ids, tokenizer))
+    link, peer = restart.first(target_hello(tokenizer))
     remote = RemoteDraft(link, peer, stage.kind, middle.num_ids)
     running.callback(remote.shut_down)
     return lambda number: [RemoteDrafter(remote) for _ in range(number)]
@@ -218,8 +218,7 @@ def serve(
     max_num_seqs: int = 1,
 ) -> None:
     """Shake hands over `link` and draft until the target is done, for up to `max_num_seqs` sequences."""
-    vocab_size, tokenizer_hash, names = drafters.vocab_size, drafters.tokenizer_hash, tuple(drafters.factories)
-    hello = Hello(PROTOCOL_VERSION, Role.DRAFT, incarnation, vocab_size, tokenizer_hash, names)
+    hello = Hello(incarnation, drafters.tokenizer_hash, tuple(drafters.factories))
     worker = DraftWorker(link, drafters.factories, incarnation, recorder, max_num_seqs)
     worker.prepare()  # before the target counts on it
     await_hello(link, hello, timeout_seconds)

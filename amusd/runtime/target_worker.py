@@ -248,7 +248,7 @@ class TargetWorker:
         self._free_observers.append(sequence.observer)
         start_ns, end_ns = sequence.start_ns, sequence.start_ns + sequence.metrics.total_ns
         self.recorder.span("sequence", start_ns, end_ns, sequence.sequence_id, **sequence.summary())
-        self.client.close(sequence, sequence.ended_by)
+        self.client.close(sequence)
         self.recorder.flush()
 
     def _settle(self) -> None:

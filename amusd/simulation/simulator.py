@@ -12,7 +12,7 @@ from typing import cast
 from amusd.config import DecodingConfig
 from amusd.models.cached_model import CachedModel
 from amusd.policies.factory import make_policy
-from amusd.protocol.messages import PROTOCOL_VERSION, Hello, Message
+from amusd.protocol.messages import Hello, Message
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.target_sequence import Request, TargetSequence
@@ -178,7 +178,7 @@ class _Run:
         draft = DraftWorker(cast("Transport", own_end), {DRAFTER: make}, 1, recorder, max_num_seqs=simulator.num_slots)
         draft.prepare()
         clock.draft_acts.extend((draft.take_in, draft.propose))
-        return cast("Transport", other_end), Hello(PROTOCOL_VERSION, Role.DRAFT, 1, 0, "", (DRAFTER,))
+        return cast("Transport", other_end), Hello(1, "", (DRAFTER,))
 
 
 def _random(purpose: str, seed: int) -> Random:

@@ -204,9 +204,9 @@ def total(parts: Sequence[GenerationMetrics]) -> GenerationMetrics:
         whole.acceptance.update(part.acceptance)
         whole.chunk_gaps_ns.extend(part.chunk_gaps_ns)
     if drafts:
-        counts = Progress.__struct_fields__[2:]
+        counts = Progress.__struct_fields__[1:]
         sums = {name: sum(getattr(draft, name) for draft in drafts) for name in counts}
-        whole.draft = Progress(drafts[0].role, drafts[0].sequence_id, **sums)
+        whole.draft = Progress(drafts[0].sequence_id, **sums)
     return whole
 
 

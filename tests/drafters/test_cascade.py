@@ -71,7 +71,7 @@ def test_a_cascade_of_checkpoints_proposes_what_its_model_would(tmp_path: Path, 
     target = TargetConfig(kind="hf", model=middle)
     engine = EngineConfig(target=target, drafters=(cascade, alone), max_model_len=64)
     loaded = load_drafters(engine, "cpu")
-    assert (list(loaded.factories), loaded.vocab_size) == (["cascade", "hf"], 300)
+    assert list(loaded.factories) == ["cascade", "hf"]
     texts = []
     for drafters in (make(2) for make in loaded.factories.values()):
         for number, drafter in enumerate(drafters):
@@ -102,4 +102,4 @@ def test_an_inner_drafter_that_does_not_fit_is_refused_in_one_line(tmp_path: Pat
         with pytest.raises(ConfigError) as caught:
             load_drafters(engine_of(inner, elsewhere), "cpu")
         assert str(caught.value) == message
-    assert load_drafters(engine_of(str(larger), middle), "cpu").vocab_size == 300
+    load_drafters(engine_of(str(larger), middle), "cpu")

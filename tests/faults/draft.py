@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from faults.link import End, Wires
-from faults.models import VOCAB_SIZE, Ghost, HashDrafter
+from faults.models import Ghost, HashDrafter
 from faults.watch import Violation, Watch
 from faults.weather import Weather
 from faults.world import MS, World
@@ -16,14 +16,13 @@ from faults.world import MS, World
 from amusd.child import Ended
 from amusd.drafters.base import Drafter
 from amusd.errors import PeerError, PeerLostError
-from amusd.protocol.messages import PROTOCOL_VERSION, Candidate, Close, Hello, Message, Open, Verdict
+from amusd.protocol.messages import Candidate, Close, Hello, Message, Open, Verdict
 from amusd.runtime.draft_sequence import DraftSequence
 from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.handshake import failure_report, receive_hello
 from amusd.runtime.rollback import RollbackManager
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Rendezvous
-from amusd.types import Role
 
 HANDSHAKE_SECONDS = 1.0
 STEP_MS = {"prefill": (4, 12), "step": (1, 6), "follow": (0.01, 0.1)}
@@ -112,7 +111,7 @@ class DraftProcess:
         self._busy_until_ns = 0
         self._nonce = nonce
         self._end: End | None = None
-        self._own = Hello(PROTOCOL_VERSION, Role.DRAFT, incarnation, VOCAB_SIZE, "", ("test",))
+        self._own = Hello(incarnation, "", ("test",))
         self._deadline = 0.0
         self._worker: WatchedDraft | None = None
         self._wake_in(self.world.between(1, self.world.random.choice((2, 40))))

@@ -21,12 +21,12 @@ from faults.world import World
 
 from amusd.policies.base import Policy
 from amusd.policies.schedules import AutoPolicy, BranchingPolicy, ChainPolicy, SynchronousPolicy, WindowedPolicy
-from amusd.protocol.messages import PROTOCOL_VERSION, Hello
+from amusd.protocol.messages import Hello
 from amusd.runtime.draft_restart import DraftRestart
 from amusd.runtime.target_sequence import Request, TargetSequence
 from amusd.sampling.stopping import StopChecker
 from amusd.tracing.recorder import Recorder
-from amusd.types import FinishReason, Role
+from amusd.types import FinishReason
 
 MAX_PASSES_TO_ACCEPT = 250
 """After the last fault, before a candidate is accepted again. In passes of the target alone: nothing waits for it."""
@@ -207,7 +207,7 @@ class Simulation:
             raise Violation("liveness: no candidate was accepted after the last fault")
 
     def _start(self) -> WatchedTarget:
-        own = Hello(PROTOCOL_VERSION, Role.TARGET, 0, VOCAB_SIZE, "", ())
+        own = Hello(0, "", ())
         restart = DraftRestart(self.drafts, self._listen, HANDSHAKE_SECONDS)
         link, peer = restart.first(own)
         recorder = Recorder("target", now_ns=self.world.time_ns)

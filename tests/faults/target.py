@@ -17,7 +17,6 @@ from amusd.runtime.draft_client import REFUSED, DraftClient
 from amusd.runtime.target_sequence import Request, TargetSequence
 from amusd.runtime.target_worker import TargetWorker
 from amusd.sampling.stopping import StopChecker
-from amusd.types import FinishReason
 
 
 @dataclass(kw_only=True)
@@ -38,9 +37,9 @@ class WatchedClient(DraftClient):
         self.watch.attached(sequence.session)
         self.watch.committed(sequence.session)
 
-    def close(self, sequence: TargetSequence, reason: FinishReason) -> None:
+    def close(self, sequence: TargetSequence) -> None:
         self.watch.over.add(sequence.sequence_id)
-        super().close(sequence, reason)
+        super().close(sequence)
 
     def drain(self) -> None:
         if self.weather.target_stops_for_ns:

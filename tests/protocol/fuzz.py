@@ -21,7 +21,6 @@ from amusd.protocol.draft_session import DraftSession
 from amusd.protocol.messages import Candidate, Close, Hello, Message, Open, Progress, Verdict
 from amusd.protocol.target_session import TargetSession
 from amusd.protocol.wire import decode, encode, seal
-from amusd.types import FinishReason, Role
 
 VOCAB_SIZE = 50
 PROMPT = (1, 2, 3, 4)
@@ -162,8 +161,8 @@ def _body(rng: random.Random, message: Message) -> bytes:
 
 MUTATIONS: tuple[Callable[[random.Random, Message], bytes], ...] = (_fields, _fields, _fields, _bytes, _length, _body)
 OTHERS: tuple[Message, ...] = (
-    Hello(1, Role.DRAFT, 1, VOCAB_SIZE, "ab", ("d",)),
-    Close(1, FinishReason.EOS),
-    Progress(Role.DRAFT, 1, 1, 1, 1, 1, 1, 1, 1),
+    Hello(1, "ab", ("d",)),
+    Close(1),
+    Progress(1, 1, 1, 1, 1, 1),
     structs.replace(OPENING, distribution=Distribution(temperature=0.5, logit_bias=((3, 1.0),))),
 )

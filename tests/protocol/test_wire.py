@@ -17,7 +17,6 @@ from amusd.config import MAX_BIASES, MAX_NUM_SEQS
 from amusd.errors import WireError
 from amusd.protocol import messages as m
 from amusd.protocol.wire import MAX_FRAME_BYTES, decode, encode, seal
-from amusd.types import Role
 
 NONCE = 0x0123456789ABCDEF
 FRAMES = {type(message).__name__: encode(message, NONCE) for message in EXAMPLES}
@@ -27,7 +26,7 @@ GOLDEN = {
     m.Candidate(7, 1, 300, 2**64 - 1, 4, (0, 4), (5, 70_000), (), more=True): HEADER
     + "9b 03 07 01 cd012c cfffffffffffffffff 04 920004 9205ce00011170 90 c3 90",
     m.Verdict(7, 1, 3, 9, (5, 200), 2): HEADER + "97 04 07 01 03 09 9205ccc8 02",
-    m.Hello(10, Role.DRAFT, 1, 10, "ab", ("a", "bc")): HEADER + "97 01 0a a56472616674 01 0a a26162 92a161a26263",
+    m.Hello(1, "ab", ("a", "bc")): HEADER + "94 01 01 a26162 92a161a26263",
 }
 """Frames of this version, before they are sealed. A change here is a change of PROTOCOL_VERSION."""
 COUNT, ID, TEXT = 2**63 - 1, 2**31 - 1, "\N{GRINNING FACE}" * m.MAX_TEXT_LENGTH
@@ -35,8 +34,8 @@ LARGEST = (
     m.Open(COUNT, COUNT, (ID,) * m.MAX_TOKENS, COUNT, TEXT, 1, 1, not_over=(2**64 - 1,) * (MAX_NUM_SEQS + 1)),
     m.Verdict(COUNT, COUNT, COUNT, COUNT, (ID,) * m.MAX_TOKENS, COUNT),
     m.Candidate(1, 1, 1, 1, 1, (), (), (), True, draft_probs=(bytes(m.MAX_ROW_BYTES), *(b"",) * (m.MAX_ROWS - 1))),
-    m.Hello(1, Role.DRAFT, 1, 1, TEXT, ("n",) * m.MAX_NAMES),
-    m.Failed(Role.TARGET, TEXT, TEXT),
+    m.Hello(1, TEXT, ("n",) * m.MAX_NAMES),
+    m.Failed(TEXT, TEXT),
     m.Features(1, 1, 0, 1, bytes(m.MAX_FEATURE_BYTES)),
 )
 MISTAKES: dict[str, Any] = {
@@ -45,11 +44,11 @@ MISTAKES: dict[str, Any] = {
     "a token id of 32 bits": m.Verdict(0, 0, 0, 0, (2**31,), 0),
     "half a token": m.Verdict(0, 0, 0, 0, (0.5,), 0),  # type: ignore[arg-type]
     "a number for a truth": m.Candidate(0, 0, 0, 0, 0, (), (), (), more=2),  # type: ignore[arg-type]
-    "a lone surrogate": m.Failed(Role.DRAFT, "E", "\ud800"),
+    "a lone surrogate": m.Failed("E", "\ud800"),
     "a text": "Shutdown",
     "too many tokens": m.Verdict(0, 0, 0, 0, (0,) * (m.MAX_TOKENS + 1), 0),
-    "too long a text": m.Failed(Role.DRAFT, "E", "x" * (m.MAX_TEXT_LENGTH + 1)),
-    "too long a frame": m.Hello(1, Role.DRAFT, 1, 10, "", (TEXT,) * m.MAX_NAMES),
+    "too long a text": m.Failed("E", "x" * (m.MAX_TEXT_LENGTH + 1)),
+    "too long a frame": m.Hello(1, "", (TEXT,) * m.MAX_NAMES),
 }
 DISTRIBUTIONS: dict[str, tuple[str, Any]] = {
     "a negative temperature": ("temperature", -1.0),

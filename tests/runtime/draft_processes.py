@@ -60,7 +60,7 @@ LIVES = "TABLE_LIVES"
 
 
 def main() -> None:
-    startup.prepare_draft = lambda _config: LoadedDrafters({}, vocab_size=0, tokenizer_hash="")
+    startup.prepare_draft = lambda _config: LoadedDrafters({}, tokenizer_hash="")
     startup.serve_draft = serve_table_draft  # type: ignore[assignment]
     draft_process.main()
 
@@ -73,7 +73,6 @@ def serve_table_draft(
         {
             "oracle": one_by_one(FAILING.get(life, oracle(NUM_TOKENS, right_with_probability(0.8, 3)))),
         },
-        vocab_size=0,
         tokenizer_hash="",
     )
     serve(Babbling(link) if life == BABBLING else link, drafters, recorder, incarnation, TIMEOUT_SECONDS)

@@ -97,7 +97,7 @@ class DraftThread:
         self.thread.start()
 
     def _run(self, drafts: DraftThreads, incarnation: int) -> None:
-        loaded = LoadedDrafters(drafts.factories, vocab_size=0, tokenizer_hash="")
+        loaded = LoadedDrafters(drafts.factories, tokenizer_hash="")
         try:
             serve(self.link, loaded, self.recorder, incarnation, TIMEOUT_SECONDS, drafts.max_num_seqs)
         except BaseException as error:  # noqa: BLE001 - handed to the test
@@ -167,7 +167,7 @@ def engine_of(
         drafts, lambda nonce: wrap_target_link(drafts.listen(nonce)), TIMEOUT_SECONDS, can_repeat=restarts
     )
     try:
-        link, peer = restart.first(target_hello(model.vocab_size, tokenizer))
+        link, peer = restart.first(target_hello(tokenizer))
         client = DraftClient(recorder, model.vocab_size, link, peer, draft_restart=restart if restarts else None)
         worker = TargetWorker(model, recorder, client, max_num_seqs)
         with Engine(worker, tokenizer, drafters=list(factories)) as engine:

@@ -16,14 +16,13 @@ from runtime.pair import decode
 from table_model import TableModel
 
 from amusd.policies.schedules import ChainPolicy, SynchronousPolicy
-from amusd.protocol.messages import PROTOCOL_VERSION, Candidate, Close, Hello, Message, Open, Progress, Verdict
+from amusd.protocol.messages import Candidate, Close, Hello, Message, Open, Progress, Verdict
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.patience import MAX_NONSENSE, SILENCES, TAKE_IN_SECONDS
 from amusd.runtime.target_sequence import Request, TargetSequence
 from amusd.runtime.target_worker import TargetWorker
 from amusd.sampling.stopping import StopChecker
 from amusd.tracing.recorder import Recorder
-from amusd.types import FinishReason, Role
 
 VOCAB_SIZE = 50
 PROMPT = (3, 1, 4)
@@ -61,7 +60,7 @@ class SlowModel(TableModel):
 
 
 def hello(incarnation: int) -> Hello:
-    return Hello(PROTOCOL_VERSION, Role.DRAFT, incarnation, VOCAB_SIZE, "", ("test",))
+    return Hello(incarnation, "", ("test",))
 
 
 class Target:
@@ -172,7 +171,7 @@ def test_the_next_draft_is_not_silent_and_has_said_no_nonsense() -> None:
     sequence = target.open()
     target.client.take(SILENCE)
     assert not target.client.may_hear(sequence)
-    nonsense = Hello(PROTOCOL_VERSION, Role.DRAFT, 1, VOCAB_SIZE, "", ())
+    nonsense = Hello(1, "", ())
     target.link.inbox += [nonsense] * (MAX_NONSENSE - 1)
     target.client.drain()
     assert target.client.has_draft
@@ -248,7 +247,7 @@ def test_a_draft_that_refuses_a_sequence_is_neither_silent_nor_replaced() -> Non
         def send(self, message: Message) -> None:
             super().send(message)
             if isinstance(message, Open):
-                self.inbox.append(Progress(Role.DRAFT, message.sequence_id, *[0] * 7))
+                self.inbox.append(Progress(message.sequence_id, *[0] * 5))
 
     target = Target()
     target.client.link = Refusing(target.clock)
@@ -278,8 +277,8 @@ def test_what_comes_for_one_sequence_changes_no_other() -> None:
     target.client.drain()
     assert (first.session.num_candidates, second.session.num_candidates) == (0, 2)
     assert (first.metrics.num_stale_candidates, second.metrics.num_stale_candidates) == (1, 0)
-    target.link.inbox.append(Progress(Role.DRAFT, first.sequence_id, 7, 0, 0, 0, 0, 0, 0))
-    target.client.close(first, FinishReason.EOS)
+    target.link.inbox.append(Progress(first.sequence_id, 7, 0, 0, 0, 0))
+    target.client.close(first)
     assert target.client.seconds_for_counts(first) > 0
     target.client.drain()
     assert target.client.seconds_for_counts(first) == 0

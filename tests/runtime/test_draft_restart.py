@@ -8,7 +8,7 @@ import pytest
 from runtime.clocked import Clock, Link
 
 from amusd.child import Ended
-from amusd.protocol.messages import PROTOCOL_VERSION, Hello
+from amusd.protocol.messages import Hello
 from amusd.runtime import draft_restart, handshake
 from amusd.runtime.draft_restart import (
     BACK_OFF_SECONDS,
@@ -18,9 +18,8 @@ from amusd.runtime.draft_restart import (
     DraftRestart,
 )
 from amusd.transport.base import Rendezvous
-from amusd.types import Role
 
-OWN = Hello(PROTOCOL_VERSION, Role.TARGET, 0, 50, "", ())
+OWN = Hello(0, "", ())
 
 
 class Source:
@@ -86,7 +85,7 @@ def search(monkeypatch: pytest.MonkeyPatch) -> Search:
 
 
 def hello(incarnation: int) -> Hello:
-    return Hello(PROTOCOL_VERSION, Role.DRAFT, incarnation, 50, "", ("test",))
+    return Hello(incarnation, "", ("test",))
 
 
 def test_a_draft_that_does_not_end_by_itself_is_dismissed(search: Search) -> None:

@@ -17,7 +17,6 @@ from amusd.policies.verdict_clock import VerdictClock
 from amusd.protocol.draft_session import DraftSession
 from amusd.protocol.messages import Candidate, Close, Message, Open, Progress, Shutdown, Verdict
 from amusd.runtime.draft_worker import IDLE_SECONDS, SIGN_NS, DraftWorker
-from amusd.types import FinishReason
 
 PROMPT = (3, 1, 4)
 ANSWER = tuple(range(10, 30))
@@ -69,7 +68,7 @@ class Draft:
         return Open(sequence_id, 1, PROMPT, self.max_length, "test", **self.options, not_over=not_over)
 
     def end(self, sequence_id: int, not_over: tuple[int, ...] = ()) -> Close:
-        return Close(sequence_id, FinishReason.EOS, not_over)
+        return Close(sequence_id, not_over)
 
     def say(self, *messages: Message) -> None:
         self.link.inbox += messages
@@ -132,9 +131,10 @@ def test_waiting_is_counted_and_working_is_not() -> None:
     draft = Draft(step_seconds=0.01, max_lookahead=2)
     draft.steps(1)
     draft.steps(2)  # nothing to do: two waits
-    draft.say(Close(1, FinishReason.EOS), Shutdown())
+    draft.say(Close(1), Shutdown())
     progress = draft.link.messages(Progress)[-1]
-    assert progress.wait_ns == 2 * IDLE_SECONDS * 1e9
+    waits = [event for event in draft.recorder.events if event.name == "draft_wait"]
+    assert sum(event.duration_ns for event in waits) == 2 * IDLE_SECONDS * 1e9
     assert progress.busy_ns == 2 * 0.01 * 1e9
     assert (progress.num_steps, progress.num_drafted) == (2, 2)
 

@@ -13,14 +13,15 @@ import pytest
 
 from amusd.models.cached_model import CachedModel
 from amusd.policies.base import Decision, Policy, TargetView, Verify, Wait
-from amusd.protocol.messages import PROTOCOL_VERSION, Hello, Message
+from amusd.protocol.messages import Hello, Message
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.target_sequence import Request
 from amusd.runtime.target_worker import TargetWorker
 from amusd.sampling.stopping import StopChecker
-from amusd.simulation.clock import Clock, Direction, Journal
+from amusd.simulation.clock import Clock, Direction
 from amusd.simulation.cost import NOTHING, Costs, Shared
 from amusd.simulation.models import ScriptedModel
+from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport
 from amusd.types import Role
 
@@ -44,20 +45,20 @@ def begins(times_ns: Sequence[int], *, in_lock_step: bool = False) -> list[int]:
     clock = Clock(Direction(NOTHING, Random(1)), Direction(NOTHING, Random(1)))
     costs = Costs(passes={0: Shared.of_ms(1.0)}, draft_token=Shared.of_ms(1.0))
     model = ScriptedModel(clock, costs, Random(1), prompt_length=1, vocab_size=100, width=8, has_draft=True)
-    journal = Journal(Role.TARGET.value, None, lambda: clock.target_ns)
+    recorder = Recorder(Role.TARGET.value, None, lambda: clock.target_ns, keeps=True)
 
     def send(message: Message) -> None:
         clock.to_draft.send(clock.target_ns, message)
 
     link = cast("Transport", SimpleNamespace(send=send, receive=clock.receive_at_target))
-    client = DraftClient(journal, 100, link, Hello(PROTOCOL_VERSION, Role.DRAFT, 1, 0, "", ("none",)))
-    worker = TargetWorker(cast("CachedModel", model), journal, client, len(times_ns))
+    client = DraftClient(recorder, 100, link, Hello(1, "", ("none",)))
+    worker = TargetWorker(cast("CachedModel", model), recorder, client, len(times_ns))
     for time_ns in times_ns:
         policy = ReadyAt(time_ns=time_ns, is_block=in_lock_step)
         request = Request(prompt=(1,), max_length=9, policy=policy, drafter="none", max_silence_seconds=100.0)
         worker.admit(request, StopChecker((), (), 8, str))
     worker.step()
-    passes = [event for event in journal.events if event.name == "target_pass"]
+    passes = [event for event in recorder.events if event.name == "target_pass"]
     assert [event.sequence_id for event in passes] == list(range(1, len(times_ns) + 1))
     return [event.start_ns for event in passes]
 

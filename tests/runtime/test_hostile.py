@@ -10,7 +10,6 @@ from runtime.clocked import Clock, Link
 from amusd.drafters.ngram import NgramDrafter
 from amusd.errors import ConfigError, PeerFailedError
 from amusd.protocol.messages import (
-    PROTOCOL_VERSION,
     Candidate,
     Close,
     Failed,
@@ -27,7 +26,6 @@ from amusd.runtime.handshake import await_hello
 from amusd.runtime.patience import Reminder, Told
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport
-from amusd.types import FinishReason, Role
 
 VOCAB = 97
 LOOKUP = {"ngram": lambda _: [NgramDrafter(2)]}
@@ -58,7 +56,7 @@ class OneByOne:
 def test_a_hostile_target_is_not_obeyed_and_the_next_message_is(name: str) -> None:
     target, draft = memory_pair()
     worker = DraftWorker(OneByOne(draft), LOOKUP, 1, Recorder("draft"))
-    for message in (OPENING, HOSTILE[name], Close(1, FinishReason.EOS), Shutdown()):
+    for message in (OPENING, HOSTILE[name], Close(1), Shutdown()):
         target.send(message)
     worker.run()
     assert worker.num_ignored == 1
@@ -74,9 +72,9 @@ def answers_at(target: Transport) -> list[Message]:
 
 def test_what_a_peer_says_of_its_failure_does_nothing_to_a_terminal() -> None:
     here, there = memory_pair()
-    there.send(Failed(Role.DRAFT, "Error", "no\n\tspace\x1b[2J\x07left"))
+    there.send(Failed("Error", "no\n\tspace\x1b[2J\x07left"))
     with pytest.raises(PeerFailedError, match=r"no\n\tspace\?\[2J\?left"):
-        await_hello(here, Hello(PROTOCOL_VERSION, Role.TARGET, 0, 10, "", ()), 5.0)
+        await_hello(here, Hello(0, "", ()), 5.0)
 
 
 def test_a_flood_of_large_messages_keeps_the_target_from_its_pass_for_a_moment_only() -> None:
@@ -88,9 +86,9 @@ def test_a_flood_of_large_messages_keeps_the_target_from_its_pass_for_a_moment_o
             nonlocal num_read
             num_read += 1
             clock.pass_by(0.005)
-            return Progress(Role.DRAFT, 1, 0, 0, 0, 0, 0, 0, 1)
+            return Progress(1, 0, 0, 0, 0, 1)
 
-    greeting = Hello(PROTOCOL_VERSION, Role.DRAFT, 1, 0, "", ("ngram",))
+    greeting = Hello(1, "", ("ngram",))
     client = DraftClient(Recorder("target", now_ns=clock), VOCAB, Flood(clock), greeting)
     client._told[1] = Told(Reminder(0.0, 1.0))
     client.drain()
@@ -101,6 +99,6 @@ def test_a_flood_of_large_messages_keeps_the_target_from_its_pass_for_a_moment_o
 
 def test_another_tokenizer_is_one_line_with_its_way_out() -> None:
     here, there = memory_pair()
-    there.send(Hello(PROTOCOL_VERSION, Role.DRAFT, 1, 10, "a" * 64, ("eagle",)))
+    there.send(Hello(1, "a" * 64, ("eagle",)))
     with pytest.raises(ConfigError, match=r"^drafter=eagle: its tokenizer differs .* or use drafter=ngram$"):
-        await_hello(here, Hello(PROTOCOL_VERSION, Role.TARGET, 0, 10, "b" * 64, ()), 5.0)
+        await_hello(here, Hello(0, "b" * 64, ()), 5.0)

@@ -27,11 +27,11 @@ from amusd.drafters.base import Drafter
 from amusd.drafters.cascade import CascadeDrafter
 from amusd.drafters.ngram import NgramDrafter
 from amusd.engine import Engine
-from amusd.protocol.messages import PROTOCOL_VERSION, Hello
+from amusd.protocol.messages import Hello
 from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.remote_drafter import RemoteDraft, RemoteDrafter
 from amusd.tracing.recorder import Recorder
-from amusd.types import Mode, Role
+from amusd.types import Mode
 
 CAPACITY = 60
 MODEL = TableModel(6, seed=3, max_length=CAPACITY)
@@ -58,7 +58,7 @@ class Middle:
             recorder=Recorder("draft"),
         )
         self.worker.prepare()
-        peer = Hello(PROTOCOL_VERSION, Role.DRAFT, 1, 6, "", ("inner",))
+        peer = Hello(1, "", ("inner",))
         self.draft = RemoteDraft(own, peer, "inner", 6)
         self.inner = RemoteDrafter(self.draft)
         self.drafter = CascadeDrafter(MODEL, self.inner, 3)

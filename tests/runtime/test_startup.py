@@ -9,13 +9,12 @@ from amusd.config import EngineConfig, HardwareConfig, TransportConfig
 from amusd.errors import ConfigError, PeerFailedError
 from amusd.models.cached_model import CachedModel
 from amusd.models.tokenizer import Tokenizer
-from amusd.protocol.messages import PROTOCOL_VERSION, Hello
+from amusd.protocol.messages import Hello
 from amusd.runtime.devices import link_devices
 from amusd.runtime.handshake import await_hello, failure_report
 from amusd.runtime.startup import connect_target
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Rendezvous
-from amusd.types import Role
 
 
 def load() -> tuple[CachedModel, Tokenizer]:
@@ -48,5 +47,5 @@ def test_what_a_draft_says_of_its_end_is_what_the_target_raises(error: Exception
     here, there = memory_pair()
     there.send(failure_report(error))
     with pytest.raises(kind, match=text) as caught:
-        await_hello(here, Hello(PROTOCOL_VERSION, Role.TARGET, 0, 5, "", ()), 60.0)
+        await_hello(here, Hello(0, "", ()), 60.0)
     assert type(caught.value) is kind

@@ -12,7 +12,6 @@ from tracing.runs import made
 from amusd.protocol.messages import Progress
 from amusd.tracing.metrics import GenerationMetrics
 from amusd.tracing.recorder import Recorder
-from amusd.types import Role
 
 PASS = made("target_pass", 0, 0).fields
 
@@ -27,7 +26,7 @@ ONE = GenerationMetrics(
     num_verified=8,
     num_accepted=5,
     acceptance=Counter({(2, 1): 3, (2, 2): 1}),
-    draft=Progress(Role.DRAFT, 1, 10, 20, 2, 0, 60, 0, 120),
+    draft=Progress(1, 10, 20, 2, 60, 120),
 )
 
 

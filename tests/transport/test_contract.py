@@ -15,7 +15,6 @@ from amusd.protocol.messages import MAX_FEATURE_BYTES, Candidate, Failed, Featur
 from amusd.protocol.wire import encode
 from amusd.transport import torch_distributed, zeromq
 from amusd.transport.base import Transport
-from amusd.types import Role
 
 NUM_MESSAGES = 300
 
@@ -156,7 +155,7 @@ def test_garbage_and_foreign_frames_are_counted_and_dropped_and_the_link_goes_on
 
 
 def test_a_peer_that_does_not_read_is_lost_and_never_blocks_the_sender(ends: tuple[Transport, Transport]) -> None:
-    message = Failed(Role.DRAFT, "E", "x" * 10_000)  # long, so that the system's own buffers fill soon
+    message = Failed("E", "x" * 10_000)  # long, so that the system's own buffers fill soon
     started = time.monotonic()
     with pytest.raises(PeerLostError, match="stopped reading"):
         fill(ends[0], message)

@@ -16,7 +16,7 @@ from transport.links import DEADLINE, NONCE, expect
 
 from amusd.config import TransportConfig
 from amusd.errors import ConfigError
-from amusd.protocol.messages import PROTOCOL_VERSION, Hello, Verdict
+from amusd.protocol.messages import Hello, Verdict
 from amusd.runtime.handshake import await_hello, receive_hello
 from amusd.transport.base import Rendezvous, Transport
 from amusd.transport.curve import read_keys, write_keys
@@ -26,8 +26,8 @@ from amusd.types import Role
 
 OTHER_NODE = "tcp://127.0.0.2:*"
 VERDICT = Verdict(1, 1, 0, 0, (5,), 0)
-HELLO = Hello(PROTOCOL_VERSION, Role.TARGET, 0, 10, "", ())
-OF_DRAFT = Hello(PROTOCOL_VERSION, Role.DRAFT, 1, 0, "", ("ngram",))
+HELLO = Hello(0, "", ())
+OF_DRAFT = Hello(1, "", ("ngram",))
 
 
 @pytest.fixture(scope="module")
