@@ -10,7 +10,7 @@ import shlex
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +24,6 @@ REQUIRED = ("experiment", "date", "commit", "machine", "command", "quick", "work
 """What every file of results has beside what was measured."""
 Document = dict[str, Any]
 _FOLDERS = re.compile(r"(?:[^/,:\[\]]*/)+")
-
-
-def run(main: Callable[[], None]) -> None:
-    """Run a script's `main`; a mistake of its user is one line and exit code 2."""
-    try:
-        main()
-    except ConfigError as error:
-        sys.stderr.write(f"{error}\n")
-        sys.exit(2)
 
 
 # Commands
@@ -108,11 +99,6 @@ def without_folders(arguments: Sequence[str]) -> list[str]:
 
 
 # Results
-
-
-def run_sweep(request: Request, overrides: Sequence[str]) -> None:
-    """The usual experiment: one sweep of `amusd compare`, its table, its file of results."""
-    write_jobs(request, compare([*overrides, *request.workload()], request.runs / "sweep"))
 
 
 def write_jobs(request: Request, jobs: Sequence[Document], **more: Any) -> None:

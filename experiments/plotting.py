@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from amusd.errors import ConfigError
-from experiments.common import Document, middle_half, read_results, row_kind, run, speedups
-from experiments.request import ROOT
+from experiments.common import Document, middle_half, read_results
+from experiments.request import ROOT, Request, request_of
 
 LOOKS = {
     "autoregressive": ("#56606b", "s"),
@@ -21,8 +21,6 @@ LOOKS = {
     "auto": ("#cc79a7", "v"),
 }
 """Colour (of Okabe and Ito's palette, told apart by colour-blind readers) and marker of each way to decode."""
-DASHES = ("-", "--", ":")
-"""One for each drafter."""
 OUTLINE = "#1b1f24"
 STYLE = {
     "font.size": 9.5,
@@ -38,24 +36,29 @@ STYLE = {
 SPEEDUP = "speed-up over plain decoding (times)"
 
 
-def plotter(experiment: str, draw: Callable[[Document], Any]) -> None:
-    """Run a `plot.py`: read results, let `draw` make a matplotlib figure of each file, write one PNG and one SVG."""
-    home = ROOT / "experiments" / experiment
-    parser = argparse.ArgumentParser(
-        prog=f"python experiments/{experiment}/plot.py", description="Draw the files of results as PNG and SVG."
-    )
-    parser.add_argument("results", type=Path, nargs="*", help="default: all of the experiment's results/*.json")
-    parser.add_argument("--out", type=Path, default=home / "figures", help="folder of the figures")
+def run(
+    parser: argparse.ArgumentParser,
+    measure: Callable[[Request, argparse.Namespace], None],
+    draw: Callable[[Document], Any] | None = None,
+) -> None:
+    """Run a script: measure, or with `--plot` draw files of results as PNG and SVG.
+
+    A mistake of its user is one line and exit code 2.
+    """
+    if draw is not None:
+        text = "draw these files of results (default: all of the experiment's) instead, into the folder --out"
+        parser.add_argument("--plot", type=Path, nargs="*", metavar="FILE", help=text)
     arguments = parser.parse_args()
-
-    def main() -> None:
-        files = arguments.results or sorted((home / "results").glob("*.json"))
-        if not files:
-            raise ConfigError(f"experiments/{experiment}/results/: nothing to draw; run the experiment first")
-        for file in files:
-            save(draw(read_results(file)), arguments.out, file.stem)
-
-    run(main)
+    try:
+        if draw is None or arguments.plot is None:
+            measure(request_of(arguments), arguments)
+            return
+        home = ROOT / "experiments" / arguments.experiment
+        for file in arguments.plot or sorted((home / "results").glob("*.json")):
+            save(draw(read_results(file)), arguments.out or home / "figures", file.stem)
+    except ConfigError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(2)
 
 
 def subplots(*, width: float = 7.0, height: float = 4.2, rows: int = 1) -> tuple[Any, Any]:
@@ -82,38 +85,6 @@ def save(figure: Any, folder: Path, name: str) -> None:
 def look(row: Document) -> tuple[str, str]:
     """Colour and marker of a row."""
     return LOOKS[row["policy"] if row["mode"] == "asynchronous" else row["mode"]]
-
-
-def draw_lines(results: Document, key: str, label: str) -> Any:
-    """The figure of a sweep over one key, which the horizontal axis shows as `label`."""
-    figure, axes = subplots()
-    lines_over(axes, results["jobs"], key)
-    axes.set_xlabel(label)
-    axes.legend()
-    figure.supxlabel(caption(results), fontsize=7)
-    return figure
-
-
-def lines_over(axes: Any, jobs: Sequence[Document], key: str, *, convert: Callable[[str], float] = float) -> None:
-    """Draw speed-ups over a swept key, with the middle half of prompts as a band; synchronous: the best length."""
-    kinds: dict[str, list[tuple[float, Document, Document]]] = {}
-    for job in jobs:
-        for row in job["rows"]:
-            if row["mode"] != "autoregressive":
-                kinds.setdefault(row_kind(row), []).append((convert(job["settings"][key]), row, job))
-    drafters = list(dict.fromkeys(row["drafter"] for points in kinds.values() for _, row, _ in points))
-    for kind, points in kinds.items():
-        points.sort(key=lambda point: point[0])
-        colour, marker = look(points[0][1])
-        dash = DASHES[drafters.index(points[0][1]["drafter"]) % len(DASHES)]
-        places = [place for place, _, _ in points]
-        found = [middle_half(speedups(job["per_prompt"], row["contestant"])) for _, row, job in points]
-        axes.plot(places, [middle for _, middle, _ in found], dash, color=colour, marker=marker, label=kind)
-        axes.fill_between(
-            places, [low for low, _, _ in found], [high for _, _, high in found], color=colour, alpha=0.12
-        )
-    mark_plain(axes)
-    axes.set_ylabel(SPEEDUP)
 
 
 def mark_plain(axes: Any) -> None:

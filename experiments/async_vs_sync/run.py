@@ -12,16 +12,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from amusd.console import table
-from experiments.common import Document, compare, row_kind, run, speedups, write_jobs
-from experiments.request import parser_of, request_of
+from experiments.common import Document, compare, row_kind, speedups, write_jobs
+from experiments.plotting import SPEEDUP, caption, grouped_bars, legend_above, look, mark_plain, run, subplots
+from experiments.request import Request, parser_of
 
 TEMPERATURE = "sampling.temperature"
 
 
 def main() -> None:
+    """Run the script."""
+    run(parser_of("async_vs_sync", __doc__, num_prompts=40, num_tokens=96), measure, draw)
+
+
+def measure(request: Request, _arguments: object) -> None:
     """A sweep of `amusd compare`, and the table of categories."""
-    parser = parser_of("async_vs_sync", __doc__, num_prompts=40, num_tokens=96)
-    request = request_of(parser.parse_args())
     common = [f"{TEMPERATURE}=0,0.7", "sampling.seed=1", *request.workload()]
     jobs = compare(
         [
@@ -69,5 +73,27 @@ def category_text(categories: Sequence[Document]) -> str:
     return table(("temperature", "category", *kinds), lines)
 
 
+def draw(results: Document) -> Any:
+    """One above the other: categories for each temperature."""
+    rows = results["categories"]
+    temperatures = list(dict.fromkeys(row["temperature"] for row in rows))
+    figure, found = subplots(rows=len(temperatures), width=9.0, height=3.4 * len(temperatures))
+    axes = list(found) if len(temperatures) > 1 else [found]
+    for panel, temperature in zip(axes, temperatures, strict=True):
+        own = [row for row in rows if row["temperature"] == temperature]
+        names = list(dict.fromkeys(row["category"] for row in own))
+        series = []
+        for kind in dict.fromkeys(row["kind"] for row in own):
+            alike = [row for row in own if row["kind"] == kind]
+            series.append((kind, [row["speedups"] for row in alike], look(alike[0])[0]))
+        grouped_bars(panel, names, series)
+        mark_plain(panel)
+        panel.set_ylabel(SPEEDUP)
+        panel.set_xlabel(f"category of the prompts, temperature {temperature:g}")
+    legend_above(axes[0])
+    figure.supxlabel(caption(results), fontsize=7)
+    return figure
+
+
 if __name__ == "__main__":
-    run(main)
+    main()

@@ -8,6 +8,7 @@ show acceptance by distance from the last token whose features the drafter knows
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import sys
@@ -20,19 +21,23 @@ from amusd.config import CAPABILITIES
 from amusd.console import table
 from amusd.models.draft_layouts import read_feature_spec
 from amusd.models.embedded_target import embedded_target_path
-from experiments.common import Document, compare, run, write_jobs
-from experiments.request import parser_of, request_of
+from experiments.common import Document, compare, write_jobs
+from experiments.plotting import run
+from experiments.request import Request, parser_of
 
 DISTANCES = 6
 
 
 def main() -> None:
-    """Two sweeps of `amusd compare`, and the table of both."""
+    """Run the script."""
     parser = parser_of("drafters", __doc__, num_prompts=32, num_tokens=64)
     parser.add_argument("--drafter", action="append", default=[], help="KIND or KIND:FOLDER beside `embedded`")
     parser.add_argument("--lengths", default="2,3,4", help="tokens of blocks, and steps of trees, that are tried")
-    arguments = parser.parse_args()
-    request = request_of(arguments)
+    run(parser, measure)
+
+
+def measure(request: Request, arguments: argparse.Namespace) -> None:
+    """Two sweeps of `amusd compare`, and the table of both."""
     names = ["embedded", *arguments.drafter]
     drafters = f"compare.drafters=[{','.join(names)}]"
     temperatures = f"sampling.temperature={'0' if request.quick else '0,0.7'}"
@@ -117,4 +122,4 @@ def cells(row: Document) -> tuple[str, ...]:
 
 
 if __name__ == "__main__":
-    run(main)
+    main()

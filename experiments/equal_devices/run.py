@@ -24,8 +24,9 @@ from amusd.console import table
 from amusd.errors import ConfigError
 from amusd.runtime.cores import allowed_cores, cores_for
 from amusd.types import Role
-from experiments.common import Document, read_json, run, run_amusd, write_results
-from experiments.request import Request, parser_of, request_of
+from experiments.common import Document, read_json, run_amusd, write_results
+from experiments.plotting import run
+from experiments.request import Request, parser_of
 
 PAIR, ALL, APART = USES = ("pair", "all devices", "two engines")
 
@@ -43,13 +44,17 @@ class Measured:
 
 
 def main() -> None:
-    """All rounds at each temperature, a simulation of each use, and a table of both."""
+    """Run the script."""
     parser = parser_of("equal_devices", __doc__, num_prompts=16, num_tokens=48)
     parser.add_argument("--devices", nargs=2, default=("cpu", "cpu"), metavar="DEVICE", help="cuda:0 cuda:1")
     parser.add_argument("--rounds", type=int, default=2, help="(default: 2; at least two prompts in each)")
     parser.add_argument("--keys", nargs="*", default=(), metavar="KEY=VALUE", help="more keys of `amusd compare`")
-    arguments = parser.parse_args()
-    lines = (request := request_of(arguments)).lines()
+    run(parser, measure)
+
+
+def measure(request: Request, arguments: Namespace) -> None:
+    """All rounds at each temperature, a simulation of each use, and a table of both."""
+    lines = request.lines()
     num_rounds = min(arguments.rounds, len(lines) // 2)
     if num_rounds < 1:
         raise ConfigError("needs at least one round and two prompts")
@@ -169,4 +174,4 @@ def text_of(jobs: Sequence[Document]) -> str:
 
 
 if __name__ == "__main__":
-    run(main)
+    main()

@@ -7,26 +7,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # so that `experiments` can be imported from anywhere
 
-from experiments.common import run, run_sweep
-from experiments.request import parser_of, request_of
-
-
-def main() -> None:
-    """One sweep of `amusd compare`."""
-    parser = parser_of("link_delay", __doc__, num_prompts=16, num_tokens=96)
-    request = request_of(parser.parse_args())
-    delays = "0,10" if request.quick else "0,1,5,10,30"
-    lengths = "[2]" if request.quick else "[1,2,4,7]"
-    run_sweep(
-        request,
-        [
-            "experiment=link_delay",
-            f"transport.delay_ms={delays}",
-            "compare.policies=[chain,branching,auto]",
-            f"compare.synchronous_lengths={lengths}",
-        ],
-    )
-
+from experiments.lines import sweep
 
 if __name__ == "__main__":
-    run(main)
+    sweep(
+        "link_delay",
+        __doc__,
+        "transport.delay_ms",
+        "added delay of a message, one way (ms)",
+        values="0,1,5,10,30",
+        quick_values="0,10",
+        lengths="1,2,4,7",
+        policies="chain,branching,auto",
+    )

@@ -15,14 +15,15 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # so that `experiments` can 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from amusd.console import table
 from amusd.errors import PeerFailedError
 from amusd.types import Mode
-from experiments.common import Document, run, write_results
+from experiments.common import Document, middle_half, write_results
 from experiments.peers.stock import WAYS, StockTransformers
-from experiments.request import Request, parser_of, request_of
+from experiments.plotting import LOOKS, OUTLINE, caption, run, subplots
+from experiments.request import Request, parser_of
 
 if TYPE_CHECKING:
     from amusd.engine import Engine
@@ -36,19 +37,22 @@ Answer = Callable[[Sequence[int], int], tuple[list[int], int]]
 
 
 def main() -> None:
+    """Run the script."""
+    run(parser_of("peers", __doc__, num_prompts=16, num_tokens=96), measure, draw)
+
+
+def measure(request: Request, _arguments: object) -> None:
     """Start everything, take turns, write what came out."""
-    parser = parser_of("peers", __doc__, num_prompts=16, num_tokens=96)
-    request = request_of(parser.parse_args())
     from launch.environment import describe_environment
 
     machine = describe_environment()
-    per_prompt = measure(request)
+    per_prompt = answer_all(request)
     rows = rows_of(per_prompt)
     print(rows_text(rows))
     write_results(request, machine, {"rows": rows, "per_prompt": per_prompt})
 
 
-def measure(request: Request) -> list[Document]:
+def answer_all(request: Request) -> list[Document]:
     """Every system on every prompt: `ms_per_token` and `token_ids`' equality with its own plain decoding."""
     from amusd.config import DrafterConfig, EngineConfig, HardwareConfig, TargetConfig
     from amusd.engine import Engine
@@ -175,5 +179,22 @@ def rows_text(rows: Sequence[Document]) -> str:
     return table(header, lines)
 
 
+def draw(results: Document) -> Any:
+    """A bar for each system: the median over prompts, with the middle half as a line."""
+    names = [row["name"] for row in results["rows"]]
+    figure, axes = subplots(width=8.5, height=0.28 * len(names) + 1.4)
+    found = [middle_half([one["ms_per_token"][name] for one in results["per_prompt"]]) for name in names]
+    colours = [LOOKS["branching" if name.startswith("amusd") else "autoregressive"][0] for name in names]
+    middles = [middle for _, middle, _ in found]
+    spread = [[middle - low for low, middle, _ in found], [high - middle for _, middle, high in found]]
+    axes.barh(range(len(names)), middles, color=colours)
+    axes.errorbar(middles, range(len(names)), xerr=spread, fmt="none", ecolor=OUTLINE, elinewidth=0.9)
+    axes.set_yticks(range(len(names)), names, fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlabel("time per token, prefill included (ms)")
+    figure.supxlabel(caption(results), fontsize=7)
+    return figure
+
+
 if __name__ == "__main__":
-    run(main)
+    main()

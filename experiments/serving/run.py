@@ -12,6 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # so that `experiments` can be imported from anywhere
 
+import argparse
 import asyncio
 import itertools
 import os
@@ -20,7 +21,7 @@ import socket
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -28,8 +29,9 @@ import numpy as np
 
 from amusd.console import table
 from amusd.errors import ConfigError
-from experiments.common import Document, run, write_results
-from experiments.request import ROOT, Request, parser_of, request_of
+from experiments.common import Document, write_results
+from experiments.plotting import LOOKS, caption, run, subplots
+from experiments.request import ROOT, Request, parser_of
 from experiments.serving.client import Body, Endpoint, Sample, first_model, measure
 
 USERS = (1, 2, 4, 8, 16)
@@ -51,15 +53,18 @@ START_SECONDS, END_SECONDS, LOOK_SECONDS = 300.0, 60.0, 0.2
 
 
 def main() -> None:
-    """Start the server, send every block in every mode, end it, write what came out."""
+    """Run the script."""
     parser = parser_of("serving", __doc__, num_prompts=16, num_tokens=64)
     parser.add_argument("--users", type=int, nargs="+", metavar="N", help=f"default: {USERS}")
     parser.add_argument("--rounds", type=int, default=1, help="blocks of each load (default: %(default)s)")
     parser.add_argument("--temperature", type=float, default=0.0, help="default: %(default)s")
     parser.add_argument("--url", help="of a server that runs already, without /v1; its key: $OPENAI_API_KEY")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="for `amusd serve`")
-    arguments = parser.parse_args()
-    request = request_of(arguments)
+    run(parser, measure_all, draw)
+
+
+def measure_all(request: Request, arguments: argparse.Namespace) -> None:
+    """Start the server, send every block in every mode, end it, write what came out."""
     all_users = arguments.users or ([1, 2] if request.quick else USERS)
     request.runs.mkdir(parents=True, exist_ok=True)
     overrides = [f"max_num_seqs={max(all_users)}", "num_speculative_tokens=2", *arguments.overrides]
@@ -260,5 +265,47 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             process.wait()
 
 
+MODE_LOOKS = {"asynchronous": LOOKS["branching"], **LOOKS}
+"""Of the modes; rows with other names take what is left."""
+
+
+def draw(results: Document) -> Any:
+    """Four panels above one another; the band of a latency reaches from its median to its 99th percentile."""
+    rows = [row for row in results["rows"] if row["num_complete"]]
+    limits = results["limits"]
+    panels: list[tuple[str, Callable[[Document], tuple[float, float]]]] = [
+        ("tokens a second, all users", lambda row: (row["tokens_per_second"],) * 2),
+        ("time to first token (s)", lambda row: _band(row, "ttft_ms", 1000)),
+        ("time per token (ms)", lambda row: _band(row, "tpot_ms", 1)),
+        (
+            f"answers a second within {limits['ttft']:g} s\nand {1000 * limits['tpot']:g} ms a token (goodput)",
+            lambda row: (row["goodput"],) * 2,
+        ),
+    ]
+    figure, all_axes = subplots(rows=len(panels), height=2.5 * len(panels))
+    for axes, (title, value) in zip(all_axes, panels, strict=True):
+        for number, name in enumerate(dict.fromkeys(row["name"] for row in rows)):
+            colour, marker = MODE_LOOKS.get(name) or list(LOOKS.values())[number % len(LOOKS)]
+            own = sorted((row for row in rows if row["name"] == name), key=lambda row: float(row["users"]))
+            places = [row["users"] for row in own]
+            found = [value(row) for row in own]
+            axes.plot(places, [low for low, _ in found], color=colour, marker=marker, label=name)
+            axes.fill_between(places, *zip(*found, strict=True), color=colour, alpha=0.12)
+        axes.set_ylabel(title)
+        axes.margins(y=0.1)
+        axes.set_ylim(bottom=0)
+        ticks = sorted({row["users"] for row in rows})
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    all_axes[-1].set_xlabel("concurrent users")
+    all_axes[0].legend()
+    figure.supxlabel(caption(results), fontsize=7)
+    return figure
+
+
+def _band(row: Document, name: str, divisor: float) -> tuple[float, float]:
+    found = row[name] or {"p50": float("nan"), "p99": float("nan")}
+    return found["p50"] / divisor, found["p99"] / divisor
+
+
 if __name__ == "__main__":
-    run(main)
+    main()

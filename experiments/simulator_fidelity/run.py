@@ -13,14 +13,16 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # so that `experiments` can 
 
 import statistics
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from amusd.config import AsynchronousPolicy, DrafterKind, RunConfig
 from amusd.console import table
 from amusd.errors import ConfigError
 from amusd.policies.factory import policy_name
 from amusd.types import Mode
-from experiments.common import Document, compare, read_json, run, run_amusd, speedups, write_results
-from experiments.request import Request, parser_of, request_of
+from experiments.common import Document, compare, read_json, run_amusd, speedups, write_results
+from experiments.plotting import LOOKS, OUTLINE, caption, run, subplots
+from experiments.request import Request, parser_of
 
 POLICIES: dict[DrafterKind, tuple[AsynchronousPolicy, ...]] = {
     "embedded": ("chain", "windowed", "branching", "auto"),
@@ -43,8 +45,12 @@ Setting = tuple[str, float, str, int]
 
 
 def main() -> None:
+    """Run the script."""
+    run(parser_of("simulator_fidelity", __doc__, num_prompts=16, num_tokens=96), measure, draw)
+
+
+def measure(request: Request, _arguments: object) -> None:
     """Measure what was not given, predict, compare."""
-    request = request_of(parser_of("simulator_fidelity", __doc__, num_prompts=16, num_tokens=96).parse_args())
     lines = request.lines()
     if len(lines) < 2:
         raise ConfigError(f"--num-prompts={request.num_prompts}: at least 2, a half to calibrate and a half to measure")
@@ -235,5 +241,35 @@ def summary_text(summary: dict[str, Document]) -> str:
     return table(("settings", "number", "median error", "worst error"), lines)
 
 
+def draw(results: Document) -> Any:
+    """A point for each setting: colour and marker by policy, filled for the first draft, open for the others."""
+    rows = [row for row in results["rows"] if row["calibration"] == "same prompts"]
+    figure, axes = subplots(width=5.6, height=5.2)
+    drafters = list(dict.fromkeys(row["drafter"] for row in rows))
+    for name in dict.fromkeys(row["policy"] for row in rows):
+        colour, marker = LOOKS[name]
+        for drafter in drafters:
+            own = [row for row in rows if (row["policy"], row["drafter"]) == (name, drafter)]
+            if own:
+                axes.plot(
+                    [row["measured"] for row in own],
+                    [row["predicted"] for row in own],
+                    marker,
+                    color=colour,
+                    markerfacecolor=colour if drafter == drafters[0] else "none",
+                    label=f"{name}, {drafter}",
+                )
+    values = [row[name] for row in rows for name in ("measured", "predicted")]
+    ends = [0.95 * min(values), 1.05 * max(values)]
+    axes.plot(ends, ends, color=OUTLINE, linewidth=1, label="as measured")
+    axes.fill_between(ends, [0.9 * end for end in ends], [1.1 * end for end in ends], color=OUTLINE, alpha=0.08)
+    axes.set(aspect="equal", xlim=ends, ylim=ends)
+    axes.set_xlabel("measured speed-up over plain decoding (times)")
+    axes.set_ylabel("predicted speed-up (times); grey: within 10 %")
+    axes.legend(loc="upper left", fontsize=8)
+    figure.supxlabel(caption(results), fontsize=7)
+    return figure
+
+
 if __name__ == "__main__":
-    run(main)
+    main()

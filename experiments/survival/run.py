@@ -12,6 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # so that `experiments` can be imported from anywhere
 
+import argparse
 import itertools
 import os
 import random
@@ -36,8 +37,9 @@ from amusd.runtime.draft_process import DraftProcess
 from amusd.tracing.events import Event, TargetPass
 from amusd.tracing.recorder import Recorder
 from amusd.types import Mode, Role
-from experiments.common import Document, run, write_results
-from experiments.request import Request, parser_of, request_of
+from experiments.common import Document, write_results
+from experiments.plotting import run
+from experiments.request import Request, parser_of
 
 WARM_UP_CYCLES = 1
 PLAIN_TOKENS = 48
@@ -48,12 +50,15 @@ GOALS = {"pause_ms": 300.0, "attach_ms": 2000.0, "alone_of_plain": 0.95}
 
 
 def main() -> None:
-    """Kill, measure, write what came out; exit code 1 where a token was wrong or something was left."""
+    """Run the script."""
     parser = parser_of("survival", __doc__, num_prompts=8, num_tokens=256)
     parser.add_argument("--cycles", type=int, default=200, help="kills and returns (default: 200; 3 with --quick)")
     parser.add_argument("--seed", type=int, default=1, help="of the moments (default: 1)")
-    arguments = parser.parse_args()
-    request = request_of(arguments)
+    run(parser, kill_and_measure)
+
+
+def kill_and_measure(request: Request, arguments: argparse.Namespace) -> None:
+    """Kill, measure, write what came out; exit code 1 where a token was wrong or something was left."""
     from launch.environment import describe_environment
 
     machine = describe_environment()
@@ -288,4 +293,4 @@ def summary_text(summary: Document) -> str:
 
 
 if __name__ == "__main__":
-    run(main)
+    main()
