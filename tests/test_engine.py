@@ -12,7 +12,7 @@ from models import tiny
 from oracle import always_wrong
 from runtime.pair import PROMPT, decoding, oracle, pair, params, reference
 
-from amusd.commands.compare import Contest
+from amusd.commands.compare import Comparison
 from amusd.commands.contestants import contestants_of
 from amusd.commands.run import answer
 from amusd.config import EngineConfig, RunConfig, TargetConfig
@@ -58,11 +58,11 @@ def test_the_comparison_has_the_documented_rows() -> None:
     config = run_config(policy="chain")
     prompts = [user_prompt(TEXT), user_prompt("a" * 500, 2), user_prompt("bad", 3)]
     with pair({"ngram": FACTORY}) as (engine, _):
-        contest = Contest(engine, config, contestants_of(config), Console())
-        assert len(list(contest.turns(prompts))) == 2
-        rows = contest.comparison.rows(engine)
+        comparison = Comparison(engine, config, contestants_of(config), Console())
+        assert len(list(comparison.turns(prompts))) == 2
+        rows = comparison.rows()
     assert [row["mode"] for row in rows] == ["autoregressive", "synchronous", "asynchronous"]
-    (refused,) = contest.comparison.refused
+    (refused,) = comparison.refused
     assert refused.startswith("prompt 2 was left out: ")
     documented = {
         "mode", "policy", "num_speculative_tokens", "num_prompts", "num_tokens", "tokens_per_second", "ms_per_token",
@@ -133,7 +133,7 @@ def test_a_lost_draft_gives_a_whole_answer_and_a_non_zero_exit(
         assert commands.run("generate", engine, config) == 1
         assert "the draft was lost and the target went on alone" in capsys.readouterr().err
         assert commands.result()["finish_reason"] == "length"
-        commands.monkeypatch.setattr(Recorder, "is_whole", False)  # nor are the events
+        engine.worker.recorder.is_whole = False  # nor are the events
         assert commands.run("generate", engine, config) == 2
 
 

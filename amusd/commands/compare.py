@@ -8,14 +8,17 @@ A synchronous row shows the fastest of `compare.synchronous_lengths`. A lost dra
 
 from __future__ import annotations
 
+import itertools
 import json
+import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from amusd.commands.contestants import Comparison, Contestant, contestants_of
+from amusd.commands.contestants import Contestant, contestants_of, first_gap, ms_per_token, quartiles, with_the_best
 from amusd.commands.generate import Done, Scripts, encoded, in_flight
 from amusd.commands.tables import advice, rows_table
 from amusd.config import RunConfig, SamplingParams
@@ -23,6 +26,7 @@ from amusd.console import Console
 from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.files import ANSWERS_FILE, read_json, write_json, write_whole
+from amusd.tracing.metrics import total
 from amusd.types import DraftPresence
 from amusd.workload import WorkloadPrompt
 
@@ -48,8 +52,7 @@ def compare(
     config: RunConfig, engine: Engine, console: Console, prompts: Sequence[WorkloadPrompt], run_directory: Path
 ) -> Done:
     """Every contestant on every prompt. Results are kept if the run is interrupted or killed."""
-    contest = Contest(engine, config, contestants_of(config), console)
-    comparison = contest.comparison
+    comparison = Comparison(engine, config, contestants_of(config), console)
     complete = False
 
     def keep_answers() -> None:
@@ -57,17 +60,17 @@ def compare(
         write_whole(run_directory / ANSWERS_FILE, "".join(lines))
 
     try:
-        for _ in contest.turns(prompts):
+        for _ in comparison.turns(prompts):
             with suppress(ConfigError):  # what cannot be written is said at the end
                 keep_answers()
         complete = True
     finally:
         console.clear_progress()
         if not complete and comparison.plain.answers:
-            write_json(run_directory / "result.json", {"complete": False, "rows": comparison.rows(engine)})
+            write_json(run_directory / "result.json", {"complete": False, "rows": comparison.rows()})
             keep_answers()
     keep_answers()
-    rows = comparison.rows(engine)
+    rows = comparison.rows()
     result = {
         "complete": True,
         "rows": rows,
@@ -83,36 +86,42 @@ def compare(
 
 
 @dataclass
-class Contest:
-    """Asks the contestants of `comparison`, and sees to it that a draft is there, and warm, when they are measured."""
+class Comparison:
+    """Asks the contestants, and sees to it that a draft is there, and warm, when they are measured."""
 
     engine: Engine
     config: RunConfig
     contestants: list[Contestant]
     console: Console
+    prompts: list[WorkloadPrompt] = field(default_factory=list)
+    encoded: list[tuple[int, ...]] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.comparison = Comparison(self.contestants, repeatable=self.config.sampling.rule != "rejection")
         self._scripts = Scripts(self.engine)
         self._num_given_up = 0
 
+    @property
+    def repeatable(self) -> bool:
+        """Every mode should give the same answers. Under the ratio test only their law is the same."""
+        return self.config.sampling.rule != "rejection"
+
     def turns(self, prompts: Sequence[WorkloadPrompt]) -> Iterator[None]:
         """Let every contestant answer every prompt; yields after each turn. Raises `ConfigError` without a prompt."""
-        comparison = self.comparison
         self._warm_up()
-        for prompt, token_ids in encoded(self.engine, self.config, prompts, comparison.refused):
-            comparison.prompts.append(prompt)
-            comparison.encoded.append(token_ids)
-        if not comparison.prompts:
-            raise ConfigError(f"workload: none of {len(prompts)} prompts could be used: {comparison.refused[0]}")
+        for prompt, token_ids in encoded(self.engine, self.config, prompts, self.refused):
+            self.prompts.append(prompt)
+            self.encoded.append(token_ids)
+        if not self.prompts:
+            raise ConfigError(f"workload: none of {len(prompts)} prompts could be used: {self.refused[0]}")
         turns = [*self._order(alone=True), *self._order(alone=False)]
         num_done, num_answers = 0, sum(len(load) for turn in turns for _, load in turn)
         for turn in turns:
             for contestant, load in turn:
                 self._wait_for_draft()
-                label = f"prompt {comparison.prompts[load[0]].number}: {contestant.name}"
+                label = f"prompt {self.prompts[load[0]].number}: {contestant.name}"
                 self.console.progress(label, num_done, num_answers)
-                self.answer(contestant, [comparison.encoded[place] for place in load], self.config.sampling)
+                self.answer(contestant, [self.encoded[place] for place in load], self.config.sampling)
                 num_done += len(load)
             yield
 
@@ -121,7 +130,7 @@ class Contest:
 
         Loads come last: they are compared with plain decoding of one.
         """
-        number = len(self.comparison.prompts)
+        number = len(self.prompts)
         loads: list[tuple[Contestant, list[list[int]]]] = []
         for contestant in self.contestants:
             size = contestant.batch_size
@@ -171,3 +180,90 @@ class Contest:
 
     def _is_draft_missing(self) -> bool:
         return bool(self.engine.draft_losses) and self.engine.draft is DraftPresence.AWAY
+
+    @property
+    def plain(self) -> Contestant:
+        """Plain decoding of one answer at a time."""
+        return self.contestants[0]
+
+    def records(self) -> list[dict[str, Any]]:
+        """Every answer, prompt by prompt, as `answers.jsonl` has it."""
+        number = len(self.prompts)
+        return [
+            {
+                "prompt": prompt.number,
+                **contestant.settings,
+                "text": answer.text,
+                "token_ids": list(answer.token_ids),
+                "finish_reason": answer.finish_reason.value,
+                "tokens": answer.metrics.num_tokens,
+                "ms": answer.metrics.total_ns / 1e6,
+                "accepted": answer.metrics.num_accepted,
+                "identical": answer.token_ids == self.plain.answers[place].token_ids if self.repeatable else None,
+            }
+            for place, prompt in enumerate(self.prompts)
+            for contestant in self.contestants
+            for answer in contestant.answers[place::number]
+        ]
+
+    def per_prompt(self) -> list[dict[str, Any]]:
+        """The time per token of every contestant, for each answered prompt, all synchronous lengths included."""
+        return [
+            {
+                "number": prompt.number,
+                "category": prompt.category,
+                "ms_per_token": {
+                    contestant.name: ms_per_token(contestant.answers[place])
+                    for contestant in self.contestants
+                    if place < len(contestant.answers)
+                },
+            }
+            for place, prompt in enumerate(self.prompts)
+        ]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The documented rows of what is measured, by batch size."""
+        shown: list[dict[str, Any]] = []
+        for size in dict.fromkeys(contestant.batch_size for contestant in self.contestants):
+            own = [contestant for contestant in self.contestants if contestant.batch_size == size]
+            if all(contestant.answers for contestant in own):
+                shown += with_the_best([self._row(contestant) for contestant in own])
+        return shown
+
+    def _row(self, contestant: Contestant) -> dict[str, Any]:
+        answers, is_alone = contestant.answers, contestant.batch_size == 1
+        figures = total([answer.metrics for answer in answers]).as_dict()
+        ratios = []
+        if is_alone:
+            pairs = zip(self.plain.answers, answers, strict=True)
+            ratios = [ms_per_token(plain) / ms_per_token(answer) for plain, answer in pairs]
+        else:
+            figures["tokens_per_second"] = figures["num_tokens"] / contestant.seconds
+            # the counts of one answer do not say what its batch mates had the workers do
+            figures |= dict.fromkeys(("target_idle_fraction", "target_wait_fraction", "draft_idle_fraction"))
+        return {
+            "contestant": contestant.name,
+            **contestant.settings,
+            "p50_inter_token_ms": figures["median_inter_token_latency_ms"],
+            "p99_inter_token_ms": figures["p99_inter_token_latency_ms"],
+            "num_prompts": len(answers),
+            **figures,
+            "speedup_vs_autoregressive": statistics.median(ratios) if is_alone else None,
+            "speedup_quartiles": quartiles(ratios) if contestant is not self.plain else None,
+            "speedup_vs_best_synchronous": None,
+            "num_devices": contestant.num_devices,
+            "tokens_per_second_per_device": figures["tokens_per_second"] / contestant.num_devices,
+            "sequence_ids": [answer.sequence_id for answer in answers],
+            "identical_to_autoregressive": self._identity(contestant) if self.repeatable else None,
+        }
+
+    def _identity(self, contestant: Contestant) -> dict[str, Any]:
+        gaps = [
+            first_gap(self.engine, prompt, plain.token_ids, answer.token_ids)
+            for prompt, plain, answer in zip(
+                itertools.cycle(self.encoded), itertools.cycle(self.plain.answers), contestant.answers, strict=False
+            )
+            if plain.token_ids != answer.token_ids
+        ]
+        number = len(contestant.answers)
+        return {"num_prompts": number, "num_identical": number - len(gaps), "first_difference_gaps": gaps}

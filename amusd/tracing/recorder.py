@@ -57,7 +57,8 @@ class Recorder:
         self._recorded: list[Event] = [self._first] if events is None else []
         self._run = 0
         self._begun: set[int] = set()
-        self._spoilt: set[int] = set()
+        self.is_whole = True
+        """Whether no event is missing in a file."""
 
     def span(self, name: str, start_ns: int, end_ns: int, sequence_id: int, **fields: Any) -> None:
         """Record something that took time."""
@@ -75,11 +76,6 @@ class Recorder:
     def events(self) -> tuple[Event, ...]:
         """Everything recorded since the last `flush`."""
         return tuple(self._recorded)
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the file of the latest run has all its events."""
-        return self._run not in self._spoilt
 
     @property
     def folder(self) -> Path | None:
@@ -111,9 +107,9 @@ class Recorder:
                 file.write(_encoder.encode_lines(events if run in self._begun else [self._first, *events]))
             self._begun.add(run)
         except OSError as error:
-            if run not in self._spoilt:
+            if self.is_whole:
                 logger.warning("%s: cannot be written (%s)", path, error.strerror)
-            self._spoilt.add(run)
+            self.is_whole = False
 
 
 def as_format(path: Path) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from amusd.commands.compare import Contest
+from amusd.commands.compare import Comparison
 from amusd.commands.contestants import contestants_of
 from amusd.config import CompareConfig, DrafterConfig, HardwareConfig, RunConfig, SamplingParams, WorkloadConfig
 from amusd.console import Console
@@ -57,10 +57,10 @@ def compare(job: Job, accept: float, part: str) -> None:
 
 
 def _one_sampling(job: Job, engine: Engine, config: RunConfig, accept: float, sampling: str) -> None:
-    contest = Contest(engine, config, contestants_of(config), Console(json_only=True))
-    for _ in contest.turns(load_prompts(config.workload)):
+    comparison = Comparison(engine, config, contestants_of(config), Console(json_only=True))
+    for _ in comparison.turns(load_prompts(config.workload)):
         pass
-    for row in contest.comparison.rows(engine):
+    for row in comparison.rows():
         job.write(
             "compare",
             accept=accept,

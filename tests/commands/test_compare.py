@@ -12,7 +12,7 @@ import pytest
 from runtime.draft_processes import survivor
 from runtime.pair import TIMEOUT_SECONDS, decoding, pair
 
-from amusd.commands.compare import Contest, compare
+from amusd.commands.compare import Comparison, compare
 from amusd.commands.contestants import Contestant, contestants_of
 from amusd.commands.run import answer
 from amusd.config import RunConfig, SamplingParams
@@ -61,7 +61,7 @@ def test_a_draft_that_was_lost_is_there_again_before_anything_else_is_measured()
     contestants = [Contestant(replace(schedule, mode=Mode.AUTOREGRESSIVE), None), Contestant(schedule, "oracle")]
     config = from_mapping(RunConfig, {"sampling": {"max_new_tokens": NUM_TOKENS, "ignore_eos": True}})
     with survivor("shared_memory", {}) as lost:
-        assert len(list(Contest(lost.engine, config, contestants, Killing()).turns(PROMPTS))) == len(PROMPTS)
+        assert len(list(Comparison(lost.engine, config, contestants, Killing()).turns(PROMPTS))) == len(PROMPTS)
         assert (len(lost.engine.draft_losses), lost.engine.num_draft_restarts) == (1, 1)
     assert [one.metrics.num_tokens_alone for one in contestants[1].answers] == [0, NUM_TOKENS, 0]
     assert notes == ["the draft was lost; nothing is measured before the next one is there"]
@@ -81,18 +81,18 @@ def test_what_was_answered_is_on_disk_before_the_next_prompt_is_asked(tmp_path: 
 
 
 @pytest.fixture(scope="module")
-def compared() -> Iterator[Contest]:
+def compared() -> Iterator[Comparison]:
     """Plain and synchronous decoding of three prompts (a fourth does not fit), at one, two and five at a time."""
     config = run_config(1, 2, 5)
     prompts = [PROMPTS[0], user_prompt("a" * 500, 4), PROMPTS[1], user_prompt("deafbead", 5)]
     with pair(NGRAM, max_num_seqs=config.engine_for("compare").max_num_seqs, pass_seconds=0.0) as (engine, _):
-        contest = Contest(engine, config, contestants_of(config), Console(json_only=True))
-        list(contest.turns(prompts))
-        yield contest
+        comparison = Comparison(engine, config, contestants_of(config), Console(json_only=True))
+        list(comparison.turns(prompts))
+        yield comparison
 
 
-def test_every_mode_is_compared_at_each_size_and_all_with_plain_decoding_of_one(compared: Contest) -> None:
-    rows = compared.comparison.rows(compared.engine)
+def test_every_mode_is_compared_at_each_size_and_all_with_plain_decoding_of_one(compared: Comparison) -> None:
+    rows = compared.rows()
     assert [(row["mode"], row["batch_size"]) for row in rows] == [
         (mode, size) for size in (1, 2, 5) for mode in ("autoregressive", "synchronous")
     ]
@@ -108,15 +108,13 @@ def test_every_mode_is_compared_at_each_size_and_all_with_plain_decoding_of_one(
             assert row["tokens_per_second"] == row["num_tokens"] / contestant.seconds
             assert row["target_idle_fraction"] is row["draft_idle_fraction"] is row["speedup_quartiles"] is None
     assert len({row["contestant"] for row in rows}) == 6
-    found = [
-        (one["prompt"], one["batch_size"]) for one in compared.comparison.records() if one["mode"] == "synchronous"
-    ]
+    found = [(one["prompt"], one["batch_size"]) for one in compared.records() if one["mode"] == "synchronous"]
     assert found == [(prompt, size) for prompt in (1, 2, 5) for size in (1, 2, 5, 5)]
-    assert {one["identical"] for one in compared.comparison.records()} == {True}
+    assert {one["identical"] for one in compared.records()} == {True}
 
 
-def test_answers_are_in_the_order_of_their_prompts_whichever_ends_first(compared: Contest) -> None:
-    together = replace(compared.comparison.plain, batch_size=3, answers=[])
+def test_answers_are_in_the_order_of_their_prompts_whichever_ends_first(compared: Comparison) -> None:
+    together = replace(compared.plain, batch_size=3, answers=[])
     prompts = [(5, 6), (7,), (8, 9, 10)]
     params = SamplingParams(max_new_tokens=4, ignore_eos=True)
     compared.answer(together, prompts, params)
