@@ -26,9 +26,8 @@ sys.path.append(str(Path(__file__).parents[1] / "embedded_draft"))  # its text f
 
 from dataset import join, read_text
 from layouts import drafter_config, write_drafter
-from losses import agreement
+from losses import agreement, cross_entropy, distributions
 from networks import Batch, DFlash, Eagle1, Eagle3, Medusa, layer_ids
-from objective import cross_entropy, distributions
 from teacher import load_teacher, stop_ids
 from train import most_frequent, schedule
 

@@ -1,8 +1,9 @@
-"""The training loss of the draft: -log(alpha), with alpha = sum min(p, m) the acceptance rate at temperature 1.
+"""Training losses: of the embedded draft -log(alpha), with alpha = sum min(p, m) the acceptance rate at temperature 1.
 
 p is the target's distribution over the draft's vocabulary, q the draft's, and m is q mixed with the n-gram cache
-(`amusd/sampling/ranking.py`). Dividing by alpha keeps the gradient alive where little is accepted. Logits and gradients
-are computed for a block of tokens at a time, since those of a batch need gigabytes.
+(`amusd/sampling/ranking.py`). Dividing by alpha keeps the gradient alive where little is accepted. Other drafters have
+the cross entropy to the target. Logits and gradients are computed for a block of tokens at a time, since those of a
+batch need gigabytes.
 
 References: LK losses, arXiv 2602.23881.
 """
@@ -58,34 +59,26 @@ def mixed_log_weights(log_q: Tensor, biases: Tensor, slopes: Tensor) -> Tensor:
     return torch.maximum(log_q, biases + slopes * torch.where(log_q.isneginf(), UNPROPOSED, log_q))
 
 
-class _NegativeLogAcceptance(torch.autograd.Function):
+class _Blockwise(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        states: Tensor,
-        teacher_states: Tensor,
-        head: Tensor,
-        columns: Tensor,
-        biases: Tensor,
-        slopes: Tensor,
-        block_loss: BlockLoss,
-    ) -> Tensor:
+    def forward(ctx: Any, states: Tensor, head: Tensor, block_loss: Callable[..., Any], *others: Tensor) -> Tensor:
         total = torch.zeros((), dtype=torch.float32, device=states.device)
         gradients = torch.empty_like(states, dtype=torch.float32)
         with torch.autocast(states.device.type, enabled=False):
             for start in range(0, len(states), _BLOCK):
                 block = slice(start, start + _BLOCK)
-                logits, teacher_logits = (part[block].to(head.dtype) @ head.t() for part in (states, teacher_states))
-                loss, gradient = block_loss(logits, teacher_logits, columns[block], biases[block], slopes[block])
+                logits = states[block].to(head.dtype) @ head.t()
+                loss, gradient = block_loss(logits, *(each[block] for each in others))
                 total += loss
-                gradients[block] = gradient @ head
+                gradients[block] = gradient.to(head.dtype) @ head
         ctx.save_for_backward(gradients)
+        ctx.num_others = len(others)
         return total
 
     @staticmethod
-    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor, None, None, None, None, None, None]:
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
         (gradients,) = ctx.saved_tensors
-        return gradients * outer[0], None, None, None, None, None, None
+        return gradients * outer[0], None, None, *[None] * ctx.num_others
 
 
 def negative_log_acceptance(
@@ -103,8 +96,30 @@ def negative_log_acceptance(
     different (-1: one that the draft cannot propose), and what it says of them; with a bias of minus infinity nothing
     is known, and the column may be any.
     """
-    result: Tensor = _NegativeLogAcceptance.apply(states, teacher_states, head, columns, biases, slopes, block_loss)
+
+    def of_block(logits: Tensor, teacher: Tensor, *known: Tensor) -> tuple[Tensor, Tensor]:
+        return block_loss(logits, teacher.to(head.dtype) @ head.t(), *known)
+
+    result: Tensor = _Blockwise.apply(states, head, of_block, teacher_states, columns, biases, slopes)
     return result
+
+
+def cross_entropy(states: Tensor, targets: Tensor, head: Tensor) -> Tensor:
+    """Sum over tokens of -p log q, `targets` p float32 [tokens, ids], q from `states` [tokens, hidden] by `head`."""
+
+    def of_block(logits: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+        logits = logits.float()
+        loss = logits.logsumexp(dim=-1).sum() - torch.linalg.vecdot(p, logits).sum()
+        return loss, logits.softmax(dim=-1).sub_(p)
+
+    result: Tensor = _Blockwise.apply(states, head, of_block, targets)
+    return result
+
+
+@torch.no_grad()
+def distributions(states: Tensor, head: Tensor) -> Tensor:
+    """float32 [tokens, ids]: the target's distribution over the rows of `head`."""
+    return torch.cat([(block @ head.t()).float().softmax(dim=-1) for block in states.split(_BLOCK)])
 
 
 def mix(q: Tensor, output_ids: Tensor, known_ids: Tensor, biases: Tensor, slopes: Tensor, num_ids: int) -> Tensor:

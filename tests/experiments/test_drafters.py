@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 FOLDERS = (EXPERIMENTS / "drafters", EXPERIMENTS / "embedded_draft")
-OURS = ("layouts", "networks", "objective", "train_drafter")
+OURS = ("layouts", "networks", "train_drafter")
 MODULES = ("dataset", "losses", "student", "teacher", "train", *OURS)
 HIDDEN, LAYERS, VOCABULARY, KNOWN = 32, 8, 96, 24
 
