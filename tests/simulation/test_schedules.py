@@ -20,25 +20,6 @@ def test_windows_gain_what_can_be_written_down() -> None:
     assert speedup(machine, windowed(8)) == pytest.approx(closed_forms.windowed(0.9, 17.3, 8), rel=0.05)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("a", "c", "delay", "can_branch"),
-    [
-        (0.3, 10, 0.1, True),
-        (0.9, 3, 0.1, True),
-        (0.6, 3, 0.1, False),
-    ],
-)
-def test_auto_finds_nearly_the_best_of_all_settings(a: float, c: float, delay: float, can_branch: bool) -> None:
-    machine = simulator(a, costs(c, delay=delay, spread=0.05), num_answers=3, num_tokens=150)
-    machine = replace(machine, accept_next=0.4, can_branch=can_branch, max_candidates=7)
-    settings = [synchronous(length) for length in (1, 4)] + [chain(wait, max_lookahead=16) for wait in (0, 3)]
-    if can_branch:
-        settings += [branching(wait, max_lookahead=16) for wait in (0, 1)]
-    best = max(speedup(machine, setting) for setting in settings)
-    assert speedup(machine, AUTO) >= 0.92 * best
-
-
 @pytest.mark.parametrize(("delay", "can_branch"), [(0.2, True), (0.0, False)])
 def test_auto_beside_a_draft_that_is_never_right_is_plain_decoding(delay: float, can_branch: bool) -> None:
     machine = simulator(0.0, costs(5, delay=delay), num_answers=8, num_tokens=100)

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import pytest
-from tracing.runs import Run, made, named
+from tracing.runs import made, named, simulated
 
 from amusd.tracing.drafted import Fate, accepted_positions, judge_steps
-from amusd.tracing.timeline import Timeline
 
 
-def accepted_at_the_end(part: Timeline) -> int:
-    """By the passes of a tree that the draft heard nothing of before the sequence was closed: the last one or more."""
-    heard = max(e.committed_length for e in (*named(part.draft, "advance"), *named(part.draft, "rollback")))
-    return sum(e.num_accepted for e in named(part.target, "target_pass") if e.committed_length > heard)
-
-
-def test_every_drafted_token_of_a_real_run_is_counted_once(real_run: Run, branching_run: Run) -> None:
-    for run, is_tree in ((real_run, False), (branching_run, True)):
-        for answer in run.answers:
-            part, metrics = run.timeline.only(answer.sequence_id), answer.metrics
-            steps = judge_steps(part.draft, part.target)
-            if metrics.draft is None:
-                assert steps == []
-                continue
-            assert sum(len(step.fates) for step in steps) == metrics.draft.num_drafted
-            unheard = accepted_at_the_end(part) if is_tree else 0
-            assert sum(step.count(Fate.ACCEPTED) for step in steps) == metrics.num_accepted - unheard > 0
+@pytest.mark.parametrize("name", ["asynchronous", "branching"])
+def test_every_drafted_token_of_a_run_is_counted_once(name: str) -> None:
+    """What a tree has accepted in passes that the draft heard nothing of before the end counts nowhere."""
+    outcome, part = simulated(name)
+    steps, verdicts = (
+        judge_steps(part.draft, part.target),
+        (*named(part.draft, "advance"), *named(part.draft, "rollback")),
+    )
+    assert sum(len(step.fates) for step in steps) == outcome.metrics.draft.num_drafted
+    heard = max(event.committed_length for event in verdicts) if name == "branching" else 1 << 20
+    accepted = sum(e.num_accepted for e in named(part.target, "target_pass") if e.committed_length <= heard)
+    assert sum(step.count(Fate.ACCEPTED) for step in steps) == accepted > 0
 
 
 def test_rolled_back_tokens_are_wasted_and_kept_ones_may_be_overtaken() -> None:

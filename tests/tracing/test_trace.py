@@ -6,15 +6,17 @@ import json
 from pathlib import Path
 
 import pytest
-from tracing.runs import Run
+from simulation.builders import PLAIN, chain, synchronous, write_run
+from tracing.runs import MACHINE
 
 from amusd.commands.trace import trace
 from amusd.errors import ConfigError
 
 
 @pytest.fixture
-def run_directory(real_run: Run, tmp_path: Path) -> Path:
-    return real_run.write(tmp_path)
+def run_directory(tmp_path: Path) -> Path:
+    write_run(tmp_path, MACHINE, PLAIN, synchronous(4), chain(2), synchronous(2))
+    return tmp_path
 
 
 def test_the_file_the_picture_and_the_figures_of_a_sequence(
@@ -22,10 +24,10 @@ def test_the_file_the_picture_and_the_figures_of_a_sequence(
 ) -> None:
     assert trace(run_directory) == 0
     printed = capsys.readouterr().out
-    assert printed.startswith("sequence 3: asynchronous (chain), drafter oracle\n")
+    assert printed.startswith("sequence 2001: asynchronous (chain), drafter simulated\n")
     assert "target at work " in printed
     assert " candidates accepted" in printed
-    assert json.loads((run_directory / "trace.json").read_text())["metadata"]["sequence_id"] == 3
+    assert json.loads((run_directory / "trace.json").read_text())["metadata"]["sequence_id"] == 2001
     svg = (run_directory / "timeline.svg").read_text()
     assert "synchronous, blocks of 2" in svg
     assert "asynchronous (chain)" in svg
@@ -35,7 +37,7 @@ def test_the_file_the_picture_and_the_figures_of_a_sequence(
 def test_what_cannot_be_traced_is_said_in_one_line(
     run_directory: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    with pytest.raises(ConfigError, match=r"^sequence=9: no such sequence; this run has 1 to 4$"):
+    with pytest.raises(ConfigError, match=r"^sequence=9: no such sequence; this run has 1 to 3001$"):
         trace(run_directory, 9)
     empty = tmp_path_factory.mktemp("empty")
     with pytest.raises(ConfigError, match="not a run directory"):
