@@ -203,8 +203,7 @@ class AnswersFile:
             with self.path.open("rb") as file:
                 yield from (line for line in file if line.endswith(b"\n"))
         except FileNotFoundError:
-            if not self.path.parent.is_dir():
-                raise ConfigError(f"out={self.path}: no such folder") from None
+            return
         except OSError as error:
             raise ConfigError(f"out={self.path}: cannot be read ({error.strerror})") from None
 

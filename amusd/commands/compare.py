@@ -99,7 +99,6 @@ class Comparison:
 
     def __post_init__(self) -> None:
         self._scripts = Scripts(self.engine)
-        self._num_given_up = 0
 
     @property
     def repeatable(self) -> bool:
@@ -163,23 +162,17 @@ class Comparison:
             self.answer(unmeasured, [self.engine.encode("Hello")] * contestant.batch_size, params)
 
     def _wait_for_draft(self) -> None:
-        engine, timeout = self.engine, self.config.startup_timeout_seconds
-        if not self._is_draft_missing() or len(engine.draft_losses) == self._num_given_up:
+        if not self._is_draft_away():
             return
         self.console.note("the draft was lost; nothing is measured before the next one is there")
-        deadline = time.monotonic() + timeout
-        while self._is_draft_missing():
-            if time.monotonic() > deadline:
-                self._num_given_up = len(engine.draft_losses)
-                self.console.note(f"no draft came within {timeout:g} seconds; what follows is measured without one")
-                return
+        deadline = time.monotonic() + self.config.startup_timeout_seconds
+        while self._is_draft_away() and time.monotonic() < deadline:
             time.sleep(LOOK_SECONDS)
-            engine.turns.step()  # which looks for a draft
-        if engine.worker.client.has_draft:
-            self._warm_up()
+            self.engine.turns.step()  # which looks for a draft
+        self._warm_up()
 
-    def _is_draft_missing(self) -> bool:
-        return bool(self.engine.draft_losses) and self.engine.draft is DraftPresence.AWAY
+    def _is_draft_away(self) -> bool:
+        return self.engine.draft is DraftPresence.AWAY
 
     @property
     def plain(self) -> Contestant:

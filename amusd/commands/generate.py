@@ -19,7 +19,6 @@ from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.files import PARTIAL_FILE, write_json
 from amusd.schedule import SYNTHETIC
-from amusd.tracing.metrics import TargetCounts
 from amusd.types import Mode
 from amusd.workload import AnswersFile, WorkloadPrompt, prompts_of
 
@@ -44,7 +43,7 @@ def generate(config: RunConfig, engine: Engine, console: Console, prompt: Worklo
     partial_file = run_directory / PARTIAL_FILE
     partial_file.unlink(missing_ok=True)  # a file, or a link, that lay in the folder before
     try:
-        with console.streaming(partial(_status, engine, engine.counts, time.perf_counter())) as write:
+        with console.streaming(partial(_status, engine, answer, time.perf_counter())) as write:
             for token in answer:
                 _append(partial_file, token.text)
                 write(token.text)
@@ -71,6 +70,7 @@ def generate_file(config: RunConfig, engine: Engine, console: Console, run_direc
             yield engine.submit(token_ids, config.sampling, decoding=config.decoding(), reference=reference)
 
     result: dict[str, Any] = {"complete": False, "out": str(out.path), "num_answers": 0, "num_tokens": 0}
+    result |= {"seconds": 0.0, "tokens_per_second": 0.0}
     with out.opened() as file:
         prompts = prompts_of("generate", config)  # nobody else adds to the file from now on
         try:
@@ -92,7 +92,8 @@ def generate_file(config: RunConfig, engine: Engine, console: Console, run_direc
             result["max_num_seqs"] = engine.worker.max_num_seqs
             if not result["complete"]:
                 write_json(run_directory / "result.json", result)
-    return Done(result, f"{out.path}: {result['num_answers']} answers, {result['num_tokens']} tokens", refused)
+    text = f"{result['num_answers']} answers, {result['num_tokens']} tokens: {result['tokens_per_second']:.1f} tokens/s"
+    return Done(result, f"{out.path}: {text}", refused)
 
 
 @dataclass
@@ -143,16 +144,13 @@ def in_flight(engine: Engine, submitted: Iterator[Answer], number: int) -> Gener
             answer.cancel()
 
 
-def _status(engine: Engine, before: TargetCounts, begin: float) -> str:
-    """What the engine has done since `begin`, in a line that is short enough for a terminal."""
+def _status(engine: Engine, answer: Answer, begin: float) -> str:
+    """The speed, and the engine's counts, in a line that is short enough for a terminal."""
     counts = engine.counts
-    num_tokens = counts.num_tokens - before.num_tokens
-    num_verified = counts.num_verified - before.num_verified
-    num_accepted = counts.num_accepted - before.num_accepted
-    parts = [f"{num_tokens / (time.perf_counter() - begin):.1f} tokens/s"]
-    if num_verified:
-        per_pass = num_tokens / max(1, counts.num_passes - before.num_passes)
-        accepted = f"{num_accepted} of {num_verified} accepted"
+    parts = [f"{len(answer.token_ids) / (time.perf_counter() - begin):.1f} tokens/s"]
+    if counts.num_verified:
+        per_pass = counts.num_tokens / max(1, counts.num_passes)
+        accepted = f"{counts.num_accepted} of {counts.num_verified} accepted"
         parts += [f"{per_pass:.2f} tokens a pass", accepted, f"draft {engine.draft.value}"]
     return "; ".join(parts)
 
