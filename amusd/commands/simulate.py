@@ -18,7 +18,7 @@ from amusd.drafters.synthetic import ACCEPT_NEXT
 from amusd.errors import ConfigError
 from amusd.policies.factory import make_policy
 from amusd.simulation.calibration import Calibration, calibrate
-from amusd.simulation.cost import Costs, Duration, Shared
+from amusd.simulation.cost import Costs, Duration
 from amusd.simulation.simulator import Outcome, Simulator
 from amusd.simulation.tokens import drawn_answers, replayed_answers
 from amusd.types import Mode
@@ -156,16 +156,16 @@ def simulator_of(config: RunConfig, calibration: Calibration | None = None) -> S
 
 def _costs(config: RunConfig, measured: Costs | None) -> Costs:
     settings = config.simulate
-    costs = Costs(passes={}, draft_token=Shared.of_ms(0.0)) if measured is None else measured
+    costs = Costs(passes={}, draft_token=Duration.of_ms(0.0)) if measured is None else measured
     given: dict[str, Any] = {"knee_rows": settings.knee_rows}
     if config.verify_ms is not None:
-        given["passes"] = {0: Shared.of_ms(config.verify_ms, JITTER)}
+        given["passes"] = {0: Duration.of_ms(config.verify_ms, JITTER)}
     if config.draft_ms is not None:
-        given |= {"draft_token": Shared.of_ms(config.draft_ms, JITTER), "tree_steps": {}}
+        given |= {"draft_token": Duration.of_ms(config.draft_ms, JITTER), "tree_steps": {}}
     if config.delay_ms is not None:
         given["to_target"] = given["to_draft"] = Duration.of_ms(config.delay_ms)
     costs = replace(costs, **given)
-    draft_ms, pass_ms = costs.draft_token.alone.mean_ms, costs.passes[min(costs.passes)].alone.mean_ms
+    draft_ms, pass_ms = costs.draft_token.mean_ms, costs.passes[min(costs.passes)].mean_ms
     sequence_ns = settings.sequence_ms * 1e6
     costs = replace(costs, sequence_ns=round(sequence_ns), draft_sequence_ns=round(sequence_ns * draft_ms / pass_ms))
     if costs.tree_steps:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from amusd.errors import ConfigError
-from amusd.simulation.cost import NOTHING, Costs, Duration, Shared
+from amusd.simulation.cost import NOTHING, Costs, Duration
 from amusd.simulation.outcomes import accept_next_of, trace_of
 from amusd.simulation.tokens import Trace, trace_rate
 from amusd.tracing.drafted import drafts_tree
@@ -110,27 +110,27 @@ class _Measured:
             to_draft=Duration((link if to_draft is None else to_draft,)),
         )
 
-    def _passes(self) -> dict[int, Shared]:
+    def _passes(self) -> dict[int, Duration]:
         """Times of a pass by number of candidates; a missing one takes the nearest, or the other situation's."""
         draft_works_at = _work_of(self.draft, DRAFT_WORK)
         found: dict[bool, dict[int, list[int]]] = {False: defaultdict(list), True: defaultdict(list)}
         for event in _of_kind(self.target, TargetPass):
             found[draft_works_at(event.start_ns)][event.num_scored].append(event.duration_ns)
 
-        def nearest(number: int, *, together: bool) -> Duration:
+        def nearest(number: int, *, together: bool) -> tuple[int, ...]:
             measured = found[together] or found[not together]
-            return Duration(tuple(measured[min(measured, key=lambda known: (abs(known - number), known))]))
+            return tuple(measured[min(measured, key=lambda known: (abs(known - number), known))])
 
         numbers = sorted(set(found[False]) | set(found[True]))
-        return {n: Shared(nearest(n, together=False), nearest(n, together=True)) for n in numbers}
+        return {n: Duration(nearest(n, together=False), together=nearest(n, together=True)) for n in numbers}
 
-    def _draft_token(self, chains: Sequence[Sequence[Event]]) -> Shared:
+    def _draft_token(self, chains: Sequence[Sequence[Event]]) -> Duration:
         found: dict[bool, list[int]] = {False: [], True: []}
         for num_tokens, together, ns in self._steps(chains):
             found[together] += [round(ns / num_tokens)] * num_tokens
         return _shared(found)
 
-    def _tree_steps(self, trees: Sequence[Sequence[Event]]) -> dict[int, Shared]:
+    def _tree_steps(self, trees: Sequence[Sequence[Event]]) -> dict[int, Duration]:
         found: dict[int, dict[bool, list[int]]] = defaultdict(lambda: {False: [], True: []})
         for num_nodes, together, ns in self._steps(trees):
             found[num_nodes][together].append(ns)
@@ -153,7 +153,7 @@ class _Measured:
                 together = target_works_at(step.start_ns)
                 yield step.num_tokens, together, step.duration_ns + (pause or 0)
 
-    def _host(self) -> Shared:
+    def _host(self) -> Duration:
         found: dict[bool, list[int]] = {False: [], True: []}
         for number, events in self.target.items():
             last: Event | None = None
@@ -191,17 +191,17 @@ def _delay(flows: Sequence[Flow], receiver: dict[int, list[Event]], wait: type[E
     return _median(found)
 
 
-def _shared(found: dict[bool, list[int]]) -> Shared:
+def _shared(found: dict[bool, list[int]]) -> Duration:
     """Return the times with the other worker at rest and at work; one that was never seen is taken from the other."""
     alone, together = found[False] or found[True] or [0], found[True] or found[False] or [0]
-    return Shared(Duration(tuple(alone)), Duration(tuple(together)))
+    return Duration(tuple(alone), together=tuple(together))
 
 
-def _slope(steps: dict[int, Shared]) -> int:
+def _slope(steps: dict[int, Duration]) -> int:
     if len(steps) < 2:
         return 0
     fewest, most = min(steps), max(steps)
-    difference_ms = steps[most].alone.mean_ms - steps[fewest].alone.mean_ms
+    difference_ms = steps[most].mean_ms - steps[fewest].mean_ms
     return max(0, round(difference_ms * 1e6 / (most - fewest)))
 
 

@@ -18,15 +18,18 @@ class Duration:
     """Measured nanoseconds; at least one."""
     spread: float = 0.0
     """Relative standard deviation, evenly distributed around the sample."""
+    together: tuple[int, ...] = ()
+    """Nanoseconds while the other worker works; empty: no others."""
 
     @classmethod
     def of_ms(cls, milliseconds: float, spread: float = 0.0) -> Duration:
         """Return one time with a spread."""
         return cls((round(milliseconds * 1e6),), spread)
 
-    def draw(self, random: Random) -> int:
+    def draw(self, random: Random, other_works: bool = False) -> int:
         """Draw one of the times."""
-        ns = self.samples[0] if len(self.samples) == 1 else self.samples[int(random.random() * len(self.samples))]
+        samples = (other_works and self.together) or self.samples
+        ns = samples[0] if len(samples) == 1 else samples[int(random.random() * len(samples))]
         if self.spread:
             ns = round(ns * (1 + self.spread * math.sqrt(3) * (2 * random.random() - 1)))
         return ns
@@ -36,47 +39,25 @@ class Duration:
         """The mean, in milliseconds."""
         return statistics.fmean(self.samples) / 1e6
 
+    def as_dict(self) -> dict[str, float]:
+        """Mean times in milliseconds, without and with the other worker."""
+        return {"alone_ms": self.mean_ms, "together_ms": statistics.fmean(self.together or self.samples) / 1e6}
+
 
 NOTHING = Duration((0,))
-
-
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """Times of work that the other worker may disturb."""
-
-    alone: Duration
-    together: Duration
-
-    @classmethod
-    def same(cls, duration: Duration) -> Shared:
-        """The same duration for both situations."""
-        return cls(duration, duration)
-
-    @classmethod
-    def of_ms(cls, milliseconds: float, spread: float = 0.0) -> Shared:
-        """One time with a spread for both situations."""
-        return cls.same(Duration.of_ms(milliseconds, spread))
-
-    def when(self, other_works: bool) -> Duration:
-        """Return the duration that holds."""
-        return self.together if other_works else self.alone
-
-    def as_dict(self) -> dict[str, float]:
-        """Mean times in milliseconds."""
-        return {"alone_ms": self.alone.mean_ms, "together_ms": self.together.mean_ms}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
     """The times of a pair of workers and of the link between them."""
 
-    passes: Mapping[int, Shared]
+    passes: Mapping[int, Duration]
     """A target pass, by number of candidates, alternatives included, or the nearest number."""
-    draft_token: Shared
+    draft_token: Duration
     """A draft step on a chain, per token."""
     sequence_ns: int = 0
     """Added to a target pass for each sequence beyond the first: reading its cache."""
-    tree_steps: Mapping[int, Shared] = field(default_factory=dict)
+    tree_steps: Mapping[int, Duration] = field(default_factory=dict)
     """A draft step on a tree, by number of nodes or the nearest; without any, one node costs a chain's token."""
     tree_row_ns: int = 0
     """Added to a draft step for each node beyond the nearest number, and on chains for each further sequence."""
@@ -84,8 +65,8 @@ class Costs:
     """Added to a draft step for each sequence beyond the first."""
     knee_rows: int | None = None
     """Rows beyond which time is in proportion: computing outlasts reading the weights."""
-    host: Shared = field(default_factory=lambda: Shared.same(NOTHING))
-    """The target's host after each pass, without (`alone`) and with a draft (`together`)."""
+    host: Duration = NOTHING
+    """The target's host after each pass; `together`: with a draft."""
     target_prefill: Duration = NOTHING
     draft_prefill: Duration = NOTHING
     advance: Duration = NOTHING
@@ -99,24 +80,24 @@ class Costs:
         """Draw the time of a target pass over `num_candidates` in all."""
         num_rows = num_candidates + num_sequences
         more = self._below_knee(num_rows) - 1
-        shared = self.passes.get(more)
-        if shared is None:
-            shared = self.passes[min(self.passes, key=lambda known: (abs(known - more), known))]
-        ns = self._beyond_knee(shared.when(draft_works).draw(random), num_rows)
+        duration = self.passes.get(more)
+        if duration is None:
+            duration = self.passes[min(self.passes, key=lambda known: (abs(known - more), known))]
+        ns = self._beyond_knee(duration.draw(random, draft_works), num_rows)
         return ns + self.sequence_ns * (num_sequences - 1)
 
     def step_ns(self, num_tokens: int, target_works: bool, random: Random, *, num_sequences: int = 1) -> int:
         """Draw the time of a draft step on chains: `num_tokens` in a row, for each sequence."""
-        duration = self.draft_token.when(target_works)
         more_ns = self.tree_row_ns * (self._below_knee(num_sequences) - 1)
-        ns = sum(self._beyond_knee(duration.draw(random) + more_ns, num_sequences) for _ in range(num_tokens))
+        drawn = (self.draft_token.draw(random, target_works) + more_ns for _ in range(num_tokens))
+        ns = sum(self._beyond_knee(each, num_sequences) for each in drawn)
         return ns + num_tokens * self.draft_sequence_ns * (num_sequences - 1)
 
     def tree_step_ns(self, num_nodes: int, target_works: bool, random: Random, *, num_sequences: int = 1) -> int:
         """Draw the time of a draft step on trees with `num_nodes` in all."""
         steps, counted = self.tree_steps or {1: self.draft_token}, self._below_knee(num_nodes)
         nearest = min(steps, key=lambda known: (abs(known - counted), known))
-        ns = max(0, steps[nearest].when(target_works).draw(random) + self.tree_row_ns * (counted - nearest))
+        ns = max(0, steps[nearest].draw(random, target_works) + self.tree_row_ns * (counted - nearest))
         return self._beyond_knee(ns, num_nodes) + self.draft_sequence_ns * (num_sequences - 1)
 
     def _below_knee(self, num_rows: int) -> int:

@@ -68,7 +68,7 @@ class ScriptedModel:
         self.numerics = Numerics(width, fixed=False, border=None, prefill_chunk=MANY, num_tracks=MANY)
         self._clock, self._costs, self._random = clock, costs, random
         self._prompt_length = prompt_length
-        self._host = costs.host.when(has_draft)
+        self._has_draft = has_draft
         self._host_ns = 0
 
     def new_caches(self, number: int, capacity: int) -> Sequence[ScriptedCache]:
@@ -88,7 +88,7 @@ class ScriptedModel:
         num_candidates = sum(len(rows.token_ids) for rows in batch) - len(batch)
         draft_works = self._clock.draft_works
         ns = self._costs.pass_ns(num_candidates, draft_works, self._random, num_sequences=len(batch))
-        self._host_ns = self._host.draw(self._random)
+        self._host_ns = self._costs.host.draw(self._random, self._has_draft)
         self._clock.compute(ns)
         return [SimpleNamespace(sample=partial(self._sample, self._choices(rows))) for rows in batch]
 

@@ -82,7 +82,7 @@ def test_what_is_given_wins_over_what_a_run_has_shown(recorded: tuple[Path, dict
     assert set(measured.costs.tree_steps) > {1, 8}
     given = found({"knee_rows": 9, "sequence_ms": 0.5}, verify_ms=40, draft_ms=2.0)
     assert (given.costs.tree_row_ns, given.costs.tree_steps) == (0, {})
-    assert given.costs.passes[0].alone.mean_ms == 40
+    assert given.costs.passes[0].mean_ms == 40
     assert (given.costs.sequence_ns, given.costs.draft_sequence_ns) == (500_000, 25_000)
     assert found(draft_ms=1.0).costs.tree_row_ns == 60_000
     assert (found(accept=0.5).accept, found(accept=0.5).accept_next) == (0.5, 0.4)

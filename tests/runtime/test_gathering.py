@@ -19,7 +19,7 @@ from amusd.runtime.target_sequence import Request
 from amusd.runtime.target_worker import TargetWorker
 from amusd.sampling.stopping import StopChecker
 from amusd.simulation.clock import Clock, Direction
-from amusd.simulation.cost import NOTHING, Costs, Shared
+from amusd.simulation.cost import NOTHING, Costs, Duration
 from amusd.simulation.models import ScriptedModel
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport
@@ -43,7 +43,7 @@ class ReadyAt(Policy):
 def begins(times_ns: Sequence[int], *, in_lock_step: bool = False) -> list[int]:
     """When the first pass of each sequence begins."""
     clock = Clock(Direction(NOTHING, Random(1)), Direction(NOTHING, Random(1)))
-    costs = Costs(passes={0: Shared.of_ms(1.0)}, draft_token=Shared.of_ms(1.0))
+    costs = Costs(passes={0: Duration.of_ms(1.0)}, draft_token=Duration.of_ms(1.0))
     model = ScriptedModel(clock, costs, Random(1), prompt_length=1, vocab_size=100, width=8, has_draft=True)
     recorder = Recorder(Role.TARGET.value, None, lambda: clock.target_ns, keeps=True)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from amusd.config import DecodingConfig
-from amusd.simulation.cost import Costs, Duration, Shared
+from amusd.simulation.cost import Costs, Duration
 from amusd.simulation.simulator import Outcome, Simulator
 from amusd.simulation.tokens import Answer, drawn_answers
 from amusd.types import Mode
@@ -36,16 +36,16 @@ def windowed(length: int) -> DecodingConfig:
 def costs(c: float, *, delay: float = 0.0, spread: float = 0.0, **changes: Any) -> Costs:
     link = Duration.of_ms(delay * c)
     settings = {
-        "passes": {0: Shared.same(Duration.of_ms(c, spread))},
-        "draft_token": Shared.same(Duration.of_ms(1.0, spread)),
+        "passes": {0: Duration.of_ms(c, spread)},
+        "draft_token": Duration.of_ms(1.0, spread),
         "to_target": link,
         "to_draft": link,
     }
     return Costs(**{**settings, **changes})
 
 
-def rows_of(c: float, row_ms: float, spread: float = 0.0) -> dict[int, Shared]:
-    return {number: Shared.same(Duration.of_ms(c + row_ms * number, spread)) for number in range(80)}
+def rows_of(c: float, row_ms: float, spread: float = 0.0) -> dict[int, Duration]:
+    return {number: Duration.of_ms(c + row_ms * number, spread) for number in range(80)}
 
 
 def simulator(a: float, costs: Costs, *, num_answers: int = 1, num_tokens: int = 3000, seed: int = 3) -> Simulator:
@@ -59,7 +59,7 @@ def of_answers(answers: tuple[Answer, ...], costs: Costs, **changes: Any) -> Sim
 
 def speedup(machine: Simulator, decoding: DecodingConfig) -> float:
     outcome = machine.run(decoding).metrics
-    return outcome.num_tokens * machine.costs.passes[0].alone.samples[0] / outcome.total_ns
+    return outcome.num_tokens * machine.costs.passes[0].samples[0] / outcome.total_ns
 
 
 def own_tokens(outcome: Outcome) -> int:

@@ -11,7 +11,7 @@ from simulation.builders import PLAIN, costs, of_answers, rows_of, simulator, sy
 from simulation.test_simulator import spans
 
 from amusd.config import DecodingConfig
-from amusd.simulation.cost import Costs, Duration, Shared
+from amusd.simulation.cost import Costs, Duration
 from amusd.simulation.tokens import drawn_answers
 
 MILLISECOND = 1_000_000
@@ -36,7 +36,7 @@ def test_auto_does_not_take_the_time_of_prompts_for_that_of_drafting() -> None:
     """Prompts come in beside the answers of others, at the costs of a CPU. With a rest for each sequence it lost."""
     costs = Costs(
         passes=rows_of(36.0, 1.5, 0.05),
-        draft_token=Shared.of_ms(3.0, 0.1),
+        draft_token=Duration.of_ms(3.0, 0.1),
         sequence_ns=5 * MILLISECOND // 2,
         tree_row_ns=MILLISECOND // 5,
         draft_sequence_ns=4 * MILLISECOND // 5,

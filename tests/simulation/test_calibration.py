@@ -11,19 +11,19 @@ from simulation.builders import PLAIN, chain, of_answers, synchronous, write_run
 from amusd.config import DecodingConfig
 from amusd.errors import ConfigError
 from amusd.simulation.calibration import Calibration, calibrate
-from amusd.simulation.cost import Costs, Duration, Shared
+from amusd.simulation.cost import Costs, Duration
 from amusd.simulation.simulator import Simulator
 from amusd.simulation.tokens import drawn_answers
 
 
-def ms(*values: float) -> Duration:
-    return Duration(tuple(round(1e6 * value) for value in values))
+def ms(alone: float, together: float | None = None) -> Duration:
+    return Duration((round(1e6 * alone),), together=() if together is None else (round(1e6 * together),))
 
 
 COSTS = Costs(
-    passes={0: Shared(ms(10.0), ms(11.0)), 4: Shared(ms(12.0), ms(13.0))},
-    draft_token=Shared(ms(1.5), ms(1.7)),
-    host=Shared(ms(0.2), ms(0.4)),
+    passes={0: ms(10.0, 11.0), 4: ms(12.0, 13.0)},
+    draft_token=ms(1.5, 1.7),
+    host=ms(0.2, 0.4),
     target_prefill=ms(20.0),
     draft_prefill=ms(5.0),
     advance=ms(0.05),
@@ -45,13 +45,11 @@ def measured(folder: Path, simulator: Simulator, *schedules: DecodingConfig) -> 
 def test_the_times_that_went_in_come_out(tmp_path: Path) -> None:
     found = measured(tmp_path, machine(), PLAIN, synchronous(4), chain(2)).costs
     for width, (alone, together) in {0: (10_000_000, 11_000_000), 4: (12_000_000, 13_000_000)}.items():
-        assert set(found.passes[width].alone.samples) == {alone}
-        assert set(found.passes[width].together.samples) == {together}
-    assert set(found.draft_token.alone.samples) == {1_500_000}
-    assert set(found.draft_token.together.samples) == {1_700_000}
-    assert found.host == Shared(
-        Duration((200_000,) * len(found.host.alone.samples)), Duration((400_000,) * len(found.host.together.samples))
-    )
+        assert set(found.passes[width].samples) == {alone}
+        assert set(found.passes[width].together) == {together}
+    assert set(found.draft_token.samples) == {1_500_000}
+    assert set(found.draft_token.together) == {1_700_000}
+    assert (set(found.host.samples), set(found.host.together)) == ({200_000}, {400_000})
     for name in ("target_prefill", "draft_prefill", "advance", "rollback", "to_target", "to_draft"):
         assert set(getattr(found, name).samples) == set(getattr(COSTS, name).samples), name
 

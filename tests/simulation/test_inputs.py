@@ -8,7 +8,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amusd.simulation.cost import Costs, Duration, Shared
+from amusd.simulation.cost import Costs, Duration
 from amusd.simulation.tokens import (
     drawn_answers,
 )
@@ -17,8 +17,8 @@ rates = st.floats(0, 1)
 
 
 def test_sequences_share_the_fixed_part_of_a_pass_and_of_a_step() -> None:
-    passes = {number: Shared.same(Duration((1000 + 10 * number,))) for number in range(20)}
-    costs = Costs(passes=passes, draft_token=Shared.same(Duration((100,))), tree_row_ns=5)
+    passes = {number: Duration((1000 + 10 * number,)) for number in range(20)}
+    costs = Costs(passes=passes, draft_token=Duration((100,)), tree_row_ns=5)
     costs = replace(costs, sequence_ns=50, draft_sequence_ns=7)
 
     def taken(costs: Costs, number: int, num_sequences: int) -> tuple[int, int, int]:

@@ -9,7 +9,7 @@ from simulation import closed_forms
 from simulation.builders import branching, chain, costs, rows_of, simulator, speedup, synchronous, windowed
 
 from amusd.config import DecodingConfig
-from amusd.simulation.cost import Duration, Shared
+from amusd.simulation.cost import Duration
 
 AUTO = DecodingConfig(policy="auto")
 
@@ -27,7 +27,7 @@ def test_auto_beside_a_draft_that_is_never_right_is_plain_decoding(delay: float,
 
 
 def test_auto_has_a_draft_rest_that_costs_more_than_it_brings() -> None:
-    slowed = {0: Shared(Duration.of_ms(6.0, 0.05), Duration.of_ms(6.0 * 1.3, 0.05))}
+    slowed = {0: Duration((6_000_000,), 0.05, together=(7_800_000,))}
     machine = simulator(0.0, costs(6, delay=0.05, spread=0.05, passes=slowed), num_answers=4, num_tokens=256)
     machine = replace(machine, accept_next=0.1, max_candidates=7, can_branch=False)
     assert speedup(machine, AUTO) >= 0.96

@@ -13,7 +13,7 @@ from simulation import closed_forms
 from simulation.builders import PLAIN, branching, chain, costs, of_answers, own_tokens, simulator, speedup, synchronous
 
 from amusd.config import DecodingConfig
-from amusd.simulation.cost import Costs, Duration, Shared
+from amusd.simulation.cost import Costs, Duration
 from amusd.simulation.simulator import Outcome
 from amusd.simulation.tokens import Answer
 from amusd.tracing.drafted import Fate, drafts_tree, judge_steps
@@ -44,13 +44,15 @@ def test_the_chain_is_as_the_formula_has_it_with_a_whole_step_lost_for_each_rest
 # Laws
 
 times = st.integers(0, 20)
-durations = st.lists(times, min_size=1, max_size=3).map(lambda found: Duration(tuple(found)))
-positive = st.lists(st.integers(1, 60), min_size=1, max_size=3).map(lambda found: Duration(tuple(found)))
+some = st.lists(times, min_size=1, max_size=3).map(tuple)
+durations = st.builds(Duration, some, together=some)
+positive = st.lists(st.integers(1, 60), min_size=1, max_size=3).map(tuple)
+steps = st.builds(Duration, positive, together=positive)
 any_costs = st.builds(
     Costs,
-    passes=st.dictionaries(st.integers(0, 8), st.builds(Shared, positive, positive), min_size=1, max_size=3),
-    draft_token=st.builds(Shared, positive, positive),
-    host=st.builds(Shared, durations, durations),
+    passes=st.dictionaries(st.integers(0, 8), steps, min_size=1, max_size=3),
+    draft_token=steps,
+    host=durations,
     target_prefill=durations,
     draft_prefill=durations,
     advance=durations,
@@ -97,7 +99,7 @@ def test_every_token_and_every_nanosecond_is_accounted_for(
     metrics = outcome.metrics
     assert [answer.num_tokens for answer in outcome.answers] == [len(answer) for answer in answers]
     assert metrics.num_tokens == metrics.num_accepted + own_tokens(outcome)
-    check_times(outcome, max(*costs.host.alone.samples, *costs.host.together.samples))
+    check_times(outcome, max(*costs.host.samples, *costs.host.together))
     check_fates(outcome)
     together = [sum(e.start_ns <= s.start_ns < e.end_ns for e in spans(outcome)) for s in spans(outcome)]
     assert max(together) <= batch_size
