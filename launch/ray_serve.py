@@ -38,25 +38,24 @@ class Replica:
         """`settings`: a `RunConfig`. Loads the models. Raises `ConfigError`."""
         from amusd.async_engine import AsyncEngine
         from amusd.engine import Engine
-        from amusd.serving.app import Gate, make_app
+        from amusd.serving.app import App
         from amusd.serving.server import make_service
 
         config = from_mapping(RunConfig, settings)
         engine_config = config.engine_for("serve")
         set_environment(engine_config)
         self._engine = await AsyncEngine(lambda: Engine.start(engine_config))
-        service = make_service(self._engine, config, engine_config)
-        self._gate = Gate(make_app(service), service, tell)
+        self._app = App(make_service(self._engine, config), tell)
 
     def __serve_build_asgi_app__(self) -> Any:
         from starlette.applications import Starlette
         from starlette.routing import Mount
 
-        return Starlette(routes=[Mount("/", self._gate)])  # which answers ASGI's `lifespan`, as Ray wants it
+        return Starlette(routes=[Mount("/", self._app)])  # which answers ASGI's `lifespan`, as Ray wants it
 
     async def check_health(self) -> None:
         """Raise if Ray should replace this replica."""
-        status, document = await self._gate.service.health()
+        status, document = await self._app.service.health()
         if status != 200:
             raise RuntimeError(document["status"])
 

@@ -38,7 +38,7 @@ STANDARD_LIBRARY_ONLY = {
 }  # fmt: skip
 USES_MSGSPEC = {"config", "settings", "protocol", "tracing"}
 IN_ONE_FILE = {"matplotlib": "amusd.commands.plots", "rich": "amusd.console"}
-SERVING = {"fastapi", "prometheus_client", "pydantic", "starlette", "uvicorn"}
+SERVING = {"prometheus_client", "starlette", "uvicorn"}
 NEVER_IMPORTED = {"hydra", "omegaconf", "launch", "amusd_launch", "experiments", "tests"}
 READS_ENVIRONMENT = "amusd.huge_pages"
 ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}

@@ -26,7 +26,7 @@ from amusd.transport.factory import ON_ONE_MACHINE, listen
 from amusd.transport.latency import measure_one_way
 from amusd.types import Role
 
-PACKAGES = ("amusd", "torch", "transformers", "pyzmq", "hydra-core", "gguf", "fastapi", "uvicorn")
+PACKAGES = ("amusd", "torch", "transformers", "pyzmq", "hydra-core", "gguf", "starlette", "uvicorn")
 SELF_TEST_PROMPT = "Count from one to thirty, with the words and the numbers, and say which of them are prime numbers."
 
 

@@ -5,74 +5,35 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-import json
 import re
 import traceback
 from collections.abc import Callable
+from functools import partial
 from importlib.resources import files
 from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
-from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
+import msgspec
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from amusd import __version__
-from amusd.serving.requests import ChatRequest, CompletionRequest, ErrorBody, RequestError, validation_error
-from amusd.serving.service import EventStream, Service
+from amusd.serving.requests import ChatRequest, CompletionRequest, RequestError, read
+from amusd.serving.service import Service, event_stream
 from amusd.serving.timeline import listen
 
 OPEN = frozenset({"/", "/health"})
 MAX_BODY_BYTES = 4 << 20
 """A larger request body is refused with 413."""
-_RESPONSES: dict[int | str, dict[str, Any]] = {
-    200: {"description": "One object, or with `stream` server-sent events.", "content": {"text/event-stream": {}}},
-    "default": {"description": "An error; `error.param` names the field.", "model": ErrorBody},
-}
+_KINDS = {"/v1/chat/completions": ChatRequest, "/v1/completions": CompletionRequest}
 
 
-def make_app(service: Service) -> FastAPI:
-    """The routes of a server."""
-    app = FastAPI(title="amusd", version=__version__, docs_url=None, redoc_url=None, exception_handlers=_HANDLERS)
-
-    @app.post("/v1/chat/completions", responses=_RESPONSES)
-    async def chat_completions(body: ChatRequest) -> Response:
-        return service.respond(body)
-
-    @app.post("/v1/completions", responses=_RESPONSES)
-    async def completions(body: CompletionRequest) -> Response:
-        return service.respond(body)
-
-    card = {"id": service.model, "object": "model", "created": service.began, "owned_by": "amusd"}
-    card["max_model_len"] = service.max_length
-
-    @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [card]}
-
-    @app.get("/v1/models/{name:path}", responses={"default": _RESPONSES["default"]})
-    async def model(name: str) -> dict[str, Any]:
-        service.check_model(name)
-        return card
-
-    @app.get("/health", responses={503: {"description": "No token can be made now."}})
-    async def health() -> JSONResponse:
-        status, document = await service.health()
-        return JSONResponse(document, status)
-
-    _add_page(app, service)
-
-    @app.get("/metrics", response_class=PlainTextResponse)
-    async def metrics() -> Response:
-        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-    return app
-
-
-def _add_page(app: FastAPI, service: Service) -> None:
+def _routes(service: Service) -> Starlette:
     html = files("amusd.serving").joinpath("page.html").read_text(encoding="utf-8")
     headers = {
         "Content-Security-Policy": _page_policy(html),
@@ -80,14 +41,67 @@ def _add_page(app: FastAPI, service: Service) -> None:
         "Referrer-Policy": "no-referrer",
         "Cache-Control": "no-cache",
     }
+    card = {"id": service.model, "object": "model", "created": service.began, "owned_by": "amusd"}
+    models = {"object": "list", "data": [{**card, "max_model_len": service.max_length}]}
 
-    @app.get("/", include_in_schema=False)
-    async def page() -> Response:
-        return HTMLResponse(html, headers=headers)
+    async def answer(kind: Any, request: Request) -> Response:
+        return service.respond(read(kind, await _body(request)))
 
-    @app.get("/timeline", include_in_schema=False)
-    async def timeline() -> Response:
-        return EventStream(listen(service.engine.engine.worker.recorder, lambda: service.is_closing))
+    async def health(_request: Request) -> Response:
+        status, document = await service.health()
+        return JSONResponse(document, status)
+
+    async def metrics(_request: Request) -> Response:
+        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def fixed(response: Response, _request: Request) -> Response:
+        return response
+
+    async def timeline(_request: Request) -> Response:
+        return event_stream(listen(service.engine.engine.worker.recorder, lambda: service.is_closing))
+
+    routes = [Route(path, partial(answer, kind), methods=["POST"]) for path, kind in _KINDS.items()]
+    routes += [
+        Route("/v1/models", partial(fixed, JSONResponse(models))),
+        Route("/health", health),
+        Route("/metrics", metrics),
+        Route("/openapi.json", partial(fixed, JSONResponse(_description()))),
+        Route("/", partial(fixed, HTMLResponse(html, headers=headers))),
+        Route("/timeline", timeline),
+    ]
+    return Starlette(routes=routes, exception_handlers=_HANDLERS)
+
+
+async def _body(request: Request) -> bytes:
+    """The body. Raises `RequestError` for one that is too large, or that a page of another site can send."""
+    where, content = f"{request.method} {request.url.path}", bytearray()
+    if "json" not in request.headers.get("content-type", ""):
+        raise RequestError(f"{where}: the body must be sent as Content-Type: application/json")
+    try:
+        async for part in request.stream():
+            content += part
+            if len(content) > MAX_BODY_BYTES:
+                message = f"{where}: the body is larger than {MAX_BODY_BYTES} bytes"
+                raise RequestError(message, status=413, headers={"Connection": "close"})
+    except ClientDisconnect:
+        raise RequestError(f"{where}: the client has left") from None
+    return bytes(content)
+
+
+def _description() -> dict[str, Any]:
+    """The answering routes for OpenAPI: every field that has an effect, with its type."""
+    schemas, components = msgspec.json.schema_components(_KINDS.values(), ref_template="#/components/schemas/{name}")
+    paths = {
+        path: {
+            "post": {
+                "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
+                "responses": {"200": {"description": "One object, or with `stream` server-sent events."}},
+            }
+        }
+        for path, schema in zip(_KINDS, schemas, strict=True)
+    }
+    info = {"title": "amusd", "version": __version__}
+    return {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": components}}
 
 
 def _page_policy(html: str) -> str:
@@ -107,26 +121,25 @@ def _http_error(request: Request, error: HTTPException) -> Response:
 
 
 def error_response(error: RequestError) -> Response:
-    """An error in OpenAI's shape. Half surrogate pairs, which a client's name may hold, are escaped."""
-    return Response(json.dumps(error.body), error.status, error.headers, "application/json")
+    """An error in OpenAI's shape."""
+    return JSONResponse(error.body, error.status, error.headers)
 
 
 _HANDLERS: dict[Any, Any] = {
     RequestError: lambda _request, error: error_response(error),
-    RequestValidationError: lambda _request, error: error_response(validation_error(error.errors())),
     HTTPException: _http_error,
-    Exception: lambda *_: error_response(RequestError("internal error", status=500)),  # and goes on to `Gate`
+    Exception: lambda *_: error_response(RequestError("internal error", status=500)),  # and goes on to `App`
 }
 
 
-class Gate:
-    """Checks every request before the routes.
+class App:
+    """The server as an ASGI application: checks every request before the routes.
 
     An unexpected exception becomes status 500, and one line for the operator without anything of the request.
     """
 
-    def __init__(self, app: ASGIApp, service: Service, tell: Callable[[str], None]) -> None:
-        self._app = app
+    def __init__(self, service: Service, tell: Callable[[str], None]) -> None:
+        self._app = _routes(service)
         self.service = service
         self._tell = tell
         self._key = service.config.api_key
@@ -136,7 +149,7 @@ class Gate:
         """Answer a request, or hand it to the routes."""
         try:
             self._check(scope)
-            await self._app(scope, self._limited(receive), send)
+            await self._app(scope, receive, send)
         except RequestError as error:
             await error_response(error)(scope, receive, send)
         except Exception as error:  # noqa: BLE001 - told here; uvicorn would print the message, which may be of a request
@@ -155,20 +168,6 @@ class Gate:
                 message = "the API key is missing or wrong: Authorization: Bearer KEY"
                 challenge = {"WWW-Authenticate": "Bearer"}
                 raise RequestError(message, status=401, code="invalid_api_key", headers=challenge)
-
-    def _limited(self, receive: Receive) -> Receive:
-        """`receive`, which raises once the body is larger than allowed."""
-        num_bytes = 0
-
-        async def limited() -> Message:
-            nonlocal num_bytes
-            message = await receive()
-            num_bytes += len(message.get("body", b""))
-            if num_bytes > MAX_BODY_BYTES:  # FastAPI lets no other exception pass
-                raise HTTPException(413, f"the body is larger than {MAX_BODY_BYTES} bytes", {"Connection": "close"})
-            return message
-
-        return limited
 
 
 def _host_name(header: bytes) -> str:

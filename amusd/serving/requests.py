@@ -1,7 +1,7 @@
 """Request bodies of OpenAI's protocol, with vLLM's additions. Pure.
 
 A declared field has its effect. Others are dropped if they cannot change an answer (`_WITHOUT_EFFECT`, and values that
-ask for nothing), else refused.
+ask for nothing), else refused. Unknown fields of messages and their parts are dropped.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias, cast
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+import msgspec
+from msgspec import Meta, Struct
 
 from amusd.config import MAX_TOP_LOGPROBS, SamplingParams
 from amusd.errors import ConfigError, ContextLengthError
@@ -22,7 +23,6 @@ from amusd.types import Mode
 
 COMPLETION_TOKENS = 16
 """Default tokens of a completion, as in OpenAI's protocol."""
-_MOST_TOKENS = 1 << 31
 MAX_STOPS, STOP_CHARACTERS, MAX_BIASES = 64, 1024, 1024
 """Stop strings of a request, characters of each, and entries of its `logit_bias`."""
 _RANDOM_SEEDS = 1 << 31
@@ -30,9 +30,9 @@ SEED_MASK = (1 << 63) - 1
 _LEAST_TOP_P = 1e-9
 _WITHOUT_EFFECT = frozenset(
     """
-    annotations cache_control cache_salt continuous_usage_stats include_obfuscation include_reasoning metadata
-    mm_processor_kwargs parallel_tool_calls prediction priority prompt_cache_key prompt_cache_retention refusal
-    request_id safety_identifier service_tier session_id spaces_between_special_tokens store stream_interval type user
+    cache_salt include_reasoning metadata mm_processor_kwargs parallel_tool_calls prediction priority prompt_cache_key
+    prompt_cache_retention request_id safety_identifier service_tier session_id spaces_between_special_tokens store
+    stream_interval user
     """.split()  # noqa: SIM905 - a list has a line for each
 )
 _ASKS_FOR_NOTHING: Mapping[str, Any] = {
@@ -64,98 +64,77 @@ class RequestError(Exception):
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
-class _Fields(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        return {
-            name: value
-            for name, value in given.items()
-            if value is not None and (name in cls.model_fields or not _has_no_effect(name, value))
-        }
-
-
-def _has_no_effect(name: str, value: Any) -> bool:
-    is_empty = value is False or value in ("", [], {})
-    return is_empty or name in _WITHOUT_EFFECT or value == _ASKS_FOR_NOTHING.get(name)
-
-
-class ErrorBody(BaseModel):
-    """An error, as OpenAI has it."""
-
-    error: dict[Literal["message", "type", "param", "code"], str | None]
-
-
-class TextPart(_Fields):
+class TextPart(Struct):
     """One part of a message's content."""
 
     type: Literal["text"]
     text: str
 
 
-class Message(_Fields):
+class Message(Struct):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart] = ""
+    content: str | list[TextPart] | None = None
     name: str | None = None
 
     def turn(self) -> dict[str, str]:
         """The turn for the chat template. The role developer becomes system; a line break separates text parts."""
-        content = self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
+        parts = self.content or ""
+        content = parts if isinstance(parts, str) else "\n".join(part.text for part in parts)
         role = "system" if self.role == "developer" else self.role
         return {"role": role, "content": content, **({"name": self.name} if self.name else {})}
 
 
-class StreamOptions(_Fields):
+class StreamOptions(Struct, frozen=True):
     """The additions to a stream besides its pieces."""
 
     include_usage: bool = False
 
 
-_TokenId: TypeAlias = Annotated[int, Field(ge=0)]
-_Tokens: TypeAlias = Annotated[int, Field(ge=1, le=_MOST_TOKENS)]
-_Stop: TypeAlias = Annotated[str, Field(max_length=STOP_CHARACTERS)]
+_TokenId: TypeAlias = Annotated[int, Meta(ge=0)]
+_Tokens: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 31)]
+_Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
+_Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
+_Alternatives: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
+_Stop: TypeAlias = Annotated[str, Meta(max_length=STOP_CHARACTERS)]
 
 
-class _Request(_Fields):
+class _Request(Struct, kw_only=True):
     """The fields of both endpoints. A null is as if left out."""
 
     model: str | None = None
     max_tokens: _Tokens | None = None
-    max_completion_tokens: _Tokens | None = Field(default=None, description="The newer name of `max_tokens`.")
-    min_tokens: int = Field(default=0, ge=0, description="Above 0 only with `ignore_eos` and without `stop`.")
-    temperature: float = Field(default=1.0, ge=0)
-    top_p: float = Field(default=1.0, ge=0, le=1, description="0: the likeliest token.")
-    top_k: int = Field(default=0, ge=-1, description="0 or -1: all tokens.")
-    min_p: float = Field(default=0.0, ge=0, le=1)
-    presence_penalty: float = Field(default=0.0, ge=-2, le=2)
-    frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
-    repetition_penalty: float = Field(default=1.0, gt=0)
-    logit_bias: dict[Annotated[_TokenId, Field(strict=False)], Annotated[float, Field(ge=-100, le=100)]] = Field(
-        default={}, max_length=MAX_BIASES, description="Biases by token id."
-    )
+    max_completion_tokens: Annotated[_Tokens | None, Meta(description="The newer name of `max_tokens`.")] = None
+    min_tokens: Annotated[int, Meta(ge=0, description="Above 0 only with `ignore_eos` and without `stop`.")] = 0
+    temperature: Annotated[float, Meta(ge=0)] = 1.0
+    top_p: Annotated[_Share, Meta(description="0: the likeliest token.")] = 1.0
+    top_k: Annotated[int, Meta(ge=-1, description="0 or -1: all tokens.")] = 0
+    min_p: _Share = 0.0
+    presence_penalty: _Penalty = 0.0
+    frequency_penalty: _Penalty = 0.0
+    repetition_penalty: Annotated[float, Meta(gt=0)] = 1.0
+    logit_bias: Annotated[
+        dict[_TokenId, Annotated[float, Meta(ge=-100, le=100)]],
+        Meta(max_length=MAX_BIASES, description="Biases by token id."),
+    ] = {}
     seed: int | None = None
-    stop: _Stop | Annotated[list[_Stop], Field(max_length=MAX_STOPS)] = []
+    stop: _Stop | Annotated[list[_Stop], Meta(max_length=MAX_STOPS)] = []
     ignore_eos: bool = False
-    n: int = Field(default=1, ge=1)
+    n: Annotated[int, Meta(ge=1)] = 1
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
-    mode: Mode | None = Field(default=None, strict=False)
-    token_sources: bool = Field(default=False, description="Say of each token who proposed it.")
+    mode: Mode | None = None
+    token_sources: Annotated[bool, Meta(description="Say of each token who proposed it.")] = False
 
 
 class ChatRequest(_Request):
     """`POST /v1/chat/completions`."""
 
     is_chat: ClassVar = True
-    messages: list[Message] = Field(min_length=1)
+    messages: Annotated[list[Message], Meta(min_length=1)]
     logprobs: bool = False
-    top_logprobs: int = Field(default=0, ge=0, le=MAX_TOP_LOGPROBS, description="Needs `logprobs`.")
+    top_logprobs: Annotated[_Alternatives, Meta(description="Needs `logprobs`.")] = 0
     chat_template_kwargs: dict[str, Any] = {}
     tool_choice: Literal["none", "auto"] = "none"
 
@@ -174,19 +153,19 @@ class CompletionRequest(_Request):
     """`POST /v1/completions`."""
 
     is_chat: ClassVar = False
-    prompt: (
-        str
-        | Annotated[list[_TokenId], Field(min_length=1)]
-        | Annotated[list[str | list[_TokenId]], Field(min_length=1)]
-    )
-    logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    prompt: str | Annotated[list[str | _TokenId | list[_TokenId]], Meta(min_length=1)]
+    logprobs: _Alternatives | None = None
     chat_template_kwargs: ClassVar[Mapping[str, Any]] = {}
 
     @property
     def prompts(self) -> Sequence[Prompt]:
-        """The prompts."""
-        is_one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
-        return cast("Sequence[Prompt]", [self.prompt] if is_one else self.prompt)
+        """The prompts. Raises `RequestError` for a list of both texts and ids."""
+        are_ids = {isinstance(each, int) for each in self.prompt}
+        if len(are_ids) == 2:
+            raise RequestError("prompt: is a list of both token ids and prompts", "prompt", "invalid_value")
+        return cast(
+            "Sequence[Prompt]", [self.prompt] if isinstance(self.prompt, str) or are_ids == {True} else self.prompt
+        )
 
     @property
     def alternatives(self) -> int | None:
@@ -195,6 +174,44 @@ class CompletionRequest(_Request):
 
 
 Body: TypeAlias = ChatRequest | CompletionRequest
+B = TypeVar("B", ChatRequest, CompletionRequest)
+
+
+def read(kind: type[B], content: bytes) -> B:
+    """The request that a body asks for. Raises `RequestError`."""
+    try:
+        given = msgspec.json.decode(content)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise RequestError(f"the body is not JSON: {error}") from None
+    if not isinstance(given, dict):
+        raise RequestError("the body must be a JSON object")
+    known = kind.__struct_fields__
+    for name, value in given.items():
+        if name not in known and not _has_no_effect(name, value):
+            message = f"{shown(name)}: is not known or not supported by this server{nearest(name, known)}"
+            raise RequestError(message, shown(name), "unsupported_parameter")
+    own = {name: value for name, value in given.items() if name in known and value is not None}
+    try:
+        return msgspec.convert(own, kind, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise _mistake(str(error)) from None
+
+
+def _has_no_effect(name: str, value: Any) -> bool:
+    is_empty = value is None or value is False or value in ("", [], {})
+    return is_empty or name in _WITHOUT_EFFECT or value == _ASKS_FOR_NOTHING.get(name)
+
+
+def _mistake(told: str) -> RequestError:
+    """What msgspec says, as `REASON - at $.messages[0].role`, in OpenAI's terms."""
+    reason, _, place = told.partition(" - at ")
+    path = re.findall(r"\.(\w+)|\[(\d+)\]", place)
+    missing = re.search("missing required field `(.*)`", reason)
+    names = [name or number for name, number in path] + ([missing[1]] if missing else [])
+    param = ".".join(names)
+    if missing:
+        return RequestError(f"missing required parameter: {param}", param, "missing_required_parameter")
+    return RequestError(f"{param}: {reason}", param, "invalid_value")
 
 
 def sampling_params(request: Body, max_length: int) -> SamplingParams:
@@ -209,7 +226,8 @@ def sampling_params(request: Body, max_length: int) -> SamplingParams:
     if request.min_tokens > (max_tokens if request.ignore_eos and not request.stop else 0):
         message = "min_tokens: needs ignore_eos=true, no stop, and max_tokens that are not fewer"
         raise RequestError(message, "min_tokens", "unsupported_parameter")
-    own = request.model_dump(include={each.name for each in fields(SamplingParams)}) | {
+    names = {each.name for each in fields(SamplingParams)} & {*request.__struct_fields__}
+    own = {name: getattr(request, name) for name in names} | {
         "max_new_tokens": max_tokens,
         "seed": secrets.randbelow(_RANDOM_SEEDS) if request.seed is None else request.seed & SEED_MASK,
         "top_p": max(request.top_p, _LEAST_TOP_P),
@@ -223,11 +241,6 @@ def sampling_params(request: Body, max_length: int) -> SamplingParams:
         raise config_error(error) from None
 
 
-_NAMES = frozenset(
-    name for kind in (ChatRequest, CompletionRequest, Message, TextPart, StreamOptions) for name in kind.model_fields
-)
-
-
 def config_error(error: ConfigError, param: str | None = None) -> RequestError:
     """The client's mistake that the engine found, with the key that begins its message; else `param`."""
     message = str(error).removeprefix("sampling.")
@@ -236,26 +249,3 @@ def config_error(error: ConfigError, param: str | None = None) -> RequestError:
         param = "max_tokens" if found[1] == "max_new_tokens" else found[1]
     is_too_long = isinstance(error, ContextLengthError)
     return RequestError(message, param, "context_length_exceeded" if is_too_long else None)
-
-
-def validation_error(errors: Sequence[Mapping[str, Any]]) -> RequestError:
-    """The deepest mistake that pydantic found, in OpenAI's terms, without a value of the request."""
-    first = max(errors, key=lambda error: len(_path(error)))  # for a union there is one for each of its members
-    path = _path(first)
-    param = ".".join(path)
-    if first["type"] == "json_invalid":
-        return RequestError(f"the body is not JSON: {first['ctx']['error']}")
-    if first["type"] == "extra_forbidden":
-        name = shown(first["loc"][-1])
-        message = f"{name}: is not known or not supported by this server{nearest(name, _NAMES)}"
-        return RequestError(message, ".".join([*path, name]), "unsupported_parameter")
-    if not param:
-        return RequestError("the body must be a JSON object of text, sent as Content-Type: application/json")
-    if first["type"] == "missing":
-        return RequestError(f"missing required parameter: {param}", param, "missing_required_parameter")
-    reasons = [error["msg"].removeprefix("Input should be ") for error in errors if _path(error) == path]
-    return RequestError(f"{param}: should be {' or '.join(dict.fromkeys(reasons))}", param, "invalid_value")
-
-
-def _path(error: Mapping[str, Any]) -> list[str]:
-    return [str(part) for part in error["loc"][1:] if isinstance(part, int) or part in _NAMES]

@@ -143,7 +143,7 @@ class AnsweredRequest(Response):
         except Exception as error:
             raise self._service.error_of(error, is_chat=self._body.is_chat) from error
         if document is None:
-            await EventStream(self._events()).stream_response(send)
+            await event_stream(self._events()).stream_response(send)
         else:
             await JSONResponse(document)(scope, receive, send)
         return True
@@ -204,16 +204,10 @@ class AnsweredRequest(Response):
                     yield index, ()
 
 
-class EventStream(StreamingResponse):
+def event_stream(events: AsyncGenerator[bytes, None]) -> StreamingResponse:
     """Server-sent events, until they end or the client goes away."""
-
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
-        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        super().__init__(events, media_type="text/event-stream", headers=headers)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI's
-        """Send the events."""
-        await unless_gone(receive, self.stream_response(send))
+    headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+    return StreamingResponse(events, media_type="text/event-stream", headers=headers)
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:

@@ -43,7 +43,7 @@ def test_an_engine_that_makes_no_tokens_is_replaced() -> None:
     async def health() -> tuple[int, dict[str, str]]:
         return 503, {"status": "failing: RankLostError"}
 
-    replica = SimpleNamespace(_gate=SimpleNamespace(service=SimpleNamespace(health=health)))
+    replica = SimpleNamespace(_app=SimpleNamespace(service=SimpleNamespace(health=health)))
     with pytest.raises(RuntimeError, match=r"^failing: RankLostError$"):
         asyncio.run(Replica.check_health(replica))  # type: ignore[arg-type]
 
@@ -63,7 +63,7 @@ def test_no_engine_keeps_to_cores_since_all_of_a_machine_would_to_the_same(monke
 def test_a_replica_answers_as_a_server_does_and_ends_with_its_draft(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("fastapi", reason="the server is not installed: pip install 'amusd[serve]'")
+    pytest.importorskip("starlette", reason="the server is not installed: pip install 'amusd[serve]'")
     config = compose_config([*save_pair(tmp_path), "hardware.pin_cores=false"])
     before = {*descendants(os.getpid())}
     body = {"model": "target", "prompt": "a", "max_tokens": 4, "ignore_eos": True}

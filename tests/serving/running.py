@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,8 +22,8 @@ from amusd.config import RunConfig, ServeConfig
 from amusd.engine import Engine
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.target_worker import TargetWorker
-from amusd.serving.app import Gate, make_app
-from amusd.serving.server import HttpServer, drain, listener, make_service, url
+from amusd.serving.server import HttpServer, listener, make_service, url
+from amusd.serving.service import Service
 from amusd.tracing.recorder import Recorder
 
 MODEL = "table"
@@ -34,7 +34,7 @@ SECONDS = 60.0
 @dataclass
 class Running:
     url: str
-    gate: Gate
+    service: Service
     engine: Engine
     http: httpx.Client
     lines: list[str] = field(default_factory=list)
@@ -102,33 +102,25 @@ def serving(engine: Engine, **settings: Any) -> Iterator[Running]:
     names = ServeConfig.__dataclass_fields__
     serve = {name: settings.pop(name) for name in tuple(settings) if name in names}
     config = RunConfig(serve=ServeConfig(**{"port": 0, "model_name": MODEL, **serve}), **settings)
-    started, lines = threading.Event(), []  # type: ignore[var-annotated]
-    found: list[Any] = []
+    lines: list[str] = []
+    service: list[Service] = []
+    own = listener("127.0.0.1", 0)
+    thread = threading.Thread(target=lambda: asyncio.run(live()), daemon=True)
 
     async def live() -> None:
-        with closing(listener("127.0.0.1", 0)) as own:
-            async with AsyncEngine(lambda: engine) as asynchronous:
-                service = make_service(asynchronous, config, config.engine_for("serve"))
-                gate = Gate(make_app(service), service, lines.append)
-                server = HttpServer(gate, started.set)
-                over = asyncio.Event()
-                at = url(own)
-                http = httpx.Client(base_url=at, timeout=SECONDS)
-                found.extend((Running(at, gate, engine, http, lines), asyncio.get_running_loop(), over))
-                serving = asyncio.ensure_future(server.serve([own]))
-                await over.wait()
-                await drain(service, config.serve.shutdown_seconds, lines.append)
-                server.should_exit = True
-                await serving
+        async with AsyncEngine(lambda: engine) as asynchronous:
+            service.append(make_service(asynchronous, config))
+            servers.append(HttpServer(service[0], lines.append))
+            await servers[0].serve([own])
 
-    thread = threading.Thread(target=lambda: asyncio.run(live()), daemon=True)
+    servers: list[HttpServer] = []
     thread.start()
-    assert started.wait(SECONDS)
-    running, loop, over = found
+    until(lambda: lines)
+    lines.clear()
     try:
-        with running.http:
-            yield running
+        with httpx.Client(base_url=url(own), timeout=SECONDS) as http:
+            yield Running(url(own), service[0], engine, http, lines)
     finally:
-        loop.call_soon_threadsafe(over.set)
+        servers[0].should_exit = True
         thread.join(SECONDS)
         assert not thread.is_alive(), "the server did not end"

@@ -133,6 +133,8 @@ def test_health_and_figures_say_what_was_done(server: Running, client: OpenAI) -
     assert added["vllm:spec_decode_num_accepted_tokens_total{}"] <= added["vllm:spec_decode_num_draft_tokens_total{}"]
     assert (after["vllm:num_requests_running{}"], after["vllm:num_requests_waiting{}"]) == (0, 0)
     assert after["amusd:draft_present{}"] == 1
+    schemas = server.get("/openapi.json").json()["components"]["schemas"]
+    assert schemas["ChatRequest"]["properties"]["min_p"] == {"type": "number", "minimum": 0, "maximum": 1, "default": 0}
 
 
 def test_the_end_of_sequence_is_a_stop() -> None:
@@ -150,6 +152,9 @@ def test_a_key_is_asked_for_where_there_is_one() -> None:
             assert (refused.value.code, refused.value.status_code) == ("invalid_api_key", 401)
         assert server.get("/metrics").headers["www-authenticate"] == "Bearer"
         assert server.get("/health").status_code == 200
+        policy = server.get("/").headers["content-security-policy"]
+        assert policy.startswith("default-src 'none'; style-src 'sha256-")
+        assert "unsafe" not in policy
         with server.client(api_key="right") as client:
             assert texts(sampled(client, temperature=0)) == [ANSWER[:12]]
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
-import resource
-import socket
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from typing import Any
 
 import pytest
@@ -17,7 +14,6 @@ from runtime.pair import PROMPT, on_pass, reference
 from serving.running import MODEL, SECONDS, TEXT, Running, events, plain_engine, serving, until
 from table_model import TableTokenizer
 
-from amusd.serving.server import _Connection
 from amusd.types import Mode
 
 LONG = 300
@@ -63,7 +59,7 @@ def test_a_client_that_goes_away_frees_its_row_before_another_pass(stream: bool)
             while b"chat.completion.chunk" not in received:
                 received += own.recv(1000)
         own.close()
-        until(lambda: server.gate.service.num_in_flight == 0)
+        until(lambda: server.service.num_in_flight == 0)
         num_before = len(passes.at_work)
         passes.go_on()
         until(lambda: server.num_at_work == 0)
@@ -85,7 +81,7 @@ def test_slow_senders_and_slow_readers_hold_up_nobody() -> None:
             stack.enter_context(server.raw(body, length=10))
         readers = [stack.enter_context(server.raw(body, SO_RCVBUF=2048)) for _ in range(2)]
         assert all(reader.recv(1) == b"H" for reader in readers)
-        requests = server.gate.service.requests
+        requests = server.service.requests
         until(lambda: all(answer.is_over for request in requests for answer in request.answers))  # all is computed
         short = server.post("/v1/chat/completions", server.chat(max_tokens=9, model=None))
         assert short.json()["choices"][0]["message"]["content"] == ANSWER[:9]
@@ -93,19 +89,6 @@ def test_slow_senders_and_slow_readers_hold_up_nobody() -> None:
         while not received.endswith(b"0\r\n\r\n"):
             received += readers[0].recv(1 << 20)
         assert "".join(re.findall(r'"content":"(\w+)"', received.decode())) == ANSWER[:LONG]
-
-
-def test_more_connections_than_descriptors_end_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (256 + 20, 0))
-    with serving(plain_engine(), mode=Mode.AUTOREGRESSIVE) as server:
-        with ExitStack() as stack:
-            connections = [stack.enter_context(server.raw({}, length=0)) for _ in range(20)]
-            late = stack.enter_context(server.raw({}, length=0))
-            with suppress(ConnectionResetError):
-                assert late.recv(1) == b""
-            assert len(connections) == 20
-        until(lambda: not server.gate.service.requests)
-        assert server.post("/v1/chat/completions", server.chat(max_tokens=3)).status_code == 200
 
 
 def read(server: Running, stream: bool, num_tokens: int) -> str:
@@ -118,28 +101,14 @@ def read(server: Running, stream: bool, num_tokens: int) -> str:
             return str(error.code)
 
 
-def test_headers_that_come_byte_by_byte_have_as_long_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_Connection, "timeout_keep_alive", property(lambda _: 0.3, lambda *_: None), raising=False)
-    with ExitStack() as stack:
-        server = stack.enter_context(serving(plain_engine(), mode=Mode.AUTOREGRESSIVE))
-        address = "127.0.0.1", int(server.url.rpartition(":")[2])
-        own = stack.enter_context(closing(socket.create_connection(address, 0.05)))
-        is_over, deadline = False, time.monotonic() + SECONDS
-        while not is_over and time.monotonic() < deadline:
-            with suppress(TimeoutError):
-                own.send(b"T")
-                is_over = own.recv(100) == b""
-        assert is_over
-
-
 def test_a_server_that_ends_lets_running_answers_end_and_takes_no_new_one() -> None:
     engine = plain_engine(max_num_seqs=1, pass_seconds=0.001)
     with ThreadPoolExecutor(2) as threads, serving(engine, mode=Mode.AUTOREGRESSIVE) as server:
         with closing(Paused(server)) as passes:
             answers = [threads.submit(read, server, stream, 50) for stream in (True, False)]
             passes.arrived()
-            until(lambda: server.gate.service.num_in_flight == 2)  # one of them waits for the other
-            server.gate.service.is_closing = True
+            until(lambda: server.service.num_in_flight == 2)  # one of them waits for the other
+            server.service.is_closing = True
             refused = server.post("/v1/chat/completions", server.chat())
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
             assert refused.headers["retry-after"]
@@ -155,7 +124,7 @@ def test_an_answer_that_takes_too_long_is_cut_off_in_words() -> None:
         with serving(engine, mode=Mode.AUTOREGRESSIVE, shutdown_seconds=0.0) as server:
             answers = [threads.submit(read, server, stream, 390) for stream in (True, False)]
             half_sent = server.raw(server.chat(), length=10)
-            until(lambda: len(server.gate.service.requests) == 2)
+            until(lambda: len(server.service.requests) == 2)
             until(lambda: server.num_at_work == 2)
         assert [answer.result(SECONDS) for answer in answers] == ["shutting_down"] * 2
     assert any("2 requests were cut off" in line for line in server.lines)

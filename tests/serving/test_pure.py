@@ -10,36 +10,31 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from models.published_tokenizers import ids_of, sentencepiece_tokenizer
-from pydantic import ValidationError
 from table_model import TableTokenizer
 
 from amusd.answer import Generation, Token
 from amusd.config import SamplingParams
 from amusd.models.detokenizer import IncrementalDecoder
 from amusd.models.tokenizer import HuggingFaceTokenizer, Tokenizer
-from amusd.serving.requests import Body, ChatRequest, CompletionRequest, RequestError, sampling_params, validation_error
+from amusd.serving import requests
+from amusd.serving.requests import Body, ChatRequest, CompletionRequest, RequestError, sampling_params
 from amusd.serving.responses import Writer, event
 from amusd.tracing.metrics import GenerationMetrics
 from amusd.types import FinishReason, Mode, TokenSource
 
 VOCAB_SIZE = 50
-CHAT_FIELDS, TEXT_FIELDS = ([*model.model_fields] for model in (ChatRequest, CompletionRequest))
+CHAT_FIELDS, TEXT_FIELDS = ([*model.__struct_fields__] for model in (ChatRequest, CompletionRequest))
 
-ODD: list[Any] = [None, True, 0, 1, -1, 2**70, 0.5, 1e9, -0.1, float("nan"), float("inf")]
-ODD += ["", "a", "5", "stop", "text", "auto", "none", "\ud800", "synchronous", [], {}, {"role": "user", "content": "a"}]
-ODD += [{"type": "text", "text": "a"}, {"include_usage": True}, {"5": 1.5}, {"\ud800": 1}, {"type": "image_url"}]
+ODD: list[Any] = [None, True, 0, 1, -1, 2**70, 0.5, 1e9, -0.1]
+ODD += ["", "a", "5", "stop", "text", "auto", "none", "synchronous", [], {}, {"role": "user", "content": "a"}]
+ODD += [{"type": "text", "text": "a"}, {"include_usage": True}, {"5": 1.5}, {"type": "image_url"}]
 values: Any = st.sampled_from(ODD) | st.lists(st.sampled_from(ODD), max_size=3)
 checked = settings(max_examples=60)
 
 
 def read(body: Any, is_chat: bool) -> Body:
     """A body as the server reads it. Raises `RequestError`."""
-    request: type[Body] = ChatRequest if is_chat else CompletionRequest
-    try:
-        return request.model_validate(body)
-    except ValidationError as error:
-        found = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
-        raise validation_error(found) from None
+    return requests.read(ChatRequest if is_chat else CompletionRequest, json.dumps(body).encode())
 
 
 def params_of(body: Any, is_chat: bool) -> SamplingParams:
