@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -83,11 +82,36 @@ class AsyncEngine:
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[Options]
     ) -> Generation:
         """The whole answer; arguments of `Engine.stream`. Cancelling the task ends it."""
-        return await self.stream(prompt, params, **options).result()
+        news = asyncio.Event()
+        answer = await self.submit(prompt, params, news, **options)
+        try:
+            while not answer.is_over:
+                await news.wait()
+                news.clear()
+            return answer.result()
+        finally:
+            answer.cancel()
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[Options]) -> AsyncAnswer:
-        """The answer token by token; arguments of `Engine.stream`, whose errors are raised by reading."""
-        return AsyncAnswer(partial(self.submit, prompt, params, **options))
+    async def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[Options]
+    ) -> AsyncGenerator[Token, None]:
+        """The answer token by token; arguments of `Engine.stream`.
+
+        It ends with the generator, or with the waiting task; then its slot is free before the next pass.
+        """
+        news = asyncio.Event()
+        answer = await self.submit(prompt, params, news, **options)
+        try:
+            is_over = False
+            while not is_over:
+                await news.wait()
+                news.clear()
+                is_over = answer.is_over  # first: the last tokens come before it is set
+                for token in answer.read_available():
+                    yield token
+            answer.result()  # raises why it was cut short
+        finally:
+            answer.cancel()
 
     async def submit(
         self, prompt: Prompt, params: SamplingParams | None, news: asyncio.Event, **options: Unpack[Options]
@@ -128,51 +152,3 @@ def _set(news: asyncio.Event, loop: asyncio.AbstractEventLoop) -> None:
     if not news.is_set():  # a reader clears it before it looks what there is
         with suppress(RuntimeError):  # the event loop is closed: nobody waits any more
             loop.call_soon_threadsafe(news.set)
-
-
-@dataclass(eq=False, repr=False)
-class AsyncAnswer:
-    """Iterates over the tokens of one answer; afterwards `generation` holds the whole. For one task at a time.
-
-    It ends with `cancel`, with the waiting task, or when unreferenced; then its slot is free before the next pass.
-    """
-
-    _submit: Callable[[asyncio.Event], Awaitable[Answer]]
-    _news: asyncio.Event = field(default_factory=asyncio.Event)
-    _answer: Answer | None = None
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Token:
-        """The next token. Raises as `Answer` does."""
-        if self._answer is None:
-            self._answer = await self._submit(self._news)
-        try:
-            while not self._answer.has_news:
-                await self._news.wait()
-                self._news.clear()
-        except asyncio.CancelledError:
-            self._answer.cancel()
-            raise
-        for token in self._answer:
-            return token
-        raise StopAsyncIteration
-
-    async def result(self) -> Generation:
-        """Read the rest, and return the finished answer. Raises as reading does."""
-        async for _ in self:
-            pass
-        return self.generation
-
-    @property
-    def generation(self) -> Generation:
-        """The finished answer. Raises `StateError` before the last token was read."""
-        if self._answer is None:
-            raise StateError("the answer is not finished: read all its tokens first")
-        return self._answer.generation
-
-    def cancel(self) -> None:
-        """End the answer; what is there can be read."""
-        if self._answer is not None:
-            self._answer.cancel()
