@@ -11,8 +11,7 @@ import time
 from collections import deque
 
 from amusd.errors import PeerLostError
-from amusd.protocol.messages import Message
-from amusd.transport.base import MAX_QUEUED_MESSAGES, FrameCodec
+from amusd.transport.base import MAX_QUEUED_MESSAGES, Transport
 
 
 def memory_pair(
@@ -76,33 +75,19 @@ class _Direction:
             self._changed.notify_all()
 
 
-class MemoryTransport:
-    address = "memory://"
-
+class MemoryTransport(Transport):
     def __init__(self, outgoing: _Direction, incoming: _Direction, nonce: int) -> None:
-        self.frames = FrameCodec(nonce)
+        super().__init__("memory://", nonce)
         self._outgoing = outgoing
         self._incoming = incoming
 
-    def send(self, message: Message) -> None:
-        """Queue a message. Raises PeerLostError."""
-        self._outgoing.put(self.frames.encode(message))
-
-    def inject(self, frame: bytes) -> None:
-        """Queue any bytes, as a broken or foreign peer might. Raises PeerLostError."""
+    def send_frame(self, frame: bytes) -> None:
+        """Queue any bytes. Raises PeerLostError."""
         self._outgoing.put(frame)
 
-    def has_room(self, num_bytes: int) -> bool:
-        return True
-
-    def receive(self, timeout: float) -> Message | None:
-        """The next message, or None after `timeout` seconds. Raises PeerLostError."""
-        deadline = time.monotonic() + timeout
-        while (frame := self._incoming.take(deadline)) is not None:
-            message = self.frames.accept(frame)
-            if message is not None:
-                return message
-        return None
+    def receive_frame(self, timeout: float) -> bytes | None:
+        """The next bytes, or None after `timeout` seconds. Raises PeerLostError."""
+        return self._incoming.take(time.monotonic() + timeout)
 
     def close(self) -> None:
         """Release everything. Idempotent; never raises."""

@@ -39,8 +39,8 @@ def receive_hello(link: Transport, own: Hello, deadline: float, timeout: float) 
     if message is not None:
         raise PeerProtocolError(f"{type(message).__name__} before Hello")
     if time.monotonic() >= deadline:
-        if link.frames.refusal is not None:
-            raise ConfigError(f"no peer in time: {link.frames.refusal}")
+        if link.refusal is not None:
+            raise ConfigError(f"no peer in time: {link.refusal}")
         raise PeerLostError("no Hello from the peer within startup_timeout_seconds")
     return None
 

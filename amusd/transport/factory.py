@@ -15,7 +15,6 @@ from amusd.config import TransportConfig
 from amusd.errors import ConfigError
 from amusd.transport.base import Rendezvous, Transport
 from amusd.transport.curve import Keys, read_keys
-from amusd.transport.delayed import DelayedTransport
 from amusd.transport.shared_memory import SHARED_MEMORY, SharedMemoryTransport
 from amusd.transport.zeromq import ZeroMQTransport
 from amusd.types import Role
@@ -98,4 +97,5 @@ def keys_of(config: TransportConfig, role: Role) -> Keys | None:
 
 
 def _delayed(link: Transport, config: TransportConfig) -> Transport:
-    return DelayedTransport(link, config.delay_ms / 1e3) if config.delay_ms else link
+    link.delay_seconds = config.delay_ms / 1e3
+    return link

@@ -19,8 +19,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from amusd.errors import ConfigError, PeerLostError, PeerProtocolError
-from amusd.protocol.messages import Message
-from amusd.transport.base import FrameCodec, milliseconds_until, spin
+from amusd.transport.base import Transport, milliseconds_until, spin
 from amusd.transport.ring import RING_BYTES, Rings, make_memory
 
 SHARED_MEMORY = "shm://"
@@ -30,15 +29,14 @@ LOOK_SECONDS = 0.001
 _CLOSED_BY_PEER = "the peer closed the link"
 
 
-class SharedMemoryTransport:
+class SharedMemoryTransport(Transport):
     """A `Transport` to another process. Make it with `bind` or `connect`, neither of which waits."""
 
     def __init__(
         self, nonce: int, address: str, rings: Rings, connection: socket.socket, door: ExitStack | None = None
     ) -> None:
         """`connection`: to the peer, or with `door` the listening socket; `door` removes what it needs."""
-        self.address = address
-        self.frames = FrameCodec(nonce)
+        super().__init__(address, nonce)
         self._rings = rings
         self._connection = connection
         self._door = door
@@ -87,46 +85,8 @@ class SharedMemoryTransport:
             failing.pop_all()
         return cls(nonce, address, rings, connection)
 
-    def send(self, message: Message) -> None:
-        """Put a message into the ring. Raises PeerLostError."""
-        self._put(self.frames.encode(message))
-
-    def has_room(self, num_bytes: int) -> bool:
-        """See `Transport`."""
-        try:
-            return self._loss is not None or self._rings.has_room(num_bytes)
-        except PeerProtocolError:
-            return True  # `send` says what is wrong
-
-    def receive(self, timeout: float) -> Message | None:
-        """The next message, or None after `timeout` seconds. Raises PeerLostError."""
-        deadline = time.monotonic() + timeout
-        while (message := self._next_message()) is None:
-            now = time.monotonic()
-            if now >= self._next_look:
-                self._look()
-                if self._rings.has_news():  # what the peer sent before it went can be read now
-                    continue
-                if self._loss is not None:
-                    raise PeerLostError(self._loss)
-            if now >= deadline:
-                return None
-            if not spin(self._rings.has_news, deadline) and self._poller.poll(milliseconds_until(deadline)):
-                self._next_look = 0.0
-        return message
-
-    def close(self) -> None:
-        """Release everything. Idempotent; never raises; the peer keeps what was sent to it."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        self._lose("this end of the link is closed")
-        self._rings.close()
-        self._connection.close()
-        if self._door is not None:
-            self._door.close()
-
-    def _put(self, frame: bytes) -> None:
+    def send_frame(self, frame: bytes) -> None:
+        """Put bytes into the ring. Raises PeerLostError."""
         self._admit()
         if self._loss is not None:
             raise PeerLostError(self._loss)
@@ -145,9 +105,44 @@ class SharedMemoryTransport:
             self._lose(_CLOSED_BY_PEER)
             raise PeerLostError(_CLOSED_BY_PEER) from None
 
-    def _next_message(self) -> Message | None:
+    def has_room(self, num_bytes: int) -> bool:
+        """See `Transport`."""
         try:
-            return self.frames.next_message(self._rings.take)
+            return self._loss is not None or self._rings.has_room(num_bytes)
+        except PeerProtocolError:
+            return True  # `send` says what is wrong
+
+    def receive_frame(self, timeout: float) -> bytes | None:
+        """The next bytes, or None after `timeout` seconds. Raises PeerLostError."""
+        deadline = time.monotonic() + timeout
+        while (frame := self._take()) is None:
+            now = time.monotonic()
+            if now >= self._next_look:
+                self._look()
+                if self._rings.has_news():  # what the peer sent before it went can be read now
+                    continue
+                if self._loss is not None:
+                    raise PeerLostError(self._loss)
+            if now >= deadline:
+                return None
+            if not spin(self._rings.has_news, deadline) and self._poller.poll(milliseconds_until(deadline)):
+                self._next_look = 0.0
+        return frame
+
+    def close(self) -> None:
+        """Release everything. Idempotent; never raises; the peer keeps what was sent to it."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._lose("this end of the link is closed")
+        self._rings.close()
+        self._connection.close()
+        if self._door is not None:
+            self._door.close()
+
+    def _take(self) -> bytes | None:
+        try:
+            return self._rings.take()
         except PeerProtocolError as error:
             self._break(error)
             return None
@@ -175,7 +170,7 @@ class SharedMemoryTransport:
         self._door = None
 
     def _break(self, error: PeerProtocolError) -> None:
-        self.frames.reject(str(error))
+        self.reject(str(error))
         self._lose(str(error))
         self._rings.close()
 

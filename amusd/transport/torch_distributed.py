@@ -7,7 +7,7 @@
 * Gloo has no polling receive, and a send ends only when the peer receives. So two threads do both; `send` and `receive`
   see bounded queues, and never wait for the peer.
 * A closing peer says goodbye; a dying process ends its connections. A stopped process is slow, not lost.
-* `close` leaves no thread behind, unless groups are forming: that ends within `FORM_SECONDS`.
+* `close` leaves no thread behind, unless groups are forming, within `FORM_SECONDS`, or the peer closed amid a send.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ import torch
 from torch import distributed
 
 from amusd.errors import ConfigError, PeerLostError, WireError
-from amusd.protocol.messages import Message
 from amusd.protocol.wire import MAX_FRAME_BYTES
-from amusd.transport.base import FrameCodec
+from amusd.transport.base import Transport
 from amusd.transport.frame_queue import FrameQueue
 
 Backend: TypeAlias = Literal["gloo", "nccl"]
@@ -79,13 +78,12 @@ class Bodies:
             return tensor.cpu().numpy().tobytes()
 
 
-class TorchDistributedTransport:
+class TorchDistributedTransport(Transport):
     """A `Transport` to another process. Make it with `bind` or `connect`, neither of which waits."""
 
     def __init__(self, address: str, nonce: int, device: str, rank: int) -> None:
         """`rank`: 0 for the listening end."""
-        self.address = address
-        self.frames = FrameCodec(nonce)
+        super().__init__(address, nonce)
         self._backend, _, folder = address.partition("://")
         self._folder = Path(folder)
         self._device = device
@@ -115,18 +113,20 @@ class TorchDistributedTransport:
         """The other end, for the listening end's `address`."""
         return cls(address, nonce, devices[1], 1)
 
-    def send(self, message: Message) -> None:
-        """Queue a message. Raises PeerLostError."""
-        self._put(self.frames.encode(message))
+    def send_frame(self, frame: bytes) -> None:
+        """Queue bytes. Raises PeerLostError."""
+        if (reason := self._outbox.ending or self._inbox.ending) is not None:
+            raise PeerLostError(reason)
+        if not self._outbox.put(frame, 0.0):
+            raise PeerLostError(self._outbox.ending or f"the peer stopped reading: {len(self._outbox)} messages wait")
 
     def has_room(self, num_bytes: int) -> bool:
         """See `Transport`."""
         return self._outbox.has_room(num_bytes)
 
-    def receive(self, timeout: float) -> Message | None:
-        """The next message, or None after `timeout` seconds. Raises PeerLostError."""
-        deadline = time.monotonic() + timeout
-        return self.frames.next_message(lambda: self._inbox.take(max(0.0, deadline - time.monotonic())))
+    def receive_frame(self, timeout: float) -> bytes | None:
+        """The next bytes, or None after `timeout` seconds. Raises PeerLostError."""
+        return self._inbox.take(timeout)
 
     def close(self) -> None:
         """Release everything, soon after `CLOSE_SECONDS`. Idempotent; never raises."""
@@ -144,12 +144,6 @@ class TorchDistributedTransport:
         if self._rank == 0:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _put(self, frame: bytes) -> None:
-        if (reason := self._outbox.ending or self._inbox.ending) is not None:
-            raise PeerLostError(reason)
-        if not self._outbox.put(frame, 0.0):
-            raise PeerLostError(self._outbox.ending or f"the peer stopped reading: {len(self._outbox)} messages wait")
-
     def _carry(self) -> None:
         """First thread: meet the peer, then send the outbox."""
         try:
@@ -157,9 +151,9 @@ class TorchDistributedTransport:
             self._reader.start()
             with suppress(PeerLostError):  # the outbox has ended, and is empty
                 while (frame := self._outbox.take()) is not None:
-                    self._send_frame(frame)
+                    self._write(frame)
             if self._is_closing:
-                self._send_block(_GOODBYE)
+                self._send_block(_GOODBYE, patience=timedelta(seconds=CLOSE_SECONDS))
         except (OSError, RuntimeError) as error:
             logger.debug("lost the peer: %s", error)
             self._outbox.end(_CLOSED_BY_PEER, discard=True)
@@ -173,7 +167,7 @@ class TorchDistributedTransport:
         """Second thread: fill the inbox until the peer is lost or this end is closed."""
         reason = _CLOSED_BY_PEER
         try:
-            while (frame := self._receive_frame()) is not None and self._inbox.put(frame):
+            while (frame := self._read_next()) is not None and self._inbox.put(frame):
                 pass
         except WireError as error:
             reason = str(error)
@@ -206,19 +200,19 @@ class TorchDistributedTransport:
                 bodies[sender != self._rank] = group
         self._blocks, self._bodies = blocks, bodies
 
-    def _send_frame(self, frame: bytes) -> None:
+    def _write(self, frame: bytes) -> None:
         is_short = len(frame) <= BLOCK_BYTES - _LENGTH.size
         self._send_block(len(frame), frame if is_short else b"")
         if not is_short:
             self._bodies[0].send(frame, self._peer)
 
-    def _send_block(self, length: int, content: bytes = b"") -> None:
+    def _send_block(self, length: int, content: bytes = b"", patience: timedelta = _FOREVER) -> None:
         block = torch.frombuffer(
             bytearray((_LENGTH.pack(length) + content).ljust(BLOCK_BYTES, b"\0")), dtype=torch.uint8
         )
-        self._blocks.send([block], self._peer, _BLOCK_TAG).wait(_FOREVER)
+        self._blocks.send([block], self._peer, _BLOCK_TAG).wait(patience)
 
-    def _receive_frame(self) -> bytes | None:
+    def _read_next(self) -> bytes | None:
         """The next frame; None when the peer said goodbye. Raises RuntimeError, and WireError for a wrong length."""
         block = bytearray(BLOCK_BYTES)
         self._blocks.recv([torch.frombuffer(block, dtype=torch.uint8)], self._peer, _BLOCK_TAG).wait(_FOREVER)

@@ -23,10 +23,9 @@ from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
 from amusd.errors import ConfigError, PeerLostError
-from amusd.protocol.messages import Message
 from amusd.protocol.wire import MAX_FRAME_BYTES
 from amusd.transport.addresses import Endpoint, parse_endpoint
-from amusd.transport.base import MAX_QUEUED_MESSAGES, FrameCodec, milliseconds_until, spin
+from amusd.transport.base import MAX_QUEUED_MESSAGES, Transport, milliseconds_until, spin
 from amusd.transport.curve import Keys, ask_with, serve_with
 
 logger = logging.getLogger(__name__)
@@ -50,12 +49,11 @@ _WATCHED_EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE
 _WATCHED_EVENTS |= sum(_REFUSALS)
 
 
-class ZeroMQTransport:
+class ZeroMQTransport(Transport):
     """A `Transport` to another process. Make it with `bind` or `connect`, neither of which waits."""
 
     def __init__(self, endpoint: Endpoint, nonce: int, socket: zmq.Socket[bytes]) -> None:
-        self.address = endpoint.address
-        self.frames = FrameCodec(nonce)
+        super().__init__(endpoint.address, nonce)
         self._authenticator: ThreadAuthenticator | None = None
         self._private_folder: Path | None = None
         self._peer_fds: set[int] = set()  # connections one of which is, or becomes, the peer's
@@ -118,10 +116,6 @@ class ZeroMQTransport:
         self._watch_peer()
         return self._is_lost
 
-    def send(self, message: Message) -> None:
-        """Queue a message. Raises PeerLostError."""
-        self.send_frame(self.frames.encode(message))
-
     def send_frame(self, frame: bytes) -> None:
         """Queue bytes. Raises PeerLostError."""
         if time.monotonic() >= self._next_look:
@@ -132,15 +126,6 @@ class ZeroMQTransport:
         if time.monotonic() >= self._next_give_way:
             os.sched_yield()  # to libzmq's thread, which may share this core
             self._next_give_way = time.monotonic() + GIVE_WAY_SECONDS
-
-    def has_room(self, num_bytes: int) -> bool:  # noqa: ARG002 - messages are counted, not bytes
-        """See `Transport`."""
-        return True
-
-    def receive(self, timeout: float) -> Message | None:
-        """The next message, or None after `timeout` seconds. Raises PeerLostError."""
-        deadline = time.monotonic() + timeout
-        return self.frames.next_message(lambda: self.receive_frame(deadline - time.monotonic()))
 
     def receive_frame(self, timeout: float) -> bytes | None:
         """The next bytes, or None after `timeout` seconds (0 polls). Raises PeerLostError."""
@@ -206,7 +191,7 @@ class ZeroMQTransport:
             kind, value = int(event["event"]), int(event["value"])
             if kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 # the first one owns the pipe; the event does not say which of the connections it is
-                self._is_attached, self.frames.refusal = True, None
+                self._is_attached, self.refusal = True, None
             elif kind in _REFUSALS:
                 self._refused(_REFUSALS[kind])
             elif kind == zmq.EVENT_DISCONNECTED:
@@ -222,7 +207,7 @@ class ZeroMQTransport:
         logger.log(level, "%s: no link was made: %s", self.address, reason)
         self._num_refused += 1
         if not self._is_attached:
-            self.frames.refusal = (
+            self.refusal = (
                 f"{self.address}: {self._num_refused} connection(s) failed over their keys and none held; both ends "
                 "need transport.keys, from one `amusd keys`, or neither"
             )

@@ -17,7 +17,7 @@ from faults.world import Side, World
 from amusd.errors import PeerLostError
 from amusd.protocol.messages import Hello, Message
 from amusd.protocol.wire import encode
-from amusd.transport.base import FrameCodec
+from amusd.transport.base import Transport
 
 MAX_COPY_MS = 50
 NUM_ECHOED = 12
@@ -96,36 +96,20 @@ class Channel:
             self._end.arrived(frame)
 
 
-class AnySession(FrameCodec):
-    """Takes every session's frames once its own has begun: so that incarnations have to hold by themselves."""
-
-    begun = False
-
-    def accept(self, frame: bytes) -> Message | None:
-        if self.begun and len(frame) >= 14:
-            self._nonce = struct.unpack_from("<Q", frame, 6)[0]
-        message = super().accept(frame)
-        self.begun |= isinstance(message, Hello)
-        return message
-
-
-class End:
-    address = "memory://"
-
+class End(Transport):
     def __init__(
         self,
         side: Side,
         incoming: Channel,
         outgoing: Channel,
-        frames: FrameCodec,
         nonce: int,
         passes: Callable[[int], bool],
     ) -> None:
+        super().__init__("memory://", nonce)
         self.nonce = nonce
         self._side = side
         self._incoming = incoming
         self._outgoing = outgoing
-        self.frames = frames
         self._passes = passes
         self._inbox: deque[bytes] = deque()
         self._closed = False
@@ -146,17 +130,23 @@ class End:
         self.on_arrival()
 
     def send(self, message: Message) -> None:
+        self.send_frame(encode(message, self.nonce, self._side.ns))
+
+    def send_frame(self, frame: bytes) -> None:
         self._check_open()
         if self._peer_gone:
             raise PeerLostError("the peer is gone")
-        self._outgoing.send(encode(message, self.nonce, self._side.ns))
+        self._outgoing.send(frame)
+
+    def receive_frame(self, timeout: float) -> bytes | None:
+        raise NotImplementedError
 
     def receive(self, timeout: float) -> Message | None:
         deadline_ns = self._side.ns + int(timeout * 1e9) + (LATENCY_NS if timeout > 0 else 0)
         while True:
             self._check_open()
             while self._inbox:
-                message = self.frames.accept(self._inbox.popleft())
+                message = self.accept(self._inbox.popleft())
                 if message is not None:
                     return message
             if self._peer_gone:
@@ -179,15 +169,28 @@ class End:
             raise PeerLostError("this end of the link is closed")
 
 
+class AnySession(End):
+    """Takes every session's frames once its own has begun: so that incarnations have to hold by themselves."""
+
+    begun = False
+
+    def accept(self, frame: bytes) -> Message | None:
+        if self.begun and len(frame) >= 14:
+            self._nonce = struct.unpack_from("<Q", frame, 6)[0]
+        message = super().accept(frame)
+        self.begun |= isinstance(message, Hello)
+        return message
+
+
 class Wires:
     def __init__(self, world: World, weather: Weather, *, any_session: bool) -> None:
         self.to_target = Channel(world, weather, TO_TARGET)
         self.to_draft = Channel(world, weather, TO_DRAFT)
         self._world = world
-        self._filter = AnySession if any_session else FrameCodec
+        self._end = AnySession if any_session else End
 
     def target_end(self, nonce: int, passes: Callable[[int], bool]) -> End:
-        return End(self._world.target, self.to_target, self.to_draft, self._filter(nonce), nonce, passes)
+        return self._end(self._world.target, self.to_target, self.to_draft, nonce, passes)
 
     def draft_end(self, nonce: int, passes: Callable[[int], bool]) -> End:
-        return End(self._world.draft, self.to_draft, self.to_target, self._filter(nonce), nonce, passes)
+        return self._end(self._world.draft, self.to_draft, self.to_target, nonce, passes)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
-from memory_link import MemoryTransport, memory_pair
+from memory_link import memory_pair
 
 from amusd.protocol.messages import Message
 from amusd.transport.base import Transport
-from amusd.transport.delayed import DelayedTransport
 from amusd.transport.shared_memory import SharedMemoryTransport
 from amusd.transport.torch_distributed import TorchDistributedTransport
 from amusd.transport.zeromq import ZeroMQTransport
@@ -39,20 +37,10 @@ class Link:
             end.close()
 
 
-def inject(end: Any, frame: bytes) -> None:
-    if isinstance(end, DelayedTransport):
-        inject(end._link, frame)
-    elif isinstance(end, MemoryTransport):
-        end.inject(frame)
-    elif isinstance(end, ZeroMQTransport):
-        end._socket.send(frame)
-    else:
-        end._put(frame)
-
-
-def _memory(wrap: Callable[[Transport], Transport] = lambda end: end) -> Link:
+def _memory(delay_seconds: float = 0.0) -> Link:
     target, draft = memory_pair(seed=1, nonce=NONCE)
-    return Link(lambda: wrap(target), lambda _: wrap(draft))
+    target.delay_seconds = draft.delay_seconds = delay_seconds
+    return Link(lambda: target, lambda _: draft)
 
 
 def _zeromq(address: str | None) -> Link:
@@ -76,7 +64,7 @@ if hasattr(os, "memfd_create"):
     PROCESS_LINKS["shared memory"] = _shared_memory
 LINKS: dict[str, Callable[[], Link]] = {
     "memory": _memory,
-    "memory, held back": lambda: _memory(lambda end: DelayedTransport(end, 0.002)),
+    "memory, held back": lambda: _memory(0.002),
     **PROCESS_LINKS,
 }
 

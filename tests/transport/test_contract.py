@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from strategies import EXAMPLES
-from transport.links import DEADLINE, LINKS, NONCE, Link, expect, fill, inject
+from transport.links import DEADLINE, LINKS, NONCE, Link, expect, fill
 
 from amusd.errors import PeerLostError
 from amusd.protocol.messages import MAX_FEATURE_BYTES, Candidate, Failed, Features, Open, Shutdown, Verdict
@@ -143,12 +143,12 @@ def test_garbage_and_foreign_frames_are_counted_and_dropped_and_the_link_goes_on
     ]
     with caplog.at_level("WARNING"):
         for bad_frame in bad_frames:
-            inject(sender, bad_frame)
+            sender.send_frame(bad_frame)
         assert receiver.receive(0.01) is None
         sender.send(candidate(1))
         assert expect(receiver) == candidate(1)
-    assert receiver.frames.num_rejected == len(bad_frames)
-    assert sender.frames.num_rejected == 0
+    assert receiver.num_rejected == len(bad_frames)
+    assert sender.num_rejected == 0
     assert len(caplog.records) == 1
     receiver.send(verdict(2))
     assert expect(sender) == verdict(2)

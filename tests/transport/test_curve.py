@@ -63,7 +63,7 @@ def drafting(address: str, keys: Path | None) -> Iterator[Transport]:
 
 def wait_for_refusal(*ends: ZeroMQTransport) -> None:
     deadline = time.monotonic() + DEADLINE
-    while any(end.frames.refusal is None for end in ends):
+    while any(end.refusal is None for end in ends):
         assert [end.receive(0.01) for end in ends] == [None] * len(ends)
         assert time.monotonic() < deadline
 
@@ -76,7 +76,7 @@ def meet(listener: ZeroMQTransport, folder: Path) -> None:
 
 def test_two_ends_with_one_folder_of_keys_meet(listener: ZeroMQTransport, folder: Path) -> None:
     meet(listener, folder)
-    assert listener.frames.refusal is None
+    assert listener.refusal is None
 
 
 @pytest.mark.parametrize("keys", ["other", "none"])

@@ -108,7 +108,7 @@ def test_a_writer_killed_in_a_flood_leaves_a_prefix_of_whole_messages(
     with pytest.raises(PeerLostError, match="the peer closed"):
         received.extend(iter(lambda: expect(listener), None))
     assert received == [Verdict(number, 1, 0, 0, (5,) * (number % 50), 0) for number in range(len(received))]
-    assert listener.frames.num_rejected == 0
+    assert listener.num_rejected == 0
     with pytest.raises(PeerLostError):
         listener.send(VERDICT)
 
@@ -138,7 +138,7 @@ def test_a_peer_whose_memory_makes_no_sense_is_counted_and_lost(
             listener.receive(timeout)
     with pytest.raises(PeerLostError, match="claims"):
         listener.send(VERDICT)
-    assert listener.frames.num_rejected == 1
+    assert listener.num_rejected == 1
 
 
 def test_the_door_is_private_and_gone_once_the_peer_has_come(folder: Path, listener: SharedMemoryTransport) -> None:

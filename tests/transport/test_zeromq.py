@@ -53,7 +53,7 @@ def test_garbage_from_a_raw_socket_is_dropped_and_the_link_goes_on(
     stranger.send_multipart([b"a", b"b"])
     stranger.send(encode(Shutdown(), NONCE))
     assert [expect(listener), expect(listener)] == [VERDICT, Shutdown()]
-    assert listener.frames.num_rejected == 4
+    assert listener.num_rejected == 4
 
 
 def test_a_stranger_beside_the_peer_is_not_read_and_its_leaving_ends_nothing(
@@ -69,7 +69,7 @@ def test_a_stranger_beside_the_peer_is_not_read_and_its_leaving_ends_nothing(
     assert listener.receive(0.3) is None
     other.send(VERDICT)
     assert expect(listener) == VERDICT
-    assert listener.frames.num_rejected == 0
+    assert listener.num_rejected == 0
 
 
 def test_a_frame_over_the_limit_ends_the_connection_and_not_the_worker(
