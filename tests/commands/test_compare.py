@@ -60,7 +60,7 @@ def test_a_draft_that_was_lost_is_there_again_before_anything_else_is_measured()
     schedule = decoding(Mode.ASYNCHRONOUS, policy="chain", max_silence_seconds=60.0)
     contestants = [Contestant(replace(schedule, mode=Mode.AUTOREGRESSIVE), None), Contestant(schedule, "oracle")]
     config = from_mapping(RunConfig, {"sampling": {"max_new_tokens": NUM_TOKENS, "ignore_eos": True}})
-    with survivor("shared_memory", {}) as lost:
+    with survivor("shared_memory") as lost:
         assert len(list(Comparison(lost.engine, config, contestants, Killing()).turns(PROMPTS))) == len(PROMPTS)
         assert (len(lost.engine.draft_losses), lost.engine.num_draft_restarts) == (1, 1)
     assert [one.metrics.num_tokens_alone for one in contestants[1].answers] == [0, NUM_TOKENS, 0]

@@ -7,13 +7,12 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
 import pytest
-from msgspec.structs import replace
 from oracle import OracleDrafter, always_wrong
 from runtime.pair import (
     PROMPT,
@@ -33,10 +32,8 @@ from amusd.config import DecodingConfig, EngineConfig, TransportConfig
 from amusd.drafters.factory import LoadedDrafters
 from amusd.drafters.synthetic import right_with_probability
 from amusd.engine import Engine
-from amusd.protocol.messages import Candidate, Message
 from amusd.runtime import draft_process, startup
 from amusd.runtime.draft_process import DraftProcess
-from amusd.runtime.patience import MAX_NONSENSE
 from amusd.runtime.startup import connect_target, serve
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport
@@ -46,17 +43,13 @@ NUM_TOKENS = 60
 EXPECTED = reference(NUM_TOKENS)[len(PROMPT) :]
 PASS_SECONDS = 0.001
 
-GOOD, CRASHING, STOPPED, BABBLING = "good", "crashing", "stopped", "babbling"
-"""What a life of the draft is like: as it should be; fails or is stopped (SIGSTOP) after its first proposal, which is
-wrong; sends what the protocol forbids."""
-
 PROGRAM = f"""
 import sys
 sys.path[:0] = {[str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]}
 from runtime.draft_processes import main
 main()
 """
-LIVES = "TABLE_LIVES"
+STOPPED_LIVES = "STOPPED_LIVES"
 
 
 def main() -> None:
@@ -68,52 +61,27 @@ def main() -> None:
 def serve_table_draft(
     _config: EngineConfig, link: Transport, recorder: Recorder, incarnation: int, _drafters: object
 ) -> None:
-    life = json.loads(os.environ[LIVES]).get(str(incarnation), GOOD)
+    is_stopped = incarnation in json.loads(os.environ[STOPPED_LIVES])
+    good = oracle(NUM_TOKENS, right_with_probability(0.8, 3))
     drafters = LoadedDrafters(
         {
-            "oracle": one_by_one(FAILING.get(life, oracle(NUM_TOKENS, right_with_probability(0.8, 3)))),
+            "oracle": one_by_one(Stopped if is_stopped else good),
         },
         tokenizer_hash="",
     )
-    serve(Babbling(link) if life == BABBLING else link, drafters, recorder, incarnation, TIMEOUT_SECONDS)
+    serve(link, drafters, recorder, incarnation, TIMEOUT_SECONDS)
 
 
-class Crashing(OracleDrafter):
+class Stopped(OracleDrafter):
     def __init__(self) -> None:
         super().__init__(reference(NUM_TOKENS), always_wrong(), VOCAB_SIZE)
         self._has_proposed = False
 
     def propose(self, path: Sequence[int], room: int) -> tuple[int, ...]:
         if self._has_proposed:
-            self._fail()
+            os.kill(os.getpid(), signal.SIGSTOP)
         self._has_proposed = True
         return super().propose(path, room)
-
-    def _fail(self) -> None:
-        raise MemoryError("out of memory\nsee the manual")
-
-
-class Stopped(Crashing):
-    def _fail(self) -> None:
-        os.kill(os.getpid(), signal.SIGSTOP)
-
-
-FAILING = {CRASHING: Crashing, STOPPED: Stopped}
-
-
-class Babbling:
-    def __init__(self, link: Transport) -> None:
-        self._link = link
-
-    def send(self, message: Message) -> None:
-        if isinstance(message, Candidate):
-            message = replace(message, token_ids=(VOCAB_SIZE,) * max(1, len(message.token_ids)))
-            for _ in range(MAX_NONSENSE):
-                self._link.send(message)
-        self._link.send(message)
-
-    def receive(self, timeout: float) -> Message | None:
-        return self._link.receive(timeout)
 
 
 class Survivor:
@@ -144,17 +112,17 @@ class Survivor:
 
 
 @contextmanager
-def survivor(kind: str, lives: Mapping[int, str] | None = None) -> Iterator[Survivor]:
+def survivor(kind: str, stopped: Sequence[int] = ()) -> Iterator[Survivor]:
     """An engine over table models and a link of this kind; its drafts have ended when this returns.
 
-    `lives` says what each incarnation is like; it is a good one where it says nothing.
+    Those of these incarnations are stopped (SIGSTOP) after a first proposal, which is wrong.
     """
     config = EngineConfig(transport=TransportConfig(kind=kind))  # type: ignore[arg-type]  # the tests choose it
     tokenizer = TableTokenizer(VOCAB_SIZE)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("amusd.child.subprocess.Popen", Popen)
         patch.setattr(draft_process, "command_of", lambda _: [sys.executable, "-c", PROGRAM])
-        patch.setenv(LIVES, json.dumps(lives or {}))
+        patch.setenv(STOPPED_LIVES, json.dumps(stopped))
         drafts = DraftProcess(config)
         try:
             worker, _ = connect_target(

@@ -11,16 +11,12 @@ import psutil
 import pytest
 from descriptors import num_descriptors
 from runtime.draft_processes import (
-    BABBLING,
-    CRASHING,
     NUM_TOKENS,
-    STOPPED,
     survivor,
 )
 from runtime.pair import decoding
 
 from amusd.runtime import draft_restart
-from amusd.runtime.patience import MAX_NONSENSE
 from amusd.types import DraftPresence, Mode
 
 pytestmark = pytest.mark.skipif(
@@ -73,17 +69,9 @@ def test_a_stopped_draft_is_waited_for_once_and_used_again_when_it_goes_on() -> 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    ("life", "reason"),
-    [
-        (CRASHING, "MemoryError: out of memory"),
-        (STOPPED, "it has said nothing for "),
-        (BABBLING, f"it sent {MAX_NONSENSE} messages in a row that the protocol forbids"),
-    ],
-)
-def test_a_draft_that_fails_is_replaced(monkeypatch: pytest.MonkeyPatch, kind: str, life: str, reason: str) -> None:
+def test_a_draft_that_stays_silent_is_replaced(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setattr(draft_restart, "FAREWELL_SECONDS", 0.1)
-    with survivor(kind, {1: life}) as pair:
+    with survivor(kind, stopped=[1]) as pair:
         pair.await_help(replace(SCHEDULES[0], max_silence_seconds=0.1))
-        assert pair.engine.draft_losses[0].startswith(reason)
+        assert pair.engine.draft_losses[0].startswith("it has said nothing for ")
         assert pair.engine.num_draft_restarts == 1
