@@ -74,13 +74,6 @@ def config_of(composed: DictConfig) -> RunConfig:
     return config
 
 
-def hydra_settings(folder: Path) -> list[str]:
-    """Where Hydra puts a run or a sweep, without its logs and its `config.yaml`, which shows `serve.api_key`."""
-    named = _quoted(str(folder))
-    folders = [f"hydra.run.dir={named}", f"hydra.sweep.dir={named}", "hydra.output_subdir=null"]
-    return [*folders, "hydra/job_logging=none", "hydra/hydra_logging=none"]
-
-
 def for_hydra(arguments: Sequence[str]) -> Iterator[str]:
     """Arguments for Hydra: free text is quoted, and a checkpoint as a choice is spelt out."""
     texts = dict(_text_keys(RunConfig))

@@ -87,7 +87,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _run_jobs(command: str, arguments: list[str]) -> int:
-    from .compose import for_hydra, hydra_settings, text_of
+    from .compose import for_hydra, text_of
     from .jobs import Jobs
     from .run_directory import new_folder
 
@@ -98,10 +98,9 @@ def _run_jobs(command: str, arguments: list[str]) -> int:
     folder = Path(folders[-1]) if folders else new_folder()
     # Hydra's parser takes overrides that stand together
     typed = sorted([*arguments, f"run_dir={folder}"], key=lambda word: word.startswith("-") or "=" not in word)
-    overrides = [*hydra_settings(folder), *for_hydra(typed)]
     with closing(Jobs(command)) as jobs:
         try:
-            code = _hydra(jobs, overrides, f"amusd {command}")
+            code = _hydra(jobs, [*for_hydra(typed)], f"amusd {command}")
         except KeyboardInterrupt:
             if is_sweep:
                 _summarize(folder, is_json=is_json)

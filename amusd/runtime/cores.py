@@ -26,18 +26,10 @@ def cores_for(
     rank: int = 0,
     num_target_ranks: int = 1,
 ) -> set[int]:
-    """The first cores for the target, the last for the draft; none where they would share.
-
-    Each rank of the target has its own if there are enough; else they share its part, in proportion to the ranks, which
-    leaves the draft what it needs.
-    """
-    count, num_ranks = hardware.num_threads, num_target_ranks + 1
-    if not hardware.pin_cores or len(allowed) < 2 * count:
+    """The first cores for the target's ranks, the last for the draft; none where they would share."""
+    count = hardware.num_threads
+    if not hardware.pin_cores or len(allowed) < (num_target_ranks + 1) * count:
         return set()
-    if len(allowed) < num_ranks * count:
-        border = len(allowed) * num_target_ranks // num_ranks
-        border = min(max(border, count), len(allowed) - count)
-        return set(allowed[:border] if role is Role.TARGET else allowed[border:])
     start = rank * count if role is Role.TARGET else len(allowed) - count
     return set(allowed[start : start + count])
 

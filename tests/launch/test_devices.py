@@ -21,11 +21,10 @@ from tests.launch.processes import environment
         ([0], 1, [set()], set()),
         ([0, 1, 2], 2, [set()], set()),
         ([0, 1, 2, 3, 4, 5, 6], 2, [{0, 1}, {2, 3}], {5, 6}),
-        ([0, 1], 1, [{0}, {0}], {1}),  # too few: the ranks share, the draft does not
-        ([0, 1, 2, 3, 4], 2, [{0, 1, 2}, {0, 1, 2}], {3, 4}),
+        ([0, 1, 2, 3, 4], 2, [set(), set()], set()),
     ],
 )
-def test_the_draft_shares_no_core_and_ranks_of_the_target_share_only_with_each_other(
+def test_each_rank_and_the_draft_have_cores_of_their_own_or_none(
     allowed: list[int], num_threads: int, targets: list[set[int]], draft: set[int]
 ) -> None:
     hardware, number = HardwareConfig(num_threads=num_threads), len(targets)
