@@ -95,7 +95,7 @@ class Popen(subprocess.Popen[Any]):
 def _server() -> Any:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*IMPORTED])
-    with patch.dict(os.environ, _OF_SERVER):
+    with patch.dict(os.environ, _OF_SERVER), patch.object(tempfile, "tempdir", None):  # a test's own goes with it
         forkserver.ensure_running()
     return context
 
