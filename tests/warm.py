@@ -216,11 +216,6 @@ def _forget_parent() -> None:
     warnings.simplefilter("ignore", ResourceWarning)
 
 
-def _new_main() -> ModuleType:
-    sys.modules["__main__"] = sys.modules["__mp_main__"] = ModuleType("__main__")
-    return sys.modules["__main__"]
-
-
 def _code_of(words: list[str]) -> int:
     code = 0
     try:
@@ -229,27 +224,16 @@ def _code_of(words: list[str]) -> int:
             runpy.run_module(words[1], run_name="__main__", alter_sys=True)
         elif words[0] == "-c":
             sys.path[0], sys.argv = "", ["-c", *words[2:]]
-            exec(compile(words[1], "<string>", "exec"), vars(_new_main()))
+            sys.modules["__main__"] = ModuleType("__main__")
+            exec(compile(words[1], "<string>", "exec"), vars(sys.modules["__main__"]))
         else:
             sys.path[0], sys.argv = str(Path(words[0]).resolve().parent), words
-            program = _new_main()
-            program.__file__ = words[0]
-            exec(compile(Path(words[0]).read_bytes(), words[0], "exec"), vars(program))
+            runpy.run_path(words[0], run_name="__main__")
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
         if end.code is not None and not isinstance(end.code, int):
             sys.stderr.write(f"{end.code}\n")
-    except KeyboardInterrupt:
-        traceback.print_exc()
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)
-    except BaseException:  # noqa: BLE001 - as an interpreter does
-        traceback.print_exc()
-        code = 1
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
-    try:
-        sys.stdout.flush()
-    except OSError:
-        code = 120
+    sys.stdout.flush()
     return code

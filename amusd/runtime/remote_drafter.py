@@ -20,7 +20,6 @@ from amusd.drafters.base import Drafter, say_once
 from amusd.errors import PeerLostError, PeerProtocolError
 from amusd.protocol.messages import Candidate, Close, Failed, Hello, Message, Open, Shutdown
 from amusd.protocol.target_session import TargetSession
-from amusd.runtime.draft_client import MAX_DRAINED
 from amusd.runtime.handshake import told_by
 from amusd.transport.base import Transport
 
@@ -70,17 +69,11 @@ class RemoteDraft:
 
     def drain(self) -> None:
         """Take in what has arrived. Does not wait."""
-        for _ in range(MAX_DRAINED):
-            if self.failure is not None:
-                return
-            try:
-                message = self.link.receive(0.0)
-            except PeerLostError as error:
-                self._lose(str(error))
-                return
-            if message is None:
-                return
-            self._handle(message)
+        try:
+            while self.failure is None and (message := self.link.receive(0.0)) is not None:
+                self._handle(message)
+        except PeerLostError as error:
+            self._lose(str(error))
 
     @property
     def _not_over(self) -> tuple[int, ...]:
