@@ -29,7 +29,9 @@ def describe_environment() -> dict[str, Any]:
         "amusd": amusd.__version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": {
+            name: next((found.version for found in metadata.distributions(name=name)), None) for name in PACKAGES
+        },
         "cpu": {
             "model": core.get("model name") or platform.processor() or platform.machine(),
             "features": [feature for feature in CPU_FEATURES if feature in flags],
@@ -41,12 +43,6 @@ def describe_environment() -> dict[str, Any]:
         ).splitlines(),
         "commit": _commit(),
     }
-
-
-def _version(package: str) -> str | None:
-    with suppress(metadata.PackageNotFoundError):
-        return metadata.version(package)
-    return None
 
 
 def _first_core() -> dict[str, str]:

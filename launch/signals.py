@@ -43,10 +43,9 @@ def raise_on_signals() -> None:
         raise Interrupted(signum)
 
     def watch() -> None:
-        while (told := os.read(reading, 1)) and told[0] not in signals:
-            pass
-        if told:
-            _end(told[0])
+        while told := os.read(reading, 1):
+            if told[0] in signals:
+                _end(told[0])
 
     reading, writing = os.pipe()
     os.set_blocking(writing, False)

@@ -2,7 +2,7 @@
 
 lost ──▶ its process has ended ──▶ listen on a fresh link, start the next one ──▶ Hello ──▶ handed to the target
 
-Every draft has its own incarnation, link and nonce, so nothing of an earlier one is taken for its own. After
+Every draft has its own link and nonce, so nothing of an earlier one is taken for its own. After
 `MAX_RESTARTS` in a row without an accepted candidate, the target stays alone for good.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from amusd.child import Ended
-from amusd.errors import ConfigError, PeerLostError, PeerProtocolError, first_line
+from amusd.errors import ConfigError, PeerLostError, first_line
 from amusd.protocol.messages import Hello
 from amusd.runtime.handshake import receive_hello
 from amusd.transport.base import Rendezvous, Transport
@@ -159,8 +159,6 @@ class DraftRestart:
             if end is not None:
                 raise PeerLostError(in_words(end))
             return None
-        if peer.incarnation != self._told:
-            raise PeerProtocolError(f"incarnation {peer.incarnation} came in the place of {self._told}")
         self._source.met()
         link, self._link = self._link, None
         return link, peer

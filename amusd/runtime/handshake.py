@@ -61,9 +61,7 @@ def told_by(failure: Failed) -> str:
 
 
 def _check(own: Hello, peer: Hello) -> None:
-    target, draft = sorted((own, peer), key=lambda hello: hello.incarnation)
-    if target.incarnation != 0 or draft.incarnation < 1:
-        raise PeerProtocolError(f"two {'drafts' if own.incarnation else 'targets'} meet")
+    target, draft = (peer, own) if own.incarnation else (own, peer)
     # A drafter that only looks tokens up works with any tokenizer, and one that takes the target's ids says its hash.
     if draft.tokenizer_hash and draft.tokenizer_hash != target.tokenizer_hash:
         raise ConfigError(

@@ -98,15 +98,6 @@ def test_a_draft_that_does_not_end_by_itself_is_dismissed(search: Search) -> Non
     assert search.source.num_dismissed == 1
 
 
-def test_a_draft_of_another_life_is_not_taken_for_the_one_that_was_told(search: Search) -> None:
-    search.lose()
-    search.poll_until_told()
-    search.links[0].inbox.append(hello(7))
-    assert search.restart.poll() is None
-    assert search.links[0].is_closed
-    assert search.restart.failure is None
-
-
 @pytest.mark.parametrize("step", ["dismiss", "ending", "listen", "tell", "met", "cut"])
 def test_whatever_fails_on_the_way_to_the_next_draft_costs_that_draft_alone(
     search: Search, monkeypatch: pytest.MonkeyPatch, step: str
