@@ -10,7 +10,6 @@ import traceback
 from collections.abc import Callable
 from functools import partial
 from importlib.resources import files
-from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -26,6 +25,7 @@ from amusd import __version__
 from amusd.serving.requests import ChatRequest, CompletionRequest, RequestError, read
 from amusd.serving.service import Service, event_stream
 from amusd.serving.timeline import listen
+from amusd.transport.addresses import is_loopback
 
 OPEN = frozenset({"/", "/health"})
 MAX_BODY_BYTES = 4 << 20
@@ -143,7 +143,7 @@ class App:
         self.service = service
         self._tell = tell
         self._key = service.config.api_key
-        self._checks_host = self._key is None and _is_loopback(service.config.host)
+        self._checks_host = self._key is None and _is_here(service.config.host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or hand it to the routes."""
@@ -159,7 +159,7 @@ class App:
     def _check(self, scope: Scope) -> None:
         headers = dict(scope["headers"])
         host = _host_name(headers.get(b"host", b"localhost"))
-        if self._checks_host and not _is_loopback(host) and host not in self.service.config.allowed_hosts:
+        if self._checks_host and not _is_here(host) and host not in self.service.config.allowed_hosts:
             message = f"this server is not called '{host[:200]}': serve.allowed_hosts can add it"
             raise RequestError(message, status=403, code="host_not_allowed")
         if self._key is not None and scope["path"] not in OPEN:
@@ -178,8 +178,5 @@ def _host_name(header: bytes) -> str:
         return ""
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
+def _is_here(host: str) -> bool:
+    return host == "localhost" or host.endswith(".localhost") or is_loopback(host)

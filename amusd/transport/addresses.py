@@ -38,7 +38,7 @@ def parse_endpoint(address: str, *, beyond: bool, to_bind: bool) -> Endpoint:
     if host == "localhost":
         host = "127.0.0.1"  # libzmq binds to no host names
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    is_local = _is_loopback(bare)
+    is_local = is_loopback(bare)
     if not is_local and not beyond:
         raise ConfigError(
             f"transport.address={address}: not on this machine, and the link is neither encrypted nor authenticated; "
@@ -56,8 +56,9 @@ def address_towards(host: str, port: int) -> str:
         return str(probe.getsockname()[0])
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether this is an address of this machine alone; a name, an interface or a wildcard is none."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return False  # a name, an interface or a wildcard: whatever it stands for may be elsewhere
+        return False

@@ -20,8 +20,9 @@ import os
 import struct
 import time
 import zlib
+from typing import NoReturn
 
-from amusd.errors import PeerProtocolError
+from amusd.errors import PeerLostError
 from amusd.protocol.wire import MAX_FRAME_BYTES
 
 CONTROL_BYTES = mmap.PAGESIZE
@@ -67,6 +68,7 @@ class Rings:
         self._written = 0
         self._read = 0
         self._known_read = 0  # by the other end
+        self._failure: str | None = None
 
     @classmethod
     def map(cls, descriptor: int, number: int) -> Rings:
@@ -82,7 +84,9 @@ class Rings:
         self.theirs.close()
 
     def put(self, frame: bytes) -> bool:
-        """Append a frame; False when the ring is too full for it. Raises PeerProtocolError."""
+        """Append a frame; False when the ring is too full for it. Raises PeerLostError."""
+        if self._failure is not None:
+            raise PeerLostError(self._failure)
         position, own = self._written, self.own
         end = position + _record_bytes(len(frame))
         if end - self._known_read > own.num_ring_bytes and end - self._read_position() > own.num_ring_bytes:
@@ -100,7 +104,7 @@ class Rings:
         return True
 
     def has_room(self, num_bytes: int) -> bool:
-        """Whether frames of so many bytes, of the largest size, fit. Raises PeerProtocolError."""
+        """Whether frames of so many bytes, of the largest size, fit. Raises PeerLostError."""
         taken = num_bytes + (1 + num_bytes // MAX_FRAME_BYTES) * _record_bytes(0)
         return self._written + taken - self._read_position() <= self.own.num_ring_bytes
 
@@ -111,7 +115,7 @@ class Rings:
     def take(self) -> bytes | None:
         """The next frame; None without one, empty for a damaged record.
 
-        Raises PeerProtocolError for an impossible position or length: nothing behind it can be found.
+        Raises PeerLostError for an impossible position or length: nothing behind it can be found.
         """
         if not self._is_open:
             return None
@@ -120,7 +124,7 @@ class Rings:
         if num_bytes == 0:
             return None
         if num_bytes < _HEADER.size or num_bytes > theirs.num_ring_bytes or num_bytes % 8:
-            raise PeerProtocolError(f"the peer claims that {num_bytes} bytes wait in the ring")
+            self._fail(f"the peer claims that {num_bytes} bytes wait in the ring")
         looks_until = 0.0
         while True:
             length, checksum = _HEADER.unpack(_copy(theirs, position, _HEADER.size))
@@ -132,19 +136,22 @@ class Rings:
             looks_until = looks_until or now + _SETTLE_SECONDS
             if now >= looks_until:
                 if _HEADER.size + length > num_bytes:
-                    raise PeerProtocolError(
-                        f"the peer claims a record of {length} bytes, {num_bytes} bytes wait in the ring"
-                    )
+                    self._fail(f"the peer claims a record of {length} bytes, {num_bytes} bytes wait in the ring")
                 frame = b""
                 break
         self._read = position + _record_bytes(length)
         self.own.words[_READ] = self._read
         return frame
 
+    def _fail(self, reason: str) -> NoReturn:
+        """What the other end has written makes no sense: it is lost."""
+        self._failure = reason
+        raise PeerLostError(reason)
+
     def _read_position(self) -> int:
         read = self.theirs.words[_READ]
         if not self._known_read <= read <= self._written:
-            raise PeerProtocolError(f"the peer claims to have read up to {read} of {self._written} bytes")
+            self._fail(f"the peer claims to have read up to {read} of {self._written} bytes")
         self._known_read = read
         return read
 

@@ -18,7 +18,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from amusd.errors import ConfigError, PeerLostError, PeerProtocolError
+from amusd.errors import ConfigError, PeerLostError
 from amusd.transport.base import Transport, milliseconds_until, spin
 from amusd.transport.ring import RING_BYTES, Rings, make_memory
 
@@ -90,12 +90,7 @@ class SharedMemoryTransport(Transport):
         self._admit()
         if self._loss is not None:
             raise PeerLostError(self._loss)
-        try:
-            has_room = self._rings.put(frame)
-        except PeerProtocolError as error:
-            self._break(error)
-            raise PeerLostError(str(error)) from None
-        if not has_room:
+        if not self._rings.put(frame):
             raise PeerLostError(f"the peer stopped reading: {RING_BYTES >> 20} MiB of messages wait for it")
         try:
             self._connection.send(b"\0")
@@ -109,13 +104,13 @@ class SharedMemoryTransport(Transport):
         """See `Transport`."""
         try:
             return self._loss is not None or self._rings.has_room(num_bytes)
-        except PeerProtocolError:
+        except PeerLostError:
             return True  # `send` says what is wrong
 
     def receive_frame(self, timeout: float) -> bytes | None:
         """The next bytes, or None after `timeout` seconds. Raises PeerLostError."""
         deadline = time.monotonic() + timeout
-        while (frame := self._take()) is None:
+        while (frame := self._rings.take()) is None:
             now = time.monotonic()
             if now >= self._next_look:
                 self._look()
@@ -140,13 +135,6 @@ class SharedMemoryTransport(Transport):
         if self._door is not None:
             self._door.close()
 
-    def _take(self) -> bytes | None:
-        try:
-            return self._rings.take()
-        except PeerProtocolError as error:
-            self._break(error)
-            return None
-
     def _look(self) -> None:
         self._admit()
         if self._door is None and self._loss is None:
@@ -168,11 +156,6 @@ class SharedMemoryTransport(Transport):
         self._connection = connection
         self._door.close()
         self._door = None
-
-    def _break(self, error: PeerProtocolError) -> None:
-        self.reject(str(error))
-        self._lose(str(error))
-        self._rings.close()
 
     def _lose(self, reason: str) -> None:
         self._loss = reason

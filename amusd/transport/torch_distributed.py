@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import logging
+import queue
 import shutil
 import struct
 import tempfile
@@ -30,8 +31,7 @@ from torch import distributed
 
 from amusd.errors import ConfigError, PeerLostError, WireError
 from amusd.protocol.wire import MAX_FRAME_BYTES
-from amusd.transport.base import Transport
-from amusd.transport.frame_queue import FrameQueue
+from amusd.transport.base import MAX_QUEUED_MESSAGES, Transport
 
 Backend: TypeAlias = Literal["gloo", "nccl"]
 
@@ -41,6 +41,9 @@ CLOSE_SECONDS = 2.0
 """How long `close` waits for the last messages to leave."""
 FORM_SECONDS = 30.0
 DEVICE_BODY_SECONDS = 10.0
+
+MAX_WAITING = 16
+"""With as many frames to send there is no room for more features."""
 
 _LENGTH = struct.Struct("<I")
 _GOODBYE = 0xFFFFFFFF
@@ -88,7 +91,10 @@ class TorchDistributedTransport(Transport):
         self._folder = Path(folder)
         self._device = device
         self._rank, self._peer = rank, 1 - rank
-        self._outbox, self._inbox = FrameQueue(), FrameQueue()
+        self._outbox: queue.Queue[bytes | None] = queue.Queue(MAX_QUEUED_MESSAGES)
+        self._inbox: queue.Queue[bytes | None] = queue.Queue(MAX_QUEUED_MESSAGES)
+        """Each ends with a None."""
+        self._loss: str | None = None
         self._blocks: Any = None
         """The group of gloo, once the peer has come."""
         self._bodies: list[Bodies] = []
@@ -115,50 +121,66 @@ class TorchDistributedTransport(Transport):
 
     def send_frame(self, frame: bytes) -> None:
         """Queue bytes. Raises PeerLostError."""
-        if (reason := self._outbox.ending or self._inbox.ending) is not None:
-            raise PeerLostError(reason)
-        if not self._outbox.put(frame, 0.0):
-            raise PeerLostError(self._outbox.ending or f"the peer stopped reading: {len(self._outbox)} messages wait")
+        if self._loss is not None:
+            raise PeerLostError(self._loss)
+        try:
+            self._outbox.put_nowait(frame)
+        except queue.Full:
+            raise PeerLostError(f"the peer stopped reading: {MAX_QUEUED_MESSAGES} messages wait for it") from None
 
-    def has_room(self, num_bytes: int) -> bool:
+    def has_room(self, num_bytes: int) -> bool:  # noqa: ARG002 - messages are counted, not bytes
         """See `Transport`."""
-        return self._outbox.has_room(num_bytes)
+        return self._outbox.qsize() < MAX_WAITING
 
     def receive_frame(self, timeout: float) -> bytes | None:
         """The next bytes, or None after `timeout` seconds. Raises PeerLostError."""
-        return self._inbox.take(timeout)
+        if self._is_closing:
+            raise PeerLostError(_CLOSED)
+        try:
+            frame = self._inbox.get(timeout > 0, timeout)
+        except queue.Empty:
+            return None
+        if frame is None:
+            self._inbox.put(None)  # for the next call
+            raise PeerLostError(self._loss)
+        return frame
 
     def close(self) -> None:
         """Release everything, soon after `CLOSE_SECONDS`. Idempotent; never raises."""
         if self._is_closing:
             return
-        self._outbox.end(_CLOSED)
         self._is_closing = True
-        self._inbox.end(_CLOSED, discard=True)
+        self._end_sending(_CLOSED)
         self._sender.join(CLOSE_SECONDS)
-        self._outbox.end(_CLOSED, discard=True)
         self._interrupt()
+        with suppress(queue.Empty):
+            while True:  # the reader may wait for room
+                self._inbox.get_nowait()
         for thread in (self._sender, self._reader):
             if thread.is_alive():
                 thread.join(_JOIN_SECONDS)
         if self._rank == 0:
             shutil.rmtree(self._folder, ignore_errors=True)
 
+    def _end_sending(self, reason: str) -> None:
+        self._loss = self._loss or reason
+        with suppress(queue.Full):  # then the sender does not wait for more
+            self._outbox.put_nowait(None)
+
     def _carry(self) -> None:
         """First thread: meet the peer, then send the outbox."""
         try:
             self._meet()
             self._reader.start()
-            with suppress(PeerLostError):  # the outbox has ended, and is empty
-                while (frame := self._outbox.take()) is not None:
-                    self._write(frame)
+            while (frame := self._outbox.get()) is not None:
+                self._write(frame)
             if self._is_closing:
                 self._send_block(_GOODBYE, patience=timedelta(seconds=CLOSE_SECONDS))
         except (OSError, RuntimeError) as error:
             logger.debug("lost the peer: %s", error)
-            self._outbox.end(_CLOSED_BY_PEER, discard=True)
+            self._loss = self._loss or _CLOSED_BY_PEER
             if self._reader.ident is None:  # else it first hands over what the peer sent
-                self._inbox.end(_CLOSED_BY_PEER)
+                self._inbox.put(None)
         finally:
             if self._is_closing:
                 self._interrupt()  # also where `close` waits for these threads no more
@@ -167,16 +189,17 @@ class TorchDistributedTransport(Transport):
         """Second thread: fill the inbox until the peer is lost or this end is closed."""
         reason = _CLOSED_BY_PEER
         try:
-            while (frame := self._read_next()) is not None and self._inbox.put(frame):
-                pass
+            while not self._is_closing and (frame := self._read_next()) is not None:
+                self._inbox.put(frame)
         except WireError as error:
             reason = str(error)
             logger.warning("lost the peer: %s", reason)
             self._interrupt()  # so that the peer learns of it
         except RuntimeError as error:
             logger.debug("lost the peer: %s", error)
-        self._inbox.end(reason)
-        self._outbox.end(reason, discard=True)
+        self._end_sending(reason)
+        if not self._is_closing:
+            self._inbox.put(None)
 
     def _meet(self) -> None:
         """Wait for the peer, and form the groups. Raises OSError or RuntimeError if this end closes first."""

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amusd.errors import PeerProtocolError
+from amusd.errors import PeerLostError
 from amusd.protocol.wire import MAX_FRAME_BYTES
 from amusd.transport.ring import CONTROL_BYTES, Area, Rings
 
@@ -69,7 +69,7 @@ def test_whatever_the_other_end_writes_gives_frames_or_one_error(
         try:
             while (taken := pair.reader.take()) is not None:
                 assert len(taken) <= SMALL
-        except PeerProtocolError:
+        except PeerLostError:
             pass
 
 
@@ -77,7 +77,7 @@ def test_whatever_the_other_end_writes_gives_frames_or_one_error(
 def test_a_position_that_cannot_be_is_refused(num_claimed: int) -> None:
     pair = Pair()
     pair.claim(num_claimed)
-    with pytest.raises(PeerProtocolError, match="bytes wait in the ring"):
+    with pytest.raises(PeerLostError, match="bytes wait in the ring"):
         pair.reader.take()
 
 
@@ -86,7 +86,7 @@ def test_a_length_beyond_what_was_written_is_refused_and_nothing_outside_is_read
     pair = Pair()
     pair.overwrite(0, struct.pack("<II", length, zlib.crc32(b"", 0)))
     pair.claim(16)
-    with pytest.raises(PeerProtocolError, match=f"record of {length} bytes"):
+    with pytest.raises(PeerLostError, match=f"record of {length} bytes"):
         pair.reader.take()
 
 
@@ -111,5 +111,5 @@ def test_a_record_of_an_earlier_lap_is_not_taken_for_a_new_one() -> None:
 def test_a_reader_that_claims_more_than_was_written_is_refused(claimed: int) -> None:
     pair = Pair()
     pair.receiver.words[8] = claimed
-    with pytest.raises(PeerProtocolError, match="claims to have read"):
+    with pytest.raises(PeerLostError, match="claims to have read"):
         pair.writer.put(bytes(SMALL))
