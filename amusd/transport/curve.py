@@ -3,9 +3,9 @@
     target.key  target.key_secret     the end that listens
     draft.key   draft.key_secret      the end that connects
 
-A `.key` file holds a public key, a `.key_secret` file both (`zmq.auth`). The target lets in owners of a `draft*.key` in
-its folder; the draft talks to the owner of `target.key`. A machine needs its own role's secret and the other role's
-public key. Ranks of one target share its secret.
+A `.key` file holds a public key, a `.key_secret` file both (`zmq.auth`). The target lets in the owner of `draft.key`,
+the draft talks to the owner of `target.key`. A machine needs its own role's secret and the other role's public key.
+Ranks of one target share its secret.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ class Keys:
 
     public: bytes
     secret: bytes = field(repr=False)
-    peers: frozenset[bytes]
-    """Public keys that this end talks to; for the draft exactly one."""
+    peer: bytes
+    """Public key of the other end."""
 
     def callback(self, _domain: str, key: bytes) -> bool:
         """Whether a connection with this public key may come in; pyzmq's authenticator asks."""
-        return key in self.peers
+        return key == self.peer
 
 
 def serve_with(socket: zmq.Socket[bytes], keys: Keys) -> ThreadAuthenticator:
-    """Let only the owners of `keys.peers` into an unbound socket; `stop` what is returned when it closes."""
+    """Let only the owner of `keys.peer` into an unbound socket; `stop` what is returned when it closes."""
     socket.set(zmq.CURVE_SERVER, 1)
     socket.set(zmq.CURVE_SECRETKEY, keys.secret)
     socket.set(zmq.ZAP_DOMAIN, _DOMAIN.encode())
@@ -53,9 +53,8 @@ def serve_with(socket: zmq.Socket[bytes], keys: Keys) -> ThreadAuthenticator:
 
 
 def ask_with(socket: zmq.Socket[bytes], keys: Keys) -> None:
-    """Make an unconnected socket talk to the owner of `keys.peers` only."""
-    (server,) = keys.peers
-    socket.set(zmq.CURVE_SERVERKEY, server)
+    """Make an unconnected socket talk to the owner of `keys.peer` only."""
+    socket.set(zmq.CURVE_SERVERKEY, keys.peer)
     socket.set(zmq.CURVE_PUBLICKEY, keys.public)
     socket.set(zmq.CURVE_SECRETKEY, keys.secret)
 
@@ -75,25 +74,23 @@ def write_keys(folder: Path) -> None:
 
 def read_keys(folder: Path, role: Role) -> Keys:
     """The keys of this role. Raises ConfigError when one is missing, or others could have read a secret."""
-    public, secret = _read(folder / f"{role.value}.key_secret")
-    # a draft talks to one target; a target to every draft whose key it has been given
-    paths = [folder / f"{Role.TARGET.value}.key"] if role is Role.DRAFT else sorted(folder.glob("draft*.key"))
-    if not paths:
-        raise ConfigError(f"transport.keys={folder}: has no draft*.key, so that no draft could come in")
-    return Keys(public, secret, frozenset(_read(path)[0] for path in paths))
+    own, other = folder / f"{role.value}.key_secret", Role.TARGET if role is Role.DRAFT else Role.DRAFT
+    public, secret = _read(own)
+    peer, _ = _read(folder / f"{other.value}.key")
+    if mode := stat.S_IMODE(own.stat().st_mode) & 0o077:
+        raise ConfigError(f"transport.keys={folder}: {own.name} can be used by others (mode {mode:03o}); chmod 600 it")
+    return Keys(public, secret, peer)
 
 
 def _read(path: Path) -> tuple[bytes, bytes]:
-    """Public key, and secret one if wanted. Raises ConfigError, without quoting the file."""
-    is_secret, where = path.suffix == ".key_secret", f"transport.keys={path.parent}: {path.name}"
+    """Public key and secret one, which is empty in a public file. Raises ConfigError, without quoting the file."""
     try:
         public, secret = load_certificate(path)
-        mode = stat.S_IMODE(path.stat().st_mode)
     except (OSError, ValueError, IndexError):
-        raise ConfigError(f"{where}: no keys can be read there; `amusd keys FOLDER` makes them") from None
-    keys = (public, secret or b"") if is_secret else (public, b"")
-    if any(len(key) != _KEY_LENGTH for key in keys[: 1 + is_secret]):
-        raise ConfigError(f"{where} holds no {'pair of keys' if is_secret else 'key'} of {_KEY_LENGTH} characters")
-    if is_secret and mode & 0o077:
-        raise ConfigError(f"{where} can be used by others (mode {mode:04o}); chmod 600 it")
-    return keys
+        public, secret = b"", None
+    keys = (public, secret) if path.suffix == ".key_secret" else (public,)
+    if any(key is None or len(key) != _KEY_LENGTH for key in keys):
+        raise ConfigError(
+            f"transport.keys={path.parent}: {path.name}: no keys can be read there; `amusd keys FOLDER` makes them"
+        )
+    return public, secret or b""

@@ -81,14 +81,14 @@ def numbered_link(config: TransportConfig, address: str, number: int, role: Role
     `address`: a private folder, or `tcp://HOST:PORT`, whose port `number` is added to. Both ends of a link between
     ranks prove that they own the target's key. Raises ConfigError.
     """
-    make = ZeroMQTransport.bind if listens else ZeroMQTransport.connect
     if not address.startswith("tcp://"):
-        return make(f"ipc://{address}/{number}", 0)
+        return ZeroMQTransport(f"ipc://{address}/{number}", 0, listens=listens)
     keys = keys_of(config, Role.TARGET if listens else role)
     if keys is not None and role is Role.TARGET:
-        keys = replace(keys, peers=frozenset({keys.public}))
+        keys = replace(keys, peer=keys.public)
     host, _, port = address.rpartition(":")
-    return make(f"{host}:{int(port) + number}", 0, insecure=config.insecure, keys=keys)
+    address = f"{host}:{int(port) + number}"
+    return ZeroMQTransport(address, 0, listens=listens, insecure=config.insecure, keys=keys)
 
 
 def keys_of(config: TransportConfig, role: Role) -> Keys | None:

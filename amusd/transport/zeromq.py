@@ -16,10 +16,9 @@ import os
 import shutil
 import tempfile
 import time
-from pathlib import Path
+from typing import Any
 
 import zmq
-from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
 from amusd.errors import ConfigError, PeerLostError
@@ -52,10 +51,16 @@ _WATCHED_EVENTS |= sum(_REFUSALS)
 class ZeroMQTransport(Transport):
     """A `Transport` to another process. Make it with `bind` or `connect`, neither of which waits."""
 
-    def __init__(self, endpoint: Endpoint, nonce: int, socket: zmq.Socket[bytes]) -> None:
+    def __init__(
+        self, address: str | None, nonce: int, *, listens: bool, insecure: bool = False, keys: Keys | None = None
+    ) -> None:
+        """`address`: None for a socket file in a private folder, which `close` removes."""
+        self._private_folder = None
+        if address is None:
+            self._private_folder = tempfile.mkdtemp(prefix="amusd-")
+            address = f"ipc://{self._private_folder}/link"
+        endpoint = parse_endpoint(address, beyond=insecure or keys is not None, to_bind=listens)
         super().__init__(endpoint.address, nonce)
-        self._authenticator: ThreadAuthenticator | None = None
-        self._private_folder: Path | None = None
         self._peer_fds: set[int] = set()  # connections one of which is, or becomes, the peer's
         self._is_attached = False
         self._is_lost = False
@@ -63,52 +68,37 @@ class ZeroMQTransport(Transport):
         self._num_refused = 0  # connections that did not come to a handshake
         self._next_look = 0.0  # monotonic second
         self._next_give_way = 0.0
-        self._socket = socket
-        self._monitor = socket.get_monitor_socket(_WATCHED_EVENTS)
+        self._socket = _new_socket(endpoint)
+        self._monitor = self._socket.get_monitor_socket(_WATCHED_EVENTS)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
-        self._input = [(socket, int(zmq.POLLIN))]
+        self._input = [(self._socket, int(zmq.POLLIN))]
+        self._authenticator = serve_with(self._socket, keys) if keys is not None and listens else None
+        try:
+            if listens:
+                self._socket.bind(endpoint.address)
+                self.address = self._socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
+            else:
+                if keys is not None:
+                    ask_with(self._socket, keys)
+                self._socket.connect(endpoint.address)
+        except zmq.ZMQError as error:
+            self.close()
+            raise ConfigError(f"transport.address={address}: cannot be had: {error}") from error
 
     @classmethod
-    def bind(
-        cls, address: str | None, nonce: int, *, insecure: bool = False, keys: Keys | None = None
-    ) -> ZeroMQTransport:
-        """The listening end. None: a socket file in a private folder, removed by `close`.
+    def bind(cls, address: str | None, nonce: int, **options: Any) -> ZeroMQTransport:
+        """The listening end.
 
         Raises ConfigError when the address is taken, malformed, or beyond this machine without `keys` or `insecure`.
         """
-        try:
-            folder = Path(tempfile.mkdtemp(prefix="amusd-")) if address is None else None
-        except OSError as error:
-            raise ConfigError(f"transport=zeromq: no folder for its socket file: {error}") from None
-        wanted = f"ipc://{folder}/link" if address is None else address
-        endpoint = parse_endpoint(wanted, beyond=insecure or keys is not None, to_bind=True)
-        transport = cls(endpoint, nonce, _new_socket(endpoint))
-        transport._private_folder = folder
-        try:
-            if keys is not None:
-                transport._authenticator = serve_with(transport._socket, keys)
-            transport._socket.bind(endpoint.address)
-        except zmq.ZMQError as error:
-            transport.close()
-            raise ConfigError(f"transport.address={wanted}: cannot listen there: {error}") from error
-        transport.address = transport._socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
-        return transport
+        return cls(address, nonce, listens=True, **options)
 
     @classmethod
-    def connect(cls, address: str, nonce: int, *, insecure: bool = False, keys: Keys | None = None) -> ZeroMQTransport:
+    def connect(cls, address: str, nonce: int, **options: Any) -> ZeroMQTransport:
         """The other end, which keeps trying until someone listens. Raises ConfigError."""
-        endpoint = parse_endpoint(address, beyond=insecure or keys is not None, to_bind=False)
-        transport = cls(endpoint, nonce, _new_socket(endpoint))
-        try:
-            if keys is not None:
-                ask_with(transport._socket, keys)
-            transport._socket.connect(endpoint.address)
-        except zmq.ZMQError as error:
-            transport.close()
-            raise ConfigError(f"transport.address={address}: cannot connect to it: {error}") from error
-        return transport
+        return cls(address, nonce, listens=False, **options)
 
     @property
     def is_lost(self) -> bool:
