@@ -181,7 +181,11 @@ class Engine:
         """
         if not is_list_of_prompts(prompt):
             return self.submit(prompt, params, **options).result()
-        prompts = self._encode_all(prompt, raw=options.pop("raw", False))
+        raw, prompts = options.pop("raw", False), list[tuple[int, ...]]()
+        try:
+            prompts.extend(self.encode(one, raw=raw) for one in prompt)
+        except ConfigError as error:
+            raise ConfigError(f"prompts[{len(prompts)}]: {error}") from None
         each = params if isinstance(params, (list, tuple)) else [params] * len(prompts)
         if len(each) != len(prompts):
             raise ConfigError(f"params: {len(each)} for {len(prompts)} prompts; give one for all, or one for each")
@@ -273,15 +277,6 @@ class Engine:
             flush_text=decoder.flush,
         )
         return Answer(request, stop, kind, self.turns)
-
-    def _encode_all(self, prompts: Sequence[Prompt], *, raw: bool) -> list[tuple[int, ...]]:
-        """Token ids of each prompt. Raises `ConfigError` with the first bad one's number."""
-        encoded: list[tuple[int, ...]] = []
-        try:
-            encoded.extend(self.encode(prompt, raw=raw) for prompt in prompts)
-        except ConfigError as error:
-            raise ConfigError(f"prompts[{len(encoded)}]: {error}") from None
-        return encoded
 
 
 def _kind_or_model(config: type, name: Any) -> Any:

@@ -1,7 +1,7 @@
 """Tokens to the objects and chunks of OpenAI's protocol. Pure.
 
-A stream is `opening`, any number of `piece`, `closing` of each choice, and `usage_chunk` if asked for; `whole` has the
-same in one object. A piece without text waits for the next.
+A stream is `opening`, any number of `more`, and `usage_chunk` if asked for; `whole` has the same in one object. Tokens
+without text wait for the next.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import json
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from amusd import __version__
@@ -30,13 +29,6 @@ def event(document: dict[str, Any]) -> bytes:
     return b"data: %b\n\n" % json.dumps(document, separators=(",", ":")).encode()
 
 
-@dataclass
-class _Choice:
-    decoder: IncrementalDecoder
-    waiting: list[Token] = field(default_factory=list)
-    num_characters: int = 0
-
-
 class Writer:
     """Writes the answer to one request. `decoders`: one for each choice."""
 
@@ -45,7 +37,10 @@ class Writer:
     ) -> None:
         self._request, self._is_chat = body, body.is_chat
         self._num_prompt_tokens = num_prompt_tokens
-        self._choices = [_Choice(decoder) for decoder in decoders]
+        self._decoders = decoders
+        self._waiting: list[list[Token]] = [[] for _ in decoders]
+        self._num_characters = [0] * len(decoders)
+        self._tells_all = body.alternatives is not None or body.token_sources
         self._head = {
             "id": f"{'chatcmpl' if self._is_chat else 'cmpl'}-{secrets.token_hex(12)}",
             "object": "chat.completion" if self._is_chat else "text_completion",
@@ -58,22 +53,22 @@ class Writer:
     def opening(self) -> list[dict[str, Any]]:
         """The first chunk of each chat choice, with the role."""
         said = {"delta": {"role": "assistant", "content": ""}}
-        return [self._chunk([self._choice(i, said)]) for i in range(len(self._choices) if self._is_chat else 0)]
+        return [self._chunk([self._choice(i, said)]) for i in range(len(self._decoders) if self._is_chat else 0)]
 
-    def piece(self, index: int, tokens: Sequence[Token]) -> dict[str, Any] | None:
-        """The chunk of newly readable tokens; None while they show no text."""
-        waiting = self._choices[index].waiting
-        waiting += tokens
-        return self._next_piece(index) if any(token.text for token in waiting) else None
-
-    def closing(self, index: int, generation: Generation) -> list[dict[str, Any]]:
-        """The last chunk of a choice, after the tokens without text if asked for."""
-        chunks = []
-        tells_all = self._request.alternatives is not None or self._request.token_sources
-        if self._choices[index].waiting and tells_all:
-            chunks.append(self._next_piece(index))
-        last = self._choice(index, {"delta": {}} if self._is_chat else {"text": ""}, generation=generation)
-        return [*chunks, self._chunk([last])]
+    def more(self, index: int, tokens: Sequence[Token], generation: Generation | None = None) -> list[dict[str, Any]]:
+        """Chunks of newly readable tokens, and of the end of a choice."""
+        waiting, chunks = [*self._waiting[index], *tokens], []
+        ends_untold = generation is not None and self._tells_all
+        if any(token.text for token in waiting) or (waiting and ends_untold):
+            text = "".join(token.text for token in waiting)
+            said: dict[str, Any] = {"delta": {"content": text}} if self._is_chat else {"text": text}
+            chunks.append(self._chunk([self._choice(index, said, waiting)]))
+            waiting = []
+        self._waiting[index] = waiting
+        if generation is not None:
+            said = {"delta": {}} if self._is_chat else {"text": ""}
+            chunks.append(self._chunk([self._choice(index, said, generation=generation)]))
+        return chunks
 
     def usage_chunk(self, generations: Sequence[Generation]) -> dict[str, Any]:
         """The chunk behind all choices."""
@@ -101,12 +96,6 @@ class Writer:
             "metrics": {**metrics.as_dict(), "seconds": metrics.total_ns / 1e9},
         }
 
-    def _next_piece(self, index: int) -> dict[str, Any]:
-        tokens, self._choices[index].waiting = self._choices[index].waiting, []
-        text = "".join(token.text for token in tokens)
-        said = {"delta": {"content": text}} if self._is_chat else {"text": text}
-        return self._chunk([self._choice(index, said, tokens)])
-
     def _chunk(self, choices: list[dict[str, Any]], counts: dict[str, Any] | None = None) -> dict[str, Any]:
         kind = "chat.completion.chunk" if self._is_chat else "text_completion"
         told = {"usage": counts} if self._request.stream_options.include_usage else {}
@@ -117,22 +106,23 @@ class Writer:
     ) -> dict[str, Any]:
         reason = None if generation is None else FINISH_REASONS[generation.finish_reason]
         tells_logprobs = tokens and self._request.alternatives is not None
-        logprobs = self._logprobs(self._choices[index], tokens) if tells_logprobs else None
+        logprobs = self._logprobs(index, tokens) if tells_logprobs else None
         choice = {"index": index, **said, "logprobs": logprobs, "finish_reason": reason}
         if self._request.token_sources and tokens:
             choice["tokens"] = [{"text": token.text, "source": token.source.value} for token in tokens]
         return choice
 
-    def _logprobs(self, choice: _Choice, tokens: Sequence[Token]) -> dict[str, Any]:
+    def _logprobs(self, index: int, tokens: Sequence[Token]) -> dict[str, Any]:
         entries: list[dict[str, Any]] = []
         offsets: list[int] = []
+        decoder = self._decoders[index]
         for token in tokens:
-            spelling = choice.decoder.spell(token.token_id)
-            top = [_entry(choice.decoder.spell(token_id), logprob) for token_id, logprob in token.top_logprobs]
+            spelling = decoder.spell(token.token_id)
+            top = [_entry(decoder.spell(token_id), logprob) for token_id, logprob in token.top_logprobs]
             entries.append({**_entry(spelling, token.logprob), "top_logprobs": top})
-            offsets.append(choice.num_characters)
-            choice.num_characters += spelling.num_characters
-            choice.decoder.push(token.token_id)
+            offsets.append(self._num_characters[index])
+            self._num_characters[index] += spelling.num_characters
+            decoder.push(token.token_id)
         if self._is_chat:
             return {"content": entries, "refusal": None}
         return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from amusd.answer import Answer, Token
+from amusd.answer import Answer, Generation, Token
 from amusd.async_engine import AsyncEngine
 from amusd.config import DecodingConfig, SamplingParams, ServeConfig
 from amusd.errors import ConfigError, NotFiniteError, StateError
@@ -166,7 +166,7 @@ class AnsweredRequest(Response):
 
     async def _whole(self) -> dict[str, Any]:
         tokens: list[list[Token]] = [[] for _ in self.answers]
-        async for index, piece in self._pieces():
+        async for index, piece, _ in self._pieces():
             tokens[index] += piece
         return self._writer.whole([(tokens[index], answer.generation) for index, answer in enumerate(self.answers)])
 
@@ -174,18 +174,16 @@ class AnsweredRequest(Response):
         writer = self._writer
         try:
             yield b"".join(map(event, writer.opening()))
-            async for index, tokens in self._pieces():
-                if not tokens:
-                    yield b"".join(map(event, writer.closing(index, self.answers[index].generation)))
-                elif (piece := writer.piece(index, tokens)) is not None:
-                    yield event(piece)
+            async for index, tokens, generation in self._pieces():
+                yield b"".join(map(event, writer.more(index, tokens, generation)))
             if self._body.stream_options.include_usage:
                 yield event(writer.usage_chunk([answer.generation for answer in self.answers]))
         except Exception as error:  # noqa: BLE001 - told to the client: the status is sent
             yield event(self._service.error_of(error, is_chat=self._body.is_chat).body)
         yield DONE
 
-    async def _pieces(self) -> AsyncGenerator[tuple[int, Sequence[Token]], None]:
+    async def _pieces(self) -> AsyncGenerator[tuple[int, list[Token], Generation | None], None]:
+        """Newly readable tokens of a choice, with the last ones the finished answer."""
         metrics, reading = self._service.metrics, dict(enumerate(self.answers))
         has_begun: set[int] = set()
         while reading:
@@ -193,15 +191,16 @@ class AnsweredRequest(Response):
             self._news.clear()
             for index, answer in tuple(reading.items()):
                 is_over = answer.is_over  # first: the last tokens come before it is set
-                if tokens := answer.read_available():
+                tokens = answer.read_available()
+                if tokens:
                     metrics.came(len(tokens), None if index in has_begun else self._began)
                     has_begun.add(index)
-                    yield index, tokens
                 if is_over:
                     metrics.finished(answer.result())
                     self._service.may_be_broken = False
                     del reading[index]
-                    yield index, ()
+                if tokens or is_over:
+                    yield index, tokens, answer.generation if is_over else None
 
 
 def event_stream(events: AsyncGenerator[bytes, None]) -> StreamingResponse:

@@ -64,7 +64,6 @@ class Rings:
     def __init__(self, own: Area, theirs: Area) -> None:
         self.own = own
         self.theirs = theirs
-        self._is_open = True
         self._written = 0
         self._read = 0
         self._known_read = 0  # by the other end
@@ -79,7 +78,6 @@ class Rings:
 
     def close(self) -> None:
         """Unmap both. Idempotent. The other end can still take what was put."""
-        self._is_open = False
         self.own.close()
         self.theirs.close()
 
@@ -110,15 +108,13 @@ class Rings:
 
     def has_news(self) -> bool:
         """Whether `take` has something to look at."""
-        return self._is_open and self.theirs.words[_WRITTEN] != self._read
+        return self.theirs.words[_WRITTEN] != self._read
 
     def take(self) -> bytes | None:
         """The next frame; None without one, empty for a damaged record.
 
         Raises PeerLostError for an impossible position or length: nothing behind it can be found.
         """
-        if not self._is_open:
-            return None
         position, theirs = self._read, self.theirs
         num_bytes = theirs.words[_WRITTEN] - position
         if num_bytes == 0:

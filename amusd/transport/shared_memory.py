@@ -109,6 +109,8 @@ class SharedMemoryTransport(Transport):
 
     def receive_frame(self, timeout: float) -> bytes | None:
         """The next bytes, or None after `timeout` seconds. Raises PeerLostError."""
+        if self._is_closed:
+            raise PeerLostError(self._loss)
         deadline = time.monotonic() + timeout
         while (frame := self._rings.take()) is None:
             now = time.monotonic()

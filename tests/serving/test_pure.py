@@ -130,10 +130,9 @@ def streamed(out: Writer, found: list[Token], generation: Generation, widths: li
     chunks, begin = [], 0
     while begin < len(found):
         width = widths[len(chunks) % len(widths)]
-        piece = out.piece(0, found[begin : begin + width])
-        chunks += [] if piece is None else [piece]
+        chunks += out.more(0, found[begin : begin + width])
         begin += width
-    return [choice for chunk in (*chunks, *out.closing(0, generation)) for choice in chunk["choices"]]
+    return [choice for chunk in (*chunks, *out.more(0, [], generation)) for choice in chunk["choices"]]
 
 
 @pytest.mark.parametrize("is_chat", [True, False])

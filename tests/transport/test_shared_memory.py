@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import stat
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -27,9 +26,14 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="shared 
 
 ROOT = Path(__file__).parents[2]
 VERDICT = Verdict(1, 1, 0, 0, (5,), 0)
-FLOOD = "number = 0\nwhile True: link.send(Verdict(number, 1, 0, 0, (5,) * (number % 50), 0)); number += 1"
-
-Peer = Callable[[str], "subprocess.Popen[bytes]"]
+FLOOD = f"""
+import itertools, sys
+from amusd.protocol.messages import Verdict
+from amusd.transport.shared_memory import SharedMemoryTransport
+link = SharedMemoryTransport.connect(sys.argv[1], {NONCE})
+for number in itertools.count():
+    link.send(Verdict(number, 1, 0, 0, (5,) * (number % 50), 0))
+"""
 
 
 @pytest.fixture
@@ -46,26 +50,6 @@ def listener(folder: Path) -> Iterator[SharedMemoryTransport]:
 
 
 @pytest.fixture
-def peer(listener: SharedMemoryTransport) -> Iterator[Peer]:
-    """Starts the other end in a process of its own, which connects and then does what it is told."""
-    started: list[subprocess.Popen[bytes]] = []
-
-    def start(what: str) -> subprocess.Popen[bytes]:
-        code = (
-            "from amusd.protocol.messages import Shutdown, Verdict\n"
-            "from amusd.transport.shared_memory import SharedMemoryTransport\n"
-            f"link = SharedMemoryTransport.connect({listener.address!r}, {NONCE})\n{what}"
-        )
-        started.append(Popen([sys.executable, "-c", code], cwd=ROOT))
-        return started[-1]
-
-    yield start
-    for process in started:
-        process.kill()
-        process.wait(DEADLINE)
-
-
-@pytest.fixture
 def other(listener: SharedMemoryTransport) -> Iterator[SharedMemoryTransport]:
     other = SharedMemoryTransport.connect(listener.address, NONCE)
     for sender, receiver in ((other, listener), (listener, other)):
@@ -75,36 +59,10 @@ def other(listener: SharedMemoryTransport) -> Iterator[SharedMemoryTransport]:
     other.close()
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < deadline
-        os.sched_yield()
-
-
-class WatchedPoller:
-    def __init__(self, end: SharedMemoryTransport) -> None:
-        self.poller = end._poller
-        self.milliseconds = 0
-        end._poller = self  # type: ignore[assignment]  # has what is used of it
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self.poller, name)
-
-    def poll(self, milliseconds: int) -> list[tuple[int, int]]:
-        self.milliseconds = milliseconds
-        return self.poller.poll(milliseconds)
-
-    def sleeps_long(self) -> bool:
-        return self.milliseconds > 1000
-
-
-def test_a_writer_killed_in_a_flood_leaves_a_prefix_of_whole_messages(
-    listener: SharedMemoryTransport, peer: Peer
-) -> None:
-    process = peer(FLOOD)
-    received = [listener.receive(60.0) for _ in range(1000)]
-    process.kill()
+def test_a_writer_killed_in_a_flood_leaves_a_prefix_of_whole_messages(listener: SharedMemoryTransport) -> None:
+    with Popen([sys.executable, "-c", FLOOD, listener.address], cwd=ROOT) as process:
+        received = [listener.receive(60.0) for _ in range(1000)]
+        process.kill()
     with pytest.raises(PeerLostError, match="the peer closed"):
         received.extend(iter(lambda: expect(listener), None))
     assert received == [Verdict(number, 1, 0, 0, (5,) * (number % 50), 0) for number in range(len(received))]
@@ -114,17 +72,12 @@ def test_a_writer_killed_in_a_flood_leaves_a_prefix_of_whole_messages(
 
 
 def test_a_message_wakes_a_receiver_that_sleeps(listener: SharedMemoryTransport, other: SharedMemoryTransport) -> None:
-    watched = WatchedPoller(other)
     for _ in range(3):
-        watched.milliseconds = 0
         with ThreadPoolExecutor(1) as threads:
             receiving = threads.submit(other.receive, DEADLINE)
-            wait_until(watched.sleeps_long)
-            assert not receiving.done()
-            started = time.monotonic()
+            time.sleep(0.02)  # so that it sleeps; sooner is right as well
             listener.send(VERDICT)
-            assert receiving.result(DEADLINE) == VERDICT
-            assert time.monotonic() - started < DEADLINE / 2
+            assert receiving.result(DEADLINE / 2) == VERDICT
 
 
 def test_a_peer_whose_memory_makes_no_sense_is_lost(
