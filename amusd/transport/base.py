@@ -36,7 +36,7 @@ class Transport(ABC):
     """
 
     num_rejected = 0
-    """Frames that were dropped."""
+    """Frames that were dropped, and connections that were refused."""
     refusal: str | None = None
     """Why a peer that tried to connect was refused, as one line."""
     delay_seconds = 0.0
@@ -107,7 +107,7 @@ class Transport(ABC):
         # the first one is news; a flood of them must not fill the log
         level = logging.DEBUG if self.num_rejected else logging.WARNING
         self.num_rejected += 1
-        logger.log(level, "dropped a frame from the link: %s", reason)
+        logger.log(level, "%s: refused: %s", self.address, reason)
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import Literal, TypeAlias
 
 from amusd.config import TransportConfig
 from amusd.errors import ConfigError
@@ -21,18 +19,14 @@ from amusd.types import Role
 
 GPU_EACH = ("cuda:0", "cuda:1")
 
-Link: TypeAlias = Literal["shared_memory", "zeromq", "zeromq_tcp", "gloo", "nccl"]
-"""Names of links; `zeromq` is over a socket file, `zeromq_tcp` over TCP."""
-
-ON_ONE_MACHINE: Mapping[Link, TransportConfig] = MappingProxyType(
-    {
-        "shared_memory": TransportConfig(kind="shared_memory"),
-        "zeromq": TransportConfig(kind="zeromq"),
-        "zeromq_tcp": TransportConfig(kind="zeromq", address="tcp://127.0.0.1:0"),
-        "gloo": TransportConfig(kind="gloo"),
-        "nccl": TransportConfig(kind="nccl"),
-    }
-)
+ON_ONE_MACHINE: Mapping[str, TransportConfig] = {
+    "shared_memory": TransportConfig(kind="shared_memory"),
+    "zeromq": TransportConfig(kind="zeromq"),
+    "zeromq_tcp": TransportConfig(kind="zeromq", address="tcp://127.0.0.1:0"),
+    "gloo": TransportConfig(kind="gloo"),
+    "nccl": TransportConfig(kind="nccl"),
+}
+"""Every link between two processes here; `zeromq` is over a socket file, `zeromq_tcp` over TCP."""
 
 
 def listen(config: TransportConfig, nonce: int, devices: tuple[str, str] = GPU_EACH) -> Transport:

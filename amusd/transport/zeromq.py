@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import tempfile
@@ -26,8 +25,6 @@ from amusd.protocol.wire import MAX_FRAME_BYTES
 from amusd.transport.addresses import Endpoint, parse_endpoint
 from amusd.transport.base import MAX_QUEUED_MESSAGES, Transport, milliseconds_until, spin
 from amusd.transport.curve import Keys, ask_with, serve_with
-
-logger = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 1.0
 """How long `close` waits for the last messages to leave."""
@@ -44,6 +41,9 @@ _REFUSALS = {
     int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL): "no key where one is needed, a wrong one, or not ZeroMQ",
     int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL): "the other end broke off before it had shown a key",
 }
+_REFUSAL = (
+    "connections failed over their keys and none held; both ends need transport.keys, from one `amusd keys`, or neither"
+)
 _WATCHED_EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 _WATCHED_EVENTS |= sum(_REFUSALS)
 
@@ -65,7 +65,6 @@ class ZeroMQTransport(Transport):
         self._is_attached = False
         self._is_lost = False
         self._is_closed = False
-        self._num_refused = 0  # connections that did not come to a handshake
         self._next_look = 0.0  # monotonic second
         self._next_give_way = 0.0
         self._socket = _new_socket(endpoint)
@@ -183,7 +182,8 @@ class ZeroMQTransport(Transport):
                 # the first one owns the pipe; the event does not say which of the connections it is
                 self._is_attached, self.refusal = True, None
             elif kind in _REFUSALS:
-                self._refused(_REFUSALS[kind])
+                self.reject(_REFUSALS[kind])
+                self.refusal = self.refusal if self._is_attached else f"{self.address}: {_REFUSAL}"
             elif kind == zmq.EVENT_DISCONNECTED:
                 self._peer_fds.discard(value)
                 self._is_lost = self._is_lost or (self._is_attached and not self._peer_fds)
@@ -191,16 +191,6 @@ class ZeroMQTransport(Transport):
                 self._peer_fds.add(value)
         if self._is_attached and not self._is_lost:
             self._next_look = time.monotonic() + LOOK_SECONDS
-
-    def _refused(self, reason: str) -> None:
-        level = logging.DEBUG if self._num_refused else logging.WARNING  # a flood must not fill the log
-        logger.log(level, "%s: no link was made: %s", self.address, reason)
-        self._num_refused += 1
-        if not self._is_attached:
-            self.refusal = (
-                f"{self.address}: {self._num_refused} connection(s) failed over their keys and none held; both ends "
-                "need transport.keys, from one `amusd keys`, or neither"
-            )
 
 
 def _new_socket(endpoint: Endpoint) -> zmq.Socket[bytes]:

@@ -14,7 +14,7 @@ from amusd.models.kv_cache import KVCache
 from amusd.models.passes import Rows
 from amusd.models.synthetic import SHAPES
 from amusd.tracing.metrics import GenerationMetrics
-from amusd.transport.factory import ON_ONE_MACHINE, Link
+from amusd.transport.factory import ON_ONE_MACHINE
 from amusd.transport.latency import measure_one_way
 from amusd.types import Mode
 from experiments.gpu_proof import adapter
@@ -25,7 +25,7 @@ from experiments.gpu_proof.timing import figures, timed
 
 DRAFT_STEPS = 8
 """In a row, as a chain makes them."""
-LINKS: tuple[Link, ...] = ("shared_memory", "gloo", "zeromq")
+LINKS = ("shared_memory", "gloo", "zeromq")
 PREFILL_TOKENS = 4096
 
 
