@@ -17,7 +17,7 @@ during a pass are taken in at its end.
     draft   lost, back
 
 `begin` and `end` are seconds of the server's monotonic clock, `sequence` names an answer (-1: none). A slow listener
-misses the oldest events, and is told how many: `event: dropped`, `data: {"number": 120}`.
+misses the oldest events.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ import asyncio
 import json
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
-from itertools import count
 from typing import Any
 
 from amusd.tracing.events import (
@@ -48,24 +47,14 @@ LOOK_SECONDS = 0.1
 
 async def listen(recorder: Recorder, is_over: Callable[[], bool]) -> AsyncGenerator[bytes, None]:
     """Server-sent events from now on, several at a time, until `is_over`. For the event loop's thread."""
-    queue: deque[tuple[int, Event]] = deque(maxlen=MAX_WAITING)
-    numbers = count()
-
-    def keep(event: Event) -> None:
-        queue.append((next(numbers), event))
-
+    queue: deque[Event] = deque(maxlen=MAX_WAITING)
+    keep = queue.append
     recorder.listeners += (keep,)
     try:
-        expected = 0
         yield b": what happens from now on\n\n"
         while not is_over():
-            parts = []
-            for _ in range(len(queue)):
-                number, event = queue.popleft()
-                if number > expected:
-                    parts.append(f'event: dropped\ndata: {{"number": {number - expected}}}\n\n')
-                expected = number + 1
-                parts += (f"data: {json.dumps(told)}\n\n" for told in lines_of(event))
+            events = (queue.popleft() for _ in range(len(queue)))
+            parts = [f"data: {json.dumps(told)}\n\n" for event in events for told in lines_of(event)]
             if parts:
                 yield "".join(parts).encode()
             await asyncio.sleep(LOOK_SECONDS)

@@ -656,7 +656,6 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         ),
     },
     ("amusd/serving/timeline.py", "tests/serving/test_timeline.py"): {
-        "a slow listener is not told that it missed something": ("if number > expected:", "if False:"),
         "a listener that has gone is still told": ("if listener is not keep)", "if listener)"),
         "a rollback is told though candidates are left": (" and not event.num_ready", ""),
     },

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from amusd.serving import timeline
-from amusd.serving.timeline import MAX_WAITING, lines_of, listen
+from amusd.serving.timeline import lines_of, listen
 from amusd.tracing.events import EVENTS, Event
 from amusd.tracing.recorder import Recorder
 
@@ -38,10 +38,6 @@ def test_a_pass_is_told_with_its_times_and_counts_and_a_rollback_where_nothing_i
     assert more == ([{"device": "draft", "kind": "rollback", **times, "begin": 2.5}] if told else [])
 
 
-def frames(sent: bytes) -> list[str]:
-    return sent.decode().split("\n\n")[:-1]
-
-
 def test_a_listener_hears_what_happens_from_then_on_and_leaves_no_trace(monkeypatch: Any) -> None:
     monkeypatch.setattr(timeline, "LOOK_SECONDS", 0.0)
     recorder = Recorder("target")
@@ -58,22 +54,3 @@ def test_a_listener_hears_what_happens_from_then_on_and_leaves_no_trace(monkeypa
 
     asyncio.run(hear())
     assert recorder.listeners == ()
-
-
-def test_a_slow_listener_misses_the_oldest_events_and_is_told_how_many(monkeypatch: Any) -> None:
-    monkeypatch.setattr(timeline, "LOOK_SECONDS", 0.0)
-    recorder = Recorder("target")
-
-    async def hear() -> None:
-        async with aclosing(listen(recorder, lambda: False)) as events:
-            await anext(events)
-            for number in range(MAX_WAITING + 25):
-                recorder.span("target_prefill", number, number, number)
-            sent = frames(await anext(events))
-            assert sent[0] == 'event: dropped\ndata: {"number": 25}'
-            assert len(sent) == 1 + MAX_WAITING
-            assert json.loads(sent[1].removeprefix("data: "))["sequence"] == 25
-            recorder.span("target_prefill", 0, 0, 1)
-            assert len(frames(await anext(events))) == 1
-
-    asyncio.run(hear())
