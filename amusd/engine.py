@@ -12,7 +12,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypedDict, get_args, get_type_hints, overload
 
@@ -34,7 +34,6 @@ from amusd.runtime.devices import claim_device, settle_devices
 from amusd.runtime.draft_process import DraftProcess
 from amusd.runtime.draft_restart import DraftSource
 from amusd.runtime.followers import Followers
-from amusd.runtime.ranks import Leader
 from amusd.runtime.startup import connect_target, load_with_followers, make_leader
 from amusd.runtime.target_sequence import Request
 from amusd.runtime.target_worker import TargetWorker
@@ -64,8 +63,8 @@ class Engine:
     drafters: Sequence[str] = ()
     """Names for a request's drafter; the first is the default."""
     drafts: DraftSource | None = None
-    leader: Leader | None = None
-    """The first of the target's ranks, which end with the engine."""
+    others: ExitStack = field(default_factory=ExitStack)
+    """Ends the draft and the target's other ranks."""
 
     def __post_init__(self) -> None:
         self.turns = Turns(self.worker)
@@ -112,19 +111,18 @@ class Engine:
         `report` gets lines about slow work. `meeting` is where the target's other ranks come to. All end with the
         engine, also where it cannot be made.
         """
-        with ExitStack() as failing:
+        with ExitStack() as others:
             if drafts is not None:
-                failing.callback(drafts.stop)
+                others.callback(drafts.stop)
             if meeting is not None:
-                failing.callback(meeting.stop)
+                others.callback(meeting.stop)
             claim_device(config, Role.TARGET)
             leader = make_leader(config, meeting)
             if leader is not None:
-                failing.callback(leader.close)
+                others.callback(leader.close)
             load = partial(load_with_followers, config, leader, report)
             worker, tokenizer = connect_target(config, load, drafts, recorder)
-            failing.pop_all()
-        return cls(worker, tokenizer, [drafter.kind for drafter in config.drafters], drafts, leader)
+            return cls(worker, tokenizer, [drafter.kind for drafter in config.drafters], drafts, others.pop_all())
 
     @property
     def draft_failure(self) -> str | None:
@@ -260,12 +258,8 @@ class Engine:
         self.close()
 
     def _release(self) -> None:
-        with ExitStack() as stack:  # all of it, whatever a part of it raises
-            if self.drafts is not None:
-                stack.callback(self.drafts.stop)
-            if self.leader is not None:
-                stack.callback(self.leader.close)
-            stack.callback(self.worker.shut_down)
+        with self.others:
+            self.worker.shut_down()
 
     def _answer(self, request: Request, params: SamplingParams, kind: Callable[..., Generation]) -> Answer:
         decoder = IncrementalDecoder(self.tokenizer, request.prompt)
