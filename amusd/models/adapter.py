@@ -25,7 +25,7 @@ from amusd.errors import ConfigError
 from amusd.models.attention import Attention, register_attention
 from amusd.models.checkpoint import CONFIG, find_checkpoint
 from amusd.models.compatibility import quantization_of
-from amusd.models.features import FeatureSpec, FeatureTaps
+from amusd.models.features import FeatureTaps
 from amusd.models.kv_cache import KVMemory
 from amusd.models.load_options import LoadOptions, loaded_dtype
 from amusd.models.vocabulary import EMBEDDING, HEAD, HEAD_BIAS, SharedVocabulary, adopt_vocabulary
@@ -38,8 +38,11 @@ class HuggingFaceNetwork:
     feature_width = 0
     fills_vectors = False
 
-    def __init__(self, model: Any, features: Mapping[str, FeatureSpec] | None = None) -> None:
-        """`model`: on its device, ready for inference."""
+    def __init__(self, model: Any, options: LoadOptions) -> None:
+        """`model`: of transformers, which the caller must not use any more."""
+        if model.device != torch.device(options.device):  # a quantized one may not be moved
+            model = model.to(options.device)
+        model.eval().requires_grad_(requires_grad=False)
         _freeze_frequencies(model)
         self._model = model
         self.device: torch.device = model.device
@@ -49,7 +52,7 @@ class HuggingFaceNetwork:
         tensors = itertools.chain(model.parameters(), model.buffers())  # quantizers keep weights in either
         self.parameter_bytes = sum(int(tensor.nbytes) for tensor in tensors)
         self.weight_bytes = self.parameter_bytes - (0 if head.weight is embedding else int(embedding.nbytes))
-        self.taps = FeatureTaps(features, self.device, model.dtype) if features else None
+        self.taps = FeatureTaps(options.features, self.device, model.dtype) if options.features else None
 
     def __call__(
         self,

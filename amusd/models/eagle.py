@@ -7,7 +7,6 @@ References: Li et al., EAGLE, arXiv:2401.15077; EAGLE-2, arXiv:2406.16858; EAGLE
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,7 +17,7 @@ from amusd.models.attention import Attention
 from amusd.models.cached_model import CachedModel
 from amusd.models.decoder import Decoder, Norm
 from amusd.models.draft_layouts import PublishedDraft, read_published
-from amusd.models.huggingface import prepare, wrap_network
+from amusd.models.huggingface import build_model
 from amusd.models.kv_cache import KVMemory
 from amusd.models.linear import Weights
 from amusd.models.load_options import LoadOptions
@@ -86,6 +85,8 @@ def load_eagle(path: str | Path, target_path: str | Path, options: LoadOptions) 
     Raises as `read_published` and `load_model`.
     """
     draft = read_published(path, target_path, "eagle")
-    prepare(draft.config, options)
-    make = partial(EagleDecoder, draft.network_weights(), draft, options)
-    return wrap_network(make, draft.config, options, draft.output_ids)
+
+    def make(max_positions: int) -> EagleDecoder:
+        return EagleDecoder(draft.network_weights(), draft, options, max_positions)
+
+    return build_model(draft.config, options, make, draft.output_ids)

@@ -21,9 +21,9 @@ from amusd.files import make_new_folder
 from amusd.models.cached_model import CachedModel
 from amusd.models.checkpoint import write_checkpoint
 from amusd.models.configuration import ModelConfig, load_config
-from amusd.models.decoder import fit_weights, weight_shapes
+from amusd.models.decoder import Decoder, fit_weights, weight_shapes
 from amusd.models.draft_layouts import target_weight
-from amusd.models.huggingface import prepare, wrap_weights
+from amusd.models.huggingface import build_model
 from amusd.models.linear import to_int8
 from amusd.models.load_options import LoadOptions
 from amusd.models.vocabulary import EMBEDDING, HEAD, reduce_head
@@ -52,11 +52,14 @@ def load_embedded_draft(
     """
     draft = read_draft(draft_file)
     config = load_config(path, draft.num_layers)
-    prepare(config, options)
     output_ids = draft.output_ids[:vocab_size].sort().values
-    weights = _with_ends(path, draft, config)
-    reduce_head(weights, output_ids)
-    return wrap_weights(weights, config, options, output_ids)
+
+    def make(max_positions: int) -> Decoder:
+        weights = _with_ends(path, draft, config)
+        reduce_head(weights, output_ids)
+        return Decoder(weights, config, options, max_positions)
+
+    return build_model(config, options, make, output_ids)
 
 
 def export_draft(target: Path, folder: Path, draft_file: Path = DRAFT_FILE) -> None:

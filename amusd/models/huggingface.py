@@ -44,22 +44,52 @@ def load_model(
     """
     config = load_config(path, options.num_layers, options.model_impl)
     output_ids = None if shared is None or shared.has_same_tokenizer else shared.output_ids
+    model = build_model(config, options, partial(_load_network, path, config, options, shared), output_ids)
+    if isinstance(config, ModelConfig):
+        return model
+    with one_line_errors(path, "transformers' code for it, without kernels from a hub, cannot compute a token"):
+        return _try_out(model, options, lambda line: report(f"model {path}: {line}"))
+
+
+def build_model(
+    config: Any, options: LoadOptions, make: Callable[[int], Network], output_ids: Tensor | None = None
+) -> CachedModel:
+    """Make a model with the network that `make` reads and builds for a number of positions.
+
+    `output_ids`: see `LanguageModel`. Raises as `prepare` before that, and `ConfigError` if the device is full.
+    """
+    prepare(config, options)
+    max_length = min(options.max_model_len, position_limit(config) or options.max_model_len)
+    with device_errors(options.device):
+        return CachedModel(
+            make(max_length),
+            options.numerics,
+            max_length=max_length,
+            output_ids=None if output_ids is None else output_ids.to(options.device),
+            capture=options.capture,
+            tokens_per_step=options.tokens_per_step,
+            ranks=options.ranks,
+        )
+
+
+def _load_network(
+    path: str | Path, config: Any, options: LoadOptions, shared: SharedVocabulary | None, max_length: int
+) -> Network:
     with one_line_errors(path):
-        prepare(config, options)
         stored = open_checkpoint(path)
         if quantization_of(config) is None:
             _check_dtypes(path, stored)
         if isinstance(config, ModelConfig):
             weights = read_weights(path, stored, config)
-            del stored
             if shared is not None:
                 adopt_vocabulary(weights, shared)
-            return wrap_weights(weights, config, options, output_ids)
-        from amusd.models.adapter import load_stock
+            make: Callable[[], Network] = partial(Decoder, weights, config, options, max_length)
+        else:
+            from amusd.models.adapter import HuggingFaceNetwork, load_stock
 
-        model = wrap_stock(load_stock(path, config, options, shared), options, output_ids)
-    with one_line_errors(path, "transformers' code for it, without kernels from a hub, cannot compute a token"):
-        return _try_out(model, options, lambda line: report(f"model {path}: {line}"))
+            make = partial(HuggingFaceNetwork, load_stock(path, config, options, shared), options)
+    del stored  # which would keep in memory what the network has copied
+    return make()
 
 
 def _try_out(model: CachedModel, options: LoadOptions, report: Callable[[str], None]) -> CachedModel:
@@ -92,45 +122,6 @@ def read_weights(path: str | Path, stored: Mapping[str, Tensor], config: Any) ->
     if config.tie_word_embeddings and ends and torch.equal(ends[0], ends[-1]):
         given[EMBEDDING] = given[HEAD] = ends[0]
     return fit_weights(f"model {path}", given, weight_shapes(config))
-
-
-def wrap_weights(
-    weights: dict[str, Tensor], config: ModelConfig, options: LoadOptions, output_ids: Tensor | None = None
-) -> CachedModel:
-    """Make a model of weights by the names of `weight_shapes`, which are removed as they are taken in.
-
-    `output_ids`: see `CachedModel`. Raises `ConfigError` if the device is full.
-    """
-    return wrap_network(partial(Decoder, weights, config, options), config, options, output_ids)
-
-
-def wrap_stock(model: Any, options: LoadOptions, output_ids: Tensor | None = None) -> CachedModel:
-    """Make a model of a loaded transformers model, which the caller must not use any more."""
-    from amusd.models.adapter import HuggingFaceNetwork
-
-    def make(_max_length: int) -> Network:
-        is_there = model.device == torch.device(options.device)  # a quantized one may not be moved
-        stock = model.eval().requires_grad_(requires_grad=False)
-        return HuggingFaceNetwork(stock if is_there else stock.to(options.device), options.features)
-
-    return wrap_network(make, model.config, options, output_ids)
-
-
-def wrap_network(
-    make: Callable[[int], Network], config: Any, options: LoadOptions, output_ids: Tensor | None = None
-) -> CachedModel:
-    """Put the network that `make` builds for a number of positions on its device. Raises as `wrap_weights`."""
-    max_length = min(options.max_model_len, position_limit(config) or options.max_model_len)
-    with device_errors(options.device):
-        return CachedModel(
-            make(max_length),
-            options.numerics,
-            max_length=max_length,
-            output_ids=None if output_ids is None else output_ids.to(options.device),
-            capture=options.capture,
-            tokens_per_step=options.tokens_per_step,
-            ranks=options.ranks,
-        )
 
 
 def prepare(config: Any, options: LoadOptions) -> None:

@@ -18,8 +18,8 @@ from torch import Tensor
 from amusd.config import ModelShape
 from amusd.models.cached_model import CachedModel
 from amusd.models.configuration import ModelConfig
-from amusd.models.decoder import weight_shapes
-from amusd.models.huggingface import device_errors, prepare, wrap_weights
+from amusd.models.decoder import Decoder, weight_shapes
+from amusd.models.huggingface import build_model
 from amusd.models.load_options import LoadOptions, loaded_dtype
 from amusd.models.tokenizer import Conversation
 from amusd.models.vocabulary import EMBEDDING, HEAD
@@ -96,10 +96,12 @@ def load_synthetic(shape: ModelShape, options: LoadOptions, *, seed: int = 0) ->
     Raises `ConfigError` without that device, or when it is too small.
     """
     config = ModelConfig(**SHAPES[shape])
-    prepare(config, options)
-    with device_errors(options.device):
+
+    def make(max_positions: int) -> Decoder:
         weights = random_weights(config, dtype=loaded_dtype(options.dtype), device=options.device, seed=seed)
-    return wrap_weights(weights, config, options)
+        return Decoder(weights, config, options, max_positions)
+
+    return build_model(config, options, make)
 
 
 def random_weights(config: ModelConfig, *, dtype: torch.dtype, device: str, seed: int) -> dict[str, Tensor]:

@@ -12,10 +12,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from amusd.config import ModelShape
 from amusd.models import synthetic
+from amusd.models.adapter import HuggingFaceNetwork
 from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
 from amusd.models.configuration import as_own
-from amusd.models.huggingface import prepare_device, wrap_stock, wrap_weights
+from amusd.models.decoder import Decoder
+from amusd.models.huggingface import build_model, prepare_device
 from amusd.models.load_options import LoadOptions
 from amusd.models.loading import DRAFT_ROWS, capture_for
 from amusd.models.numerics import Numerics
@@ -88,7 +90,7 @@ def _wrapped(arguments: dict[str, Any], device: str, dtype: str, options: dict[s
     weights = random_weights(config, dtype=getattr(torch, dtype), device=device, seed=0)
     prepare_device(device)
     if settings.model_impl != "transformers":
-        return wrap_weights(weights, config, settings)
+        return build_model(config, settings, lambda length: Decoder(weights, config, settings, length))
     with torch.device("meta"):
         stock = AutoModelForCausalLM.from_config(
             AutoConfig.for_model(**arguments), dtype=getattr(torch, dtype), attn_implementation=register_attention()
@@ -96,4 +98,4 @@ def _wrapped(arguments: dict[str, Any], device: str, dtype: str, options: dict[s
     stock.load_state_dict(weights, assign=True)
     with torch.device(device):  # computed buffers, no weights
         stock.model.rotary_emb = type(stock.model.rotary_emb)(stock.config)
-    return wrap_stock(stock, settings)
+    return build_model(stock.config, settings, lambda _: HuggingFaceNetwork(stock, settings))

@@ -10,8 +10,8 @@ from passes import forward
 
 from amusd.config import EngineConfig, HardwareConfig, ModelShape
 from amusd.models.configuration import ModelConfig
-from amusd.models.decoder import weight_shapes
-from amusd.models.huggingface import wrap_weights
+from amusd.models.decoder import Decoder, weight_shapes
+from amusd.models.huggingface import build_model
 from amusd.models.load_options import LoadOptions
 from amusd.models.loading import load_target
 from amusd.models.numerics import Numerics
@@ -64,11 +64,9 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others(shape: Mod
 @pytest.mark.parametrize(("shape", "dtype"), [("llama-8b", "bfloat16"), ("qwen3-8b", "float16")])
 def test_eighty_layers_have_finite_logits_around_one(shape: ModelShape, dtype: str) -> None:
     config = small_config(shape, 80)
-    model = wrap_weights(
-        random_weights(config, dtype=getattr(torch, dtype), device="cpu", seed=0),
-        config,
-        LoadOptions(numerics=Numerics(width=8, fixed=True), max_model_len=64, dtype=dtype),
-    )
+    options = LoadOptions(numerics=Numerics(width=8, fixed=True), max_model_len=64, dtype=dtype)
+    weights = random_weights(config, dtype=getattr(torch, dtype), device="cpu", seed=0)
+    model = build_model(config, options, lambda length: Decoder(weights, config, options, length))
     cache = model.new_cache(48)
     model.prefill(list(range(32)), cache)
     logits = forward(model, [1, 2, 3], cache).logits.float()

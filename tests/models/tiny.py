@@ -11,10 +11,12 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from amusd.models.adapter import HuggingFaceNetwork
 from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
 from amusd.models.configuration import as_own
-from amusd.models.huggingface import wrap_stock, wrap_weights
+from amusd.models.decoder import Decoder
+from amusd.models.huggingface import build_model
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 
@@ -109,9 +111,11 @@ def wrap_model(
     """Ours with the weights and the dtype of a stock model; `weights`: instead of its own."""
     config = as_own(model.config)
     if options.model_impl == "transformers" or config is None:
-        return wrap_stock(model, options, output_ids)
+        return build_model(model.config, options, lambda _: HuggingFaceNetwork(model, options), output_ids)
     options = replace(options, dtype=str(model.dtype).removeprefix("torch."))
-    return wrap_weights(weights or weights_of(model), config, options, output_ids)
+    return build_model(
+        config, options, lambda length: Decoder(weights or weights_of(model), config, options, length), output_ids
+    )
 
 
 def wrapped_pair(name: str, numerics: Numerics | None = None, model_impl: str = "auto") -> tuple[Any, CachedModel]:
