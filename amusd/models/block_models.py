@@ -114,7 +114,7 @@ class DFlashModel:
         self.num_slots = self.max_length + self.block_size
         self.feature_width = int(draft.config.hidden_size)
         self.output_ids = None if draft.output_ids is None else draft.output_ids.to(options.device)
-        self.network = Decoder(draft.network_weights(), draft.config, options, self.num_slots)
+        self.network = Decoder(draft.weights, draft.config, options, self.num_slots)
         self.device = self.network.device
         self.vocab_size, self.num_ids = self.network.vocab_size, self.network.num_ids
 
@@ -197,10 +197,10 @@ def _block_settings(draft: PublishedDraft) -> tuple[int, int]:
 def load_block_model(path: str | Path, target_path: str | Path, options: LoadOptions, kind: str) -> BlockModel:
     """Load a `medusa` or `dflash` drafter from a folder or hub name. Raises as `load_eagle`."""
     draft = read_published(path, target_path, kind)
-    if draft.family == MEDUSA:
+    if kind == MEDUSA:
         check_int8(options.dtype, options.device)
         prepare_device(options.device)
     else:
         prepare(draft.config, options)
     with device_errors(options.device):
-        return MedusaModel(draft, options) if draft.family == MEDUSA else DFlashModel(draft, options)
+        return MedusaModel(draft, options) if kind == MEDUSA else DFlashModel(draft, options)

@@ -87,6 +87,6 @@ def load_eagle(path: str | Path, target_path: str | Path, options: LoadOptions) 
     draft = read_published(path, target_path, "eagle")
 
     def make(max_positions: int) -> EagleDecoder:
-        return EagleDecoder(draft.network_weights(), draft, options, max_positions)
+        return EagleDecoder(draft.weights, draft, options, max_positions)
 
     return build_model(draft.config, options, make, draft.output_ids)

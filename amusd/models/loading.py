@@ -13,7 +13,7 @@ from amusd.errors import ConfigError
 from amusd.models.block_models import BlockModel, load_block_model
 from amusd.models.cached_model import CachedModel
 from amusd.models.configuration import ModelConfig, load_config
-from amusd.models.draft_layouts import read_feature_spec
+from amusd.models.draft_layouts import read_published
 from amusd.models.eagle import load_eagle
 from amusd.models.embedded_draft import load_embedded_draft
 from amusd.models.embedded_target import DESCRIPTION, Report, embedded_target_path
@@ -71,7 +71,7 @@ def load_target(
     tokenizer = load_tokenizer(path)
     readers = [drafter for drafter in config.drafters if drafter.can.needs_features]
     features: dict[str, FeatureSpec] = {
-        reader.kind: read_feature_spec(str(reader.model), path, reader.kind) for reader in readers
+        reader.kind: read_published(str(reader.model), path, reader.kind).features for reader in readers
     }
     model = load_model(path, replace(options, features=features), report=report)
     report(f"target: {describe_target(config, device)}, {time.monotonic() - start:.1f} s")

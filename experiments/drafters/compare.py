@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # so that `experiments` can 
 
 from amusd.config import CAPABILITIES
 from amusd.console import table
-from amusd.models.draft_layouts import read_feature_spec
+from amusd.models.draft_layouts import read_published
 from amusd.models.embedded_target import embedded_target_path
 from experiments.common import Document, compare, write_jobs
 from experiments.plotting import run
@@ -63,7 +63,7 @@ def row_of(name: str, job: Document, by_position: Document, steps: dict[str, flo
     chain = next(row for row in by_position["rows"] if row["drafter"] == kind)
     best, asynchronous = rows["synchronous"], rows.get("asynchronous")
     needs_features = CAPABILITIES[kind].needs_features
-    width = read_feature_spec(folder, embedded_target_path(), kind).width if needs_features else 0
+    width = read_published(folder, embedded_target_path(), kind).features.width if needs_features else 0
     return {
         "temperature": float(job["settings"].get("sampling.temperature", 0)),
         "drafter": kind,

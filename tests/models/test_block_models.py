@@ -27,7 +27,7 @@ from torch import Tensor
 
 from amusd.errors import ConfigError
 from amusd.models.block_models import BlockModel, load_block_model
-from amusd.models.draft_layouts import read_feature_spec
+from amusd.models.draft_layouts import read_published
 from amusd.models.load_options import LoadOptions
 
 NUM_HEADS, BLOCK, MASK = 3, 5, 90
@@ -116,7 +116,7 @@ def test_medusa_gives_the_scores_of_the_paper(
 ) -> None:
     weights = medusa_weights(num_blocks, equal_heads=equal_heads)
     folder = save_medusa(tmp_path / "draft", weights, file)
-    spec = read_feature_spec(folder, target, "medusa")
+    spec = read_published(folder, target, "medusa").features
     assert (spec.layers, spec.width, spec.reduce) == ((LAYERS,), WIDTH, None)
     model = load_medusa(folder, target)
     assert model.max_depth == NUM_HEADS, "counted from the weights"
@@ -153,7 +153,7 @@ def load_dflash(folder: Path, target: Path, options: LoadOptions = OPTIONS) -> B
 def test_dflash_gives_the_scores_of_the_paper(target: Path, tmp_path: Path) -> None:
     weights, shared = dflash_weights(), shared_weights(target)
     folder = save_dflash(tmp_path / "draft", weights)
-    spec = read_feature_spec(folder, target, "dflash")
+    spec = read_published(folder, target, "dflash").features
     assert (spec.layers, spec.width) == ((2, 5), WIDTH), "it names layers whose outputs it reads"
     states = random(30, 2 * WIDTH, seed=1)
     assert spec.reduce is not None
@@ -200,7 +200,7 @@ def test_dflash_in_speculators_form_may_have_a_head_of_its_own(from_anchor: bool
         "sample_from_anchor": from_anchor,
     }
     folder, features = save(tmp_path / "draft", weights, **settings), random(6, WIDTH, seed=1)
-    assert read_feature_spec(folder, target, "dflash").layers == (1, 4)
+    assert read_published(folder, target, "dflash").features.layers == (1, 4)
     model = load_dflash(folder, target)
     assert model.output_ids is not None
     assert model.output_ids.tolist() == DRAFT_IDS.tolist()
@@ -232,9 +232,9 @@ def test_dflash_drafters_that_do_not_fit_are_refused(name: str, target: Path, tm
     assert "\n" not in f"{caught.value}"
 
 
-def test_a_drafter_of_another_kind_is_named(target: Path, tmp_path: Path) -> None:
+def test_a_drafter_of_another_kind_is_refused(target: Path, tmp_path: Path) -> None:
     folder = save_eagle3(tmp_path / "draft")
-    with pytest.raises(ConfigError, match=r"drafter=dflash: .* holds one for drafter=eagle"):
+    with pytest.raises(ConfigError, match=r"drafter=dflash .*draft: model.layers.0.self_attn.q_proj.weight has shape"):
         load_dflash(folder, target)
-    with pytest.raises(ConfigError, match=r"drafter=medusa: .* holds one for drafter=eagle"):
-        read_feature_spec(folder, target, "medusa")
+    with pytest.raises(ConfigError, match=r"drafter=medusa .*draft: its file has weights without a place, d2t among"):
+        read_published(folder, target, "medusa")

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from amusd.errors import ConfigError
 from amusd.models.cached_model import CachedModel
-from amusd.models.draft_layouts import read_feature_spec
+from amusd.models.draft_layouts import read_published
 from amusd.models.eagle import load_eagle
 from amusd.models.kv_cache import KVMemory
 from amusd.models.load_options import LoadOptions
@@ -206,7 +206,7 @@ def check(model: CachedModel, features: Tensor, expected: Tensor) -> None:
 def test_eagle3_gives_the_logits_of_the_paper(target: Path, tmp_path: Path) -> None:
     weights = eagle3_weights()
     folder, states = save_eagle3(tmp_path / "draft", weights), random(NUM_TRUE, 3 * WIDTH, seed=99)
-    spec = read_feature_spec(folder, target, "eagle")
+    spec = read_published(folder, target, "eagle").features
     assert (spec.layers, spec.width) == ((2, 3, 3), WIDTH)
     assert spec.reduce is not None
     features = spec.reduce(states)
@@ -243,7 +243,7 @@ def test_eagle3_in_speculators_form(flag: str, head_norms: bool, target: Path, t
     stored = {**weights, "verifier_norm.weight": torch.ones(WIDTH)}
     flags = {flag: True} if flag else {}
     folder = save_speculators(tmp_path / "draft", stored, eagle_aux_hidden_state_layer_ids=[1, 6], **flags)
-    spec = read_feature_spec(folder, target, "eagle")
+    spec = read_published(folder, target, "eagle").features
     assert spec.layers == (1, 6)
     features = random(NUM_TRUE, WIDTH, seed=98)
     embedding = shared_weights(target)["model.embed_tokens.weight"]
@@ -262,7 +262,7 @@ def test_states_are_normed_before_fc_where_the_configuration_says_so(flag: str, 
     else:
         weights["input_norm.weight"] = random(3 * WIDTH, seed=90)
         normed = norm(states, weights["input_norm.weight"])
-    spec = read_feature_spec(save_speculators(tmp_path / "draft", weights, **{flag: True}), target, "eagle")
+    spec = read_published(save_speculators(tmp_path / "draft", weights, **{flag: True}), target, "eagle").features
     assert spec.reduce is not None
     torch.testing.assert_close(spec.reduce(states), normed @ weights["fc.weight"].T)
 
@@ -278,7 +278,7 @@ def test_eagle1_shares_embedding_and_head_of_the_target(bias: bool, file: str, t
         }
     settings = {**SIZES, "model_type": "llama", "architectures": ["LlamaForCausalLM"], "bias": bias}
     folder = save(tmp_path / "draft", weights, file, **settings)
-    spec = read_feature_spec(folder, target, "eagle")
+    spec = read_published(folder, target, "eagle").features
     assert (spec.layers, spec.width, spec.reduce) == ((LAYERS,), WIDTH, None)
     model, features = load_eagle(folder, target, OPTIONS), random(NUM_TRUE, WIDTH, seed=98)
     assert model.output_ids is None
@@ -302,7 +302,7 @@ REFUSED: dict[str, tuple[Weights, str]] = {
     "no d2t": (changed(d2t=None), r"lm_head.weight has shape \[12, 32\], and config.json asks for \[97, 32\]"),
     "no layout of a drafter": (
         {"mtp.fc.weight": torch.ones(3)},
-        "its weights are in no layout of EAGLE, Medusa or DFlash",
+        "drafter=eagle .*draft: lacks weights, fc.weight among",
     ),
 }
 
