@@ -6,7 +6,7 @@ Work is timed in turns, so that a drifting machine treats it alike; figures are 
 from __future__ import annotations
 
 import statistics
-import time
+import timeit
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -34,8 +34,7 @@ from amusd.types import Role
 
 CONTEXT_LENGTH = 200
 WIDTHS = (1, 4, 8, 16)
-NUM_ROUNDS = 15
-"""Rounds of passes and of chains of draft steps; plain decoding has a third of them."""
+NUM_ROUNDS = 9
 NUM_MESSAGES = 2000
 WARM_UP_ROUNDS = 2
 DRAFT_STEPS = 8
@@ -44,7 +43,6 @@ NUM_TOKENS = 24
 TEXT = "The harbour master keeps a notebook in which he writes down every ship that enters, and the weather. "
 
 Work = Callable[[], object]
-Times = dict[str, list[float]]
 
 
 def bench(config: RunConfig, run_directory: Path) -> int:
@@ -55,11 +53,11 @@ def bench(config: RunConfig, run_directory: Path) -> int:
     device, draft_device = claim_device(engine, Role.TARGET), device_of(engine, Role.DRAFT)
     if device == "cpu":
         pin_to(cores_for(Role.TARGET, allowed_cores(), engine.hardware))
-    target, tokenizer = load_target(engine, device, console.note)
     drafts: dict[str, CachedModel] = {}
     for drafter in (drafter for drafter in engine.drafters if drafter.can.has_model):
         drafts[drafter.kind], _ = load_draft_model(drafter, engine, draft_device)
         console.note(f"draft: {describe_drafter(drafter, engine, draft_device)}")
+    target, tokenizer = load_target(engine, device, console.note)
     generate = None
     if config.hardware.synthetic is None:  # random weights have no checkpoint
         path = str(find_checkpoint(model_path(engine.target)))
@@ -101,62 +99,49 @@ def measure_models(
     prompt: Sequence[int],
     console: Console,
 ) -> dict[str, Any]:
-    """The parts `target`, `draft` and `peer`. `generate`: plain decoding by transformers."""
+    """Passes, draft steps and plain decoding. `generate`: plain decoding by transformers."""
     bandwidth = read_bandwidth(str(target.device))
     bucketed = replace(target, numerics=Numerics.for_device(str(target.device), width=max(WIDTHS), fixed=False))
-    work = {str(width): _pass(bucketed, prompt, width) for width in WIDTHS} | {"fixed": _pass(target, prompt, 1)}
-    work |= {f"draft {name}": _draft_steps(model, prompt) for name, model in drafts.items()}
-    ms = {name: statistics.median(times) for name, times in time_in_turns(work, NUM_ROUNDS, console).items()}
-    decoders = {"amusd": _decoding(target, prompt)}
+    passes = [(f"target, {width} rows", target, _pass(bucketed, prompt, width), 1) for width in WIDTHS]
+    passes.append(("target, fixed width", target, _pass(target, prompt, 1), 1))
+    passes += [
+        (f"draft step, {name}", model, _draft_steps(model, prompt), DRAFT_STEPS) for name, model in drafts.items()
+    ]
+    decoders: dict[str, Callable[[int], object]] = {"amusd": _decoding(target, prompt)}
     if generate is not None:
-        decoders["transformers"] = partial(generate, prompt)
-    per_token = _ms_per_token(decoders, console)
-    console.clear_progress()
-
-    def floor(model: CachedModel) -> dict[str, Any]:
-        size = model.weight_bytes
-        return {"implementation": model.implementation, "weight_bytes": size, "floor_ms": size / bandwidth / 1e6}
-
+        decoders["transformers.generate"] = partial(generate, prompt)
+    work = {name: run for name, _, run, _ in passes}
+    work |= {f"{name} {n}": partial(decode, n) for name, decode in decoders.items() for n in (1, 1 + NUM_TOKENS)}
+    ms = time_in_turns(work, console)
     return {
-        "target": {
-            **floor(target),
-            "context": len(prompt),
-            "forward_ms": {str(width): ms[str(width)] for width in WIDTHS},
-            "forward_ms_fixed": ms["fixed"],
-            "bandwidth_gb_s": bandwidth,
-            "ms_per_token": per_token["amusd"],
+        "context": len(prompt),
+        "implementation": target.implementation,
+        "bandwidth_gb_s": bandwidth,
+        "passes": [
+            {"pass": name, "ms": ms[name] / steps, "floor_ms": model.weight_bytes / bandwidth / 1e6}
+            for name, model, _, steps in passes
+        ],
+        "plain_ms_per_token": {
+            name: (ms[f"{name} {1 + NUM_TOKENS}"] - ms[f"{name} 1"]) / NUM_TOKENS for name in decoders
         },
-        "draft": {
-            name: {**floor(model), "step_ms": ms[f"draft {name}"] / DRAFT_STEPS} for name, model in drafts.items()
-        },
-        "peer": {"hf_generate_ms_per_token": per_token.get("transformers")},
     }
 
 
-def time_in_turns(work: Mapping[str, Work], num_rounds: int, console: Console) -> Times:
-    """Milliseconds of each piece of work in each round. The work waits for its device."""
-    times: Times = {name: [] for name in work}
-    for number in range(WARM_UP_ROUNDS + num_rounds):
-        console.progress("rounds", number, WARM_UP_ROUNDS + num_rounds)
+def time_in_turns(work: Mapping[str, Work], console: Console) -> dict[str, float]:
+    """Median milliseconds of each piece of work, which waits for its device."""
+    times: dict[str, list[float]] = {name: [] for name in work}
+    for number in range(WARM_UP_ROUNDS + NUM_ROUNDS):
+        console.progress("rounds", number, WARM_UP_ROUNDS + NUM_ROUNDS)
         for name, run in work.items():
-            start = time.perf_counter()
-            run()
-            if number >= WARM_UP_ROUNDS:
-                times[name].append(1000 * (time.perf_counter() - start))
-    return times
+            times[name].append(1000 * timeit.timeit(run, number=1))
+    console.clear_progress()
+    return {name: statistics.median(taken[WARM_UP_ROUNDS:]) for name, taken in times.items()}
 
 
 def read_bandwidth(device: str) -> float:
     """GB/s (10^9 bytes) of a sequential read by torch's sum, best of seven: the floor of every pass."""
-    on_gpu = device.startswith("cuda")
-    values = torch.ones((2 << 30 if on_gpu else 256 << 20) // 4, dtype=torch.float32, device=device)
-    best = float("inf")
-    with torch.inference_mode():
-        for _ in range(7):
-            start = time.perf_counter()
-            values.sum().item()  # waits for a device
-            best = min(best, time.perf_counter() - start)
-    return 4 * values.numel() / best / 1e9
+    values = torch.ones((2 << 30 if device.startswith("cuda") else 256 << 20) // 4, dtype=torch.float32, device=device)
+    return 4 * values.numel() / min(timeit.repeat(lambda: values.sum().item(), repeat=7, number=1)) / 1e9
 
 
 def load_transformers(path: str, dtype: str, device: str) -> Callable[[Sequence[int], int], object]:
@@ -179,31 +164,23 @@ def load_transformers(path: str, dtype: str, device: str) -> Callable[[Sequence[
 
 def bench_text(document: dict[str, Any]) -> str:
     """The report as tables, each figure beside its floor or its peer."""
-    target, peer_ms = document["target"], document["peer"]["hf_generate_ms_per_token"]
-    figures = [(f"target, {width} rows", ms, target["floor_ms"]) for width, ms in target["forward_ms"].items()]
-    figures.append(("target, fixed width", target["forward_ms_fixed"], target["floor_ms"]))
-    figures += [(f"draft step, {name}", step["step_ms"], step["floor_ms"]) for name, step in document["draft"].items()]
-    passes = [(name, f"{ms:.2f}", f"{floor:.2f}", f"{ms / floor:.2f}") for name, ms, floor in figures]
-    plain = [("amusd", target["ms_per_token"])] + ([] if peer_ms is None else [("transformers.generate", peer_ms)])
+    where = f"{document['context']} tokens of context; memory reads at {document['bandwidth_gb_s']:.1f} GB/s"
+    passes = [
+        (row["pass"], f"{row['ms']:.2f}", f"{row['floor_ms']:.2f}", f"{row['ms'] / row['floor_ms']:.2f}")
+        for row in document["passes"]
+    ]
+    plain = [(name, f"{ms:.2f}") for name, ms in document["plain_ms_per_token"].items()]
     links = [
         (name, *(f"{link[figure]:.1f}" if figure in link else "-" for figure in ("one_way_us_p50", "one_way_us_p99")))
         for name, link in document["transport"].items()
     ]
-    where = f"{target['context']} tokens of context; memory reads at {target['bandwidth_gb_s']:.1f} GB/s"
     parts = (
-        f"{where}; forward pass: {target['implementation']}",
+        f"{where}; forward pass: {document['implementation']}",
         table(("pass", "ms", "floor ms", "x floor"), passes),
-        table(("plain decoding", "ms/token"), [(name, f"{ms:.2f}") for name, ms in plain]),
+        table(("plain decoding", "ms/token"), plain),
         table(("link", "one way us p50", "p99"), links),
     )
     return "\n\n".join(parts)
-
-
-def _ms_per_token(decoders: Mapping[str, Callable[[int], object]], console: Console) -> dict[str, float]:
-    work = {f"{name} {n}": partial(decode, n) for name, decode in decoders.items() for n in (1, 1 + NUM_TOKENS)}
-    times = time_in_turns(work, max(1, NUM_ROUNDS // 3), console)
-    pairs = {name: zip(times[f"{name} {1 + NUM_TOKENS}"], times[f"{name} 1"], strict=True) for name in decoders}
-    return {name: statistics.median((long - short) / NUM_TOKENS for long, short in own) for name, own in pairs.items()}
 
 
 def _filled(model: CachedModel, prompt: Sequence[int], room: int) -> KVCache:

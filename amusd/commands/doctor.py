@@ -101,9 +101,10 @@ def _models(config: EngineConfig) -> Iterator[Finding]:
         yield Finding("target", None, "its ranks can share it; their memory and their exactness are not measured here")
         return
     torch.set_num_threads(config.hardware.num_threads)
-    model, tokenizer = load_target(config, claim_device(config, Role.TARGET))
+    device = claim_device(config, Role.TARGET)
+    drafters = load_drafters(config, of_draft)  # first: a wrong one is told before the target's weights are read
+    model, tokenizer = load_target(config, device)
     yield Finding("target", True, f"{describe_target(config, of_target)}, computed by {model.implementation}")
-    drafters = load_drafters(config, of_draft)
     if drafters.tokenizer_hash not in ("", tokenizer.fingerprint):
         raise ConfigError("the drafter's tokenizer differs from the target's")
     texts = [describe_drafter(drafter, config, of_draft) for drafter in config.drafters]

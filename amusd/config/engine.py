@@ -18,14 +18,7 @@ DrafterKind: TypeAlias = Literal[
     "embedded", "hf", "eagle", "medusa", "dflash", "cascade", "ngram", "self", "synthetic", "custom"
 ]
 ModelShape: TypeAlias = Literal[
-    "smollm2-135m",
-    "smollm2-135m-slice",
-    "llama-1b",
-    "llama-8b",
-    "llama-70b",
-    "llama-70b-slice",
-    "qwen3-0.6b",
-    "qwen3-8b",
+    "smollm2-135m", "smollm2-135m-slice", "llama-1b", "llama-8b", "llama-70b", "llama-70b-slice"
 ]
 """Shapes of public models for random weights; `models/synthetic.py` has their sizes."""
 

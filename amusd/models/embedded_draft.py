@@ -19,7 +19,7 @@ from torch import Tensor
 from amusd.errors import ConfigError
 from amusd.files import make_new_folder
 from amusd.models.cached_model import CachedModel
-from amusd.models.checkpoint import write_checkpoint
+from amusd.models.checkpoint import one_line_errors, write_checkpoint
 from amusd.models.configuration import ModelConfig, load_config
 from amusd.models.decoder import Decoder, fit_weights, weight_shapes
 from amusd.models.draft_layouts import target_weight
@@ -33,7 +33,6 @@ VOCAB_SIZE = 8192
 """Token ids that the draft proposes, the most frequent ones; more cost more than they gain."""
 MODEL_CARD = DRAFT_FILE.with_name("README.md")
 
-_FORMAT = "amusd-draft-1"
 _OUTPUT_IDS = "output_ids"
 _SCALE = ".scale"
 _FROM_TARGET = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
@@ -108,7 +107,7 @@ class DraftWeights:
 
 
 def write_draft(path: Path, draft: DraftWeights) -> None:
-    """Write a draft, whole or not at all."""
+    """Write a draft."""
     from safetensors.torch import save_file
 
     stored: dict[str, Tensor] = {_OUTPUT_IDS: draft.output_ids.to(torch.int32).contiguous()}
@@ -117,27 +116,19 @@ def write_draft(path: Path, draft: DraftWeights) -> None:
             stored[name], stored[name + _SCALE] = to_int8(tensor)
         else:
             stored[name] = tensor.float().contiguous()
-    partial = path.with_suffix(".partial")
-    save_file(stored, partial, metadata={"format": _FORMAT, "facts": json.dumps(dict(draft.facts))})
-    partial.chmod(0o644)  # safetensors makes it private
-    partial.rename(path)
+    save_file(stored, path, metadata={"facts": json.dumps(dict(draft.facts))})
 
 
 def read_draft(path: Path) -> DraftWeights:
-    """Read a draft. Raises `ConfigError` if the file is missing, damaged or in another format."""
-    from safetensors import SafetensorError, safe_open
+    """Read a draft. Raises `ConfigError` if the file is missing or damaged."""
+    from safetensors import safe_open
 
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            if metadata.get("format") != _FORMAT:
-                raise ConfigError(f"draft {path}: not a file of the format {_FORMAT}")
-            stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-    except (OSError, SafetensorError) as error:
-        raise ConfigError(f"draft {path}: {error}") from error
+    with one_line_errors(path), safe_open(path, framework="pt") as file:
+        facts = json.loads(file.metadata()["facts"])
+        stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
     tensors = {
         name: tensor.float() * stored[name + _SCALE] if name + _SCALE in stored else tensor
         for name, tensor in stored.items()
         if name != _OUTPUT_IDS and not name.endswith(_SCALE)
     }
-    return DraftWeights(tensors, stored[_OUTPUT_IDS].long(), json.loads(metadata["facts"]))
+    return DraftWeights(tensors, stored[_OUTPUT_IDS].long(), facts)

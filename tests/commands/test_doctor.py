@@ -48,6 +48,15 @@ def test_it_says_what_is_loaded_whether_it_fits_and_whether_widths_show(
     assert looked_at(config)["memory cpu"].ok is False
 
 
+def test_a_wrong_drafter_is_told_before_the_targets_weights_are_read(tmp_path: Path) -> None:
+    tokenizer = tiny.byte_tokenizer()
+    tiny.save_checkpoint(tmp_path, tiny.tiny_config(vocab_size=len(tokenizer)), tokenizer)
+    (tmp_path / "model.safetensors").unlink()
+    wrong = DrafterConfig(kind="hf", model=str(tmp_path / "nothing"))
+    found = looked_at(EngineConfig(target=TargetConfig(kind="hf", model=str(tmp_path)), drafters=(wrong,)))
+    assert found["models"] == Finding("models", False, f"model {wrong.model}: no such folder")
+
+
 @pytest.mark.parametrize("wanted", ["auto", "gloo"])
 def test_a_link_that_does_not_work_is_only_wrong_where_it_is_wanted(
     monkeypatch: pytest.MonkeyPatch, wanted: Any

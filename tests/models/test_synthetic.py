@@ -23,8 +23,6 @@ PUBLISHED = {
     "llama-1b": 1_235_814_400,
     "llama-8b": 8_030_261_248,
     "llama-70b": 70_553_706_496,
-    "qwen3-0.6b": 596_049_920,
-    "qwen3-8b": 8_190_735_360,
 }
 """Parameters of the public checkpoints, an embedding that is the output head as well counted once."""
 SMALL = {
@@ -35,7 +33,6 @@ SMALL = {
     "num_key_value_heads": 2,
     "head_dim": 16,
 }
-FAMILIES: tuple[ModelShape, ...] = ("llama-1b", "qwen3-8b")
 
 
 def small_config(shape: ModelShape, layers: int = 3) -> ModelConfig:
@@ -50,7 +47,7 @@ def test_a_shape_has_the_published_number_of_parameters(shape: ModelShape) -> No
     assert sum(sizes.values()) == pytest.approx(PUBLISHED[shape], rel=0.01)
 
 
-@pytest.mark.parametrize("shape", FAMILIES)
+@pytest.mark.parametrize("shape", ["llama-1b", "llama-8b"])
 def test_the_same_seed_gives_the_same_weights_and_another_seed_others(shape: ModelShape) -> None:
     first, again, other = (
         random_weights(small_config(shape), dtype=torch.float32, device="cpu", seed=seed) for seed in (5, 5, 6)
@@ -61,7 +58,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others(shape: Mod
         assert torch.equal(weight, other[name]) == name.endswith("norm.weight")
 
 
-@pytest.mark.parametrize(("shape", "dtype"), [("llama-8b", "bfloat16"), ("qwen3-8b", "float16")])
+@pytest.mark.parametrize(("shape", "dtype"), [("llama-8b", "bfloat16"), ("llama-1b", "float16")])
 def test_eighty_layers_have_finite_logits_around_one(shape: ModelShape, dtype: str) -> None:
     config = small_config(shape, 80)
     options = LoadOptions(numerics=Numerics(width=8, fixed=True), max_model_len=64, dtype=dtype)
