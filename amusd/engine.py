@@ -63,6 +63,8 @@ class Engine:
     drafters: Sequence[str] = ()
     """Names for a request's drafter; the first is the default."""
     drafts: DraftSource | None = None
+    meeting: Meeting | None = None
+    """Of the target's ranks, if there are several."""
     others: ExitStack = field(default_factory=ExitStack)
     """Ends the draft and the target's other ranks."""
 
@@ -122,7 +124,8 @@ class Engine:
                 others.callback(leader.close)
             load = partial(load_with_followers, config, leader, report)
             worker, tokenizer = connect_target(config, load, drafts, recorder)
-            return cls(worker, tokenizer, [drafter.kind for drafter in config.drafters], drafts, others.pop_all())
+            drafters = [drafter.kind for drafter in config.drafters]
+            return cls(worker, tokenizer, drafters, drafts, meeting, others.pop_all())
 
     @property
     def draft_failure(self) -> str | None:
@@ -157,7 +160,7 @@ class Engine:
     @property
     def target_pids(self) -> list[int]:
         """Process ids of the target's ranks, as far as they were started here."""
-        return [os.getpid(), *(self.leader.meeting.pids if self.leader is not None else ())]
+        return [os.getpid(), *(() if self.meeting is None else self.meeting.pids)]
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a text is a sequence of texts, too

@@ -25,7 +25,7 @@ from amusd.models.load_options import LoadOptions, check_forward_pass
 from amusd.models.numerics import Numerics
 from amusd.models.sharding import ALONE, Ranks
 from amusd.models.synthetic import SHAPES, SyntheticTokenizer, load_synthetic, smaller
-from amusd.models.tokenizer import HuggingFaceTokenizer, Tokenizer, load_tokenizer
+from amusd.models.tokenizer import Tokenizer, load_tokenizer
 from amusd.models.vocabulary import SharedVocabulary, check_share, share_ids, share_vocabulary
 
 TOKENS_PER_REPLAY = 4
@@ -167,9 +167,7 @@ def _draft_options(config: DrafterConfig, engine: EngineConfig, device: str) -> 
     )
 
 
-def _shared_with_target(
-    own: HuggingFaceTokenizer, engine: EngineConfig
-) -> tuple[HuggingFaceTokenizer, SharedVocabulary] | None:
+def _shared_with_target(own: Tokenizer, engine: EngineConfig) -> tuple[Tokenizer, SharedVocabulary] | None:
     """The target's tokenizer, and what a draft with its `own` one shares with it.
 
     None if their ids are equal, or the target's files cannot be read. Raises `ConfigError` if they share too little.

@@ -6,12 +6,13 @@ meta-llama/Llama-3.1-8B, meta-llama/Llama-3.1-70B.
 
 from __future__ import annotations
 
-import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models
 from torch import Tensor
 
 from amusd.config import ModelShape
@@ -20,7 +21,7 @@ from amusd.models.configuration import ModelConfig
 from amusd.models.decoder import Decoder, weight_shapes
 from amusd.models.huggingface import build_model
 from amusd.models.load_options import LoadOptions, loaded_dtype
-from amusd.models.tokenizer import Conversation
+from amusd.models.tokenizer import Tokenizer, files_of
 from amusd.models.vocabulary import EMBEDDING, HEAD
 
 _LLAMA3 = {
@@ -101,29 +102,17 @@ def random_weights(config: ModelConfig, *, dtype: torch.dtype, device: str, seed
     return weights
 
 
-class SyntheticTokenizer:
-    """A `Tokenizer` whose every id reads as its number behind a space."""
+class SyntheticTokenizer(Tokenizer):
+    """Every id reads as its number behind a space."""
 
     def __init__(self, vocab_size: int) -> None:
-        """Ids are in `[0, vocab_size)`."""
-        self._vocab_size = vocab_size
-        self.eos_token_ids: frozenset[int] = frozenset()  # an answer ends at its length, or at a stop string
-        self.fingerprint = hashlib.sha256(f"amusd synthetic {vocab_size}".encode()).hexdigest()
+        """Ids are in `[0, vocab_size)`; none ends an answer."""
+        backend = Backend(models.WordLevel({f" {number}": number for number in range(vocab_size)}))
+        backend.decoder = decoders.Fuse()
+        super().__init__(files_of(backend))
 
     def encode(self, text: str) -> list[int]:
         """The ids that `decode` has written, or one for each byte of another text."""
         is_written = re.fullmatch(r"( [0-9]{1,9})*", text)
         numbers = map(int, text.split()) if is_written else text.encode()
-        return [number % self._vocab_size for number in numbers]
-
-    def encode_chat(self, turns: Conversation, **_options: Any) -> list[int]:
-        """Token ids of the contents, an empty line between them; no template."""
-        return self.encode("\n\n".join(turn["content"] for turn in turns))
-
-    def decode(self, token_ids: Iterable[int]) -> str:
-        """The numbers in order."""
-        return "".join(f" {token_id}" for token_id in token_ids)
-
-    def token_text(self, token_id: int) -> bytes:
-        """The number of one id, with its space."""
-        return self.decode([token_id]).encode()
+        return [number % self.num_ids for number in numbers]

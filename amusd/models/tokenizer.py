@@ -1,4 +1,4 @@
-"""Text to token ids and back: the interface, and the tokenizer of a checkpoint."""
+"""Text to token ids and back."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from types import MappingProxyType, SimpleNamespace
+from typing import Any, TypeAlias
 
 from tokenizers import Tokenizer as Backend
 
@@ -31,47 +31,27 @@ def user_turn(text: str) -> Conversation:
     return ({"role": "user", "content": text},)
 
 
-@runtime_checkable
-class Tokenizer(Protocol):
+class Tokenizer:
     """Text to token ids and back, of one model family."""
 
-    eos_token_ids: frozenset[int]
-    fingerprint: str
-    """Hex digest; equal exactly for tokenizers that give every text the same ids."""
-
-    def encode(self, text: str) -> list[int]:
-        """Token ids of raw text, with the model's leading special tokens."""
-        ...
-
-    def encode_chat(self, turns: Conversation, **options: Any) -> list[int]:
-        """Token ids of a conversation that waits for an answer. `options`: for its template."""
-        ...
-
-    def decode(self, token_ids: Iterable[int]) -> str:
-        """Text of token ids without special tokens."""
-        ...
-
-    def token_text(self, token_id: int) -> TokenText:
-        """Text of a token at any place, or the name of one that adds no text."""
-        ...
-
-
-class HuggingFaceTokenizer:
-    """The tokenizer of a checkpoint. Satisfies `Tokenizer`."""
-
     def __init__(
-        self, tokenizer: Any, eos_token_ids: frozenset[int], num_ids: int | None = None, *, is_plain: bool = False
+        self,
+        files: Any,
+        eos_token_ids: frozenset[int] = frozenset(),
+        num_ids: int | None = None,
+        *,
+        is_plain: bool = False,
     ) -> None:
-        """`tokenizer`: of transformers, or under its names. `eos_token_ids`: beside its own.
+        """`files`: a tokenizer of transformers, or what `files_of` makes. `eos_token_ids`: beside its own.
 
         `num_ids`: of the model, padding included; None: those of the tokenizer. `is_plain`: its chat template needs
         jinja alone.
         """
-        self._backend: Backend = tokenizer.backend_tokenizer
+        self._backend: Backend = files.backend_tokenizer
         self._backend.no_truncation()
         self._backend.no_padding()
-        self._special_tokens: Mapping[str, str] = tokenizer.special_tokens_map
-        template = tokenizer.chat_template
+        self._special_tokens: Mapping[str, str] = files.special_tokens_map
+        template = files.chat_template
         self._template: str | None = template.get("default") if isinstance(template, dict) else template
         self.has_chat_template = bool(self._template)
         self._is_plain = is_plain
@@ -82,13 +62,13 @@ class HuggingFaceTokenizer:
         layout = json.loads(self._backend.to_str())
         self._added = self._backend.get_added_tokens_decoder()
         self._byte_of = _byte_of_character() if '"ByteLevel"' in json.dumps(layout.get("decoder")) else {}
-        # All that maps text to ids; templates, padding and the layout of files do not change it.
         content = {"vocab": self._backend.get_vocab(), "added": sorted(token.content for token in self._added.values())}
         content["merges"] = layout["model"].get("merges", [])
-        self.fingerprint = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        self.fingerprint: str = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        """Equal for tokenizers that give every text the same ids; not of templates, padding and the layout of files."""
 
     def encode(self, text: str) -> list[int]:
-        """See `Tokenizer`."""
+        """Token ids of raw text, with the model's leading special tokens."""
         return list(self._backend.encode(text).ids)
 
     def encode_chat(self, turns: Conversation, **options: Any) -> list[int]:
@@ -112,7 +92,7 @@ class HuggingFaceTokenizer:
         }
 
     def token_text(self, token_id: int) -> TokenText:
-        """See `Tokenizer`."""
+        """Text of a token at any place, or the name of one that adds no text."""
         token = self._backend.id_to_token(token_id)
         return f"token_id:{token_id}" if token is None else self._text_of(token, token_id)
 
@@ -128,7 +108,7 @@ class HuggingFaceTokenizer:
         return token.replace(_METASPACE, " ").encode()
 
     def decode(self, token_ids: Iterable[int]) -> str:
-        """See `Tokenizer`."""
+        """Text of token ids without special tokens."""
         return str(self._backend.decode(list(token_ids), skip_special_tokens=True))
 
 
@@ -150,7 +130,7 @@ def _render(template: str, turns: Conversation, variables: Mapping[str, Any], *,
     return str(text)
 
 
-def load_tokenizer(path: str | Path) -> HuggingFaceTokenizer:
+def load_tokenizer(path: str | Path) -> Tokenizer:
     """The tokenizer of a folder or hub name. Raises `ConfigError` if none fits the model."""
     model_config = load_config(path)
     config, folder = model_config.get_text_config(decoder=True), find_checkpoint(path)
@@ -165,33 +145,36 @@ def load_tokenizer(path: str | Path) -> HuggingFaceTokenizer:
     is_plain = hasattr(model_config, PLAIN)
     with one_line_errors(path, "its tokenizer cannot be loaded"):
         if is_plain:
-            tokenizer: Any = _read_plainly(folder)
+            files: Any = _read_plainly(folder)
         else:
             from amusd.models.adapter import load_stock_tokenizer
 
-            tokenizer = load_stock_tokenizer(folder)
-        num_tokens = tokenizer.backend_tokenizer.get_vocab_size(with_added_tokens=False)
+            files = load_stock_tokenizer(folder)
+        num_tokens = files.backend_tokenizer.get_vocab_size(with_added_tokens=False)
         if num_tokens > config.vocab_size:
             raise ConfigError(
                 f"model {path}: its tokenizer has {num_tokens} tokens, and {CONFIG} says vocab_size={config.vocab_size}"
             )
-        eos = frozenset[int]().union(*map(_as_ids, ends))
-        return HuggingFaceTokenizer(tokenizer, eos, config.vocab_size, is_plain=is_plain)
+        return Tokenizer(files, frozenset[int]().union(*map(_as_ids, ends)), config.vocab_size, is_plain=is_plain)
 
 
 def _read_plainly(folder: Path) -> SimpleNamespace:
     settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-    return SimpleNamespace(
-        backend_tokenizer=Backend.from_file(str(folder / _TOKENIZER)),
-        special_tokens_map={name: text for name, text in settings.items() if name.endswith("_token")},
-        chat_template=(folder / "chat_template.jinja").read_text(encoding="utf-8"),
-    )
+    special_tokens = {name: text for name, text in settings.items() if name.endswith("_token")}
+    template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    return files_of(Backend.from_file(str(folder / _TOKENIZER)), special_tokens, template)
+
+
+def files_of(
+    backend: Backend, special_tokens: Mapping[str, str] = MappingProxyType({}), template: str | None = None
+) -> SimpleNamespace:
+    """What a `Tokenizer` is made of, under transformers' names."""
+    return SimpleNamespace(backend_tokenizer=backend, special_tokens_map=special_tokens, chat_template=template)
 
 
 def read_fingerprint(file: Path) -> str:
     """The fingerprint of a `tokenizer.json`, whatever stands beside it."""
-    plain = SimpleNamespace(backend_tokenizer=Backend.from_file(str(file)), special_tokens_map={}, chat_template=None)
-    return HuggingFaceTokenizer(plain, frozenset()).fingerprint
+    return Tokenizer(files_of(Backend.from_file(str(file)))).fingerprint
 
 
 def _byte_of_character() -> Mapping[str, int]:

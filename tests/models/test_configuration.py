@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from amusd.models.compatibility import position_limit
 from amusd.models.configuration import ModelConfig, load_config
 from amusd.models.decoder import weight_shapes
-from amusd.models.tokenizer import HuggingFaceTokenizer, load_tokenizer, user_turn
+from amusd.models.tokenizer import Tokenizer, load_tokenizer, user_turn
 
 FIELDS = (
     "hidden_act", "max_position_embeddings", "num_attention_heads", "num_key_value_heads", "rms_norm_eps",
@@ -52,7 +52,7 @@ def test_the_embedded_target_is_read_as_transformers_reads_it(embedded_folder: P
         name: getattr(taken, name) for name in FIELDS if name in config
     }
     own, stock = load_tokenizer(embedded_folder), AutoTokenizer.from_pretrained(embedded_folder)
-    assert own.fingerprint == HuggingFaceTokenizer(stock, frozenset()).fingerprint
+    assert own.fingerprint == Tokenizer(stock).fingerprint
     assert stock.eos_token_id in own.eos_token_ids
     for text in TEXTS:
         ids = stock.encode(text)

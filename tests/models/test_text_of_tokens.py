@@ -10,7 +10,7 @@ import pytest
 from models.published_tokenizers import WORDS, ids_of, qwen_tokenizer, sentencepiece_tokenizer
 
 from amusd.models.detokenizer import IncrementalDecoder, Spelling
-from amusd.models.tokenizer import HuggingFaceTokenizer
+from amusd.models.tokenizer import Tokenizer
 
 NUM_PADDED = 6
 SENTENCEPIECE, QWEN = sentencepiece_tokenizer(), qwen_tokenizer()
@@ -55,8 +55,8 @@ LAYOUTS: dict[str, tuple[Any, Draw]] = {
 }
 
 
-def wrap(tokenizer: Any) -> HuggingFaceTokenizer:
-    return HuggingFaceTokenizer(tokenizer, frozenset(), len(tokenizer) + NUM_PADDED)
+def wrap(tokenizer: Any) -> Tokenizer:
+    return Tokenizer(tokenizer, num_ids=len(tokenizer) + NUM_PADDED)
 
 
 def read(decoder: IncrementalDecoder, token_ids: Sequence[int]) -> tuple[list[str], list[Spelling]]:

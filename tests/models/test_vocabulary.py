@@ -23,7 +23,7 @@ from amusd.models.attention import register_attention
 from amusd.models.load_options import LoadOptions
 from amusd.models.loading import load_draft_model
 from amusd.models.numerics import Numerics
-from amusd.models.tokenizer import HuggingFaceTokenizer, load_tokenizer
+from amusd.models.tokenizer import Tokenizer, load_tokenizer
 from amusd.models.vocabulary import share_vocabulary
 
 VOCAB_SIZE, PADDING = 340, 60
@@ -78,8 +78,8 @@ def test_tokens_are_compared_by_their_text_and_special_ones_by_their_name() -> N
 def test_added_words_are_texts_and_ids_beyond_the_model_are_left_out() -> None:
     tokenizer = tiny.byte_tokenizer()
     tokenizer.add_tokens([AddedToken("  ", special=False)])
-    assert HuggingFaceTokenizer(tokenizer, frozenset()).token_texts()[257] == b"  "
-    assert 257 not in HuggingFaceTokenizer(tokenizer, frozenset(), num_ids=257).token_texts()
+    assert Tokenizer(tokenizer).token_texts()[257] == b"  "
+    assert 257 not in Tokenizer(tokenizer, num_ids=257).token_texts()
 
 
 # What the model computes

@@ -29,7 +29,7 @@ from amusd.models.huggingface import load_model
 from amusd.models.linear import fastest_dtype
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
-from amusd.models.tokenizer import HuggingFaceTokenizer, load_tokenizer
+from amusd.models.tokenizer import Tokenizer, load_tokenizer
 from amusd.types import Mode
 from amusd.workload import load_prompts
 
@@ -52,7 +52,7 @@ class UnevenOracle(OracleDrafter):
 
 
 @pytest.fixture(scope="module")
-def target(embedded_folder: Path) -> tuple[CachedModel, HuggingFaceTokenizer]:
+def target(embedded_folder: Path) -> tuple[CachedModel, Tokenizer]:
     model = load_model(embedded_folder, OF_TARGET)
     return model, load_tokenizer(embedded_folder)
 
@@ -73,7 +73,7 @@ def answer(
 @pytest.mark.parametrize(("num_prompts", "num_tokens"), [(1, 24), pytest.param(16, 128, marks=pytest.mark.long)])
 @pytest.mark.timeout(3600)
 def test_the_modes_agree_on_real_prompts_in_uneven_timing(
-    target: tuple[CachedModel, HuggingFaceTokenizer], num_prompts: int, num_tokens: int
+    target: tuple[CachedModel, Tokenizer], num_prompts: int, num_tokens: int
 ) -> None:
     """Plain decoding first; then every speculative mode, with a fast link and lookup, and with everything uneven."""
     num_accepted = 0
@@ -99,7 +99,7 @@ def test_the_modes_agree_on_real_prompts_in_uneven_timing(
     "temperature", [0.7, *(pytest.param(other, marks=pytest.mark.long) for other in (0.3, 1.0, 1.5))]
 )
 def test_sampled_answers_are_those_of_plain_decoding(
-    target: tuple[CachedModel, HuggingFaceTokenizer], draft: CachedModel, temperature: float
+    target: tuple[CachedModel, Tokenizer], draft: CachedModel, temperature: float
 ) -> None:
     """Matching at a fixed width, with the trained draft and with lookup, over messages that come late."""
     drafters: dict[str, Callable[[], Drafter]] = {
@@ -122,7 +122,7 @@ def test_sampled_answers_are_those_of_plain_decoding(
 
 @pytest.mark.parametrize("temperature", [0.7, pytest.param(0.0, marks=pytest.mark.long)])
 def test_branching_with_the_trained_draft_gives_the_tokens_of_plain_decoding(
-    target: tuple[CachedModel, HuggingFaceTokenizer], draft: CachedModel, temperature: float
+    target: tuple[CachedModel, Tokenizer], draft: CachedModel, temperature: float
 ) -> None:
     trees: dict[str, Callable[[], Drafter]] = {"embedded": lambda: ModelTreeDrafter(draft, NgramCache(4, 12))}
     params = SamplingParams(temperature=temperature, seed=17, max_new_tokens=24)

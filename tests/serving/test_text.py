@@ -13,12 +13,12 @@ from table_model import TableModel
 
 from amusd.config import SamplingParams
 from amusd.engine import Engine
-from amusd.models.tokenizer import HuggingFaceTokenizer
+from amusd.models.tokenizer import Tokenizer
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.target_worker import TargetWorker
 
 RAW = sentencepiece_tokenizer("{% for turn in messages %}<s>{{ turn.content }}{% endfor %}")
-TOKENIZER = HuggingFaceTokenizer(RAW, frozenset(), len(RAW) + 6)
+TOKENIZER = Tokenizer(RAW, num_ids=len(RAW) + 6)
 BIAS = dict.fromkeys((*ids_of(RAW, ["▁" + word for word in WORDS] + ["<tool>"]), len(RAW)), 100.0)
 PROMPT = "why is the"
 FIELDS: dict[str, Any] = {"model": MODEL, "max_tokens": 20, "seed": 1, "mode": "autoregressive"}
