@@ -43,7 +43,7 @@ def load_model(
     layers break. Raises as `prepare`, and `ConfigError` for unreadable files.
     """
     config = load_config(path, options.num_layers, options.model_impl)
-    output_ids = None if shared is None or shared.has_same_tokenizer else shared.output_ids
+    output_ids = None if shared is None else shared.output_ids
     model = build_model(config, options, partial(_load_network, path, config, options, shared), output_ids)
     if isinstance(config, ModelConfig):
         return model

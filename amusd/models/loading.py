@@ -26,7 +26,7 @@ from amusd.models.numerics import Numerics
 from amusd.models.sharding import ALONE, Ranks
 from amusd.models.synthetic import SHAPES, SyntheticTokenizer, load_synthetic, smaller
 from amusd.models.tokenizer import Tokenizer, load_tokenizer
-from amusd.models.vocabulary import SharedVocabulary, check_share, share_ids, share_vocabulary
+from amusd.models.vocabulary import SharedVocabulary, share_ids, share_vocabulary
 
 TOKENS_PER_REPLAY = 4
 """Most draft steps without the host, on GPUs with graphs."""
@@ -180,9 +180,7 @@ def _shared_with_target(own: Tokenizer, engine: EngineConfig) -> tuple[Tokenizer
         return None
     if target.fingerprint == own.fingerprint:
         return None if target.num_ids == own.num_ids else (target, share_ids(target.num_ids, own.num_ids))
-    shared = share_vocabulary(target.token_texts(), own.token_texts(), target.num_ids)
-    check_share(shared.output_ids, target.num_ids, target.encode)
-    return target, shared
+    return target, share_vocabulary(target.token_texts(), own.token_texts(), target.num_ids, target.encode)
 
 
 def check_target(config: EngineConfig, device: str) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -12,9 +11,6 @@ from torch import Tensor
 from amusd.models.cached_model import CachedModel
 from amusd.models.kv_cache import KVCache
 from amusd.models.passes import Rows
-
-_Way: TypeAlias = Callable[[CachedModel, Sequence[int], Sequence[KVCache]], list[tuple[int, Tensor]]]
-"""Passes tokens after what the first cache holds; returns position and logits [vocab] of each."""
 
 BLOCK_LENGTHS = (3, 1, 8, 5, 2, 7, 4, 6)
 NEIGHBOURS = (1, 5)
@@ -43,29 +39,21 @@ def measure_width_invariance(model: CachedModel, prompt: Sequence[int], num_toke
     other sequences, over one memory.
     """
     capacity = len(prompt) + num_tokens
-    alone, caches = model.new_caches(1, capacity), model.new_caches(1 + len(NEIGHBOURS), capacity)
-    found = _differences(model, prompt, num_tokens, alone, (_in_batches, _in_paths))
-    return found + _differences(model, prompt, num_tokens, caches, (_in_batches,))
-
-
-def _differences(
-    model: CachedModel, prompt: Sequence[int], num_tokens: int, caches: Sequence[KVCache], ways: Sequence[_Way]
-) -> list[float]:
-    cache = caches[0]
-    tokens, rows = list(prompt), []
-    model.prefill(prompt[:-1], cache)
-    for _ in range(num_tokens):
-        logits = model.run([Rows(tokens[-1:], cache)])[0].logits[0]  # [vocab]
-        rows.append(logits.clone())
-        tokens.append(int(logits.argmax()))
+    alone, several = model.new_caches(1, capacity), model.new_caches(1 + len(NEIGHBOURS), capacity)
     found = []
-    for pass_tokens in ways:
-        for other in caches:
-            other.truncate(0)
-        model.prefill(prompt[:-1], cache)
-        for position, logits in pass_tokens(model, tokens[:-1], caches):
-            expected = rows[position - len(prompt) + 1]
-            found.append(0.0 if torch.equal(logits, expected) else float((logits - expected).abs().max()))
+    for caches, ways in ((alone, (_in_batches, _in_paths)), (several, (_in_batches,))):
+        tokens, expected = list(prompt), []
+        model.prefill(prompt[:-1], caches[0])
+        for _ in range(num_tokens):
+            logits = model.run([Rows(tokens[-1:], caches[0])])[0].logits[0]  # [vocab]
+            expected.append(logits.clone())
+            tokens.append(int(logits.argmax()))
+        for pass_tokens in ways:
+            caches[0].truncate(0)
+            model.prefill(prompt[:-1], caches[0])
+            for position, logits in pass_tokens(model, tokens[:-1], caches):
+                other = expected[position - len(prompt) + 1]
+                found.append(0.0 if torch.equal(logits, other) else float((logits - other).abs().max()))
     return found
 
 
@@ -86,24 +74,19 @@ def _in_paths(model: CachedModel, tokens: Sequence[int], caches: Sequence[KVCach
 
 
 def _in_batches(model: CachedModel, tokens: Sequence[int], caches: Sequence[KVCache]) -> list[tuple[int, Tensor]]:
-    found, start = [], caches[0].length
+    """Position and logits [vocab] from passes of ragged blocks, at changing places among the other sequences."""
+    found: list[tuple[int, Tensor]] = []
+    lengths, places, start = itertools.cycle(BLOCK_LENGTHS), itertools.count(), caches[0].length
     sequences = [tokens, *([*tokens[shift:], *tokens[:shift]] for shift in NEIGHBOURS[: len(caches) - 1])]
     for number in range(1, len(caches)):
         model.prefill(sequences[number][: max(0, start - number)], caches[number])
-    lengths = itertools.cycle(BLOCK_LENGTHS)
-    turn = 0
-    while caches[0].length < len(tokens):
+    while (first := caches[0].length) < len(tokens):
         batch = []
         for cache, sequence in zip(caches, sequences, strict=True):
-            first = cache.length
-            block = (
-                sequence[first : first + min(next(lengths), model.numerics.max_rows(first))]
-                if first < len(tokens)
-                else ()
-            )
-            if block:
+            length = min(next(lengths), model.numerics.max_rows(cache.length))
+            if block := sequence[cache.length :][:length]:
                 batch.append(Rows(block, cache))
-        place, first, turn = turn % len(batch), caches[0].length, turn + 1
-        batch = batch[1 : 1 + place] + batch[:1] + batch[1 + place :]
-        found += list(enumerate(model.run(batch)[place].logits.clone(), start=first))
+        place = next(places) % len(batch)
+        batch.insert(place, batch.pop(0))
+        found += enumerate(model.run(batch)[place].logits.clone(), start=first)
     return found

@@ -19,6 +19,7 @@ from torch import Tensor
 from amusd.errors import ConfigError
 
 EMBEDDING, HEAD, HEAD_BIAS = "model.embed_tokens.weight", "lm_head.weight", "lm_head.bias"
+Encode: TypeAlias = Callable[[str], Sequence[int]]
 TokenText: TypeAlias = bytes | str
 """A token's UTF-8, perhaps part of a character; a special token's name, as `str`."""
 
@@ -39,33 +40,37 @@ _ENGLISH = (
 class SharedVocabulary:
     """The tokens of a target and of a draft with other ids."""
 
-    output_ids: Tensor
-    """[shared] int64, ascending: the target's ids of shared tokens."""
+    output_ids: Tensor | None
+    """[shared] int64, ascending: the target's ids of shared tokens; None: the ids are the same."""
     draft_ids: Tensor
     """[shared] int64: the draft's ids of them."""
     readings: Tensor
     """[ids of the target] int64: the draft's id for each; -1 for padding."""
-    has_same_tokenizer: bool = False
-    """The ids are the same, but one has more padding."""
 
 
 def share_ids(num_ids: int, num_own: int) -> SharedVocabulary:
     """The tokens of a target and a draft with one tokenizer, with `num_ids` and `num_own` rows."""
     ids = torch.arange(num_ids)
-    own = ids[:num_own]
-    return SharedVocabulary(own, own, torch.where(ids < num_own, ids, -1), has_same_tokenizer=True)
+    return SharedVocabulary(None, ids[:num_own], torch.where(ids < num_own, ids, -1))
 
 
-def share_vocabulary(target: Mapping[int, TokenText], draft: Mapping[int, TokenText], num_ids: int) -> SharedVocabulary:
-    """Compare both vocabularies by text. `num_ids`: rows of the target's embedding, padding included."""
+def share_vocabulary(
+    target: Mapping[int, TokenText], draft: Mapping[int, TokenText], num_ids: int, encode: Encode
+) -> SharedVocabulary:
+    """Compare both vocabularies by text. Raises `ConfigError` if a draft that proposes what they share cannot gain.
+
+    `num_ids`: rows of the target's embedding, padding included. `encode`: of the target's tokenizer.
+    """
     target_ids, draft_ids = (_ids_by_text(texts) for texts in (target, draft))
     shared = sorted((token_id, draft_ids[text]) for text, token_id in target_ids.items() if text in draft_ids)
     readings = [_reading(target.get(token_id, b""), draft_ids) for token_id in range(num_ids)]
-    return SharedVocabulary(
-        output_ids=torch.tensor([own for own, _ in shared], dtype=torch.int64),
-        draft_ids=torch.tensor([other for _, other in shared], dtype=torch.int64),
-        readings=torch.tensor(readings, dtype=torch.int64),
-    )
+    output_ids = torch.tensor([own for own, _ in shared], dtype=torch.int64)
+    if _english_share(output_ids, encode) < MIN_SHARE:
+        raise ConfigError(
+            f"drafter: {describe_share(output_ids, num_ids, encode)}; below {MIN_SHARE:.0%} it would be right too "
+            "rarely to pay, so take one whose tokenizer is nearer to the target's, or drafter=ngram, which needs none"
+        )
+    return SharedVocabulary(output_ids, torch.tensor([other for _, other in shared]), torch.tensor(readings))
 
 
 def _ids_by_text(texts: Mapping[int, TokenText]) -> dict[TokenText, int]:
@@ -80,16 +85,7 @@ def _reading(text: TokenText, ids: Mapping[TokenText, int]) -> int:
     return next((ids[beginning] for beginning in beginnings if beginning in ids), -1)
 
 
-def check_share(output_ids: Tensor, num_ids: int, encode: Callable[[str], Sequence[int]]) -> None:
-    """Raise `ConfigError` if a draft that proposes `output_ids` cannot gain."""
-    if _english_share(output_ids, encode) < MIN_SHARE:
-        raise ConfigError(
-            f"drafter: {describe_share(output_ids, num_ids, encode)}; below {MIN_SHARE:.0%} it would be right too "
-            "rarely to pay, so take one whose tokenizer is nearer to the target's, or drafter=ngram, which needs none"
-        )
-
-
-def describe_share(output_ids: Tensor, num_ids: int, encode: Callable[[str], Sequence[int]]) -> str:
+def describe_share(output_ids: Tensor, num_ids: int, encode: Encode) -> str:
     """How much of the target's vocabulary a draft can propose, in words."""
     return (
         f"its tokenizer differs from the target's: it can propose {len(output_ids):,} of {num_ids:,} token ids, "
@@ -97,7 +93,7 @@ def describe_share(output_ids: Tensor, num_ids: int, encode: Callable[[str], Seq
     )
 
 
-def _english_share(output_ids: Tensor, encode: Callable[[str], Sequence[int]]) -> float:
+def _english_share(output_ids: Tensor, encode: Encode) -> float:
     return float(torch.isin(torch.tensor(encode(_ENGLISH)), output_ids.cpu()).float().mean())
 
 

@@ -39,7 +39,8 @@ REFERENCE = tuple(i * i % VOCAB_SIZE for i in range(CAPACITY))
 def model_with_another_tokenizer() -> CachedModel:
     """Of four tokens that both have, one that is read as another, and one without a text."""
     model = tiny.tiny_causal_lm(tiny.tiny_config(), register_attention())
-    shared = share_vocabulary({0: b"a", 1: b"b", 2: b"c", 3: b"d", 4: b"ef"}, dict(enumerate(LETTERS)), VOCAB_SIZE)
+    target = {0: b"a", 1: b"b", 2: b"c", 3: b"d", 4: b"ef"}
+    shared = share_vocabulary(target, dict(enumerate(LETTERS)), VOCAB_SIZE, lambda _text: [0])
     adopt_into(model, shared)
     return wrap_model(model, LoadOptions(numerics=RULE, max_model_len=CAPACITY, dtype="float32"), shared.output_ids)
 

@@ -69,7 +69,8 @@ def engine_config(folder: Path, draft: str, target: str = "target") -> EngineCon
 def test_tokens_are_compared_by_their_text_and_special_ones_by_their_name() -> None:
     target = {0: "<eos>", 1: b"a", 2: b" a", 3: b"ab", 4: b"<eos>", 5: b"abab!", 6: b"\xe2", 7: b"b"}
     draft = {0: b" a", 1: b"b", 2: "<eos>", 3: b"ab", 4: b"a", 5: b"c", 6: b"<", 7: b">"}
-    shared = share_vocabulary(target, draft, num_ids=9)
+    shared = share_vocabulary(target, draft, 9, lambda _text: [1])
+    assert shared.output_ids is not None
     assert shared.output_ids.tolist() == [0, 1, 2, 3, 7]
     assert shared.draft_ids.tolist() == [2, 4, 0, 3, 1]
     assert shared.readings.tolist() == [2, 4, 0, 3, 6, 3, -1, 1, -1]
@@ -91,7 +92,7 @@ def test_its_logits_are_those_of_its_own_tokens(name: str, tied: bool) -> None:
     stock, changed = tiny.tiny_causal_lm(config), tiny.tiny_causal_lm(config, register_attention())
     target = {token_id: b"(%d)" % ((7 * token_id + 3) % 97) for token_id in range(60)} | {60: b"(5)!"}
     draft = {token_id: b"(%d)" % token_id for token_id in range(97)}
-    shared = share_vocabulary(target, draft, num_ids=64)
+    shared = share_vocabulary(target, draft, 64, lambda _text: [1])
     adopt_into(changed, shared)
     options = LoadOptions(numerics=Numerics(width=8, fixed=False), max_model_len=tiny.MAX_LENGTH)
     model = wrap_model(changed, options, shared.output_ids)
