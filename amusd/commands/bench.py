@@ -102,28 +102,28 @@ def measure_models(
     """Passes, draft steps and plain decoding. `generate`: plain decoding by transformers."""
     bandwidth = read_bandwidth(str(target.device))
     bucketed = replace(target, numerics=Numerics.for_device(str(target.device), width=max(WIDTHS), fixed=False))
-    passes = [(f"target, {width} rows", target, _pass(bucketed, prompt, width), 1) for width in WIDTHS]
-    passes.append(("target, fixed width", target, _pass(target, prompt, 1), 1))
+    passes = [(f"target, {width} rows", _pass(bucketed, prompt, width), target, 1) for width in WIDTHS]
+    passes.append(("target, fixed width", _pass(target, prompt, 1), target, 1))
     passes += [
-        (f"draft step, {name}", model, _draft_steps(model, prompt), DRAFT_STEPS) for name, model in drafts.items()
+        (f"draft step, {name}", _steps(model, prompt, DRAFT_STEPS), model, DRAFT_STEPS)
+        for name, model in drafts.items()
     ]
-    decoders: dict[str, Callable[[int], object]] = {"amusd": _decoding(target, prompt)}
+    work = {name: run for name, run, _, _ in passes} | {"plain": _steps(target, prompt, NUM_TOKENS)}
     if generate is not None:
-        decoders["transformers.generate"] = partial(generate, prompt)
-    work = {name: run for name, _, run, _ in passes}
-    work |= {f"{name} {n}": partial(decode, n) for name, decode in decoders.items() for n in (1, 1 + NUM_TOKENS)}
+        work |= {"first": partial(generate, prompt, 1), "all": partial(generate, prompt, 1 + NUM_TOKENS)}
     ms = time_in_turns(work, console)
+    plain = {"amusd": ms["plain"] / NUM_TOKENS}
+    if generate is not None:
+        plain["transformers.generate"] = (ms["all"] - ms["first"]) / NUM_TOKENS
     return {
         "context": len(prompt),
         "implementation": target.implementation,
         "bandwidth_gb_s": bandwidth,
         "passes": [
             {"pass": name, "ms": ms[name] / steps, "floor_ms": model.weight_bytes / bandwidth / 1e6}
-            for name, model, _, steps in passes
+            for name, _, model, steps in passes
         ],
-        "plain_ms_per_token": {
-            name: (ms[f"{name} {1 + NUM_TOKENS}"] - ms[f"{name} 1"]) / NUM_TOKENS for name in decoders
-        },
+        "plain_ms_per_token": plain,
     }
 
 
@@ -183,38 +183,20 @@ def bench_text(document: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-def _filled(model: CachedModel, prompt: Sequence[int], room: int) -> KVCache:
+def _pass(model: CachedModel, prompt: Sequence[int], width: int) -> Work:
+    return _behind(prompt, model, max(WIDTHS), lambda cache: model.run([Rows(prompt[:width], cache)])[0].choose())
+
+
+def _steps(model: CachedModel, prompt: Sequence[int], number: int) -> Work:
+    return _behind(prompt, model, number, lambda cache: extend(model, prompt[:1], cache, number))
+
+
+def _behind(prompt: Sequence[int], model: CachedModel, room: int, work: Callable[[KVCache], object]) -> Work:
     cache = model.new_cache(len(prompt) + room)
     model.prefill(prompt, cache)
-    return cache
-
-
-def _pass(model: CachedModel, prompt: Sequence[int], width: int) -> Work:
-    cache = _filled(model, prompt, max(WIDTHS))
 
     def run() -> None:
         cache.truncate(len(prompt))
-        model.run([Rows(prompt[:width], cache)])[0].choose()
-
-    return run
-
-
-def _draft_steps(model: CachedModel, prompt: Sequence[int]) -> Work:
-    cache = _filled(model, prompt, DRAFT_STEPS)
-
-    def run() -> None:
-        cache.truncate(len(prompt))
-        extend(model, prompt[:1], cache, DRAFT_STEPS)
-
-    return run
-
-
-def _decoding(model: CachedModel, prompt: Sequence[int]) -> Callable[[int], object]:
-    cache = model.new_cache(len(prompt) + NUM_TOKENS + 1)
-
-    def run(number: int) -> None:
-        cache.truncate(0)
-        model.prefill(prompt[:-1], cache)
-        extend(model, prompt[-1:], cache, number)
+        work(cache)
 
     return run
