@@ -96,7 +96,7 @@ def _measure(name: str, link: TransportConfig, config: EngineConfig) -> Iterator
 
 def _models(config: EngineConfig) -> Iterator[Finding]:
     of_target, of_draft = link_devices(config)
-    check_target(config, of_target)
+    check_target(config)
     if config.target_tensor_parallel_size > 1:
         yield Finding("target", None, "its ranks can share it; their memory and their exactness are not measured here")
         return

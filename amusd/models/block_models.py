@@ -19,10 +19,10 @@ from amusd.models.compatibility import position_limit
 from amusd.models.decoder import Decoder
 from amusd.models.draft_layouts import MEDUSA, PublishedDraft, medusa_heads, read_published
 from amusd.models.graphs import send
-from amusd.models.huggingface import device_errors, prepare, prepare_device
+from amusd.models.huggingface import device_errors, prepare
 from amusd.models.kv_cache import KVMemory
 from amusd.models.linear import INT8, Linear, MakeLinear, Weights, make_linear
-from amusd.models.load_options import LoadOptions, check_int8, loaded_dtype
+from amusd.models.load_options import LoadOptions, loaded_dtype
 
 BlockModel: TypeAlias = "MedusaModel | DFlashModel"
 BlockState: TypeAlias = "MedusaState | DFlashState"
@@ -197,10 +197,6 @@ def _block_settings(draft: PublishedDraft) -> tuple[int, int]:
 def load_block_model(path: str | Path, target_path: str | Path, options: LoadOptions, kind: str) -> BlockModel:
     """Load a `medusa` or `dflash` drafter from a folder or hub name. Raises as `load_eagle`."""
     draft = read_published(path, target_path, kind)
-    if kind == MEDUSA:
-        check_int8(options.dtype, options.device)
-        prepare_device(options.device)
-    else:
-        prepare(draft.config, options)
+    prepare(draft.config, options)
     with device_errors(options.device):
         return MedusaModel(draft, options) if kind == MEDUSA else DFlashModel(draft, options)

@@ -1,4 +1,4 @@
-"""Decides from a configuration whether a model's cache can be cut back, and its longest sequence."""
+"""Decides from a configuration whether a model can be run, with a cache that can be cut back, and how far."""
 
 from __future__ import annotations
 
@@ -12,10 +12,15 @@ _STATELESS_LAYERS = frozenset({"full_attention", "moe", "mlp"})
 _WINDOW_OF_LAYER = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
 
 
-def check_supported(config: Any, max_model_len: int) -> None:
-    """Raise `ConfigError`, naming type and reason, for a model that this package cannot run."""
+def check_supported(config: Any, max_model_len: int, num_ranks: int = 1) -> None:
+    """Raise `ConfigError`, naming type and reason, for a model that this package, or so many ranks, cannot run."""
     for reason in _reasons(config, max_model_len):
         raise ConfigError(f"model type '{config.model_type}' is not supported: {reason}")
+    is_lean = isinstance(config, ModelConfig)
+    most = config.num_key_value_heads if is_lean else 1
+    if num_ranks > most:
+        reason = "each rank needs a key head" if is_lean else "ranks share amusd's decoder, not transformers' code"
+        raise ConfigError(f"target_tensor_parallel_size={num_ranks}: {reason}; allowed: 1 to {most}")
 
 
 def position_limit(config: Any) -> int | None:

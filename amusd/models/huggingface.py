@@ -22,7 +22,8 @@ from amusd.models.compatibility import check_supported, position_limit, quantiza
 from amusd.models.configuration import ModelConfig, load_config
 from amusd.models.decoder import Decoder, fit_weights, weight_shapes
 from amusd.models.graphs import run_each_time
-from amusd.models.load_options import LoadOptions, check_forward_pass
+from amusd.models.linear import INT8, why_not_int8
+from amusd.models.load_options import LoadOptions
 from amusd.models.network import Network
 from amusd.models.row_attention import require_triton
 from amusd.models.self_test import rows_agree
@@ -125,11 +126,18 @@ def read_weights(path: str | Path, stored: Mapping[str, Tensor], config: Any) ->
 
 
 def prepare(config: Any, options: LoadOptions) -> None:
-    """Refuse what cannot run with `ConfigError`, before any weight is read, and prepare the device."""
-    check_supported(config, options.max_model_len)
-    check_forward_pass(config, options.dtype, options.device, options.ranks.size)
-    if options.model_impl == "transformers" and isinstance(config, ModelConfig):
-        raise ConfigError("model_impl=transformers: transformers computes checkpoints, not random weights")
+    """Refuse what cannot run with `ConfigError`, before any weight is read, and prepare the device.
+
+    `config`: None for a model without layers.
+    """
+    if config is not None:
+        check_supported(config, options.max_model_len, options.ranks.size)
+        if options.dtype == INT8 and not isinstance(config, ModelConfig):
+            raise ConfigError("dtype=int8: transformers computes this model, which has no int8 products")
+        if options.model_impl == "transformers" and isinstance(config, ModelConfig):
+            raise ConfigError("model_impl=transformers: transformers computes checkpoints, not random weights")
+    if options.dtype == INT8 and (reason := why_not_int8(torch.device(options.device))) is not None:
+        raise ConfigError(f"dtype=int8: there are no fast int8 products: {reason}")
     prepare_device(options.device)
 
 

@@ -12,6 +12,7 @@ from amusd.config import DrafterConfig, EngineConfig, ModelShape, TargetConfig
 from amusd.errors import ConfigError
 from amusd.models.block_models import BlockModel, load_block_model
 from amusd.models.cached_model import CachedModel
+from amusd.models.compatibility import check_supported
 from amusd.models.configuration import ModelConfig, load_config
 from amusd.models.draft_layouts import read_published
 from amusd.models.eagle import load_eagle
@@ -21,7 +22,7 @@ from amusd.models.features import FeatureSpec
 from amusd.models.graphs import Capture, CudaGraphs, run_each_time
 from amusd.models.huggingface import load_model
 from amusd.models.linear import INT8, fastest_dtype, why_not_int8
-from amusd.models.load_options import LoadOptions, check_forward_pass
+from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 from amusd.models.sharding import ALONE, Ranks
 from amusd.models.synthetic import SHAPES, SyntheticTokenizer, load_synthetic, smaller
@@ -183,10 +184,9 @@ def _shared_with_target(own: Tokenizer, engine: EngineConfig) -> tuple[Tokenizer
     return target, share_vocabulary(target.token_texts(), own.token_texts(), target.num_ids, target.encode)
 
 
-def check_target(config: EngineConfig, device: str) -> None:
-    """Raise as `load_target` if the target or its ranks cannot run on `device`, before reading weights."""
-    dtype, num_ranks = target_dtype(config, device), config.target_tensor_parallel_size
-    check_forward_pass(target_settings(config), dtype, device, num_ranks)
+def check_target(config: EngineConfig) -> None:
+    """Raise as `load_target` if the target or its ranks cannot run, before reading weights."""
+    check_supported(target_settings(config), config.max_model_len, config.target_tensor_parallel_size)
 
 
 def target_settings(config: EngineConfig) -> Any:

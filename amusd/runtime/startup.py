@@ -87,7 +87,7 @@ def make_leader(config: EngineConfig, meeting: Meeting | None) -> Leader | None:
     if config.target_tensor_parallel_size == 1:
         return None
     assert meeting is not None, "whoever starts the other ranks says where they meet"
-    check_target(config, device_of(config, Role.TARGET))
+    check_target(config)
     return Leader(config.transport, meeting, config.target_tensor_parallel_size, _backend(config, meeting))
 
 
