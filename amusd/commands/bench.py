@@ -55,7 +55,9 @@ def bench(config: RunConfig, run_directory: Path) -> int:
         pin_to(cores_for(Role.TARGET, allowed_cores(), engine.hardware))
     drafts: dict[str, CachedModel] = {}
     for drafter in (drafter for drafter in engine.drafters if drafter.can.has_model):
-        drafts[drafter.kind], _ = load_draft_model(drafter, engine, draft_device)
+        model, _ = load_draft_model(drafter, engine, draft_device)
+        assert isinstance(model, CachedModel)
+        drafts[drafter.kind] = model
         console.note(f"draft: {describe_drafter(drafter, engine, draft_device)}")
     target, tokenizer = load_target(engine, device, console.note)
     generate = None

@@ -17,7 +17,7 @@ from amusd.drafters.tree import ModelTreeDrafter
 from amusd.errors import ConfigError
 from amusd.models.block_models import BlockModel
 from amusd.models.cached_model import CachedModel
-from amusd.models.loading import load_block_draft, load_draft_model
+from amusd.models.loading import load_draft_model
 from amusd.models.tokenizer import Tokenizer
 from amusd.models.vocabulary import describe_share
 from amusd.protocol.draft_session import MAX_NODES
@@ -69,10 +69,9 @@ def _load(
         return load_own(config, engine, device), None, None
     if config.kind == "ngram":
         return _ngram_factory(config), None, None
-    if config.kind in ("medusa", "dflash"):
-        block_model, own_tokenizer = load_block_draft(config, engine, device)
-        return lambda number: [BlockDrafter(block_model) for _ in range(number)], block_model, own_tokenizer
     model, tokenizer = load_draft_model(config, engine, device)
+    if not isinstance(model, CachedModel):
+        return lambda number: [BlockDrafter(model) for _ in range(number)], model, tokenizer
     if config.kind != "cascade":
         return model_factory(config, model), model, tokenizer
     if config.inner_device is not None and start_inner is not None and tokenizer is not None:
@@ -93,6 +92,7 @@ def _load_inner(
     if inner.kind == "ngram":
         return _ngram_factory(inner)
     model, own = load_draft_model(inner, engine, device)
+    assert isinstance(model, CachedModel), "the configuration allows no other inner drafter"
     said = f"drafter.inner={config.inner}"
     if own is None or tokenizer is None or own.fingerprint != tokenizer.fingerprint:
         raise ConfigError(f"{said}: its tokenizer differs from that of {config.model}")

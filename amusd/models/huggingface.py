@@ -37,13 +37,14 @@ def load_model(
     options: LoadOptions,
     shared: SharedVocabulary | None = None,
     report: Callable[[str], None] = lambda _line: None,
+    num_layers: int | None = None,
 ) -> CachedModel:
     """Load a checkpoint: a folder, or a hub name if no such folder exists.
 
     `shared`: for a draft that must read its target's ids. `report` gets a line about each promise that transformers'
-    layers break. Raises as `prepare`, and `ConfigError` for unreadable files.
+    layers break. `num_layers`: load only the first ones. Raises as `prepare`, and `ConfigError` for unreadable files.
     """
-    config = load_config(path, options.num_layers, options.model_impl)
+    config = load_config(path, num_layers, options.model_impl)
     output_ids = None if shared is None else shared.output_ids
     model = build_model(config, options, partial(_load_network, path, config, options, shared), output_ids)
     if isinstance(config, ModelConfig):

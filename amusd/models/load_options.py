@@ -28,8 +28,6 @@ class LoadOptions:
     """`amusd`: the lean decoder; `transformers`: its own code; `auto`: the first that covers the model."""
     capture: Capture | None = None
     """How passes are captured on a GPU; None on a CPU."""
-    num_layers: int | None = None
-    """Load only so many first layers, with norm and head; None: all."""
     tokens_per_step: int = 1
     """Most tokens that a device chooses without the host."""
     ranks: Ranks = ALONE

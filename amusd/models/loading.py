@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -66,18 +67,18 @@ def load_target(
     )
     if config.hardware.synthetic is not None:
         model = load_synthetic(config.hardware.synthetic, options)
-        report(f"target: {describe_target(config, device)}, {time.monotonic() - start:.1f} s")
-        return model, SyntheticTokenizer(model.vocab_size)
-    path = model_path(config.target, report)
-    tokenizer = load_tokenizer(path)
-    readers = [drafter for drafter in config.drafters if drafter.can.needs_features]
-    features: dict[str, FeatureSpec] = {
-        reader.kind: read_published(str(reader.model), path, reader.kind).features for reader in readers
-    }
-    model = load_model(path, replace(options, features=features), report=report)
+        tokenizer: Tokenizer = SyntheticTokenizer(model.vocab_size)
+    else:
+        path = model_path(config.target, report)
+        tokenizer = load_tokenizer(path)
+        readers = [drafter for drafter in config.drafters if drafter.can.needs_features]
+        features: dict[str, FeatureSpec] = {
+            each.kind: read_published(str(each.model), path, each.kind).features for each in readers
+        }
+        model = load_model(path, replace(options, features=features), report=report)
+        if not tokenizer.has_chat_template:
+            report(f"model {path}: has no chat template (a base model?), so it is given prompts as they are")
     report(f"target: {describe_target(config, device)}, {time.monotonic() - start:.1f} s")
-    if not tokenizer.has_chat_template:
-        report(f"model {path}: has no chat template (a base model?), so it is given prompts as they are")
     return model, tokenizer
 
 
@@ -121,38 +122,31 @@ def draft_dtype(config: DrafterConfig, device: str, target_shape: ModelShape | N
     return INT8 if is_small and can else fastest_dtype(torch.device(device))
 
 
-def load_draft_model(config: DrafterConfig, engine: EngineConfig, device: str) -> tuple[CachedModel, Tokenizer | None]:
+def load_draft_model(
+    config: DrafterConfig, engine: EngineConfig, device: str
+) -> tuple[CachedModel | BlockModel, Tokenizer | None]:
     """The model of a drafter, or a cascade's middle one, and the tokenizer of its ids.
 
     None for random weights, which take any ids; the target's if it can be read and differs. Raises as `load_target`.
     """
-    is_middle = config.kind == "cascade"
     config = config.stages[0]
     options = _draft_options(config, engine, device)
-    if is_middle:  # it makes its tokens in the pass that judges, and never several between two waits
-        options = replace(options, tokens_per_step=1)
     shape = draft_shape(config, engine.hardware.synthetic)
     if shape is not None:
         return load_synthetic(shape, options), None
     path = model_path(engine.target if config.kind == "self" else config)
     if config.kind == "self":
-        return load_model(path, options), load_tokenizer(path)
+        num_layers = target_settings(engine).get_text_config(decoder=True).num_hidden_layers // 4
+        return load_model(path, options, num_layers=config.num_layers or max(1, num_layers)), load_tokenizer(path)
     if config.kind == "hf":
         own = load_tokenizer(path)
         tokenizer, shared = _shared_with_target(own, engine) or (own, None)
         return load_model(path, options, shared), tokenizer
-    if config.kind == "eagle":
+    if config.can.needs_features:
+        load = load_eagle if config.kind == "eagle" else partial(load_block_model, kind=config.kind)
         target_path = model_path(engine.target)
-        return load_eagle(path, target_path, options), load_tokenizer(target_path)
-    model = load_embedded_draft(path, options)
-    return model, None if config.kind == "synthetic" else load_tokenizer(path)
-
-
-def load_block_draft(config: DrafterConfig, engine: EngineConfig, device: str) -> tuple[BlockModel, Tokenizer]:
-    """The model of a block drafter and the target's tokenizer. Raises as `load_draft_model`."""
-    target_path = model_path(engine.target)
-    options = _draft_options(config, engine, device)
-    return load_block_model(str(config.model), target_path, options, config.kind), load_tokenizer(target_path)
+        return load(path, target_path, options), load_tokenizer(target_path)
+    return load_embedded_draft(path, options), None if config.kind == "synthetic" else load_tokenizer(path)
 
 
 def _draft_options(config: DrafterConfig, engine: EngineConfig, device: str) -> LoadOptions:
@@ -163,7 +157,6 @@ def _draft_options(config: DrafterConfig, engine: EngineConfig, device: str) -> 
         dtype=draft_dtype(config, device, engine.hardware.synthetic),
         device=device,
         capture=capture,
-        num_layers=_num_layers(config, engine),
         tokens_per_step=1 if capture is None else TOKENS_PER_REPLAY,
     )
 
@@ -194,9 +187,3 @@ def target_settings(config: EngineConfig) -> Any:
     if config.hardware.synthetic is not None:
         return ModelConfig(**SHAPES[config.hardware.synthetic])
     return load_config(model_path(config.target), model_impl=config.target.model_impl)
-
-
-def _num_layers(config: DrafterConfig, engine: EngineConfig) -> int | None:
-    if config.kind != "self" or config.num_layers is not None:
-        return config.num_layers
-    return max(1, int(target_settings(engine).get_text_config(decoder=True).num_hidden_layers) // 4)
