@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import statistics
 import timeit
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from amusd.config import HardwareConfig, RunConfig
+from amusd.config import HardwareConfig, RunConfig, TransportConfig
 from amusd.console import Console, table
 from amusd.errors import ConfigError, PeerLostError
 from amusd.files import read_json, write_json
@@ -29,7 +29,7 @@ from amusd.models.passes import Rows
 from amusd.runtime.cores import allowed_cores, cores_for, pin_to
 from amusd.runtime.devices import claim_device, device_of
 from amusd.transport.factory import ON_ONE_MACHINE
-from amusd.transport.latency import measure_one_way
+from amusd.transport.latency import OneWayTime, measure_one_way
 from amusd.types import Role
 
 CONTEXT_LENGTH = 200
@@ -49,7 +49,8 @@ def bench(config: RunConfig, run_directory: Path) -> int:
     """Measure links, then models in this process, whose cores and threads are set."""
     console = Console(json_only=config.output == "json")
     engine = config.engine(max_num_seqs=1)
-    transport = measure_links(config.hardware, console)
+    console.note("messages over each link")
+    transport = dict(measure_links(ON_ONE_MACHINE, config.hardware, NUM_MESSAGES))
     device, draft_device = claim_device(engine, Role.TARGET), device_of(engine, Role.DRAFT)
     if device == "cpu":
         pin_to(cores_for(Role.TARGET, allowed_cores(), engine.hardware))
@@ -67,7 +68,10 @@ def bench(config: RunConfig, run_directory: Path) -> int:
     prompt = (tokenizer.encode(TEXT) * CONTEXT_LENGTH)[:CONTEXT_LENGTH]
     result = {
         **measure_models(target, drafts, generate, prompt, console),
-        "transport": transport,
+        "transport": {
+            name: {"unavailable": taken} if isinstance(taken, str) else asdict(taken)
+            for name, taken in transport.items()
+        },
         "complete": True,
         "environment": read_json(run_directory / "environment.json"),
         "run_dir": str(run_directory),
@@ -80,18 +84,16 @@ def bench(config: RunConfig, run_directory: Path) -> int:
     return 0
 
 
-def measure_links(hardware: HardwareConfig, console: Console) -> dict[str, dict[str, Any]]:
-    """One-way times over every link that works here, and why the others do not."""
-    cores = tuple(cores_for(role, allowed_cores(), hardware) for role in (Role.TARGET, Role.DRAFT))
-    found: dict[str, dict[str, Any]] = {}
-    for name, link in ON_ONE_MACHINE.items():
-        console.note(f"messages over {name}")
+def measure_links(
+    links: Mapping[Any, TransportConfig], hardware: HardwareConfig, num_messages: int
+) -> Iterator[tuple[str, OneWayTime | str]]:
+    """Name and one-way times of each link, or why it does not work here."""
+    cores = [cores_for(role, allowed_cores(), hardware) for role in (Role.TARGET, Role.DRAFT)]
+    for name, link in links.items():
         try:
-            taken = measure_one_way(link, num_messages=NUM_MESSAGES, cores=(cores[0], cores[1]))
-            found[name] = {"one_way_us_p50": taken.p50_us, "one_way_us_p99": taken.p99_us}
-        except (ConfigError, PeerLostError) as error:
-            found[name] = {"unavailable": str(error)}
-    return found
+            yield name, measure_one_way(link, num_messages=num_messages, cores=(cores[0], cores[1]))
+        except (ConfigError, PeerLostError) as error:  # noqa: PERF203 - a link takes seconds
+            yield name, str(error)
 
 
 def measure_models(
@@ -173,7 +175,7 @@ def bench_text(document: dict[str, Any]) -> str:
     ]
     plain = [(name, f"{ms:.2f}") for name, ms in document["plain_ms_per_token"].items()]
     links = [
-        (name, *(f"{link[figure]:.1f}" if figure in link else "-" for figure in ("one_way_us_p50", "one_way_us_p99")))
+        (name, *(f"{link[figure]:.1f}" if figure in link else "-" for figure in ("p50_us", "p99_us")))
         for name, link in document["transport"].items()
     ]
     parts = (

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import torch
 
-from amusd.config import EngineConfig, RunConfig, TransportConfig
+from amusd.commands.bench import measure_links
+from amusd.config import EngineConfig, RunConfig
 from amusd.console import Console
 from amusd.drafters.factory import load_drafters
 from amusd.errors import AmusdError, ConfigError
@@ -19,11 +20,10 @@ from amusd.models.cached_model import CachedModel
 from amusd.models.loading import check_target, describe_drafter, describe_target, load_target
 from amusd.models.self_test import measure_width_invariance
 from amusd.models.tokenizer import Tokenizer, user_turn
-from amusd.runtime.cores import allowed_cores, cores_for
+from amusd.runtime.cores import allowed_cores
 from amusd.runtime.devices import check_devices, claim_device, count_gpus, devices_of, free_bytes, link_devices, sharing
 from amusd.runtime.startup import cache_bytes
 from amusd.transport.factory import ON_ONE_MACHINE, listen
-from amusd.transport.latency import measure_one_way
 from amusd.types import Role
 
 PACKAGES = ("amusd", "torch", "transformers", "pyzmq", "hydra-core", "gguf", "starlette", "uvicorn")
@@ -55,11 +55,11 @@ def run_doctor(config: RunConfig, console: Console) -> int:
     return 0 if healthy else 2
 
 
-def _guard(name: str, findings: Iterator[Finding], *, failed: bool | None = False) -> Iterator[Finding]:
+def _guard(name: str, findings: Iterator[Finding]) -> Iterator[Finding]:
     try:
         yield from findings
     except AmusdError as error:
-        yield Finding(name, failed, str(error))
+        yield Finding(name, False, str(error))
 
 
 def _machine(config: EngineConfig) -> Iterator[Finding]:
@@ -80,18 +80,15 @@ def _machine(config: EngineConfig) -> Iterator[Finding]:
 def _links(config: EngineConfig) -> Iterator[Finding]:
     wanted = config.transport
     links = ON_ONE_MACHINE if wanted.address is None else {wanted.address.partition("://")[0]: wanted}
-    for name, link in links.items():
-        is_needed = wanted.address is not None or link.kind in ("zeromq", wanted.kind)
-        yield from _guard(f"link {name}", _measure(name, link, config), failed=False if is_needed else None)
+    needed = {name for name, link in links.items() if wanted.address or link.kind in ("zeromq", wanted.kind)}
+    for name, taken in measure_links(links, config.hardware, num_messages=400):
+        if isinstance(taken, str):
+            yield Finding(f"link {name}", False if name in needed else None, taken)
+        else:
+            text = f"{taken.p50_us:.0f} us one way between two processes, {taken.p99_us:.0f} us at the 99th percentile"
+            yield Finding(f"link {name}", True, text)
     with closing(listen(wanted, 0, link_devices(config))) as made:
         yield Finding("transport", True, made.address)
-
-
-def _measure(name: str, link: TransportConfig, config: EngineConfig) -> Iterator[Finding]:
-    cores = [cores_for(role, allowed_cores(), config.hardware) for role in (Role.TARGET, Role.DRAFT)]
-    taken = measure_one_way(link, num_messages=400, cores=(cores[0], cores[1]))
-    text = f"{taken.p50_us:.0f} us one way between two processes, {taken.p99_us:.0f} us at the 99th percentile"
-    yield Finding(f"link {name}", True, text)
 
 
 def _models(config: EngineConfig) -> Iterator[Finding]:

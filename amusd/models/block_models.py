@@ -42,8 +42,7 @@ class MedusaModel:
         self.num_ids = self.vocab_size = int(draft.target.vocab_size)
 
         def layer(name: str) -> Linear:
-            stored = Weights.pop(weights, name)
-            return make(stored.each(lambda tensor: tensor.to(self.device, self._dtype, copy=True)))
+            return make(Weights.pop(weights, name).to(self.device, copy=True))
 
         weights, heads = dict(draft.weights), medusa_heads(draft.weights)
         self.max_depth = len(heads)

@@ -99,18 +99,18 @@ def find_checkpoint(path: str | Path) -> Path:
 
 @functools.cache
 def _from_hub(name: str) -> Path:
-    if name.startswith(("/", ".", "~")) or name.count("/") > 1 or "\\" in name or not name:
-        raise ConfigError(f"model {name}: no such folder")
     return _download(name, _TEXTS)
 
 
 def _download(name: str, patterns: Sequence[str]) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     with one_line_errors(name):
         try:
             return Path(snapshot_download(name, allow_patterns=list(patterns), ignore_patterns=["*/*"]))
+        except HFValidationError:
+            raise ConfigError(f"model {name}: no such folder") from None
         except (HfHubHTTPError, LocalEntryNotFoundError) as error:
             raise ConfigError(
                 f"model {name}: no such folder, and the hub does not give it ({first_line(error.__cause__ or error)}); "

@@ -87,7 +87,6 @@ def random_weights(config: ModelConfig, *, dtype: torch.dtype, device: str, seed
 
     Products of normed rows are around 1 at every width, so eighty layers stay within float16.
     """
-    torch.empty(0, device=device)  # a device that is not there says so here more plainly than in the next line
     generator = torch.Generator(device).manual_seed(seed)
     weights: dict[str, Tensor] = {}
     for name, shape in weight_shapes(config).items():

@@ -28,11 +28,8 @@ MIN_SHARE = 0.7
 _ENGLISH = (
     "The lighthouse at the northern end of the island was built in 1847, after three ships had been lost in a "
     "single winter. Its keeper climbed the narrow staircase every evening, trimmed the lamp and wrote the weather "
-    "into a book that is still kept in the village. Visitors are often surprised to learn how little of the "
-    "original machinery has been replaced: apart from the electric motor, which was installed in the sixties, "
-    "almost everything works as it did before. If you would like to see it yourself, take the morning ferry, bring "
-    "a warm jacket, and follow the path along the cliffs for about forty minutes. Please don't feed the goats; they "
-    "are friendly, but they remember people who carry sandwiches, and they will follow you home."
+    "into a book that is still kept in the village. If you would like to see it yourself, take the morning ferry, "
+    "bring a warm jacket, and please don't feed the goats; they will follow you home."
 )
 
 

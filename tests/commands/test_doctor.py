@@ -66,7 +66,7 @@ def test_a_link_that_does_not_work_is_only_wrong_where_it_is_wanted(
             raise ConfigError("a reason")
         return OneWayTime(p50_us=12.3, p99_us=45.6)
 
-    monkeypatch.setattr("amusd.commands.doctor.measure_one_way", measure)
+    monkeypatch.setattr("amusd.commands.bench.measure_one_way", measure)
     found = {finding.name: finding for finding in _links(EngineConfig(transport=TransportConfig(kind=wanted)))}
     assert {name: finding.ok for name, finding in found.items()} == {
         "link shared_memory": True,
