@@ -17,21 +17,6 @@ NEIGHBOURS = (1, 5)
 """Other sequences: the same tokens, rotated by so many."""
 
 
-def rows_agree(model: CachedModel) -> bool:
-    """Whether tokens get the same logits, bit for bit, in passes of 1, 3 and 8 rows."""
-    token_ids = [number * 97 % model.vocab_size for number in range(min(8, model.max_length))]
-    [cache] = model.new_caches(1, len(token_ids))
-    found = []
-    for rows in (1, 3, 8):
-        cache.truncate(0)
-        parts = []
-        while (start := cache.length) < len(token_ids):
-            end = start + min(rows, model.numerics.max_rows(start))
-            parts.append(model.run([Rows(token_ids[start:end], cache)])[0].logits.clone())
-        found.append(torch.cat(parts))
-    return all(torch.equal(logits, found[0]) for logits in found)
-
-
 def measure_width_invariance(model: CachedModel, prompt: Sequence[int], num_tokens: int) -> list[float]:
     """Largest difference of a row's logits between passes of one token and of more; 0: none.
 
