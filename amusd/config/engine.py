@@ -60,8 +60,8 @@ class TargetConfig(Settings):
     """`hf`: a folder or hub name of a transformers checkpoint. `target=MODEL` is short for both."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     """`auto`: bfloat16, but float32 on CPUs that have no bfloat16 products."""
-    model_impl: Literal["auto", "amusd", "transformers"] = "auto"
-    """Forward pass: our lean decoder, transformers' own, or (`auto`) ours where it covers the model."""
+    model_impl: Literal["auto", "transformers"] = "auto"
+    """Forward pass: our lean decoder where it covers the model (`auto`), or transformers' own."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -28,8 +28,7 @@ class ModelConfig(SimpleNamespace):
 def load_config(path: str | Path, num_layers: int | None = None, model_impl: str = "auto") -> Any:
     """Load a checkpoint's configuration, cut to its first `num_layers` layers if given.
 
-    A `ModelConfig` exactly if `Decoder` computes the model. Raises `ConfigError` without one, for too many layers, or
-    where `model_impl=amusd` does not cover it.
+    A `ModelConfig` exactly if `Decoder` computes the model. Raises `ConfigError` without one, or for too many layers.
     """
     folder = find_checkpoint(path)
     settings = read_json(path, folder, CONFIG)
@@ -42,11 +41,6 @@ def load_config(path: str | Path, num_layers: int | None = None, model_impl: str
             config = load_stock_config(folder)
             if model_impl != "transformers":
                 config = as_own(config) or config
-        if model_impl == "amusd" and not isinstance(config, ModelConfig):
-            raise ConfigError(
-                f"model_impl=amusd: this model of type '{config.model_type}' is not one that amusd's decoder "
-                f"computes: {', '.join(sorted(MODEL_TYPES))} with their usual layers, not quantized; allowed: auto"
-            )
     if num_layers is not None:
         text = config.get_text_config(decoder=True)
         most = text.num_hidden_layers - 1

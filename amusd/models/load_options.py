@@ -25,7 +25,7 @@ class LoadOptions:
     """Dtype of the weights: one of torch's, or `int8`, converted from float32."""
     device: str = "cpu"
     model_impl: str = "auto"
-    """`amusd`: the lean decoder; `transformers`: its own code; `auto`: the first that covers the model."""
+    """`transformers`: its own code, also where the lean decoder covers the model."""
     capture: Capture | None = None
     """How passes are captured on a GPU; None on a CPU."""
     tokens_per_step: int = 1

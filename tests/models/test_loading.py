@@ -93,8 +93,6 @@ def test_what_the_decoder_does_not_cover_is_left_to_transformers(
 ) -> None:
     tiny.tiny_config(name, **changes).save_pretrained(tmp_path)
     assert not isinstance(load_config(tmp_path), ModelConfig)
-    with pytest.raises(ConfigError, match=r"model_impl=amusd: this model of type '.*' is not one that"):
-        load_config(tmp_path, model_impl="amusd")
 
 
 def last_logits(model: CachedModel, token_ids: list[int], rows: int = 8) -> torch.Tensor:
