@@ -93,15 +93,6 @@ class _MemoryAsCache(Cache):  # type: ignore[misc]  # transformers is untyped he
         keys, values = self._memory.update(key_states[0], value_states[0], layer_idx)
         return keys.unsqueeze(0), values.unsqueeze(0)
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002 - the signature is transformers'
-        return 0
-
-    def get_query_offset(self, layer_idx: int = 0) -> int:  # noqa: ARG002 - the signature is transformers'
-        return 0
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:  # noqa: ARG002 - transformers'
-        return self._memory.num_slots, 0
-
 
 def _freeze_frequencies(model: Any) -> None:
     frozen = {"dynamic": "default", "longrope": "default"}
