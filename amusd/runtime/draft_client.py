@@ -11,6 +11,7 @@ import logging
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ from amusd.protocol.messages import (
 )
 from amusd.runtime.draft_restart import DraftRestart
 from amusd.runtime.handshake import told_by
-from amusd.runtime.patience import MAX_NONSENSE, Reminder, Silence, Told
+from amusd.runtime.patience import MAX_NONSENSE, Silence, Told
 from amusd.runtime.target_sequence import TargetSequence
 from amusd.sampling.acceptance import unpack_rows
 from amusd.tracing.messages import RECEIVE, SEND, record_message
@@ -68,8 +69,9 @@ class DraftClient:
     num_restarts: int = 0
     _silence: Silence = field(default_factory=Silence)
     _sequences: dict[int, TargetSequence] = field(default_factory=dict)
-    _told: dict[int, Told] = field(default_factory=dict)
-    _closed: dict[int, tuple[TargetSequence, int]] = field(default_factory=dict)
+    """Those at work that want a draft."""
+    _closing: dict[int, TargetSequence] = field(default_factory=dict)
+    """Those whose counts are awaited."""
     _next_sequence_id: int = 0
 
     @property
@@ -106,10 +108,9 @@ class DraftClient:
 
         It may have no room for one sequence while it serves others.
         """
-        told = self._told.get(sequence.sequence_id)
-        if told is None or not self.patience_seconds:
+        if sequence.told is None or not self.patience_seconds:
             return False
-        return told.waited_ns < (sequence.request.max_silence_seconds + self.round_trip_seconds) * 1e9
+        return sequence.told.waited_ns < (sequence.request.max_silence_seconds + self.round_trip_seconds) * 1e9
 
     # What the draft is told
 
@@ -145,31 +146,31 @@ class DraftClient:
 
         A draft without candidates may have lost its opening, which is sent again; a second one is ignored.
         """
-        told = self._told.get(sequence.sequence_id)
+        told = sequence.told
         if told is None:
             return
-        is_due = told.reminder.is_due(self._now())
-        if is_due and not told.reminder.is_answered:
+        is_due = told.is_due(self._now())
+        if is_due and not told.is_answered:
             self._send_opening(sequence)
         if is_due or self.may_hear(sequence):
-            if told.reminder.is_answered:  # else the draft may have refused the sequence
+            if told.is_answered:  # else the draft may have refused the sequence
                 self._silence.asked(self.recorder.now_ns())
             self._send(sequence.session.verdict())
 
     def features_due(self, sequence: TargetSequence) -> range:
         """Positions whose features the draft lacks; none for a silent one, which gets them later."""
-        end = sequence.cache.length
-        return range(self._told[sequence.sequence_id].num_features if self.may_hear(sequence) else end, end)
+        end, told = sequence.cache.length, sequence.told
+        return range(told.num_features if told is not None and self.may_hear(sequence) else end, end)
 
     def send_features(self, sequence: TargetSequence, start: int, features: Tensor) -> None:
         """Send features, bfloat16 [rows, width], of positions from `start` on, as far as there is room."""
-        told = self._told.get(sequence.sequence_id)
         for rows in torch.split(features, max(1, MAX_FEATURE_BYTES // (2 * features.shape[1]))):
             end, data = start + len(rows), rows.contiguous().view(torch.uint8).numpy().tobytes()
-            if told is None or self.link is None or not self.link.has_room(2 * len(data)):
+            if sequence.told is None or self.link is None or not self.link.has_room(2 * len(data)):
                 return  # as much again is left to other messages
+            sequence.told.num_features = end
             self._send(Features(sequence.sequence_id, self._incarnation, start, end, data))
-            told.num_features = start = end
+            start = end
 
     def accepted(self) -> None:
         """Candidates were accepted: their draft is worth replacing."""
@@ -180,18 +181,19 @@ class DraftClient:
         """End a sequence, and await the draft's counts for a moment."""
         number, seconds = sequence.sequence_id, min(FINAL_PROGRESS_SECONDS, self.patience_seconds)
         self._sequences.pop(number, None)
-        if self._told.pop(number, None) is not None and self._send(Close(number, self._not_over)):
-            self._closed[number] = sequence, self.recorder.now_ns() + round(seconds * 1e9)
+        if sequence.told is not None and self._send(Close(number, self._not_over)):
+            sequence.told.counts_due_ns = self.recorder.now_ns() + round(seconds * 1e9)
+            self._closing[number] = sequence
         sequence.session.detach()
 
     def seconds_for_counts(self, sequence: TargetSequence) -> float:
         """How much longer to await a closed sequence's counts; 0: no longer, or they have come."""
-        _, due_ns = self._closed.get(sequence.sequence_id, (sequence, 0))
+        due_ns = 0 if sequence.told is None else sequence.told.counts_due_ns
         return max(0, due_ns - self.recorder.now_ns()) / 1e9
 
     def forget(self, sequence: TargetSequence) -> None:
         """Wait no longer for a closed sequence's counts."""
-        self._closed.pop(sequence.sequence_id, None)
+        self._closing.pop(sequence.sequence_id, None)
 
     def shut_down(self) -> None:
         """End the draft, and close the link."""
@@ -207,7 +209,7 @@ class DraftClient:
         """Take in what has arrived, then judge whether the draft is silent."""
         end = self._now() + MAX_DRAIN_SECONDS
         for _ in range(MAX_DRAINED):  # a flood must not keep the target from its pass
-            if not (self._told or self._closed):
+            if not (self._sequences or self._closing):
                 return
             if not self.take(0.0):
                 self._judge_silence()
@@ -231,8 +233,9 @@ class DraftClient:
         if timeout > 0:
             waited_ns = self.recorder.now_ns() - start_ns
             self._silence.waited_ns += waited_ns
-            for number in {sequence.sequence_id for sequence in waiting} & self._told.keys():
-                self._told[number].waited_ns += waited_ns
+            for sequence in waiting:
+                if sequence.told is not None:
+                    sequence.told.waited_ns += waited_ns
         if message is not None:
             self._handle(message)
         return message is not None
@@ -252,34 +255,26 @@ class DraftClient:
     def _attach(self, sequence: TargetSequence) -> None:
         if self.has_draft:
             sequence.session.attach(self._incarnation)
-            self._told[sequence.sequence_id] = Told(Reminder(self._now(), self._max_silence_seconds))
+            sequence.told = Told(self._now(), self._max_silence_seconds)
             self._send_opening(sequence)
 
     def _send_opening(self, sequence: TargetSequence) -> None:
-        self._told[sequence.sequence_id].num_features = 0
+        assert sequence.told is not None
+        sequence.told.num_features = 0
         self._silence.asked(self.recorder.now_ns())
         self._send(sequence.opening(self._incarnation, self._not_over))
 
     def _handle(self, message: Message) -> None:
-        sequence, makes_sense = self._sequences.get(getattr(message, "sequence_id", -1)), False
+        fields: dict[str, Any] = {}
+        makes_sense = isinstance(message, Progress)
         if isinstance(message, Candidate):
-            reception = self._receive_candidate(message)
+            sequence = self._sequences.get(message.sequence_id)
+            reception = Reception.STALE.value if sequence is None else self._receive_candidate(message, sequence)
             makes_sense = reception != REFUSED
-            num_ready = 0 if sequence is None else sequence.session.num_candidates
-            record_message(self.recorder, RECEIVE, message, reception=reception, num_ready=num_ready)
-            told = self._told.get(message.sequence_id)
-            if told is not None and message.incarnation == self._incarnation:
-                told.reminder.heard(self._now())
-                told.waited_ns = 0
-        else:
-            record_message(self.recorder, RECEIVE, message)
+            fields = {"reception": reception, "num_ready": 0 if sequence is None else sequence.session.num_candidates}
+        record_message(self.recorder, RECEIVE, message, **fields)
         if isinstance(message, Progress):
-            makes_sense = True
-            sequence, _ = self._closed.pop(message.sequence_id, (sequence if message.open_ns else None, 0))
-            if sequence is not None:
-                sequence.metrics.reported(message)
-                for told in self._told.values():  # it is at long work, for any of them
-                    told.waited_ns = 0
+            self._receive_counts(message)
         if isinstance(message, Failed):
             self._lose(told_by(message))
         elif makes_sense:
@@ -289,10 +284,9 @@ class DraftClient:
             if self._silence.num_nonsense >= MAX_NONSENSE:
                 self._lose(f"it sent {MAX_NONSENSE} messages in a row that the protocol forbids")
 
-    def _receive_candidate(self, message: Candidate) -> str:
-        sequence = self._sequences.get(message.sequence_id)
-        if sequence is None:
-            return Reception.STALE.value
+    def _receive_candidate(self, message: Candidate, sequence: TargetSequence) -> str:
+        if sequence.told is not None and message.incarnation == self._incarnation:
+            sequence.told.heard(self._now())
         try:
             rows = unpack_rows(message.draft_probs, message.token_ids, self.vocab_size) if message.draft_probs else ()
             reception = sequence.session.receive(message, rows)
@@ -302,11 +296,21 @@ class DraftClient:
         sequence.metrics.num_stale_candidates += reception is not Reception.TAKEN
         return reception.value
 
+    def _receive_counts(self, message: Progress) -> None:
+        closed = self._closing.pop(message.sequence_id, None)
+        if closed is not None:
+            closed.told = None
+        sequence = closed or (self._sequences.get(message.sequence_id) if message.open_ns else None)
+        if sequence is not None:
+            sequence.metrics.reported(message)
+            for each in self._sequences.values():  # it is at long work, for any of them
+                if each.told is not None:
+                    each.told.waited_ns = 0
+
     def _judge_silence(self) -> None:
         if not self._sequences:
             return
-        begun = {number for number, told in self._told.items() if told.reminder.is_answered}
-        waiting = (sequence for number, sequence in self._sequences.items() if number not in begun)
+        waiting = [each for each in self._sequences.values() if each.told is None or not each.told.is_answered]
         num_new_tokens = sum(sequence.session.committed_length for sequence in waiting)
         reason = self._silence.judge(self.recorder.now_ns(), self._max_silence_seconds, num_new_tokens)
         if reason is not None and self.draft_restart is not None:
@@ -337,12 +341,12 @@ class DraftClient:
     def _lose(self, reason: str) -> None:
         """Go on without it, and look for the next one if that can be. The first line of the reason counts."""
         reason = (reason.strip().splitlines() or ["it gave no reason"])[0]
-        for sequence in (*self._sequences.values(), *(sequence for sequence, _ in self._closed.values())):
+        for sequence in (*self._sequences.values(), *self._closing.values()):
+            sequence.told = None
             sequence.session.detach()
             sequence.metrics.lost_draft()
             self.recorder.instant("draft_lost", sequence.sequence_id, reason=reason)
-        self._told.clear()
-        self._closed.clear()
+        self._closing.clear()
         self._silence = Silence()
         self.losses.append(reason)
         if self.link is not None:

@@ -37,14 +37,19 @@ class Reminder:
         return True
 
 
-@dataclass(slots=True)
-class Told:
+class Told(Reminder):
     """What the present draft was told of one sequence."""
 
-    reminder: Reminder
-    num_features: int = 0
-    waited_ns: int = 0
+    num_features = 0
+    waited_ns = 0
     """How long the sequence waited for the draft since it was last heard."""
+    counts_due_ns = 0
+    """Of a closed sequence: until when the draft's counts are awaited."""
+
+    def heard(self, now: float) -> None:
+        """The draft answered."""
+        super().heard(now)
+        self.waited_ns = 0
 
 
 @dataclass(slots=True)

@@ -13,14 +13,16 @@ from typing import Any
 
 from amusd.config import GREEDY, Distribution
 from amusd.errors import NotFiniteError
+from amusd.models.cached_model import CachedModel
 from amusd.models.kv_cache import KVCache
+from amusd.models.passes import ModelOutput, Rows
 from amusd.policies.base import Decision, Policy, Verify, Wait
 from amusd.policies.observer import Observer
 from amusd.protocol.messages import Open
 from amusd.protocol.target_session import TargetSession
 from amusd.protocol.verification import Block, PassOutcome
+from amusd.runtime.patience import Told
 from amusd.runtime.verifier import Verifier
-from amusd.sampling.acceptance import Acceptance
 from amusd.sampling.stopping import Emission, StopChecker
 from amusd.tracing.metrics import GenerationMetrics
 from amusd.types import FinishReason
@@ -48,14 +50,21 @@ class TargetSequence:
 
     request: Request
     stop: StopChecker
-    session: TargetSession
+    model: CachedModel
     cache: KVCache
-    verifier: Verifier
     observer: Observer
+    sequence_id: int
+    """Names it in messages and events."""
     start_ns: int
+    session: TargetSession = field(init=False)
+    verifier: Verifier = field(init=False)
     metrics: GenerationMetrics = field(init=False)
     decision: Verify = field(default_factory=lambda: Verify(0))
     """For the pass under way, or the next one if it begins now."""
+    block: Block = field(init=False)
+    """Of the pass under way or the last one."""
+    told: Told | None = None
+    """What the present draft was told; None: nothing."""
     finish_reason: FinishReason | None = None
     """None while the answer goes on."""
     error: NotFiniteError | None = None
@@ -65,17 +74,23 @@ class TargetSequence:
     _emissions: deque[Emission] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
-        self.metrics = GenerationMetrics(num_prompt_tokens=len(self.request.prompt))
+        request, fan_out = self.request, self.request.policy.fan_out
+        self.session = TargetSession(
+            sequence_id=self.sequence_id,
+            prompt=request.prompt,
+            max_length=request.max_length,
+            vocab_size=self.model.vocab_size,
+            fan_out=fan_out,
+            wants_rows=request.distribution.rule == "rejection",
+        )
+        self.verifier = Verifier(self.model, request, self.cache)
+        self.metrics = GenerationMetrics(num_prompt_tokens=len(request.prompt))
+        self.observer.open(request.drafter, has_tree=fan_out > 1)
 
     @property
     def ended_by(self) -> FinishReason:
         """Why it ended; aborted unless a token ended it."""
         return self.finish_reason or FinishReason.ABORTED
-
-    @property
-    def sequence_id(self) -> int:
-        """Names it in messages and events."""
-        return self.session.sequence_id
 
     @property
     def is_prefilled(self) -> bool:
@@ -112,12 +127,13 @@ class TargetSequence:
             not_over=not_over,
         )
 
-    def decide(self, max_rows: int, waited_ns: int, *, may_hear: bool) -> Decision:
-        """Ask the policy about the next pass, which takes `max_rows` of the sequence at most.
+    def decide(self, waited_ns: int, *, may_hear: bool) -> Decision:
+        """Ask the policy about the next pass, which could have begun `waited_ns` ago.
 
         `may_hear`: a draft works on the sequence. Without one nothing is waited for, and the draft is told of each
         pass, to be heard again.
         """
+        max_rows = self.model.numerics.max_rows(self.session.committed_length - 1)
         self._room = min(self.session.remaining, max_rows) - 1
         view = self.observer.view(self.session, max_candidates=self._room, waited_ns=waited_ns)
         if not may_hear:
@@ -128,18 +144,24 @@ class TargetSequence:
         self.decision = decision if isinstance(decision, Verify) else Verify(view.num_candidates)
         return decision
 
-    def begin(self) -> Block:
-        """The block of the pass that begins now."""
+    def begin(self) -> Rows:
+        """The rows of the pass that begins now."""
         num_candidates = min(self.decision.num_candidates, self._room)
-        return self.verifier.begin(self.session, num_candidates, self.request.policy.breadth, self.decision.min_chance)
+        breadth, min_chance = self.request.policy.breadth, self.decision.min_chance
+        self.block = self.verifier.begin(self.session, num_candidates, breadth, min_chance)
+        return self.verifier.rows(self.block)
 
-    def commit(self, block: Block, acceptance: Acceptance) -> PassOutcome:
-        """Make the tokens of a pass over `block` final, up to the answer's end; cut the cache back."""
+    def commit(self, output: ModelOutput) -> PassOutcome:
+        """Judge the candidates of the pass; make final what is accepted, and the target's own token behind it.
+
+        The answer may end before that. The cache is cut back. Raises `NotFiniteError`.
+        """
+        acceptance = self.verifier.judge(self.session, self.block, output)
         emission = self.stop.push(acceptance.token_ids)
         number = len(emission.token_ids)
         logprobs, top_logprobs = self.verifier.logprobs[:number], self.verifier.top_logprobs[:number]
         num_accepted = min(acceptance.num_accepted, number)
-        sources = block.sources_along(emission.token_ids, num_accepted)
+        sources = self.block.sources_along(emission.token_ids, num_accepted)
         self._emissions.append(replace(emission, logprobs=logprobs, top_logprobs=top_logprobs, sources=sources))
         self.finish_reason = emission.finish_reason
         outcome = self.session.commit(emission.token_ids, num_accepted, ends=emission.finish_reason is not None)

@@ -13,13 +13,12 @@ from amusd.errors import NotFiniteError
 from amusd.models.cached_model import CachedModel
 from amusd.models.kv_cache import KVCache
 from amusd.models.passes import ModelOutput
-from amusd.policies.base import Decision, Wait
+from amusd.policies.base import Wait
 from amusd.policies.observer import Observer, Switches
-from amusd.protocol.target_session import TargetSession
-from amusd.protocol.verification import Block, PassOutcome
+from amusd.protocol.verification import PassOutcome
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.target_sequence import Request, TargetSequence
-from amusd.runtime.verifier import Verifier, prepare_to_verify
+from amusd.runtime.verifier import prepare_to_verify
 from amusd.sampling.stopping import StopChecker
 from amusd.tracing.metrics import TargetCounts
 from amusd.tracing.recorder import SEQUENCES_PER_RUN, Recorder
@@ -59,28 +58,17 @@ class TargetWorker:
     def admit(self, request: Request, stop: StopChecker) -> TargetSequence:
         """Begin a sequence; only where the worker `has_room`."""
         cache, num_cached = self._find_cache(request.prompt)
-        observer = self._free_observers[-1]
-        session = TargetSession(
-            sequence_id=self._next_sequence_id,
-            prompt=request.prompt,
-            max_length=request.max_length,
-            vocab_size=self.model.vocab_size,
-            fan_out=request.policy.fan_out,
-            wants_rows=request.distribution.rule == "rejection",
-        )
-        verifier = Verifier(self.model, request, cache)
-        self._next_sequence_id += 1
+        number, start_ns = self._next_sequence_id, self.recorder.now_ns()
+        sequence = TargetSequence(request, stop, self.model, cache, self._free_observers[-1], number, start_ns)
         cache.truncate(num_cached)
-        observer.open(request.drafter, has_tree=request.policy.fan_out > 1)
-        start_ns = self.recorder.now_ns()
-        sequence = TargetSequence(request, stop, session, cache, verifier, observer, start_ns)
         sequence.metrics.num_cached_tokens = num_cached
+        self._next_sequence_id += 1
+        self.client.open(sequence)  # at once, so that the draft prefills while the target does
         self.counts.num_prompt_tokens += len(request.prompt)
         self.counts.num_cached_tokens += num_cached
-        self.client.open(sequence)  # at once, so that the draft prefills while the target does
         self.sequences.append(sequence)
-        del self._free_caches[cache]
         self._free_observers.pop()
+        del self._free_caches[cache]
         self._send_features([sequence])
         return sequence
 
@@ -105,15 +93,15 @@ class TargetWorker:
 
     def step(self) -> None:
         """Compute a chunk of a waiting prompt, and one pass over all other sequences."""
-        sequences = self._gather()
-        if sequences:
-            blocks = self._decide(sequences)
+        working = self._gather()
+        if working:
+            self._decide(working)
             start_ns = self.recorder.now_ns()
-            outputs = self._verify(blocks)
+            outputs = self.model.run([sequence.begin() for sequence in working])
             end_ns = self.recorder.now_ns()
-            outcomes = self._commit(blocks, outputs)
+            outcomes = self._commit(working, outputs)
             self._tell(outcomes)
-            self._count_pass(blocks, outcomes, start_ns, end_ns)
+            self._count(working, outcomes, start_ns, end_ns)
         self._settle()
 
     def end(self, sequence: TargetSequence) -> None:
@@ -167,26 +155,19 @@ class TargetWorker:
     def _prefilled(self) -> list[TargetSequence]:
         return [sequence for sequence in self.sequences if sequence.is_prefilled]
 
-    def _decide(self, sequences: Sequence[TargetSequence]) -> dict[TargetSequence, Block]:
+    def _decide(self, working: Sequence[TargetSequence]) -> None:
         """Drain what has arrived and ask each policy, until a wait is worth nothing to all together."""
         ready_ns = self.recorder.now_ns()
         if self.client.look_for_next():
-            self._send_features(sequences)
+            self._send_features(working)
         while True:
             self.client.drain()
-            decisions = self._ask(sequences, self.recorder.now_ns() - ready_ns)
-            waits = {sequence: found for sequence, found in decisions.items() if isinstance(found, Wait)}
+            waited_ns = self.recorder.now_ns() - ready_ns
+            decisions = {each: each.decide(waited_ns, may_hear=self.client.may_hear(each)) for each in working}
+            waits = {sequence: decision for sequence, decision in decisions.items() if isinstance(decision, Wait)}
             if not waits or sum(decision.worth for decision in decisions.values()) <= 0:
-                return {sequence: sequence.begin() for sequence in sequences}
+                return
             self._wait(waits)
-
-    def _ask(self, sequences: Sequence[TargetSequence], waited_ns: int) -> dict[TargetSequence, Decision]:
-        decisions: dict[TargetSequence, Decision] = {}
-        for sequence in sequences:
-            max_rows = self.model.numerics.max_rows(sequence.session.committed_length - 1)
-            may_hear = self.client.may_hear(sequence)
-            decisions[sequence] = sequence.decide(max_rows, waited_ns, may_hear=may_hear)
-        return decisions
 
     def _wait(self, waits: dict[TargetSequence, Wait]) -> None:
         start_ns, num_before = self.recorder.now_ns(), [sequence.session.num_candidates for sequence in waits]
@@ -199,27 +180,18 @@ class TargetWorker:
             sequence.observer.waited(end_ns - start_ns, num_before=before, num_after=num_after)
             self.recorder.span("target_wait", start_ns, end_ns, sequence.sequence_id, reason=decision.reason)
 
-    def _verify(self, blocks: dict[TargetSequence, Block]) -> Sequence[ModelOutput]:
-        """One forward over [last committed token, candidates] of each."""
-        return self.model.run([sequence.verifier.rows(block) for sequence, block in blocks.items()])
-
     def _commit(
-        self, blocks: dict[TargetSequence, Block], outputs: Sequence[ModelOutput]
+        self, working: Sequence[TargetSequence], outputs: Sequence[ModelOutput]
     ) -> dict[TargetSequence, PassOutcome]:
-        """Judge the candidates, and make final what is accepted, with the target's own token behind it.
-
-        Ends sequences whose logits are not finite; the others have an outcome.
-        """
+        """Have each sequence judge its candidates. One whose logits are not finite ends without an outcome."""
         self.client.drain()  # a candidate that came meanwhile is judged in the place of the bonus token
         outcomes: dict[TargetSequence, PassOutcome] = {}
-        for (sequence, block), output in zip(blocks.items(), outputs, strict=True):
+        for sequence, output in zip(working, outputs, strict=True):
             try:
-                acceptance = sequence.verifier.judge(sequence.session, block, output)
+                outcomes[sequence] = sequence.commit(output)
             except NotFiniteError as error:  # noqa: PERF203 - the others go on
                 sequence.error = error
                 self.end(sequence)
-            else:
-                outcomes[sequence] = sequence.commit(block, acceptance)
         return outcomes
 
     def _tell(self, outcomes: dict[TargetSequence, PassOutcome]) -> None:
@@ -246,8 +218,8 @@ class TargetWorker:
         known = sequence.request.prompt if self.model.numerics.fixed else sequence.session.committed
         self._free_caches[sequence.cache] = known[:-1] if self.prefix_caching else ()
         self._free_observers.append(sequence.observer)
-        start_ns, end_ns = sequence.start_ns, sequence.start_ns + sequence.metrics.total_ns
-        self.recorder.span("sequence", start_ns, end_ns, sequence.sequence_id, **sequence.summary())
+        end_ns = sequence.start_ns + sequence.metrics.total_ns
+        self.recorder.span("sequence", sequence.start_ns, end_ns, sequence.sequence_id, **sequence.summary())
         self.client.close(sequence)
         self.recorder.flush()
 
@@ -262,38 +234,31 @@ class TargetWorker:
             if not seconds:
                 self.end(sequence)
 
-    def _count_pass(
+    def _count(
         self,
-        blocks: dict[TargetSequence, Block],
+        working: Sequence[TargetSequence],
         outcomes: dict[TargetSequence, PassOutcome],
         start_ns: int,
         end_ns: int,
     ) -> None:
         """Count and record a pass, whose tokens are committed by now."""
-        committed_ns, num_rows = self.recorder.now_ns(), sum(len(block.token_ids) for block in blocks.values())
+        committed_ns, num_rows = self.recorder.now_ns(), sum(len(sequence.block.token_ids) for sequence in working)
         self.counts.num_passes += 1
         for sequence, outcome in outcomes.items():
             if outcome.num_accepted:
                 self.client.accepted()
-            is_alone = sequence.uses_draft and not self.client.may_hear(sequence)
+            may_hear = self.client.may_hear(sequence)
+            is_alone = sequence.uses_draft and not may_hear
             self.counts.add(outcome, is_alone=is_alone)
             sequence.metrics.passed(committed_ns - sequence.start_ns, end_ns - start_ns, outcome, is_alone=is_alone)
+            times, num_sequences = (start_ns, end_ns), len(working)
+            rests = not sequence.decision.tells_draft
             sequence.observer.passed(
-                start_ns,
-                end_ns,
-                outcome,
-                rests=not sequence.decision.tells_draft,
-                is_alone=is_alone or not sequence.uses_draft,
-                num_rows=num_rows,
-                num_sequences=len(blocks),
+                *times, outcome, num_rows=num_rows, num_sequences=num_sequences, rests=rests, is_alone=not may_hear
             )
-            self.recorder.span(
-                "target_pass",
-                start_ns,
-                end_ns,
-                sequence.sequence_id,
-                committed_length=sequence.session.committed_length,
-                num_ready=sequence.session.num_candidates,
-                **asdict(outcome),
-                reason=sequence.decision.reason,
-            )
+            sizes = {
+                "committed_length": sequence.session.committed_length,
+                "num_ready": sequence.session.num_candidates,
+            }
+            fields = {**sizes, **asdict(outcome), "reason": sequence.decision.reason}
+            self.recorder.span("target_pass", *times, sequence.sequence_id, **fields)

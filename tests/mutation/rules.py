@@ -363,7 +363,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "tests/runtime/test_batches.py::test_one_that_its_draft_cannot_take_has_another_one_wait_for_it_once",
     ): {
         "a draft that serves others is waited for in each pass": (
-            "self._told[number].waited_ns += waited_ns",
+            "sequence.told.waited_ns += waited_ns",
             "pass",
         ),
     },
@@ -371,7 +371,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "what the link takes counts as silence": ("default=0.0) + self.round_trip_seconds", "default=0.0)"),
         "a silent draft is told of each pass": ("if is_due or self.may_hear(sequence):", "if True:"),
         "a draft that never answered is not told its opening again": (
-            "if is_due and not told.reminder.is_answered:",
+            "if is_due and not told.is_answered:",
             "if False:",
         ),
         "the silence and nonsense of a draft are held against the next one": (
@@ -392,8 +392,8 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     },
     ("amusd/runtime/draft_client.py", "tests/runtime/test_features.py"): {
         "features are sent again with every verdict": (
-            "told.num_features = start = end",
-            "start = end",
+            "            sequence.told.num_features = end\n",
+            "",
         ),
     },
     ("amusd/runtime/patience.py", "tests/runtime/test_draft_client.py"): {

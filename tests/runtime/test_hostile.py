@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from memory_link import memory_pair
 from msgspec.structs import replace
@@ -23,7 +26,7 @@ from amusd.protocol.messages import (
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.handshake import await_hello
-from amusd.runtime.patience import Reminder, Told
+from amusd.tracing.metrics import GenerationMetrics
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport
 
@@ -90,7 +93,9 @@ def test_a_flood_of_large_messages_keeps_the_target_from_its_pass_for_a_moment_o
 
     greeting = Hello(1, "", ("ngram",))
     client = DraftClient(Recorder("target", now_ns=clock), VOCAB, Flood(clock), greeting)
-    client._told[1] = Told(Reminder(0.0, 1.0))
+    request: Any = SimpleNamespace(max_silence_seconds=1.0)
+    sequence: Any = SimpleNamespace(request=request, metrics=GenerationMetrics(), told=None)
+    client._sequences[1] = sequence
     client.drain()
     assert num_read == 4
     client.drain()
