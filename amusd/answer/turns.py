@@ -35,7 +35,6 @@ class Turns:
         self._in_use = False
         """That thread is inside the worker: only a signal handler sees this with the lock."""
         self._queue: deque[weakref.ref[Answer]] = deque()
-        self._queue_lock = threading.RLock()
         self._at_work: dict[TargetSequence, weakref.ref[Answer]] = {}
         self._is_closed = False
         self._release: Callable[[], None] | None = None
@@ -76,11 +75,10 @@ class Turns:
 
     def enqueue(self, answer: Answer) -> None:
         """Queue an answer. Idempotent; does not wait. Raises as `check`."""
-        with self._queue_lock:
-            self.check()
-            if not answer.is_queued:
-                answer.is_queued = True
-                self._queue.append(weakref.ref(answer))
+        if not answer.is_queued:
+            answer.is_queued = True
+            self._queue.append(weakref.ref(answer))
+        self.check()  # behind that: what comes after the queue was emptied is refused
 
     def advance(self, answer: Answer) -> None:
         """Compute a step of all answers at work, unless another thread has just brought `answer` on."""
@@ -117,8 +115,7 @@ class Turns:
         """
         if os.getpid() != self._pid:
             return
-        with self._queue_lock:
-            self._release, self._is_closed = release, True
+        self._is_closed, self._release = True, release  # in this order: see `enqueue`
         if self._lock.acquire(timeout=CLOSE_SECONDS):
             try:
                 self._finish_closing()

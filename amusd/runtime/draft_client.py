@@ -70,8 +70,8 @@ class DraftClient:
     _silence: Silence = field(default_factory=Silence)
     _sequences: dict[int, TargetSequence] = field(default_factory=dict)
     """Those at work that want a draft."""
-    _closing: dict[int, TargetSequence] = field(default_factory=dict)
-    """Those whose counts are awaited."""
+    _closed: dict[TargetSequence, int] = field(default_factory=dict)
+    """Those whose counts are awaited, and until when."""
     _next_sequence_id: int = 0
 
     @property
@@ -182,18 +182,23 @@ class DraftClient:
         number, seconds = sequence.sequence_id, min(FINAL_PROGRESS_SECONDS, self.patience_seconds)
         self._sequences.pop(number, None)
         if sequence.told is not None and self._send(Close(number, self._not_over)):
-            sequence.told.counts_due_ns = self.recorder.now_ns() + round(seconds * 1e9)
-            self._closing[number] = sequence
+            self._closed[sequence] = self.recorder.now_ns() + round(seconds * 1e9)
+        else:
+            sequence.is_over = True
         sequence.session.detach()
 
-    def seconds_for_counts(self, sequence: TargetSequence) -> float:
-        """How much longer to await a closed sequence's counts; 0: no longer, or they have come."""
-        due_ns = 0 if sequence.told is None else sequence.told.counts_due_ns
-        return max(0, due_ns - self.recorder.now_ns()) / 1e9
+    def settle(self, *, waits: bool) -> None:
+        """End closed sequences whose counts are due; if `waits`, wait for them."""
+        for sequence, due_ns in tuple(self._closed.items()):
+            while waits and sequence in self._closed and (left_ns := due_ns - self.recorder.now_ns()) > 0:
+                self.take(left_ns / 1e9)
+            if self.recorder.now_ns() >= due_ns:
+                self.forget(sequence)
 
     def forget(self, sequence: TargetSequence) -> None:
         """Wait no longer for a closed sequence's counts."""
-        self._closing.pop(sequence.sequence_id, None)
+        self._closed.pop(sequence, None)
+        sequence.is_over = True
 
     def shut_down(self) -> None:
         """End the draft, and close the link."""
@@ -209,7 +214,7 @@ class DraftClient:
         """Take in what has arrived, then judge whether the draft is silent."""
         end = self._now() + MAX_DRAIN_SECONDS
         for _ in range(MAX_DRAINED):  # a flood must not keep the target from its pass
-            if not (self._sequences or self._closing):
+            if not (self._sequences or self._closed):
                 return
             if not self.take(0.0):
                 self._judge_silence()
@@ -268,8 +273,7 @@ class DraftClient:
         fields: dict[str, Any] = {}
         makes_sense = isinstance(message, Progress)
         if isinstance(message, Candidate):
-            sequence = self._sequences.get(message.sequence_id)
-            reception = Reception.STALE.value if sequence is None else self._receive_candidate(message, sequence)
+            reception, sequence = self._receive_candidate(message), self._sequences.get(message.sequence_id)
             makes_sense = reception != REFUSED
             fields = {"reception": reception, "num_ready": 0 if sequence is None else sequence.session.num_candidates}
         record_message(self.recorder, RECEIVE, message, **fields)
@@ -284,7 +288,10 @@ class DraftClient:
             if self._silence.num_nonsense >= MAX_NONSENSE:
                 self._lose(f"it sent {MAX_NONSENSE} messages in a row that the protocol forbids")
 
-    def _receive_candidate(self, message: Candidate, sequence: TargetSequence) -> str:
+    def _receive_candidate(self, message: Candidate) -> str:
+        sequence = self._sequences.get(message.sequence_id)
+        if sequence is None:
+            return Reception.STALE.value
         if sequence.told is not None and message.incarnation == self._incarnation:
             sequence.told.heard(self._now())
         try:
@@ -297,10 +304,10 @@ class DraftClient:
         return reception.value
 
     def _receive_counts(self, message: Progress) -> None:
-        closed = self._closing.pop(message.sequence_id, None)
-        if closed is not None:
-            closed.told = None
-        sequence = closed or (self._sequences.get(message.sequence_id) if message.open_ns else None)
+        sequence = self._sequences.get(message.sequence_id) if message.open_ns else None
+        for closed in [each for each in self._closed if each.sequence_id == message.sequence_id]:
+            self.forget(closed)
+            sequence = closed
         if sequence is not None:
             sequence.metrics.reported(message)
             for each in self._sequences.values():  # it is at long work, for any of them
@@ -341,12 +348,13 @@ class DraftClient:
     def _lose(self, reason: str) -> None:
         """Go on without it, and look for the next one if that can be. The first line of the reason counts."""
         reason = (reason.strip().splitlines() or ["it gave no reason"])[0]
-        for sequence in (*self._sequences.values(), *self._closing.values()):
+        for sequence in (*self._sequences.values(), *self._closed):
             sequence.told = None
             sequence.session.detach()
             sequence.metrics.lost_draft()
             self.recorder.instant("draft_lost", sequence.sequence_id, reason=reason)
-        self._closing.clear()
+        for closed in tuple(self._closed):
+            self.forget(closed)
         self._silence = Silence()
         self.losses.append(reason)
         if self.link is not None:

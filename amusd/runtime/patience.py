@@ -43,8 +43,6 @@ class Told(Reminder):
     num_features = 0
     waited_ns = 0
     """How long the sequence waited for the draft since it was last heard."""
-    counts_due_ns = 0
-    """Of a closed sequence: until when the draft's counts are awaited."""
 
     def heard(self, now: float) -> None:
         """The draft answered."""

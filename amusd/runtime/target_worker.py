@@ -41,7 +41,6 @@ class TargetWorker:
     """The least recently used first, with the tokens whose keys and values the next sequence may take over."""
     _free_observers: list[Observer] = field(init=False)
     """The most recently used last."""
-    _finished: list[TargetSequence] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         caches = self.model.new_caches(self.max_num_seqs, self.model.max_length)
@@ -108,10 +107,7 @@ class TargetWorker:
         """End a sequence now, whatever is left of it. Idempotent."""
         if sequence in self.sequences:
             self._close(sequence)
-        if sequence in self._finished:
-            self._finished.remove(sequence)
         self.client.forget(sequence)
-        sequence.is_over = True
 
     def begin_run(self, number: int) -> None:
         """Send events to this run's file from now on."""
@@ -224,15 +220,10 @@ class TargetWorker:
         self.recorder.flush()
 
     def _settle(self) -> None:
-        """Close ended sequences, and end them with the draft's counts, which are waited for only if all is idle."""
+        """Close ended sequences. They are over with the draft's counts, which are waited for only if all is idle."""
         for sequence in [sequence for sequence in self.sequences if sequence.finish_reason is not None]:
             self._close(sequence)
-            self._finished.append(sequence)
-        for sequence in tuple(self._finished):
-            while (seconds := self.client.seconds_for_counts(sequence)) and not self.sequences:
-                self.client.take(seconds)
-            if not seconds:
-                self.end(sequence)
+        self.client.settle(waits=not self.sequences)
 
     def _count(
         self,

@@ -29,8 +29,8 @@ class NeedsTheDraft(WatchedTarget):
         sequence = super().admit(request, stop)
         decide = sequence.decide
 
-        def wait(max_rows: int, waited_ns: int, *, may_hear: bool) -> Decision:
-            decision = decide(max_rows, waited_ns, may_hear=may_hear)
+        def wait(waited_ns: int, *, may_hear: bool) -> Decision:
+            decision = decide(waited_ns, may_hear=may_hear)
             most = min(sequence._room, request.policy.max_lookahead)
             return Wait(0.05) if not sequence.session.num_candidates and most > 0 else decision
 

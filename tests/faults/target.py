@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from amusd.models.language_model import ModelOutput
 from faults.watch import Violation, Watch
 from faults.weather import Weather
 from faults.world import World
@@ -12,7 +13,7 @@ from protocol.sessions import Unhashed
 
 from amusd.policies.base import Wait
 from amusd.protocol.messages import Candidate
-from amusd.protocol.verification import Block, PassOutcome
+from amusd.protocol.verification import PassOutcome
 from amusd.runtime.draft_client import REFUSED, DraftClient
 from amusd.runtime.target_sequence import Request, TargetSequence
 from amusd.runtime.target_worker import TargetWorker
@@ -79,35 +80,41 @@ class WatchedTarget(TargetWorker):
         self.watch.begin(self._next_sequence_id, request.prompt, request.max_length)
         return super().admit(request, stop)
 
-    def _decide(self, sequences: Sequence[TargetSequence]) -> dict[TargetSequence, Block]:
+    def _decide(self, working: Sequence[TargetSequence]) -> None:
         self._ready_ns, self._num_waits = self.world.now_ns - self.client.delayed_ns, 0
-        blocks = super()._decide(sequences)
-        for sequence, block in blocks.items():
-            self.watch.scored(sequence.session, block)
-            self.world.counts["alternative scored"] += len(block.alternatives)
-        self.world.counts[f"pass over {len(sequences)}"] += 1
-        return blocks
+        super()._decide(working)
+
+    def _commit(
+        self, working: Sequence[TargetSequence], outputs: Sequence[ModelOutput]
+    ) -> dict[TargetSequence, PassOutcome]:
+        for sequence in working:
+            self.watch.scored(sequence.session, sequence.block)
+            self.world.counts["alternative scored"] += len(sequence.block.alternatives)
+        self.world.counts[f"pass over {len(working)}"] += 1
+        return super()._commit(working, outputs)
 
     def _wait(self, waits: dict[TargetSequence, Wait]) -> None:
         super()._wait(waits)
         self._num_waits += 1
         self.watch.waited(self.world.now_ns - self.client.delayed_ns - self._ready_ns, self._num_waits)
 
-    def _count_pass(
+    def _count(
         self,
-        blocks: dict[TargetSequence, Block],
+        working: Sequence[TargetSequence],
         outcomes: dict[TargetSequence, PassOutcome],
         start_ns: int,
         end_ns: int,
     ) -> None:
-        metrics = [sequence.metrics for sequence in blocks]
+        metrics = [sequence.metrics for sequence in working]
         before = [(own.num_accepted, own.num_accepted_alternatives) for own in metrics]
-        super()._count_pass(blocks, outcomes, start_ns, end_ns)
+        super()._count(working, outcomes, start_ns, end_ns)
         self.num_passes += 1
-        for (sequence, block), (num_accepted, num_alternatives) in zip(blocks.items(), before, strict=True):
+        for sequence, (num_accepted, num_alternatives) in zip(working, before, strict=True):
             session, own = sequence.session, sequence.metrics
             self.watch.committed(session)
             self.world.counts["rest"] += not sequence.decision.tells_draft
             self.world.counts["alternative accepted"] += own.num_accepted_alternatives - num_alternatives
             accepted = own.num_accepted - num_accepted
-            self.world.note(f"pass {session.sequence_id} {len(block.candidates)} {accepted} {session.committed_length}")
+            self.world.note(
+                f"pass {session.sequence_id} {len(sequence.block.candidates)} {accepted} {session.committed_length}"
+            )
