@@ -63,11 +63,11 @@ class TargetWorker:
         sequence.metrics.num_cached_tokens = num_cached
         self._next_sequence_id += 1
         self.client.open(sequence)  # at once, so that the draft prefills while the target does
-        self.counts.num_prompt_tokens += len(request.prompt)
-        self.counts.num_cached_tokens += num_cached
         self.sequences.append(sequence)
         self._free_observers.pop()
         del self._free_caches[cache]
+        self.counts.num_prompt_tokens += len(request.prompt)
+        self.counts.num_cached_tokens += num_cached
         self._send_features([sequence])
         return sequence
 
