@@ -127,8 +127,7 @@ class DFlashState:
 
     def __init__(self, model: DFlashModel) -> None:
         self._model = model
-        on_host = model.device.type == "cpu"
-        self._memory = KVMemory(model.num_slots, torch.float32 if on_host else model.network.cache_dtype)
+        self._memory = KVMemory(model.num_slots, model.network.cache_dtype)
         self._known = torch.zeros(model.max_length, dtype=torch.bool)
 
     def clear(self) -> None:

@@ -21,7 +21,6 @@ from amusd.models.network import Network
 from amusd.models.numerics import Numerics
 from amusd.models.passes import ModelOutput, Pass, Rows, SamplerRows, lay_out_table, lay_out_tracks
 from amusd.models.sharding import ALONE, Ranks
-from amusd.models.split_attention import stored_dtype
 from amusd.sampling.sampler import RowSampler
 
 
@@ -69,12 +68,10 @@ class CachedModel:
         """
         if not 1 <= capacity <= self.max_length:
             raise ValueError(f"a cache of {capacity} tokens: must be between 1 and {self.max_length}")
-        dtype, allocated = self.network.cache_dtype, self.numerics.allocation(capacity + spare)
-        if self.capture is None:
-            dtype = stored_dtype(dtype, self.numerics.allocation(self.max_length))  # not of this cache: bits follow
-        else:
+        allocated = self.numerics.allocation(capacity + spare)
+        if self.capture is not None:
             allocated += self.tokens_per_step
-        memory = KVMemory(number * allocated, dtype)
+        memory = KVMemory(number * allocated, self.network.cache_dtype)
         caches = [
             KVCache(memory, capacity=capacity, allocated=allocated, spare=spare, number=index)
             for index in range(number)

@@ -25,7 +25,6 @@ from amusd.models.kv_cache import KVMemory
 from amusd.models.linear import INT8, Linear, MakeLinear, Weights, make_linear
 from amusd.models.load_options import LoadOptions, loaded_dtype
 from amusd.models.sharding import JoinedLinear, Ranks, SummedLinear, share, share_of_outputs
-from amusd.models.split_attention import cache_dtype
 from amusd.models.vocabulary import EMBEDDING, HEAD
 
 VECTOR = 32
@@ -214,7 +213,7 @@ class Decoder:
         self._head = make(own.to(device, copy=not is_tied or ranks.size > 1))
         if ranks.size > 1:
             self._head = JoinedLinear(self._head, self.vocab_size, ranks)
-        self.cache_dtype = cache_dtype(rows, int8=int8) if device.type == "cpu" else rows
+        self.cache_dtype = torch.float32 if device.type == "cpu" else rows
         self.taps = FeatureTaps(options.features, device, rows) if options.features else None
         self.weight_bytes = sum(layer.nbytes for layer in self._layers) + self._norm.nbytes + self._head.nbytes
         is_counted = is_tied and ranks.size == 1

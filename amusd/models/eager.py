@@ -1,4 +1,4 @@
-"""Passes that are not captured, on a CPU: padded and cut by `numerics.py`, with `SplitAttention`.
+"""Passes that are not captured, on a CPU: padded and cut by `numerics.py`, with `CpuAttention`.
 
 Linear layers, norms and activations take the rows of all sequences in one call; attention takes each sequence alone, at
 a fixed width in the shapes that it has alone. `row_counts.py` finds how many rows the rest may have without a change of
@@ -14,13 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from amusd.models.attention import Attention
+from amusd.models.cpu_attention import CpuAttention, Part, seen_by_chain
 from amusd.models.kv_cache import KVCache
 from amusd.models.network import Network
 from amusd.models.numerics import Numerics
 from amusd.models.passes import PADDING_ID, ModelOutput, Pass, Rows
 from amusd.models.row_counts import WIDTHS, RowCounts
-from amusd.models.split_attention import BLOCK, JoinedAttention, SplitAttention
 
 _KEYS_STEP = 64
 """Keys of a tree are read up to a multiple of this, so that shapes repeat."""
@@ -31,8 +30,6 @@ class EagerPasses:
 
     def __init__(self, network: Network, numerics: Numerics, max_length: int, *, may_vary: bool) -> None:
         """`max_length`: positions that the model knows; `may_vary`: False for calls of `width` rows only."""
-        if numerics.fixed and numerics.border is not None and BLOCK % numerics.border:
-            raise ValueError(f"border={numerics.border} must divide {BLOCK}, the block of attention on a CPU")
         self._network = network
         self._numerics = numerics
         self._row_counts = RowCounts(network, numerics.width, max_length, only_width=not may_vary)
@@ -82,10 +79,12 @@ class EagerPasses:
         num_rows, memory, is_alone = ends[-1], batch[0].cache.memory, len(batch) == 1
         is_padded = self._numerics.fixed and with_logits
         computed = self._row_counts.quickest(num_rows) if is_padded else num_rows
-        parts: list[tuple[slice, SplitAttention]] = []
+        parts = []
         for rows, first, end in zip(batch, ends, ends[1:], strict=False):
             rows.write(self._columns, first)
-            parts.append((slice(first, end), self._attention(rows, computed if is_alone else end - first, with_logits)))
+            own = range(first, computed if is_alone else end)
+            count = self._row_counts.of_attention(len(own), rows.cache) if is_padded else len(own)
+            parts.append(Part(own, self._visible(rows, count, with_logits=with_logits), rows.cache.first))
         for column in self._columns:
             column[num_rows:computed] = PADDING_ID  # at position 0
         token_ids, positions, slots, parents = self._inputs
@@ -93,26 +92,18 @@ class EagerPasses:
         if is_alone and batch[0].places is None:  # neighbours are written faster
             start = batch[0].cache.first + batch[0].cache.length
             memory.slots_of_pass = range(start, start + num_rows)
-        attention: Attention = parts[0][1] if is_alone else JoinedAttention(parts, computed)
-        inputs = token_ids[:computed], positions[:computed], attention, memory
+        inputs = token_ids[:computed], positions[:computed], CpuAttention(parts, computed), memory
         logits = self._network(*inputs, with_logits=with_logits)
         return None if logits is None else logits[:num_rows]
 
-    def _attention(self, rows: Rows, count: int, with_logits: bool) -> SplitAttention:
-        cache, places = rows.cache, rows.places
-        if with_logits and self._numerics.fixed:
-            count = self._row_counts.of_attention(count, cache)
-        if places is not None:
-            # `fixed`: a function of the position alone
-            num_keys = self._numerics.num_keys(len(places.prefix), 1)
-            if num_keys < places.num_keys:
-                num_keys = min(-(-places.num_keys // _KEYS_STEP) * _KEYS_STEP, cache.allocated)
-            visible = torch.from_numpy(places.visible(num_keys, count))
-            return SplitAttention.of_paths(places.num_shared, visible, cache.memory.dtype, cache.first)
-        start, products = cache.length, cache.memory.dtype
-        if with_logits:
-            num_keys = self._numerics.num_keys(start, count)
-        else:
-            num_keys = self._numerics.prefill_keys(start + count)
-            products = self._network.cache_dtype  # many rows are worth a conversion
-        return SplitAttention.of_chain(start, count, num_keys, products, cache.first)
+    def _visible(self, rows: Rows, count: int, *, with_logits: bool) -> Tensor:
+        """[count, keys] bool: what each row of one sequence sees."""
+        cache, places, numerics = rows.cache, rows.places, self._numerics
+        start = cache.length
+        if places is None:
+            keys = numerics.num_keys(start, count) if with_logits else numerics.prefill_keys(start + count)
+            return seen_by_chain(start, count, keys)
+        keys = numerics.num_keys(len(places.prefix), 1)  # `fixed`: a function of the position alone
+        if keys < places.num_keys:
+            keys = min(-(-places.num_keys // _KEYS_STEP) * _KEYS_STEP, cache.allocated)
+        return torch.from_numpy(places.visible(keys, count))

@@ -61,12 +61,6 @@ class Places:
         """Slots from the first to the last that is read."""
         return max(int(self.prefix.max(initial=-1)), *(max(path) for path in self.paths)) + 1
 
-    @property
-    def num_shared(self) -> int:
-        """First slots that hold the prefix in order: every row sees them."""
-        in_order = self.prefix == np.arange(len(self.prefix))
-        return len(self.prefix) if in_order.all() else int(in_order.argmin())
-
     def visible(self, num_keys: int, num_rows: int) -> npt.NDArray[np.bool_]:
         """[num_rows, num_keys]: slots that each row sees, its own included; padding sees what the first does."""
         seen = np.zeros((num_rows, num_keys), dtype=np.bool_)

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from amusd.models.attention import AttentionInputs
+from amusd.models.cpu_attention import CpuAttention, Part, seen_by_chain
 from amusd.models.kv_cache import KVCache, KVMemory
 from amusd.models.network import Network
-from amusd.models.split_attention import BLOCK, SplitAttention
+from amusd.models.numerics import PROMPT_STEP
 
 WIDTHS = (1, 2, 3, 4, 6, 8)
 """Numbers of rows per call to try, in widths; the last is the most."""
-_MOST_KEYS = 20 * BLOCK
+_MOST_KEYS = 20 * PROMPT_STEP
 _TIMED_PASSES = 2
 
 
@@ -51,8 +52,8 @@ class RowCounts:
 
     def of_attention(self, rows: int, cache: KVCache) -> int:
         """Least agreeing number of query rows that holds one sequence's `rows`."""
-        if cache.memory.dtype is not torch.float32 or cache.allocated > _MOST_KEYS:
-            return self._width  # how keys are split depends on the number of rows
+        if cache.allocated > _MOST_KEYS:
+            return self._width
         return next((number for number in self._agreeing_attention if number >= rows), self._width)
 
     def _find_quickest(self, rows: int) -> int:
@@ -104,12 +105,12 @@ class RowCounts:
             return []
         [(heads, key_heads, dim, scaling, is_usual)] = self._layers.shapes
         agreeing = self._fewer if is_usual else []
-        for end in range(BLOCK, _MOST_KEYS + 1, BLOCK):
+        for end in range(PROMPT_STEP, _MOST_KEYS + 1, PROMPT_STEP):
             generator = torch.Generator().manual_seed(end)
             keys, values = torch.randn(2, key_heads, end, dim, generator=generator)
             query = torch.randn(self._width, heads, dim, generator=generator)
             found = {
-                rows: SplitAttention.of_chain(end - self._width, rows, end, torch.float32).attend(
+                rows: CpuAttention([Part(range(rows), seen_by_chain(end - self._width, rows, end), 0)], rows).attend(
                     AttentionInputs(query[:rows], keys, values, scaling)
                 )
                 for rows in (*agreeing, self._width)

@@ -20,7 +20,6 @@ from amusd.models.kv_cache import KVCache
 from amusd.models.linear import fastest_dtype
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
-from amusd.models.split_attention import prefix_of
 from amusd.models.tokenizer import load_tokenizer, user_turn
 
 pytestmark = pytest.mark.embedded
@@ -104,7 +103,6 @@ def test_the_embedded_target_answers_sensibly(plain: Plain, embedded_folder: Pat
 def test_behind_a_long_prompt_blocks_and_paths_give_the_bits_of_plain_decoding(
     embedded_folder: Path, model_impl: str
 ) -> None:
-    assert prefix_of(1490, WIDTH, torch.bfloat16) < prefix_of(1550, WIDTH, torch.bfloat16), "no border was crossed"
     test_ragged_blocks_and_paths_give_the_bits_of_plain_decoding(
         decode_plainly(load(embedded_folder, model_impl), embedded_folder, 1490, 60)
     )

@@ -1,0 +1,99 @@
+"""Attention on a CPU: that of the definition, and with bits that depend on a row's position alone."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from amusd.models.attention import AttentionInputs
+from amusd.models.cpu_attention import CpuAttention, Part, seen_by_chain
+from amusd.models.numerics import PROMPT_STEP, TRACK_STRIDE
+
+WIDTH = 8
+LONG = 10 * PROMPT_STEP
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Keys and values [key_heads, slots, dim] of a cache, and how many query heads share a key head."""
+
+    keys: Tensor
+    values: Tensor
+    groups: int
+
+    def queries(self, rows: int, seed: int) -> Tensor:
+        """[rows, heads, dim]."""
+        heads = self.keys.shape[0] * self.groups
+        return torch.randn(rows, heads, self.keys.shape[2], generator=torch.Generator().manual_seed(seed))
+
+    def attend(self, query: Tensor, visible: Tensor) -> Tensor:
+        """[rows, heads, dim], from the slots that `visible` [rows, slots] allows."""
+        attention = CpuAttention([Part(range(len(query)), visible, 0)], len(query))
+        return attention.attend(AttentionInputs(query, self.keys, self.values, query.shape[2] ** -0.5))
+
+    def exact(self, query: Tensor, visible: Tensor) -> Tensor:
+        """The same in float64."""
+        end = visible.shape[1]
+        keys, values = (part[:, :end].double().repeat_interleave(self.groups, 0) for part in (self.keys, self.values))
+        scores = torch.einsum("rhd,hsd->rhs", query.double(), keys) * query.shape[2] ** -0.5
+        weights = scores.masked_fill(~visible.unsqueeze(1), -torch.inf).softmax(-1)
+        return torch.einsum("rhs,hsd->rhd", weights, values)
+
+
+def layer(*, key_heads: int = 2, groups: int = 3, dim: int = 32) -> Layer:
+    generator = torch.Generator().manual_seed(key_heads * dim + groups)
+    keys, values = torch.randn(2, key_heads, LONG, dim, generator=generator)
+    return Layer(keys, values, groups)
+
+
+def check(cache: Layer, query: Tensor, visible: Tensor) -> None:
+    expected = cache.exact(query, visible)
+    torch.testing.assert_close(cache.attend(query, visible).double(), expected, atol=1e-5, rtol=0)
+
+
+@settings(max_examples=15)
+@given(
+    shape=st.tuples(st.sampled_from([1, 2, 3]), st.sampled_from([1, 3, 4]), st.sampled_from([16, 64])),
+    start=st.integers(0, LONG - 200),
+    rows=st.sampled_from([1, 2, 8, 128]),
+)
+def test_a_chain_gets_the_attention_of_the_definition(shape: tuple[int, int, int], start: int, rows: int) -> None:
+    key_heads, groups, dim = shape
+    cache = layer(key_heads=key_heads, groups=groups, dim=dim)
+    check(cache, cache.queries(rows, start), seen_by_chain(start, rows, start + rows))
+
+
+@settings(max_examples=10)
+@given(shared=st.integers(1, LONG - 60), rows=st.sampled_from([1, 5, 16]), seed=st.integers(0, 1000))
+def test_rows_of_a_tree_see_their_own_slots_behind_what_all_share(shared: int, rows: int, seed: int) -> None:
+    cache, rng = layer(), random.Random(seed)
+    visible = torch.zeros(rows, LONG, dtype=torch.bool)
+    visible[:, :shared] = True
+    for row in visible:
+        row[rng.sample(range(shared, LONG), rng.randint(1, 40))] = True
+    check(cache, cache.queries(rows, seed), visible)
+
+
+@pytest.mark.parametrize("first", [2 * PROMPT_STEP, 9 * PROMPT_STEP], ids=lambda first: f"behind {first} slots")
+def test_a_row_has_the_same_bits_in_any_track(first: int) -> None:
+    cache, end = layer(), first + PROMPT_STEP
+    query = cache.queries(WIDTH, seed=2)
+    for start in (first, first + 5, first + 40):
+        expected = cache.attend(query, seen_by_chain(start, WIDTH, end))
+        for track in (1, 2):
+            keys, values = cache.keys.clone(), cache.values.clone()
+            moved = torch.arange(start + 1, start + WIDTH) + track * TRACK_STRIDE
+            for part in (keys, values):
+                part[:, moved] = part[:, start + 1 : start + WIDTH].clone()
+                part[:, start + 1 : start + WIDTH] = 7.0  # rows of another path
+            visible = torch.zeros(WIDTH, end, dtype=torch.bool)
+            visible[:, : start + 1] = True
+            for row in range(1, WIDTH):
+                visible[row, moved[:row]] = True
+            assert torch.equal(Layer(keys, values, cache.groups).attend(query, visible), expected)
