@@ -165,17 +165,15 @@ class Answer:
             self.fail(error)
 
     def _take(self, emission: Emission) -> None:
-        parts = zip_longest(emission.token_ids, emission.logprobs, emission.top_logprobs, emission.sources)
-        for number, (token_id, logprob, top_logprobs, source) in enumerate(parts, start=1):
-            reason = emission.finish_reason if number == len(emission.token_ids) else None
-            if reason is not None:
-                self.all_tokens_at = time.perf_counter()
-            text = self.stop.show(token_id, reason)
+        own = emission.token_ids, emission.texts, emission.logprobs, emission.top_logprobs, emission.sources
+        for token_id, text, logprob, top_logprobs, source in zip_longest(*own):
             self._tokens.append(Token(token_id, text, logprob, top_logprobs or (), source))
+        if emission.finish_reason is not None:
+            self.all_tokens_at = time.perf_counter()
 
     def _finish(self, sequence: TargetSequence) -> None:
         self._generation = self._kind(
-            text=self.stop.text,
+            text="".join(token.text for token in self._tokens),
             token_ids=tuple(token.token_id for token in self._tokens),
             finish_reason=sequence.ended_by,
             metrics=sequence.metrics,

@@ -5,9 +5,8 @@ At one token end-of-sequence wins over a stop string, and both over the length. 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from amusd.types import FinishReason, TokenSource, TopLogprobs
 
@@ -18,6 +17,8 @@ class Emission:
 
     token_ids: tuple[int, ...]
     """Those up to the one that ended the answer, or all."""
+    texts: tuple[str, ...]
+    """What can be shown with each."""
     finish_reason: FinishReason | None
     logprobs: tuple[float, ...] = ()
     top_logprobs: tuple[TopLogprobs, ...] = ()
@@ -26,7 +27,7 @@ class Emission:
 
 @dataclass
 class StopChecker:
-    """Finds the first token that ends one answer, and the text that can be shown."""
+    """Finds the first token that ends one answer, and holds back text that could begin a stop string."""
 
     eos_token_ids: Collection[int]
     stop: tuple[str, ...]
@@ -34,46 +35,33 @@ class StopChecker:
     push_text: Callable[[int], str]
     """Gives the text that a token adds."""
     flush_text: Callable[[], str] = str
-    """Gives the text that still lacks a token."""
-    text: str = ""
-    """What was shown."""
+    """Gives what is left at the end."""
     _num_tokens: int = 0
-    _pieces: deque[str] = field(default_factory=deque)  # of tokens that `show` has not been asked for
     _held: str = ""
 
     def push(self, token_ids: Iterable[int]) -> Emission:
         """Take in committed tokens; drops what follows the end."""
         kept: list[int] = []
+        texts: list[str] = []
         reason = None
         for token_id in token_ids:
             kept.append(token_id)
-            reason = self._check(token_id)
+            self._num_tokens += 1
+            self._held += self.push_text(token_id)
+            reason = self._reason(token_id)
             if reason is not None:
+                self._held += self.flush_text()
+                texts.append(cut_at_stop(self._held, self.stop) if reason is FinishReason.STOP else self._held)
                 break
-        return Emission(tuple(kept), reason)
+            number = len(self._held) - held_back(self._held, self.stop)
+            texts.append(self._held[:number])
+            self._held = self._held[number:]
+        return Emission(tuple(kept), tuple(texts), reason)
 
-    def show(self, token_id: int, reason: FinishReason | None) -> str:
-        """The text that can be shown with the next token that `push` kept; `reason`: with the last one."""
-        self._held += self._pieces.popleft() if self.stop else self.push_text(token_id)
-        if reason is not None:
-            self._held += self.flush_text()
-        number = len(self._held) - (held_back(self._held, self.stop) if reason is None else 0)
-        if reason in (None, FinishReason.STOP):
-            number = min(number, len(cut_at_stop(self._held, self.stop)))
-        shown, self._held = self._held[:number], self._held[number:]
-        self.text += shown
-        return shown
-
-    def _check(self, token_id: int) -> FinishReason | None:
-        self._num_tokens += 1
-        completes_stop = False
-        if self.stop:  # without, text can wait until the draft knows of the tokens
-            self._pieces.append(self.push_text(token_id))
-            unseen = "".join((self._held, *self._pieces))
-            completes_stop = any(stop in unseen for stop in self.stop)
+    def _reason(self, token_id: int) -> FinishReason | None:
         if token_id in self.eos_token_ids:
             return FinishReason.EOS
-        if completes_stop:
+        if any(string in self._held for string in self.stop):
             return FinishReason.STOP
         return FinishReason.LENGTH if self._num_tokens >= self.max_new_tokens else None
 
