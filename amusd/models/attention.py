@@ -22,7 +22,7 @@ class AttentionInputs(NamedTuple):
     keys: Tensor
     """[key_heads, slots, dim]: all slots of the memory; query heads that share a key head are grouped."""
     values: Tensor
-    """[key_heads, slots, value_dim]."""
+    """[key_heads, slots, dim]."""
     scaling: float
     softcap: float | None = None
     """Bound of the scores, as in transformers."""
@@ -39,12 +39,12 @@ class Attention(Protocol):
     """The slots that each row of one pass sees, and a way to attend to them."""
 
     def attend(self, layer: AttentionInputs) -> Tensor:
-        """[rows, heads, value_dim], in the dtype of the keys or a finer one."""
+        """[rows, heads, dim], in the dtype of the keys or a finer one."""
         ...
 
 
 def attend_masked(layer: AttentionInputs, visible: Tensor) -> Tensor:
-    """Attend to the slots that `visible` [rows, slots] allows; returns [rows, heads, value_dim]."""
+    """Attend to the slots that `visible` [rows, slots] allows; returns [rows, heads, dim]."""
     query, keys, values, scaling, softcap, sinks = layer
     rows, heads, dim = query.shape
     key_heads = keys.shape[0]
@@ -118,26 +118,10 @@ class TableAttention:
     def attend(self, layer: AttentionInputs) -> Tensor:
         """See `Attention`; the rows of a sequence are neighbours."""
         query, keys, values, scaling, softcap, sinks = layer
-        if keys.shape[2] != values.shape[2]:  # latent attention, which `attend_rows` cannot do
-            return attend_masked(layer, self._visible(keys.shape[1]))
         where = (self.table, self.lengths, self.branches, self.row_paths, self.positions)
         by_sequence = query.to(keys.dtype).view(*self.positions.shape, *query.shape[1:])
         output: Tensor = attend_rows(by_sequence, keys, values, *where, scaling, softcap or 0.0, sinks)
         return output.flatten(0, 1)
-
-    def _visible(self, num_slots: int) -> Tensor:
-        """[seqs * rows, slots] bool. A padded row sees slot 0: the softmax of no score is NaN."""
-        positions, lengths = self.positions.unsqueeze(2), self.lengths.view(-1, 1, 1)  # [seqs, rows, 1], [seqs, 1, 1]
-        by_table = torch.arange(self.table.shape[1], device=positions.device)
-        in_table = (by_table <= positions) & (by_table < lengths)  # [seqs, rows, positions]
-        depth = self.branches.shape[2]
-        branches = self.branches.gather(1, self.row_paths.unsqueeze(2).expand(-1, -1, depth))  # [seqs, rows, depth]
-        on_branch = lengths + torch.arange(depth, device=positions.device) <= positions
-        visible = torch.zeros(*self.positions.shape, num_slots, dtype=torch.int8, device=positions.device)
-        visible.scatter_add_(2, self.table.unsqueeze(1).expand_as(in_table), in_table.to(torch.int8))
-        visible.scatter_add_(2, branches, on_branch.to(torch.int8))
-        visible[:, :, :1] += positions < 0
-        return visible.flatten(0, 1) > 0
 
 
 def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
@@ -167,10 +151,14 @@ def attend(
     attention: Attention,
     **_kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of [1, heads, rows, dim] over [1, key_heads, slots, dim]; returns [1, rows, heads, value_dim].
+    """Attention of [1, heads, rows, dim] over [1, key_heads, slots, dim]; returns [1, rows, heads, dim of a value].
 
     transformers passes on `attention`; `softcap` and `s_aux` are its own names.
     """
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    value_dim = value.shape[3]
+    if missing := key.shape[3] - value_dim:  # latent attention
+        key, value = key.contiguous(), F.pad(value, (0, missing))
     output = attention.attend(AttentionInputs(query[0].transpose(0, 1), key[0], value[0], scaling, softcap, s_aux))
+    output = output[..., :value_dim]
     return output.to(query.dtype).contiguous().unsqueeze(0), None  # some models view it

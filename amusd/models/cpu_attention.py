@@ -84,7 +84,7 @@ class _Group:
         """[rows, heads, dim] of the rows of all parts, padding included, one part after another."""
         query, keys, values = layer.query, layer.keys, layer.values
         number, (rows, end), key_heads, dim = len(self.parts), self.parts[0].visible.shape, *keys.shape[::2]
-        if not layer.is_plain or values.shape[2] != dim:
+        if not layer.is_plain:
             regions = [slice(part.first, part.first + end) for part in self.parts]
             each = zip(self.parts, regions, torch.split(query, rows), strict=True)
             layers = [(part, AttentionInputs(q, keys[:, own], values[:, own], *layer[3:])) for part, own, q in each]

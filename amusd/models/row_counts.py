@@ -103,8 +103,8 @@ class RowCounts:
         _ = self._expected  # which shows the shapes of the layers
         if len(self._layers.shapes) > 1:
             return []
-        [(heads, key_heads, dim, scaling, is_usual)] = self._layers.shapes
-        agreeing = self._fewer if is_usual else []
+        [(heads, key_heads, dim, scaling, is_plain)] = self._layers.shapes
+        agreeing = self._fewer if is_plain else []
         for end in range(PROMPT_STEP, _MOST_KEYS + 1, PROMPT_STEP):
             generator = torch.Generator().manual_seed(end)
             keys, values = torch.randn(2, key_heads, end, dim, generator=generator)
@@ -127,6 +127,5 @@ class _OwnValues:
 
     def attend(self, layer: AttentionInputs) -> Tensor:
         heads, (key_heads, _, dim) = layer.query.shape[1], layer.keys.shape
-        is_usual = layer.is_plain and layer.values.shape[2] == dim
-        self.shapes.add((heads, key_heads, dim, layer.scaling, is_usual))
+        self.shapes.add((heads, key_heads, dim, layer.scaling, layer.is_plain))
         return layer.values.transpose(0, 1).repeat_interleave(heads // key_heads, dim=1)
