@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from amusd.errors import DeviceError, RankLostError
 from amusd.models.captured import CapturedPasses
 from amusd.models.eager import EagerPasses
 from amusd.models.graphs import Capture, Completion, send
@@ -87,13 +88,8 @@ class CachedModel:
 
         Afterwards a captured pass of another shape is a `DeviceError`.
         """
-        if self._eager is not None:
-            self._eager.prepare(cache)
-            return
-        self.compute(Pass([Rows((), cache)], steps))
-        for sampler in samplers:
-            inputs = np.zeros((0, sampler.num_inputs), dtype=np.int64)
-            self.compute(Pass([Rows((), cache, SamplerRows(sampler, inputs))], steps))
+        for wanted in (None, *(SamplerRows(sampler, sampler.neutral[None]) for sampler in samplers)):
+            self.compute(Pass([Rows((), cache, wanted)], steps))
 
     def prefill(self, token_ids: Sequence[int], cache: KVCache) -> None:
         """Take in tokens without logits, in chunks whose borders depend on the position alone. Raises as `run`."""
@@ -159,7 +155,7 @@ class CachedModel:
             found = stored.index_select(0, send(torch.from_numpy(np.concatenate(slots)), device))
             on_host = torch.empty(found.shape, dtype=torch.bfloat16, pin_memory=device.type == "cuda")
             on_host.copy_(found.to(torch.bfloat16), non_blocking=True)
-        self._completion.wait(self.ranks.check)
+        self.wait()
         return torch.split(on_host, [len(part) for part in slots])
 
     def write_features(self, slots: Sequence[int], features: Tensor, cache: KVCache) -> None:
@@ -168,6 +164,19 @@ class CachedModel:
         with torch.inference_mode():
             stored = cache.memory.features(features.shape[1], self.device)
             stored.index_copy_(0, places, send(features, self.device).to(stored.dtype))
+
+    def wait(self) -> None:
+        """Wait for the device. Raises `DeviceError` after a deadline, `RankLostError` for several ranks."""
+        ranks = self.ranks
+        try:
+            self._completion.wait(ranks.check)
+        except DeviceError as error:
+            if ranks.size == 1:
+                raise
+            ranks.abort()
+            raise RankLostError(f"a rank of the target is silent: {error}") from None
+        if ranks.rank == 0:  # which alone uses the results
+            ranks.check()
 
     def _laid_out(self, rows: Rows) -> Rows:
         """The same with the places of paths. Raises `ValueError` for what no pass can hold."""

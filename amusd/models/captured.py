@@ -20,12 +20,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from amusd.errors import DeviceError, RankLostError
+from amusd.errors import DeviceError
 from amusd.models.attention import CausalAttention
-from amusd.models.graphs import Completion, Replay
+from amusd.models.graphs import Replay, send
 from amusd.models.kv_cache import KVCache
-from amusd.models.passes import PADDING_ID, ModelOutput, Pass, Rows
-from amusd.models.pinned import PassInputs, Pinned, SamplerWords
+from amusd.models.passes import PADDING_ID, ModelOutput, Pass, Places, Rows
+from amusd.models.pinned import PassInputs, Pinned
 from amusd.sampling.sampler import RowSampler
 
 if TYPE_CHECKING:
@@ -57,19 +57,16 @@ class CapturedPasses:
         self._max_rows = max_rows = model.numerics.width
         self._num_places = number * (max_rows + model.tokens_per_step)
         self._graphs: dict[PassShape, tuple[Replay, list[Tensor]]] = {}  # with the logits of each, one tensor
-        self._words: dict[RowSampler, SamplerWords] = {}
+        self._words: dict[RowSampler, tuple[Pinned, Pinned]] = {}  # inputs and outputs of each sampler
         self._is_sealed = False
         self._device = device = model.device
-        max_depth = max(max_rows, caches[0].spare)
-        self._inputs = PassInputs(number, max_rows, model.tokens_per_step, max_depth, device)
-        self._written = [*self._inputs.rows[: 4 if model.feature_width else 3]]  # see `Rows.write`
+        self._inputs = PassInputs(number, max_rows, model.tokens_per_step, max(max_rows, caches[0].spare), device)
         self._slots = Pinned((number * self._allocated,), torch.int64, device)  # of each position of each cache
         self._slots.host[:] = np.arange(number * self._allocated)
         self._slots.send()
         # The columns chosen, and the bits of the logit of each, as float64: both come to the host in one copy.
         self._results = Pinned((2, self._num_places), torch.int64, device)
         self._columns, self._largest = self._results.device[0], self._results.device[1].view(torch.float64)
-        self._completion = Completion(device)
 
     def run(self, work: Pass) -> list[ModelOutput]:
         """Compute a pass and wait; returns each sequence's output, or nothing for a prompt."""
@@ -85,21 +82,26 @@ class CapturedPasses:
         graphs = [self._graph(shape) for shape in shapes]
         self._inputs.send(self._write(batch, shapes[0], len(shapes) - 1))
         places = [self._places_of(index, rows, shapes) for index, rows in enumerate(batch)]
-        words = None if work.sampler is None else self._send_words(batch, places, work.sampler)
+        told = None
+        if work.sampler is not None:
+            asked, told = self._words[work.sampler]
+            for rows, those in zip(batch, places, strict=True):
+                asked.host[those] = work.sampler.neutral if rows.wanted is None else rows.wanted.inputs
+            asked.send()
         with torch.inference_mode():
             for replay, _ in graphs:
                 replay()
             self._results.fetch()
-            if words is not None:
-                words.outputs.fetch()
-        self._wait()
+            if told is not None:
+                told.fetch()
+        self._model.wait()
         [logits] = graphs[0][1]
         outputs = []
         for index, (rows, those) in enumerate(zip(batch, places, strict=True)):
             columns, bits = self._results.host[:, those].copy()
-            told = None if words is None else words.outputs.host[those].copy()
+            others = None if told is None else told.host[those].copy()
             scores = logits[index * count : index * count + len(rows.token_ids)]
-            outputs.append(ModelOutput(scores, rows.wanted, columns, bits.view(np.float64), told))
+            outputs.append(ModelOutput(scores, rows.wanted, columns, bits.view(np.float64), others))
         return outputs
 
     @property
@@ -112,13 +114,13 @@ class CapturedPasses:
     def _prefill(self, rows: Rows) -> None:
         cache, count, device = rows.cache, len(rows.token_ids), self._device
         start = cache.length
-        token_ids = torch.tensor(rows.token_ids, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+        token_ids = send(torch.tensor(rows.token_ids), device)
         positions = torch.arange(start, start + count, device=device)
         attention = CausalAttention(start, count, cache.first)
         self._memory.slots_of_pass = positions + cache.first if cache.first else positions
         with torch.inference_mode():
             self._model.network(token_ids, positions, attention, self._memory, with_logits=False)
-        self._wait()
+        self._model.wait()
 
     def _places(self, shape: PassShape) -> slice:
         first = self._num_caches * (self._max_rows + shape.step - 1) if shape.step else 0
@@ -131,19 +133,6 @@ class CapturedPasses:
             return slice(first, end)
         return [*range(first, end), *(self._places(shape).start + index for shape in shapes[1:])]
 
-    def _wait(self) -> None:
-        """Wait for the device. Raises `DeviceError` after a deadline, `RankLostError` for several ranks."""
-        ranks = self._model.ranks
-        try:
-            self._completion.wait(ranks.check)
-        except DeviceError as error:
-            if ranks.size == 1:
-                raise
-            ranks.abort()
-            raise RankLostError(f"a rank of the target is silent: {error}") from None
-        if ranks.rank == 0:  # which alone uses the results
-            ranks.check()
-
     def _write(self, batch: Sequence[Rows], shape: PassShape, num_further: int) -> int:
         """Write a pass's inputs, padding included; returns how many paths `PassInputs.send` must send.
 
@@ -151,7 +140,7 @@ class CapturedPasses:
         are read through the table alone.
         """
         inputs, num_paths = self._inputs, 0
-        positions, slots, row_paths = inputs.rows[1], inputs.rows[2], inputs.rows[4]
+        _, positions, slots, _, row_paths = inputs.rows
         tables: list[tuple[KVCache, npt.NDArray[np.int64]]] = []
         for index in range(shape.sequences):
             rows = batch[index] if index < len(batch) else None
@@ -168,11 +157,13 @@ class CapturedPasses:
             slots[further] = np.arange(scratch - num_further, scratch)
             if rows is None:
                 continue
-            rows.write(self._written, first)
+            rows.write(inputs.rows, first)
             cache, last = rows.cache, rows.cache.length + count
             if rows.places is not None:
                 inputs.sequences[1, index] = len(rows.places.prefix)
-                num_paths = index * self._max_rows + self._write_paths(rows, index, row_paths[first:end])
+                num_paths = index * self._max_rows + self._write_paths(
+                    rows.places, cache.first, index, row_paths[first:end]
+                )
                 tables.append((cache, rows.places.prefix))
                 continue
             fitting = min(num_further, cache.capacity - last)
@@ -182,17 +173,16 @@ class CapturedPasses:
         self._send_tables(tables)
         return num_paths
 
-    def _write_paths(self, rows: Rows, index: int, row_paths: npt.NDArray[np.int64]) -> int:
-        assert rows.places is not None
+    def _write_paths(self, places: Places, first: int, index: int, row_paths: npt.NDArray[np.int64]) -> int:
         path_of: dict[tuple[int, ...], int] = {}
         num_paths = 0
-        for row, path in sorted(enumerate(rows.places.paths), key=lambda pair: len(pair[1])):
+        for row, path in sorted(enumerate(places.paths), key=lambda pair: len(pair[1])):
             slots = tuple(path)
             number = path_of.pop(slots[:-1], None)
             if number is None:
                 number, num_paths = num_paths, num_paths + 1
             path_of[slots] = row_paths[row] = number
-            self._inputs.paths[index, number, : len(slots)] = np.add(slots, rows.cache.first)
+            self._inputs.paths[index, number, : len(slots)] = np.add(slots, first)
         return num_paths
 
     def _send_tables(self, tables: Sequence[tuple[KVCache, npt.NDArray[np.int64]]]) -> None:
@@ -208,19 +198,6 @@ class CapturedPasses:
         if first < end:
             self._slots.send(slice(first, end))
 
-    def _send_words(
-        self, batch: Sequence[Rows], places: Sequence[slice | list[int]], sampler: RowSampler
-    ) -> SamplerWords:
-        words = self._words[sampler]
-        for rows, those in zip(batch, places, strict=True):
-            if rows.wanted is None or rows.wanted.sampler is not sampler:
-                words.inputs.host[those] = sampler.neutral
-            if rows.wanted is not None:
-                inputs = rows.wanted.inputs
-                words.inputs.host[those, : inputs.shape[1]] = inputs
-        words.inputs.send()
-        return words
-
     def _prepare(self, work: Pass) -> None:
         """Capture all shapes now, so that no answer waits for a capture."""
         self._is_sealed = False
@@ -234,8 +211,13 @@ class CapturedPasses:
         if known is None:
             if self._is_sealed:
                 raise DeviceError(f"a pass was not prepared: {shape}")
-            if shape.sampler is not None and shape.sampler not in self._words:
-                self._words[shape.sampler] = SamplerWords(shape.sampler, self._num_places, self._device)
+            if (sampler := shape.sampler) is not None and sampler not in self._words:
+                asked, _ = self._words[sampler] = (
+                    Pinned((self._num_places, sampler.num_inputs), torch.int64, self._device),
+                    Pinned((self._num_places, sampler.num_outputs), torch.int32, self._device),
+                )
+                asked.host[:] = sampler.neutral
+                asked.send()
             self._inputs.send(self._write((), shape, shape.step))
             logits: list[Tensor] = []
 
@@ -275,8 +257,8 @@ class CapturedPasses:
         if sampler is None:
             self._largest[places], self._columns[places] = logits.max(dim=-1)  # a NaN is the largest
             return
-        words = self._words[sampler]
-        columns, words.outputs.device[places] = sampler.compute(logits, words.inputs.device[places])
+        asked, told = self._words[sampler]
+        columns, told.device[places] = sampler.compute(logits, asked.device[places])
         self._columns[places] = columns
         self._largest[places] = logits.gather(1, columns.unsqueeze(1)).squeeze(1)
 

@@ -34,13 +34,15 @@ class EagerPasses:
         self._numerics = numerics
         self._row_counts = RowCounts(network, numerics.width, max_length, only_width=not may_vary)
         most = max(WIDTHS[-1] * numerics.width, numerics.prefill_chunk)
-        columns = np.zeros((4, most), dtype=np.int64)
-        self._columns = [*columns][: 4 if network.feature_width else 3]  # see `Rows.write`
-        self._inputs = torch.from_numpy(columns).unbind()
+        self._columns = np.zeros((4, most), dtype=np.int64)  # see `Rows.write`
+        self._inputs = torch.from_numpy(self._columns).unbind()
 
     def run(self, work: Pass) -> list[ModelOutput]:
         """Compute a pass; returns each sequence's output, or nothing for a prompt."""
         outputs: list[ModelOutput] = []
+        if not work.rows[0].token_ids:
+            self._prepare(work.rows[0].cache)
+            return outputs
         with torch.inference_mode():
             for batch in self._calls(work.rows):
                 logits = self._call(batch, with_logits=work.steps > 0)
@@ -49,7 +51,7 @@ class EagerPasses:
                     outputs += [ModelOutput(scores, rows.wanted) for scores, rows in zip(each, batch, strict=True)]
         return outputs
 
-    def prepare(self, cache: KVCache) -> None:
+    def _prepare(self, cache: KVCache) -> None:
         """Find which numbers of rows passes over `cache`'s memory may have."""
         if self._numerics.fixed:
             self._row_counts.up_to(cache.memory.num_slots // cache.allocated * self._numerics.width)
@@ -65,12 +67,11 @@ class EagerPasses:
         calls: list[list[Rows]] = []
         num_free = 0
         for rows in batch:
-            count = len(rows.token_ids)
-            if count > num_free:
+            if len(rows.token_ids) > num_free:
                 calls.append([])
                 num_free = most
             calls[-1].append(rows)
-            num_free -= count
+            num_free -= len(rows.token_ids)
         return calls
 
     def _call(self, batch: Sequence[Rows], *, with_logits: bool) -> Tensor | None:
@@ -85,8 +86,7 @@ class EagerPasses:
             own = range(first, computed if is_alone else end)
             count = self._row_counts.of_attention(len(own), rows.cache) if is_padded else len(own)
             parts.append(Part(own, self._visible(rows, count, with_logits=with_logits), rows.cache.first))
-        for column in self._columns:
-            column[num_rows:computed] = PADDING_ID  # at position 0
+        self._columns[:, num_rows:computed] = PADDING_ID  # at position 0
         token_ids, positions, slots, parents = self._inputs
         memory.slots_of_pass, memory.parents_of_pass = slots[:num_rows], parents[:computed]
         if is_alone and batch[0].places is None:  # neighbours are written faster

@@ -163,11 +163,10 @@ class KVCache:
         self.length += rows
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Continue the sequence with these rows of the last pass over paths. Raises `ValueError` as `check_keep`.
+        """Continue the sequence with these rows of the last pass over paths, which fit (`check_keep`).
 
         Positions take over the rows' slots; without a table keys and values move to the positions' own slots.
         """
-        self.check_keep(rows)
         kept = [self.path_slots[row] for row in rows]
         moves = [(slot, position) for position, slot in enumerate(kept, start=self.length) if slot != position]
         if self.captured is not None:

@@ -86,16 +86,12 @@ class Numerics:
 
     def prefill_keys(self, end: int) -> int:
         """Keys that attention reads in a prompt chunk that ends at `end`."""
-        return self._round_up(end, self.prefill_chunk) if self._has_borders else end
+        return end if self._border_after(0) is None else self._round_up(end, self.prefill_chunk)
 
     def allocation(self, capacity: int) -> int:
         """Positions to allocate so that padding beyond `capacity` tokens fits."""
         rows = capacity + self.width
         return rows if self.border is None else self._round_up(rows, self.prefill_chunk)
-
-    @property
-    def _has_borders(self) -> bool:
-        return self.fixed and self.border is not None
 
     def _border_after(self, position: int) -> int | None:
         if not self.fixed or self.border is None:

@@ -86,10 +86,10 @@ class Rows:
     places: Places | None = None
     """For a tree, whose slots the caller gives out; the model finds those of paths. None: a chain."""
 
-    def write(self, columns: Sequence[npt.NDArray[np.int64]], first: int) -> None:
-        """Write each row's token, position, slot in the memory and the slot before it.
+    def write(self, columns: npt.NDArray[np.int64], first: int) -> None:
+        """Write each row's token, position, slot in the memory and the slot before it to `columns` [4, rows].
 
-        `columns`: [rows] each, written from `first` on.
+        `first`: the first of the rows.
         """
         cache, places, count = self.cache, self.places, len(self.token_ids)
         start, rows = cache.length, slice(first, first + count)
@@ -97,10 +97,9 @@ class Rows:
         columns[1][rows] = np.arange(start, start + count) if places is None else places.positions
         slots = cache.slots[start : start + count] if places is None else places.slots
         columns[2][rows] = np.add(slots, cache.first)
-        if len(columns) > 3:
-            before = np.maximum(np.arange(start - 1, start + count - 1), 0)
-            parents = cache.slots[before] if places is None else places.parents
-            columns[3][rows] = np.add(parents, cache.first)
+        before = np.maximum(np.arange(start - 1, start + count - 1), 0)
+        parents = cache.slots[before] if places is None else places.parents
+        columns[3][rows] = np.add(parents, cache.first)
 
 
 @dataclass(frozen=True, slots=True)

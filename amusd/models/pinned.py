@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from amusd.models.attention import TableAttention
-from amusd.sampling.sampler import RowSampler
 
 
 class Pinned:
@@ -28,16 +27,6 @@ class Pinned:
     def fetch(self) -> None:
         """Have the device write to the host."""
         self._host.copy_(self.device, non_blocking=True)
-
-
-class SamplerWords:
-    """Inputs and outputs [places, words] of one sampler."""
-
-    def __init__(self, sampler: RowSampler, num_places: int, device: torch.device) -> None:
-        self.inputs = Pinned((num_places, sampler.num_inputs), torch.int64, device)
-        self.inputs.host[:] = sampler.neutral
-        self.inputs.send()
-        self.outputs = Pinned((num_places, sampler.num_outputs), torch.int32, device)
 
 
 class PassInputs:

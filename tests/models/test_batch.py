@@ -199,15 +199,14 @@ def test_chains_of_several_sequences_go_on_as_each_does_alone(kind: str) -> None
 
 
 class Second:
-    num_outputs = 1
+    num_inputs, num_outputs = 2, 1
+    neutral = np.array([0, 5])
 
     def __init__(self, level: int) -> None:
         self.level = level
-        self.num_inputs = 1 + level
-        self.neutral = np.array([0, *[5] * level])
 
     def wanted(self, num_rows: int) -> SamplerRows:
-        return SamplerRows(self, np.tile([1, *[7] * self.level], (num_rows, 1)))
+        return SamplerRows(self, np.tile([1, 5 + 2 * self.level], (num_rows, 1)))
 
     def compute(self, logits: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
         best = logits.topk(2, dim=1).indices
