@@ -5,11 +5,22 @@ On CPUs the decoder works in place (`decoder.py`); the CPU kernels here are the 
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
+
+
+def register_triton(operator: Any, module: str, name: str) -> None:
+    """Let the function `name` of `module`, which imports triton, compute `operator` on GPUs."""
+
+    def launch(first: Tensor, *others: Any) -> Any:
+        with torch.cuda.device(first.device):  # Triton launches on the current device
+            return getattr(importlib.import_module(module), name)(first, *others)
+
+    operator.register_kernel("cuda")(launch)
 
 
 @torch.library.custom_op("amusd::rotate_and_store", mutates_args=("storage",), device_types="cpu")
@@ -48,25 +59,12 @@ def rotate_and_store(
     return rotated[:, :num_queries].to(storage.dtype, memory_format=torch.contiguous_format)
 
 
-@rotate_and_store.register_kernel("cuda")
-def _rotate_and_store_cuda(joint: Tensor, *others: Any) -> Tensor:
-    from amusd.models import fused_triton
-
-    with torch.cuda.device(joint.device):  # Triton launches on the current device
-        return fused_triton.rotate_and_store(joint, *others)
-
-
-@rotate_and_store.register_fake
-def _rotate_and_store_fake(
-    joint: Tensor,
-    _rotation: Tensor,
-    _norm: Tensor | None,
-    storage: Tensor,
-    _slots: Tensor,
-    num_queries: int,
-    _epsilon: float,
-) -> Tensor:
-    return torch.empty((len(joint), num_queries, joint.shape[2]), dtype=storage.dtype, device=joint.device)
+register_triton(rotate_and_store, "amusd.models.fused_triton", "rotate_and_store")
+rotate_and_store.register_fake(
+    lambda joint, _rotation, _norm, storage, _slots, num_queries, _epsilon: storage.new_empty(
+        (len(joint), num_queries, joint.shape[2])
+    )
+)
 
 
 @torch.library.custom_op("amusd::silu_and_multiply", mutates_args=(), device_types="cpu")
@@ -76,14 +74,5 @@ def silu_and_multiply(gate_up: Tensor) -> Tensor:
     return F.silu(gate).mul_(up).to(gate_up.dtype)
 
 
-@silu_and_multiply.register_kernel("cuda")
-def _silu_and_multiply_cuda(gate_up: Tensor) -> Tensor:
-    from amusd.models import fused_triton
-
-    with torch.cuda.device(gate_up.device):
-        return fused_triton.silu_and_multiply(gate_up)
-
-
-@silu_and_multiply.register_fake
-def _silu_and_multiply_fake(gate_up: Tensor) -> Tensor:
-    return torch.empty((len(gate_up), gate_up.shape[1] // 2), dtype=gate_up.dtype, device=gate_up.device)
+register_triton(silu_and_multiply, "amusd.models.fused_triton", "silu_and_multiply")
+silu_and_multiply.register_fake(lambda gate_up: gate_up.new_empty((len(gate_up), gate_up.shape[1] // 2)))

@@ -5,20 +5,11 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 _BLOCK = 1024  # columns of one program of `silu_and_multiply`: 8 a thread
 
 
-def rotate_and_store(
-    joint: Tensor,
-    rotation: Tensor,
-    norm: Tensor | None,
-    storage: Tensor,
-    slots: Tensor,
-    num_queries: int,
-    epsilon: float,
-) -> Tensor:
+def rotate_and_store(joint, rotation, norm, storage, slots, num_queries, epsilon):
     """See `amusd.models.fused.rotate_and_store`."""
     rows, heads, dim = joint.shape
     query = torch.empty((rows, num_queries, dim), dtype=storage.dtype, device=joint.device)
@@ -31,7 +22,7 @@ def rotate_and_store(
     return query
 
 
-def silu_and_multiply(gate_up: Tensor) -> Tensor:
+def silu_and_multiply(gate_up):
     """See `amusd.models.fused.silu_and_multiply`."""
     rows, columns = gate_up.shape
     product = torch.empty((rows, columns // 2), dtype=gate_up.dtype, device=gate_up.device)

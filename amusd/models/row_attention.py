@@ -1,7 +1,7 @@
 """Attention of a few rows over many keys: chains, trees and several sequences in one operator of fixed shapes.
 
 A row sees the positions `[0, position]` of its path: those below the sequence's length through its slot table, others
-through the row's branch. Keys are summed in aligned blocks of `BLOCK` positions in ascending order, so a row's bits
+through the row's branch. Keys are summed in an order that depends on positions alone, so a row's bits
 depend on its query and its path's keys and values alone.
 
 No shape depends on the context and the host reads nothing, so the operator can be captured: a Triton kernel on a GPU
@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import importlib.util
 import subprocess
-from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
 from amusd.errors import ConfigError, first_line
-from amusd.models.fused import silu_and_multiply
+from amusd.models.fused import register_triton, silu_and_multiply
 
 BLOCK = 64
 SPLIT = 4 * BLOCK
@@ -54,13 +54,7 @@ def require_triton(device: str) -> None:
         ) from error
 
 
-@torch.library.custom_op(
-    "amusd::attend_rows",
-    mutates_args=(),
-    device_types="cpu",
-    schema="(Tensor query, Tensor keys, Tensor values, Tensor table, Tensor lengths, Tensor branches, "
-    "Tensor row_paths, Tensor positions, float scaling, float softcap=0.0, Tensor? sinks=None) -> Tensor",
-)
+@torch.library.custom_op("amusd::attend_rows", mutates_args=(), device_types="cpu")
 def attend_rows(
     query: Tensor,
     keys: Tensor,
@@ -93,57 +87,39 @@ def attend_rows(
     seqs, rows, heads, dim = query.shape
     key_heads = keys.shape[0]
     folded = query.float().mul(scaling).view(seqs, rows, key_heads, heads // key_heads, dim).permute(2, 0, 1, 3, 4)
-    maximum = folded.new_full(folded.shape[:-1], -torch.inf)  # [key_heads, seqs, rows, group]
-    total = torch.zeros_like(maximum)
-    result = torch.zeros_like(folded)  # [key_heads, seqs, rows, group, dim]
-    if sinks is not None:
-        maximum = torch.zeros_like(maximum) + sinks.float().view(key_heads, 1, 1, -1)
-        total = torch.ones_like(maximum)
-    for start in range(0, table.shape[1], BLOCK):
-        slots, seen = _block_slots(start, table, lengths, branches, row_paths, positions)
-        scores = _dot(folded.unsqueeze(-2), keys[:, slots].float().unsqueeze(-3))  # [..., group, BLOCK]
-        if softcap:
-            scores = torch.tanh(scores / softcap) * softcap
-        scores = scores.masked_fill(~seen.unsqueeze(-2), -torch.inf)
-        larger = torch.maximum(maximum, scores.amax(-1))
-        finite = larger.masked_fill(larger == -torch.inf, 0.0)
-        kept = torch.exp(maximum - finite)  # 1 where the block adds nothing
-        weights = torch.exp(scores - finite.unsqueeze(-1))
-        seen_values = values[:, slots].float().masked_fill(~seen.unsqueeze(-1), 0.0)  # [key_heads, ..., BLOCK, dim]
-        total = total * kept + _fold(weights)
-        result = result * kept.unsqueeze(-1) + _dot(weights.unsqueeze(-2), seen_values.mT.unsqueeze(-3))
-        maximum = larger
-    result = result / total.masked_fill(total == 0, 1.0).unsqueeze(-1)
+    slots, seen = _slots_of_paths(table, lengths, branches, row_paths, positions)
+    scores = _dot(folded.unsqueeze(-2), keys[:, slots].float().unsqueeze(-3))  # [key_heads, seqs, rows, group, width]
+    if softcap:
+        scores = torch.tanh(scores / softcap) * softcap
+    scores = scores.masked_fill(~seen.unsqueeze(-2), -torch.inf)
+    maximum = scores.amax(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).min)
+    sunk = None if sinks is None else sinks.float().view(key_heads, 1, 1, -1, 1)
+    if sunk is not None:
+        maximum = torch.maximum(maximum, sunk)
+    weights = torch.exp(scores - maximum)
+    seen_values = values[:, slots].float().masked_fill(~seen.unsqueeze(-1), 0.0)  # [key_heads, seqs, rows, width, dim]
+    total = _fold(weights).unsqueeze(-1) + (0.0 if sunk is None else torch.exp(sunk - maximum))
+    result = _dot(weights.unsqueeze(-2), seen_values.mT.unsqueeze(-3)) / total.masked_fill(total == 0, 1.0)
     return result.permute(1, 2, 0, 3, 4).reshape(seqs, rows, heads, dim).to(query.dtype)
 
 
-@attend_rows.register_kernel("cuda")
-def _attend_rows_cuda(query: Tensor, *others: Any) -> Tensor:
-    from amusd.models import row_attention_triton
-
-    with torch.cuda.device(query.device):  # Triton launches on the current device
-        return row_attention_triton.attend_rows(query, *others)
+register_triton(attend_rows, "amusd.models.row_attention_triton", "attend_rows")
+attend_rows.register_fake(lambda query, *_others: torch.empty_like(query))
 
 
-@attend_rows.register_fake
-def _attend_rows_fake(query: Tensor, *_others: object) -> Tensor:
-    return torch.empty(query.shape, dtype=query.dtype, device=query.device)
-
-
-def _block_slots(
-    start: int, table: Tensor, lengths: Tensor, branches: Tensor, row_paths: Tensor, positions: Tensor
+def _slots_of_paths(
+    table: Tensor, lengths: Tensor, branches: Tensor, row_paths: Tensor, positions: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Slots of `[start, start + BLOCK)` for each row, and which it sees; both [seqs, rows, BLOCK]."""
-    wanted = torch.arange(start, start + BLOCK, device=table.device)
-    seen = wanted <= positions.unsqueeze(-1)  # [seqs, rows, BLOCK]
-    committed = table[:, wanted.clamp(max=table.shape[1] - 1)].unsqueeze(1)  # [seqs, 1, BLOCK]
-    beyond = wanted - lengths.unsqueeze(-1)  # [seqs, BLOCK]
+    """The slot of each position for each row, and whether it sees it; both [seqs, rows, width]."""
+    wanted = torch.arange(table.shape[1], device=table.device)
+    seen = wanted <= positions.unsqueeze(-1)
+    slots = table.unsqueeze(1)
     if branches.numel():
-        depth = beyond.clamp(0, branches.shape[2] - 1)
+        beyond = (wanted - lengths.unsqueeze(-1)).unsqueeze(1)  # [seqs, 1, width]
         sequence = torch.arange(len(table), device=table.device).view(-1, 1, 1)
-        own = branches[sequence, row_paths.clamp(0, branches.shape[1] - 1).unsqueeze(-1), depth.unsqueeze(1)]
-        committed = torch.where(beyond.unsqueeze(1) < 0, committed, own)
-    return torch.where(seen, committed, 0), seen
+        path = row_paths.clamp(0, branches.shape[1] - 1).unsqueeze(-1)
+        slots = torch.where(beyond < 0, slots, branches[sequence, path, beyond.clamp(0, branches.shape[2] - 1)])
+    return torch.where(seen, slots, 0), seen
 
 
 def _dot(left: Tensor, right: Tensor) -> Tensor:
@@ -151,8 +127,10 @@ def _dot(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _fold(terms: Tensor) -> Tensor:
-    while (size := terms.shape[-1]) > 1:
-        half = size // 2
-        folded = terms[..., :half] + terms[..., half : 2 * half]
-        terms = torch.cat((folded, terms[..., 2 * half :]), dim=-1) if size % 2 else folded
+    """Sums of the last dimension in an order that further zeros do not change."""
+    size = 1 << (terms.shape[-1] - 1).bit_length()
+    terms = F.pad(terms, (0, size - terms.shape[-1]))
+    while size > 1:
+        size //= 2
+        terms = terms[..., :size] + terms[..., size:]
     return terms.squeeze(-1)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from amusd.models.row_attention import BLOCK, NUM_NEAR, SPLIT, num_splits
 
@@ -41,19 +40,7 @@ def tile_of(group: int) -> tuple[int, int]:
     return size, size // group
 
 
-def attend_rows(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    table: Tensor,
-    lengths: Tensor,
-    branches: Tensor,
-    row_paths: Tensor,
-    positions: Tensor,
-    scaling: float,
-    softcap: float = 0.0,
-    sinks: Tensor | None = None,
-) -> Tensor:
+def attend_rows(query, keys, values, table, lengths, branches, row_paths, positions, scaling, softcap=0.0, sinks=None):
     """See `amusd.models.row_attention.attend_rows`. Raises `ValueError` if the slots of a head are not contiguous."""
     seqs, rows, heads, dim = query.shape
     key_heads = keys.shape[0]

@@ -59,9 +59,7 @@ def noisy_scores(logits: Tensor, codes: Tensor, keys: Tensor, scale: Tensor) -> 
     return torch.addcmul(logits.double(), torch.from_numpy(noise), scale.double().unsqueeze(1)).float()
 
 
-@noisy_scores.register_fake
-def _(logits: Tensor, codes: Tensor, keys: Tensor, scale: Tensor) -> Tensor:  # noqa: ARG001 - the shape is the logits'
-    return torch.empty_like(logits, dtype=torch.float32, memory_format=torch.contiguous_format)
+noisy_scores.register_fake(lambda logits, *_others: logits.new_empty(logits.shape, dtype=torch.float32))
 
 
 @noisy_scores.register_kernel("cuda")
