@@ -114,9 +114,9 @@ def _models(config: EngineConfig) -> Iterator[Finding]:
 
 
 def _memory(config: EngineConfig, device: str, models: Sequence[CachedModel]) -> Finding:
-    weights, free = sum(model.parameter_bytes for model in models), free_bytes(device)
+    weights, free = sum(model.weight_bytes for model in models), free_bytes(device)
     caches = sum(cache_bytes(model, config.max_num_seqs) for model in models)
-    text = f"weights take {weights / 1e6:.0f} MB, caches (max_num_seqs) {caches / 1e6:.0f} of {free / 1e6:.0f} free MB"
+    text = f"a pass reads {weights / 1e6:.0f} MB, caches (max_num_seqs) take {caches / 1e6:.0f} of {free / 1e6:.0f} MB"
     return Finding(f"memory {device}", caches <= free, text)
 
 

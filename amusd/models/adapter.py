@@ -50,8 +50,9 @@ class HuggingFaceNetwork:
         embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings()
         self.num_ids, self.vocab_size = len(embedding), int(head.out_features)
         tensors = itertools.chain(model.parameters(), model.buffers())  # quantizers keep weights in either
-        self.parameter_bytes = sum(int(tensor.nbytes) for tensor in tensors)
-        self.weight_bytes = self.parameter_bytes - (0 if head.weight is embedding else int(embedding.nbytes))
+        self.weight_bytes = sum(int(tensor.nbytes) for tensor in tensors)
+        if head.weight is not embedding:
+            self.weight_bytes -= int(embedding.nbytes)
         self.taps = FeatureTaps(options.features, self.device, model.dtype) if options.features else None
 
     def __call__(

@@ -22,7 +22,7 @@ from amusd.models.configuration import ModelConfig
 from amusd.models.features import FeatureTaps
 from amusd.models.fused import rotate_and_store, silu_and_multiply
 from amusd.models.kv_cache import KVMemory
-from amusd.models.linear import INT8, Linear, MakeLinear, Weights, make_linear
+from amusd.models.linear import INT8, Linear, MakeLinear, Weights, make_linear, multiplies_fp16
 from amusd.models.load_options import LoadOptions, loaded_dtype
 from amusd.models.sharding import JoinedLinear, Ranks, SummedLinear, share, share_of_outputs
 from amusd.models.vocabulary import EMBEDDING, HEAD
@@ -108,14 +108,13 @@ class _Layer:
         self.down = _split_inputs(down, device, _slots(units, 1), make, ranks)
         self._head_norm = _head_norm_weights(weights, heads, pairs, device)
 
-    def __call__(self, hidden: Tensor, rotation: Tensor, attention: Attention, memory: KVMemory, index: int) -> Tensor:
-        """[rows, width] -> [rows, width]; `rotation` is [rows, dim / 2] complex."""
-        return self.add_to(hidden, self.normed(hidden), rotation, attention, memory, index)
-
-    def add_to(
+    def __call__(
         self, hidden: Tensor, inputs: Tensor, rotation: Tensor, attention: Attention, memory: KVMemory, index: int
     ) -> Tensor:
-        """`hidden` [rows, width] plus attention to `inputs` [rows, any] and the MLP; may overwrite `hidden`."""
+        """`hidden` [rows, width] plus attention to `inputs` [rows, any] and the MLP; may overwrite `hidden`.
+
+        `inputs`: usually the normed `hidden`; `rotation`: [rows, dim / 2] complex.
+        """
         rows = hidden.shape[0]
         query, keys, values = self.place(inputs, rotation, memory, index)
         attended = attention.attend(AttentionInputs(query, keys, values, self._heads.scaling))
@@ -155,11 +154,6 @@ class _Layer:
         query: Tensor = rotate_and_store(joint, rotation, self._head_norm, storage, slots, num_queries, heads.epsilon)
         return query, *memory.views(index)
 
-    @property
-    def nbytes(self) -> int:
-        linears = (self.query_key_value, self.output, self.gate_up, self.down)
-        return sum(each.nbytes for each in (self.normed, self._mlp_norm, *linears))
-
 
 class Decoder:
     """A `Network` made of the weights of a model of `ModelConfig`."""
@@ -181,6 +175,11 @@ class Decoder:
         device, ranks, int8 = torch.device(options.device), options.ranks, options.dtype == INT8
         rows = loaded_dtype(options.dtype)
         make: MakeLinear = partial(make_linear, dtype=rows, int8=int8)
+        stored = rows.itemsize
+        if multiplies_fp16(device, rows):
+            stored = 1 if int8 else min(stored, weights[EMBEDDING].itemsize)
+        read = (tensor.numel() for name, tensor in weights.items() if name != EMBEDDING)
+        self.weight_bytes = sum(read) * stored // ranks.size
         groups = config.num_attention_heads // config.num_key_value_heads
         keys = share(config.num_key_value_heads, ranks)
         heads = _Heads(
@@ -215,9 +214,6 @@ class Decoder:
             self._head = JoinedLinear(self._head, self.vocab_size, ranks)
         self.cache_dtype = torch.float32 if device.type == "cpu" else rows
         self.taps = FeatureTaps(options.features, device, rows) if options.features else None
-        self.weight_bytes = sum(layer.nbytes for layer in self._layers) + self._norm.nbytes + self._head.nbytes
-        is_counted = is_tied and ranks.size == 1
-        self.parameter_bytes = self.weight_bytes + (0 if is_counted else self._embedding.nbytes)
 
     def __call__(
         self,
@@ -236,7 +232,7 @@ class Decoder:
         for index, layer in enumerate(self._layers):
             if index in tapped:
                 states[index] = hidden.clone()  # a layer may add to it in place
-            hidden = layer(hidden, rotation, attention, memory, index)
+            hidden = layer(hidden, layer.normed(hidden), rotation, attention, memory, index)
         last = len(self._layers)
         if with_logits or last in tapped:
             hidden = self._norm(hidden)
@@ -261,7 +257,6 @@ class Norm:
         """`weight` [width]; None: no norm."""
         # A view would keep the whole checkpoint file mapped.
         own = None if weight is None else weight.to(device, dtype, copy=True)
-        self.nbytes = 0 if own is None else own.nbytes
         self._epsilon = epsilon
         self._on_host = device.type == "cpu"
         self._weight = torch.cat((own, own)) if own is not None and self._on_host else own

@@ -45,9 +45,6 @@ class EagleDecoder(Decoder):
         else:
             norm = weights.pop("hidden_norm.weight")
             self._feature_norm = Norm(norm, draft.config.rms_norm_eps, self.device, self._embedding.dtype)
-        added = sum(each.nbytes for each in (self._fc, self._feature_norm) if each is not None)
-        self.weight_bytes += added
-        self.parameter_bytes += added
 
     def __call__(
         self,
@@ -65,15 +62,16 @@ class EagleDecoder(Decoder):
         state = features.index_select(0, memory.parents_of_pass).to(embedded.dtype)  # [rows, width]
         first, *others = self._layers
         if self._fc is not None:
-            hidden = first(self._fc(torch.cat((embedded, state), dim=1)), rotation, attention, memory, 0)
+            hidden = self._fc(torch.cat((embedded, state), dim=1))
+            inputs = first.normed(hidden)
         else:
             assert self._feature_norm is not None
             normed = self._feature_norm(state)
             inputs = torch.cat((first.normed(embedded), normed), dim=1)
-            residual = normed if self._norm_before_residual else state
-            hidden = first.add_to(residual, inputs, rotation, attention, memory, 0)
+            hidden = normed if self._norm_before_residual else state
+        hidden = first(hidden, inputs, rotation, attention, memory, 0)
         for index, layer in enumerate(others, start=1):
-            hidden = layer(hidden, rotation, attention, memory, index)
+            hidden = layer(hidden, layer.normed(hidden), rotation, attention, memory, index)
         normed = self._norm(hidden)
         memory.write_features(normed if self._norm_output else hidden)
         return self._head(normed) if with_logits else None

@@ -30,8 +30,6 @@ _LARGEST_WITHOUT_VNNI = 64
 class Linear(ABC):
     """`x @ weight.T + bias`."""
 
-    nbytes: int
-
     @abstractmethod
     def __call__(self, rows: Tensor) -> Tensor:
         """[rows, in] -> [rows, out]."""
@@ -142,7 +140,6 @@ class PlainLinear(Linear):
     """A `Linear` over the weight as it is."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self.nbytes = _num_bytes(weight, bias)
         self._weight = weight
         self._bias = bias
 
@@ -163,7 +160,6 @@ class PackedLinear(Linear):
     """A `Linear` over a copy of the weight in oneDNN's blocked layout."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self.nbytes = _num_bytes(weight, bias)
         # The same operators without Python's look-ups per call.
         self._multiply = torch.ops.mkldnn._linear_pointwise.default  # noqa: SLF001 - no public name
         self._multiply_add = torch.ops.mkldnn._linear_pointwise.binary  # noqa: SLF001 - no public name
@@ -186,7 +182,6 @@ class Fp16Linear(Linear):
     """A `Linear` over a copy of the weight in float16; float32 in and out."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self.nbytes = weight.numel() * torch.float16.itemsize + _num_bytes(bias)
         self._multiply = _function("linear_dynamic_fp16")
         self._weight = torch.ops.quantized.linear_prepack_fp16(weight.float(), None if bias is None else bias.float())
 
@@ -203,7 +198,6 @@ class Int8Linear(Linear):
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         values, scales = to_int8(weight, largest_int8_weight())
-        self.nbytes = _num_bytes(values, bias, scales)
         self._multiply = _function("linear_dynamic")
         zeros = torch.zeros(len(scales), dtype=torch.long)
         with warnings.catch_warnings():
@@ -239,7 +233,3 @@ def to_int8(matrix: Tensor, largest: int = _LARGEST_INT8) -> tuple[Tensor, Tenso
     weights = matrix.detach().float()
     scales = weights.abs().amax(dim=1, keepdim=True).clamp_min(1e-12) / largest
     return (weights / scales).round().to(torch.int8), scales
-
-
-def _num_bytes(*tensors: Tensor | None) -> int:
-    return sum(tensor.nbytes for tensor in tensors if tensor is not None)

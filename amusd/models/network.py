@@ -32,8 +32,6 @@ class Network(Protocol):
     """Whether rows fill whole CPU vectors in every layer: other instructions compute a part of one."""
     weight_bytes: int
     """Bytes of weights that one pass reads, with the head and without the embedding."""
-    parameter_bytes: int
-    """Bytes of all weights; tied ones count once."""
 
     def __call__(
         self,

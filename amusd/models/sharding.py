@@ -66,7 +66,6 @@ class SummedLinear(Linear):
 
     def __init__(self, part: Linear, ranks: Ranks) -> None:
         self._part = part
-        self.nbytes = part.nbytes
         self._ranks = ranks
 
     def __call__(self, rows: Tensor) -> Tensor:
@@ -84,7 +83,6 @@ class JoinedLinear(Linear):
     def __init__(self, part: Linear, num_outputs: int, ranks: Ranks) -> None:
         """`part`: made of `share_of_outputs`."""
         self._part = part
-        self.nbytes = part.nbytes
         self._num_outputs = num_outputs
         self._ranks = ranks
 

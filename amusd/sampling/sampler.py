@@ -294,10 +294,6 @@ class SequenceSampler:
             self._context += token_ids
         return words
 
-    def draw(self, logits: Tensor, words: Words) -> int:
-        """The column of one row: [1, columns] and [1, words]."""
-        return int(self.sampler.compute(logits, torch.from_numpy(words).to(logits.device))[0][0])
-
     def _words(self, length: int, paths: Sequence[Sequence[int]], num_further: int = 0) -> Words:
         ends = [length + len(path) for path in paths]
         ends += range(length + len(paths) + 1, length + len(paths) + 1 + num_further)

@@ -67,7 +67,7 @@ def long_graphs(job: Job) -> None:
 def _capture_all(job: Job, role: str, shape: ModelShape, max_model_len: int) -> None:
     config = adapter.engine_config(job.scale.device, shape, job.scale.draft, max_model_len=max_model_len)
     checked = adapter.prepared_target(config) if role == "target" else adapter.prepared_draft(config)
-    is_alive, weight_bytes = _replays_are_not_empty(checked), checked.model.parameter_bytes
+    is_alive, weight_bytes = _replays_are_not_empty(checked), checked.model.weight_bytes
     del checked
     _release(job.scale.device)
     before = adapter.num_graphs()

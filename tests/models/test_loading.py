@@ -117,7 +117,6 @@ def test_a_tied_head_is_what_transformers_takes_it_for(change: str, tmp_path: Pa
     expected = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
     model, token_ids = load(tmp_path), random_ids(20)
     torch.testing.assert_close(last_logits(model, token_ids), stock_logits(expected, token_ids)[-8:])
-    assert model.parameter_bytes - model.weight_bytes == (embedding.nbytes if change == "another head" else 0)
 
 
 def test_a_checkpoint_of_the_model_without_a_head_is_read_if_the_head_is_tied(tmp_path: Path) -> None:

@@ -125,8 +125,8 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     },
     ("amusd/models/eagle.py", "tests/models/test_eagle.py"): {
         "the first layer never adds to the normed feature": (
-            "residual = normed if self._norm_before_residual else state",
-            "residual = state",
+            "hidden = normed if self._norm_before_residual else state",
+            "hidden = state",
         ),
         "rows always write their state as it is": (
             "memory.write_features(normed if self._norm_output else hidden)",
