@@ -36,7 +36,7 @@ class HuggingFaceNetwork:
 
     implementation = "transformers"
     feature_width = 0
-    fills_vectors = False
+    attention_shape: tuple[int, int, int] | None = None
 
     def __init__(self, model: Any, options: LoadOptions) -> None:
         """`model`: of transformers, which the caller must not use any more."""

@@ -20,7 +20,7 @@ from amusd.models.graphs import Capture, Completion, send
 from amusd.models.kv_cache import KVCache, KVMemory
 from amusd.models.network import Network
 from amusd.models.numerics import Numerics
-from amusd.models.passes import ModelOutput, Pass, Rows, SamplerRows, lay_out_table, lay_out_tracks
+from amusd.models.passes import ModelOutput, Pass, Rows, SamplerRows, lay_out
 from amusd.models.sharding import ALONE, Ranks
 from amusd.sampling.sampler import RowSampler
 
@@ -185,11 +185,7 @@ class CachedModel:
             raise ValueError(f"{count} tokens at {start}: allowed are 1 to {most}")
         if parents is None:
             return rows
-        num_tracks = numerics.tracks_at(start)
-        if cache.captured is not None:
-            places = lay_out_table(parents, cache, num_tracks)
-        else:
-            places = lay_out_tracks(parents, start=start, num_tracks=num_tracks, stride=numerics.track_stride)
+        places = lay_out(parents, cache, numerics)
         if (last := max(places.positions)) >= min(cache.capacity, start + numerics.max_rows(start)):
             raise ValueError(f"a path to position {last} from {start}: allowed are {numerics.max_rows(start)} rows")
         return replace(rows, places=places)

@@ -27,7 +27,7 @@ from amusd.models.load_options import LoadOptions, loaded_dtype
 from amusd.models.sharding import JoinedLinear, Ranks, SummedLinear, share, share_of_outputs
 from amusd.models.vocabulary import EMBEDDING, HEAD
 
-VECTOR = 32
+_VECTOR = 32
 """Most numbers in a CPU's vector: bfloat16 in 64 bytes."""
 
 
@@ -191,8 +191,9 @@ class Decoder:
         )
         self.device = device
         self._make = make
-        widths = (config.hidden_size, config.intermediate_size, heads.dim)
-        self.fills_vectors = not any(width % VECTOR for width in widths)
+        self.attention_shape: tuple[int, int, int] | None = None
+        if not any(width % _VECTOR for width in (config.hidden_size, config.intermediate_size, heads.dim)):
+            self.attention_shape = len(heads.queries), len(heads.keys), heads.dim
         self._rotation = _rotary_table(config, max_positions).to(device)
         self._layers: list[_Layer] = []
         for index in range(config.num_hidden_layers):

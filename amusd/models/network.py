@@ -28,8 +28,11 @@ class Network(Protocol):
     """Width of the feature that each row reads (`KVMemory.parents_of_pass`); 0: none."""
     taps: FeatureTaps | None
     """Write features for drafters; None: no drafter reads any."""
-    fills_vectors: bool
-    """Whether rows fill whole CPU vectors in every layer: other instructions compute a part of one."""
+    attention_shape: tuple[int, int, int] | None
+    """Query heads, key heads and their size, if rows fill whole CPU vectors in every layer.
+
+    None: they may not, and other instructions compute a part of one.
+    """
     weight_bytes: int
     """Bytes of weights that one pass reads, with the head and without the embedding."""
 

@@ -3,7 +3,7 @@
 A row's last bits depend on how many rows share its matrix products and how many keys attention sums. `fixed` makes both
 a function of the position alone, so that block lengths, which timing decides, cannot change the numbers.
 
-A pass may hold several paths that share its first token (`lay_out_tracks` in `passes.py`). Rows of one position then
+A pass may hold several paths that share its first token (`lay_out` in `passes.py`). Rows of one position then
 have slots a multiple of `TRACK_STRIDE` apart, which changes no bit of attention's sums: masked keys add zeros in
 float32, and no key crosses the border at which kernels begin a sum anew.
 

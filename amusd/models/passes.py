@@ -15,6 +15,7 @@ from torch import Tensor
 
 from amusd.errors import NotFiniteError
 from amusd.models.kv_cache import KVCache
+from amusd.models.numerics import Numerics
 from amusd.protocol.verification import place_rows
 from amusd.sampling.sampler import RowSampler
 
@@ -171,25 +172,18 @@ def check_finite(largest: npt.ArrayLike) -> None:
         raise NotFiniteError(f"the largest logit is {np.extract(~finite, largest)[0]}")
 
 
-def lay_out_tracks(parents: Sequence[int], *, start: int, num_tracks: int, stride: int) -> Places:
-    """Places of paths that share their first row at `start`, after a prefix in the slots [0, start).
+def lay_out(parents: Sequence[int], cache: KVCache, numerics: Numerics) -> Places:
+    """Places of paths behind a cache's tokens, which share their first row. `parents`: see `Rows`.
 
-    `parents`: see `Rows`. A row's slot is its position plus `stride` times its track, of `num_tracks`. Raises
-    `ValueError` if the tracks do not suffice, or a row comes before its parent.
+    A row's slot is its position plus a stride for each track before its own. In captured passes, whose sums do not depend
+    on slots, it is the next one. Raises `ValueError` if the tracks do not suffice, or a row comes before its parent.
     """
-    tracks = place_rows(parents, num_tracks)
-    return Places(np.arange(start), _paths(parents, [start + depth + track * stride for depth, track in tracks]))
-
-
-def lay_out_table(parents: Sequence[int], cache: KVCache, num_tracks: int) -> Places:
-    """Like `lay_out_tracks` where sums do not depend on slots: row `i` has the slot of position `start + i`."""
-    place_rows(parents, num_tracks)  # refuses what does not fit
     start = cache.length
-    return Places(cache.slots[:start], _paths(parents, cache.slots[start : start + len(parents) + 1].tolist()))
-
-
-def _paths(parents: Sequence[int], slots: Sequence[int]) -> list[list[int]]:
-    paths = [[slots[0]]]
+    rows = place_rows(parents, numerics.tracks_at(start))
+    slots = cache.slots[start : start + len(rows)].tolist()
+    if cache.captured is None:
+        slots = [start + depth + track * numerics.track_stride for depth, track in rows]
+    paths = [slots[:1]]
     for row, parent in enumerate(parents, start=1):
         paths.append([*paths[parent], slots[row]])
-    return paths
+    return Places(cache.slots[:start], paths)

@@ -33,9 +33,8 @@ class RowCounts:
         self._candidates = [width]
         if not only_width:
             # The bits of a part of a vector are too seldom others for a comparison to find them out.
-            self._fewer = [*range(2, min(8, width), 2), *range(8, width, 4)] if network.fills_vectors else []
+            self._fewer = [*range(2, min(8, width), 2), *range(8, width, 4)] if network.attention_shape else []
             self._candidates = [*self._fewer, *(width * number for number in WIDTHS)]
-        self._layers = _OwnValues()
         self._seconds: dict[int, list[float]] = {}
         self._agrees = functools.cache(self._compare)
         self.quickest = functools.cache(self._find_quickest)
@@ -91,41 +90,30 @@ class RowCounts:
         positions, token_ids = self._positions[tokens], self._token_ids[tokens]
         start = time.perf_counter()
         with torch.inference_mode():
-            logits = self._network(token_ids, positions, self._layers, memory, with_logits=True)
+            logits = self._network(token_ids, positions, _OwnValues(), memory, with_logits=True)
         self._seconds.setdefault(len(tokens), []).append(time.perf_counter() - start)
         assert logits is not None
         return logits
 
     @functools.cached_property
     def _agreeing_attention(self) -> list[int]:
-        if not self._fewer:
-            return []
-        _ = self._expected  # which shows the shapes of the layers
-        if len(self._layers.shapes) > 1:
-            return []
-        [(heads, key_heads, dim, scaling, is_plain)] = self._layers.shapes
-        agreeing = self._fewer if is_plain else []
-        for end in range(PROMPT_STEP, _MOST_KEYS + 1, PROMPT_STEP):
+        agreeing = self._fewer
+        for end in range(PROMPT_STEP, _MOST_KEYS + 1, PROMPT_STEP) if agreeing else ():
+            assert self._network.attention_shape is not None
+            heads, key_heads, dim = self._network.attention_shape
             generator = torch.Generator().manual_seed(end)
             keys, values = torch.randn(2, key_heads, end, dim, generator=generator)
             query = torch.randn(self._width, heads, dim, generator=generator)
-            found = {
-                rows: CpuAttention([Part(range(rows), seen_by_chain(end - self._width, rows, end), 0)], rows).attend(
-                    AttentionInputs(query[:rows], keys, values, scaling)
-                )
-                for rows in (*agreeing, self._width)
-            }
+            found = {}
+            for rows in (*agreeing, self._width):
+                attention = CpuAttention([Part(range(rows), seen_by_chain(end - self._width, rows, end), 0)], rows)
+                found[rows] = attention.attend(AttentionInputs(query[:rows], keys, values, dim**-0.5))
             agreeing = [rows for rows in agreeing if torch.equal(found[rows], found[self._width][:rows])]
         return agreeing
 
 
 class _OwnValues:
-    """Attention of rows to themselves alone; notes the layers' shapes."""
-
-    def __init__(self) -> None:
-        self.shapes: set[tuple[int, int, int, float, bool]] = set()
+    """Attention of rows to themselves alone."""
 
     def attend(self, layer: AttentionInputs) -> Tensor:
-        heads, (key_heads, _, dim) = layer.query.shape[1], layer.keys.shape
-        self.shapes.add((heads, key_heads, dim, layer.scaling, layer.is_plain))
-        return layer.values.transpose(0, 1).repeat_interleave(heads // key_heads, dim=1)
+        return layer.values.transpose(0, 1).repeat_interleave(layer.query.shape[1] // len(layer.keys), dim=1)

@@ -145,7 +145,7 @@ def test_numbers_of_rows_agree_if_they_give_the_bits_of_the_width(monkeypatch: p
 
     class Moody:
         num_ids, cache_dtype = network.num_ids, network.cache_dtype
-        fills_vectors = False
+        attention_shape = None
 
         def __call__(self, token_ids: Tensor, positions: Tensor, *args: object, with_logits: bool) -> Tensor:
             logits = torch.stack((token_ids, positions), 1).double()
@@ -158,7 +158,7 @@ def test_numbers_of_rows_agree_if_they_give_the_bits_of_the_width(monkeypatch: p
     assert [counts.quickest(rows) for rows in (1, 8, 9, 25)] == [8, 8, 24, 48]
     only = RowCounts(Moody(), WIDTH, 100, only_width=True)  # type: ignore[arg-type]  # the same
     assert only.up_to(64) == [8]
-    Moody.fills_vectors = True
+    Moody.attention_shape = (1, 1, 32)
     even = RowCounts(Moody(), WIDTH, 100, only_width=False)  # type: ignore[arg-type]  # the same
     assert even.up_to(8) == [2, 6, 8]
     monkeypatch.setattr(even, "_time", {2: 3.0, 6: 1.0, 8: 2.0}.get)
