@@ -47,12 +47,6 @@ _WATCHDOG_SECONDS = 2 * EXCHANGE_SECONDS  # NCCL: later than our own deadline, w
 WATCH_SECONDS = 0.05
 ABORT_SECONDS = 2.0
 """Longest wait for an abort, since NCCL waits for graphs to be destroyed."""
-MOST_GATHERED_ROWS = 64
-"""Partial sums of more rows are added by NCCL instead of gathered.
-
-NCCL's order of ranks depends on an element's place in the message, so a row's bits would depend on its place in the
-block. A prompt's chunks have the same rows at the same places in every mode, so there NCCL adds, in float32.
-"""
 
 
 def backend_for(devices: Sequence[str], *, same_machine: bool = True) -> Backend:
@@ -75,33 +69,36 @@ class ProcessGroup(Ranks):
         self.captures = backend == "nccl"
         self.meeting = meeting
         self._backend = backend
-        self._gathering = c10d.AllgatherOptions()  # type: ignore[attr-defined]  # missing in its __all__
-        self._summing = c10d.AllreduceOptions()
-        self._gathering.asyncOp = self._summing.asyncOp = False  # NCCL: on the current stream, and returns no work
+        self._options = c10d.AllgatherOptions()  # type: ignore[attr-defined]  # missing in its __all__
+        self._options.asyncOp = False  # NCCL: on the current stream, and returns no work
 
     def meet(self, device: str) -> None:
         """Meet the others. Raises `RankLostError` after `EXCHANGE_SECONDS`."""
+        first = type(self._options)()
         try:
             self._group = _make(self.meeting, self.rank, self.size, device, self._backend)
             # The first exchange of NCCL makes its communicator. With a time of its own, `wait` blocks the host.
-            part = torch.zeros(1, device=device)
-            first = type(self._gathering)()
-            first.asyncOp = True
-            _, work = self._gather(part, first)
-            work.wait(timedelta(seconds=EXCHANGE_SECONDS))
+            self._gather(torch.zeros(1, device=device), first, timedelta(seconds=EXCHANGE_SECONDS))
         except RuntimeError as error:
             raise RankLostError(f"the ranks of the target did not meet: {first_line(error)}") from None
         self._watch = Watch(self._has_lost_another, self._abort_group)
 
     def gather(self, part: Tensor) -> Tensor:
-        """[size, *part.shape]: every rank's part in rank order, all of one shape and dtype. Raises as `sum`."""
-        return self._exchange(lambda: self._gather(part, self._gathering))
+        """[size, *part.shape]: every rank's part in rank order, all of one shape and dtype.
+
+        Raises `PeerError` when another rank is gone or silent, over NCCL only if already known.
+        """
+        try:
+            return self._gather(part, self._options)
+        except RuntimeError as error:
+            lost = RankLostError(f"the ranks of the target have lost each other: {first_line(error)}")
+            raise self._reason(lost) from None
 
     def sum(self, part: Tensor) -> Tensor:
-        """See `Ranks`. Raises `PeerError` when another rank is gone or silent, over NCCL only if already known."""
-        if self._backend == "nccl" and len(part) > MOST_GATHERED_ROWS:
-            whole = part.to(torch.float32, copy=True)
-            return self._exchange(lambda: (whole, self._group.allreduce([whole], self._summing)))
+        """See `Ranks`. Raises as `gather`.
+
+        NCCL would add in an order that depends on an element's place in the message, and so a row's bits on its place.
+        """
         first, *others = self.gather(part)
         total: Tensor = first.float()
         for other in others:
@@ -109,7 +106,7 @@ class ProcessGroup(Ranks):
         return total
 
     def join(self, part: Tensor) -> Tensor:
-        """See `Ranks`. Raises as `sum`."""
+        """See `Ranks`. Raises as `gather`."""
         return self.gather(part).transpose(0, 1).flatten(1)  # [rows, size, n] is copied
 
     def check(self) -> None:
@@ -138,21 +135,13 @@ class ProcessGroup(Ranks):
                 other = (self.rank + 1) % self.size
                 self._group.recv([torch.empty(1)], other, _NO_TAG).wait(timedelta(milliseconds=1))
 
-    def _gather(self, part: Tensor, options: Any) -> tuple[Tensor, Any]:
+    def _gather(self, part: Tensor, options: Any, *timeout: timedelta) -> Tensor:
         part = part.contiguous()
         parts = part.new_empty((self.size * len(part), *part.shape[1:]))
         work = self._group._allgather_base(parts, part, options)  # noqa: SLF001 - no public name for one tensor
-        return parts.view(self.size, *part.shape), work
-
-    def _exchange(self, begin: Callable[[], tuple[Tensor, Any]]) -> Tensor:
-        try:
-            result, work = begin()
-            if work is not None:
-                work.wait()
-        except RuntimeError as error:
-            lost = RankLostError(f"the ranks of the target have lost each other: {first_line(error)}")
-            raise self._reason(lost) from None
-        return result
+        if work is not None:
+            work.wait(*timeout)
+        return parts.view(self.size, *part.shape)
 
 
 def _make(meeting: Meeting, rank: int, size: int, device: str, backend: Backend) -> Any:

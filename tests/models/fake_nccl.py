@@ -36,32 +36,19 @@ class Table:
 class FakeNccl:
     def __init__(self, table: Table, rank: int) -> None:
         self._table, self._rank = table, rank
-        self.exchanges: list[tuple[str, torch.dtype]] = []
 
     def _allgather_base(self, parts: Tensor, part: Tensor, options: Any) -> Work | None:
-        found = torch.cat(self._everybodys("all-gather", part))
-        return self._exchanged(options, lambda: parts.copy_(found))
-
-    def allreduce(self, parts: list[Tensor], options: Any) -> Work | None:
-        found = torch.stack(self._everybodys("all-reduce", parts[0].clone())).sum(0)
-        return self._exchanged(options, lambda: parts[0].copy_(found))
+        self._table.parts[self._rank] = part
+        self._table.barrier.wait(DEADLINE_SECONDS)
+        found = torch.cat(self._table.parts)
+        self._table.barrier.wait(DEADLINE_SECONDS)
+        if options.asyncOp:
+            return Work(lambda: parts.copy_(found))
+        parts.copy_(found)
+        return None
 
     def abort(self) -> None:
         """Nothing hangs here."""
-
-    def _exchanged(self, options: Any, finish: Callable[[], object]) -> Work | None:
-        if options.asyncOp:
-            return Work(finish)
-        finish()
-        return None
-
-    def _everybodys(self, kind: str, part: Tensor) -> list[Tensor]:
-        self.exchanges.append((kind, part.dtype))
-        self._table.parts[self._rank] = part
-        self._table.barrier.wait(DEADLINE_SECONDS)
-        parts = list(self._table.parts)
-        self._table.barrier.wait(DEADLINE_SECONDS)
-        return parts
 
 
 class HangingNccl:

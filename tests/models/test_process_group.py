@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 from amusd.errors import RankLostError
 from amusd.models import process_group
 from amusd.models.meeting import Meeting
-from amusd.models.process_group import MOST_GATHERED_ROWS, Backend, ProcessGroup
+from amusd.models.process_group import Backend, ProcessGroup
 
 SIZE = 3
 
@@ -53,27 +52,12 @@ def random_parts(rows: int, dtype: torch.dtype = torch.bfloat16) -> list[Tensor]
 
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
-def test_few_rows_are_added_in_the_order_of_ranks_over_every_backend(groups: Groups, backend: Backend) -> None:
+def test_parts_are_added_in_the_order_of_ranks_over_every_backend(groups: Groups, backend: Backend) -> None:
     ranks, parts = groups(backend), random_parts(8, torch.float32)
     expected = (parts[0].float() + parts[1].float()) + parts[2].float()
     other_order = (parts[2].float() + parts[1].float()) + parts[0].float()
     assert not torch.equal(other_order, expected), "these parts cannot show the order"
     assert all(torch.equal(total, expected) for total in on_each(ranks, "sum", parts))
-
-
-def test_nccl_gathers_few_rows_as_they_are_and_sums_many_itself_in_float32(groups: Groups) -> None:
-    ranks = groups("nccl")
-    for rows in (MOST_GATHERED_ROWS, MOST_GATHERED_ROWS + 1):
-        parts = random_parts(rows)
-        totals = on_each(ranks, "sum", parts)
-        assert totals[0].dtype is torch.float32
-        torch.testing.assert_close(totals[0], torch.stack(parts).float().sum(0))
-        assert all(torch.equal(total, totals[0]) for total in totals)
-    exchanges: Any = [rank._group.exchanges for rank in ranks]
-    meeting, *others = exchanges[0]
-    assert meeting == ("all-gather", torch.float32)
-    assert others == [("all-gather", torch.bfloat16), ("all-reduce", torch.float32)]
-    assert exchanges == [exchanges[0]] * SIZE
 
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
@@ -87,9 +71,8 @@ def test_an_exchange_over_an_aborted_group_is_a_lost_rank(monkeypatch: pytest.Mo
         raise RuntimeError("NCCL communicator was aborted on rank 1.\nand a trace")
 
     ranks = groups("nccl")
-    monkeypatch.setattr(FakeNccl, "allreduce", aborted)
     monkeypatch.setattr(FakeNccl, "_allgather_base", aborted)
     message = r"^the ranks of the target have lost each other: NCCL communicator was aborted on rank 1\.$"
-    for exchange, rows in (("sum", 1), ("sum", MOST_GATHERED_ROWS + 1), ("join", 1)):
+    for exchange in ("sum", "join"):
         with pytest.raises(RankLostError, match=message):
-            getattr(ranks[0], exchange)(random_parts(rows)[0])
+            getattr(ranks[0], exchange)(random_parts(1)[0])
