@@ -73,7 +73,9 @@ def test_every_kernel_of_triton_is_compared_and_one_that_is_wrong_is_found(dtype
 
         assert not smoke.compared((name, spoilt, operands), dtype, CPU)["holds"]
     registered = {
-        name for path in (ROOT / "amusd").rglob("*.py") for name in re.findall(REGISTERED, path.read_text(), re.M)
+        name
+        for path in (ROOT / "amusd").rglob("*.py")
+        for name in re.findall(REGISTERED, path.read_text(), re.MULTILINE)
     }
     assert {name for name, *_ in cases} == registered, "a Triton kernel that is not tried"
 
