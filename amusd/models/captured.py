@@ -108,8 +108,8 @@ class CapturedPasses:
     def _sequence_counts(self) -> list[int]:
         if self._model.numerics.fixed:
             return [self._num_caches]
-        powers = (1 << power for power in range(self._num_caches.bit_length()))
-        return [*(number for number in powers if number < self._num_caches), self._num_caches]
+        powers = range(self._num_caches.bit_length() + 1)
+        return sorted({min(1 << power, self._num_caches) for power in powers})
 
     def _prefill(self, rows: Rows) -> None:
         cache, count, device = rows.cache, len(rows.token_ids), self._device

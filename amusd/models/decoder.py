@@ -128,31 +128,20 @@ class _Layer:
 
     def place(self, inputs: Tensor, rotation: Tensor, memory: KVMemory, index: int) -> tuple[Tensor, Tensor, Tensor]:
         """Write keys and values of `inputs` [rows, any] into the memory; returns attention's inputs."""
-        joint = self.query_key_value(inputs).view(len(inputs), -1, self._heads.dim)  # query, key and value heads
-        place = self._place_on_host if joint.device.type == "cpu" else self._place_fused
-        return place(joint, rotation, memory, index)
-
-    def _place_on_host(
-        self, joint: Tensor, rotation: Tensor, memory: KVMemory, index: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        heads, rows, joint = self._heads, joint.shape[0], joint.float()
-        num_queries = len(heads.queries)
+        heads, num_queries = self._heads, len(self._heads.queries)
+        joint = self.query_key_value(inputs).view(len(inputs), -1, heads.dim)  # query, key and value heads
+        if joint.device.type != "cpu":
+            storage = memory.joint(index, 2 * len(heads.keys), heads.dim, joint.device)
+            places = memory.slots_of_pass, num_queries, heads.epsilon
+            query: Tensor = rotate_and_store(joint, rotation, self._head_norm, storage, *places)
+            return query, *memory.views(index)
+        joint = joint.float()
         rotated = joint[:, : num_queries + len(heads.keys)]
         if self._head_norm is not None:
             rotated.copy_(F.rms_norm(rotated, (heads.dim,), None, heads.epsilon) * self._head_norm)
-        torch.view_as_complex(rotated.view(rows, -1, heads.dim // 2, 2)).mul_(rotation.unsqueeze(1))
+        torch.view_as_complex(rotated.view(len(inputs), -1, heads.dim // 2, 2)).mul_(rotation.unsqueeze(1))
         keys, values = memory.update_joint(joint[:, num_queries:], index)
         return joint[:, :num_queries], keys, values
-
-    def _place_fused(
-        self, joint: Tensor, rotation: Tensor, memory: KVMemory, index: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        heads, slots = self._heads, memory.slots_of_pass
-        assert isinstance(slots, Tensor), "a pass on a GPU says where each row is written"
-        num_queries = len(heads.queries)
-        storage = memory.joint(index, 2 * len(heads.keys), heads.dim, joint.device)
-        query: Tensor = rotate_and_store(joint, rotation, self._head_norm, storage, slots, num_queries, heads.epsilon)
-        return query, *memory.views(index)
 
 
 class Decoder:

@@ -30,13 +30,7 @@ class FeatureTaps:
 
     def __init__(self, specs: Mapping[str, FeatureSpec], device: torch.device, dtype: torch.dtype) -> None:
         """`specs`: by drafter; `device` and `dtype`: of the hidden states."""
-        self._parts = [
-            (
-                spec.layers,
-                None if spec.reduce is None else spec.reduce.to(device, dtype).requires_grad_(requires_grad=False),
-            )
-            for spec in specs.values()
-        ]
+        self._parts = [(spec.layers, spec.reduce and spec.reduce.to(device, dtype)) for spec in specs.values()]
         self.layers = frozenset(layer for spec in specs.values() for layer in spec.layers)
         self.columns: dict[str, slice] = {}
         self.width = 0

@@ -138,11 +138,6 @@ class KVCache:
         self.capacity = capacity
         self.length = 0
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the region allocated so far: 0 before the first pass."""
-        return self.memory.nbytes * self.allocated // self.memory.num_slots
-
     def truncate(self, length: int) -> None:
         """Keep `[0, length)`. Raises `ValueError` unless `0 <= length <= self.length`."""
         if not 0 <= length <= self.length:

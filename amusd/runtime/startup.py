@@ -119,8 +119,9 @@ def load_with_followers(
 def cache_bytes(model: CachedModel, max_num_seqs: int) -> int:
     """Memory of so many caches of the greatest length. Computes a pass."""
     cache = model.new_cache(1)
+    memory = cache.memory
     model.prefill((0,), cache)  # keys and values are allocated by the first pass, which knows their shapes
-    return max_num_seqs * model.max_length * cache.nbytes // cache.allocated
+    return max_num_seqs * model.max_length * memory.nbytes // memory.num_slots
 
 
 def run_follower(config: EngineConfig, rank: int, meeting: Meeting) -> None:
