@@ -39,6 +39,7 @@ class CpuAttention:
         for part in sorted(parts, key=lambda part: (*part.visible.shape, part.first)):
             if not (self._groups and self._groups[-1].add(part)):
                 self._groups.append(_Group(part))
+        self._sizes = [len(group.parts) * len(group.parts[0].visible) for group in self._groups]
         gathered: list[int] = []
         for part in (part for group in self._groups for part in group.parts):
             gathered += [*part.rows, *[part.rows.start] * (len(part.visible) - len(part.rows))]
@@ -53,8 +54,8 @@ class CpuAttention:
         query = layer.query.float()
         if self._gathered is not None:
             query = query.index_select(0, self._gathered)
-        by_group = torch.split(query, [group.num_rows for group in self._groups])
-        found = [group.attend(layer._replace(query=q)) for group, q in zip(self._groups, by_group, strict=True)]
+        by_group = torch.split(query, self._sizes)
+        found = [group.attend(q, layer) for group, q in zip(self._groups, by_group, strict=True)]
         attended = found[0] if len(found) == 1 else torch.cat(found)
         return attended if self._back is None else attended.index_select(0, self._back)
 
@@ -65,7 +66,8 @@ class _Group:
     def __init__(self, part: Part) -> None:
         self.parts = [part]
         self._distance = 0
-        self._masks: dict[int, Tensor] = {}  # [parts, 1, groups * rows, end] by number of heads in a group
+        # [parts, 1, groups * rows, end] by number of heads in a group; None: a lone row sees everything.
+        self._masks: dict[int, Tensor | None] = {}
 
     def add(self, part: Part) -> bool:
         last = self.parts[-1]
@@ -76,13 +78,9 @@ class _Group:
         self._distance = distance
         return True
 
-    @property
-    def num_rows(self) -> int:
-        return len(self.parts) * len(self.parts[0].visible)
-
-    def attend(self, layer: AttentionInputs) -> Tensor:
-        """[rows, heads, dim] of the rows of all parts, padding included, one part after another."""
-        query, keys, values = layer.query, layer.keys, layer.values
+    def attend(self, query: Tensor, layer: AttentionInputs) -> Tensor:
+        """[rows, heads, dim] for the `query` of all parts, padding included, one part after another."""
+        keys, values = layer.keys, layer.values
         number, (rows, end), key_heads, dim = len(self.parts), self.parts[0].visible.shape, *keys.shape[::2]
         if not layer.is_plain:
             regions = [slice(part.first, part.first + end) for part in self.parts]
@@ -91,8 +89,10 @@ class _Group:
             return torch.cat([attend_masked(own, part.visible) for part, own in layers])
         groups = query.shape[1] // key_heads
         if groups not in self._masks:
-            masks = [additive(part.visible, torch.float32).repeat(1, groups, 1) for part in self.parts]
-            self._masks[groups] = torch.stack(masks)
+            self._masks[groups] = None
+            if number * rows > 1 or not self.parts[0].visible.all():
+                masks = [additive(part.visible, torch.float32).repeat(1, groups, 1) for part in self.parts]
+                self._masks[groups] = torch.stack(masks)
         # The heads of a group are rows of one product, so keys and values are read once and never expanded.
         folded = query.view(number, rows, key_heads, groups, dim).permute(0, 2, 3, 1, 4)
         found = F.scaled_dot_product_attention(

@@ -155,9 +155,11 @@ class ModelOutput:
             check_finite(self.largest[row])
             return int(self.columns[row]), nothing if self.outputs is None else self.outputs[row]
         logits = self.logits[row].float().numpy()
-        check_finite(logits.max())
         if self.wanted is None:
-            return int(logits.argmax()), nothing
+            column = int(logits.argmax())  # of a NaN, if there is one
+            check_finite(logits[column])
+            return column, nothing
+        check_finite(logits.max())
         return self.wanted.sampler.of_row(logits, self.wanted.inputs[row])
 
     def check(self) -> None:
