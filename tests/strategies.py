@@ -6,9 +6,8 @@ from typing import get_args, get_type_hints
 
 from hypothesis import strategies as st
 
-from amusd.config import Distribution
+from amusd.config import MAX_FAN_OUT, Distribution
 from amusd.protocol import messages as m
-from amusd.types import FinishReason, Role
 
 nonces = st.integers(0, 2**64 - 1)
 _counts = st.integers(0, 2**63 - 1)
@@ -16,9 +15,10 @@ _texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 _addends = st.floats(-1e6, 1e6)
 _OF_TYPE: dict[object, st.SearchStrategy[object]] = {
     bool: st.booleans(),
-    Role: st.sampled_from(Role),
-    FinishReason: st.sampled_from(FinishReason),
     m.Count: _counts,
+    m.Positive: st.integers(1, 2**63 - 1),
+    m.Width: st.integers(1, MAX_FAN_OUT),
+    m.Length: st.integers(1, m.MAX_TOKENS),
     m.Unsigned64: nonces,
     m.Ids: st.lists(st.integers(0, 2**31 - 1), max_size=40).map(tuple),
     m.SequenceIds: st.lists(nonces, max_size=5).map(tuple),

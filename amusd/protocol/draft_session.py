@@ -26,9 +26,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from amusd.config import MAX_FAN_OUT
 from amusd.errors import PeerProtocolError
-from amusd.protocol.messages import CERTAINTY, MAX_EPOCH, MAX_TOKENS, Candidate, Open, Verdict
+from amusd.protocol.messages import CERTAINTY, MAX_EPOCH, Candidate, Open, Verdict
 from amusd.protocol.prefix_hash import CommittedPrefix
 
 MIN_PROBABILITY = 0.005
@@ -54,11 +53,11 @@ class Node:
     """The step that guessed it, from 1; 0: looked up."""
     row: bytes = b""
     """The distribution that it was drawn from, under the ratio test."""
-    computed: bool = False
+    computed: int = 0
+    """The step that computed it, from 1."""
     children: list[Node] = field(default_factory=list)
     unmade: Guesses = ()
     """Guesses after it that were not made (R2)."""
-    unmade_step: int = 0
 
     def child(self, token_id: int) -> Node | None:
         """The guess that `token_id` follows."""
@@ -87,22 +86,13 @@ class Transition:
     """Nodes that the verdict contradicts."""
 
 
-def check_opening(opening: Open) -> None:
-    """Raise `PeerProtocolError` for what no correct target sends. Cheaper than a session."""
-    if not 1 <= len(opening.token_ids) <= opening.max_length <= MAX_TOKENS:
-        raise PeerProtocolError(f"Open with {len(opening.token_ids)} tokens and max_length {opening.max_length}")
-    if opening.max_lookahead < 1 or opening.tokens_per_message < 1:
-        raise PeerProtocolError("Open with max_lookahead or tokens_per_message below 1")
-    if not (1 <= opening.fan_out <= MAX_FAN_OUT and 1 <= opening.rows_per_step <= MAX_FAN_OUT):
-        raise PeerProtocolError(f"Open with fan_out or rows_per_step outside [1, {MAX_FAN_OUT}]")
-
-
 class DraftSession:
     """The draft's state of one sequence. Raises `PeerProtocolError` for an impossible `opening`."""
 
     def __init__(self, opening: Open, *, draft_length: int | None = None) -> None:
         """`draft_length`: longest sequence of the drafter; None: any."""
-        check_opening(opening)
+        if not 1 <= len(opening.token_ids) <= opening.max_length:
+            raise PeerProtocolError(f"Open with {len(opening.token_ids)} tokens and max_length {opening.max_length}")
         self.sequence_id = opening.sequence_id
         self.incarnation = opening.incarnation
         self.is_chain = opening.fan_out == 1
@@ -177,15 +167,15 @@ class DraftSession:
         computed = list(nodes)
         for index, guesses in enumerate(found):
             node = computed[index]
+            node.computed = self._num_steps
             # A chain goes on however unlikely it is.
-            weighted = [(token_id, 1.0) for token_id, _ in guesses] if self.is_chain else guesses
-            self._make(node, weighted, self._num_steps)
+            self._make(node, [(token_id, 1.0) for token_id, _ in guesses] if self.is_chain else guesses)
             if index < len(rows):
                 node.children[0].row = rows[index]
             if len(computed) == index + 1 < len(found):
                 computed.append(node.children[0])
         for node in computed:
-            node.computed = True
+            node.computed = self._num_steps
 
     def guess_path(self, token_ids: Sequence[int], weight: float) -> int:
         """Guess these tokens after the root, each with probability `weight`; returns how many are new."""
@@ -275,7 +265,7 @@ class DraftSession:
         root.probability = 1.0
         for node in (root, *alive):
             if node.unmade:
-                self._make(node, node.unmade, node.unmade_step)
+                self._make(node, node.unmade)
 
     def _next_limit(self) -> int:
         """Nodes stand before this position until the next verdict (R1)."""
@@ -312,17 +302,17 @@ class DraftSession:
         self._push(node)
         return node
 
-    def _make(self, node: Node, guesses: Guesses, step: int) -> None:
+    def _make(self, node: Node, guesses: Guesses) -> None:
         known = {child.token_id for child in node.children}
         unmade = []
         for token_id, weight in guesses:
             if token_id in known:
                 continue
             if node.probability * weight >= MIN_PROBABILITY and self.num_nodes < self._max_nodes:
-                self._guess(node, token_id, weight, step)
+                self._guess(node, token_id, weight, node.computed)
             else:
                 unmade.append((token_id, weight))
-        node.unmade, node.unmade_step = unmade, step
+        node.unmade = unmade
 
     def _push(self, node: Node) -> None:
         heapq.heappush(self._guesses, (-node.probability, next(self._order), node))

@@ -10,7 +10,7 @@ from typing import Annotated, TypeAlias
 
 from msgspec import Meta, Struct
 
-from amusd.config import GREEDY, MAX_NUM_SEQS, Distribution
+from amusd.config import GREEDY, MAX_FAN_OUT, MAX_NUM_SEQS, Distribution
 
 PROTOCOL_VERSION = 10
 
@@ -27,6 +27,9 @@ CERTAINTY = 1 << 16
 
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 """A position, an identifier or a counter."""
+Positive: TypeAlias = Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
+Width: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_FAN_OUT)]
+Length: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
 Unsigned64: TypeAlias = Annotated[int, Meta(ge=0)]
 Ids: TypeAlias = Annotated[tuple[Annotated[int, Meta(ge=0, lt=1 << 31)], ...], Meta(max_length=MAX_TOKENS)]
 """A number below 2^31 for each of many tokens."""
@@ -61,21 +64,21 @@ class Open(_Message, frozen=True, tag=2):
     """The draft's life this is addressed to."""
     token_ids: Ids
     """All committed tokens: the prompt, and more when a draft joins late."""
-    max_length: Count
+    max_length: Length
     """Greatest committed length, prompt included."""
     drafter: Text
     """Which drafter proposes."""
-    max_lookahead: Count
+    max_lookahead: Positive
     """Tokens that the draft may be ahead of the prefix it knows."""
-    tokens_per_message: Count
+    tokens_per_message: Positive
     """Candidates are sent once this many are ready, or when nothing more can follow."""
     reference: Ids = ()
     """Tokens that the target will commit after `token_ids`, for a synthetic drafter; else empty."""
     distribution: Distribution = GREEDY
     """Distribution of the target's tokens, for the draft's own logits."""
-    fan_out: Count = 1
+    fan_out: Width = 1
     """Most candidates that a draft step makes after a token; 1: a chain."""
-    rows_per_step: Count = 1
+    rows_per_step: Width = 1
     """Most nodes that a draft step computes; 1 for a chain."""
     max_steps: Count = 0
     """Most steps after one committed prefix; 0: no limit."""

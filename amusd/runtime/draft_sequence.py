@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from amusd.errors import PeerProtocolError
 from amusd.policies.estimates import RowCost
 from amusd.policies.verdict_clock import VerdictClock
-from amusd.protocol.messages import Candidate, Features, Progress, Verdict
+from amusd.protocol.messages import Candidate, Progress, Verdict
 from amusd.runtime.rollback import Proposal, RollbackManager, propose
 from amusd.tracing.recorder import Recorder
 
@@ -23,8 +22,6 @@ class DraftSequence:
     opened_ns: int
     verdict: Verdict | None = None
     """The newest that was not applied yet; it replaces earlier ones."""
-    features: list[Features] = field(default_factory=list)
-    """Those that have come and were not taken in yet."""
     busy_ns: int = 0
     num_steps: int = 0
     num_drafted: int = 0
@@ -79,20 +76,6 @@ class DraftSequence:
         self.num_drafted += proposal.num_tokens
         self.verdict_clock.stepped(step_ns)
         self.account("draft_step", start_ns, end_ns, num_tokens=proposal.num_tokens, length=self.manager.length)
-
-    def take_features(self) -> int:
-        """Give the drafter features of committed tokens; returns how many messages were useless."""
-        if not self.features:
-            return 0
-        base, num_refused = self.manager.session.base, 0
-        taken = [message for message in self.features if message.end <= base]
-        self.features = [message for message in self.features if message.end > base]
-        for message in taken:
-            try:
-                self.manager.take_features(message)
-            except PeerProtocolError:  # noqa: PERF203 - the others may be of use
-                num_refused += 1
-        return num_refused
 
     def offer(self) -> Candidate | None:
         """The next message of candidates; None while there are too few."""

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from amusd.drafters.base import Drafter, DrafterFactory
 from amusd.errors import NoRoomError, PeerLostError, PeerProtocolError, RankLostError
 from amusd.policies.estimates import DRAFT_ROW_SHARE, RowCost
-from amusd.protocol.draft_session import check_opening
 from amusd.protocol.messages import Close, Features, Message, Open, Progress, Shutdown, Verdict
 from amusd.runtime.draft_sequence import DraftSequence, step_together
 from amusd.runtime.rollback import RollbackManager
@@ -91,7 +90,7 @@ class DraftWorker:
         self._receive()
         for sequence in self._sequences.values():
             is_news = self._roll_back(sequence)
-            self.num_ignored += sequence.take_features()
+            self.num_ignored += sequence.manager.take_features()
             if is_news:
                 self._send(sequence)  # at once: the target should hear what was prepared, or that nothing is left
 
@@ -133,7 +132,7 @@ class DraftWorker:
         elif isinstance(message, Verdict) and sequence is not None:
             sequence.verdict = message
         elif isinstance(message, Features) and sequence is not None and message.incarnation == self.incarnation:
-            sequence.features.append(message)
+            sequence.manager.features.append(message)
         elif isinstance(message, Close):
             self._close(message, sequence)
         elif isinstance(message, Shutdown):
@@ -149,7 +148,6 @@ class DraftWorker:
             return
         start_ns = self.recorder.now_ns()
         try:
-            check_opening(opening)
             free = self._free_of(opening.drafter)
             manager = self._manage(opening, free[-1])
             free.pop()

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from amusd.drafters.base import Drafter, Expansion, say_once
-from amusd.errors import InvariantError, PeerProtocolError, RankLostError
+from amusd.errors import InvariantError, RankLostError
 from amusd.protocol.draft_session import DraftSession, Guesses, Node, Transition, next_nodes
 from amusd.protocol.messages import Features, Open, Verdict
 from amusd.sampling.acceptance import certain
@@ -43,7 +44,9 @@ class RollbackManager:
         self.session = DraftSession(opening, draft_length=drafter.max_length)
         self.drafter = drafter
         self.num_looked_up = 0
-        self._features: list[tuple[int, Tensor]] = []
+        self.features: list[Features] = []
+        """Those that have come and were not taken in yet."""
+        self._taken: list[tuple[int, Tensor]] = []
         self._capacity = min(opening.max_length, drafter.max_length or opening.max_length)
         self._fan_out = opening.fan_out
         self._sends_rows = opening.distribution.rule == "rejection"
@@ -100,18 +103,18 @@ class RollbackManager:
         self._look_up()
         return transition
 
-    def take_features(self, message: Features) -> None:
-        """Give the drafter features of committed tokens. Raises `PeerProtocolError` for impossible ones."""
-        features = _unpack(message)
-        if message.end > self.session.base:
-            raise PeerProtocolError(f"features up to {message.end}, {self.session.base} tokens are committed")
-        if not self._has_room():
-            return
-        try:
-            self.drafter.take_features(message.start, features)
-        except ValueError as error:
-            raise PeerProtocolError(f"features: {error}") from error
-        self._features.append((message.start, features))
+    def take_features(self) -> int:
+        """Give the drafter `features` of committed tokens; returns how many messages were impossible."""
+        due, num_before = [message for message in self.features if message.end <= self.session.base], len(self._taken)
+        self.features = [message for message in self.features if message.end > self.session.base]
+        if not due or not self._has_room():
+            return 0
+        for message in due:
+            with suppress(ValueError):
+                features = _unpack(message)
+                self.drafter.take_features(message.start, features)
+                self._taken.append((message.start, features))
+        return num_before + len(due) - len(self._taken)
 
     def close(self) -> None:
         """Release the drafter."""
@@ -125,7 +128,7 @@ class RollbackManager:
     def _reopen(self) -> None:
         try:
             self.drafter.open(self.session.committed, self._capacity, self._fan_out)
-            for start, features in self._features:
+            for start, features in self._taken:
                 self.drafter.take_features(start, features)
             self._check_agreement()
         except RankLostError:
@@ -145,13 +148,13 @@ class RollbackManager:
 
 
 def _unpack(message: Features) -> Tensor:
-    """The rows of a message, bfloat16 [rows, width]. Raises `PeerProtocolError` for what no target sends."""
+    """The rows of a message, bfloat16 [rows, width]. Raises `ValueError` for what no target sends."""
     number = message.end - message.start
     if number < 1 or not message.rows or len(message.rows) % (2 * number):
-        raise PeerProtocolError(f"{len(message.rows)} bytes are no features of {number} tokens")
+        raise ValueError(f"{len(message.rows)} bytes are no features of {number} tokens")
     rows = torch.frombuffer(bytearray(message.rows), dtype=torch.bfloat16).view(number, -1)
     if not rows.isfinite().all():
-        raise PeerProtocolError("features are not finite")
+        raise ValueError("features are not finite")
     return rows
 
 

@@ -57,7 +57,8 @@ class Pair:
         start, end = len(self.sent) if start is None else start, len(self.committed) - 1
         if start < end:
             rows = self.features[start:end].bfloat16().view(torch.uint8).numpy().tobytes()
-            self.manager.take_features(Features(1, 1, start, end, rows))
+            self.manager.features.append(Features(1, 1, start, end, rows))
+            assert self.manager.take_features() == 0
             self.sent |= set(range(start, end))
 
     def commit(self, *token_ids: int) -> None:

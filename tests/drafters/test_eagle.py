@@ -53,7 +53,8 @@ class Pair:
         start, end = self.num_sent if start is None else start, len(self.committed) - 1 if end is None else end
         if start < end:
             rows = self.features[start:end].bfloat16().view(torch.uint8).numpy().tobytes()
-            self.manager.take_features(Features(1, 1, start, end, rows))
+            self.manager.features.append(Features(1, 1, start, end, rows))
+            assert self.manager.take_features() == 0
             self.num_sent = max(self.num_sent, end)
 
     def commit(self, *token_ids: int, send: bool = True) -> None:

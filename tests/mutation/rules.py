@@ -235,8 +235,8 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     },
     ("amusd/protocol/draft_session.py", "tests/protocol/test_fuzz.py"): {
         "an opening with too many tokens is taken": (
-            "not 1 <= len(opening.token_ids) <= opening.max_length <= MAX_TOKENS",
-            "opening.max_length > MAX_TOKENS",
+            "if not 1 <= len(opening.token_ids) <= opening.max_length",
+            "if False",
         ),
         "a verdict may change what was committed": (
             "if self._prefix.slice(verdict.start, self.base) != verdict",
@@ -418,12 +418,6 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "work is not counted": ("self.busy_ns += end_ns - start_ns", "pass"),
         "each sequence is charged a whole step": ("(num_before, num_behind))", "(0, num_rows))"),
     },
-    ("amusd/runtime/draft_sequence.py", "tests/runtime/test_features.py"): {
-        "features are given to the drafter before the verdict of their tokens": (
-            "if message.end <= base]",
-            "if message.end <= base + 9]",
-        ),
-    },
     ("amusd/runtime/draft_worker.py", "tests/runtime/test_draft_worker.py"): {
         "a sequence whose end was lost keeps its drafter": (
             "if number != message.sequence_id and self._is_over(number):",
@@ -454,8 +448,12 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         ),
     },
     ("amusd/runtime/rollback.py", "tests/runtime/test_features.py"): {
+        "features are given to the drafter before the verdict of their tokens": (
+            "if message.end <= self.session.base]",
+            "if message.end <= self.session.base + 9]",
+        ),
         "a drafter that is opened again is not told its features": (
-            "for start, features in self._features:",
+            "for start, features in self._taken:",
             "for start, features in ():",
         ),
     },

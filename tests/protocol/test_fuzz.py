@@ -6,7 +6,7 @@ import tracemalloc
 
 import pytest
 from msgspec.structs import replace
-from protocol.fuzz import MAX_LENGTH, OPENING, PROMPT, TREE_OPENING, VOCAB_SIZE, fuzz
+from protocol.fuzz import MAX_LENGTH, NONCE, OPENING, PROMPT, TREE_OPENING, VOCAB_SIZE, fuzz
 from protocol.sessions import hash_of
 
 from amusd.config import MAX_FAN_OUT
@@ -15,6 +15,7 @@ from amusd.protocol.candidate_tree import MAX_NUMBERS, Reception
 from amusd.protocol.draft_session import DraftSession
 from amusd.protocol.messages import CERTAINTY, MAX_EPOCH, MAX_TOKENS, Candidate, Open, Verdict
 from amusd.protocol.target_session import TargetSession
+from amusd.protocol.wire import decode, encode
 
 CHAIN = Candidate(1, 1, 4, hash_of(PROMPT), 1, (0, 1), (5, 6), (), more=True)
 TREE = replace(CHAIN, weights=(CERTAINTY, 1))
@@ -91,8 +92,8 @@ HOSTILE_OPENINGS = {
 @pytest.mark.parametrize("name", HOSTILE_OPENINGS)
 def test_a_hostile_opening_is_refused(name: str) -> None:
     opening: Open = replace(OPENING, **HOSTILE_OPENINGS[name])  # type: ignore[arg-type]  # any field
-    with pytest.raises(PeerProtocolError):
-        DraftSession(opening)
+    with pytest.raises((PeerProtocolError, ValueError)):
+        DraftSession(decode(encode(opening, NONCE)).message)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("opening", [OPENING, TREE_OPENING], ids=["chain", "tree"])

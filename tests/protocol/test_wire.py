@@ -31,7 +31,7 @@ GOLDEN = {
 """Frames of this version, before they are sealed. A change here is a change of PROTOCOL_VERSION."""
 COUNT, ID, TEXT = 2**63 - 1, 2**31 - 1, "\N{GRINNING FACE}" * m.MAX_TEXT_LENGTH
 LARGEST = (
-    m.Open(COUNT, COUNT, (ID,) * m.MAX_TOKENS, COUNT, TEXT, 1, 1, not_over=(2**64 - 1,) * (MAX_NUM_SEQS + 1)),
+    m.Open(COUNT, COUNT, (ID,) * m.MAX_TOKENS, m.MAX_TOKENS, TEXT, 1, 1, not_over=(2**64 - 1,) * (MAX_NUM_SEQS + 1)),
     m.Verdict(COUNT, COUNT, COUNT, COUNT, (ID,) * m.MAX_TOKENS, COUNT),
     m.Candidate(1, 1, 1, 1, 1, (), (), (), True, draft_probs=(bytes(m.MAX_ROW_BYTES), *(b"",) * (m.MAX_ROWS - 1))),
     m.Hello(1, TEXT, ("n",) * m.MAX_NAMES),

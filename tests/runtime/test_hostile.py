@@ -34,7 +34,7 @@ VOCAB = 97
 LOOKUP = {"ngram": lambda _: [NgramDrafter(2)]}
 OPENING = Open(1, 1, (1, 2, 1, 2), 20, "ngram", 4, 1, not_over=(1, 2))
 HOSTILE = {
-    "an opening without end": replace(OPENING, sequence_id=2, max_length=2**62),
+    "an opening without room": replace(OPENING, sequence_id=2, max_length=3),
     "an opening of a life that is over": replace(OPENING, sequence_id=2, incarnation=7),
     "the same opening again": OPENING,
     "a verdict behind a gap": Verdict(1, 1, 0, 9, (1,), 0),
