@@ -40,13 +40,12 @@ def choose_policy(params: SamplingParams, drafter: str | None, decoding: Decodin
     policy = make_policy(decoding, can_branch=drafts_trees and params.rule != "rejection")
     is_synchronous = decoding.mode is Mode.SYNCHRONOUS
     asked = f"tree={str(decoding.tree).lower()}" if is_synchronous else f"policy={decoding.policy}"
-    wants_tree = policy.fan_out > 1 or asked in ("tree=true", "policy=branching")
-    if wants_tree and params.rule == "rejection":
+    if policy.fan_out > 1 and params.rule == "rejection":
         raise ConfigError(
             f"{asked}: not with sampling.acceptance=rejection, whose draws no draft can foresee; allowed: "
             f"{'tree=false' if is_synchronous else 'chain'}"
         )
-    if wants_tree and not drafts_trees:
+    if policy.fan_out > 1 and not drafts_trees:
         raise ConfigError(f"{asked}: drafter={drafter} drafts no trees; allowed: {', '.join(kinds_with('tree'))}")
     return policy
 

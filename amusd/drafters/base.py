@@ -74,6 +74,8 @@ class Drafter:
     """Tokens of a chain per step where none is urgent: a GPU makes several in less time."""
     is_ready = True
     """Whether it can guess; False: it waits for features of what is committed."""
+    draws = True
+    """False: under the ratio test it takes the likeliest tokens as certain."""
     distribution: Distribution = GREEDY
     committed: Sequence[int] = ()
     capacity = 0
@@ -88,7 +90,7 @@ class Drafter:
 
     def set_distribution(self, distribution: Distribution) -> None:
         """Set what the target draws the next sequence from, so that more guesses are right."""
-        self.distribution = distribution
+        self.distribution = distribution if self.draws or distribution.rule != "rejection" else GREEDY
 
     def set_reference(self, token_ids: Sequence[int]) -> None:
         """Set the target's whole text of the next sequence, prompt included, for a synthetic draft."""
@@ -133,8 +135,9 @@ class Drafter:
         self.commit([*(node.token_id for node in transition.kept), *transition.token_ids])
 
     def commit(self, token_ids: Sequence[int]) -> None:
-        """Take in committed tokens."""
+        """Take in committed tokens, whose features are no longer waited for."""
         self.committed = [*self.committed, *token_ids]
+        self.is_ready = True
 
     def look_up(self) -> tuple[Sequence[int], float]:
         """A free continuation of the committed tokens, and each token's probability."""

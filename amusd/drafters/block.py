@@ -9,12 +9,11 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from amusd.config import GREEDY, Distribution
 from amusd.drafters.base import Drafter, path_to, say_not_finite
 from amusd.errors import NotFiniteError
 from amusd.models.block_models import BlockModel
 from amusd.models.passes import check_finite
-from amusd.protocol.draft_session import MIN_PROBABILITY, Guesses, Node, Transition
+from amusd.protocol.draft_session import MIN_PROBABILITY, Guesses, Node
 from amusd.sampling.ranking import Ranking
 from amusd.sampling.sampler import SamplingState
 
@@ -22,14 +21,12 @@ from amusd.sampling.sampler import SamplingState
 class BlockDrafter(Drafter):
     """Drafts chains and trees with a `model`."""
 
+    draws = False
+
     def __init__(self, model: BlockModel) -> None:
         self._model = model
         self.max_length = model.max_length
         self._state = model.new_state()
-
-    def set_distribution(self, distribution: Distribution) -> None:
-        """See `Drafter`; under the ratio test nodes are ranked by likelihood."""
-        super().set_distribution(GREEDY if distribution.rule == "rejection" else distribution)
 
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
         """Compute nothing yet."""
@@ -69,15 +66,6 @@ class BlockDrafter(Drafter):
         if self.fan_out == 1:
             return super().expand(root, nodes, room)
         return [self._guess(path_to(root, node)) for node in nodes]
-
-    def follow(self, transition: Transition) -> None:
-        """Take in what is committed; after a verdict no features are waited for."""
-        super().follow(transition)
-        self.is_ready = True
-
-    def close(self) -> None:
-        """Keep the memory for the next sequence."""
-        self._state.clear()
 
     def _guess(self, path: Sequence[int]) -> Guesses:
         place = len(path)

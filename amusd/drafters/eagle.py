@@ -17,17 +17,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from amusd.config import GREEDY, Distribution
 from amusd.drafters.base import Expansion
 from amusd.drafters.ngram import NgramCache
 from amusd.drafters.tree import ModelTreeDrafter, TreePart
 from amusd.models.cached_model import CachedModel
 from amusd.models.kv_cache import KVCache
-from amusd.protocol.draft_session import Transition
 
 
 class EagleDrafter(ModelTreeDrafter):
     """Drafts trees, and chains as trees of fan-out 1, with a `model` that reads features."""
+
+    draws = False
 
     def __init__(self, model: CachedModel, ngrams: NgramCache | None = None, *, cache: KVCache | None = None) -> None:
         """`ngrams`, `cache`: see `ModelTreeDrafter`."""
@@ -38,10 +38,6 @@ class EagleDrafter(ModelTreeDrafter):
     def is_chain(self) -> bool:
         """Its chains are trees of fan-out 1."""
         return False
-
-    def set_distribution(self, distribution: Distribution) -> None:
-        """See `Drafter`; under the ratio test it takes the likeliest token as certain."""
-        super().set_distribution(GREEDY if distribution.rule == "rejection" else distribution)
 
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
         """Compute nothing yet: rows need features."""
@@ -67,11 +63,6 @@ class EagleDrafter(ModelTreeDrafter):
             self._free += self._prefix[first : self._num_computed][::-1].tolist()
             self._pending = [*range(first + self._first_position, self.length)]
             self._num_computed = first
-
-    def follow(self, transition: Transition) -> None:
-        """See `Drafter`; after a verdict no features are waited for."""
-        super().follow(transition)
-        self.is_ready = True
 
     def plan(self, expansion: Expansion) -> TreePart:
         """The rows of `expansion`; due rows of the prefix have passes of their own before it."""

@@ -91,10 +91,6 @@ class ModelTreeDrafter(AutoregressiveDrafter):
         found = () if self._ngrams is None or self.is_chain else self._ngrams.continuation(LOOKUP_TOKENS)
         return found, LOOKUP_WEIGHT if found else 0.0
 
-    def close(self) -> None:
-        """Keep the cache's memory for the next sequence."""
-        self._paths = {}
-
     def plan(self, expansion: Expansion) -> TreePart:
         """The rows of `expansion`. Committed tokens that do not fit are computed here."""
         root, nodes = expansion.root, expansion.nodes

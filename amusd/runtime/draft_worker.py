@@ -6,12 +6,11 @@ in case their `Close` was lost.
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from amusd.drafters.base import Drafter, DrafterFactory
+from amusd.drafters.base import Drafter, DrafterFactory, say_once
 from amusd.errors import NoRoomError, PeerLostError, PeerProtocolError, RankLostError
 from amusd.policies.estimates import DRAFT_ROW_SHARE, RowCost
 from amusd.protocol.messages import Close, Features, Message, Open, Progress, Shutdown, Verdict
@@ -20,8 +19,6 @@ from amusd.runtime.rollback import RollbackManager
 from amusd.tracing.messages import RECEIVE, SEND, record_message
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport
-
-logger = logging.getLogger(__name__)
 
 IDLE_SECONDS = 1.0
 MAX_SHOWN = 40
@@ -41,7 +38,6 @@ class DraftWorker:
     max_num_seqs: int = 1
     num_ignored: int = 0
     """Dropped messages: forbidden, for no open sequence, or asking for what is not here."""
-    _has_complained: bool = False
     _sequences: dict[int, DraftSequence] = field(default_factory=dict)
     _not_over: frozenset[int] = frozenset()
     _free: dict[str, list[Drafter]] = field(default_factory=dict)
@@ -153,18 +149,13 @@ class DraftWorker:
             free.pop()
         except (PeerProtocolError, NoRoomError) as error:  # the target goes on alone
             self._refuse(opening.sequence_id)
-            self._say_once(f"opened no sequence: {error}")
+            say_once(f"opened no sequence: {error}")  # the target asks again and again
             return
         sequence = DraftSequence(manager, opening.drafter, self.recorder, start_ns)
         sequence.account("draft_prefill", start_ns, num_tokens=len(opening.token_ids), fan_out=opening.fan_out)
         self._sequences[opening.sequence_id] = sequence
         if not manager.session.has_work:  # a drafter of fewer positions: the target need not wait for it
             self._send(sequence)
-
-    def _say_once(self, complaint: str) -> None:
-        """Warn people once: the target asks again and again, and that must not fill the log."""
-        logger.log(logging.DEBUG if self._has_complained else logging.WARNING, "%s", complaint)
-        self._has_complained = True
 
     def _free_of(self, drafter: str) -> list[Drafter]:
         """The free drafters of that name.

@@ -73,8 +73,8 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         ),
         "it drafts before it knows the prompt": ("self.is_ready = len(token_ids) == 1", "self.is_ready = True"),
         "under the ratio test EAGLE draws as the target does": (
-            'GREEDY if distribution.rule == "rejection" else distribution',
-            "distribution",
+            "draws = False",
+            "draws = True",
         ),
     },
     ("amusd/drafters/ngram.py", "tests/drafters/test_ngram_cache.py"): {

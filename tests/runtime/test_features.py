@@ -31,18 +31,14 @@ class ReadingDrafter(AutoregressiveDrafter):
         self.num_taken = 0
         self.waits = True
 
-    @property
-    def is_ready(self) -> bool:  # type: ignore[override]
-        return not self.waits or bool(self.features)
-
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
         super().open(token_ids, capacity, fan_out)
-        self.features = {}
+        self.features, self.is_ready = {}, not self.waits
 
     def take_features(self, start: int, features: Tensor) -> None:
         if features.shape[1] != 4:
             raise ValueError(f"{features.shape[1]} numbers")
-        self.num_taken += len(features)
+        self.num_taken, self.is_ready = self.num_taken + len(features), True
         self.features |= dict(enumerate(features, start))
 
 
