@@ -180,6 +180,7 @@ def lay_out(parents: Sequence[int], cache: KVCache, numerics: Numerics) -> Place
     A row's slot is its position plus a stride for each track before its own. In captured passes, whose sums do not
     depend on slots, it is the next one. Raises `ValueError` if the tracks do not suffice, or a row comes before its
     parent.
+    """
     start = cache.length
     rows = place_rows(parents, numerics.tracks_at(start))
     slots = cache.slots[start : start + len(rows)].tolist()

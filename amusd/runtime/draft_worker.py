@@ -145,7 +145,7 @@ class DraftWorker:
         start_ns = self.recorder.now_ns()
         try:
             free = self._free_of(opening.drafter)
-            manager = self._manage(opening, free[-1])
+            manager = RollbackManager(opening, free[-1])
             free.pop()
         except (PeerProtocolError, NoRoomError) as error:  # the target goes on alone
             self._refuse(opening.sequence_id)
@@ -169,12 +169,6 @@ class DraftWorker:
         if not free:
             raise NoRoomError(f"all {self.max_num_seqs} drafters {drafter!r} are at work")
         return free
-
-    def _manage(self, opening: Open, drafter: Drafter) -> RollbackManager:
-        """Have a free drafter work on the sequence. Raises `NoRoomError`."""
-        drafter.set_reference((*opening.token_ids, *opening.reference))
-        drafter.set_distribution(opening.distribution)
-        return RollbackManager(opening, drafter)
 
     def _roll_back(self, sequence: DraftSequence) -> bool:
         try:

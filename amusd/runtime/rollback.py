@@ -50,6 +50,8 @@ class RollbackManager:
         self._capacity = min(opening.max_length, drafter.max_length or opening.max_length)
         self._fan_out = opening.fan_out
         self._sends_rows = opening.distribution.rule == "rejection"
+        drafter.set_reference((*opening.token_ids, *opening.reference))
+        drafter.set_distribution(opening.distribution)
         if self._has_room():
             drafter.open(opening.token_ids, self._capacity, self._fan_out)
             self._check_agreement()

@@ -42,9 +42,8 @@ class Pair:
         self.score, self.distribution, self.fan_out = score, distribution, fan_out
         self.num_prompt = len(prompt)
         rows = 3 if fan_out > 1 else 1
-        opening = Open(1, 1, tuple(prompt), CAPACITY, "block", 8, 1, fan_out=fan_out, rows_per_step=rows)
+        opening = Open(1, 1, tuple(prompt), CAPACITY, "block", 8, 1, (), distribution, fan_out, rows)
         self.drafter = BlockDrafter(model)
-        self.drafter.set_distribution(distribution)
         self.manager = RollbackManager(opening, self.drafter)
         self.features = torch.randn(CAPACITY, WIDTH, generator=torch.Generator().manual_seed(1)).bfloat16().float()
         self.sent: set[int] = set()

@@ -36,10 +36,9 @@ class Pair:
     ) -> None:
         self.weights: Weights = eagle3_weights()
         self.embedding = embedding
-        rows, drawn = (3, GREEDY) if fan_out > 1 else (1, distribution)
-        opening = Open(1, 1, tuple(prompt), CAPACITY, "eagle", 8, 1, (), drawn, fan_out, rows)
+        rows = 3 if fan_out > 1 else 1
+        opening = Open(1, 1, tuple(prompt), CAPACITY, "eagle", 8, 1, (), distribution, fan_out, rows)
         self.drafter = EagleDrafter(model)
-        self.drafter.set_distribution(distribution)
         self.manager = RollbackManager(opening, self.drafter)
         self.num_sent = 0
         generator = torch.Generator().manual_seed(len(prompt))
@@ -138,7 +137,7 @@ def test_a_token_behind_kept_ones_starts_from_their_own_states_where_features_ar
 
 def test_under_the_ratio_test_it_is_certain_of_the_likeliest(make: Callable[..., Pair]) -> None:
     hot = Distribution(temperature=100.0, seed=3, acceptance="rejection")
-    pair = make(random_tokens(random.Random(4), 6), distribution=hot)
+    pair = make(random_tokens(random.Random(4), 6), 1, hot)
     pair.send_features()
     for _ in range(4):
         propose([pair.manager])

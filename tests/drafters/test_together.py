@@ -80,8 +80,6 @@ def managers_of(kind: Kind, drafters: Sequence[Drafter], seed: int) -> list[Roll
     for number, (drafter, distribution) in enumerate(zip(drafters, kind.distributions, strict=True)):
         prompt = tuple(rng.choices(range(12), k=rng.randint(1, 40)))  # few ids: they recur
         reference = tuple(rng.choices(range(12), k=MAX_LENGTH - len(prompt)))
-        drafter.set_reference((*prompt, *reference))
-        drafter.set_distribution(distribution)
         shape = (3, rng.randint(1, 5)) if kind.is_tree else (1, 1)
         lookahead, per_message = rng.randint(2, 12), rng.choice([1, 1, 3])
         options = (lookahead, per_message, reference, distribution, *shape)

@@ -14,7 +14,6 @@ from faults.weather import Weather
 from faults.world import MS, World
 
 from amusd.child import Ended
-from amusd.drafters.base import Drafter
 from amusd.errors import PeerError, PeerLostError
 from amusd.protocol.messages import Candidate, Close, Hello, Message, Open, Verdict
 from amusd.runtime.draft_sequence import DraftSequence
@@ -63,10 +62,11 @@ class WatchedDraft(DraftWorker):
         super()._end_others(message)
         self.process.world.counts["end of a sequence lost"] += len(before - set(self._sequences))
 
-    def _manage(self, opening: Open, drafter: Drafter) -> RollbackManager:
-        manager: Any = super()._manage(opening, drafter)
-        manager.__class__, manager.world = WatchedManager, self.process.world
-        return manager
+    def _open(self, opening: Open) -> None:
+        super()._open(opening)
+        for sequence in self._sequences.values():
+            manager: Any = sequence.manager
+            manager.__class__, manager.world = WatchedManager, self.process.world
 
     def _handle(self, message: Message) -> None:
         if isinstance(message, Verdict) and message.sequence_id not in self._sequences:

@@ -145,7 +145,6 @@ class Experiment:
         )
         session.attach(1)
         sampler = RatioTest(distribution, SamplingState(VOCAB_SIZE), PROMPT)
-        drafter.set_distribution(distribution)
         length = 8 if self.asynchronous else self.num_speculative_tokens
         manager = RollbackManager(Open(1, 1, PROMPT, MAX_LENGTH, "d", length, 1, (), distribution), drafter)
         candidates: deque[bytes] = deque()
