@@ -35,21 +35,21 @@ class AutoregressiveDrafter(Drafter):
         self._cache = model.new_caches(1, model.max_length)[0] if cache is None else cache
         self.max_length = self._cache.capacity
         self._output_ids = None if model.output_ids is None else model.output_ids.tolist()
-        self._sampler: SequenceSampler | None = None
+        self.sampler: SequenceSampler | None = None
         self._held: list[int] = []
         """The tokens of the cache."""
         self._prepare()
 
     def take_rows(self) -> tuple[bytes, ...]:
         """The rows that the last tokens were drawn from, under the ratio test."""
-        return self._sampler.take_rows() if isinstance(self._sampler, DraftSampler) else ()
+        return self.sampler.take_rows() if isinstance(self.sampler, DraftSampler) else ()
 
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
         """Start from `token_ids`: those but the last that the cache lacks go through the model."""
         super().open(token_ids, capacity, fan_out)
         if self._ngrams is not None:
             self._ngrams.open(token_ids)
-        self._sampler = self._new_sampler(*SamplingState.of(self.model, self._cache))
+        self.sampler = self._new_sampler(*SamplingState.of(self.model, self._cache))
         self._cut(self.committed)
         self._prefill(self.committed[:-1])
 
@@ -62,7 +62,8 @@ class AutoregressiveDrafter(Drafter):
     @classmethod
     def expand_together(cls, drafters: Sequence[Self], parts: Sequence[Expansion]) -> list[Sequence[Guesses]]:
         """What is looked up for each, or as many tokens as are worth passes."""
-        found: list[Sequence[int]] = [drafter.looked_up(part) for drafter, part in zip(drafters, parts, strict=True)]
+        together = zip(drafters, parts, strict=True)
+        found: list[Sequence[int]] = [drafter.looked_up(part) for drafter, part in together]
         asking = [index for index, tokens in enumerate(found) if not tokens]
         paths, numbers = [parts[index].path for index in asking], [parts[index].num_tokens for index in asking]
         made = cls.propose_together([drafters[index] for index in asking], paths, numbers)
@@ -80,7 +81,8 @@ class AutoregressiveDrafter(Drafter):
         left = [*rooms]
         while going := [index for index, number in enumerate(left) if number]:
             model, steps = drafters[0].model, 1
-            if all(drafters[index].can_replay for index in going):
+            samplers = [drafters[index].sampler for index in going]
+            if all(sampler is None or sampler.can_replay for sampler in samplers):  # else the host has to choose
                 steps = min(model.tokens_per_step, max(left))
             batch = [drafters[index].rows(texts[index] + made[index], steps=steps) for index in going]
             for index, rows, output in zip(going, batch, model.run(batch, steps), strict=True):
@@ -97,11 +99,6 @@ class AutoregressiveDrafter(Drafter):
         """A continuation behind a chain, up to its room; the model reads it with its next step."""
         return () if self._ngrams is None else self._ngrams.continuation(part.room, part.path)
 
-    @property
-    def can_replay(self) -> bool:
-        """Whether a device can choose several tokens without the host."""
-        return self._sampler is None or self._sampler.can_replay
-
     def rows(self, text: Sequence[int], candidates: Sequence[int] = (), steps: int = 1) -> Rows:
         """The end of `text` that the cache lacks, and `candidates` behind it."""
         self._cut(text)
@@ -112,10 +109,10 @@ class AutoregressiveDrafter(Drafter):
                 break
             self._prefill(text[: min(start + most, len(text) - 1)])
         token_ids, wanted = self._reduced([*text[start:], *candidates]), None
-        if self._sampler is not None:
-            self._sampler.see(text)
-            words = self._sampler.rows(start, token_ids, num_steps=steps)
-            wanted = SamplerRows(self._sampler.sampler, words)
+        if self.sampler is not None:
+            self.sampler.see(text)
+            words = self.sampler.rows(start, token_ids, num_steps=steps)
+            wanted = SamplerRows(self.sampler.sampler, words)
         return Rows(token_ids, self._cache, wanted)
 
     def take(self, text: Sequence[int], rows: Rows, output: ModelOutput, steps: int) -> list[int]:
@@ -139,9 +136,9 @@ class AutoregressiveDrafter(Drafter):
     def _draw(self, output: ModelOutput, row: int) -> int:
         """The token chosen behind a row. Raises `NotFiniteError`."""
         column, _ = output.sample(row)
-        if isinstance(self._sampler, DraftSampler):
+        if isinstance(self.sampler, DraftSampler):
             assert output.wanted is not None
-            column = self._sampler.draw(output.logits[row : row + 1], output.wanted.inputs[row : row + 1])
+            column = self.sampler.draw(output.logits[row : row + 1], output.wanted.inputs[row : row + 1])
         return column if self._output_ids is None else self._output_ids[column]
 
     def _keep(self, text: Sequence[int]) -> None:
@@ -171,8 +168,6 @@ class AutoregressiveDrafter(Drafter):
         return [token_id % self.model.num_ids for token_id in token_ids]
 
     def _prepare(self) -> None:
-        for levels, steps in (
-            (DRAFT_LEVELS[:-1], self.model.tokens_per_step),
-            (DRAFT_LEVELS[-1:], 1),
-        ):  # see `can_replay`
-            self.model.prepare(self._cache, samplers_of(self.model, self._cache, levels), steps)
+        model, cache, levels = self.model, self._cache, DRAFT_LEVELS
+        model.prepare(cache, samplers_of(model, cache, levels[:-1]), model.tokens_per_step)
+        model.prepare(cache, samplers_of(model, cache, levels[-1:]))  # with penalties the host chooses

@@ -139,13 +139,12 @@ class ModelTreeDrafter(AutoregressiveDrafter):
 
     @property
     def _ranking(self) -> Ranking:
-        assert isinstance(self._sampler, Ranking)
-        return self._sampler
+        assert isinstance(self.sampler, Ranking)
+        return self.sampler
 
     def _new_sampler(self, state: SamplingState, number: int) -> SequenceSampler | None:
-        return super()._new_sampler(state, number) if self.is_chain else self._new_ranking(state, number)
-
-    def _new_ranking(self, state: SamplingState, number: int) -> Ranking:
+        if self.is_chain:
+            return super()._new_sampler(state, number)
         least = 0.0 if self.fan_out == 1 else MIN_PROBABILITY  # a chain goes on however unlikely it is
         return Ranking(
             self.distribution, state, self.committed, number=self.fan_out, min_probability=least, sequence=number

@@ -59,10 +59,6 @@ class Block:
                     sources[place] = TokenSource.ALTERNATIVE
         return tuple(sources)
 
-    def num_accepted_alternatives(self, accepted: Sequence[int]) -> int:
-        """How many accepted tokens are alternatives."""
-        return sum(row > len(self.candidates) for row in self.path_along(accepted)) if self.alternatives else 0
-
     def judged_along(self, token_ids: Sequence[int]) -> tuple[int, ...]:
         """The candidates judged when these tokens were accepted: they and the likeliest ones after them."""
         rows = list(self.path_along(token_ids))

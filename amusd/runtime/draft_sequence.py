@@ -34,11 +34,6 @@ class DraftSequence:
         return self.manager.session.sequence_id
 
     @property
-    def has_work(self) -> bool:
-        """It has room to run ahead."""
-        return self.manager.has_work
-
-    @property
     def patience_seconds(self) -> float:
         """How long to wait for a verdict due before the next step would end."""
         if not self.manager.can_wait:

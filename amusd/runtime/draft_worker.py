@@ -71,7 +71,7 @@ class DraftWorker:
     @property
     def has_work(self) -> bool:
         """A sequence has room to run ahead."""
-        return any(sequence.has_work for sequence in self._sequences.values())
+        return any(sequence.manager.has_work for sequence in self._sequences.values())
 
     def step(self) -> None:
         """Receive, roll back, propose, send. Raises `PeerLostError`."""
@@ -94,7 +94,7 @@ class DraftWorker:
         """Compute one step for sequences with work, and send the result. Raises `PeerLostError`."""
         alike: dict[tuple[str, bool], list[DraftSequence]] = defaultdict(list)
         for sequence in self._sequences.values():
-            if sequence.has_work:
+            if sequence.manager.has_work:
                 alike[sequence.drafter_name, sequence.manager.session.is_chain].append(sequence)
         for kind, working in alike.items():
             step_together(working, self._costs.setdefault(kind, RowCost(DRAFT_ROW_SHARE)), self.recorder)
@@ -104,7 +104,7 @@ class DraftWorker:
                 self._post(working[0].progress())
 
     def _receive(self) -> None:
-        working = [sequence for sequence in self._sequences.values() if sequence.has_work]
+        working = [sequence for sequence in self._sequences.values() if sequence.manager.has_work]
         # a step is for all of them, so it waits only as long as each would
         patience = min((sequence.patience_seconds for sequence in working), default=None)
         message = self._wait() if patience is None else self.link.receive(patience)

@@ -126,22 +126,6 @@ def test_a_step_for_several_is_a_step_for_each(name: str, seed: int) -> None:
     assert most >= kind.most
 
 
-@pytest.mark.parametrize("config", [PLAIN, LOOKUP])
-def test_a_drafter_drafts_chains_and_trees_in_turn(config: DrafterConfig) -> None:
-    (shared,) = factory.model_factory(config, model())(1)
-    rng = random.Random(3)
-    for turn in range(8):
-        is_tree = rng.random() < 0.5
-        kind = Kind(config, is_tree, [TRANSFORMED[turn % NUMBER]])
-        one, other = (managers_of(kind, [drafter], turn)[0] for drafter in (shared, kind.make(1)[0]))
-        for _ in range(8):
-            assert propose([one]) == propose([other])
-            assert tree_of(one) == tree_of(other)
-            verdict = some_verdict(other, rng)
-            assert (one.apply(verdict) is None) == (other.apply(verdict) is None)
-        one.close()
-
-
 @pytest.mark.parametrize(("kind", "num_steps"), [("tree", 2), ("chain", 2), ("cascade", 1)])
 def test_several_share_the_passes_of_the_model(kind: str, num_steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
