@@ -44,7 +44,6 @@ class Calibration:
     costs: Costs
     traces: tuple[Trace, ...]
     """One for each sequence in which a draft token was compared."""
-    drafter: str
     accept_next: float | None = None
     """Probability that a further guess of a tree is right if those before it are wrong; None if unknown."""
 
@@ -74,7 +73,7 @@ def calibrate(run_directory: Path, drafter: str) -> Calibration:
             "name the run directory of generate or compare, whose draft was on the target's machine"
         )
     measured = _Measured(target, draft, timeline)
-    return Calibration(measured.costs(), traces, chosen, accept_next_of(pairs))
+    return Calibration(measured.costs(), traces, accept_next_of(pairs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,21 +86,23 @@ class _Measured:
 
     def costs(self) -> Costs:
         """All times. Link times are medians, because both processes time a message."""
-        host = self._host()
         to_target = _delay(self.timeline.to_target, self.target, TargetWait)
         to_draft = _delay(self.timeline.to_draft, self.draft, DraftWait)
-        found = [delay for delay in (to_target, to_draft) if delay is not None]
-        link = max(found, default=0)
+        link = max((delay for delay in (to_target, to_draft) if delay is not None), default=0)
+        draft_works_at = _work_of(self.draft, DRAFT_WORK)
         trees = [events for events in self.draft.values() if drafts_tree(events)]
         chains = [events for events in self.draft.values() if not drafts_tree(events)]
-        tree_steps = self._tree_steps(trees)
-        only_trees = tree_steps and not any(isinstance(event, DraftStep) for events in chains for event in events)
+        tree_steps = _durations_by(self._steps(trees))
+        tokens = ((1, together, round(ns / num)) for num, together, ns in self._steps(chains) for _ in range(num))
         return Costs(
-            passes=self._passes(),
-            draft_token=tree_steps[min(tree_steps)] if only_trees else self._draft_token(chains),
+            passes=_durations_by(
+                (event.num_scored, draft_works_at(event.start_ns), event.duration_ns)
+                for event in _of_kind(self.target, TargetPass)
+            ),
+            draft_token=_durations_by(tokens).get(1) or tree_steps.get(min(tree_steps, default=0), NOTHING),
             tree_steps=tree_steps,
             tree_row_ns=_slope(tree_steps),
-            host=host,
+            host=_durations_by(self._pauses()).get(0, NOTHING),
             target_prefill=_durations(self.target, TargetPrefill),
             draft_prefill=_durations(self.draft, DraftPrefill),
             advance=_durations(self.draft, Advance),
@@ -109,32 +110,6 @@ class _Measured:
             to_target=Duration((link if to_target is None else to_target,)),
             to_draft=Duration((link if to_draft is None else to_draft,)),
         )
-
-    def _passes(self) -> dict[int, Duration]:
-        """Times of a pass by number of candidates; a missing one takes the nearest, or the other situation's."""
-        draft_works_at = _work_of(self.draft, DRAFT_WORK)
-        found: dict[bool, dict[int, list[int]]] = {False: defaultdict(list), True: defaultdict(list)}
-        for event in _of_kind(self.target, TargetPass):
-            found[draft_works_at(event.start_ns)][event.num_scored].append(event.duration_ns)
-
-        def nearest(number: int, *, together: bool) -> tuple[int, ...]:
-            measured = found[together] or found[not together]
-            return tuple(measured[min(measured, key=lambda known: (abs(known - number), known))])
-
-        numbers = sorted(set(found[False]) | set(found[True]))
-        return {n: Duration(nearest(n, together=False), together=nearest(n, together=True)) for n in numbers}
-
-    def _draft_token(self, chains: Sequence[Sequence[Event]]) -> Duration:
-        found: dict[bool, list[int]] = {False: [], True: []}
-        for num_tokens, together, ns in self._steps(chains):
-            found[together] += [round(ns / num_tokens)] * num_tokens
-        return _shared(found)
-
-    def _tree_steps(self, trees: Sequence[Sequence[Event]]) -> dict[int, Duration]:
-        found: dict[int, dict[bool, list[int]]] = defaultdict(lambda: {False: [], True: []})
-        for num_nodes, together, ns in self._steps(trees):
-            found[num_nodes][together].append(ns)
-        return {num_nodes: _shared(times) for num_nodes, times in sorted(found.items())}
 
     def _steps(self, sequences: Sequence[Sequence[Event]]) -> Iterator[tuple[int, bool, int]]:
         """Each draft step: its tokens, whether the target worked meanwhile, nanoseconds until the next can start.
@@ -153,8 +128,8 @@ class _Measured:
                 together = target_works_at(step.start_ns)
                 yield step.num_tokens, together, step.duration_ns + (pause or 0)
 
-    def _host(self) -> Duration:
-        found: dict[bool, list[int]] = {False: [], True: []}
+    def _pauses(self) -> Iterator[tuple[int, bool, int]]:
+        """The host's time between two passes, waits not counted; whether there was a draft."""
         for number, events in self.target.items():
             last: Event | None = None
             waited_ns = 0
@@ -163,9 +138,8 @@ class _Measured:
                     waited_ns += event.duration_ns
                 elif isinstance(event, TargetPass):
                     if last is not None:
-                        found[number in self.draft].append(max(0, event.start_ns - last.end_ns - waited_ns))
+                        yield 0, number in self.draft, max(0, event.start_ns - last.end_ns - waited_ns)
                     last, waited_ns = event, 0
-        return _shared(found)
 
 
 def _work_of(events: dict[int, list[Event]], kinds: tuple[type[Event], ...]) -> Callable[[int], bool]:
@@ -181,20 +155,25 @@ def _work_of(events: dict[int, list[Event]], kinds: tuple[type[Event], ...]) -> 
 
 def _delay(flows: Sequence[Flow], receiver: dict[int, list[Event]], wait: type[Event]) -> int | None:
     """Median time of messages sent while the receiver waited; None without any."""
-    waits = {number: [event for event in events if isinstance(event, wait)] for number, events in receiver.items()}
-    found = []
-    for flow in flows:
-        own = waits.get(flow.sent.sequence_id, [])
-        index = bisect.bisect_right(own, flow.sent.start_ns, key=lambda event: event.start_ns) - 1
-        if index >= 0 and flow.sent.start_ns < own[index].end_ns:
-            found.append(flow.received.start_ns - flow.sent.start_ns)
-    return _median(found)
+    waits_at = _work_of(receiver, (wait,))
+    return _median(flow.received.start_ns - flow.sent.start_ns for flow in flows if waits_at(flow.sent.start_ns))
 
 
-def _shared(found: dict[bool, list[int]]) -> Duration:
-    """Return the times with the other worker at rest and at work; one that was never seen is taken from the other."""
-    alone, together = found[False] or found[True] or [0], found[True] or found[False] or [0]
-    return Duration(tuple(alone), together=tuple(together))
+def _durations_by(samples: Iterable[tuple[int, bool, int]]) -> dict[int, Duration]:
+    """Nanoseconds by a number, with the other worker at rest (False) and at work.
+
+    A missing situation takes the nearest number's time, or the other situation's.
+    """
+    found: dict[bool, dict[int, list[int]]] = {False: defaultdict(list), True: defaultdict(list)}
+    for number, together, ns in samples:
+        found[together][number].append(ns)
+
+    def nearest(number: int, *, together: bool) -> tuple[int, ...]:
+        measured = found[together] or found[not together]
+        return tuple(measured[min(measured, key=lambda known: (abs(known - number), known))])
+
+    numbers = sorted(set(found[False]) | set(found[True]))
+    return {n: Duration(nearest(n, together=False), together=nearest(n, together=True)) for n in numbers}
 
 
 def _slope(steps: dict[int, Duration]) -> int:

@@ -42,14 +42,6 @@ class Event(Struct, frozen=True, omit_defaults=True, tag_field="name", tag=_name
         return {name: value for name, value in to_builtins(self).items() if name not in _HEADS}
 
 
-class Worker(Event, frozen=True, kw_only=True):
-    """Both workers: the first event of a file."""
-
-    host: str
-    """Equal exactly for workers that share a monotonic clock."""
-    pid: int
-
-
 class WholeSequence(Event, tag="sequence", frozen=True, kw_only=True):
     """Target: from request to last committed token. Draft: from opening to end."""
 
@@ -192,7 +184,7 @@ TARGET_WORK = (TargetPrefill, TargetPass)
 WAITS = (TargetWait, DraftWait)
 
 AnyEvent: TypeAlias = (
-    Worker | WholeSequence | TargetPrefill | TargetPass | TargetWait | DraftLost | DraftBack | TargetGone
+    WholeSequence | TargetPrefill | TargetPass | TargetWait | DraftLost | DraftBack | TargetGone
     | DraftPrefill | DraftStep | Advance | Rollback | DraftWait | Send | Receive
 )  # fmt: skip
 EVENTS: dict[str, type[Event]] = {kind.__struct_config__.tag: kind for kind in get_args(AnyEvent)}

@@ -1,15 +1,12 @@
 """Spans and instants of one worker, kept in memory while it decodes and written as JSON lines afterwards.
 
-Times are `time.monotonic_ns()`, one clock per host; the first event, `worker`, names the host. Recording appends to a
-list: no I/O, formatting or lock on the hot path. Names and fields are those of `tracing/events.py`.
+Times are `time.monotonic_ns()`, one clock for all processes of a machine. Recording appends to a list: no I/O,
+formatting or lock on the hot path. Names and fields are those of `tracing/events.py`.
 """
 
 from __future__ import annotations
 
-import functools
 import logging
-import os
-import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,14 +14,13 @@ from typing import Any
 
 from msgspec import json
 
-from amusd.tracing.events import EVENTS, NO_SEQUENCE, Event, Worker
+from amusd.tracing.events import EVENTS, Event
 
 logger = logging.getLogger(__name__)
 
 SEQUENCES_PER_RUN = 1 << 32
 """Run `i` has the sequence ids from `i * SEQUENCES_PER_RUN` on."""
 
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _encoder = json.Encoder()
 
 
@@ -52,11 +48,8 @@ class Recorder:
         self._events, self._keeps = events, keeps
         self.listeners: tuple[Callable[[Event], None], ...] = ()
         """Called with each event in the worker's thread: they must return at once, and raise nothing."""
-        now = now_ns()
-        self._first: Event = Worker(now, now, NO_SEQUENCE, host=_host_identity(), pid=os.getpid())
-        self._recorded: list[Event] = [self._first] if events is None else []
+        self._recorded: list[Event] = []
         self._run = 0
-        self._begun: set[int] = set()
         self.is_whole = True
         """Whether no event is missing in a file."""
 
@@ -104,8 +97,7 @@ class Recorder:
         try:
             path.parent.mkdir(exist_ok=True)
             with path.open("ab") as file:
-                file.write(_encoder.encode_lines(events if run in self._begun else [self._first, *events]))
-            self._begun.add(run)
+                file.write(_encoder.encode_lines(events))
         except OSError as error:
             if self.is_whole:
                 logger.warning("%s: cannot be written (%s)", path, error.strerror)
@@ -115,12 +107,3 @@ class Recorder:
 def as_format(path: Path) -> str:
     """A path as a format without fields, to which `/{run}/events` can be added."""
     return str(path).replace("{", "{{").replace("}", "}}")
-
-
-@functools.cache
-def _host_identity() -> str:
-    """A name that processes share exactly when they share a monotonic clock: the kernel's boot id on Linux."""
-    try:
-        return _BOOT_ID.read_text(encoding="ascii").strip()
-    except OSError:
-        return platform.node()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from msgspec import json
 
-from amusd.tracing.events import AnyEvent, Event, Worker
+from amusd.tracing.events import AnyEvent, Event
 from amusd.tracing.messages import Flow, match_messages
 
 
@@ -23,9 +23,7 @@ class Timeline:
 
     @classmethod
     def of(cls, target: Sequence[Event], draft: Sequence[Event]) -> Timeline:
-        """A timeline of recorded events, without a draft on another host, whose clock differs."""
-        if len({event.host for event in (*target, *draft) if isinstance(event, Worker)}) > 1:
-            draft = ()
+        """A timeline of recorded events."""
         to_draft, to_target = match_messages(target, draft), match_messages(draft, target)
         return cls(tuple(target), tuple(draft), tuple(to_draft), tuple(to_target))
 

@@ -4,19 +4,9 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
-from tracing.runs import made, simulated
+from tracing.runs import made
 
 from amusd.tracing.messages import match_messages
-from amusd.tracing.timeline import Timeline
-
-
-def test_a_draft_of_another_host_is_left_out() -> None:
-    outcome, part = simulated("asynchronous")
-    assert len(part.to_draft) > 5 < len(part.to_target)
-    worker, *rest = outcome.draft_events
-    apart = Timeline.of(outcome.target_events, [replace(worker, host="another"), *rest])
-    assert (apart.draft, apart.to_draft, apart.to_target) == ((), (), ())
 
 
 @given(data=st.data(), num_sent=st.integers(0, 12))
