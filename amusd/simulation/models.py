@@ -46,30 +46,24 @@ class ScriptedCache:
         """Nothing is stored."""
 
 
+@dataclass
 class ScriptedModel:
     """The part of a `CachedModel` that a `TargetWorker` needs for greedy decoding."""
 
+    clock: Clock
+    costs: Costs
+    random: Random
+    prompt_length: int
+    vocab_size: int
+    width: int
+    has_draft: bool
     captured_on = None
     max_length = MANY
     feature_columns: ClassVar[dict[str, slice]] = {}
+    _host_ns: int = 0
 
-    def __init__(
-        self,
-        clock: Clock,
-        costs: Costs,
-        random: Random,
-        *,
-        prompt_length: int,
-        vocab_size: int,
-        width: int,
-        has_draft: bool,
-    ) -> None:
-        self.vocab_size = vocab_size
-        self.numerics = Numerics(width, fixed=False, border=None, prefill_chunk=MANY, num_tracks=MANY)
-        self._clock, self._costs, self._random = clock, costs, random
-        self._prompt_length = prompt_length
-        self._has_draft = has_draft
-        self._host_ns = 0
+    def __post_init__(self) -> None:
+        self.numerics = Numerics(self.width, fixed=False, border=None, prefill_chunk=MANY, num_tracks=MANY)
 
     def new_caches(self, number: int, capacity: int) -> Sequence[ScriptedCache]:
         """One for each sequence at work."""
@@ -80,16 +74,16 @@ class ScriptedModel:
 
     def prefill(self, token_ids: Sequence[int], cache: ScriptedCache) -> None:
         """Take in a prompt, at the same cost whatever its length."""
-        self._clock.compute(self._costs.target_prefill.draw(self._random))
+        self.clock.compute(self.costs.target_prefill.draw(self.random))
         cache.length += len(token_ids)
 
     def run(self, batch: Sequence[Rows]) -> list[SimpleNamespace]:
         """One pass; the part of each `ModelOutput` that a `Verifier` needs for greedy decoding."""
         num_candidates = sum(len(rows.token_ids) for rows in batch) - len(batch)
-        draft_works = self._clock.draft_works
-        ns = self._costs.pass_ns(num_candidates, draft_works, self._random, num_sequences=len(batch))
-        self._host_ns = self._costs.host.draw(self._random, self._has_draft)
-        self._clock.compute(ns)
+        draft_works = self.clock.draft_works
+        ns = self.costs.pass_ns(num_candidates, draft_works, self.random, num_sequences=len(batch))
+        self._host_ns = self.costs.host.draw(self.random, self.has_draft)
+        self.clock.compute(ns)
         return [SimpleNamespace(sample=partial(self._sample, self._choices(rows))) for rows in batch]
 
     def keep(self, rows: Sequence[int], cache: ScriptedCache) -> None:
@@ -101,7 +95,7 @@ class ScriptedModel:
         return []
 
     def _sample(self, token_ids: list[int], row: int) -> tuple[int, None]:
-        self._clock.let_pass(self._host_ns)  # once after a pass
+        self.clock.let_pass(self._host_ns)  # once after a pass
         self._host_ns = 0
         return token_ids[row], None
 
@@ -110,7 +104,7 @@ class ScriptedModel:
         depths = [0]
         for parent in parents:
             depths.append(depths[parent] + 1)
-        first = rows.cache.length + 1 - self._prompt_length
+        first = rows.cache.length + 1 - self.prompt_length
         if rows.parents is None:
             rows.cache.length += len(depths)
         return [target_token(first + depth) for depth in depths]

@@ -31,15 +31,6 @@ class Step:
         return self.fates.count(fate)
 
 
-def accepted_positions(target: Sequence[Event]) -> set[int]:
-    """Positions of one sequence that accepted candidates filled."""
-    positions: set[int] = set()
-    for event in target:
-        if isinstance(event, TargetPass):
-            positions.update(range(event.start_length, event.start_length + event.num_accepted))
-    return positions
-
-
 def drafts_tree(draft: Sequence[Event]) -> bool:
     """Whether the draft prepared for several verdicts in this sequence."""
     return any(isinstance(event, DraftPrefill) and event.fan_out > 1 for event in draft)
@@ -51,7 +42,8 @@ def judge_steps(draft: Sequence[Event], target: Sequence[Event]) -> list[Step]:
     A token that the draft still held when its position was committed was accepted there. Of a tree, each verdict says
     which steps foresaw it. The last pass of an answer sends none, so what it accepted is not found.
     """
-    accepted = accepted_positions(target)
+    passes = [event for event in target if isinstance(event, TargetPass)]
+    accepted = {each.start_length + place for each in passes for place in range(each.num_accepted)}
     fates: list[tuple[DraftStep, list[Fate]]] = []
     held: dict[int, tuple[int, int]] = {}
     """Position -> (step, token of that step), for tokens of a chain that were kept."""
