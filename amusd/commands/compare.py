@@ -34,18 +34,9 @@ WARM_UP_TOKENS = 8
 LOAD_SIZE = 4
 """Answers of a load per place; at its end some places are free."""
 LOOK_SECONDS = 0.1
-_SHOWN = (
-    "tokens_per_second",
-    "tokens_per_second_per_device",
-    "speedup_vs_autoregressive",
-    "speedup_quartiles",
-    "speedup_vs_best_synchronous",
-    "acceptance_rate",
-    "mean_acceptance_length",
-    "identical_to_autoregressive",
-)
-_SHOWN_ALONE = ("target_idle_fraction", "draft_idle_fraction")
-_SHOWN_IN_BATCHES = ("p50_inter_token_ms", "p99_inter_token_ms")
+_IN_BATCHES = ("p50_inter_token_ms", "p99_inter_token_ms")
+_ALONE = ("target_idle_fraction", "draft_idle_fraction")
+"""Columns that are shown for several answers at a time, and for one."""
 
 
 def compare(
@@ -81,7 +72,7 @@ def compare(
     sizes = dict.fromkeys(row["batch_size"] for row in rows)
     advices = {size: advice([row for row in rows if row["batch_size"] == size]) for size in sizes}
     lines = [f"{size} at a time: {text}" if len(sizes) > 1 else text for size, text in advices.items() if text]
-    shown = rows_table(rows, [*_SHOWN, *(_SHOWN_IN_BATCHES if max(sizes) > 1 else _SHOWN_ALONE)])
+    shown = rows_table(rows, ["wasted_draft_fraction", *(_ALONE if max(sizes) > 1 else _IN_BATCHES)])
     return Done(result, "\n\n".join(filter(None, (shown, "\n".join(lines)))), comparison.refused)
 
 

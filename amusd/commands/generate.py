@@ -52,8 +52,8 @@ def generate(config: RunConfig, engine: Engine, console: Console, prompt: Worklo
         if not complete:
             kept = {"complete": False, "text": answer.text, "token_ids": list(answer.token_ids)}
             write_json(run_directory / "result.json", kept)
-            partial_file.unlink(missing_ok=True)
             console.text("")
+        partial_file.unlink(missing_ok=True)
     return Done({"complete": True, **answer.generation.as_dict()}, "", (_summary(answer.generation),))
 
 

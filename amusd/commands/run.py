@@ -12,7 +12,7 @@ from amusd.config import EngineConfig, RunConfig
 from amusd.console import Console
 from amusd.engine import Engine
 from amusd.errors import ConfigError
-from amusd.files import PARTIAL_FILE, write_json
+from amusd.files import write_json
 from amusd.workload import WorkloadPrompt
 
 INSTALL_SERVE = "pip install 'amusd[serve]'"
@@ -53,7 +53,6 @@ def answer(
     result |= {"draft_failure": engine.draft_failure} if engine.draft_failure is not None else {}
     try:
         write_json(run_directory / "result.json", result)
-        (run_directory / PARTIAL_FILE).unlink(missing_ok=True)
         if command == "compare":
             plots.write(lambda: plots.draw_comparison(result["rows"]), run_directory, "comparison", console.note)
     finally:  # what no file can take is shown all the same

@@ -18,7 +18,7 @@ from amusd.drafters.synthetic import ACCEPT_NEXT
 from amusd.errors import ConfigError
 from amusd.policies.factory import make_policy
 from amusd.simulation.calibration import Calibration, calibrate
-from amusd.simulation.cost import Costs, Duration
+from amusd.simulation.cost import NOTHING, Costs, Duration
 from amusd.simulation.simulator import Outcome, Simulator
 from amusd.simulation.tokens import drawn_answers, replayed_answers
 from amusd.types import Mode
@@ -31,17 +31,6 @@ TREE_ROW_SHARE = 0.06
 
 Measured on the embedded draft: eight nodes take 1.4 times one.
 """
-_SHOWN = (
-    "tokens_per_second",
-    "speedup_vs_autoregressive",
-    "speedup_vs_best_synchronous",
-    "acceptance_rate",
-    "mean_acceptance_length",
-    "target_idle_fraction",
-    "draft_idle_fraction",
-    "wasted_draft_fraction",
-    "mean_latency_s",
-)
 
 
 def simulate(config: RunConfig, simulator: Simulator, console: Console, events_folder: Path) -> dict[str, Any]:
@@ -79,10 +68,7 @@ def simulate(config: RunConfig, simulator: Simulator, console: Console, events_f
 
 def simulate_text(result: dict[str, Any]) -> str:
     """The result as text for a person."""
-    texts, batch_size = [rows_table(result["rows"], _SHOWN), advice(result["rows"])], result["inputs"]["batch_size"]
-    if batch_size > 1:
-        texts.insert(0, f"{batch_size} answers at a time: tokens/s of all together, s/answer of each")
-    return "\n\n".join(texts)
+    return f"{rows_table(result['rows'])}\n\n{advice(result['rows'])}"
 
 
 def schedules_of(config: RunConfig, *, can_branch: bool) -> list[DecodingConfig]:
@@ -117,46 +103,39 @@ def _row(decoding: DecodingConfig, outcome: Outcome, plain: Outcome, best_synchr
     }
 
 
-def simulator_of(config: RunConfig, calibration: Calibration | None = None) -> Simulator:
+def simulator_of(config: RunConfig) -> Simulator:
     """Make the machine from given or measured times and answers; given values win. Raises `ConfigError`.
 
-    Passes are as wide as in `compare` for these block lengths. `calibration`: replaces that of the configured run.
+    Passes are as wide as in `compare` for these block lengths.
     """
     settings, seed = config.simulate, config.sampling.seed
-    if (longest_wait := max(settings.min_candidates)) > config.max_lookahead:
-        raise ConfigError(
-            f"simulate.min_candidates={longest_wait}: must be at most max_lookahead ({config.max_lookahead})"
-        )
     make_policy(replace(config.decoding(), mode=Mode.ASYNCHRONOUS))  # a mistake in a policy of the user's own
     width = config.engine(longest_block=max(settings.synchronous_lengths)).max_verify_width
-    if calibration is None and config.calibration is not None:
-        calibration = calibrate(Path(config.calibration), config.drafter.kind)
-    if calibration is None:
-        for name in ("accept", "verify_ms", "draft_ms"):
-            if getattr(config, name) is None:
-                raise ConfigError(f"{name}: required to simulate without calibration=RUN_DIR")
-    accept_next = ACCEPT_NEXT
-    if config.accept is not None:
-        number = max(NUM_ANSWERS, settings.batch_size)
-        answers = drawn_answers(config.accept, num_answers=number, num_tokens=settings.num_tokens, seed=seed)
+    missing = next((name for name in ("accept", "verify_ms", "draft_ms") if getattr(config, name) is None), None)
+    if config.calibration is not None:
+        measured = calibrate(Path(config.calibration), config.drafter.kind)
+    elif missing is None:
+        measured = Calibration(Costs(passes={}, draft_token=NOTHING), ())
     else:
-        assert calibration is not None
-        answers = replayed_answers(calibration.traces, seed)
-        accept_next = ACCEPT_NEXT if calibration.accept_next is None else calibration.accept_next
+        raise ConfigError(f"{missing}: required to simulate without calibration=RUN_DIR")
+    if config.accept is None:
+        answers, accept_next = replayed_answers(measured.traces, seed), measured.accept_next
+    else:
+        number, accept_next = max(NUM_ANSWERS, settings.batch_size), None
+        answers = drawn_answers(config.accept, num_answers=number, num_tokens=settings.num_tokens, seed=seed)
     return Simulator(
-        costs=_costs(config, None if calibration is None else calibration.costs),
+        costs=_costs(config, measured.costs),
         answers=answers,
         max_candidates=width - 1,
-        accept_next=accept_next,
+        accept_next=ACCEPT_NEXT if accept_next is None else accept_next,
         can_branch=config.drafter.can.tree,
         seed=seed,
         batch_size=settings.batch_size,
     )
 
 
-def _costs(config: RunConfig, measured: Costs | None) -> Costs:
+def _costs(config: RunConfig, costs: Costs) -> Costs:
     settings = config.simulate
-    costs = Costs(passes={}, draft_token=Duration.of_ms(0.0)) if measured is None else measured
     given: dict[str, Any] = {"knee_rows": settings.knee_rows}
     if config.verify_ms is not None:
         given["passes"] = {0: Duration.of_ms(config.verify_ms, JITTER)}

@@ -35,10 +35,10 @@ def settings_of(decoding: DecodingConfig) -> dict[str, Any]:
 def row_name(row: Row) -> str:
     """`synchronous (best: 2 tokens), embedded`, `asynchronous (chain, waits for 2), ngram, 4 at a time`."""
     length, wait, size = row.get("num_speculative_tokens"), row.get("min_candidates"), row.get("batch_size", 1)
+    block = f"{length} {'tree step' if row.get('tree') else 'token'}{'s' if length != 1 else ''}"
     how = (
         row.get("policy"),
-        f"{'best: ' if row.get('tuned') else ''}{length} {'tree steps' if row.get('tree') else 'tokens'}"
-        * bool(length),
+        f"best: {block}" if row.get("tuned") else block if length else "",
         "" if wait is None else f"waits for {wait}",
     )
     settings = ", ".join(filter(None, how))
@@ -78,16 +78,16 @@ COLUMNS = (
     Column("target_idle_fraction", "idle t", percent, "time without work, target"),
     Column("draft_idle_fraction", "idle d", percent, "the same, draft"),
     Column("wasted_draft_fraction", "wasted", percent, "of the drafted tokens"),
-    Column("mean_latency_s", "s/answer", "{:.2f}".format),
+    Column("mean_latency_s", "s/answer", "{:.2f}".format, "from an answer's begin to its end"),
     Column(
         "identical_to_autoregressive", "identical", "{0[num_identical]}/{0[num_prompts]}".format, "to plain decoding"
     ),
 )
 
 
-def rows_table(rows: Sequence[Row], names: Sequence[str]) -> str:
-    """The named columns in which any row has a figure, and what they mean."""
-    shown = [column for column in COLUMNS if column.name in names and any(map(column.text, rows))]
+def rows_table(rows: Sequence[Row], hidden: Sequence[str] = ()) -> str:
+    """The columns in which any row has a figure, and what they mean; `hidden` ones are left out."""
+    shown = [column for column in COLUMNS if column.name not in hidden and any(map(column.text, rows))]
     lines = [(row_name(row), *(column.text(row) for column in shown)) for row in rows]
     meanings = "; ".join(f"{column.heading}: {column.meaning}" for column in shown if column.meaning)
     legend = textwrap.fill(meanings, LEGEND_WIDTH)

@@ -67,14 +67,12 @@ def summary(part: Timeline, whole: WholeSequence) -> str:
 
 
 def _read(run_directory: Path) -> Timeline:
-    if not (run_directory / "events").is_dir():
-        raise ConfigError(f"{run_directory}: not a run directory: it has no folder events/")
     try:
         timeline = read_timeline(run_directory)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{run_directory}/events: cannot be read ({error})") from None
     if not any(isinstance(event, WholeSequence) for event in timeline.target):
-        raise ConfigError(f"{run_directory}: its events hold no answer; has the run ended?")
+        raise ConfigError(f"{run_directory}/events: hold no answer; is it a run directory, and has the run ended?")
     return timeline
 
 

@@ -53,7 +53,6 @@ class CompareConfig(Settings):
         super().__post_init__()
         for policy in self.policies:
             check_policy("compare.policies", policy)
-        self.require(len({*self.batch_sizes}) == len(self.batch_sizes), "batch_sizes", "name none twice")
         kinds = [name.partition(":")[0] for name in self.drafters]
         twice = next((kind for kind in kinds if kinds.count(kind) > 1), "")
         self.require(not twice, "drafters", f"names {twice} twice")

@@ -102,7 +102,6 @@ def test_a_run_is_simulated_from_its_own_events(recorded: tuple[Path, dict[str, 
 
 MISTAKES = [
     ({"accept": None, "verify_ms": 1.0}, "accept: required to simulate without calibration=RUN_DIR"),
-    ({"max_lookahead": 2}, "simulate.min_candidates=3: must be at most max_lookahead (2)"),
     ({"max_verify_width": 4}, "max_verify_width=4: must be at least 5: 4 candidates"),
     ({"calibration": "/proc/nowhere"}, "calibration=/proc/nowhere: its events/ show no draft token"),
 ]
