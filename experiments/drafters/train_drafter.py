@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -28,6 +27,7 @@ from dataset import join, read_text
 from layouts import drafter_config, write_drafter
 from losses import agreement, cross_entropy, distributions
 from networks import Batch, DFlash, Eagle1, Eagle3, Medusa, layer_ids
+from progress import Progress
 from teacher import load_teacher, stop_ids
 from train import most_frequent, schedule
 
@@ -47,7 +47,6 @@ HELD_OUT_ROWS = 64
 MEASURED_ROWS = 32
 """Those of them that a measurement reads."""
 MEASURE_SECONDS, SAVE_SECONDS = 480.0, 180.0
-_SAVED = ("step", "seconds", "num_tokens", "losses", "curve")
 
 
 def main() -> None:
@@ -72,12 +71,12 @@ def train(arguments: argparse.Namespace) -> None:
     torch.manual_seed(arguments.seed)
     run = Run(arguments)
     run.resume()
-    measured, saved = run.seconds, time.monotonic()
+    measured, saved = run.progress.seconds, time.monotonic()
     for rows in run.batches():
         run.learn(rows)
-        if run.seconds - measured > MEASURE_SECONDS and not run.is_over:
+        if run.progress.seconds - measured > MEASURE_SECONDS and not run.is_over:
             run.evaluate()
-            measured = run.seconds
+            measured = run.progress.seconds
         if time.monotonic() - saved > SAVE_SECONDS:
             run.save()
             saved = time.monotonic()
@@ -115,21 +114,17 @@ class Run:
         self._optimizer = torch.optim.AdamW(groups, lr=arguments.lr, betas=(0.9, 0.95))
         self._num_steps = STEPS[arguments.method]
 
-        self.seconds, self._step, self._num_tokens = 0.0, 0, 0
-        self._losses: list[float] = []
-        self._curve: list[dict[str, Any]] = []
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        self._checkpoint = arguments.out / "checkpoint.pt"
+        self.progress = Progress(arguments.out)
 
     @property
     def is_over(self) -> bool:
         """Whether the time to learn has passed."""
-        return self.seconds >= self._arguments.minutes * 60
+        return self.progress.seconds >= self._arguments.minutes * 60
 
     def batches(self) -> Iterator[np.ndarray]:
         """Row numbers of batches until the time is over: every labelled row once each time round."""
         length, size = self._text.length, self._arguments.rows
-        random = np.random.default_rng((self._arguments.seed, self._step))
+        random = np.random.default_rng((self._arguments.seed, self.progress.step))
         while True:
             rows = random.permutation(self._learned_from)
             rows = rows[np.argsort(length[rows], kind="stable")]
@@ -143,22 +138,11 @@ class Run:
         """One step."""
         began, whole = time.monotonic(), round(self._arguments.minutes * 60)
         for group in self._optimizer.param_groups:
-            group["lr"] = self._arguments.lr * schedule(min(whole - 1, int(self.seconds)), whole, COOLDOWN)
+            group["lr"] = self._arguments.lr * schedule(min(whole - 1, int(self.progress.seconds)), whole, COOLDOWN)
         batch = self._load(rows)
-        loss = self._loss(batch)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self._network.parameters(), 1.0)
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
-        self._losses.append(float(loss.detach()))
-        self._step += 1
-        self._num_tokens += int(self._text.length[rows].sum())
-        self.seconds += time.monotonic() - began
-        print(
-            f"step {self._step}, {self.seconds / 60:.1f} min, loss {self._recent_loss():.4f}, "
-            f"{self._num_tokens / self.seconds:,.0f} tokens/s",
-            flush=True,
-        )
+        self.progress.learn(self._network, self._optimizer, self._loss(batch))
+        told = self.progress.stepped(began, int(self._text.length[rows].sum()))
+        print(f"{told}, {self.progress.seconds / 60:.1f} min", flush=True)
 
     def _loss(self, batch: Batch) -> Tensor:
         states = batch.features[:, :, -1].flatten(0, 1)
@@ -181,7 +165,7 @@ class Run:
 
     def _distances(self) -> int:
         """Distances of this step: few at first, while the states fed back are poor."""
-        is_early = self.seconds < SHORT_SHARE * self._arguments.minutes * 60
+        is_early = self.progress.seconds < SHORT_SHARE * self._arguments.minutes * 60
         return min(2, self._num_steps) if is_early and self._arguments.method.startswith("eagle") else self._num_steps
 
     @torch.no_grad()
@@ -206,43 +190,29 @@ class Run:
                 greedy[ahead].append(parts[0].float())
                 sampled[ahead].append(parts[1])
         torch.set_rng_state(generator_state)
-        point = {
-            "step": self._step,
-            "tokens": self._num_tokens,
-            "seconds": round(self.seconds),
-            "loss": round(self._recent_loss(), 4) if self._losses else None,
-            "greedy": [round(float(torch.cat(parts).mean()), 4) for parts in greedy],
-            "sampled": [round(float(torch.cat(parts).mean()), 4) for parts in sampled],
-        }
-        self._curve.append(point)
-        print(point, flush=True)
+        means = ([round(float(torch.cat(parts).mean()), 4) for parts in kind] for kind in (greedy, sampled))
+        self.progress.measured(*means)
 
     def save(self) -> None:
         """Write the drafter, the report and the checkpoint, each whole or not at all."""
         arguments = self._arguments
         write_drafter(arguments.out, arguments.method, self._config, self._network, self._head, self._output_ids)
         settings = {name: value for name, value in vars(arguments).items() if name not in ("text", "out")}
-        report = {"settings": settings, "rows": len(self._learned_from), "curve": self._curve}
+        report = {"settings": settings, "rows": len(self._learned_from), "curve": self.progress.curve}
         (arguments.out / "training.json").write_text(json.dumps(report, indent=1) + "\n")
-        state = {name: getattr(self, "seconds" if name == "seconds" else f"_{name}") for name in _SAVED}
-        partial = self._checkpoint.with_suffix(".partial")
-        saved = {"network": self._network.state_dict(), "optimizer": self._optimizer.state_dict()}
-        torch.save({**saved, **state, "output_ids": self._output_ids}, partial)
-        partial.rename(self._checkpoint)
+        networks = {"network": self._network.state_dict(), "optimizer": self._optimizer.state_dict()}
+        self.progress.save(**networks, output_ids=self._output_ids)
 
     def resume(self) -> None:
         """Go on from the checkpoint, if there is one."""
-        if not self._checkpoint.exists():
+        saved = self.progress.resume()
+        if saved is None:
             self.evaluate()
             return
-        saved = torch.load(self._checkpoint, weights_only=True)
         self._network.load_state_dict(saved["network"])
         self._optimizer.load_state_dict(saved["optimizer"])
-        self._output_ids = saved["output_ids"]
+        self._output_ids = saved["output_ids"].to(self._arguments.device)
         self._output_head = self._head[self._output_ids].contiguous()
-        for name in _SAVED:
-            setattr(self, "seconds" if name == "seconds" else f"_{name}", saved[name])
-        print(f"going on from step {self._step}", flush=True)
 
     def _load(self, rows: np.ndarray) -> Batch:
         text, device = self._text, self._arguments.device
@@ -257,10 +227,6 @@ class Run:
         layers = layer_ids(len(states) - 1)
         features = torch.stack([states[layer] for layer in layers], dim=2)  # causal: padding behind changes nothing
         return Batch(token_ids, embedded, features, torch.from_numpy(counted).to(device))
-
-    def _recent_loss(self) -> float:
-        recent = self._losses[-20:]
-        return sum(recent) / max(1, len(recent))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from dataset import Text, join, known_tokens, offsets, read_corpora
 from losses import BlockLoss, agreement, loss_of_block, negative_log_acceptance
+from progress import Progress
 from safetensors.torch import save_file
 from student import Student
 from teacher import load_teacher, stop_ids
@@ -32,7 +33,6 @@ HELD_OUT_SHARE = 1 / 86
 CURVE_POINTS = 6
 CHECKPOINT_SECONDS = 300.0
 WEIGHT_DECAY = 0.1
-_SAVED = ("seconds", "num_tokens", "losses", "curve")
 
 
 def main() -> None:
@@ -64,12 +64,12 @@ def train(arguments: argparse.Namespace) -> None:
     torch.manual_seed(arguments.seed)
     run = Run(arguments)
     run.resume()
-    if run.step == 0:
+    if run.progress.step == 0:
         run.evaluate()
     saved_at = time.monotonic()
     for rows in run.batches():
         run.learn(rows)
-        if run.step % max(1, run.num_steps // CURVE_POINTS) == 0 or run.step == run.num_steps:
+        if run.progress.step % max(1, run.num_steps // CURVE_POINTS) == 0 or run.progress.step == run.num_steps:
             run.evaluate()
         if time.monotonic() - saved_at > CHECKPOINT_SECONDS:
             run.save()
@@ -87,7 +87,6 @@ class Run:
         self._starts = offsets(self._text)
         self._held_out, self.pool = split([len(text.length) for text in texts])
         self.num_steps = math.ceil(arguments.epochs * math.ceil(len(self.pool) / arguments.rows))
-        self.step = 0
 
         teacher = load_teacher(arguments.device)
         self._head = teacher.get_output_embeddings().weight.detach()
@@ -114,44 +113,31 @@ class Run:
             self._student.compile()
             self._block_loss = torch.compile(loss_of_block)
 
-        self._seconds, self._num_tokens = 0.0, 0
-        self._losses: list[float] = []
-        self._curve: list[dict[str, Any]] = []
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        self._checkpoint = arguments.out / "checkpoint.pt"
+        self.progress = Progress(arguments.out)
 
     def batches(self) -> Iterator[np.ndarray]:
         """Row numbers of the steps that are left."""
         arguments = self._arguments
-        return batches(self.pool, self._text.length, arguments.rows, self.num_steps, arguments.seed, skip=self.step)
+        return batches(
+            self.pool, self._text.length, arguments.rows, self.num_steps, arguments.seed, skip=self.progress.step
+        )
 
     def learn(self, rows: np.ndarray) -> None:
         """One step."""
         began = time.monotonic()
         for group in self._optimizer.param_groups:
-            group["lr"] = group["peak"] * schedule(self.step, self.num_steps, self._arguments.cooldown)
+            group["lr"] = group["peak"] * schedule(self.progress.step, self.num_steps, self._arguments.cooldown)
         token_ids, target_states, counted, (known_ids, biases, slopes) = self._load(rows)
         hidden = self._states_of_student(token_ids)[counted]
         columns = self._column_of[known_ids]
         total = negative_log_acceptance(
             hidden, target_states, self._student_head, columns, biases, slopes, self._block_loss
         )
-        loss = total / len(hidden)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self._student.parameters(), 1.0)
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
-        self._losses.append(float(loss.detach()))
-        self.step += 1
-        self._num_tokens += len(hidden)
-        self._seconds += time.monotonic() - began
-        left = (self.num_steps - self.step) * self._seconds / self.step / 60
-        print(
-            f"\rstep {self.step} of {self.num_steps}, loss {self._recent_loss():.4f}, "
-            f"{self._num_tokens / self._seconds:,.0f} tokens/s, {left:.0f} min left ",
-            end="",
-            flush=True,
-        )
+        self.progress.learn(self._student, self._optimizer, total / len(hidden))
+        told = self.progress.stepped(began, len(hidden))
+        step, seconds = self.progress.step, self.progress.seconds
+        left = (self.num_steps - step) * seconds / step / 60
+        print(f"\r{told}, {left:.0f} min left ", end="", flush=True)
 
     @torch.no_grad()
     def evaluate(self) -> None:
@@ -166,36 +152,19 @@ class Run:
             parts = agreement(hidden, target_states, self._head, self._ids, *known)
             greedy.append(parts[0])
             sampled.append(parts[1])
-        point = {
-            "step": self.step,
-            "tokens": self._num_tokens,
-            "seconds": round(self._seconds),
-            "loss": round(self._recent_loss(), 4) if self._losses else None,
-            "greedy": round(float(torch.cat(greedy).float().mean()), 4),
-            "sampled": round(float(torch.cat(sampled).mean()), 4),
-        }
-        self._curve.append(point)
-        print(f"\n{point}", flush=True)
+        self.progress.measured(
+            round(float(torch.cat(greedy).float().mean()), 4), round(float(torch.cat(sampled).mean()), 4)
+        )
 
     def save(self) -> None:
-        """Write a checkpoint, whole or not at all."""
-        partial = self._checkpoint.with_suffix(".partial")
-        state = {name: getattr(self, f"_{name}") for name in _SAVED}
-        models = {"student": self._student.state_dict(), "optimizer": self._optimizer.state_dict()}
-        torch.save({**models, "step": self.step, **state}, partial)
-        partial.rename(self._checkpoint)
+        """Write a checkpoint."""
+        self.progress.save(student=self._student.state_dict(), optimizer=self._optimizer.state_dict())
 
     def resume(self) -> None:
         """Go on from the checkpoint, if there is one."""
-        if not self._checkpoint.exists():
-            return
-        saved = torch.load(self._checkpoint, weights_only=True, map_location="cpu")
-        self._student.load_state_dict(saved["student"])
-        self._optimizer.load_state_dict(saved["optimizer"])
-        self.step = saved["step"]
-        for name in _SAVED:
-            setattr(self, f"_{name}", saved[name])
-        print(f"going on from step {self.step}")
+        if saved := self.progress.resume():
+            self._student.load_state_dict(saved["student"])
+            self._optimizer.load_state_dict(saved["optimizer"])
 
     def finish(self) -> None:
         """Write the result; the last checkpoint is no longer needed."""
@@ -210,12 +179,12 @@ class Run:
             "settings": settings,
             "rows": len(self.pool),
             "tokens": int(self._text.length[self.pool].sum()),
-            "seconds": round(self._seconds),
-            "curve": self._curve,
+            "seconds": round(self.progress.seconds),
+            "curve": self.progress.curve,
             "before": self._before,
         }
         (folder / "training.json").write_text(json.dumps(report, indent=1) + "\n")
-        self._checkpoint.unlink(missing_ok=True)
+        self.progress.checkpoint.unlink(missing_ok=True)
         print()
 
     def _load(self, rows: np.ndarray) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
@@ -241,10 +210,6 @@ class Run:
         with torch.autocast(token_ids.device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
             states: Tensor = self._student(token_ids)
         return states
-
-    def _recent_loss(self) -> float:
-        recent = self._losses[-100:]
-        return sum(recent) / max(1, len(recent))
 
 
 def split(corpora: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:

@@ -20,7 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 FOLDERS = (EXPERIMENTS / "drafters", EXPERIMENTS / "embedded_draft")
 OURS = ("layouts", "networks", "train_drafter")
-MODULES = ("dataset", "losses", "student", "teacher", "train", *OURS)
+MODULES = ("dataset", "losses", "progress", "student", "teacher", "train", *OURS)
 HIDDEN, LAYERS, VOCABULARY, KNOWN = 32, 8, 96, 24
 
 
@@ -87,7 +87,8 @@ def test_each_method_learns_goes_on_and_is_written_as_published(
     options = {"out": out, "rows": 4, "vocab_size": KNOWN, "lr": 0.01, "text": text}
     ticks = itertools.count()
     clock = types.SimpleNamespace(monotonic=lambda: float(next(ticks)))  # a step takes a second
-    monkeypatch.setattr(scripts["train_drafter"], "time", clock)
+    for script in ("train_drafter", "progress"):
+        monkeypatch.setattr(scripts[script], "time", clock)
     call(scripts["train_drafter"], monkeypatch, name, minutes=0.05, **options)
     first = json.loads((out / "training.json").read_text())
     call(scripts["train_drafter"], monkeypatch, name, minutes=0.1, **options)

@@ -22,7 +22,7 @@ from amusd.models.numerics import Numerics
 from amusd.sampling.ranking import UNPROPOSED
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "embedded_draft"
-MODULES = ("dataset", "losses", "teacher", "student", "label", "train", "package", "evaluate")
+MODULES = ("dataset", "losses", "progress", "teacher", "student", "label", "train", "package", "evaluate")
 
 
 @pytest.fixture(scope="module")
