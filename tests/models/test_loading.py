@@ -233,10 +233,9 @@ def test_a_path_that_is_no_folder_is_one_line(load: Callable[[str], None], folde
         refusal(load, name)
 
 
-@LOADERS
-def test_a_hub_that_does_not_answer_is_asked_once(
-    load: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def tries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Addresses that were tried. Nobody answers, and the hub's cache is empty."""
     tries = []
 
     def refuse(self: socket.socket, address: Any) -> None:
@@ -245,6 +244,11 @@ def test_a_hub_that_does_not_answer_is_asked_once(
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    return tries
+
+
+@LOADERS
+def test_a_hub_that_does_not_answer_is_asked_once(load: Callable[[str], None], tries: list[Any]) -> None:
     line = refusal(load, "someone/something")
     assert "no such folder, and the hub does not give it (" in line
     assert "`hf download someone/something`" in line
@@ -252,20 +256,15 @@ def test_a_hub_that_does_not_answer_is_asked_once(
 
 
 @LOADERS
+@pytest.mark.usefixtures("tries")
 def test_a_hub_that_does_not_answer_is_not_needed_for_what_was_fetched(
-    load: Callable[[str], None], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    load: Callable[[str], None], folder: Path, tmp_path: Path
 ) -> None:
-    def refuse(self: socket.socket, address: Any) -> None:
-        raise ConnectionRefusedError(111, "Connection refused")
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    name = f"someone/{load.__name__}"
     fetched = tmp_path / f"models--someone--{load.__name__}"
     (fetched / "refs").mkdir(parents=True)
     (fetched / "refs" / "main").write_text("0" * 40)
     shutil.copytree(folder, fetched / "snapshots" / ("0" * 40))
-    load(name)
+    load(f"someone/{load.__name__}")
 
 
 def test_a_model_without_a_chat_template_says_so(folder: Path) -> None:

@@ -47,10 +47,9 @@ def test_a_shape_has_the_published_number_of_parameters(shape: ModelShape) -> No
     assert sum(sizes.values()) == pytest.approx(PUBLISHED[shape], rel=0.01)
 
 
-@pytest.mark.parametrize("shape", ["llama-1b", "llama-8b"])
-def test_the_same_seed_gives_the_same_weights_and_another_seed_others(shape: ModelShape) -> None:
+def test_the_same_seed_gives_the_same_weights_and_another_seed_others() -> None:
     first, again, other = (
-        random_weights(small_config(shape), dtype=torch.float32, device="cpu", seed=seed) for seed in (5, 5, 6)
+        random_weights(small_config("llama-1b"), dtype=torch.float32, device="cpu", seed=seed) for seed in (5, 5, 6)
     )
     assert first.keys() == again.keys()
     for name, weight in first.items():

@@ -115,7 +115,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         ),
     },
     ("amusd/models/draft_layouts.py", "tests/models/test_eagle.py"): {
-        "weights without a place are dropped": (", all_given=True)", ")"),
+        "weights without a place are dropped": ("weights, shapes, all_given=True)", "weights, shapes)"),
     },
     ("amusd/models/eager.py", "tests/models/test_batch.py"): {
         "passes with a fixed width have as many rows as there are tokens": (
