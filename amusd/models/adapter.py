@@ -24,7 +24,7 @@ from transformers.utils import is_accelerate_available, logging
 from amusd.errors import ConfigError
 from amusd.models.attention import Attention, register_attention
 from amusd.models.checkpoint import CONFIG, find_checkpoint
-from amusd.models.compatibility import quantization_of
+from amusd.models.configuration import quantization_of
 from amusd.models.features import FeatureTaps
 from amusd.models.kv_cache import KVMemory
 from amusd.models.load_options import LoadOptions, loaded_dtype

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from amusd.errors import ConfigError
 from amusd.models.attention import AttentionInputs, attend_masked
-from amusd.models.compatibility import position_limit
+from amusd.models.configuration import position_limit
 from amusd.models.decoder import Decoder
 from amusd.models.draft_layouts import MEDUSA, PublishedDraft, medusa_heads, read_published
 from amusd.models.graphs import send
@@ -109,7 +109,7 @@ class DFlashModel:
         self.num_skipped = 0 if starts_at_root else 1
         """Rows of the block whose scores are not wanted, such as the root's."""
         self.max_depth = self.block_size - self.num_skipped
-        self.max_length = min(options.max_model_len, position_limit(draft.config) or options.max_model_len)
+        self.max_length = position_limit(draft.config, options.max_model_len)
         self.num_slots = self.max_length + self.block_size
         self.feature_width = int(draft.config.hidden_size)
         self.output_ids = None if draft.output_ids is None else draft.output_ids.to(options.device)

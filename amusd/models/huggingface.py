@@ -18,8 +18,7 @@ from torch import Tensor
 from amusd.errors import ConfigError, DeviceError, first_line
 from amusd.models.cached_model import CachedModel
 from amusd.models.checkpoint import CONFIG, one_line_errors, open_checkpoint
-from amusd.models.compatibility import check_supported, position_limit, quantization_of
-from amusd.models.configuration import ModelConfig, load_config
+from amusd.models.configuration import ModelConfig, check_supported, load_config, position_limit, quantization_of
 from amusd.models.decoder import Decoder, fit_weights, weight_shapes
 from amusd.models.graphs import run_each_time
 from amusd.models.linear import INT8, why_not_int8
@@ -61,7 +60,7 @@ def build_model(
     `output_ids`: see `LanguageModel`. Raises as `prepare` before that, and `ConfigError` if the device is full.
     """
     prepare(config, options)
-    max_length = min(options.max_model_len, position_limit(config) or options.max_model_len)
+    max_length = position_limit(config, options.max_model_len)
     with device_errors(options.device):
         return CachedModel(
             make(max_length),

@@ -13,8 +13,7 @@ from amusd.config import DrafterConfig, EngineConfig, ModelShape, TargetConfig
 from amusd.errors import ConfigError
 from amusd.models.block_models import BlockModel, load_block_model
 from amusd.models.cached_model import CachedModel
-from amusd.models.compatibility import check_supported
-from amusd.models.configuration import ModelConfig, load_config
+from amusd.models.configuration import ModelConfig, check_supported, load_config
 from amusd.models.draft_layouts import read_published
 from amusd.models.eagle import load_eagle
 from amusd.models.embedded_draft import load_embedded_draft
