@@ -30,7 +30,7 @@ LOOK_SECONDS = 1.0
 
 
 class AsyncEngine:
-    """An `Engine` for asyncio. Make one with `launch`; use `async with`, or `await` it and `aclose` it."""
+    """An `Engine` for asyncio. Make one with `launch`; use `async with`."""
 
     def __init__(self, make: Callable[[], Engine]) -> None:
         """`make` is called in the thread."""
@@ -46,9 +46,6 @@ class AsyncEngine:
     def launch(cls, **settings: Any) -> AsyncEngine:
         """As `Engine.launch`; what that raises, `async with` raises."""
         return cls(partial(Engine.launch, **settings))
-
-    def __await__(self) -> Any:
-        return self.__aenter__().__await__()
 
     async def __aenter__(self) -> Self:
         self._thread.start()
@@ -75,7 +72,7 @@ class AsyncEngine:
         Raises `StateError` before it is launched.
         """
         if not self._made.done():
-            raise StateError("the engine is not launched: use `async with`, or `await` it")
+            raise StateError("the engine is not launched: use `async with`")
         return self._made.result()
 
     async def generate(

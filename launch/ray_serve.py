@@ -44,7 +44,7 @@ class Replica:
         config = from_mapping(RunConfig, settings)
         engine_config = config.engine_for("serve")
         set_environment(engine_config)
-        self._engine = await AsyncEngine(lambda: Engine.start(engine_config))
+        self._engine = await AsyncEngine(lambda: Engine.start(engine_config)).__aenter__()
         self._app = App(make_service(self._engine, config), tell)
 
     def __serve_build_asgi_app__(self) -> Any:

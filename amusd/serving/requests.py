@@ -36,10 +36,7 @@ _WITHOUT_EFFECT = frozenset(
     """.split()  # noqa: SIM905 - a list has a line for each
 )
 _ASKS_FOR_NOTHING: Mapping[str, Any] = {
-    "add_generation_prompt": True,
-    "add_special_tokens": True,
     "best_of": 1,
-    "modalities": ["text"],
     "response_format": {"type": "text"},
     "skip_special_tokens": True,
 }

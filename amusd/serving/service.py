@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Coroutine
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -22,7 +22,6 @@ from amusd.serving.requests import SEED_MASK, Body, RequestError, config_error, 
 from amusd.serving.responses import DONE, Writer, event
 from amusd.types import Mode
 
-T = TypeVar("T")
 _PLAIN = DecodingConfig(mode=Mode.AUTOREGRESSIVE)
 _ONE_TOKEN = SamplingParams(max_new_tokens=1)
 _RETRY = {"Retry-After": "1"}
@@ -74,16 +73,12 @@ class Service:
 
     def respond(self, body: Body) -> Response:
         """The response to a request. Raises `RequestError` for one that cannot be answered."""
-        self.check_model(body.model)
+        if body.model not in (None, self.model):
+            message = f"the model '{str(body.model)[:200]}' does not exist; this server has '{self.model}'"
+            raise RequestError(message, "model", "model_not_found", status=404)
         if self.is_closing:
             raise closing_error()
         return AnsweredRequest(self, body, sampling_params(body, self.max_length))
-
-    def check_model(self, name: str | None) -> None:
-        """Raise `RequestError` for another model than this server's."""
-        if name is not None and name != self.model:
-            message = f"the model '{name[:200]}' does not exist; this server has '{self.model}'"
-            raise RequestError(message, "model", "model_not_found", status=404)
 
     def check_room(self, number: int, param: str) -> None:
         """Raise `RequestError` if the queue has no room for these answers; `param` asks for several."""
@@ -126,17 +121,17 @@ class AnsweredRequest(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, as one object or as server-sent events."""
         self._service.requests.add(self)
-        is_whole = None
+        is_whole = False
         try:
             is_whole = await unless_gone(receive, self._answer(scope, receive, send))
         finally:
             self._service.requests.remove(self)
             if self.answers:
-                self._service.metrics.ended(self._began, is_whole=is_whole is not None)
+                self._service.metrics.ended(self._began, is_whole)
             for answer in self.answers:
                 answer.cancel()
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> bool:
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await self._submit()
             document = None if self._body.stream else await self._whole()
@@ -146,7 +141,6 @@ class AnsweredRequest(Response):
             await event_stream(self._events()).stream_response(send)
         else:
             await JSONResponse(document)(scope, receive, send)
-        return True
 
     async def _submit(self) -> None:
         service, body, engine = self._service, self._body, self._service.engine
@@ -209,8 +203,8 @@ def event_stream(events: AsyncGenerator[bytes, None]) -> StreamingResponse:
     return StreamingResponse(events, media_type="text/event-stream", headers=headers)
 
 
-async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
-    """The result of `work`; None if the client leaves, which cancels it. The body has been read before."""
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:
+    """Whether `work` ended before the client left, which cancels it. The body has been read before."""
 
     async def gone() -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -219,7 +213,9 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T | Non
     working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(gone())
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        return working.result() if working.done() else None
+        if is_whole := working.done():
+            working.result()  # raises what it raised
+        return is_whole
     finally:
         working.cancel()
         leaving.cancel()

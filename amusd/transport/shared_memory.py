@@ -77,11 +77,8 @@ class SharedMemoryTransport(Transport):
                 connection.setblocking(False)
                 connection.connect(str(path))  # last: then the listening end removes the folder
             except (OSError, ValueError) as error:
-                raise ConfigError(
-                    f"the target does not listen at {address} here ({getattr(error, 'strerror', None) or error}): it "
-                    "has ended, or runs on another machine, which needs transport.address=tcp://HOST:PORT and "
-                    "transport.keys=FOLDER"
-                ) from None
+                message = f"the target does not listen at {address}: it has ended, or runs on another machine"
+                raise ConfigError(f"{message} ({error}); transport.address links machines") from None
             failing.pop_all()
         return cls(nonce, address, rings, connection)
 

@@ -33,7 +33,6 @@ LOOK_SECONDS = 0.001
 GIVE_WAY_SECONDS = 0.001
 """A sender yields its core after a message, at most this often."""
 
-_HANDSHAKE_MS = 5_000
 _HEARTBEAT_INTERVAL_MS = 1_000
 _HEARTBEAT_TIMEOUT_MS = 5_000
 _REFUSALS = {
@@ -198,7 +197,6 @@ def _new_socket(endpoint: Endpoint) -> zmq.Socket[bytes]:
         zmq.SNDHWM: MAX_QUEUED_MESSAGES,
         zmq.RCVHWM: MAX_QUEUED_MESSAGES,
         zmq.MAXMSGSIZE: MAX_FRAME_BYTES,
-        zmq.HANDSHAKE_IVL: _HANDSHAKE_MS,
         zmq.IPV6: int("[" in endpoint.address),
     }
     if not endpoint.is_local:
