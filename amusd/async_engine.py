@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -82,10 +82,9 @@ class AsyncEngine:
         news = asyncio.Event()
         answer = await self.submit(prompt, params, news, **options)
         try:
-            while not answer.is_over:
-                await news.wait()
-                news.clear()
-            return answer.result()
+            async for _ in read([answer], news):
+                pass
+            return answer.generation
         finally:
             answer.cancel()
 
@@ -99,14 +98,9 @@ class AsyncEngine:
         news = asyncio.Event()
         answer = await self.submit(prompt, params, news, **options)
         try:
-            is_over = False
-            while not is_over:
-                await news.wait()
-                news.clear()
-                is_over = answer.is_over  # first: the last tokens come before it is set
-                for token in answer.read_available():
+            async for _, tokens in read([answer], news):
+                for token in tokens:
                     yield token
-            answer.result()  # raises why it was cut short
         finally:
             answer.cancel()
 
@@ -143,6 +137,25 @@ class AsyncEngine:
             self._ended.set_result(None)
         except BaseException as error:  # noqa: BLE001 - raised again by `aclose`
             self._ended.set_exception(error)
+
+
+async def read(answers: Sequence[Answer], news: asyncio.Event) -> AsyncGenerator[tuple[int, list[Token]], None]:
+    """Newly readable tokens of each of `answers`, by its index; none at its end. Raises why one was cut short.
+
+    `news` is what they were submitted with.
+    """
+    reading = dict(enumerate(answers))
+    while reading:
+        await news.wait()
+        news.clear()
+        for index, answer in tuple(reading.items()):
+            is_over = answer.is_over  # first: the last tokens come before it is set
+            if tokens := answer.read_available():
+                yield index, tokens
+            if is_over:
+                answer.result()
+                del reading[index]
+                yield index, []
 
 
 def _set(news: asyncio.Event, loop: asyncio.AbstractEventLoop) -> None:

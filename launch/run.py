@@ -225,10 +225,7 @@ class DraftElsewhere:
     pid = None
 
     def __init__(self, link: ZeroMQTransport, events: str | None, timeout_seconds: float) -> None:
-        """`link`: to the last rank, which is awaited. `events`: as of `Recorder`, for the draft.
-
-        Raises `PeerLostError` if it does not come.
-        """
+        """Await the last rank at `link`. `events`: as of `Recorder`, for the draft. Raises `PeerLostError`."""
         if link.receive_frame(timeout_seconds) is None:
             raise PeerLostError(f"the last rank, which starts the draft, did not come in {timeout_seconds:g} s")
         self._link = link
@@ -262,15 +259,13 @@ def start_drafts(config: EngineConfig, link: ZeroMQTransport) -> None:
     """Start and end drafts for the `DraftElsewhere` at the other end of `link`, until it is gone."""
     with ExitStack() as stack, suppress(PeerLostError):
         link.send_frame(b"")  # the end that connects speaks first
-        frame = link.receive_frame(config.startup_timeout_seconds)
-        if frame is None:
+        if (frame := link.receive_frame(config.startup_timeout_seconds)) is None:
             return
         process = DraftProcess(config, events=msgspec.msgpack.decode(frame, type=str | None), tell_loss=tell)
         stack.callback(process.stop)
         is_running = False
         while True:
-            frame = link.receive_frame(LOOK_SECONDS)
-            if frame is not None:
+            if (frame := link.receive_frame(LOOK_SECONDS)) is not None:
                 order = msgspec.msgpack.decode(frame, type=tuple[int, Rendezvous] | None)
                 is_running = is_running or order is not None
                 process.dismiss() if order is None else process.tell(*order)

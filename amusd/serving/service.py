@@ -12,8 +12,8 @@ from typing import Any
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from amusd.answer import Answer, Generation, Token
-from amusd.async_engine import AsyncEngine
+from amusd.answer import Answer, Token
+from amusd.async_engine import AsyncEngine, read
 from amusd.config import DecodingConfig, SamplingParams, ServeConfig
 from amusd.errors import ConfigError, NotFiniteError, StateError
 from amusd.models.detokenizer import IncrementalDecoder
@@ -160,7 +160,7 @@ class AnsweredRequest(Response):
 
     async def _whole(self) -> dict[str, Any]:
         tokens: list[list[Token]] = [[] for _ in self.answers]
-        async for index, piece, _ in self._pieces():
+        async for index, piece in self._pieces():
             tokens[index] += piece
         return self._writer.whole([(tokens[index], answer.generation) for index, answer in enumerate(self.answers)])
 
@@ -168,7 +168,8 @@ class AnsweredRequest(Response):
         writer = self._writer
         try:
             yield b"".join(map(event, writer.opening()))
-            async for index, tokens, generation in self._pieces():
+            async for index, tokens in self._pieces():
+                generation = None if tokens else self.answers[index].generation
                 yield b"".join(map(event, writer.more(index, tokens, generation)))
             if self._body.stream_options.include_usage:
                 yield event(writer.usage_chunk([answer.generation for answer in self.answers]))
@@ -176,25 +177,16 @@ class AnsweredRequest(Response):
             yield event(self._service.error_of(error, is_chat=self._body.is_chat).body)
         yield DONE
 
-    async def _pieces(self) -> AsyncGenerator[tuple[int, list[Token], Generation | None], None]:
-        """Newly readable tokens of a choice, with the last ones the finished answer."""
-        metrics, reading = self._service.metrics, dict(enumerate(self.answers))
-        has_begun: set[int] = set()
-        while reading:
-            await self._news.wait()
-            self._news.clear()
-            for index, answer in tuple(reading.items()):
-                is_over = answer.is_over  # first: the last tokens come before it is set
-                tokens = answer.read_available()
-                if tokens:
-                    metrics.came(len(tokens), None if index in has_begun else self._began)
-                    has_begun.add(index)
-                if is_over:
-                    metrics.finished(answer.result())
-                    self._service.may_be_broken = False
-                    del reading[index]
-                if tokens or is_over:
-                    yield index, tokens, answer.generation if is_over else None
+    async def _pieces(self) -> AsyncGenerator[tuple[int, list[Token]], None]:
+        metrics, has_begun = self._service.metrics, set[int]()
+        async for index, tokens in read(self.answers, self._news):
+            if tokens:
+                metrics.came(len(tokens), None if index in has_begun else self._began)
+                has_begun.add(index)
+            else:
+                metrics.finished(self.answers[index].generation)
+                self._service.may_be_broken = False
+            yield index, tokens
 
 
 def event_stream(events: AsyncGenerator[bytes, None]) -> StreamingResponse:

@@ -121,16 +121,14 @@ class Rings:
             return None
         if num_bytes < _HEADER.size or num_bytes > theirs.num_ring_bytes or num_bytes % 8:
             self._fail(f"the peer claims that {num_bytes} bytes wait in the ring")
-        looks_until = 0.0
+        looks_until = time.monotonic() + _SETTLE_SECONDS
         while True:
             length, checksum = _HEADER.unpack(_copy(theirs, position, _HEADER.size))
             if _HEADER.size + length <= num_bytes and length <= MAX_FRAME_BYTES:
                 frame = _copy(theirs, position + _HEADER.size, length)
                 if zlib.crc32(frame, position & 0xFFFFFFFF) == checksum:
                     break
-            now = time.monotonic()
-            looks_until = looks_until or now + _SETTLE_SECONDS
-            if now >= looks_until:
+            if time.monotonic() >= looks_until:
                 if _HEADER.size + length > num_bytes:
                     self._fail(f"the peer claims a record of {length} bytes, {num_bytes} bytes wait in the ring")
                 frame = b""
