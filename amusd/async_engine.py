@@ -32,11 +32,13 @@ LOOK_SECONDS = 1.0
 class AsyncEngine:
     """An `Engine` for asyncio. Make one with `launch`; use `async with`."""
 
+    engine: Engine
+    """The engine once it is launched: any thread may read its figures, and use its tokenizer."""
+
     def __init__(self, make: Callable[[], Engine]) -> None:
         """`make` is called in the thread."""
         self._make = make
         self._made: Future[Engine] = Future()
-        self._ended: Future[None] = Future()
         self._asked = threading.Event()
         """The thread has something to do."""
         self._is_closing = False
@@ -50,7 +52,7 @@ class AsyncEngine:
     async def __aenter__(self) -> Self:
         self._thread.start()
         try:
-            await asyncio.shield(asyncio.wrap_future(self._made))
+            self.engine = await asyncio.shield(asyncio.wrap_future(self._made))
         except BaseException:
             self._begin_closing()  # the engine may come yet
             raise
@@ -63,17 +65,7 @@ class AsyncEngine:
         """End unfinished answers, and close the engine after the present pass. Idempotent."""
         self._begin_closing()
         if self._made.done():
-            await asyncio.shield(asyncio.wrap_future(self._ended))
-
-    @property
-    def engine(self) -> Engine:
-        """The engine: any thread may read its figures, and use its tokenizer.
-
-        Raises `StateError` before it is launched.
-        """
-        if not self._made.done():
-            raise StateError("the engine is not launched: use `async with`")
-        return self._made.result()
+            await asyncio.to_thread(self._thread.join)
 
     async def generate(
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[Options]
@@ -124,19 +116,14 @@ class AsyncEngine:
         try:
             engine = self._make()
         except BaseException as error:  # noqa: BLE001 - raised again, where the engine is awaited
-            self._ended.set_result(None)
             self._made.set_exception(error)
             return
         self._made.set_result(engine)
-        try:
-            with engine, suppress(StateError):  # somebody else has closed it, which is said where an answer is read
-                while not self._is_closing:
-                    if not engine.turns.step():
-                        self._asked.wait(LOOK_SECONDS)
-                    self._asked.clear()
-            self._ended.set_result(None)
-        except BaseException as error:  # noqa: BLE001 - raised again by `aclose`
-            self._ended.set_exception(error)
+        with engine, suppress(StateError):  # somebody else has closed it, which is said where an answer is read
+            while not self._is_closing:
+                if not engine.turns.step():
+                    self._asked.wait(LOOK_SECONDS)
+                self._asked.clear()
 
 
 async def read(answers: Sequence[Answer], news: asyncio.Event) -> AsyncGenerator[tuple[int, list[Token]], None]:

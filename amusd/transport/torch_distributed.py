@@ -285,14 +285,11 @@ def device_bodies(store: Any, rank: int, device: str) -> Bodies:
 
 def _check_backend(backend: Backend, devices: tuple[str, str]) -> None:
     """Raise ConfigError if NCCL is wanted and cannot link the target's and the draft's device."""
-    if backend == "gloo":
-        return
-    if not distributed.is_nccl_available():
-        raise ConfigError("transport=nccl: the installed torch has no NCCL; use transport=auto")
     places = [torch.device(device) for device in devices]
-    has_two = torch.cuda.device_count() > 1 and len({place.index or 0 for place in places}) > 1
-    if not has_two or any(place.type != "cuda" for place in places):
+    numbers = {place.index or 0 for place in places if place.type == "cuda"}
+    has_two = distributed.is_nccl_available() and torch.cuda.device_count() > 1 and len(numbers) > 1
+    if backend == "nccl" and not has_two:
         raise ConfigError(
-            f"transport=nccl: needs a CUDA device for each worker; the target is on {devices[0]}, the draft on "
-            f"{devices[1]}, of {torch.cuda.device_count()}; use transport=auto"
+            f"transport=nccl: needs NCCL and a CUDA device for each worker; the target is on {devices[0]}, the "
+            f"draft on {devices[1]}, of {torch.cuda.device_count()}; use transport=auto"
         )
