@@ -6,7 +6,7 @@ authenticated.
 gloo: an exchange blocks the host, and raises when another rank's process is gone, or after `EXCHANGE_SECONDS`.
 
 NCCL: an exchange is put on the current stream. Where another rank is gone the kernel spins, and the host may block in
-any call that needs the device. So a thread (`Watch`) watches the links and aborts the group. In CUDA graphs:
+any call that needs the device. So a thread watches the links and aborts the group. In CUDA graphs:
 
 - All ranks capture the same exchanges in the same order, and replay the same graph.
 - The first exchange, before any capture, makes the communicator.
@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import atexit
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -60,7 +60,6 @@ class ProcessGroup(Ranks):
 
     _others = "a rank"
     """Who may be lost."""
-    _watch: Watch | None = None
 
     def __init__(self, rank: int, size: int, meeting: Meeting, backend: Backend = "gloo") -> None:
         super().__init__(rank, size)
@@ -69,6 +68,10 @@ class ProcessGroup(Ranks):
         self.captures = backend == "nccl"
         self.meeting = meeting
         self._backend = backend
+        self._is_lost = False  # another rank is: no further result may be used
+        self._is_over = threading.Event()
+        # A daemon, since nothing can end an abort that waits for a graph.
+        self._watch = threading.Thread(target=self._watch_others, name="amusd-rank-watch", daemon=True)
         self._options = c10d.AllgatherOptions()  # type: ignore[attr-defined]  # missing in its __all__
         self._options.asyncOp = False  # NCCL: on the current stream, and returns no work
 
@@ -81,7 +84,7 @@ class ProcessGroup(Ranks):
             self._gather(torch.zeros(1, device=device), first, timedelta(seconds=EXCHANGE_SECONDS))
         except RuntimeError as error:
             raise RankLostError(f"the ranks of the target did not meet: {first_line(error)}") from None
-        self._watch = Watch(self._has_lost_another, self._abort_group)
+        self._watch.start()
 
     def gather(self, part: Tensor) -> Tensor:
         """[size, *part.shape]: every rank's part in rank order, all of one shape and dtype.
@@ -111,13 +114,17 @@ class ProcessGroup(Ranks):
 
     def check(self) -> None:
         """See `Ranks`."""
-        if self._watch is not None and self._watch.is_lost:
+        if self._is_lost:
             raise self._reason(RankLostError(f"{self._others} of the target is gone"))
 
     def abort(self) -> None:
-        """See `Ranks`."""
-        if self._watch is not None:
-            self._watch.end()
+        """See `Ranks`. Waits for it up to `ABORT_SECONDS`. Idempotent."""
+        if self._watch.ident is None:
+            return
+        self._is_over.set()
+        self._watch.join(ABORT_SECONDS)
+        if self._watch.is_alive():  # it ends with the graphs, and must not return to an interpreter that has ended
+            atexit.register(self._watch.join, ABORT_SECONDS)
 
     def _has_lost_another(self) -> bool:
         return False
@@ -125,6 +132,11 @@ class ProcessGroup(Ranks):
     def _reason(self, error: RankLostError) -> Exception:
         """What is known of the loss of another rank."""
         return error
+
+    def _watch_others(self) -> None:
+        while not (self._is_lost or self._is_over.wait(WATCH_SECONDS)):
+            self._is_lost = self._has_lost_another()
+        self._abort_group()
 
     def _abort_group(self) -> None:
         """End this rank's exchanges. Over NCCL this may wait for ever for graphs to be destroyed."""
@@ -160,28 +172,3 @@ def _make(meeting: Meeting, rank: int, size: int, device: str, backend: Backend)
     settings._timeout = timedelta(seconds=EXCHANGE_SECONDS)  # noqa: SLF001 - no public name
     settings._devices = [gloo.create_device(hostname=meeting.host)]  # noqa: SLF001 - no public name
     return gloo(store, rank, size, settings)
-
-
-class Watch:
-    """Aborts a group once: when another rank is lost, or on request."""
-
-    def __init__(self, has_lost: Callable[[], bool], abort: Callable[[], None]) -> None:
-        """`has_lost` and `abort` are called in a thread; `abort` may block."""
-        self.is_lost = False
-        """Another rank is lost: no further result may be used."""
-        self._over = threading.Event()
-        # A daemon, since nothing can end an abort that waits for a graph.
-        self._thread = threading.Thread(target=self._run, args=(has_lost, abort), name="amusd-rank-watch", daemon=True)
-        self._thread.start()
-
-    def end(self) -> None:
-        """Abort now, and wait for it up to `ABORT_SECONDS`. Idempotent."""
-        self._over.set()
-        self._thread.join(ABORT_SECONDS)
-        if self._thread.is_alive():  # it ends with the graphs, and must not return to an interpreter that has ended
-            atexit.register(self._thread.join, ABORT_SECONDS)
-
-    def _run(self, has_lost: Callable[[], bool], abort: Callable[[], None]) -> None:
-        while not (self.is_lost or self._over.wait(WATCH_SECONDS)):
-            self.is_lost = has_lost()
-        abort()

@@ -20,7 +20,8 @@ from models.rank_process import announce_pass
 
 from amusd.errors import RankLostError
 from amusd.models import process_group
-from amusd.models.process_group import EXCHANGE_SECONDS, Watch
+from amusd.models.meeting import Meeting
+from amusd.models.process_group import EXCHANGE_SECONDS, ProcessGroup
 from amusd.models.sharding import Ranks
 from amusd.runtime.ranks import Leader
 from tests.launch.processes import environment
@@ -47,17 +48,19 @@ def await_pass(ranks: Ranks, has_ended: Callable[[], bool]) -> None:
     ranks.check()
 
 
-def test_an_abort_that_waits_for_graphs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_abort_that_waits_for_graphs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(process_group, "ABORT_SECONDS", 0.05)
     at_exit: list[object] = []
     monkeypatch.setattr(process_group.atexit, "register", lambda function, *_: at_exit.append(function))
     graphs_destroyed = threading.Event()
-    watch = Watch(lambda: False, HangingNccl(graphs_destroyed).abort)
-    watch.end()
-    assert watch._thread.is_alive()
-    assert at_exit == [watch._thread.join], "an interpreter that ends must not be returned to"
+    monkeypatch.setattr(process_group, "_make", lambda *_: HangingNccl(graphs_destroyed))
+    group = ProcessGroup(0, 1, Meeting(str(tmp_path)), "nccl")
+    group.meet("cpu")
+    group.abort()
+    assert group._watch.is_alive()
+    assert at_exit == [group._watch.join], "an interpreter that ends must not be returned to"
     graphs_destroyed.set()
-    watch._thread.join(DEADLINE_SECONDS)
+    group._watch.join(DEADLINE_SECONDS)
 
 
 @contextmanager

@@ -411,9 +411,6 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     ("amusd/runtime/draft_restart.py", "tests/runtime/test_draft_process.py"): {
         "a first draft that ends by itself is started again": ("end.code >= 0", "end.code > 99"),
     },
-    ("amusd/child.py", "tests/test_child.py"): {
-        "a stopped life outlives its parent": ("        for pid in lives:", "        for pid in ():"),
-    },
     ("amusd/runtime/draft_sequence.py", "tests/runtime/test_draft_worker.py"): {
         "work is not counted": ("self.busy_ns += end_ns - start_ns", "pass"),
         "each sequence is charged a whole step": ("(num_before, num_behind))", "(0, num_rows))"),
