@@ -95,6 +95,9 @@ class Popen(subprocess.Popen[Any]):
 def _server() -> Any:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*IMPORTED])
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+    inherited = forkserver._forkserver  # type: ignore[attr-defined]  # by a process of `tests.mutation`, from its own
+    inherited._forkserver_address = inherited._forkserver_pid = inherited._forkserver_alive_fd = None
     with patch.dict(os.environ, _OF_SERVER), patch.object(tempfile, "tempdir", None):  # a test's own goes with it
         forkserver.ensure_running()
     return context

@@ -72,12 +72,8 @@ class Leader(_ConnectedRanks):
 
         Raises `ConfigError` for the user's mistake, `PeerError` when one fails or does not come.
         """
-        deadline = time.monotonic() + timeout_seconds
-        waiting = list(self._links)
-        while waiting := [rank for rank in waiting if not self._has_reported(rank)]:
-            if time.monotonic() >= deadline:
-                raise RankLostError(f"rank {waiting[0]} of the target was not ready in {timeout_seconds:g} s")
-            time.sleep(LOOK_SECONDS)
+        if missing := self._missing(timeout_seconds):
+            raise RankLostError(f"rank {missing[0]} of the target was not ready in {timeout_seconds:g} s")
         self._send(b"meet")
         self.meet(device)
 
@@ -121,15 +117,19 @@ class Leader(_ConnectedRanks):
             raise PeerFailedError(f"rank {rank} of the target failed: {text}")
         return True
 
-    def _reason(self, error: RankLostError) -> Exception:
-        deadline = time.monotonic() + REASON_SECONDS
+    def _missing(self, timeout_seconds: float) -> list[int]:
+        """The ranks that have reported nothing by then. Raises why one ends."""
+        deadline = time.monotonic() + timeout_seconds
         waiting = list(self._links)
-        while waiting and time.monotonic() < deadline:
-            try:
-                waiting = [rank for rank in waiting if not self._has_reported(rank)]
-            except Exception as reason:  # noqa: BLE001 - it is raised by the caller
-                return reason
+        while (waiting := [rank for rank in waiting if not self._has_reported(rank)]) and time.monotonic() < deadline:
             time.sleep(LOOK_SECONDS)
+        return waiting
+
+    def _reason(self, error: RankLostError) -> Exception:
+        try:
+            self._missing(REASON_SECONDS)
+        except Exception as reason:  # noqa: BLE001 - it is raised by the caller
+            return reason
         return error
 
 

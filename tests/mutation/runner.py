@@ -101,17 +101,7 @@ def _pytest(tree: str, tests: list[str]) -> None:
     try:
         import pytest
 
-        options = [
-            "-q",
-            "-x",
-            "-p",
-            "no:cacheprovider",
-            "-p",
-            "no:xdist",
-            "-m",
-            "not gpu and not long",
-            "--new-interpreters",
-        ]
+        options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not gpu and not long"]
         code = int(pytest.main([*options, *tests]))
         amusd = sys.modules.get("amusd")
         if amusd is None or not str(amusd.__file__).startswith(tree):
