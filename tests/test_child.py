@@ -29,18 +29,22 @@ import os, signal, sys, time
 sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 from amusd.child import serve
 
+def prepare(settings):
+    exec(settings["prepares"])
+    return settings["forks"] or None
+
 def live(settings, orders, prepared):
     exec(orders["does"])
     return orders["code"]
 
-sys.exit(serve(lambda settings: settings['forks'] or None, live))
+sys.exit(serve(prepare, live))
 """
 WAITS = f"time.sleep({SECONDS})"
 
 
 @contextmanager
-def started(*, forks: bool = True) -> Iterator[Lives]:
-    lives = Lives([sys.executable, "-c", SERVER], {"forks": forks})
+def started(prepares: str = "", *, forks: bool = True) -> Iterator[Lives]:
+    lives = Lives([sys.executable, "-c", SERVER], {"prepares": prepares, "forks": forks})
     try:
         yield lives
     finally:
@@ -123,3 +127,12 @@ def test_no_life_outlives_the_end_of_its_parents_line(stopped: str) -> None:
         if stopped != "nothing":
             os.kill(life if stopped == "life" else parent_of(life), signal.SIGSTOP)
     assert is_gone(handle)
+
+
+def test_what_still_prepares_ends_with_its_parents_line(tmp_path: Path) -> None:
+    (tmp_path / "prepares").touch()
+    with started(f"os.remove({str(tmp_path / 'prepares')!r}); {WAITS}") as lives:
+        server = psutil.Process(lives.pid)
+        while any(tmp_path.iterdir()):
+            assert server.is_running()
+    assert lives.ended(0.0) == Ended(server.pid, 0)

@@ -38,7 +38,6 @@ from tests.launch.small_pair import PROMPT, plain_answer, save_pair
 from tests.warm import Popen
 
 DEADLINE_SECONDS = 30.0
-TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
 TWO_NODES = "transport.address=tcp://10.0.0.1:29501"
 
 
@@ -47,12 +46,7 @@ def a_place(rank: int = 0, size: int = 2, *, local_size: int | None = None, loca
     return Place(rank, size, number, here)
 
 
-def test_a_process_knows_its_place_from_torchrun_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in TORCHRUN.items():
-        monkeypatch.setenv(name, value)
-    own = place_from_environment()
-    assert (own.rank, own.size, own.is_apart) == (0, 2, True)
-    monkeypatch.delenv("RANK")
+def test_a_process_that_torchrun_has_not_started_says_how_to_start_it() -> None:
     with pytest.raises(ConfigError, match="start it with torchrun --standalone --nproc-per-node=2"):
         place_from_environment()
 

@@ -184,32 +184,3 @@ def test_a_drafter_that_always_raises_is_given_up(
         assert engine.draft_failure == failure
     assert capfd.readouterr().err.count("Traceback") == 1  # all lives end with the same error
     assert "ValueError: no more than" in (tmp_path / "draft_error.txt").read_text()
-
-
-LOADS = "from pathlib import Path\nimport time\nPath(__file__).with_name('loads').touch()\ntime.sleep(600)\n"
-PREPARES = f"""
-import sys, time
-sys.path.insert(0, {str(Path(__file__).parents[2])!r})
-from amusd.config import DrafterConfig, EngineConfig
-from amusd.runtime.draft_process import DraftProcess
-
-process = DraftProcess(EngineConfig(drafters=(DrafterConfig(kind="custom", factory=sys.argv[1]),)))
-print(process.pid, flush=True)
-time.sleep({SECONDS})
-"""
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a process is forked")
-def test_a_draft_that_still_loads_ends_with_its_parent(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(LOADS)
-    (tmp_path / "parent.py").write_text(PREPARES)
-    command = [sys.executable, str(tmp_path / "parent.py"), f"{tmp_path}/own.py:make"]
-    with Popen(command, stdout=subprocess.PIPE, text=True) as parent:
-        handle = os.pidfd_open(int(parent.stdout.readline()))
-        deadline = time.monotonic() + SECONDS
-        while not (tmp_path / "loads").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        parent.kill()
-    assert select.select([handle], [], [], SECONDS)[0], "a draft outlives its parent"
-    os.close(handle)
