@@ -1,4 +1,4 @@
-"""Many engines by Ray Serve: `python launch/ray_serve.py KEY=VALUE ...` deploys them on a running Ray cluster.
+"""Many engines by Ray Serve: `serve run amusd_launch.ray_serve:build KEY=VALUE ...` deploys them on a Ray cluster.
 
 Each replica is one engine behind the routes of `amusd serve`; the draft and other ranks are its children. Ray routes
 requests, checks and replaces replicas, and scales them between `ray.min_replicas` and `ray.max_replicas`. amusd[ray]
@@ -8,26 +8,17 @@ has to be installed on every node.
 from __future__ import annotations
 
 import dataclasses
-import sys
-from collections.abc import Sequence
 from typing import Any
 
 from amusd.config import RunConfig
-from amusd.errors import ConfigError, first_line
-from amusd.settings import from_mapping, to_mapping
-
-if __name__ == "__main__":  # the replicas import what they run from the installed package
-    import amusd_launch.ray_serve
-
-    sys.exit(amusd_launch.ray_serve.main(sys.argv[1:]))
-
 from amusd.console import tell
+from amusd.errors import ConfigError
+from amusd.settings import from_mapping, to_mapping
 
 from .compose import compose_config
 from .devices import set_environment
-from .jobs import exit_code_of, with_api_key
+from .jobs import with_api_key
 
-APPLICATION = "amusd"
 _NUM_CPUS = 2.0
 
 
@@ -92,37 +83,5 @@ def application(config: RunConfig) -> Any:
 
 
 def build(arguments: dict[str, Any]) -> Any:
-    """For `import_path: amusd_launch.ray_serve:build` in a Ray Serve file, whose `args` are keys and values."""
+    """The application of keys and values, as Ray's command line and files name it. Raises `ConfigError`."""
     return application(with_api_key(compose_config([f"{key}={value}" for key, value in arguments.items()])))
-
-
-def deploy(config: RunConfig) -> None:
-    """Deploy on the connected cluster, and wait until all runs. Raises `ConfigError`."""
-    from ray import serve
-
-    serve.start(http_options={"host": config.serve.host, "port": config.serve.port})
-    try:
-        serve.run(application(config), name=APPLICATION)
-    except RuntimeError as error:
-        raise ConfigError(f"ray: {first_line(error)}") from error
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Deploy; return the exit code."""
-
-    def work() -> int:
-        try:
-            import ray
-            from ray import serve  # noqa: F401 - whether it is there
-        except ModuleNotFoundError as error:
-            raise ConfigError(f"ray: needs {error.name}; pip install 'amusd[ray]'") from None
-        config = with_api_key(compose_config(arguments))
-        try:
-            ray.init(address="auto", log_to_driver=False)
-        except ConnectionError:
-            raise ConfigError("ray: no cluster is running here: `ray start --head`, or set RAY_ADDRESS") from None
-        deploy(config)
-        tell(f"serving at http://{config.serve.host}:{config.serve.port}; `serve shutdown` ends it")
-        return 0
-
-    return exit_code_of(work)

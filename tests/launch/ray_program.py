@@ -14,8 +14,7 @@ from pathlib import Path
 
 import httpx
 import ray
-from amusd_launch.compose import compose_config
-from amusd_launch.ray_serve import APPLICATION, deploy
+from amusd_launch.ray_serve import build
 from ray import serve
 
 DEADLINE = 240.0
@@ -38,7 +37,7 @@ def answers() -> list[str]:
 
 
 def kill_one() -> None:
-    replicas = serve.status().applications[APPLICATION].deployments["engines"].replica_states
+    replicas = serve.status().applications["amusd"].deployments["engines"].replica_states
     assert replicas.get("RUNNING") == 2, replicas
     pids = [actor.pid for actor in ray_actors()]
     os.kill(pids[0], signal.SIGKILL)
@@ -58,7 +57,8 @@ def ray_actors() -> list[object]:
 
 ray.init(num_cpus=8, include_dashboard=True, log_to_driver=False)
 try:
-    deploy(compose_config([*sys.argv[2:], "ray.min_replicas=2", "serve.port=8123"]))
+    serve.start(http_options={"port": 8123})
+    serve.run(build(dict(word.split("=", 1) for word in [*sys.argv[2:], "ray.min_replicas=2"])), name="amusd")
     first = answers()
     kill_one()
     Path(sys.argv[1]).write_text(json.dumps([first, answers()]))
