@@ -13,7 +13,6 @@ from models import tiny
 from models.paths import tree_rows
 from models.tiny import wrap_model
 from passes import forward
-from torch import Tensor
 
 from amusd.errors import DeviceError, NotFiniteError
 from amusd.models.attention import register_attention
@@ -29,16 +28,15 @@ from amusd.models.sharding import Ranks
 STEPS = 3
 
 
-def models(numerics: Numerics, model_impl: str, output_ids: Tensor | None = None) -> tuple[CachedModel, CachedModel]:
+def models(numerics: Numerics, model_impl: str) -> tuple[CachedModel, CachedModel]:
     """The same weights twice: passes computed anew, and passes that would be captured."""
-    config = tiny.tiny_config("LlamaConfig")
+    config = tiny.tiny_config("LlamaConfig" if model_impl == "amusd" else "DeepseekV3Config")  # whose values are narrow
     plain, replayed = (
         wrap_model(
             tiny.tiny_causal_lm(config, register_attention()),
             LoadOptions(
                 numerics=numerics, max_model_len=120, model_impl=model_impl, capture=capture, tokens_per_step=STEPS
             ),
-            output_ids=output_ids,
         )
         for capture in (None, run_each_time)
     )
