@@ -18,7 +18,6 @@ from amusd.async_engine import AsyncEngine
 from amusd.config import EngineConfig, RunConfig
 from amusd.engine import Engine
 from amusd.errors import ConfigError
-from amusd.schedule import SYNTHETIC
 from amusd.serving.app import App
 from amusd.serving.service import Service
 
@@ -33,8 +32,6 @@ def run_server(config: RunConfig, connect: Callable[[EngineConfig], Engine], tel
     unavailable address, before anything is loaded, and what `connect` raises.
     """
     settings = config.engine_for("serve")
-    if SYNTHETIC in [drafter.kind for drafter in settings.drafters]:
-        raise ConfigError("drafter=synthetic: has to be told answers that a server does not know; choose another one")
     with closing(listener(config.serve.host, config.serve.port)) as own:
         asyncio.run(serve(config, lambda: connect(settings), tell, own))
 

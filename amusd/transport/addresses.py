@@ -33,8 +33,8 @@ def parse_endpoint(address: str, *, beyond: bool, to_bind: bool) -> Endpoint:
         port = "0"
     is_port = port.isascii() and port.isdigit() and (0 if to_bind else 1) <= int(port) <= 65535
     if scheme != "tcp" or not host or not is_port:
-        ports = "1 to 65535, or * for a free one" if to_bind else "1 to 65535"
-        raise ConfigError(f"transport.address={address}: expected ipc://PATH or tcp://HOST:PORT, PORT from {ports}")
+        expected = "ipc://PATH or tcp://HOST:PORT, PORT from 1 to 65535, or * where it listens at a free one"
+        raise ConfigError(f"transport.address={address}: expected {expected}")
     if host == "localhost":
         host = "127.0.0.1"  # libzmq binds to no host names
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
