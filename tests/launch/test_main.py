@@ -26,7 +26,7 @@ MISTAKES = [
     (["export-draft", "/proc/nowhere"], "/proc/nowhere: "),
     (["keys"], "keys: name the folder to write, and nothing else: amusd keys FOLDER"),
     (["trace", "run", "sequence=one"], "trace: name the folder of a run"),
-    (["trace", "/proc/nowhere"], "/proc/nowhere: not a run directory: it has no folder events/"),
+    (["trace", "/proc/nowhere"], "/proc/nowhere/events: hold no answer; is it a run directory"),
 ]
 
 
