@@ -25,16 +25,11 @@ from amusd.errors import ConfigError
 from amusd.settings import Settings, from_mapping, to_mapping
 from amusd.types import Mode
 
-OWN = {"kind": "hf", "model": "/m"}
-SHAPE = {"synthetic": "llama-8b"}
 MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"promt": "x"}, "promt: no such key; did you mean 'prompt'?"),
     ({"target": {"mode\nl": "x"}}, "target.mode l: no such key; did you mean 'model'?"),
-    ({"sampling": 3}, "sampling=3: Expected `object`, got `int`"),
     ({"max_lookahead": "many"}, "max_lookahead=many: Expected `int`, got `str`"),
-    ({"sampling": {"temperature": float("nan")}}, "sampling.temperature=nan: Expected `float` "),
     ({"sampling": {"seed": 10**5000}}, "sampling.seed=(a huge number): "),
-    ({"sampling": {"logit_bias": {5: 1e300}}}, "sampling.logit_bias={5: 1e+300}: Expected `float` <= 1000000.0"),
     ({"hardware": {"devices": ["cpu", "gpu"]}}, "hardware.devices=['cpu', 'gpu']: expected cpu or cuda:NUMBER"),
     ({"mode": "sync"}, "mode=sync: expected autoregressive, synchronous, asynchronous"),
     ({"sampling": {"temperature": 1e-30}}, "sampling.temperature=1e-30: expected 0, or at least 1e-06"),
@@ -42,12 +37,13 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"policy": "branchin"}, "policy=branchin: allowed: auto, chain, windowed, branching; did you mean 'branching'?"),
     ({"compare": {"drafters": ["hf:/a", "hf:/b"]}}, "compare.drafters=['hf:/a', 'hf:/b']: names hf twice"),
     ({"accept": 0.5}, "accept=0.5: only allowed with drafter=synthetic"),
-    ({"target": {"kind": "hf"}}, "target.model=None: a folder or hub name is needed with target=hf, and only there"),
     ({"drafter": {"kind": "hf"}}, "drafter.model=None: required with drafter=hf"),
     ({"drafter": {"model": "/m"}}, "drafter.model=/m: only allowed with hf, eagle, medusa, dflash, cascade, not with"),
     ({"drafter": {"num_layers": 3}}, "drafter.num_layers=3: only allowed with drafter=self, not with drafter=embedded"),
-    ({"drafter": {"kind": "embedded"}, "hardware": SHAPE}, "drafter.kind=embedded: with hardware.synthetic allowed: "),
-    ({"hardware": SHAPE, "target": OWN}, "hardware.synthetic=llama-8b: not with target=hf"),
+    (
+        {"drafter": {"kind": "embedded"}, "hardware": {"synthetic": "llama-8b"}},
+        "drafter.kind=embedded: with hardware.synthetic allowed: ",
+    ),
     ({"transport": {"kind": "shared_memory", "address": "ipc:///x"}}, "transport.address=ipc:///x: not with"),
 ]
 

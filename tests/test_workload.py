@@ -40,14 +40,10 @@ def test_every_layout_is_read(tmp_path: Path) -> None:
 
 BAD = {
     "": "no prompts in it",
-    "not json\n": "line 1: expected an object",
-    '{"text": "x"}\n': "line 1: expected an object .*there is none of these",
     '{"turns": "abc"}\n': r"line 1: .*at `\$\.turns`",
     '\n{"prompt": 3}\n': r"line 2: .*Expected `str \| null`, got `int` - at `\$\.prompt`",
-    '{"prompt": ""}\n': r"line 1: .*length >= 1 - at `\$\.prompt`",
     '{"prompt": "\\ud800"}\n': "line 1: expected an object",
     '{"conversation": [{"role": "assistant", "content": "x"}]}\n': "line 1: .*there is none of these",
-    '{"conversation": [{"role": "user"}]}\n': "line 1: .*missing required field `content`",
     "[" * 100_000: "line 1: .*",
 }
 

@@ -79,18 +79,13 @@ def test_a_second_run_goes_on_behind_the_last_whole_line(config: RunConfig) -> N
     with plain_engine() as engine:
         generate(config, engine)
         file = Path(str(config.out))
-        whole = file.read_text()
-        lines = whole.splitlines(keepends=True)
-        for keep, half in ((0, ""), (2, '{"id": 1, "prompt"'), (5, lines[-1].rstrip("\n"))):
+        lines = file.read_text().splitlines(keepends=True)
+        for keep, half in ((2, '{"id": 1, "prompt"'), (5, lines[-1].rstrip("\n"))):
             file.write_text("".join(lines[:keep]) + half)
             generate(config, engine)
-            found, expected = written(config), [json.loads(line) for line in lines]
-            assert [(line["id"], line["token_ids"]) for line in found] == [
-                (line["id"], line["token_ids"]) for line in expected
-            ]
-        assert prompts_of("generate", config) == []
+            assert [line["id"] for line in written(config)] == [1, 2, 3, 5, 6, 7]
         before = file.read_text()
-        assert generate(config, engine)["num_prompts"] == 0
+        assert (prompts_of("generate", config), generate(config, engine)["num_prompts"]) == ([], 0)
         assert file.read_text() == before
 
 
@@ -114,25 +109,20 @@ def test_what_is_written_before_an_interruption_stays_and_is_not_answered_again(
     assert [line["id"] for line in written(config)] == [1, 2, 3, 5, 6, 7]
 
 
-def test_a_file_of_other_settings_is_refused_in_one_line(config: RunConfig) -> None:
-    with plain_engine() as engine:
-        generate(config, engine)
-    with pytest.raises(ConfigError, match=f"^out={config.out}: line 1 was answered with other settings; name another"):
-        prompts_of("generate", replace(config, mode=Mode.SYNCHRONOUS))
-
-
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        ('{"id": 1, "prompt": "b", "settings": SETTINGS}\n', "line 1 answers another prompt"),
-        ("[" * 100_000 + "\n", "line 1 is no answer that `amusd generate` has written"),
+        ('{"id": 1, "prompt": "bad", "settings": "others"}', "was answered with other settings"),
+        ('{"id": 1, "prompt": "b", "settings": "SETTINGS"}', "answers another prompt"),
+        ("[" * 100_000, "is no answer that `amusd generate` has written"),
     ],
 )
 def test_a_file_of_something_else_is_refused_in_one_line(config: RunConfig, content: str, told: str) -> None:
-    settings = json.dumps(AnswersFile(config)._settings)
-    Path(str(config.out)).write_text(content.replace("SETTINGS", settings))
-    with pytest.raises(ConfigError, match=f"^out={config.out}: {told}; name another file$"):
+    Path(str(config.out)).write_text(content.replace("SETTINGS", AnswersFile(config)._settings) + "\n")
+    with pytest.raises(ConfigError, match=f"^out={config.out}: line 1 {told}; name another file$"):
         prompts_of("generate", config)
+    changed = replace(config, mode=Mode.SYNCHRONOUS)
+    assert AnswersFile(changed)._settings != AnswersFile(config)._settings
 
 
 def test_a_file_that_another_run_writes_to_is_refused(config: RunConfig) -> None:
