@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from amusd.answer import Generation
 from amusd.commands.contestants import Contestant, contestants_of, first_gap, ms_per_token, quartiles, with_the_best
 from amusd.commands.generate import Done, Scripts, encoded, in_flight
 from amusd.commands.tables import advice, rows_table
@@ -59,7 +60,6 @@ def compare(
         console.clear_progress()
         if not complete and comparison.plain.answers:
             write_json(run_directory / "result.json", {"complete": False, "rows": comparison.rows()})
-            keep_answers()
     keep_answers()
     rows = comparison.rows()
     result = {
@@ -107,12 +107,17 @@ class Comparison:
         turns = [*self._order(alone=True), *self._order(alone=False)]
         num_done, num_answers = 0, sum(len(load) for turn in turns for _, load in turn)
         for turn in turns:
+            answered = []
             for contestant, load in turn:
                 self._wait_for_draft()
                 label = f"prompt {self.prompts[load[0]].number}: {contestant.name}"
                 self.console.progress(label, num_done, num_answers)
-                self.answer(contestant, [self.encoded[place] for place in load], self.config.sampling)
+                own = [self.encoded[place] for place in load]
+                answered.append((contestant, *self.answer(contestant, own, self.config.sampling)))
                 num_done += len(load)
+            for contestant, generations, seconds in answered:  # a turn counts as a whole
+                contestant.answers += generations
+                contestant.seconds += seconds
             yield
 
     def _order(self, *, alone: bool) -> Iterator[list[tuple[Contestant, list[int]]]]:
@@ -133,8 +138,10 @@ class Comparison:
             first = turn % len(going_on)
             yield [*going_on[first:], *going_on[:first]]
 
-    def answer(self, contestant: Contestant, prompts: Sequence[tuple[int, ...]], params: SamplingParams) -> None:
-        """Add the answers, in the order of the prompts, and the seconds from the first request to the last token."""
+    def answer(
+        self, contestant: Contestant, prompts: Sequence[tuple[int, ...]], params: SamplingParams
+    ) -> tuple[list[Generation], float]:
+        """The answers in the order of the prompts, and the seconds from the first request to the last token."""
         decoding, drafter = contestant.decoding, contestant.drafter
         references = [self._scripts.of(prompt, params, decoding, drafter) for prompt in prompts]
         submitted = (
@@ -143,14 +150,13 @@ class Comparison:
         )
         begin = time.perf_counter()
         answers = list(in_flight(self.engine, submitted, contestant.batch_size))
-        contestant.answers += [answer.result() for answer in answers]
-        contestant.seconds += max(answer.all_tokens_at or begin for answer in answers) - begin
+        generations = [answer.result() for answer in answers]
+        return generations, max(answer.all_tokens_at or begin for answer in answers) - begin
 
     def _warm_up(self) -> None:
         params = replace(self.config.sampling, max_new_tokens=WARM_UP_TOKENS, stop=())
         for contestant in self.contestants:
-            unmeasured = replace(contestant, answers=[])
-            self.answer(unmeasured, [self.engine.encode("Hello")] * contestant.batch_size, params)
+            self.answer(contestant, [self.engine.encode("Hello")] * contestant.batch_size, params)
 
     def _wait_for_draft(self) -> None:
         if not self._is_draft_away():

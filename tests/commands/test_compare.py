@@ -80,6 +80,19 @@ def test_what_was_answered_is_on_disk_before_the_next_prompt_is_asked(tmp_path: 
     assert found == [0, 0, 2, 2, 4, 4]
 
 
+@pytest.mark.parametrize("num_done", [3, 5])
+def test_an_interrupted_comparison_keeps_the_turns_that_were_over(tmp_path: Path, num_done: int) -> None:
+    class Interrupting(Console):
+        def progress(self, label: str, done: int, num_steps: int) -> None:
+            if done == num_done:
+                raise KeyboardInterrupt
+
+    with pair(NGRAM) as (engine, _), pytest.raises(KeyboardInterrupt):
+        compare(run_config(), engine, Interrupting(json_only=True), PROMPTS, tmp_path)
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (result["complete"], [row["num_prompts"] for row in result["rows"]]) == (False, [num_done // 2] * 2)
+
+
 @pytest.fixture(scope="module")
 def compared() -> Iterator[Comparison]:
     """Plain and synchronous decoding of three prompts (a fourth does not fit), at one, two and five at a time."""
@@ -117,10 +130,10 @@ def test_answers_are_in_the_order_of_their_prompts_whichever_ends_first(compared
     together = replace(compared.plain, batch_size=3, answers=[])
     prompts = [(5, 6), (7,), (8, 9, 10)]
     params = SamplingParams(max_new_tokens=4, ignore_eos=True)
-    compared.answer(together, prompts, params)
+    found, seconds = compared.answer(together, prompts, params)
     expected = [compared.engine.generate(prompt, params, decoding=together.decoding).token_ids for prompt in prompts]
-    assert [one.token_ids for one in together.answers] == expected
-    assert together.seconds > 0
+    assert [one.token_ids for one in found] == expected
+    assert seconds > 0
 
 
 def test_a_run_keeps_a_table_a_figure_and_every_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
