@@ -150,7 +150,7 @@ def read_bandwidth(device: str) -> float:
 
 def load_transformers(path: str, dtype: str, device: str) -> Callable[[Sequence[int], int], object]:
     """Return `generate(prompt, number)`: exactly `number` greedy tokens by stock transformers."""
-    from transformers import AutoModelForCausalLM, GenerationConfig
+    from transformers import AutoModelForCausalLM
 
     with quiet_transformers():
         model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype), use_safetensors=True)
@@ -159,9 +159,9 @@ def load_transformers(path: str, dtype: str, device: str) -> Callable[[Sequence[
 
     def generate(prompt: Sequence[int], number: int) -> object:
         ids = torch.tensor([prompt], device=device)
-        settings = GenerationConfig(max_new_tokens=number, do_sample=False, pad_token_id=0)
+        settings = {"max_new_tokens": number, "do_sample": False, "pad_token_id": 0}
         with torch.inference_mode(), quiet_transformers():
-            return model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=settings)[0, -1].item()
+            return model.generate(ids, attention_mask=torch.ones_like(ids), **settings)[0, -1].item()
 
     return generate
 

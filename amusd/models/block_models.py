@@ -176,10 +176,9 @@ class _VisibleSlots:
 
 
 def _block_settings(draft: PublishedDraft) -> tuple[int, int]:
-    settings = {**draft.settings, **(draft.settings.get("dflash_config") or {})}
-    in_speculators_form = "speculators_model_type" in settings
-    block_size, mask = settings.get("block_size", 8 if in_speculators_form else 16), settings.get("mask_token_id")
-    num_ids = int(draft.target.vocab_size)
+    default = 8 if "speculators_model_type" in draft.settings else 16
+    settings = {"block_size": default, **draft.settings, **(draft.settings.get("dflash_config") or {})}
+    block_size, mask, num_ids = settings["block_size"], settings.get("mask_token_id"), draft.target.vocab_size
     if not isinstance(block_size, int) or block_size < 2 or not isinstance(mask, int) or not 0 <= mask < num_ids:
         raise ConfigError(
             f"drafter {draft.path}: block_size={block_size}, mask_token_id={mask}: needs a number above 1 and one of "

@@ -36,7 +36,6 @@ from amusd.models.vocabulary import EMBEDDING, HEAD
 EAGLE, EAGLE3, MEDUSA, DFLASH = "eagle", "eagle3", "medusa", "dflash"
 
 _COPIES_OF_TARGET = ("verifier_norm.", "verifier_lm_head.", "rotary_emb.")
-_LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _INPUT_NORMS = ("input_norm.", "fc_norm.")
 _REDUCTION = {EAGLE: (), EAGLE3: ("fc.", *_INPUT_NORMS), DFLASH: ("fc.", *_INPUT_NORMS, "hidden_norm.")}
 """Beginnings of the names of what the target computes."""
@@ -154,16 +153,11 @@ def _canonical(name: str) -> str:
     return f"model.{name}" if name.startswith(("layers.", "embed_tokens.", "norm.")) else name
 
 
-def _sizes(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    sizes: Mapping[str, Any] = settings.get("transformer_layer_config", settings)
-    return sizes
-
-
 def _layer_config(settings: Mapping[str, Any], weights: Mapping[str, Tensor], target: Any) -> ModelConfig:
     from amusd.models.adapter import make_stock_config
 
-    sizes = dict(_sizes(settings))
-    sizes["num_hidden_layers"] = 1 + max((int(found[1]) for found in map(_LAYER.match, weights) if found), default=0)
+    sizes = dict(settings.get("transformer_layer_config", settings))
+    sizes["num_hidden_layers"] = max(1, sum(name.endswith(".post_attention_layernorm.weight") for name in weights))
     if sizes.get("model_type") not in MODEL_TYPES:
         sizes["model_type"] = "qwen3" if "model.layers.0.self_attn.q_norm.weight" in weights else "llama"
     if sizes.get("layer_types"):
@@ -237,7 +231,8 @@ def _difference(draft: PublishedDraft, target_path: str | Path, tokenizer: Path)
     if ids is not None and not (ids[0] >= 0 and ids[-1] < vocab_size and bool((ids.diff() > 0).all())):
         return f"its d2t does not name ascending tokens of {vocab_size}"
     columns = vocab_size if ids is None else len(ids)  # which some files give as vocab_size
-    if (stated := _sizes(draft.settings).get("vocab_size", vocab_size)) not in (vocab_size, columns):
+    sizes = draft.settings.get("transformer_layer_config", draft.settings)
+    if (stated := sizes.get("vocab_size", vocab_size)) not in (vocab_size, columns):
         return f"that had {stated} token ids, and this one has {vocab_size}"
     if tokenizer.is_file() and read_fingerprint(tokenizer) != load_tokenizer(target_path).fingerprint:
         return "its tokenizer differs from the target's"
