@@ -29,28 +29,21 @@ def make_policy(decoding: DecodingConfig, *, can_branch: bool = False) -> Policy
     """
     length, lookahead = decoding.num_speculative_tokens, decoding.max_lookahead
     least, wait, timeout = decoding.min_candidates, decoding.max_wait_passes, BLOCK_TIMEOUT_SECONDS
+    trees = {"fan_out": decoding.fan_out, "rows_per_step": decoding.rows_per_step, "breadth": decoding.verify_breadth}
     if decoding.mode is Mode.AUTOREGRESSIVE:
         return AutoregressivePolicy()
     if decoding.mode is Mode.SYNCHRONOUS:
         chain = SynchronousPolicy(max_lookahead=length, tokens_per_message=length, timeout_seconds=timeout)
-        tree = replace(chain, tokens_per_message=WHOLE_TREE, max_steps=length)
-        return _with_trees(tree, decoding) if decoding.tree else chain
+        return replace(chain, tokens_per_message=WHOLE_TREE, max_steps=length, **trees) if decoding.tree else chain
     if decoding.policy == "auto":
-        auto = AutoPolicy(max_lookahead=lookahead, max_wait_passes=wait)
-        return _with_trees(auto, decoding) if can_branch else auto
+        return AutoPolicy(max_lookahead=lookahead, max_wait_passes=wait, **(trees if can_branch else {}))
     if decoding.policy == "branching":
-        branching = BranchingPolicy(max_lookahead=lookahead, min_candidates=least, max_wait_passes=wait)
-        return _with_trees(branching, decoding)
+        return BranchingPolicy(max_lookahead=lookahead, min_candidates=least, max_wait_passes=wait, **trees)
     if decoding.policy == "windowed":
         return WindowedPolicy(max_lookahead=2 * length, tokens_per_message=length, timeout_seconds=timeout)
     if decoding.policy == "chain":
         return ChainPolicy(max_lookahead=lookahead, min_candidates=least, max_wait_passes=wait)
     return make("policy", decoding.policy, Policy, decoding, can_branch=can_branch)  # type: ignore[type-abstract]
-
-
-def _with_trees(policy: Policy, decoding: DecodingConfig) -> Policy:
-    rows, breadth = decoding.rows_per_step, decoding.verify_breadth
-    return replace(policy, fan_out=decoding.fan_out, rows_per_step=rows, breadth=breadth)
 
 
 def policy_name(decoding: DecodingConfig) -> str | None:
