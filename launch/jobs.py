@@ -26,7 +26,7 @@ from amusd.errors import ConfigError, PeerFailedError, PeerLostError
 from amusd.files import keep_traceback, read_json, write_json
 from amusd.runtime.cores import allowed_cores, pin_rank, pin_to
 from amusd.runtime.devices import settle_devices
-from amusd.tracing.recorder import as_format
+from amusd.tracing.recorder import Recorder, as_format
 from amusd.types import Role
 
 from .compose import config_of
@@ -200,7 +200,6 @@ class Jobs:
             if set(settled.hardware.devices) == {"cpu"}:
                 pin_rank(settled, Role.TARGET, self._cores)
             from amusd.engine import Engine
-            from amusd.tracing.recorder import Recorder
 
             recorder = Recorder(Role.TARGET.value, events)
             engine = Engine.connect(settled, drafts, recorder, report=console.note, meeting=followers)

@@ -13,8 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from msgspec.structs import replace
-
 from amusd.config import Distribution
 from amusd.drafters.base import Drafter, say_once
 from amusd.errors import PeerLostError, PeerProtocolError
@@ -49,8 +47,10 @@ class RemoteDraft:
         session = TargetSession(sequence_id=number, prompt=token_ids, max_length=capacity, vocab_size=self.vocab_size)
         session.attach(life)
         self._sessions[number] = session
-        opening = Open(number, life, tuple(token_ids), capacity, self.drafter, LOOKAHEAD, tokens_per_message=1)
-        self._send(replace(opening, distribution=distribution, not_over=self._not_over))
+        ids, not_over = tuple(token_ids), self._not_over
+        self._send(
+            Open(number, life, ids, capacity, self.drafter, LOOKAHEAD, 1, distribution=distribution, not_over=not_over)
+        )
         return session
 
     def tell(self, session: TargetSession) -> None:
