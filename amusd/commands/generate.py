@@ -45,7 +45,8 @@ def generate(config: RunConfig, engine: Engine, console: Console, prompt: Worklo
     try:
         with console.streaming(partial(_status, engine, answer, time.perf_counter())) as write:
             for token in answer:
-                _append(partial_file, token.text)
+                with suppress(OSError), partial_file.open("a", encoding="utf-8") as file:
+                    file.write(token.text)  # if it can take more; a failing result file reports at its end
                 write(token.text)
         complete = True
     finally:
@@ -170,10 +171,3 @@ def _summary(generation: Generation) -> str:
             f"draft idle {percent(figures['draft_idle_fraction'])}",
         ]
     return "; ".join(parts)
-
-
-def _append(path: Path, text: str) -> None:
-    """Append to a file if it can take more; a failing result file reports at its end."""
-    if text:
-        with suppress(OSError), path.open("a", encoding="utf-8") as file:
-            file.write(text)
