@@ -8,7 +8,6 @@ Where a long enough suffix has occurred before, prompt lookup proposes instead, 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 from typing_extensions import Self
@@ -20,6 +19,7 @@ from amusd.models.cached_model import CachedModel
 from amusd.models.kv_cache import KVCache
 from amusd.models.passes import ModelOutput, Rows, SamplerRows
 from amusd.protocol.draft_session import Guesses
+from amusd.protocol.prefix_hash import num_common
 from amusd.sampling.ratio_test import DraftSampler
 from amusd.sampling.sampler import DRAFT_LEVELS, SamplingState, SequenceSampler, samplers_of
 
@@ -52,6 +52,11 @@ class AutoregressiveDrafter(Drafter):
         self.sampler = self._new_sampler(*SamplingState.of(self.model, self._cache))
         self._cut(self.committed)
         self._prefill(self.committed[:-1])
+
+    def forget(self) -> None:
+        """See `Drafter`."""
+        super().forget()
+        self._keep(())
 
     def commit(self, token_ids: Sequence[int]) -> None:
         """See `Drafter`."""
@@ -155,9 +160,7 @@ class AutoregressiveDrafter(Drafter):
     def _cut(self, text: Sequence[int]) -> None:
         """Keep of the cache what `text` begins with, its last token excepted."""
         if self._held != text[:-1][: len(self._held)]:
-            pairs = zip(self._held, text[:-1], strict=False)
-            number = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-            self._keep(self._held[:number])
+            self._keep(self._held[: num_common(self._held, text[:-1])])
 
     def _prefill(self, text: Sequence[int]) -> None:
         """Take in the rest of `text`."""

@@ -96,7 +96,10 @@ class Drafter:
         """Set the target's whole text of the next sequence, prompt included, for a synthetic draft."""
 
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
-        """Forget everything and start from `token_ids`, one at least. It may raise `NoRoomError`."""
+        """Start from `token_ids`, one at least, perhaps with what is kept of a sequence that begins alike.
+
+        It may raise `NoRoomError`.
+        """
         self.committed, self.capacity, self.fan_out = list(token_ids), capacity, fan_out
 
     def propose(self, path: Sequence[int], room: int) -> Sequence[int]:  # noqa: ARG002 - for others
@@ -144,7 +147,11 @@ class Drafter:
         return (), 0.0
 
     def close(self) -> None:
-        """Release the sequence's memory, or keep it for the next `open`. Idempotent."""
+        """End the sequence, and keep what may serve the next one. Idempotent."""
+
+    def forget(self) -> None:
+        """Keep nothing of the sequence before: the next one has nothing to do with it."""
+        self.committed = ()
 
 
 DrafterFactory = Callable[[int], Sequence[Drafter]]

@@ -14,6 +14,7 @@ from amusd.errors import NotFiniteError
 from amusd.models.block_models import BlockModel
 from amusd.models.passes import check_finite
 from amusd.protocol.draft_session import MIN_PROBABILITY, Guesses, Node
+from amusd.protocol.prefix_hash import num_common
 from amusd.sampling.ranking import Ranking
 from amusd.sampling.sampler import SamplingState
 
@@ -30,8 +31,8 @@ class BlockDrafter(Drafter):
 
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
         """Compute nothing yet."""
+        self._state.keep(num_common(self.committed, token_ids[:-1]))
         super().open(token_ids, capacity, fan_out)
-        self._state.clear()
         self.is_ready = len(token_ids) == 1
         self._ranking = Ranking(
             self.distribution,

@@ -51,6 +51,11 @@ class CascadeDrafter(AutoregressiveDrafter):
         super().commit(token_ids)
         self.inner.commit(token_ids[: self.inner.capacity - self.inner.length])
 
+    def forget(self) -> None:
+        """See `Drafter`."""
+        super().forget()
+        self.inner.forget()
+
     def close(self) -> None:
         """Release both."""
         super().close()

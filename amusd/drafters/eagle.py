@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,6 +23,7 @@ from amusd.drafters.ngram import NgramCache
 from amusd.drafters.tree import ModelTreeDrafter, TreePart
 from amusd.models.cached_model import CachedModel
 from amusd.models.kv_cache import KVCache
+from amusd.protocol.prefix_hash import num_common
 
 
 class EagleDrafter(ModelTreeDrafter):
@@ -33,6 +35,9 @@ class EagleDrafter(ModelTreeDrafter):
         """`ngrams`, `cache`: see `ModelTreeDrafter`."""
         super().__init__(model, ngrams, cache=cache)
         self._features = torch.zeros(model.max_length, model.feature_width, dtype=torch.bfloat16)
+        self._known = torch.zeros(model.max_length, dtype=torch.bool)
+        self._prefix = np.arange(self._num_slots)
+        self._num_computed = self._first_position = 0
 
     @property
     def is_chain(self) -> bool:
@@ -40,14 +45,17 @@ class EagleDrafter(ModelTreeDrafter):
         return False
 
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
-        """Compute nothing yet: rows need features."""
+        """Compute nothing yet: rows need features. Rows and features that agree with the sequence before are kept."""
+        self._known[num_common(self.committed, token_ids[:-1]) :] = False
+        num_known = int(self._known.long().cumprod(0).sum())
+        kept = self._prefix[: min(self._num_computed, num_known - 1) if self._first_position and num_known else 0]
         super().open(token_ids, capacity, fan_out)
-        self._known = torch.zeros(len(self._features), dtype=torch.bool)
         self.is_ready = len(token_ids) == 1
-        self._num_computed = 0
-        self._free = list(range(self._num_slots - 1, 0, -1))
+        self._num_computed = len(kept)
+        self._prefix[: len(kept)] = kept
+        self._free = sorted({*range(1, self._num_slots)} - {*kept.tolist()}, reverse=True)
         self._first_position = min(1, len(token_ids) - 1)
-        self._pending = [*range(self._first_position, len(token_ids))]
+        self._pending = [*range(self._first_position + len(kept), len(token_ids))]
 
     def take_features(self, start: int, features: Tensor) -> None:
         """See `Drafter`. Committed rows that started from another state are computed again."""

@@ -76,11 +76,12 @@ class MedusaState:
 
     def __init__(self, model: MedusaModel) -> None:
         self._model = model
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget the feature: another sequence begins."""
         self._last, self._feature = -1, torch.empty(0)
+
+    def keep(self, number: int) -> None:
+        """Keep the features of the first positions alone: another sequence begins like this one."""
+        if self._last >= number:
+            self._last, self._feature = -1, torch.empty(0)
 
     def take(self, start: int, features: Tensor) -> None:
         """Take in features [rows, width], on the host, of positions from `start` on; again or late will do."""
@@ -130,9 +131,9 @@ class DFlashState:
         self._memory = KVMemory(model.num_slots, model.network.cache_dtype)
         self._known = torch.zeros(model.max_length, dtype=torch.bool)
 
-    def clear(self) -> None:
+    def keep(self, number: int) -> None:
         """See `MedusaState`."""
-        self._known.zero_()
+        self._known[number:] = False
 
     def take(self, start: int, features: Tensor) -> None:
         """See `MedusaState`."""

@@ -84,6 +84,8 @@ class Open(_Message, frozen=True, tag=2):
     """Most steps after one committed prefix; 0: no limit."""
     not_over: SequenceIds = ()
     """Numbers of all open sequences and of the next one; every other below that is over."""
+    follows: Count = 0
+    """The ended sequence whose keys, values and features may serve this one as far as both agree; 0: none."""
 
 
 class Candidate(_Message, frozen=True, tag=3):

@@ -19,6 +19,12 @@ def extend(prefix_hash: int, token_id: int) -> int:
     return mixed ^ (mixed >> 29)
 
 
+def num_common(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many first tokens are the same in both."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
 class CommittedPrefix:
     """Tokens that the target chose, and the hash of each prefix. It only grows."""
 

@@ -260,14 +260,27 @@ class DraftClient:
     def _attach(self, sequence: TargetSequence) -> None:
         if self.has_draft:
             sequence.session.attach(self._incarnation)
-            sequence.told = Told(self._now(), self._max_silence_seconds)
+            sequence.told = Told(self._now(), self._max_silence_seconds, self._incarnation)
             self._send_opening(sequence)
 
     def _send_opening(self, sequence: TargetSequence) -> None:
         assert sequence.told is not None
-        sequence.told.num_features = 0
+        follows, sequence.told.num_features = self._held_of(sequence)
         self._silence.asked(self.recorder.now_ns())
-        self._send(sequence.opening(self._incarnation, self._not_over))
+        self._send(sequence.opening(self._incarnation, self._not_over, follows))
+
+    def _held_of(self, sequence: TargetSequence) -> tuple[int, int]:
+        """The sequence that the draft goes on from, and how many features it has of it; zeros without one.
+
+        The last feature is always sent: drafters wait for it.
+        """
+        before, told = sequence.before, None if sequence.before is None else sequence.before.told
+        if before is None or told is None or before.request.drafter != sequence.request.drafter:
+            return 0, 0
+        if not told.is_answered or told.incarnation != self._incarnation:
+            return 0, 0
+        shared = min(sequence.metrics.num_cached_tokens, sequence.session.committed_length - 2)
+        return before.sequence_id, max(0, min(told.num_features, shared))
 
     def _handle(self, message: Message) -> None:
         fields: dict[str, Any] = {}
@@ -308,6 +321,8 @@ class DraftClient:
         for closed in [each for each in self._closed if each.sequence_id == message.sequence_id]:
             self.forget(closed)
             sequence = closed
+            assert closed.told is not None
+            closed.told.is_answered |= message.open_ns > 0
         if sequence is not None:
             sequence.metrics.reported(message)
             for each in self._sequences.values():  # it is at long work, for any of them

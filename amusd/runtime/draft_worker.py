@@ -40,8 +40,8 @@ class DraftWorker:
     """Dropped messages: forbidden, for no open sequence, or asking for what is not here."""
     _sequences: dict[int, DraftSequence] = field(default_factory=dict)
     _not_over: frozenset[int] = frozenset()
-    _free: dict[str, list[Drafter]] = field(default_factory=dict)
-    """Drafters without a sequence."""
+    _free: dict[str, dict[int, Drafter]] = field(default_factory=dict)
+    """Drafters without a sequence, by name and by the number of their last one; the least recently used first."""
     _costs: dict[tuple[str, bool], RowCost] = field(default_factory=dict)
     """Of steps, by drafter, for chains and for trees."""
     _running: bool = True
@@ -66,7 +66,8 @@ class DraftWorker:
     def prepare(self) -> None:
         """Make the drafters before a sequence needs one: a GPU takes seconds. Idempotent."""
         if not self._free:
-            self._free = {name: [*make(self.max_num_seqs)] for name, make in self.drafters.items()}
+            number = self.max_num_seqs
+            self._free = {name: dict(enumerate(make(number), -number)) for name, make in self.drafters.items()}
 
     @property
     def has_work(self) -> bool:
@@ -145,8 +146,11 @@ class DraftWorker:
         start_ns = self.recorder.now_ns()
         try:
             free = self._free_of(opening.drafter)
-            manager = RollbackManager(opening, free[-1])
-            free.pop()
+            last = opening.follows if opening.follows in free else next(iter(free))
+            if last != opening.follows:
+                free[last].forget()
+            manager = RollbackManager(opening, free[last])
+            del free[last]
         except (PeerProtocolError, NoRoomError) as error:  # the target goes on alone
             self._refuse(opening.sequence_id)
             say_once(f"opened no sequence: {error}")  # the target asks again and again
@@ -157,7 +161,7 @@ class DraftWorker:
         if not manager.session.has_work:  # a drafter of fewer positions: the target need not wait for it
             self._send(sequence)
 
-    def _free_of(self, drafter: str) -> list[Drafter]:
+    def _free_of(self, drafter: str) -> dict[int, Drafter]:
         """The free drafters of that name.
 
         Raises `PeerProtocolError` for an unknown name, and `NoRoomError` where none is free; the target asks again.
@@ -222,4 +226,4 @@ class DraftWorker:
     def _forget(self, sequence: DraftSequence) -> None:
         del self._sequences[sequence.sequence_id]
         sequence.close()
-        self._free[sequence.drafter_name].append(sequence.manager.drafter)
+        self._free[sequence.drafter_name][sequence.sequence_id] = sequence.manager.drafter

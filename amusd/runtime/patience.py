@@ -41,8 +41,14 @@ class Told(Reminder):
     """What the present draft was told of one sequence."""
 
     num_features = 0
+    """First positions whose features it has."""
     waited_ns = 0
     """How long the sequence waited for the draft since it was last heard."""
+
+    def __init__(self, now: float, first_seconds: float, incarnation: int) -> None:
+        """`incarnation`: of the draft."""
+        super().__init__(now, first_seconds)
+        self.incarnation = incarnation
 
     def heard(self, now: float) -> None:
         """The draft answered."""

@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from amusd.config import Distribution
 from amusd.drafters.base import Drafter, say_once
 from amusd.errors import PeerLostError, PeerProtocolError
@@ -40,17 +42,15 @@ class RemoteDraft:
     """Forbidden messages: a bug, or a hostile peer."""
     _sessions: dict[int, TargetSession] = field(default_factory=dict)
 
-    def open(self, token_ids: Sequence[int], capacity: int, distribution: Distribution) -> TargetSession:
-        """Have it draft behind `token_ids`, fewer than `capacity`."""
+    def open(self, token_ids: Sequence[int], capacity: int, distribution: Distribution, follows: int) -> TargetSession:
+        """Have it draft behind `token_ids`, fewer than `capacity`. `follows`: see `Open`."""
         self.num_openings += 1
         number, life = self.num_openings, self.peer.incarnation
         session = TargetSession(sequence_id=number, prompt=token_ids, max_length=capacity, vocab_size=self.vocab_size)
         session.attach(life)
         self._sessions[number] = session
-        ids, not_over = tuple(token_ids), self._not_over
-        self._send(
-            Open(number, life, ids, capacity, self.drafter, LOOKAHEAD, 1, distribution=distribution, not_over=not_over)
-        )
+        opening = Open(number, life, tuple(token_ids), capacity, self.drafter, LOOKAHEAD, tokens_per_message=1)
+        self._send(replace(opening, distribution=distribution, not_over=self._not_over, follows=follows))
         return session
 
     def tell(self, session: TargetSession) -> None:
@@ -111,6 +111,7 @@ class RemoteDrafter(Drafter):
     def __init__(self, draft: RemoteDraft) -> None:
         self._draft = draft
         self._session: TargetSession | None = None
+        self._last_id = 0
 
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
         """Start from `token_ids`."""
@@ -135,7 +136,8 @@ class RemoteDrafter(Drafter):
     def _begin(self, text: tuple[int, ...]) -> None:
         self.close()
         if self._draft.failure is None and len(text) < self.capacity:
-            self._session = self._draft.open(text, self.capacity, self.distribution)
+            self._session = self._draft.open(text, self.capacity, self.distribution, self._last_id)
+            self._last_id = self._session.sequence_id
 
     def _tell(self, text: tuple[int, ...]) -> None:
         known = () if self._session is None else self._session.committed

@@ -7,7 +7,7 @@ session           the committed tokens, and the candidates behind them
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -63,6 +63,8 @@ class TargetSequence:
     """For the pass under way, or the next one if it begins now."""
     block: Block = field(init=False)
     """Of the pass under way or the last one."""
+    before: TargetSequence | None = None
+    """The one that left its keys and values in the cache."""
     told: Told | None = None
     """What the present draft was told; None: nothing."""
     finish_reason: FinishReason | None = None
@@ -107,7 +109,16 @@ class TargetSequence:
         """The draft is to hear what the last pass committed."""
         return self.finish_reason is None and self.decision.tells_draft
 
-    def opening(self, incarnation: int, not_over: tuple[int, ...]) -> Open:
+    @property
+    def kept(self) -> Sequence[int]:
+        """The tokens whose keys and values may serve another sequence.
+
+        With `fixed` none of the answer, whose rows have the bits of passes that verify.
+        """
+        known = self.request.prompt if self.model.numerics.fixed else self.session.committed
+        return known[:-1][: self.cache.length]
+
+    def opening(self, incarnation: int, not_over: tuple[int, ...], follows: int) -> Open:
         """The first message to a draft of this incarnation."""
         request, policy, committed = self.request, self.request.policy, self.session.committed
         assert request.drafter is not None
@@ -125,6 +136,7 @@ class TargetSequence:
             rows_per_step=policy.rows_per_step,
             max_steps=policy.max_steps,
             not_over=not_over,
+            follows=follows,
         )
 
     def decide(self, waited_ns: int, *, may_hear: bool) -> Decision:

@@ -15,6 +15,7 @@ from amusd.models.kv_cache import KVCache
 from amusd.models.passes import ModelOutput
 from amusd.policies.base import Wait
 from amusd.policies.observer import Observer, Switches
+from amusd.protocol.prefix_hash import num_common
 from amusd.protocol.verification import PassOutcome
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.target_sequence import Request, TargetSequence
@@ -37,15 +38,15 @@ class TargetWorker:
     _next_sequence_id: int = 1
     sequences: list[TargetSequence] = field(default_factory=list)
     """Those at work."""
-    _free_caches: dict[KVCache, Sequence[int]] = field(init=False)
-    """The least recently used first, with the tokens whose keys and values the next sequence may take over."""
+    _free_caches: dict[KVCache, TargetSequence | None] = field(init=False)
+    """The least recently used first, with the sequence whose keys and values it holds for the next one."""
     _free_observers: list[Observer] = field(init=False)
     """The most recently used last."""
 
     def __post_init__(self) -> None:
         caches = self.model.new_caches(self.max_num_seqs, self.model.max_length)
         switches: Switches = {}
-        self._free_caches = dict.fromkeys(caches, ())
+        self._free_caches = dict.fromkeys(caches)
         self._free_observers = [Observer(switches) for _ in caches]
         prepare_to_verify(self.model, caches[0])
 
@@ -61,6 +62,7 @@ class TargetWorker:
         sequence = TargetSequence(request, stop, self.model, cache, self._free_observers[-1], number, start_ns)
         cache.truncate(num_cached)
         sequence.metrics.num_cached_tokens = num_cached
+        sequence.before = self._free_caches[cache]
         self._next_sequence_id += 1
         self.client.open(sequence)  # at once, so that the draft prefills while the target does
         self.sequences.append(sequence)
@@ -76,7 +78,7 @@ class TargetWorker:
 
         It is the one that holds most of them, if these are half of what it holds; else the least recently used.
         """
-        held = {cache: tokens[: cache.length] for cache, tokens in self._free_caches.items()}
+        held = {cache: () if before is None else before.kept for cache, before in self._free_caches.items()}
         shared = {cache: self._num_shared(tokens, prompt[:-1]) for cache, tokens in held.items()}
         found = max(held, key=lambda cache: shared[cache] if 2 * shared[cache] >= len(held[cache]) else 0)
         return found, shared[found]
@@ -86,8 +88,7 @@ class TargetWorker:
 
         With `fixed`, only whole chunks: their bits depend on these tokens alone, those of a part on how long it was.
         """
-        pairs = enumerate(zip(held, prompt, strict=False))
-        number = next((place for place, (one, other) in pairs if one != other), min(len(held), len(prompt)))
+        number = num_common(held, prompt)
         return number - number % self.model.numerics.prefill_chunk if self.model.numerics.fixed else number
 
     def step(self) -> None:
@@ -210,9 +211,8 @@ class TargetWorker:
 
     def _close(self, sequence: TargetSequence) -> None:
         self.sequences.remove(sequence)
-        # With `fixed` without the answer, whose rows have the bits of passes that verify.
-        known = sequence.request.prompt if self.model.numerics.fixed else sequence.session.committed
-        self._free_caches[sequence.cache] = known[:-1] if self.prefix_caching else ()
+        sequence.before = None
+        self._free_caches[sequence.cache] = sequence if self.prefix_caching else None
         self._free_observers.append(sequence.observer)
         end_ns = sequence.start_ns + sequence.metrics.total_ns
         self.recorder.span("sequence", sequence.start_ns, end_ns, sequence.sequence_id, **sequence.summary())

@@ -11,7 +11,6 @@ Each word has a neutral value, so rows of several requests share a pass.
 from __future__ import annotations
 
 import enum
-import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +22,7 @@ import torch
 from torch import Tensor
 
 from amusd.config import GREEDY, MAX_TOP_LOGPROBS, Distribution
+from amusd.protocol.prefix_hash import num_common
 from amusd.sampling.noise import Domain, codes_of, key_of
 from amusd.sampling.noisy_scores import choose, noisy_argmax
 from amusd.sampling.processors import Columns, Row, best_columns, filtered, floats, kept_columns, logsumexp, penalized
@@ -310,7 +310,7 @@ class SequenceSampler:
     def _count(self, length: int) -> None:
         del self._context[length:]
         answer, held = self._context[self._num_prompt_tokens :], self._held
-        same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(answer, held, strict=False)))
+        same = num_common(answer, held)
         self.state.count(1, self._sequence, held[same:], -1)
         self.state.count(1, self._sequence, answer[same:], 1)
         self._held = answer
