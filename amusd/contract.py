@@ -36,10 +36,12 @@ def check_drafter(
     `make`: a new one, the same each time, for sequences of `CAPACITY` tokens; `fan_outs`: 1 for chains, else trees.
     """
     rng = random.Random(seed)  # noqa: S311 - no secret
-    drafter = make()  # one for sequence after sequence
+    drafter = make()  # one for sequence after sequence, which begin alike
+    text: tuple[int, ...] = ()
     for _ in range(num_histories):
         fan_out = rng.choice(fan_outs)
-        manager = _manager(drafter, rng.choices(range(vocab_size), k=rng.randint(1, 12)), fan_out)
+        text = (*text[: rng.randint(0, 20)], *rng.choices(range(vocab_size), k=rng.randint(1, 12)))
+        manager = _manager(drafter, text, fan_out)
         for _ in range(rng.randint(0, 8)):
             propose([manager])
             tokens = _foreseen(manager.session.root, rng) or rng.choices(range(vocab_size), k=1)
@@ -56,6 +58,7 @@ def check_drafter(
                         propose([each])
                 _expect(_same(_tree(manager), _tree(fresh)), f"step {step} behind {manager.session.committed} differs")
             fresh.close()
+        text = manager.session.committed
         for _ in range(2):
             manager.close()
 

@@ -119,6 +119,28 @@ def test_whatever_was_committed_a_new_tree_is_that_of_a_fresh_drafter(make: Call
     assert pair.check() >= 3
 
 
+@pytest.mark.parametrize("num_known", [0, 5, 12])
+def test_a_sequence_that_begins_like_the_one_before_goes_on_with_its_features(
+    make: Callable[..., Pair], num_known: int
+) -> None:
+    rng = random.Random(num_known)
+    pair = make(random_tokens(rng, 15), fan_out=3)
+    pair.send_features(0, num_known)
+    pair.commit(*random_tokens(rng, 1), send=False)
+    propose([pair.manager])
+    pair.manager.close()
+    prompt = (*pair.committed[:12], *random_tokens(rng, 6))
+    pair.manager = RollbackManager(
+        Open(2, 1, prompt, CAPACITY, "eagle", 8, 1, fan_out=3, rows_per_step=3), pair.drafter
+    )
+    assert not pair.manager.has_work
+    assert len(pair.drafter._pending) == len(prompt) - max(1, num_known)
+    pair.send_features(num_known)
+    for _ in range(3):
+        propose([pair.manager])
+    assert pair.check() >= 3
+
+
 def test_a_token_behind_kept_ones_starts_from_their_own_states_where_features_are_lost(
     make: Callable[..., Pair],
 ) -> None:

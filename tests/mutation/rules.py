@@ -65,6 +65,10 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         ),
     },
     ("amusd/drafters/eagle.py", "tests/drafters/test_eagle.py"): {
+        "features of another text are kept": (
+            "self._known[num_common(self.committed, token_ids[:-1]) :] = False",
+            "self._known[len(token_ids) :] = False",
+        ),
         "rows start from the drafter's own states alone": ("before >= 0 and self._known[before]", "False"),
         "late features change no row": ("first < self._num_computed:", "False:"),
         "the states of the rows before are forgotten": (
@@ -391,6 +395,14 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         ),
     },
     ("amusd/runtime/draft_client.py", "tests/runtime/test_features.py"): {
+        "a new draft is taken to have the features of the one before": (
+            "told.incarnation != self._incarnation",
+            "False",
+        ),
+        "features that the draft has are sent again": (
+            "return before.sequence_id, max(0, min(told.num_features, shared))",
+            "return before.sequence_id, 0",
+        ),
         "features are sent again with every verdict": (
             "            sequence.told.num_features = end\n",
             "",
@@ -416,6 +428,8 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "each sequence is charged a whole step": ("(num_before, num_behind))", "(0, num_rows))"),
     },
     ("amusd/runtime/draft_worker.py", "tests/runtime/test_draft_worker.py"): {
+        "any drafter takes over the next sequence": ("opening.follows if opening.follows in free else", ""),
+        "a drafter goes on with any sequence": ("if not goes_on:", "if False:"),
         "a sequence whose end was lost keeps its drafter": (
             "if number != message.sequence_id and self._is_over(number):",
             "if False:",
@@ -485,21 +499,23 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     ): {
         "a prompt is taken in at once whoever waits": ("if len(self.sequences) > 1:", "if False:"),
     },
-    ("amusd/runtime/target_worker.py", "tests/runtime/test_prefix_caching.py"): {
+    ("amusd/runtime/target_sequence.py", "tests/runtime/test_prefix_caching.py"): {
         "rows of an answer are taken over for those of a prompt": (
-            "sequence.request.prompt if self.model.numerics.fixed else sequence.session.committed",
-            "sequence.session.committed",
+            "self.request.prompt if self.model.numerics.fixed else self.session.committed",
+            "self.session.committed",
         ),
+        "what a cut prompt would have held is taken over": ("known[:-1][: self.cache.length]", "known[:-1]"),
+    },
+    ("amusd/runtime/target_worker.py", "tests/runtime/test_prefix_caching.py"): {
         "a part of a chunk is taken over": ("number - number % self.model.numerics.prefill_chunk if", "number if"),
         "a prompt's last token is not computed": ("prompt[:-1]) for", "prompt) for"),
-        "what a cut prompt would have held is taken over": ("tokens[: cache.length] for", "tokens for"),
         "any prompt takes the cache that holds most of it": (
             "shared[cache] if 2 * shared[cache] >= len(held[cache]) else 0",
             "shared[cache]",
         ),
         "the most recently used cache is given away": (
-            "for cache, tokens in self._free_caches.items()}",
-            "for cache, tokens in reversed(self._free_caches.items())}",
+            "for cache, before in self._free_caches.items()}",
+            "for cache, before in reversed(self._free_caches.items())}",
         ),
     },
     ("amusd/models/cached_model.py", "tests/models/test_captured.py"): {

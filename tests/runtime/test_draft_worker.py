@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from oracle import OracleDrafter, always_right
 from runtime.clocked import Clock, Link
 from runtime.pair import KeepingRecorder, one_by_one
@@ -85,6 +87,23 @@ class Draft:
     def steps(self, number: int) -> None:
         for _ in range(number):
             self.worker.step()
+
+
+def test_a_sequence_goes_on_with_the_drafter_of_the_one_before_and_else_with_what_is_longest_free() -> None:
+    draft = Draft(max_num_seqs=3, num_open=0)
+    drafters = [*draft.worker._free["test"].values()]
+    forgot: list[int] = []
+    for number, drafter in enumerate(drafters):
+        drafter.forget = partial(forgot.append, number)  # type: ignore[method-assign]
+
+    def serve(sequence_id: int, follows: int = 0) -> int:
+        draft.say(replace(draft.opening(sequence_id), follows=follows))
+        used = drafters.index(draft.worker._sequences[sequence_id].manager.drafter)
+        draft.say(draft.end(sequence_id))
+        return used
+
+    assert [serve(1), serve(2), serve(3), serve(4, follows=2), serve(5), serve(6, follows=2)] == [0, 1, 2, 1, 0, 2]
+    assert forgot == [0, 1, 2, 0, 2]
 
 
 def test_long_work_on_one_message_is_no_silence() -> None:

@@ -54,8 +54,11 @@ class LossyLink:
         self._link, self._keep, self._spoil = link, list(keep), spoil
         self.address, self.receive, self.close, self.has_room = link.address, link.receive, link.close, link.has_room
         self.sent: list[Features] = []
+        self.openings: list[Open] = []
 
     def send(self, message: Message) -> None:
+        if isinstance(message, Open):
+            self.openings.append(message)
         if isinstance(message, Features):
             self.sent.append(message)
             if self._keep and not self._keep.pop(0):
@@ -81,6 +84,49 @@ def test_the_draft_gets_the_features_of_all_committed_tokens_once(mode: Mode) ->
     assert drafter.num_taken == number
     assert sorted(drafter.features) == list(range(number))
     assert torch.equal(torch.stack([drafter.features[position] for position in range(number)]), expected(number))
+
+
+def ask(engine: Engine, prompt: tuple[int, ...]) -> tuple[int, ...]:
+    """Prompt and answer."""
+    engine.worker.model.feature_columns = {NAME: slice(0, 4)}
+    answer = engine.submit(prompt, params(8), decoding=decoding(Mode.SYNCHRONOUS), drafter=NAME).result()
+    return prompt + answer.token_ids
+
+
+def test_features_are_sent_from_where_the_draft_goes_on() -> None:
+    links: list[LossyLink] = []
+
+    def watched(link: MemoryTransport) -> Transport:
+        links.append(LossyLink(link, ()))
+        return links[0]
+
+    with pair({NAME: ReadingDrafter}, wrap_target_link=watched) as (engine, _):
+        text = ask(engine, PROMPT)
+        first = len(links[0].sent)
+        ask(engine, text)
+        assert links[0].sent[first].start == links[0].sent[first - 1].end
+        engine.worker.prefix_caching = False
+        for _ in range(2):
+            last = len(links[0].sent)
+            ask(engine, text)
+        assert links[0].sent[last].start == 0
+        assert [message.follows for message in links[0].openings] == [0, 1, 2, 0]
+
+
+def test_a_draft_that_replaces_another_gets_all_features_of_the_next_answer() -> None:
+    made: list[ReadingDrafter] = []
+
+    def make() -> ReadingDrafter:
+        made.append(ReadingDrafter())
+        return made[-1]
+
+    with restarting_pair({NAME: make}) as (engine, drafts):
+        text = ask(engine, PROMPT)
+        drafts.lives[0].link.kill()
+        while not engine.num_draft_restarts:
+            engine.turns.step()
+        ask(engine, text)
+        assert {*range(len(text))} <= made[1].features.keys()
 
 
 @pytest.mark.parametrize("spoil", [None, b"abc", b"\x00" * 10_000])
