@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from amusd.models.language_model import ModelOutput
 from faults.watch import Violation, Watch
 from faults.weather import Weather
 from faults.world import World
 from protocol.sessions import Unhashed
 
+from amusd.models.passes import ModelOutput
 from amusd.policies.base import Wait
 from amusd.protocol.messages import Candidate
 from amusd.protocol.verification import PassOutcome
