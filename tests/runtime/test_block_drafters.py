@@ -40,8 +40,8 @@ class KnowingState:
         self.model = model
         self.features: dict[int, Tensor] = {}
 
-    def clear(self) -> None:
-        self.features = {}
+    def keep(self, number: int) -> None:
+        self.features = {place: feature for place, feature in self.features.items() if place < number}
 
     def take(self, start: int, features: Tensor) -> None:
         self.features |= dict(enumerate(features, start))
