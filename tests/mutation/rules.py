@@ -429,7 +429,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     },
     ("amusd/runtime/draft_worker.py", "tests/runtime/test_draft_worker.py"): {
         "any drafter takes over the next sequence": ("opening.follows if opening.follows in free else", ""),
-        "a drafter goes on with any sequence": ("if not goes_on:", "if False:"),
+        "a drafter goes on with any sequence": ("if last != opening.follows:", "if False:"),
         "a sequence whose end was lost keeps its drafter": (
             "if number != message.sequence_id and self._is_over(number):",
             "if False:",
