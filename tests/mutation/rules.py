@@ -434,7 +434,10 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "if number != message.sequence_id and self._is_over(number):",
             "if False:",
         ),
-        "a drafter is not given back": ("[sequence.drafter_name].append(sequence.manager.drafter)", ""),
+        "a drafter is not given back": (
+            "        self._free[sequence.drafter_name][sequence.sequence_id] = sequence.manager.drafter\n",
+            "",
+        ),
         "a draft at long work says nothing": (">= SIGN_NS", ">= 10**18"),
         "what a verdict prepared is not sent at once": (
             "if is_news:\n                self._send(sequence)",
