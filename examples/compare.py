@@ -31,7 +31,8 @@ def main() -> None:
     prompts = load_prompts(WorkloadConfig(path=arguments.prompts, num_prompts=arguments.num_prompts))
     params = SamplingParams(max_new_tokens=arguments.max_new_tokens)
     answers: dict[Mode, list[Generation]] = {mode: [] for mode in Mode}
-    with Engine.launch(target=arguments.target, drafter=arguments.drafter) as engine:
+    pair = {"target": arguments.target, "drafter": arguments.drafter}
+    with Engine.launch(**pair, prefix_caching=False) as engine:  # each mode computes the prompts
         for prompt in prompts:
             for mode in Mode:
                 decoding = DecodingConfig(mode=mode, num_speculative_tokens=3)

@@ -41,6 +41,7 @@ def engine_config(
         hardware=HardwareConfig(synthetic=target, devices=(device, device)),
         max_verify_width=WIDTH,
         max_model_len=max_model_len,
+        prefix_caching=False,  # prompts are answered several times
     )
 
 

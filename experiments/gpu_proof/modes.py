@@ -81,6 +81,7 @@ def _engine(job: Job, max_num_seqs: int = 1) -> Iterator[Engine]:
         hardware=HardwareConfig(devices=(job.scale.device,) * 2),
         max_model_len=2048,
         max_num_seqs=max_num_seqs,
+        prefix_caching=False,  # a prompt is answered several times
     )
     with Engine.start(config) as engine:
         yield engine

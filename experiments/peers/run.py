@@ -74,7 +74,8 @@ def answer_all(request: Request) -> list[Document]:
             for way in WAYS:
                 answers[_name("transformers", num_threads, way)] = _of_stock(stock, way)
         drafters = (DrafterConfig(kind="embedded"), DrafterConfig(kind="ngram"))
-        config = EngineConfig(target=TargetConfig(dtype=DTYPE), drafters=drafters, hardware=hardware)
+        target_config = TargetConfig(dtype=DTYPE)
+        config = EngineConfig(target=target_config, drafters=drafters, hardware=hardware, prefix_caching=False)
         engine = stack.enter_context(Engine.start(config))
         pin_to(own_core)  # as a target's worker is
         answers |= dict(_of_engine(engine))
