@@ -219,6 +219,12 @@ def _forget_parent() -> None:
     warnings.simplefilter("ignore", ResourceWarning)
 
 
+def _new_main() -> ModuleType:
+    """The program's module, also by the name that multiprocessing pickles its classes by."""
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = ModuleType("__main__")
+    return sys.modules["__main__"]
+
+
 def _code_of(words: list[str]) -> int:
     code = 0
     try:
@@ -227,11 +233,12 @@ def _code_of(words: list[str]) -> int:
             runpy.run_module(words[1], run_name="__main__", alter_sys=True)
         elif words[0] == "-c":
             sys.path[0], sys.argv = "", ["-c", *words[2:]]
-            sys.modules["__main__"] = ModuleType("__main__")
-            exec(compile(words[1], "<string>", "exec"), vars(sys.modules["__main__"]))
+            exec(compile(words[1], "<string>", "exec"), vars(_new_main()))
         else:
             sys.path[0], sys.argv = str(Path(words[0]).resolve().parent), words
-            runpy.run_path(words[0], run_name="__main__")
+            program = _new_main()
+            program.__file__ = words[0]
+            exec(compile(Path(words[0]).read_bytes(), words[0], "exec"), vars(program))
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
         if end.code is not None and not isinstance(end.code, int):

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import msgspec
 
@@ -21,8 +21,10 @@ from amusd.models.passes import Pass
 from amusd.models.process_group import Backend, ProcessGroup
 from amusd.models.rank_commands import PassEncoder
 from amusd.transport.factory import numbered_link
-from amusd.transport.zeromq import ZeroMQTransport
 from amusd.types import Role
+
+if TYPE_CHECKING:
+    from amusd.transport.zeromq import ZeroMQTransport
 
 IDLE_SECONDS = 1.0
 LOOK_SECONDS = 0.02

@@ -1,6 +1,6 @@
 """Chooses and makes the link between the workers.
 
-Without an address the workers are two processes of this machine.
+Without an address the workers are two processes of this machine. Without ZeroMQ the other links work.
 """
 
 from __future__ import annotations
@@ -8,14 +8,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from amusd.config import TransportConfig
 from amusd.errors import ConfigError
 from amusd.transport.base import Rendezvous, Transport
-from amusd.transport.curve import Keys, read_keys
 from amusd.transport.shared_memory import SHARED_MEMORY, SharedMemoryTransport
-from amusd.transport.zeromq import ZeroMQTransport
 from amusd.types import Role
+
+if TYPE_CHECKING:
+    from amusd.transport.curve import Keys
+    from amusd.transport.zeromq import ZeroMQTransport
 
 GPU_EACH = ("cuda:0", "cuda:1")
 
@@ -55,6 +58,8 @@ def _listen(config: TransportConfig, nonce: int, devices: tuple[str, str]) -> Tr
         except ConfigError:
             if config.kind == "shared_memory":
                 raise
+    from amusd.transport.zeromq import ZeroMQTransport
+
     return ZeroMQTransport.bind(config.address, nonce, insecure=config.insecure, keys=keys_of(config, Role.TARGET))
 
 
@@ -66,6 +71,8 @@ def _connect(config: TransportConfig, rendezvous: Rendezvous, devices: tuple[str
         return TorchDistributedTransport.connect(address, nonce, devices=devices)
     if address.startswith(SHARED_MEMORY):
         return SharedMemoryTransport.connect(address, nonce)
+    from amusd.transport.zeromq import ZeroMQTransport
+
     return ZeroMQTransport.connect(address, nonce, insecure=config.insecure, keys=keys_of(config, Role.DRAFT))
 
 
@@ -75,6 +82,8 @@ def numbered_link(config: TransportConfig, address: str, number: int, role: Role
     `address`: a private folder, or `tcp://HOST:PORT`, whose port `number` is added to. Both ends of a link between
     ranks prove that they own the target's key. Raises ConfigError.
     """
+    from amusd.transport.zeromq import ZeroMQTransport
+
     if not address.startswith("tcp://"):
         return ZeroMQTransport(f"ipc://{address}/{number}", 0, listens=listens)
     keys = keys_of(config, Role.TARGET if listens else role)
@@ -87,7 +96,11 @@ def numbered_link(config: TransportConfig, address: str, number: int, role: Role
 
 def keys_of(config: TransportConfig, role: Role) -> Keys | None:
     """The keys of this role's end, or None for a link without. Raises ConfigError."""
-    return None if config.keys is None else read_keys(Path(config.keys), role)
+    if config.keys is None:
+        return None
+    from amusd.transport.curve import read_keys
+
+    return read_keys(Path(config.keys), role)
 
 
 def _delayed(link: Transport, config: TransportConfig) -> Transport:

@@ -110,7 +110,8 @@ def test_its_logits_are_those_of_its_own_tokens(name: str, tied: bool) -> None:
 def test_it_says_what_it_can_propose_and_takes_the_ids_of_the_target(pair: Path) -> None:
     drafters = load_drafters(engine_config(pair, "cut"), "cpu")
     assert drafters.tokenizer_hash == load_tokenizer(pair / "target").fingerprint
-    assert (drafters.vocab_size, drafters.num_ids) == (VOCAB_SIZE - 20, VOCAB_SIZE)
+    (model,) = drafters.models
+    assert (model.vocab_size, model.num_ids) == (VOCAB_SIZE - 20, VOCAB_SIZE)
     (note,) = drafters.notes
     told = (
         "its tokenizer differs from the target's: it can propose 320 of 340 token ids, 96% of the tokens of an English"
