@@ -30,13 +30,14 @@ def trace(run_directory: Path, sequence_id: int | None = None) -> int:
     sequences = [event for event in timeline.target if isinstance(event, WholeSequence)]
     sequence = _choose(sequences, sequence_id)
     schedule = schedule_name(sequence)
-    part = timeline.only(sequence.sequence_id)
+    parts = timeline.by_sequence()
+    part = parts[sequence.sequence_id]
     about = {"run_dir": str(run_directory), "sequence_id": sequence.sequence_id, "schedule": schedule}
     write_whole(run_directory / TRACE_FILE, json.dumps(chrome_trace(part, about)) + "\n")
     console.text(f"sequence {sequence.sequence_id}: {schedule}\n{summary(part, sequence)}")
     console.text(f"{run_directory / TRACE_FILE}: open it in https://ui.perfetto.dev or chrome://tracing")
     beside = [one for one in sequences if one.policy == "SynchronousPolicy" and sequence.policy not in _LOCKSTEP]
-    shown = [(schedule_name(one), timeline.only(one.sequence_id)) for one in (*beside[-1:], sequence)]
+    shown = [(schedule_name(one), parts[one.sequence_id]) for one in (*beside[-1:], sequence)]
     plots.write(lambda: plots.draw_timeline(shown), run_directory, "timeline", console.text)
     return 0
 

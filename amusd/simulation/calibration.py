@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import bisect
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import TypeVar
 
 from amusd.errors import ConfigError
 from amusd.simulation.cost import NOTHING, Costs, Duration
-from amusd.simulation.outcomes import accept_next_of, trace_of
 from amusd.simulation.tokens import Trace, trace_rate
 from amusd.tracing.drafted import drafts_tree
 from amusd.tracing.events import (
@@ -29,10 +29,11 @@ from amusd.tracing.events import (
     TargetPass,
     TargetPrefill,
     TargetWait,
+    VerdictTaken,
     WholeSequence,
 )  # fmt: skip
 from amusd.tracing.messages import Flow
-from amusd.tracing.timeline import Timeline, by_sequence, read_timeline
+from amusd.tracing.timeline import Timeline, read_timeline
 
 Kind = TypeVar("Kind", bound=Event)
 
@@ -57,94 +58,86 @@ def calibrate(run_directory: Path, drafter: str) -> Calibration:
         timeline = read_timeline(run_directory)
     except ValueError as error:
         raise ConfigError(f"calibration={run_directory}: its events/ cannot be read ({error})") from error
-    sequences = {event.sequence_id: event.drafter for event in timeline.target if isinstance(event, WholeSequence)}
+    sequences = {event.sequence_id: event.drafter for event in _of_kind(WholeSequence, timeline.target)}
     drafters = sorted({name for name in sequences.values() if name is not None})
     if len(drafters) > 1 and drafter not in drafters:
         raise ConfigError(f"drafter={drafter}: calibration={run_directory} has these: {', '.join(drafters)}")
     chosen = drafter if drafter in drafters else next(iter(drafters), drafter)
-    kept = {number for number, name in sequences.items() if name in (None, chosen)}
-    target = {number: events for number, events in by_sequence(timeline.target).items() if number in kept}
-    draft = {number: events for number, events in by_sequence(timeline.draft).items() if number in kept}
-    pairs = [(events, draft[number]) for number, events in target.items() if number in draft]
-    traces = tuple(trace for trace in (trace_of(*pair) for pair in pairs) if trace_rate(trace) is not None)
+    parts = timeline.by_sequence()
+    kept = [parts[number] for number, name in sequences.items() if name in (None, chosen)]
+    traces = tuple(trace for trace in (_trace_of(part) for part in kept if part.draft) if trace_rate(trace) is not None)
     if not traces:
         raise ConfigError(
             f"calibration={run_directory}: its events/ show no draft token that was compared with the target's; "
             "name the run directory of generate or compare, whose draft was on the target's machine"
         )
-    measured = _Measured(target, draft, timeline)
-    return Calibration(measured.costs(), traces, accept_next_of(pairs))
+    return Calibration(_costs_of(kept), traces, _accept_next_of(kept))
 
 
-@dataclass(frozen=True, slots=True)
-class _Measured:
-    """The events of both workers by sequence, and the times that they show."""
-
-    target: dict[int, list[Event]]
-    draft: dict[int, list[Event]]
-    timeline: Timeline
-
-    def costs(self) -> Costs:
-        """All times. Link times are medians, because both processes time a message."""
-        to_target = _delay(self.timeline.to_target, self.target, TargetWait)
-        to_draft = _delay(self.timeline.to_draft, self.draft, DraftWait)
-        link = max((delay for delay in (to_target, to_draft) if delay is not None), default=0)
-        draft_works_at = _work_of(self.draft, DRAFT_WORK)
-        trees = [events for events in self.draft.values() if drafts_tree(events)]
-        chains = [events for events in self.draft.values() if not drafts_tree(events)]
-        tree_steps = _durations_by(self._steps(trees))
-        tokens = ((1, together, round(ns / num)) for num, together, ns in self._steps(chains) for _ in range(num))
-        return Costs(
-            passes=_durations_by(
-                (event.num_scored, draft_works_at(event.start_ns), event.duration_ns)
-                for event in _of_kind(self.target, TargetPass)
-            ),
-            draft_token=_durations_by(tokens).get(1) or tree_steps.get(min(tree_steps, default=0), NOTHING),
-            tree_steps=tree_steps,
-            tree_row_ns=_slope(tree_steps),
-            host=_durations_by(self._pauses()).get(0, NOTHING),
-            target_prefill=_durations(self.target, TargetPrefill),
-            draft_prefill=_durations(self.draft, DraftPrefill),
-            advance=_durations(self.draft, Advance),
-            rollback=_durations(self.draft, Rollback),
-            to_target=Duration((link if to_target is None else to_target,)),
-            to_draft=Duration((link if to_draft is None else to_draft,)),
-        )
-
-    def _steps(self, sequences: Sequence[Sequence[Event]]) -> Iterator[tuple[int, bool, int]]:
-        """Each draft step: its tokens, whether the target worked meanwhile, nanoseconds until the next can start.
-
-        The pause between two steps is measured where no message lies between them.
-        """
-        target_works_at = _work_of(self.target, TARGET_WORK)
-        pause = _median(
-            following.start_ns - event.end_ns
-            for events in sequences
-            for event, following in pairwise(event for event in events if not isinstance(event, Send))
-            if isinstance(event, DraftStep) and isinstance(following, DraftStep)
-        )
-        for step in (event for events in sequences for event in events if isinstance(event, DraftStep)):
-            if step.num_tokens:
-                together = target_works_at(step.start_ns)
-                yield step.num_tokens, together, step.duration_ns + (pause or 0)
-
-    def _pauses(self) -> Iterator[tuple[int, bool, int]]:
-        """The host's time between two passes, waits not counted; whether there was a draft."""
-        for number, events in self.target.items():
-            last: Event | None = None
-            waited_ns = 0
-            for event in events:
-                if isinstance(event, TargetWait):
-                    waited_ns += event.duration_ns
-                elif isinstance(event, TargetPass):
-                    if last is not None:
-                        yield 0, number in self.draft, max(0, event.start_ns - last.end_ns - waited_ns)
-                    last, waited_ns = event, 0
+# Times
 
 
-def _work_of(events: dict[int, list[Event]], kinds: tuple[type[Event], ...]) -> Callable[[int], bool]:
-    chosen = (event for sequence in events.values() for event in sequence if isinstance(event, kinds))
-    spans = sorted((event.start_ns, event.end_ns) for event in chosen)
+def _costs_of(parts: Sequence[Timeline]) -> Costs:
+    """All times. Link times are medians, because both processes time a message."""
+    target, draft = (list(chain.from_iterable(events)) for events in zip(*parts, strict=True))
+    to_target = _delay(chain.from_iterable(part.to_target for part in parts), _work_of(target, TargetWait))
+    to_draft = _delay(chain.from_iterable(part.to_draft for part in parts), _work_of(draft, DraftWait))
+    link = max((delay for delay in (to_target, to_draft) if delay is not None), default=0)
+    draft_works_at, target_works_at = _work_of(draft, *DRAFT_WORK), _work_of(target, *TARGET_WORK)
+    tree_steps = _durations_by(_steps([part.draft for part in parts if drafts_tree(part.draft)], target_works_at))
+    steps = _steps([part.draft for part in parts if not drafts_tree(part.draft)], target_works_at)
+    tokens = ((1, together, round(ns / num)) for num, together, ns in steps for _ in range(num))
+    return Costs(
+        passes=_durations_by(
+            (event.num_scored, draft_works_at(event.start_ns), event.duration_ns)
+            for event in _of_kind(TargetPass, target)
+        ),
+        draft_token=_durations_by(tokens).get(1) or tree_steps.get(min(tree_steps, default=0), NOTHING),
+        tree_steps=tree_steps,
+        tree_row_ns=_slope(tree_steps),
+        host=_durations_by(chain.from_iterable(map(_pauses, parts))).get(0, NOTHING),
+        target_prefill=_durations(TargetPrefill, target),
+        draft_prefill=_durations(DraftPrefill, draft),
+        advance=_durations(Advance, draft),
+        rollback=_durations(Rollback, draft),
+        to_target=Duration((link if to_target is None else to_target,)),
+        to_draft=Duration((link if to_draft is None else to_draft,)),
+    )
+
+
+def _steps(
+    sequences: Sequence[Sequence[Event]], target_works_at: Callable[[int], bool]
+) -> Iterator[tuple[int, bool, int]]:
+    """Each draft step: its tokens, whether the target worked meanwhile, nanoseconds until the next can start.
+
+    The pause between two steps is measured where no message lies between them.
+    """
+    pause = _median(
+        following.start_ns - event.end_ns
+        for events in sequences
+        for event, following in pairwise(event for event in events if not isinstance(event, Send))
+        if isinstance(event, DraftStep) and isinstance(following, DraftStep)
+    )
+    for step in _of_kind(DraftStep, chain.from_iterable(sequences)):
+        if step.num_tokens:
+            yield step.num_tokens, target_works_at(step.start_ns), step.duration_ns + (pause or 0)
+
+
+def _pauses(part: Timeline) -> Iterator[tuple[int, bool, int]]:
+    """The host's time between two passes, waits not counted; whether there was a draft."""
+    last: Event | None = None
+    waited_ns = 0
+    for event in part.target:
+        if isinstance(event, TargetWait):
+            waited_ns += event.duration_ns
+        elif isinstance(event, TargetPass):
+            if last is not None:
+                yield 0, bool(part.draft), max(0, event.start_ns - last.end_ns - waited_ns)
+            last, waited_ns = event, 0
+
+
+def _work_of(events: Iterable[Event], *kinds: type[Event]) -> Callable[[int], bool]:
+    spans = sorted((event.start_ns, event.end_ns) for event in events if isinstance(event, kinds))
 
     def works_at(time_ns: int) -> bool:
         index = bisect.bisect_right(spans, time_ns, key=lambda span: span[0]) - 1
@@ -153,9 +146,8 @@ def _work_of(events: dict[int, list[Event]], kinds: tuple[type[Event], ...]) -> 
     return works_at
 
 
-def _delay(flows: Sequence[Flow], receiver: dict[int, list[Event]], wait: type[Event]) -> int | None:
+def _delay(flows: Iterable[Flow], waits_at: Callable[[int], bool]) -> int | None:
     """Median time of messages sent while the receiver waited; None without any."""
-    waits_at = _work_of(receiver, (wait,))
     return _median(flow.received.start_ns - flow.sent.start_ns for flow in flows if waits_at(flow.sent.start_ns))
 
 
@@ -184,15 +176,73 @@ def _slope(steps: dict[int, Duration]) -> int:
     return max(0, round(difference_ms * 1e6 / (most - fewest)))
 
 
-def _durations(events: dict[int, list[Event]], kind: type[Event]) -> Duration:
-    samples = tuple(event.duration_ns for event in _of_kind(events, kind))
-    return Duration(samples) if samples else NOTHING
+def _durations(kind: type[Event], events: Iterable[Event]) -> Duration:
+    return Duration(tuple(event.duration_ns for event in _of_kind(kind, events)) or NOTHING.samples)
 
 
-def _of_kind(events: dict[int, list[Event]], kind: type[Kind]) -> Iterator[Kind]:
-    return (event for sequence in events.values() for event in sequence if isinstance(event, kind))
+def _of_kind(kind: type[Kind], events: Iterable[Event]) -> Iterator[Kind]:
+    return (event for event in events if isinstance(event, kind))
 
 
 def _median(values: Iterable[int]) -> int | None:
     found = list(values)
     return int(statistics.median(found)) if found else None
+
+
+# Outcomes
+
+
+def _trace_of(part: Timeline) -> Trace:
+    """For each position, whether the draft's own token was the target's; None if unknown.
+
+    A pass tells it up to the first rejected candidate. A token that was committed before the draft's own arrived is
+    compared when its verdict comes. A draft that proposed nothing was not right.
+    """
+    passes = list(_of_kind(TargetPass, part.target))
+    if not passes:
+        return ()
+    start = passes[0].start_length
+    known: dict[int, bool] = {}
+    for done in passes:
+        end = done.start_length + done.num_accepted
+        known.update((position, True) for position in range(done.start_length, end))
+        if done.num_accepted_alternatives:  # an alternative took the place of the draft's own token, which was wrong
+            known[end - done.num_accepted_alternatives] = False
+        if done.has_rejected:
+            known[end] = False
+    is_chain, base = not drafts_tree(part.draft), start
+    for event in part.draft:
+        if isinstance(event, DraftPrefill):
+            base = event.num_tokens
+        elif isinstance(event, DraftStep) and not event.num_tokens:
+            known.setdefault(event.length, False)
+        elif isinstance(event, VerdictTaken) and is_chain:
+            for position in range(base, event.kept_length):
+                known.setdefault(position, True)
+            if event.num_discarded:
+                known.setdefault(event.kept_length, False)
+            base = event.committed_length
+    return tuple(known.get(position) for position in range(start, passes[-1].committed_length))
+
+
+def _accept_next_of(parts: Sequence[Timeline]) -> float | None:
+    """How likely each further guess is right if those before it are wrong; None if no tree shows it.
+
+    After a rejected candidate, the draft had the target's token if another guess was right. All further guesses are
+    taken to be equally good.
+    """
+    trees = [part for part in parts if drafts_tree(part.draft)]
+    hits = [hit for part in trees for hit in _hits(part)]
+    if not hits:
+        return None
+    num_further = max(event.fan_out for part in trees for event in _of_kind(DraftPrefill, part.draft)) - 1
+    return 1.0 - math.pow(1.0 - sum(hits) / len(hits), 1.0 / num_further)
+
+
+def _hits(part: Timeline) -> Iterator[bool]:
+    num_adopted = {verdict.committed_length: verdict.num_adopted for verdict in _of_kind(VerdictTaken, part.draft)}
+    for done in _of_kind(TargetPass, part.target):
+        if done.num_accepted_alternatives:
+            yield True
+        if done.has_rejected and num_adopted.get(done.committed_length, 2) < 2:  # else it had not guessed there
+            yield num_adopted[done.committed_length] == 0

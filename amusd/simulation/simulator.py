@@ -22,9 +22,9 @@ from amusd.simulation.clock import Clock, Direction
 from amusd.simulation.cost import NOTHING, Costs
 from amusd.simulation.models import ScriptedDrafter, ScriptedModel
 from amusd.simulation.tokens import Answer, vocab_size
-from amusd.tracing.events import Event
 from amusd.tracing.metrics import GenerationMetrics, total
 from amusd.tracing.recorder import Recorder, as_format
+from amusd.tracing.timeline import Timeline
 from amusd.transport.base import Transport
 from amusd.types import Mode, Role
 
@@ -37,8 +37,7 @@ class Outcome:
     """The answers, events and speed of a simulated run."""
 
     answers: tuple[GenerationMetrics, ...]
-    target_events: tuple[Event, ...]
-    draft_events: tuple[Event, ...]
+    timeline: Timeline
     num_slots: int
     tokens_per_second: float
     """Of all slots until the first found no further answer, after which the batch shrinks.
@@ -135,11 +134,9 @@ class _Run:
             worker.step()
         worker.shut_down()
         self._clock.finish()
-        target, draft = self._recorders
         return Outcome(
             answers=tuple(sequence.metrics for sequence in sequences),
-            target_events=target.events,
-            draft_events=draft.events,
+            timeline=Timeline(*(recorder.events for recorder in self._recorders)),
             num_slots=self._simulator.num_slots,
             tokens_per_second=speed or self._speed(sequences),
         )

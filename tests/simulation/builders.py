@@ -63,7 +63,7 @@ def speedup(machine: Simulator, decoding: DecodingConfig) -> float:
 
 
 def own_tokens(outcome: Outcome) -> int:
-    passes = [event.fields for event in outcome.target_events if event.name == "target_pass"]
+    passes = [event.fields for event in outcome.timeline.target if event.name == "target_pass"]
     return sum(fields["num_tokens"] - fields["num_accepted"] for fields in passes)
 
 

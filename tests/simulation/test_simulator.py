@@ -18,7 +18,6 @@ from amusd.simulation.simulator import Outcome
 from amusd.simulation.tokens import Answer
 from amusd.tracing.drafted import Fate, drafts_tree, judge_steps
 from amusd.tracing.events import Event
-from amusd.tracing.timeline import by_sequence
 
 # Known limits
 
@@ -111,8 +110,8 @@ def test_every_token_and_every_nanosecond_is_accounted_for(
 
 def check_times(outcome: Outcome, longest_host_ns: int) -> None:
     """Each worker does one thing at a time, and what an answer took is the work in it and the host's time."""
-    work = spans_of(outcome.target_events, "target_prefill", "target_pass", "target_wait")
-    drafting = spans_of(outcome.draft_events, "draft_prefill", "draft_step", "advance", "rollback", "draft_wait")
+    work = spans_of(outcome.timeline.target, "target_prefill", "target_pass", "target_wait")
+    drafting = spans_of(outcome.timeline.draft, "draft_prefill", "draft_step", "advance", "rollback", "draft_wait")
     for times in (work, drafting):
         assert all(before[1] <= after[0] for before, after in pairwise(times))
     for answer, span in zip(outcome.answers, spans(outcome), strict=True):
@@ -125,7 +124,7 @@ def check_times(outcome: Outcome, longest_host_ns: int) -> None:
 
 def spans(outcome: Outcome) -> list[Event]:
     """From the opening of each answer to its last token, in the order of the answers."""
-    found = [event for event in outcome.target_events if event.name == "sequence"]
+    found = [event for event in outcome.timeline.target if event.name == "sequence"]
     return sorted(found, key=lambda event: event.sequence_id)
 
 
@@ -135,15 +134,16 @@ def spans_of(events: Sequence[Event], *names: str) -> list[tuple[int, int]]:
 
 
 def check_fates(outcome: Outcome) -> None:
-    target, draft = by_sequence(outcome.target_events), by_sequence(outcome.draft_events)
+    parts = outcome.timeline.by_sequence()
     for number, answer in enumerate(outcome.answers, start=1):
+        target, draft = parts[number]
         if answer.draft is None:
-            assert number not in draft
+            assert not draft
             continue
-        assert sum(event.name == "rollback" for event in draft[number]) == answer.draft.num_rollbacks
-        if drafts_tree(draft[number]):
+        assert sum(event.name == "rollback" for event in draft) == answer.draft.num_rollbacks
+        if drafts_tree(draft):
             continue
-        steps = judge_steps(draft[number], target[number])
+        steps = judge_steps(draft, target)
         assert sum(len(step.fates) for step in steps) == answer.draft.num_drafted
         assert sum(step.count(Fate.ACCEPTED) for step in steps) == answer.num_accepted
 

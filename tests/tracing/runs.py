@@ -19,7 +19,7 @@ SCHEDULES = {"plain": PLAIN, "asynchronous": chain(2), "branching": branching(1)
 def simulated(name: str) -> tuple[Outcome, Timeline]:
     """One answer under a schedule."""
     outcome = MACHINE.run(SCHEDULES[name])
-    return outcome, Timeline.of(outcome.target_events, outcome.draft_events).only(1)
+    return outcome, outcome.timeline.by_sequence()[1]
 
 
 def named(events: Sequence[Event], name: str) -> list[Event]:

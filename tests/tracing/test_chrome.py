@@ -63,6 +63,6 @@ def test_every_arrow_starts_and_ends_in_a_slice_and_goes_forward(part: Timeline)
 
 
 def test_a_lost_draft_is_marked() -> None:
-    part = Timeline.of([made("target_prefill", 0, 10, 1), made("draft_lost", 20, 20, 1, reason="gone")], [])
+    part = Timeline([made("target_prefill", 0, 10, 1), made("draft_lost", 20, 20, 1, reason="gone")], [])
     marks = [(event["name"], event["ts"]) for event in traced(part) if event["ph"] == "i"]
     assert marks == [("draft lost", 0.02)]

@@ -15,7 +15,7 @@ def test_what_real_workers_record_is_read_back(tmp_path: Path) -> None:
     outcome, folder = simulated("branching")[0], tmp_path / "events"
     folder.mkdir()
     MACHINE.run(SCHEDULES["branching"], folder)
-    for role, recorded in (("target", outcome.target_events), ("draft", outcome.draft_events)):
+    for role, recorded in outcome.timeline._asdict().items():
         found = read_events(tmp_path, role)
         assert found == list(recorded[: len(found)])
         assert len({event.name for event in found}) > 4
