@@ -8,10 +8,11 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from amusd.errors import ConfigError
-from amusd.files import cannot_write
+from amusd.files import RESULT_FILE, cannot_write, write_json
 
 if TYPE_CHECKING:
     from rich.console import Console as Screen
@@ -70,6 +71,17 @@ class Console:
         """The result for a program: one line of JSON."""
         if self._json_only:
             self._put(json.dumps(value) + "\n")
+
+    def conclude(self, value: dict[str, Any], text: str, run_directory: Path, notes: Sequence[str] = ()) -> None:
+        """Write a command's result to `result.json`, and show it. What no file can take is shown all the same."""
+        value["run_dir"] = str(run_directory)
+        try:
+            write_json(run_directory / RESULT_FILE, value)
+        finally:
+            self.text(text)
+            for line in notes:
+                self.note(line)
+            self.document(value)
 
     def _put(self, text: str) -> None:
         try:

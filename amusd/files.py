@@ -14,6 +14,7 @@ from typing import Any
 
 from amusd.errors import ConfigError
 
+RESULT_FILE = "result.json"
 PARTIAL_FILE = "partial.txt"
 """Text of an unfinished answer, which a result replaces."""
 ANSWERS_FILE = "answers.jsonl"

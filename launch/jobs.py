@@ -23,7 +23,7 @@ from omegaconf import DictConfig
 from amusd.config import HIDDEN, EngineConfig, RunConfig
 from amusd.console import Console, tell
 from amusd.errors import ConfigError, PeerFailedError, PeerLostError
-from amusd.files import keep_traceback, read_json, write_json
+from amusd.files import RESULT_FILE, keep_traceback, read_json, write_json
 from amusd.runtime.cores import allowed_cores, pin_rank, pin_to
 from amusd.runtime.devices import settle_devices
 from amusd.tracing.recorder import Recorder, as_format
@@ -32,9 +32,7 @@ from amusd.types import Role
 from .compose import config_of
 from .devices import set_environment
 from .run_directory import (
-    EVENTS_FOLDER,
     OVERRIDES_FILE,
-    RESULT_FILE,
     check_unchanged,
     clear_run,
     create_run_directory,
@@ -160,8 +158,14 @@ class Jobs:
         set_environment(config.engine_for(self._command))
         json_only = config.output == "json"
         console = Console(json_only=json_only, out=io.StringIO() if json_only and number is not None else None)
-        if self._command in WITHOUT_ENGINE:
-            return WITHOUT_ENGINE[self._command](config, self._directory, console)
+        if self._command == "bench":
+            from amusd.commands.bench import run_bench
+
+            return run_bench(config, self._directory, console)
+        if self._command == "simulate":
+            from amusd.commands.simulate import run_simulate
+
+            return run_simulate(config, self._directory, console)
         if self._command == "serve":
             from amusd.commands.run import serve
 
@@ -210,36 +214,6 @@ class Jobs:
         """Write `workers.json`: before the first token, and again for each further draft."""
         if self._engine is not None:
             write_workers(self._directory, target=self._engine.target_pids, draft=self._engine.draft_pid)
-
-
-def run_bench(config: RunConfig, directory: Path, _console: Console) -> int:
-    """Measure; returns the exit code. Raises `ConfigError` for what cannot be measured."""
-    if (size := config.target_tensor_parallel_size) > 1:
-        raise ConfigError(
-            f"target_tensor_parallel_size={size}: `amusd bench` measures one process of each role; allowed: 1"
-        )
-    config = dataclasses.replace(config, hardware=settle_devices(config.engine(), tell))
-    from amusd.commands.bench import bench
-
-    return bench(config, directory)
-
-
-def run_simulate(config: RunConfig, directory: Path, console: Console) -> int:
-    """Predict; returns the exit code. Raises `ConfigError` for missing inputs."""
-    from amusd.commands.simulate import simulate, simulate_text, simulator_of
-
-    result = simulate(config, simulator_of(config), console, directory / EVENTS_FOLDER)
-    result["run_dir"] = str(directory)
-    try:
-        write_json(directory / RESULT_FILE, result)
-    finally:  # what no file can take is shown all the same
-        console.text(simulate_text(result))
-        console.document(result)
-    return 0
-
-
-WITHOUT_ENGINE = {"bench": run_bench, "simulate": run_simulate}
-"""Commands that start processes of their own, or none."""
 
 
 def events_of(directory: Path, number: int | None = None) -> str:

@@ -19,6 +19,7 @@ from amusd.files import (
     ANSWERS_FILE,
     FIGURE_FILES,
     PARTIAL_FILE,
+    RESULT_FILE,
     error_file,
     read_json,
     write_json,
@@ -30,7 +31,6 @@ from .environment import describe_environment
 
 CONFIG_FILE = "config.yaml"
 ENVIRONMENT_FILE = "environment.json"
-RESULT_FILE = "result.json"
 WORKERS_FILE = "workers.json"
 OVERRIDES_FILE = "overrides.json"
 SUMMARY_FILE = "sweep.json"

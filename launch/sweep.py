@@ -9,9 +9,9 @@ from typing import Any
 
 from amusd.commands.tables import COLUMNS, row_name
 from amusd.console import table
-from amusd.files import csv_text, read_json, write_json, write_whole
+from amusd.files import RESULT_FILE, csv_text, read_json, write_json, write_whole
 
-from .run_directory import OVERRIDES_FILE, RESULT_FILE, SUMMARY_FILE
+from .run_directory import OVERRIDES_FILE, SUMMARY_FILE
 
 CSV_FILE = "sweep.csv"
 _SHOWN = (

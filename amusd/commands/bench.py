@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from amusd.config import HardwareConfig, RunConfig, TransportConfig
-from amusd.console import Console, table
+from amusd.console import Console, table, tell
 from amusd.errors import ConfigError, PeerLostError
-from amusd.files import read_json, write_json
+from amusd.files import read_json
 from amusd.models.adapter import quiet_transformers
 from amusd.models.cached_model import CachedModel, extend
 from amusd.models.checkpoint import find_checkpoint
@@ -27,7 +27,7 @@ from amusd.models.loading import describe_drafter, load_draft_model, load_target
 from amusd.models.numerics import Numerics
 from amusd.models.passes import Rows
 from amusd.runtime.cores import allowed_cores, cores_for, pin_to
-from amusd.runtime.devices import claim_device, device_of
+from amusd.runtime.devices import claim_device, device_of, settle_devices
 from amusd.transport.factory import ON_ONE_MACHINE
 from amusd.transport.latency import OneWayTime, measure_one_way
 from amusd.types import Role
@@ -45,12 +45,17 @@ TEXT = "The harbour master keeps a notebook in which he writes down every ship t
 Work = Callable[[], object]
 
 
-def bench(config: RunConfig, run_directory: Path) -> int:
-    """Measure links, then models in this process, whose cores and threads are set."""
-    console = Console(json_only=config.output == "json")
+def run_bench(config: RunConfig, run_directory: Path, console: Console) -> int:
+    """Measure links, then models in this process, whose threads are set. Returns the exit code.
+
+    Raises `ConfigError` for what cannot be measured.
+    """
+    if (size := config.target_tensor_parallel_size) > 1:
+        raise ConfigError(f"target_tensor_parallel_size={size}: `amusd bench` measures one process a role; allowed: 1")
     engine = config.engine(max_num_seqs=1)
+    engine = replace(engine, hardware=settle_devices(engine, tell))
     console.note("messages over each link")
-    transport = dict(measure_links(ON_ONE_MACHINE, config.hardware, NUM_MESSAGES))
+    transport = dict(measure_links(ON_ONE_MACHINE, engine.hardware, NUM_MESSAGES))
     device, draft_device = claim_device(engine, Role.TARGET), device_of(engine, Role.DRAFT)
     if device == "cpu":
         pin_to(cores_for(Role.TARGET, allowed_cores(), engine.hardware))
@@ -74,13 +79,8 @@ def bench(config: RunConfig, run_directory: Path) -> int:
         },
         "complete": True,
         "environment": read_json(run_directory / "environment.json"),
-        "run_dir": str(run_directory),
     }
-    try:
-        write_json(run_directory / "result.json", result)
-    finally:
-        console.text(bench_text(result))
-        console.document(result)
+    console.conclude(result, bench_text(result), run_directory)
     return 0
 
 

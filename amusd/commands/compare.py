@@ -26,7 +26,7 @@ from amusd.config import RunConfig, SamplingParams
 from amusd.console import Console
 from amusd.engine import Engine
 from amusd.errors import ConfigError
-from amusd.files import ANSWERS_FILE, read_json, write_json, write_whole
+from amusd.files import ANSWERS_FILE, RESULT_FILE, read_json, write_json, write_whole
 from amusd.tracing.metrics import total
 from amusd.types import DraftPresence
 from amusd.workload import WorkloadPrompt
@@ -45,7 +45,6 @@ def compare(
 ) -> Done:
     """Every contestant on every prompt. Results are kept if the run is interrupted or killed."""
     comparison = Comparison(engine, config, contestants_of(config), console)
-    complete = False
 
     def keep_answers() -> None:
         lines = (json.dumps(record) + "\n" for record in comparison.records())
@@ -55,11 +54,12 @@ def compare(
         for _ in comparison.turns(prompts):
             with suppress(ConfigError):  # what cannot be written is said at the end
                 keep_answers()
-        complete = True
+    except BaseException:
+        if comparison.plain.answers:
+            write_json(run_directory / RESULT_FILE, {"complete": False, "rows": comparison.rows()})
+        raise
     finally:
         console.clear_progress()
-        if not complete and comparison.plain.answers:
-            write_json(run_directory / "result.json", {"complete": False, "rows": comparison.rows()})
     keep_answers()
     rows = comparison.rows()
     result = {

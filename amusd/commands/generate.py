@@ -17,7 +17,7 @@ from amusd.config import DecodingConfig, RunConfig, SamplingParams
 from amusd.console import Console, percent
 from amusd.engine import Engine
 from amusd.errors import ConfigError
-from amusd.files import PARTIAL_FILE, write_json
+from amusd.files import PARTIAL_FILE, RESULT_FILE, write_json
 from amusd.schedule import SYNTHETIC
 from amusd.types import Mode
 from amusd.workload import AnswersFile, WorkloadPrompt, prompts_of
@@ -39,7 +39,6 @@ def generate(config: RunConfig, engine: Engine, console: Console, prompt: Worklo
     decoding, prompt_ids = config.decoding(), engine.encode(prompt.turns, raw=config.workload.raw)
     reference = Scripts(engine).of(prompt_ids, config.sampling, decoding)
     answer = engine.stream(prompt_ids, config.sampling, decoding=decoding, reference=reference)
-    complete = False
     partial_file = run_directory / PARTIAL_FILE
     partial_file.unlink(missing_ok=True)  # a file, or a link, that lay in the folder before
     try:
@@ -48,12 +47,12 @@ def generate(config: RunConfig, engine: Engine, console: Console, prompt: Worklo
                 with suppress(OSError), partial_file.open("a", encoding="utf-8") as file:
                     file.write(token.text)  # if it can take more; a failing result file reports at its end
                 write(token.text)
-        complete = True
+    except BaseException:
+        kept = {"complete": False, "text": answer.text, "token_ids": list(answer.token_ids)}
+        write_json(run_directory / RESULT_FILE, kept)
+        console.text("")
+        raise
     finally:
-        if not complete:
-            kept = {"complete": False, "text": answer.text, "token_ids": list(answer.token_ids)}
-            write_json(run_directory / "result.json", kept)
-            console.text("")
         partial_file.unlink(missing_ok=True)
     return Done({"complete": True, **answer.generation.as_dict()}, "", (_summary(answer.generation),))
 
@@ -70,8 +69,8 @@ def generate_file(config: RunConfig, engine: Engine, console: Console, run_direc
             reference = scripts.of(token_ids, config.sampling, config.decoding())
             yield engine.submit(token_ids, config.sampling, decoding=config.decoding(), reference=reference)
 
-    result: dict[str, Any] = {"complete": False, "out": str(out.path), "num_answers": 0, "num_tokens": 0}
-    result |= {"seconds": 0.0, "tokens_per_second": 0.0}
+    result: dict[str, Any] = {"complete": False, "out": str(out.path), "max_num_seqs": engine.worker.max_num_seqs}
+    result |= {"num_answers": 0, "num_tokens": 0, "seconds": 0.0, "tokens_per_second": 0.0}
     with out.opened() as file:
         prompts = prompts_of("generate", config)  # nobody else adds to the file from now on
         try:
@@ -90,9 +89,8 @@ def generate_file(config: RunConfig, engine: Engine, console: Console, run_direc
         finally:
             console.clear_progress()
             result |= {"num_prompts": len(prompts), "num_refused_prompts": len(refused)}
-            result["max_num_seqs"] = engine.worker.max_num_seqs
             if not result["complete"]:
-                write_json(run_directory / "result.json", result)
+                write_json(run_directory / RESULT_FILE, result)
     text = f"{result['num_answers']} answers, {result['num_tokens']} tokens: {result['tokens_per_second']:.1f} tokens/s"
     return Done(result, f"{out.path}: {text}", refused)
 

@@ -12,7 +12,6 @@ from amusd.config import EngineConfig, RunConfig
 from amusd.console import Console
 from amusd.engine import Engine
 from amusd.errors import ConfigError
-from amusd.files import write_json
 from amusd.workload import WorkloadPrompt
 
 INSTALL_SERVE = "pip install 'amusd[serve]'"
@@ -48,18 +47,11 @@ def answer(
     else:
         result, text, notes = generate(config, engine, console, prompts[0], run_directory)
     losses = engine.draft_losses[losses_before:]
-    result["run_dir"] = str(run_directory)
     result |= {"draft_losses": list(losses)} if losses else {}
     result |= {"draft_failure": engine.draft_failure} if engine.draft_failure is not None else {}
-    try:
-        write_json(run_directory / "result.json", result)
-        if command == "compare":
-            plots.write(lambda: plots.draw_comparison(result["rows"]), run_directory, "comparison", console.note)
-    finally:  # what no file can take is shown all the same
-        console.text(text)
-        for line in notes:
-            console.note(line)
-        console.document(result)
+    console.conclude(result, text, run_directory, notes)
+    if command == "compare":
+        plots.write(lambda: plots.draw_comparison(result["rows"]), run_directory, "comparison", console.note)
     return _exit_code(engine, console, losses, engine.num_draft_restarts - restarts_before)
 
 

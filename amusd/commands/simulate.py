@@ -33,6 +33,13 @@ Measured on the embedded draft: eight nodes take 1.4 times one.
 """
 
 
+def run_simulate(config: RunConfig, run_directory: Path, console: Console) -> int:
+    """Predict, keep and show the result; returns the exit code. Raises `ConfigError` for missing inputs."""
+    result = simulate(config, simulator_of(config), console, run_directory / "events")
+    console.conclude(result, simulate_text(result), run_directory)
+    return 0
+
+
 def simulate(config: RunConfig, simulator: Simulator, console: Console, events_folder: Path) -> dict[str, Any]:
     """Return the documented JSON without `run_dir`.
 
