@@ -19,11 +19,12 @@ from typing import Any
 
 from typing_extensions import Self, Unpack
 
-from amusd.answer import Answer, Generation, Token
+from amusd.answer import Answer, Generation
 from amusd.config import SamplingParams
 from amusd.engine import Engine, Options
 from amusd.errors import StateError
 from amusd.prompts import Prompt
+from amusd.types import Token
 
 LOOK_SECONDS = 1.0
 """How often a lost draft is looked for while nothing is queued."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from dataclasses import dataclass
 from typing import TypeAlias
 
 TopLogprobs: TypeAlias = tuple[tuple[int, float], ...]
@@ -48,6 +49,20 @@ class TokenSource(str, enum.Enum):
     """An accepted candidate of the likeliest path."""
     ALTERNATIVE = "alternative"
     """An accepted candidate beside the likeliest path."""
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One token of an answer as it arrives."""
+
+    token_id: int
+    text: str
+    """Text to show now: empty while a character or a possible stop string is incomplete."""
+    logprob: float | None = None
+    """Log-probability under the target alone, with `SamplingParams.logprobs`."""
+    top_logprobs: TopLogprobs = ()
+    """The most likely tokens in its place, with `SamplingParams.top_logprobs`."""
+    source: TokenSource = TokenSource.TARGET
 
 
 class FinishReason(str, enum.Enum):

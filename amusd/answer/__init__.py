@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from typing import Any
 
 from typing_extensions import Self
@@ -14,25 +13,11 @@ from typing_extensions import Self
 from amusd.answer.turns import Turns
 from amusd.errors import StateError
 from amusd.runtime.target_sequence import Request, TargetSequence
-from amusd.sampling.stopping import Emission, StopChecker
+from amusd.sampling.stopping import StopChecker
 from amusd.tracing.metrics import GenerationMetrics
-from amusd.types import FinishReason, Mode, TokenSource, TopLogprobs
+from amusd.types import FinishReason, Mode, Token, TopLogprobs
 
 _DOCUMENTED = ("text", "token_ids", "finish_reason", "mode", "policy", "drafter", "seed")
-
-
-@dataclass(frozen=True, slots=True)
-class Token:
-    """One token of an answer as it arrives."""
-
-    token_id: int
-    text: str
-    """Text to show now: empty while a character or a possible stop string is incomplete."""
-    logprob: float | None = None
-    """Log-probability under the target alone, with `SamplingParams.logprobs`."""
-    top_logprobs: TopLogprobs = ()
-    """The most likely tokens in its place, with `SamplingParams.top_logprobs`."""
-    source: TokenSource = TokenSource.TARGET
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,10 +136,11 @@ class Answer:
             self.on_news()
 
     def take(self, sequence: TargetSequence) -> None:
-        """Keep the tokens of the last step. Errors are raised where the answer is read."""
+        """Show the tokens of the last step. Errors are raised where the answer is read."""
         try:
-            for emission in sequence.take():
-                self._take(emission)
+            self._tokens = sequence.tokens
+            if sequence.finish_reason is not None and self.all_tokens_at is None:
+                self.all_tokens_at = time.perf_counter()
             if sequence.error is not None:
                 raise sequence.error
             if sequence.is_over:
@@ -163,13 +149,6 @@ class Answer:
                 self.on_news()
         except Exception as error:  # noqa: BLE001 - raised again, by whoever reads the answer
             self.fail(error)
-
-    def _take(self, emission: Emission) -> None:
-        own = emission.token_ids, emission.texts, emission.logprobs, emission.top_logprobs, emission.sources
-        for token_id, text, logprob, top_logprobs, source in zip_longest(*own):
-            self._tokens.append(Token(token_id, text, logprob, top_logprobs or (), source))
-        if emission.finish_reason is not None:
-            self.all_tokens_at = time.perf_counter()
 
     def _finish(self, sequence: TargetSequence) -> None:
         self._generation = self._kind(

@@ -6,9 +6,9 @@ session           the committed tokens, and the candidates behind them
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 from typing import Any
 
 from amusd.config import GREEDY, Distribution
@@ -23,9 +23,9 @@ from amusd.protocol.target_session import TargetSession
 from amusd.protocol.verification import Block, PassOutcome
 from amusd.runtime.patience import Told
 from amusd.runtime.verifier import Verifier
-from amusd.sampling.stopping import Emission, StopChecker
+from amusd.sampling.stopping import StopChecker
 from amusd.tracing.metrics import GenerationMetrics
-from amusd.types import FinishReason
+from amusd.types import FinishReason, Token
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +65,8 @@ class TargetSequence:
     """Of the pass under way or the last one."""
     before: TargetSequence | None = None
     """The one that left its keys and values in the cache."""
+    tokens: list[Token] = field(default_factory=list)
+    """The answer so far; it only grows."""
     told: Told | None = None
     """What the present draft was told; None: nothing."""
     finish_reason: FinishReason | None = None
@@ -73,7 +75,6 @@ class TargetSequence:
     is_over: bool = False
     """Nothing follows, and the counts are complete."""
     _room: int = 0
-    _emissions: deque[Emission] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
         request, fan_out = self.request, self.request.policy.fan_out
@@ -169,21 +170,16 @@ class TargetSequence:
         The answer may end before that. The cache is cut back. Raises `NotFiniteError`.
         """
         acceptance = self.verifier.judge(self.session, self.block, output)
-        emission = self.stop.push(acceptance.token_ids)
-        number = len(emission.token_ids)
-        logprobs, top_logprobs = self.verifier.logprobs[:number], self.verifier.top_logprobs[:number]
-        num_accepted = min(acceptance.num_accepted, number)
-        sources = self.block.sources_along(emission.token_ids, num_accepted)
-        self._emissions.append(replace(emission, logprobs=logprobs, top_logprobs=top_logprobs, sources=sources))
-        self.finish_reason = emission.finish_reason
-        outcome = self.session.commit(emission.token_ids, num_accepted, ends=emission.finish_reason is not None)
+        texts, self.finish_reason = self.stop.push(acceptance.token_ids)
+        token_ids = acceptance.token_ids[: len(texts)]
+        num_accepted = min(acceptance.num_accepted, len(texts))
+        sources = self.block.sources_along(token_ids, num_accepted)
+        scores = self.verifier.scores or repeat((None, ()))
+        for token_id, text, score, source in zip(token_ids, texts, scores, sources, strict=False):
+            self.tokens.append(Token(token_id, text, *score, source))
+        outcome = self.session.commit(token_ids, num_accepted, ends=self.finish_reason is not None)
         self.cache.truncate(min(self.cache.length, self.session.committed_length - 1))
         return outcome
-
-    def take(self) -> Iterator[Emission]:
-        """Yield what was committed since the last call."""
-        while self._emissions:
-            yield self._emissions.popleft()
 
     def summary(self) -> dict[str, Any]:
         """Fields of its event `sequence`."""

@@ -38,10 +38,8 @@ class Verifier:
         self._model = model
         self._cache = cache
         self._request = request
-        self.logprobs: tuple[float, ...] = ()
-        """Log-probabilities of the tokens last judged, under the model alone; empty unless asked for."""
-        self.top_logprobs: tuple[TopLogprobs, ...] = ()
-        """The most likely tokens in the place of each of those last judged; empty unless asked for."""
+        self.scores: Sequence[tuple[float, TopLogprobs]] = ()
+        """Log-probability of each token last judged, and the most likely in its place; empty unless asked for."""
         # None where each token is that of the largest logit: then logits need not leave the device.
         self._sampler: SequenceSampler | None = None
         distribution, is_scored = request.distribution, request.logprobs
@@ -102,7 +100,7 @@ class Verifier:
                 output.logits, block.start, output.wanted.inputs, judged, drawn_from[: len(judged)]
             )
             if self._request.logprobs:
-                self._keep([self._score(output, row, token) for row, token in enumerate(acceptance.token_ids)])
+                self.scores = [self._score(output, row, token) for row, token in enumerate(acceptance.token_ids)]
             return acceptance
         found: dict[int, npt.NDArray[np.int32]] = {}
 
@@ -119,13 +117,9 @@ class Verifier:
         if block.alternatives:
             self._model.keep(rows, self._cache)
         if self._request.logprobs:
-            self._keep([scores_of(found[row], self._request.top_logprobs) for row in rows])
+            self.scores = [scores_of(found[row], self._request.top_logprobs) for row in rows]
         return acceptance
 
     def _score(self, output: ModelOutput, row: int, token_id: int) -> tuple[float, TopLogprobs]:
         chosen = float(output.logits[row].float().log_softmax(0)[token_id])
         return chosen, scores_of(output.sample(row)[1], self._request.top_logprobs)[1]
-
-    def _keep(self, scores: Sequence[tuple[float, TopLogprobs]]) -> None:
-        self.logprobs = tuple(chosen for chosen, _ in scores)
-        self.top_logprobs = tuple(top for _, top in scores) if self._request.top_logprobs else ()

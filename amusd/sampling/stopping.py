@@ -8,21 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
-from amusd.types import FinishReason, TokenSource, TopLogprobs
-
-
-@dataclass(frozen=True, slots=True)
-class Emission:
-    """The addition of a block of committed tokens to the answer."""
-
-    token_ids: tuple[int, ...]
-    """Those up to the one that ended the answer, or all."""
-    texts: tuple[str, ...]
-    """What can be shown with each."""
-    finish_reason: FinishReason | None
-    logprobs: tuple[float, ...] = ()
-    top_logprobs: tuple[TopLogprobs, ...] = ()
-    sources: tuple[TokenSource, ...] = ()
+from amusd.types import FinishReason
 
 
 @dataclass
@@ -39,13 +25,11 @@ class StopChecker:
     _num_tokens: int = 0
     _held: str = ""
 
-    def push(self, token_ids: Iterable[int]) -> Emission:
-        """Take in committed tokens; drops what follows the end."""
-        kept: list[int] = []
+    def push(self, token_ids: Iterable[int]) -> tuple[list[str], FinishReason | None]:
+        """Take in committed tokens, up to one that ends the answer: what can be shown with each, and why it ends."""
         texts: list[str] = []
         reason = None
         for token_id in token_ids:
-            kept.append(token_id)
             self._num_tokens += 1
             self._held += self.push_text(token_id)
             reason = self._reason(token_id)
@@ -56,7 +40,7 @@ class StopChecker:
             number = len(self._held) - held_back(self._held, self.stop)
             texts.append(self._held[:number])
             self._held = self._held[number:]
-        return Emission(tuple(kept), tuple(texts), reason)
+        return texts, reason
 
     def _reason(self, token_id: int) -> FinishReason | None:
         if token_id in self.eos_token_ids:

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from amusd import __version__
-from amusd.answer import Generation, Token
+from amusd.answer import Generation
 from amusd.models.detokenizer import IncrementalDecoder, Spelling
 from amusd.serving.requests import Body
 from amusd.tracing.metrics import total
-from amusd.types import FinishReason
+from amusd.types import FinishReason, Token
 
 DONE = b"data: [DONE]\n\n"
 LEAST_LOGPROB = -9999.0

@@ -12,7 +12,7 @@ from typing import Any
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from amusd.answer import Answer, Token
+from amusd.answer import Answer
 from amusd.async_engine import AsyncEngine, read
 from amusd.config import DecodingConfig, SamplingParams, ServeConfig
 from amusd.errors import ConfigError, NotFiniteError, StateError
@@ -20,7 +20,7 @@ from amusd.models.detokenizer import IncrementalDecoder
 from amusd.serving.metrics import ServerMetrics
 from amusd.serving.requests import SEED_MASK, Body, RequestError, config_error, sampling_params
 from amusd.serving.responses import DONE, Writer, event
-from amusd.types import Mode
+from amusd.types import Mode, Token
 
 _PLAIN = DecodingConfig(mode=Mode.AUTOREGRESSIVE)
 _ONE_TOKEN = SamplingParams(max_new_tokens=1)

@@ -239,8 +239,7 @@ class Simulation:
     def _read(self, worker: WatchedTarget, answer: Answer) -> None:
         """Take in what the last step has brought; end the answer where its time has come."""
         asked, sequence = answer.asked, answer.sequence
-        for emission in sequence.take():
-            answer.committed += emission.token_ids
+        answer.committed += (token.token_id for token in sequence.tokens[len(answer.committed) :])
         number = len(answer.committed)
         if sequence.is_over:
             self._check_end(answer)

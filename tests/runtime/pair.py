@@ -29,10 +29,10 @@ from amusd.runtime.draft_restart import DraftRestart
 from amusd.runtime.startup import serve, target_hello
 from amusd.runtime.target_sequence import Request, TargetSequence
 from amusd.runtime.target_worker import TargetWorker
-from amusd.sampling.stopping import Emission, StopChecker
+from amusd.sampling.stopping import StopChecker
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Rendezvous, Transport
-from amusd.types import Mode
+from amusd.types import Mode, Token
 
 VOCAB_SIZE = 50
 WIDTH = 9
@@ -217,13 +217,14 @@ def params(num_tokens: int, stop: tuple[str, ...] = ()) -> SamplingParams:
     return SamplingParams(max_new_tokens=num_tokens, stop=stop)
 
 
-def decode(worker: TargetWorker, request: Request, stop: StopChecker) -> Generator[Emission, None, TargetSequence]:
-    """What each pass over one sequence commits, and how it ended. Closing the generator aborts the sequence."""
+def decode(worker: TargetWorker, request: Request, stop: StopChecker) -> Generator[Token, None, TargetSequence]:
+    """The tokens of one sequence, and how it ended. Closing the generator aborts the sequence."""
     sequence = worker.admit(request, stop)
     try:
         while not sequence.is_over:
+            num_read = len(sequence.tokens)
             worker.step()
-            yield from sequence.take()
+            yield from sequence.tokens[num_read:]
         if sequence.error is not None:
             raise sequence.error
     finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amusd.sampling.stopping import Emission, StopChecker, cut_at_stop
+from amusd.sampling.stopping import StopChecker, cut_at_stop
 from amusd.types import FinishReason
 
 PIECES = st.lists(st.text("ab", max_size=3), min_size=1, max_size=8)
@@ -25,9 +25,8 @@ def test_blocks_do_not_matter_and_the_text_is_cut_before_the_first_stop(
         block, rest = rest[:size], rest[size:]
         if not block or reason is not None:
             break
-        emission = checker.push(block)
-        kept += emission.token_ids
-        reason = emission.finish_reason
+        texts, reason = checker.push(block)
+        kept += block[: len(texts)]
     texts = ["".join(pieces[: n + 1]) for n in range(len(pieces))]
     stopped = next((n + 1 for n, text in enumerate(texts) if any(string in text for string in stop)), len(pieces) + 1)
     end = min(stopped, cap, len(pieces))
@@ -46,23 +45,23 @@ def test_what_is_shown_is_the_text_and_never_part_of_a_stop_string(pieces: list[
     checker = StopChecker((), stop, len(pieces), pieces.__getitem__)
     for token_id, piece in enumerate(pieces):
         whole += piece
-        emission = checker.push([token_id])
-        shown += emission.texts[0]
+        [text], reason = checker.push([token_id])
+        shown += text
         assert cut_at_stop(whole, stop).startswith(shown)
-        if emission.finish_reason is not None:
+        if reason is not None:
             assert shown == cut_at_stop(whole, stop)
             return
 
 
 def test_end_of_sequence_wins_over_stop_and_stop_over_length() -> None:
     push = ["x", "stop"].__getitem__
-    assert StopChecker((1,), ("stop",), 2, push).push((0, 1)).finish_reason is FinishReason.EOS
-    assert StopChecker((), ("stop",), 2, push).push((0, 1)).finish_reason is FinishReason.STOP
-    assert StopChecker((), (), 2, push).push((0, 1)).finish_reason is FinishReason.LENGTH
+    assert StopChecker((1,), ("stop",), 2, push).push((0, 1))[1] is FinishReason.EOS
+    assert StopChecker((), ("stop",), 2, push).push((0, 1))[1] is FinishReason.STOP
+    assert StopChecker((), (), 2, push).push((0, 1))[1] is FinishReason.LENGTH
 
 
 def test_a_stop_string_may_span_tokens_and_the_earliest_one_cuts() -> None:
     checker = StopChecker(eos_token_ids=(), stop=("zzz", "abc"), max_new_tokens=9, push_text="xabcy".__getitem__)
-    assert checker.push([0, 1]).finish_reason is None
-    assert checker.push([2, 3, 4]) == Emission((2, 3), ("", ""), FinishReason.STOP)
+    assert checker.push([0, 1])[1] is None
+    assert checker.push([2, 3, 4]) == (["", ""], FinishReason.STOP)
     assert cut_at_stop("x b a", ("a", "b")) == "x "

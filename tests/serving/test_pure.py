@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from models.published_tokenizers import ids_of, sentencepiece_tokenizer
 from table_model import TableTokenizer
 
-from amusd.answer import Generation, Token
+from amusd.answer import Generation
 from amusd.config import SamplingParams
 from amusd.models.detokenizer import IncrementalDecoder
 from amusd.models.tokenizer import Tokenizer
@@ -20,7 +20,7 @@ from amusd.serving import requests
 from amusd.serving.requests import Body, ChatRequest, CompletionRequest, RequestError, sampling_params
 from amusd.serving.responses import Writer, event
 from amusd.tracing.metrics import GenerationMetrics
-from amusd.types import FinishReason, Mode, TokenSource
+from amusd.types import FinishReason, Mode, Token, TokenSource
 
 VOCAB_SIZE = 50
 CHAT_FIELDS, TEXT_FIELDS = ([*model.__struct_fields__] for model in (ChatRequest, CompletionRequest))
