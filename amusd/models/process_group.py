@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, distributed
@@ -37,11 +37,9 @@ from torch import Tensor, distributed
 from amusd.errors import RankLostError, first_line
 from amusd.models.meeting import Meeting
 from amusd.models.sharding import Ranks
-
-Backend: TypeAlias = Literal["gloo", "nccl"]
+from amusd.transport.torch_distributed import Backend, break_gloo, file_store, gloo_group
 
 EXCHANGE_SECONDS = 60.0
-_NO_TAG = 2**16  # of a receive that nobody sends to
 _c10d: Any = distributed  # whose own type stubs know little of what is used here
 _WATCHDOG_SECONDS = 2 * EXCHANGE_SECONDS  # NCCL: later than our own deadline, which says more
 WATCH_SECONDS = 0.05
@@ -144,8 +142,7 @@ class ProcessGroup(Ranks):
             if self._backend == "nccl":
                 self._group.abort()
             else:  # whose own `abort` ends no wait
-                other = (self.rank + 1) % self.size
-                self._group.recv([torch.empty(1)], other, _NO_TAG).wait(timedelta(milliseconds=1))
+                break_gloo(self._group, (self.rank + 1) % self.size)
 
     def _gather(self, part: Tensor, options: Any, *timeout: timedelta) -> Tensor:
         part = part.contiguous()
@@ -157,18 +154,10 @@ class ProcessGroup(Ranks):
 
 
 def _make(meeting: Meeting, rank: int, size: int, device: str, backend: Backend) -> Any:
-    store = meeting.store
-    if store is None:
-        if not Path(meeting.address).is_dir():  # in which a FileStore would wait for minutes to make a file
-            raise RuntimeError(f"{meeting.address} is gone")
-        store = _c10d.FileStore(str(Path(meeting.address) / "group"), size)
+    store = file_store(Path(meeting.address), size) if meeting.store is None else meeting.store
     if backend == "nccl":
         settings = _c10d.ProcessGroupNCCL.Options()
         settings._timeout = timedelta(seconds=_WATCHDOG_SECONDS)  # noqa: SLF001 - no public name
         with torch.cuda.device(device):
             return _c10d.ProcessGroupNCCL(store, rank, size, settings)
-    gloo = _c10d.ProcessGroupGloo
-    settings = gloo._Options()  # noqa: SLF001 - no public name
-    settings._timeout = timedelta(seconds=EXCHANGE_SECONDS)  # noqa: SLF001 - no public name
-    settings._devices = [gloo.create_device(hostname=meeting.host)]  # noqa: SLF001 - no public name
-    return gloo(store, rank, size, settings)
+    return gloo_group(store, rank, size, EXCHANGE_SECONDS, meeting.host)

@@ -18,9 +18,10 @@ from amusd.config import TransportConfig
 from amusd.errors import ConfigError, PeerFailedError, PeerLostError, PeerProtocolError, RankLostError, first_line
 from amusd.models.meeting import Meeting
 from amusd.models.passes import Pass
-from amusd.models.process_group import Backend, ProcessGroup
+from amusd.models.process_group import ProcessGroup
 from amusd.models.rank_commands import PassEncoder
 from amusd.transport.factory import numbered_link
+from amusd.transport.torch_distributed import Backend
 from amusd.types import Role
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from amusd.models.embedded_target import Report
 from amusd.models.huggingface import device_errors
 from amusd.models.loading import check_target, describe_drafter, load_target
 from amusd.models.meeting import Meeting
-from amusd.models.process_group import Backend, backend_for
+from amusd.models.process_group import backend_for
 from amusd.models.rank_commands import follow
 from amusd.models.sharding import ALONE
 from amusd.models.tokenizer import Tokenizer
@@ -39,6 +39,7 @@ from amusd.runtime.target_worker import TargetWorker
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport
 from amusd.transport.factory import can_listen_again, listen
+from amusd.transport.torch_distributed import Backend
 from amusd.types import Role
 
 logger = logging.getLogger(__name__)

@@ -47,7 +47,8 @@ MAX_WAITING = 16
 
 _LENGTH = struct.Struct("<I")
 _GOODBYE = 0xFFFFFFFF
-_BLOCK_TAG, _BODY_TAG, _NO_TAG = range(3)
+_BLOCK_TAG, _BODY_TAG = range(2)
+_NO_TAG = 2**16  # of a receive that nobody sends to
 _FOREVER = timedelta(days=365)
 _MEET_SECONDS = 0.01  # how often an end looks whether the peer has come
 _JOIN_SECONDS = 1.0  # how long a thread may take to end once its waits were
@@ -176,7 +177,7 @@ class TorchDistributedTransport(Transport):
                 self._write(frame)
             if self._is_closing:
                 self._send_block(_GOODBYE, patience=timedelta(seconds=CLOSE_SECONDS))
-        except (OSError, RuntimeError) as error:
+        except RuntimeError as error:
             logger.debug("lost the peer: %s", error)
             self._loss = self._loss or _CLOSED_BY_PEER
             if self._reader.ident is None:  # else it first hands over what the peer sent
@@ -202,16 +203,14 @@ class TorchDistributedTransport(Transport):
             self._inbox.put(None)
 
     def _meet(self) -> None:
-        """Wait for the peer, and form the groups. Raises OSError or RuntimeError if this end closes first."""
-        if not self._folder.is_dir():  # in which a FileStore would wait for minutes to make a file
-            raise FileNotFoundError(self._folder)
-        store = _c10d.FileStore(str(self._folder / "store"), 2)
+        """Wait for the peer, and form the groups. Raises RuntimeError if this end closes first."""
+        store = file_store(self._folder, 2)
         store.set(f"arrived/{self._rank}", "1")
         while not store.check([f"arrived/{self._peer}"]):
             if self._is_closing:
                 raise RuntimeError(_CLOSED)
             time.sleep(_MEET_SECONDS)
-        blocks = gloo_group(_c10d.PrefixStore("blocks", store), self._rank)
+        blocks = gloo_group(_c10d.PrefixStore("blocks", store), self._rank, 2, FORM_SECONDS)
         bodies = [Bodies(blocks), Bodies(blocks)]
         if self._backend == "nccl":
             for sender in range(2):  # NCCL takes one exchange of a group after the other: each direction has its own
@@ -249,27 +248,36 @@ class TorchDistributedTransport(Transport):
         return self._bodies[1].receive(length, self._peer)
 
     def _interrupt(self) -> None:
-        """End all waits, for good.
-
-        A gloo wait cannot be cancelled, but one that times out breaks the connection and so ends all others.
-        """
+        """End all waits, for good."""
         if self._blocks is None:
             return
         if self._backend == "nccl":
             for bodies in self._bodies:
                 with suppress(RuntimeError):
                     bodies.group.abort()
-        with suppress(RuntimeError):
-            self._blocks.recv([torch.empty(1)], self._peer, _NO_TAG).wait(timedelta(milliseconds=1))
+        break_gloo(self._blocks, self._peer)
 
 
-def gloo_group(store: Any, rank: int) -> Any:
-    """A group of two on loopback. Raises RuntimeError."""
+def file_store(folder: Path, size: int) -> Any:
+    """The store of `size` processes that meet in a folder. Raises RuntimeError if the folder is gone."""
+    if not folder.is_dir():  # in which a FileStore would wait for minutes to make a file
+        raise RuntimeError(f"{folder} is gone")
+    return _c10d.FileStore(str(folder / "store"), size)
+
+
+def gloo_group(store: Any, rank: int, size: int, seconds: float, host: str = "127.0.0.1") -> Any:
+    """A group that listens at `host`. Raises RuntimeError if it does not form within so many seconds."""
     options = _c10d.ProcessGroupGloo._Options()  # noqa: SLF001 - the options of a process group have no public names
-    options._timeout = timedelta(seconds=FORM_SECONDS)  # noqa: SLF001
-    options._devices = [_c10d.ProcessGroupGloo.create_device(hostname="127.0.0.1")]  # noqa: SLF001
+    options._timeout = timedelta(seconds=seconds)  # noqa: SLF001
+    options._devices = [_c10d.ProcessGroupGloo.create_device(hostname=host)]  # noqa: SLF001
     options._threads = 1  # noqa: SLF001
-    return _c10d.ProcessGroupGloo(store, rank, 2, options)
+    return _c10d.ProcessGroupGloo(store, rank, size, options)
+
+
+def break_gloo(group: Any, peer: int) -> None:
+    """End all exchanges: none can be cancelled, but one that times out breaks the connection."""
+    with suppress(RuntimeError):
+        group.recv([torch.empty(1)], peer, _NO_TAG).wait(timedelta(milliseconds=1))
 
 
 def device_bodies(store: Any, rank: int, device: str) -> Bodies:

@@ -24,9 +24,9 @@ from amusd.models.cached_model import CachedModel
 from amusd.models.load_options import LoadOptions
 from amusd.models.loading import capture_for
 from amusd.models.numerics import Numerics
-from amusd.models.process_group import Backend
 from amusd.models.rank_commands import follow
 from amusd.models.sharding import ALONE, Ranks
+from amusd.transport.torch_distributed import Backend
 
 DEADLINE_SECONDS = 120.0
 STEPS = 4

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from amusd.config import TransportConfig
 from amusd.models.meeting import Meeting
-from amusd.models.process_group import Backend
 from amusd.runtime.ranks import Follower, Leader
+from amusd.transport.torch_distributed import Backend
 
 DEADLINE_SECONDS = 30.0
 

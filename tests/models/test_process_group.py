@@ -14,7 +14,8 @@ from torch import Tensor
 from amusd.errors import RankLostError
 from amusd.models import process_group
 from amusd.models.meeting import Meeting
-from amusd.models.process_group import Backend, ProcessGroup
+from amusd.models.process_group import ProcessGroup
+from amusd.transport.torch_distributed import Backend
 
 SIZE = 3
 

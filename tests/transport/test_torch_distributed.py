@@ -105,7 +105,7 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
 
     def host_bodies(store: Any, rank: int, device: str) -> Bodies:
         made.append((rank, device))
-        return Bodies(torch_distributed.gloo_group(store, rank), timedelta(seconds=DEADLINE))
+        return Bodies(torch_distributed.gloo_group(store, rank, 2, DEADLINE), timedelta(seconds=DEADLINE))
 
     monkeypatch.setattr(torch_distributed.distributed, "is_nccl_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
