@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 from amusd.config import TransportConfig
 from amusd.models.meeting import Meeting
+from amusd.models.process_group import ProcessGroup
+from amusd.models.sharding import Ranks
 from amusd.runtime.ranks import Follower, Leader
 from amusd.transport.torch_distributed import Backend
 
+T = TypeVar("T")
 DEADLINE_SECONDS = 30.0
 
 
@@ -18,3 +24,19 @@ def lead(folder: Path, size: int, backend: Backend = "gloo", meeting: Meeting | 
 
 def come(folder: Path, rank: int, size: int, backend: Backend = "gloo") -> Follower:
     return Follower(TransportConfig(), Meeting(str(folder)), rank, size, backend)
+
+
+def on_ranks(folder: Path, size: int, work: Callable[[Ranks], T]) -> list[T]:
+    """What each of them makes, in a thread of its own."""
+    ranks = [ProcessGroup(rank, size, Meeting(str(folder))) for rank in range(size)]
+
+    def run(rank: ProcessGroup) -> T:
+        rank.meet("cpu")
+        return work(rank)
+
+    with ThreadPoolExecutor(size) as pool:
+        try:
+            return list(pool.map(run, ranks))
+        finally:
+            for rank in ranks:
+                rank.abort()

@@ -1,79 +1,164 @@
-"""How ranks sum and join over NCCL, with a double of it. gloo itself is in test_ranks.py, NCCL itself in tests/gpu."""
+"""How ranks sum and join, and find at once that another one is lost: over gloo, and over a double of NCCL.
+
+NCCL itself is in tests/gpu.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 import torch
-from models.fake_nccl import FakeNccl, Table
-from torch import Tensor
+from models.fake_nccl import FakeNccl
+from models.linked_ranks import DEADLINE_SECONDS, come, lead, on_ranks
+from models.rank_process import announce_pass
 
 from amusd.errors import RankLostError
 from amusd.models import process_group
 from amusd.models.meeting import Meeting
-from amusd.models.process_group import ProcessGroup
-from amusd.transport.torch_distributed import Backend
+from amusd.models.process_group import EXCHANGE_SECONDS, ProcessGroup, backend_for
+from amusd.models.sharding import Ranks
+from tests.launch.processes import environment
+from tests.warm import Popen
 
-SIZE = 3
-
-
-Groups = Callable[[Backend], list[ProcessGroup]]
-
-
-@pytest.fixture
-def groups(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Groups]:
-    """Makes `SIZE` ranks that have met."""
-    ranks: list[ProcessGroup] = []
-
-    def make(backend: Backend) -> list[ProcessGroup]:
-        if backend == "nccl":
-            table = Table(SIZE)
-            monkeypatch.setattr(process_group, "_make", lambda _file, rank, *_: FakeNccl(table, rank))
-        ranks.extend(ProcessGroup(rank, SIZE, Meeting(str(tmp_path)), backend) for rank in range(SIZE))
-        with ThreadPoolExecutor(SIZE) as pool:
-            list(pool.map(lambda rank: rank.meet("cpu"), ranks))
-        return ranks
-
-    yield make
-    for rank in ranks:
-        rank.abort()
+assert DEADLINE_SECONDS < EXCHANGE_SECONDS, "what is found by a deadline would pass for what is found at once"
+PROCESS = Path(__file__).with_name("rank_process.py")
+IS_GONE = r"^rank 1 of the target is gone$"
 
 
-def on_each(ranks: list[ProcessGroup], exchange: str, parts: list[Tensor]) -> list[Tensor]:
-    with ThreadPoolExecutor(SIZE) as pool:
-        return list(pool.map(lambda rank: getattr(ranks[rank], exchange)(parts[rank]), range(SIZE)))
+@pytest.fixture(autouse=True)
+def _no_watch_is_left() -> Iterator[None]:
+    yield
+    left = [thread for thread in threading.enumerate() if thread.name == "amusd-rank-watch"]
+    assert not left
 
 
-def random_parts(rows: int, dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(rows)
-    return [torch.randn((rows, 24), generator=generator).to(dtype) for _ in range(SIZE)]
+@pytest.mark.parametrize(
+    ("devices", "backend"),
+    [
+        (("cpu", "cpu"), "gloo"),
+        (("cuda:0", "cuda:1"), "nccl"),
+        (("cuda:0", "cuda:0"), "gloo"),
+        (("cuda:0", "cpu"), "gloo"),
+    ],
+)
+def test_nccl_connects_ranks_that_have_a_gpu_each(devices: tuple[str, ...], backend: str) -> None:
+    assert backend_for(devices) == backend
 
 
-@pytest.mark.parametrize("backend", ["gloo", "nccl"])
-def test_parts_are_added_in_the_order_of_ranks_over_every_backend(groups: Groups, backend: Backend) -> None:
-    ranks, parts = groups(backend), random_parts(8, torch.float32)
-    expected = (parts[0].float() + parts[1].float()) + parts[2].float()
-    other_order = (parts[2].float() + parts[1].float()) + parts[0].float()
-    assert not torch.equal(other_order, expected), "these parts cannot show the order"
-    assert all(torch.equal(total, expected) for total in on_each(ranks, "sum", parts))
+def test_parts_are_added_and_joined_in_the_order_of_ranks(tmp_path: Path) -> None:
+    parts = torch.randn((3, 8, 24), generator=torch.Generator().manual_seed(8))
+    found = on_ranks(tmp_path, 3, lambda ranks: (ranks.sum(parts[ranks.rank]), ranks.join(parts[ranks.rank])))
+    expected = (parts[0] + parts[1]) + parts[2]
+    assert not torch.equal((parts[2] + parts[1]) + parts[0], expected), "these parts cannot show the order"
+    for total, joined in found:
+        assert torch.equal(total, expected)
+        assert torch.equal(joined, torch.cat((*parts,), dim=1))
 
 
-@pytest.mark.parametrize("backend", ["gloo", "nccl"])
-def test_joined_columns_stand_side_by_side_in_the_order_of_ranks(groups: Groups, backend: Backend) -> None:
-    ranks, parts = groups(backend), random_parts(5)
-    assert all(torch.equal(joined, torch.cat(parts, dim=1)) for joined in on_each(ranks, "join", parts))
-
-
-def test_an_exchange_over_an_aborted_group_is_a_lost_rank(monkeypatch: pytest.MonkeyPatch, groups: Groups) -> None:
+def test_an_exchange_over_an_aborted_group_is_a_lost_rank(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def aborted(*_: object) -> None:
         raise RuntimeError("NCCL communicator was aborted on rank 1.\nand a trace")
 
-    ranks = groups("nccl")
+    monkeypatch.setattr(process_group, "_make", lambda *_: FakeNccl())
+    rank = ProcessGroup(0, 1, Meeting(str(tmp_path)), "nccl")
+    rank.meet("cpu")
     monkeypatch.setattr(FakeNccl, "_allgather_base", aborted)
     message = r"^the ranks of the target have lost each other: NCCL communicator was aborted on rank 1\.$"
-    for exchange in ("sum", "join"):
+    for exchange in (rank.sum, rank.join):
         with pytest.raises(RankLostError, match=message):
-            getattr(ranks[0], exchange)(random_parts(1)[0])
+            exchange(torch.ones(1, 1))
+    rank.abort()
+
+
+def test_an_abort_that_waits_for_graphs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(process_group, "ABORT_SECONDS", 0.05)
+    at_exit: list[object] = []
+    monkeypatch.setattr(process_group.atexit, "register", lambda function, *_: at_exit.append(function))
+    graphs_destroyed = threading.Event()
+    monkeypatch.setattr(process_group, "_make", lambda *_: FakeNccl(graphs_destroyed))
+    group = ProcessGroup(0, 1, Meeting(str(tmp_path)), "nccl")
+    group.meet("cpu")
+    group.abort()
+    assert group._watch.is_alive()
+    assert at_exit == [group._watch.join], "an interpreter that ends must not be returned to"
+    graphs_destroyed.set()
+    group._watch.join(DEADLINE_SECONDS)
+
+
+def await_loss(ranks: Ranks) -> None:
+    """Wait as the end of a pass is waited for on a device, here one that hangs."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while time.monotonic() < deadline:
+        ranks.check()
+        time.sleep(0.001)
+
+
+def test_a_follower_that_goes_while_the_device_hangs_is_named_and_the_kernels_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    groups = [FakeNccl(), FakeNccl()]
+    monkeypatch.setattr(process_group, "_make", lambda _meeting, rank, *_: groups[rank])
+
+    def follow() -> None:
+        with closing(come(tmp_path, 1, 2, "nccl")) as follower:
+            follower.ready("cpu", DEADLINE_SECONDS)
+            next(follower.commands())
+
+    with ThreadPoolExecutor(1) as pool, closing(lead(tmp_path, 2, "nccl")) as leader:
+        pool.submit(follow)
+        leader.await_followers("cpu", DEADLINE_SECONDS)
+        leader.check()
+        announce_pass(leader)
+        leader.sum(torch.ones(1, 1))  # returns at once: the device hangs, not the host
+        with pytest.raises(RankLostError, match=IS_GONE):
+            await_loss(leader)
+        assert all(group.kernels_ended.wait(DEADLINE_SECONDS) for group in groups)
+        with pytest.raises(RankLostError):
+            leader.check()  # the device has ended with numbers that mean nothing
+    assert [group.num_aborts for group in groups] == [1, 1]
+
+
+@contextmanager
+def dying(folder: Path, kind: str) -> Iterator[ThreadPoolExecutor]:
+    """A rank that is a process and kills itself, and a thread to wait in."""
+    process = Popen([sys.executable, str(PROCESS), str(folder), kind], env=environment(), stderr=subprocess.PIPE)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            yield pool
+    finally:
+        process.kill()
+        process.communicate(timeout=DEADLINE_SECONDS)
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_a_follower_that_is_killed_amid_a_pass_is_named(tmp_path: Path) -> None:
+    with closing(lead(tmp_path, 2)) as leader, dying(tmp_path, "follower") as pool:
+        leader.await_followers("cpu", DEADLINE_SECONDS)
+        assert not leader.captures
+        announce_pass(leader)
+        assert leader.sum(torch.ones(1, 1)).item() == 2
+        for lose in (lambda: leader.sum(torch.ones(1, 1)), lambda: await_loss(leader)):
+            with pytest.raises(RankLostError, match=IS_GONE):
+                pool.submit(lose).result(DEADLINE_SECONDS)
+
+
+def test_a_leader_that_is_killed_amid_a_pass_is_noticed(tmp_path: Path) -> None:
+    with dying(tmp_path, "leader") as pool, closing(come(tmp_path, 1, 2)) as follower:
+        follower.ready("cpu", DEADLINE_SECONDS)
+        commands = follower.commands()
+        assert next(commands)
+        assert follower.sum(torch.ones(1, 1)).item() == 2
+        with pytest.raises(RankLostError, match=r"^the ranks of the target have lost each other: "):
+            pool.submit(follower.sum, torch.ones(1, 1)).result(DEADLINE_SECONDS)
+        with pytest.raises(RankLostError, match=r"^rank 0 of the target is gone$"):
+            await_loss(follower)
+        assert list(commands) == []

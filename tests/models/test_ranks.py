@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -26,35 +27,42 @@ from amusd.models.kv_cache import KVCache, KVMemory
 from amusd.models.meeting import Meeting
 from amusd.models.numerics import Numerics
 from amusd.models.passes import Pass, Rows, SamplerRows
-from amusd.models.process_group import backend_for
 from amusd.models.rank_commands import PassEncoder, follow
 from amusd.models.sharding import ALONE, Ranks
-from amusd.runtime.ranks import Leader
+from amusd.runtime.ranks import Follower, Leader
 
 STOCK = stock_model(Case("Qwen3Config", {"num_attention_heads": 8, "num_key_value_heads": 4}))
 
 
 @contextmanager
-def meeting(
-    folder: Path, size: int, life: Callable[[Path, int, int], object]
-) -> Iterator[tuple[Leader, list[Future[object]]]]:
-    """A leader whose followers are on their way."""
-    leader = lead(folder, size)
-    with ThreadPoolExecutor(size) as pool:
+def followed(
+    folder: Path, size: int, life: Callable[[Follower], object]
+) -> Iterator[tuple[Leader, list[Future[None]]]]:
+    """A leader, whose followers are threads that are on their way; and what becomes of them."""
+
+    def live(rank: int) -> None:
+        follower = come(folder, rank, size)
         try:
-            yield leader, [pool.submit(life, folder, rank, size) for rank in range(1, size)]
-        finally:
-            leader.close()
+            life(follower)
+        except BaseException as error:
+            follower.close(error)
+            raise
+        follower.close()
+
+    with ThreadPoolExecutor(size) as pool, closing(lead(folder, size)) as leader:
+        yield leader, [pool.submit(live, rank) for rank in range(1, size)]
+
+
+def fail(*_: object) -> None:
+    raise ValueError("out of paper")
 
 
 def test_a_follower_that_fails_amid_a_pass_ends_it_with_the_reason(tmp_path: Path) -> None:
-    def life(folder: Path, rank: int, size: int) -> None:
-        follower = come(folder, rank, size)
+    def life(follower: Follower) -> None:
         follower.ready("cpu", DEADLINE_SECONDS)
-        next(follower.commands())
-        follower.close(ValueError("out of paper"))
+        fail(next(follower.commands()))
 
-    with meeting(tmp_path, 2, life) as (leader, _):
+    with followed(tmp_path, 2, life) as (leader, _):
         model = lean_model(STOCK, ranks=leader)
         leader.await_followers("cpu", DEADLINE_SECONDS)
         with pytest.raises(PeerFailedError, match=r"^rank 1 of the target failed: out of paper$"):
@@ -62,16 +70,12 @@ def test_a_follower_that_fails_amid_a_pass_ends_it_with_the_reason(tmp_path: Pat
 
 
 def test_a_leader_that_fails_amid_a_pass_ends_the_followers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def life(folder: Path, rank: int, size: int) -> None:
-        with closing(come(folder, rank, size)) as follower:
-            model = lean_model(STOCK, ranks=follower)
-            follower.ready("cpu", DEADLINE_SECONDS)
-            follow(model, follower.commands())
+    def life(follower: Follower) -> None:
+        model = lean_model(STOCK, ranks=follower)
+        follower.ready("cpu", DEADLINE_SECONDS)
+        follow(model, follower.commands())
 
-    def fail(_part: Tensor) -> None:
-        raise ValueError("out of paper")
-
-    with meeting(tmp_path, 2, life) as (leader, followers):
+    with followed(tmp_path, 2, life) as (leader, followers):
         model = lean_model(STOCK, ranks=leader)
         leader.await_followers("cpu", DEADLINE_SECONDS)
         monkeypatch.setattr(leader, "sum", fail)
@@ -91,65 +95,40 @@ def test_a_leader_that_fails_amid_a_pass_ends_the_followers(tmp_path: Path, monk
 def test_a_follower_that_cannot_load_is_heard_at_once(
     tmp_path: Path, mistake: Exception, expected: type[Exception], message: str
 ) -> None:
-    def life(folder: Path, rank: int, size: int) -> None:
-        come(folder, rank, size).close(mistake)
-
-    with meeting(tmp_path, 2, life) as (leader, _), pytest.raises(expected, match=message):
+    with (
+        followed(tmp_path, 2, lambda follower: follower.close(mistake)) as (leader, _),
+        pytest.raises(expected, match=message),
+    ):
         leader.await_followers("cpu", DEADLINE_SECONDS)
 
 
 def test_a_follower_whose_process_ends_before_it_has_come_is_not_waited_for(tmp_path: Path) -> None:
-    class Lost(Meeting):
-        def failure(self, _rank: int, _timeout: float, /) -> Exception:
-            return RankLostError("rank 1 of the target (pid 7) was killed by signal 9")
-
-    leader = lead(tmp_path, 2, meeting=Lost(str(tmp_path)))
-    with pytest.raises(RankLostError, match="killed by signal 9"):
+    meeting = Meeting(str(tmp_path))
+    meeting.failure = Mock(return_value=RankLostError("killed by signal 9"))  # type: ignore[method-assign]
+    with closing(lead(tmp_path, 2, meeting=meeting)) as leader, pytest.raises(RankLostError, match="by signal 9"):
         leader.await_followers("cpu", DEADLINE_SECONDS)
-    leader.close()
-
-
-class Follower:
-    def __init__(self) -> None:
-        self.passes: list[Pass] = []
-
-    def new_caches(self, number: int, capacity: int, *, spare: int) -> list[KVCache]:
-        return [KVCache(KVMemory(capacity, torch.float32), capacity=capacity, allocated=capacity, spare=spare)]
-
-    def compute(self, work: Pass) -> None:
-        self.passes.append(work)
 
 
 def test_a_memory_that_the_leader_has_no_more_is_dropped_by_its_followers() -> None:
-    encoder, follower = PassEncoder(), Follower()
+    encoder, passes = PassEncoder(), list[Pass]()
+    memories: list[weakref.ref[KVMemory]] = []
+
+    def new_caches(number: int = 1, capacity: int = 9, spare: int = 0) -> list[KVCache]:
+        return [KVCache(KVMemory(capacity, torch.float32), capacity=capacity, allocated=capacity, spare=spare)]
 
     def frames() -> Iterator[bytes]:
         for _ in range(2):
-            yield encoder.encode(Pass([Rows([1], cache) for cache in Follower().new_caches(1, 9, spare=0)]))
-            memories.append(weakref.ref(follower.passes.pop().rows[0].cache.memory))
+            yield encoder.encode(Pass([Rows([1], cache) for cache in new_caches()]))
+            memories.append(weakref.ref(passes.pop().rows[0].cache.memory))
         gc.collect()
         assert memories[0]() is None
 
-    memories: list[weakref.ref[KVMemory]] = []
-    follow(follower, frames())  # type: ignore[arg-type]  # a double
+    follow(Mock(new_caches=new_caches, compute=passes.append), frames())
 
 
 def test_a_message_that_is_no_pass_is_an_error() -> None:
     with pytest.raises(PeerProtocolError, match=r"^rank 0 of the target: "):
-        follow(lean_model(STOCK), [b"no pass"])
-
-
-@pytest.mark.parametrize(
-    ("devices", "backend"),
-    [
-        (("cpu", "cpu"), "gloo"),
-        (("cuda:0", "cuda:1"), "nccl"),
-        (("cuda:0", "cuda:0"), "gloo"),
-        (("cuda:0", "cpu"), "gloo"),
-    ],
-)
-def test_nccl_connects_ranks_that_have_a_gpu_each(devices: tuple[str, ...], backend: str) -> None:
-    assert backend_for(devices) == backend
+        follow(Mock(), [b"no pass"])
 
 
 STEPS = 3
@@ -160,21 +139,20 @@ RULES = {
 
 
 class Captures:
-    """A `Capture` that runs work as `CudaGraphs` does, and notes what was captured and replayed."""
+    """A `Capture` that runs work as `CudaGraphs` does, and notes the graphs that were captured and replayed."""
 
     def __init__(self) -> None:
-        self.events: list[str] = []
-        self._num_graphs = 0
+        self.num_graphs = 0
+        self.replayed: list[int] = []
 
     def __call__(self, work: Callable[[], None]) -> Replay:
-        number = self._num_graphs
-        self._num_graphs += 1
-        self.events.append(f"capture {number}")
+        number = self.num_graphs
+        self.num_graphs += 1
         work()
         work()
 
         def replay() -> None:
-            self.events.append(f"replay {number}")
+            self.replayed.append(number)
             work()
 
         return replay
@@ -235,35 +213,20 @@ def test_ranks_capture_and_replay_the_same_in_one_order_and_choose_what_one_rank
 ) -> None:
     captures = [Captures() for _ in range(size)]
 
-    def come_and_follow(rank: int) -> None:
-        follower = come(tmp_path, rank, size)
-        try:
-            model = model_on(follower, RULES[rule], captures[rank])
-            follower.ready("cpu", DEADLINE_SECONDS)
-            follow(model, follower.commands())
-        except BaseException as error:
-            follower.close(error)
-            raise
-        follower.close()
+    def life(follower: Follower) -> None:
+        model = model_on(follower, RULES[rule], captures[follower.rank])
+        follower.ready("cpu", DEADLINE_SECONDS)
+        follow(model, follower.commands())
 
     alone = Captures()
     expected = decoded(model_on(ALONE, RULES[rule], alone))
     assert len({tuple(tokens) for tokens in expected}) == len(expected), "these answers are too simple to tell apart"
-    leader = lead(tmp_path, size)
-    with ThreadPoolExecutor(size) as pool:
-        followers = [pool.submit(come_and_follow, rank) for rank in range(1, size)]
-        try:
-            model = model_on(leader, RULES[rule], captures[0])
-            leader.await_followers("cpu", DEADLINE_SECONDS)
-            assert decoded(model) == expected
-        finally:
-            leader.close()
-        for follower in followers:
-            follower.result(DEADLINE_SECONDS)
-    events = captures[0].events
-    assert events == alone.events, "ranks capture something else than one rank"
-    assert [other.events for other in captures[1:]] == [events] * (size - 1)
-    prepared = [event for event in events if event.startswith("capture")]
-    assert events[0] == "capture 0"
-    assert any(event.startswith("replay") for event in events)
-    assert len(prepared) == len(set(prepared))
+    with followed(tmp_path, size, life) as (leader, followers):
+        model = model_on(leader, RULES[rule], captures[0])
+        leader.await_followers("cpu", DEADLINE_SECONDS)
+        assert decoded(model) == expected
+    for follower in followers:
+        follower.result(DEADLINE_SECONDS)
+    assert [each.num_graphs for each in captures] == [alone.num_graphs] * size
+    assert [each.replayed for each in captures] == [alone.replayed] * size
+    assert alone.replayed

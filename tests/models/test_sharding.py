@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from models import tiny
 from models.blocks import decode_in_blocks, random_ids, stock_logits
+from models.linked_ranks import on_ranks
 from models.test_decoder import CASES, LENGTH, PROMPT, Case, lean_model, stock_model
-from models.thread_ranks import ThreadRanks, on_ranks
 from torch import Tensor
 
 from amusd.errors import ConfigError
@@ -40,20 +40,16 @@ def decoded(stock: Any, ranks: Ranks, token_ids: list[int]) -> Tensor:
 @pytest.mark.parametrize(
     ("name", "size"), [*((name, 2) for name in SHARED), ("all biases of llama", 3), ("odd sizes", 4)]
 )
-def test_the_ranks_together_compute_what_the_whole_model_does(name: str, size: int) -> None:
+def test_the_ranks_together_compute_what_the_whole_model_does(name: str, size: int, tmp_path: Path) -> None:
     case = SHARED[name]
     if size > 2:
         case = Case(case.config, {**case.changes, **FOUR_HEADS})
     stock, token_ids = stock_model(case), random_ids(LENGTH)
-    logits = on_ranks(size, lambda ranks: decoded(stock, ranks, token_ids))
+    logits = on_ranks(tmp_path, size, lambda ranks: decoded(stock, ranks, token_ids))
     expected = stock_logits(stock, token_ids)[PROMPT:]
     assert expected.std() > 0.5, "the weights are too small for this test to see anything"
     torch.testing.assert_close(logits[0], expected, atol=1e-4, rtol=1e-4)
     assert all(torch.equal(other, logits[0]) for other in logits[1:]), "the ranks' bits differ"
-
-
-def rank_of(rank: int, size: int) -> Ranks:
-    return ThreadRanks(rank, [None] * size, threading.Barrier(size))
 
 
 @pytest.mark.parametrize(
@@ -66,11 +62,9 @@ def rank_of(rank: int, size: int) -> Ranks:
     ],
 )
 def test_what_cannot_be_shared_is_refused_before_weights_are_read(
-    tmp_path: Any, name: str, changes: dict[str, Any], model_impl: str, size: int, message: str
+    tmp_path: Path, name: str, changes: dict[str, Any], model_impl: str, size: int, message: str
 ) -> None:
     tiny.tiny_config(name, **changes).save_pretrained(tmp_path)  # there are no weights at all
-    rule = Numerics(width=8, fixed=True)
+    numerics, ranks = Numerics(width=8, fixed=True), Ranks(0, size)
     with pytest.raises(ConfigError, match=rf"^target_tensor_parallel_size={size}: .*{message}"):
-        load_model(
-            tmp_path, LoadOptions(numerics=rule, max_model_len=64, model_impl=model_impl, ranks=rank_of(0, size))
-        )
+        load_model(tmp_path, LoadOptions(numerics=numerics, max_model_len=64, model_impl=model_impl, ranks=ranks))
