@@ -45,11 +45,11 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "raise",
         ),
     },
-    ("amusd/drafters/block.py", "tests/drafters/test_block.py"): {
+    ("amusd/drafters/block.py", "tests/drafters/test_formulas.py"): {
         "guesses are those of the place before": ("place = len(path)", "place = len(path) + 1"),
         "guesses under penalties do not depend on the path": ("not self._ranking.needs_context and place", "place"),
     },
-    ("amusd/drafters/eagle.py", "tests/drafters/test_eagle.py"): {
+    ("amusd/drafters/eagle.py", "tests/drafters/test_formulas.py"): {
         "features of another text are kept": (
             "self._known[num_common(self.committed, token_ids[:-1]) :] = False",
             "self._known[len(token_ids) :] = False",
