@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
-from fake_cuda.tensors import CudaTensor, Devices, arrive, copy_to, inner_of, move, run
+from fake_cuda.gpus import FakeGpus
+from fake_cuda.tensors import CudaTensor, arrive, copy_to, inner_of, move, run
 from torch import Tensor
 from torch.nn.attention.bias import CausalBias
 from torch.overrides import TorchFunctionMode
@@ -18,7 +19,7 @@ from torch.utils._pytree import tree_map
 
 
 class Bindings(TorchFunctionMode):
-    def __init__(self, devices: Devices) -> None:
+    def __init__(self, devices: FakeGpus) -> None:
         super().__init__()
         self._devices = devices
 
@@ -53,15 +54,8 @@ class Bindings(TorchFunctionMode):
 
     def _move(self, func: Any, source: Tensor, *args: Any, **kwargs: Any) -> Any:
         given = {key: value for key, value in kwargs.items() if key != "copy"}
-        if func is Tensor.cpu:
-            device, dtype, non_blocking, memory_format = torch.device("cpu"), None, False, None
-        elif func is Tensor.cuda:
-            device, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*(args or ("cuda",)), **given)
-        elif args and isinstance(args[0], Tensor):
-            rest = (args[0].device, args[0].dtype, *args[1:])
-            device, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*rest, **given)
-        else:
-            device, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*args, **given)
+        wanted = ("cpu",) if func is Tensor.cpu else args
+        device, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*wanted, **given)
         if isinstance(source, CudaTensor):
             return move(
                 source,
@@ -102,7 +96,7 @@ def _attend_causally(
     return run("scaled_dot_product_attention", attend, (query, key, value), {}, is_mutable=False)
 
 
-_MOVES = frozenset({Tensor.to, Tensor.cpu, Tensor.cuda})
+_MOVES = frozenset({Tensor.to, Tensor.cpu})
 _READS = frozenset({Tensor.tolist, Tensor.item, Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__})
 _GUARDED = _READS | {
     Tensor.__getitem__,

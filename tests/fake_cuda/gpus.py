@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from fake_cuda.record import Capture, Copy, Created, Graph, Kernel, Operand, Record, StreamId, Wait
+from fake_cuda.record import Capture, Copy, Graph, Kernel, Operand, Record, StreamId, Wait
 from fake_cuda.tensors import CudaTensor, Direction
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -28,7 +28,6 @@ class FakeGpus:
         self.is_finished: Callable[[], bool] = lambda: True
         self.current_device = 0
         self.current_streams = [StreamId(index, 0) for index in range(num_devices)]
-        self.default_capture_stream: StreamId | None = None  # torch makes it once in a process
         self._capturing: Graph | None = None
         self._stream_numbers = itertools.count(1)
         self.peak_bytes = 0
@@ -49,12 +48,7 @@ class FakeGpus:
         self._most_live_bytes = sum(size for _, size in self._memory)
         return self._most_live_bytes
 
-    @property
-    def graphs(self) -> list[Graph]:
-        """All that were captured."""
-        return self.record.captures
-
-    # What tensors need (`tensors.Devices`)
+    # What tensors need
 
     def index_of(self, device: torch.device) -> int:
         index = self.current_device if device.index is None else device.index
@@ -116,15 +110,13 @@ class FakeGpus:
             self.current_device, self.current_streams[stream.device] = device, before
 
     def new_stream(self, index: int) -> StreamId:
-        stream = StreamId(index, next(self._stream_numbers))
-        self.record.append(Created("stream", stream))
-        return stream
+        return StreamId(index, next(self._stream_numbers))
 
-    def waited(self, kind: Any, stream: StreamId) -> None:
-        self.check_may_wait(f"waiting for a {kind}")
+    def waited(self, stream: StreamId) -> None:
+        self.check_may_wait("waiting for a device")
         while not self.is_finished():
             time.sleep(0.001)
-        self.record.append(Wait(kind, stream))
+        self.record.append(Wait(stream))
 
     def begin(self, graph: Graph) -> None:
         self.check_may_wait("a capture")
@@ -133,12 +125,6 @@ class FakeGpus:
 
     def end(self) -> None:
         self._capturing = None
-
-    @property
-    def is_capturing(self) -> bool:
-        """Whether the current stream is captured."""
-        graph = self._capturing
-        return graph is not None and graph.stream == self.current_streams[self.current_device]
 
 
 def _nothing() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from fake_cuda.tensors import Direction
@@ -41,13 +41,6 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    kind: Literal["event", "stream", "device"]
-    stream: StreamId
-
-
-@dataclass(frozen=True, slots=True)
-class Created:
-    kind: Literal["stream", "event"]
     stream: StreamId
 
 
@@ -59,10 +52,6 @@ class Graph:
     pool: object
     mode: str
     nodes: list[Kernel | Copy] = field(default_factory=list)
-
-    @property
-    def is_empty(self) -> bool:
-        return not self.nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +72,7 @@ class Replay:
     stream: StreamId
 
 
-Entry = Kernel | Copy | Wait | Created | Capture | Replay
+Entry = Kernel | Copy | Wait | Capture | Replay
 
 
 class Record(list[Entry]):

@@ -5,45 +5,26 @@ Operators reach `CudaTensor` through the dispatcher; what does not get there, `B
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, Literal, Protocol, TypeAlias
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from typing_extensions import Self
 
+if TYPE_CHECKING:
+    from fake_cuda.gpus import FakeGpus
+
 Direction: TypeAlias = Literal["in", "out", "across"]
-
-
-class Devices(Protocol):
-    inner_device: str
-
-    def index_of(self, device: torch.device) -> int: ...
-
-    def is_pinned(self, host: Tensor) -> bool: ...
-
-    def pin(self, host: Tensor) -> Tensor: ...
-
-    def allocated(self, tensors: Iterable[Tensor]) -> None: ...
-
-    def launched(self, name: str, index: int, operands: list[CudaTensor], repeat: Callable[[], None]) -> None: ...
-
-    def copied(
-        self, direction: Direction, index: int, num_bytes: int, repeat: Callable[[], None], *, waits: bool
-    ) -> None: ...
-
-    def check_may_wait(self, what: str) -> None:
-        """Raise `RuntimeError` while a graph is captured: the host cannot wait for the device then."""
-        ...
 
 
 class CudaTensor(Tensor):
     inner: Tensor
-    devices: Devices
+    devices: FakeGpus
 
     @staticmethod
-    def __new__(cls, inner: Tensor, index: int, devices: Devices) -> Self:
+    def __new__(cls, inner: Tensor, index: int, devices: FakeGpus) -> Self:
         wrapper = Tensor._make_wrapper_subclass(
             cls,
             inner.size(),
@@ -151,7 +132,7 @@ def _leave(source: CudaTensor, index: int | None, dtype: torch.dtype | None, *, 
     return copy_to(devices.pin(target) if pin and index is None else target, source, non_blocking=pin)
 
 
-def arrive(source: Tensor, index: int, devices: Devices, dtype: torch.dtype | None, *, non_blocking: bool) -> Tensor:
+def arrive(source: Tensor, index: int, devices: FakeGpus, dtype: torch.dtype | None, *, non_blocking: bool) -> Tensor:
     inner = torch.empty(source.shape, dtype=dtype or source.dtype, device=devices.inner_device)
     return copy_to(CudaTensor(inner, index, devices), source, non_blocking=non_blocking)
 

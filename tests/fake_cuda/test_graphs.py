@@ -45,14 +45,14 @@ def engine(max_model_len: int, **options: Any) -> EngineConfig:
 def test_workers_capture_few_graphs_in_one_pool_and_leave_other_threads_alone(verify_width: Any) -> None:
     with fake_cuda() as gpus, builders.two_layers():
         Target(load_target(engine(2048, verify_width=verify_width), "cuda:0")[0])
-        graphs = gpus.graphs.copy()
+        graphs = gpus.record.captures
         DraftWorker(
             link=None,  # type: ignore[arg-type]  # nothing is received here
             drafters=load_drafters(engine(32_768), "cuda:1").factories,
             incarnation=1,
             recorder=Recorder("draft"),
         ).prepare()
-    drafted = gpus.graphs[len(graphs) :]
+    drafted = gpus.record.captures[len(graphs) :]
     assert 1 <= len(graphs) <= MAX_GRAPHS
     assert 1 <= len(drafted) <= MAX_GRAPHS
     for part in (graphs, drafted):
@@ -86,6 +86,18 @@ def test_graphs_reserve_little_memory(role: str, monkeypatch: pytest.MonkeyPatch
     partial_sums = rows * heads * num_splits(max_model_len) * (dim + 2) * 4  # of `attend_rows`, a layer at a time
     assert most > 0
     assert kept + most + partial_sums + CUBLAS_WORKSPACE < MAX_BYTES / 4
+
+
+def test_trees_and_paths_of_a_worker_stay_on_its_own_device() -> None:
+    with fake_cuda() as gpus:
+        draft, target = TreeDraft(builders.draft("cuda:1")), Target(builders.target("cuda:1", fixed=False))
+        draft.open(prompt_of(10), 64)
+        draft.step(2)
+        target.open(prompt_of(10))
+        target.verify([1, 2, 3], [4, 5])
+    assert gpus.record.devices == {1}
+    assert gpus.record.replays
+    assert gpus.record.waits
 
 
 @contextmanager

@@ -39,7 +39,7 @@ def test_what_waits_for_the_device_fails_inside_a_capture(read: object) -> None:
     with fake_cuda(values=True):
         tensor = torch.ones(2, device="cuda:0")
         read(tensor)  # type: ignore[operator]  # a lambda of the list above
-        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        with torch.cuda.graph(torch.cuda.CUDAGraph(), None, torch.cuda.Stream()):
             tensor += 1
             with pytest.raises(RuntimeError, match="not permitted"):
                 read(tensor)  # type: ignore[operator]

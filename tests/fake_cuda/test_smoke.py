@@ -27,4 +27,4 @@ def test_every_step_asks_a_gpu_for_what_it_can_do(tmp_path: Path, monkeypatch: p
     assert [record["captured"] for record in found if record["kind"] == "sampler"] == [True] * 6
     (group,) = (record for record in found if record["kind"] == "group")
     assert (group["backend"], group["exchanged"], group["replayed"], group["aborted"]) == ("nccl", True, True, True)
-    assert len(gpus.graphs) == 7  # samplers and rankers of three levels, and the exchanges
+    assert len(gpus.record.captures) == 7  # samplers and rankers of three levels, and the exchanges
