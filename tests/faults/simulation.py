@@ -58,7 +58,7 @@ class Scenario:
     pass_ms: float
 
 
-def scenario_of(seed: int, most: int = MAX_NUM_SEQS) -> Scenario:
+def scenario_of(seed: int) -> Scenario:
     draw = random.Random(f"scenario {seed}")
     live = seed % 2 == 1
     policies = _policies(draw)
@@ -70,7 +70,7 @@ def scenario_of(seed: int, most: int = MAX_NUM_SEQS) -> Scenario:
     num_tokens = 700 if live else draw.randint(1, 80)
     requests = [Asked(prompt, policy, num_tokens) for prompt in prompts]
     batch = random.Random(f"batch {seed}")
-    max_num_seqs = batch.randint(1, most)
+    max_num_seqs = batch.randint(1, MAX_NUM_SEQS)
     while len(requests) < max_num_seqs + (max_num_seqs > 1 and batch.randint(0, 3)):
         policy = batch.choice(_policies(batch))
         num_tokens = batch.choice((700, batch.randint(1, 80))) if live else batch.randint(1, 80)
@@ -146,22 +146,14 @@ class Simulation:
     def __init__(
         self,
         seed: int,
-        worker: type[WatchedTarget] = WatchedTarget,
-        client: type[WatchedClient] = WatchedClient,
-        most: int = MAX_NUM_SEQS,
-        *,
-        is_bare: bool = False,
     ) -> None:
-        """`most`: answers at a time. `is_bare`: without the last lines of defence, whatever the seed says."""
-        self.scenario = scenario_of(seed, most)
+        self.scenario = scenario_of(seed)
         self.world = World(seed)
         self.weather = Weather(self.world)
         self.watch = Watch()
-        self._is_bare = self.scenario.bare or is_bare
-        self.wires = Wires(self.world, self.weather, any_session=self._is_bare)
+        self.wires = Wires(self.world, self.weather, any_session=self.scenario.bare)
         of_drafts = self.scenario.max_num_seqs, self.scenario.quality, self.scenario.silence
         self.drafts = Drafts(self.world, self.weather, self.wires, self.watch, *of_drafts)
-        self._worker_class, self._client_class = worker, client
         self._traffic = random.Random(f"traffic {seed}")
         self._is_calm = False
         self._passes_to_accept: int | None = None
@@ -211,7 +203,7 @@ class Simulation:
         restart = DraftRestart(self.drafts, self._listen, HANDSHAKE_SECONDS)
         link, peer = restart.first(own)
         recorder = Recorder("target", now_ns=self.world.time_ns)
-        client = self._client_class(
+        client = WatchedClient(
             recorder=recorder,
             vocab_size=VOCAB_SIZE,
             link=link,
@@ -220,11 +212,11 @@ class Simulation:
             world=self.world,
             weather=self.weather,
             watch=self.watch,
-            is_bare=self._is_bare,
+            is_bare=self.scenario.bare,
         )
         model: Any = HashModel(800, self._spend)
         number = self.scenario.max_num_seqs
-        return self._worker_class(model, recorder, client, number, world=self.world, watch=self.watch)
+        return WatchedTarget(model, recorder, client, number, world=self.world, watch=self.watch)
 
     def _admit(self, worker: WatchedTarget, asked: Asked) -> Answer:
         request = Request(
@@ -298,5 +290,5 @@ class Simulation:
         self.world.advance(self.world.between(0.7, 1.3) * int(self.scenario.pass_ms))
 
 
-def run(seed: int, most: int = MAX_NUM_SEQS) -> Report:
-    return Simulation(seed, most=most).run()
+def run(seed: int) -> Report:
+    return Simulation(seed).run()

@@ -25,10 +25,6 @@ class Exploration:
     def num_edges(self) -> int:
         return self.actions.total()
 
-    @property
-    def broken(self) -> str | None:
-        return self.breach[0] if self.breach else None
-
     def __str__(self) -> str:
         verdict = ": ".join(self.breach) if self.breach else "every invariant holds"
         steps = [f"{number:4}. {line}" for number, line in enumerate(self.trace, 1)]
@@ -40,9 +36,6 @@ def explore(model: ProtocolModel, invariants: tuple[str, ...] = PROTOCOL) -> Exp
     actions: Counter[str] = Counter()
     start = State()
     parents: dict[State, State | None] = {start: None}
-    breach = checks.initial_breach(start)
-    if breach:
-        return Exploration(parents.keys(), actions, breach)
     frontier = [start]
     while frontier:
         reached = []

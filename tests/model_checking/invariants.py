@@ -21,9 +21,6 @@ class Invariants:
         self._in_target = lru_cache(None)(lambda target: tuple(self._breaches_in(target)))
         self._finishes_alone = lru_cache(None)(self._search_alone)
 
-    def initial_breach(self, state: State) -> Breach | None:
-        return self._first(self._in_target(state.target))
-
     def first_breach(self, before: State, step: Step) -> Breach | None:
         if step.action.endswith("refuses"):
             return self._first([(NO_REFUSAL, f"{step.subject} is refused")])

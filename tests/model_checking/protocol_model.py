@@ -147,7 +147,7 @@ def in_order(tree: Iterable[Drafted]) -> tuple[Drafted, ...]:
 
 
 class ProtocolModel:
-    """Both sides and what is between them. A mutant overrides one rule."""
+    """Both sides and what is between them."""
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
@@ -238,7 +238,7 @@ class ProtocolModel:
         elif parent in passed:
             position = passed[parent] + 1
         else:
-            return self.place_orphan(target, number, token)
+            return target
         if position == len(target.committed):
             return self.hang(target, number, (token.value,), token)
         if target.committed[position] == token.value:
@@ -247,9 +247,6 @@ class ProtocolModel:
 
     def hang(self, target: Target, number: int, path: Values, token: Token) -> Target:
         return target._replace(tree=target.tree | {Placed(number, path, token.drafted_from)})
-
-    def place_orphan(self, target: Target, number: int, token: Token) -> Target:
-        return target
 
     def begin(self, target: Target) -> Iterator[Target]:
         """A pass over any path of the tree, or over none."""
@@ -274,13 +271,10 @@ class ProtocolModel:
         kept = frozenset(
             Placed(node.number, node.path[len(values) :], node.drafted_from)
             for node in target.tree
-            if node.number == newest[node.path] and len(node.path) > len(values) and self.survives(node, values)
+            if node.number == newest[node.path] and len(node.path) > len(values) and node.path[: len(values)] == values
         )
         committed = target.committed + values
         return target._replace(committed=committed, tree=kept, passed=target.passed | passed, block=None)
-
-    def survives(self, node: Placed, values: Values) -> bool:
-        return node.path[: len(values)] == values
 
     def verdict(self, target: Target) -> Verdict:
         return Verdict(target.incarnation, target.epoch, target.draft_base, target.committed[target.draft_base :])

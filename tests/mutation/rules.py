@@ -227,6 +227,13 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     ("amusd/protocol/target_session.py", "tests/protocol/test_fuzz.py"): {
         "a parent may follow its child": ("not 0 <= parent < candidate.first + index", "parent < 0"),
     },
+    ("amusd/protocol/wire.py", "tests/test_layering.py"): {
+        "the protocol needs torch": ("import zlib\n", "import torch\nimport zlib\n"),
+        "the protocol knows of links": ("import zlib\n", "import zlib\nfrom amusd import transport\n"),
+    },
+    ("amusd/protocol/wire.py", "tests/test_security.py"): {
+        "bytes may become code": ("import zlib\n", "import pickle\nimport zlib\n"),
+    },
     ("amusd/protocol/wire.py", "tests/protocol/test_wire.py"): {
         "a message may come in other bytes than its own": ("if _ENCODER.encode(message) != body", "if False"),
         "a sender may send what nobody takes": ("        _DECODER.decode(body)  # the ", "        # the "),
@@ -284,6 +291,44 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "            sequence.told.num_features = end\n",
             "",
         ),
+    },
+    ("tests/model_checking/protocol_model.py", "tests/model_checking/test_exploration.py"): {
+        "I1: a token is taken back for a new life": ("committed=target.committed,", "committed=target.committed[:-1],"),
+        "I2: candidates are committed unjudged": (
+            "return (0,) * min(num_accepted + 1, self.room(target))",
+            "return (*target.block, 0)[: self.room(target)]",
+        ),
+        "I4: a verdict is taken for news from its start on": (
+            "values = verdict.values[base - verdict.start :]",
+            "values = verdict.values",
+        ),
+        "I5: two tokens of its own end a block": (
+            "min(num_accepted + 1, self.room(target))",
+            "(num_accepted + 2)",
+        ),
+        "I6: nobody looks at the incarnation": (" and candidate.incarnation == target.incarnation", ""),
+        "I6: what follows a rejected candidate is kept": (" and node.path[: len(values)] == values", ""),
+        "I6: an orphan hangs behind the text": (
+            "        else:\n            return target\n",
+            "        else:\n            position = len(target.committed)\n",
+        ),
+        "L1: no pass without a candidate": ("((), *sorted(paths))", "sorted(paths)"),
+        "no refusal: a verdict carries the last token alone": (
+            "target.draft_base, target.committed[target.draft_base :])",
+            "len(target.committed) - 1, target.committed[-1:])",
+        ),
+    },
+    ("amusd/runtime/draft_client.py", "tests/faults/test_simulation.py"): {
+        "liveness: a silent draft is never reminded": ("is_due = told.is_due(self._now())", "is_due = False"),
+    },
+    ("amusd/runtime/target_sequence.py", "tests/faults/test_simulation.py"): {
+        "L1: the target does not go on without a candidate": (
+            "        if not may_hear and isinstance(decision, Wait):",
+            "        if not (view.num_candidates or may_hear):\n            decision = Wait(0.05)\n        elif False:",
+        ),
+    },
+    ("amusd/protocol/wire.py", "tests/faults/test_simulation.py"): {
+        "damage is believed": ("!= zlib.crc32(sealed)", "is None"),
     },
     ("amusd/runtime/patience.py", "tests/runtime/test_draft_client.py"): {
         "reminders come at equal intervals": ("self._seconds *= 2", "self._seconds *= 1"),
