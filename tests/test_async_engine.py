@@ -10,21 +10,10 @@ from contextlib import AbstractContextManager, asynccontextmanager, contextmanag
 from typing import Any
 
 import pytest
-from runtime.pair import (
-    PROMPT,
-    VOCAB_SIZE,
-    KeepingRecorder,
-    on_pass,
-    paced_model,
-    params,
-    reference,
-)
-from table_model import TableTokenizer
+from runtime.pair import PROMPT, on_pass, params, plain_engine, reference
 
 from amusd import AsyncEngine
 from amusd.engine import Engine
-from amusd.runtime.draft_client import DraftClient
-from amusd.runtime.target_worker import TargetWorker
 
 DEADLINE_SECONDS = 60.0
 LONG = 300
@@ -32,14 +21,6 @@ LONG = 300
 
 def answer_of(num_tokens: int) -> list[int]:
     return list(reference(num_tokens)[len(PROMPT) :])
-
-
-def plain_engine(max_num_seqs: int = 4, pass_seconds: float = 0.0) -> Engine:
-    recorder = KeepingRecorder("target")
-    client = DraftClient(recorder, VOCAB_SIZE)
-    return Engine(
-        TargetWorker(paced_model(pass_seconds), recorder, client, max_num_seqs), TableTokenizer(VOCAB_SIZE, None)
-    )
 
 
 @asynccontextmanager

@@ -7,23 +7,13 @@ from typing import Any
 
 import pytest
 from oracle import always_right
-from runtime.pair import PROMPT, oracle, pair, params, reference, target_model
-from table_model import TableTokenizer
+from runtime.pair import PROMPT, oracle, pair, params, plain_engine, reference
 
 from amusd.config import DecodingConfig, SamplingParams
-from amusd.engine import Engine
 from amusd.errors import ConfigError
-from amusd.runtime.draft_client import DraftClient
-from amusd.runtime.target_worker import TargetWorker
-from amusd.tracing.recorder import Recorder
 from amusd.types import Mode
 
 FACTORY = oracle(60, always_right())
-
-
-def lone_engine() -> Engine:
-    model, recorder = target_model(), Recorder("target")
-    return Engine(TargetWorker(model, recorder, DraftClient(recorder, model.vocab_size)), TableTokenizer(50))
 
 
 def one_line_of(make: Callable[[], Any]) -> str:
@@ -43,7 +33,7 @@ def one_line_of(make: Callable[[], Any]) -> str:
     ],
 )
 def test_a_prompt_that_cannot_be_is_one_line(prompt: Any, message: str) -> None:
-    assert one_line_of(lambda: lone_engine().generate(prompt)) == message
+    assert one_line_of(lambda: plain_engine().generate(prompt)) == message
 
 
 @pytest.mark.parametrize(
@@ -72,7 +62,7 @@ def test_a_list_of_prompts_gives_the_list_of_their_answers() -> None:
 
 
 def test_an_engine_without_a_drafter_decodes_plainly() -> None:
-    answer = lone_engine().generate(PROMPT, params(5))
+    answer = plain_engine().generate(PROMPT, params(5))
     assert (answer.mode, answer.token_ids) == (Mode.AUTOREGRESSIVE, reference(5)[len(PROMPT) :])
-    message = one_line_of(lambda: lone_engine().generate(PROMPT, decoding=DecodingConfig(mode=Mode.SYNCHRONOUS)))
+    message = one_line_of(lambda: plain_engine().generate(PROMPT, decoding=DecodingConfig(mode=Mode.SYNCHRONOUS)))
     assert message == "mode=synchronous: this engine has no drafter; allowed: autoregressive"

@@ -9,37 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runtime.pair import VOCAB_SIZE, KeepingRecorder, paced_model
-from table_model import TableTokenizer
+from runtime.pair import plain_engine
 
 from amusd.commands.generate import generate_file
 from amusd.config import RunConfig
 from amusd.console import Console
 from amusd.engine import Engine
 from amusd.errors import ConfigError
-from amusd.runtime.draft_client import DraftClient
-from amusd.runtime.target_worker import TargetWorker
 from amusd.settings import from_mapping
 from amusd.types import Mode
 from amusd.workload import AnswersFile, prompts_of
 
 TEXTS = ["bad", "fade", "cafe", "a" * 500, "face", "bead", "deaf"]
 TOO_LONG = 4
-
-
-class LengthwiseEngine(Engine):
-    def submit(self, prompt: Any, params: Any = None, **options: Any) -> Any:
-        params = type(params)(max_new_tokens=max(2, 40 - 6 * self.number), ignore_eos=True)
-        self.number += 1
-        return super().submit(prompt, params, **options)
-
-    number = 0
-
-
-def plain_engine(kind: type[Engine] = Engine, max_num_seqs: int = 3) -> Engine:
-    client = DraftClient(KeepingRecorder("target"), VOCAB_SIZE)
-    worker = TargetWorker(paced_model(0.0), KeepingRecorder("target"), client, max_num_seqs)
-    return kind(worker, TableTokenizer(VOCAB_SIZE, None))
 
 
 @pytest.fixture
@@ -64,8 +46,15 @@ def written(config: RunConfig) -> list[dict[str, Any]]:
     return [json.loads(line) for line in Path(str(config.out)).read_text().splitlines()]
 
 
-def test_a_file_is_answered_in_its_order_whoever_ends_first(config: RunConfig) -> None:
-    with plain_engine(LengthwiseEngine) as engine:
+def test_a_file_is_answered_in_its_order_whoever_ends_first(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = iter(range(40, 0, -6))
+    with plain_engine(3) as engine:
+        submit = engine.submit
+
+        def shorter(prompt: Any, params: Any = None, **options: Any) -> Any:
+            return submit(prompt, type(params)(max_new_tokens=next(lengths), ignore_eos=True), **options)
+
+        monkeypatch.setattr(engine, "submit", shorter)
         result = generate(config, engine)
     lines = written(config)
     assert [(line["id"], line["prompt"]) for line in lines] == [

@@ -199,6 +199,14 @@ def pair(factories: Factories, **options: Any) -> Iterator[tuple[Engine, DraftTh
         yield engine, drafts.lives[0]
 
 
+def plain_engine(max_num_seqs: int = 4, pass_seconds: float = 0.0, eos_token_id: int | None = None) -> Engine:
+    """An engine without a draft."""
+    recorder = KeepingRecorder("target")
+    client = DraftClient(recorder, VOCAB_SIZE)
+    worker = TargetWorker(paced_model(pass_seconds), recorder, client, max_num_seqs)
+    return Engine(worker, TableTokenizer(VOCAB_SIZE, eos_token_id))
+
+
 def oracle(num_tokens: int, schedule: Schedule) -> Callable[[], Drafter]:
     """A drafter that knows plain decoding's answer, for `num_tokens` and a margin."""
     answer = reference(num_tokens + 20)

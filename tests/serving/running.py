@@ -14,17 +14,12 @@ from typing import Any
 
 import httpx
 from openai import OpenAI
-from runtime.pair import VOCAB_SIZE, paced_model
-from table_model import TableTokenizer
 
 from amusd.async_engine import AsyncEngine
 from amusd.config import RunConfig, ServeConfig
 from amusd.engine import Engine
-from amusd.runtime.draft_client import DraftClient
-from amusd.runtime.target_worker import TargetWorker
 from amusd.serving.server import HttpServer, listener, make_service, url
 from amusd.serving.service import Service
-from amusd.tracing.recorder import Recorder
 
 MODEL = "table"
 TEXT = "dbebf"
@@ -87,13 +82,6 @@ def events(response: httpx.Response) -> list[Any]:
     assert all(line.startswith("data: ") for line in lines)
     assert lines[-1] == "data: [DONE]"
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
-
-
-def plain_engine(max_num_seqs: int = 4, pass_seconds: float = 0.0, eos_token_id: int | None = None) -> Engine:
-    recorder = Recorder("target")
-    client = DraftClient(recorder, VOCAB_SIZE)
-    worker = TargetWorker(paced_model(pass_seconds), recorder, client, max_num_seqs)
-    return Engine(worker, TableTokenizer(VOCAB_SIZE, eos_token_id))
 
 
 @contextmanager

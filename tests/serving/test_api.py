@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from openai import APIStatusError, AuthenticationError, OpenAI, RateLimitError
-from runtime.pair import PROMPT, oracle, pair, reference
-from serving.running import MODEL, SECONDS, TEXT, Running, events, plain_engine, serving, until
+from runtime.pair import PROMPT, oracle, pair, plain_engine, reference
+from serving.running import MODEL, SECONDS, TEXT, Running, events, serving, until
 from table_model import TableTokenizer
 
 from amusd.drafters.synthetic import right_with_probability

@@ -8,7 +8,8 @@ from typing import Any
 
 import httpx
 import pytest
-from serving.running import MODEL, TEXT, Running, plain_engine, serving
+from runtime.pair import plain_engine
+from serving.running import MODEL, TEXT, Running, serving
 
 from amusd.serving.requests import MAX_BIASES, MAX_STOPS
 from amusd.types import Mode

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from openai import APIError
-from runtime.pair import PROMPT, on_pass, reference
-from serving.running import MODEL, SECONDS, TEXT, Running, events, plain_engine, serving, until
+from runtime.pair import PROMPT, on_pass, plain_engine, reference
+from serving.running import MODEL, SECONDS, TEXT, Running, events, serving, until
 from table_model import TableTokenizer
 
 from amusd.types import Mode
