@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
 import traceback
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -69,12 +66,3 @@ def keep_traceback(folder: Path, worker: str, error: BaseException) -> None:
 def error_file(worker: str) -> str:
     """Name of a worker's error file in a run directory."""
     return f"{worker}_error.txt"
-
-
-def csv_text(records: Sequence[Mapping[str, Any]]) -> str:
-    """A table with a column for every name in any of the records."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(dict.fromkeys(name for record in records for name in record)))
-    writer.writeheader()
-    writer.writerows(records)
-    return text.getvalue()

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import csv
+import io
+from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from amusd.commands.tables import COLUMNS, row_name
-from amusd.console import table
-from amusd.files import RESULT_FILE, csv_text, read_json, write_json, write_whole
+from amusd.commands.tables import rows_table
+from amusd.files import RESULT_FILE, read_json, write_json, write_whole
 
 from .run_directory import OVERRIDES_FILE, SUMMARY_FILE
 
 CSV_FILE = "sweep.csv"
-_SHOWN = (
-    "tokens_per_second",
-    "speedup_vs_autoregressive",
-    "speedup_quartiles",
-    "speedup_vs_best_synchronous",
-    "acceptance_rate",
-    "mean_acceptance_length",
+_HIDDEN = (
+    *("tokens_per_second_per_device", "p50_inter_token_ms", "p99_inter_token_ms", "target_idle_fraction"),
+    *("draft_idle_fraction", "wasted_draft_fraction", "identical_to_autoregressive"),
 )
+_NO_RESULT = {"mode": "no result"}
 
 
 def summarize(folder: Path) -> dict[str, Any]:
@@ -34,30 +32,28 @@ def summarize(folder: Path) -> dict[str, Any]:
     document = {"run_dir": str(folder), "swept_keys": keys, "jobs": jobs}
     write_json(folder / SUMMARY_FILE, document)
     rows = [
-        {"job": job["job"]}
-        | {f"swept.{key}": value for key, value in job["swept"].items()}
-        | {name: value for name, value in row.items() if not isinstance(value, list | dict)}
+        {name: value for name, value in row.items() if not isinstance(value, list | dict)}
         for job in jobs
-        for row in job["rows"]
+        for row in _rows(job)
+        if job["rows"]
     ]
-    write_whole(folder / CSV_FILE, csv_text(rows))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(chain(*rows))))
+    writer.writeheader()
+    writer.writerows(rows)
+    write_whole(folder / CSV_FILE, text.getvalue())
     return document
 
 
 def summary_table(document: Mapping[str, Any]) -> str:
     """A line for each row of each job; a job without any has no result."""
-    shown = [column for column in COLUMNS if column.name in _SHOWN]
-    header = ("job", *document["swept_keys"], "mode", *(column.heading for column in shown))
+    leading = {"job": "job"} | {key: f"swept.{key}" for key in document["swept_keys"]}
+    return rows_table([row for job in document["jobs"] for row in _rows(job)], _HIDDEN, leading)
 
-    def lines() -> Iterator[tuple[str, ...]]:
-        for job in document["jobs"]:
-            head = (str(job["job"]), *job["swept"].values())
-            for row in job["rows"]:
-                yield (*head, row_name(row), *(column.text(row) for column in shown))
-            if not job["rows"]:
-                yield (*head, "no result", *("" for _ in shown))
 
-    return table(header, list(lines()))
+def _rows(job: Mapping[str, Any]) -> list[dict[str, Any]]:
+    head = {"job": job["job"]} | {f"swept.{key}": value for key, value in job["swept"].items()}
+    return [head | row for row in job["rows"] or [_NO_RESULT]]
 
 
 def _job(directory: Path) -> dict[str, Any]:

@@ -85,13 +85,20 @@ COLUMNS = (
 )
 
 
-def rows_table(rows: Sequence[Row], hidden: Sequence[str] = ()) -> str:
-    """The columns in which any row has a figure, and what they mean; `hidden` ones are left out."""
+def rows_table(rows: Sequence[Row], hidden: Sequence[str] = (), leading: Mapping[str, str] | None = None) -> str:
+    """The columns in which any row has a figure, and what they mean; `hidden` ones are left out.
+
+    `leading`: heading and name of columns before these.
+    """
+    before = leading or {}
     shown = [column for column in COLUMNS if column.name not in hidden and any(map(column.text, rows))]
-    lines = [(row_name(row), *(column.text(row) for column in shown)) for row in rows]
+    lines = [
+        (*(str(row[name]) for name in before.values()), row_name(row), *(column.text(row) for column in shown))
+        for row in rows
+    ]
     meanings = "; ".join(f"{column.heading}: {column.meaning}" for column in shown if column.meaning)
     legend = textwrap.fill(meanings, LEGEND_WIDTH)
-    return f"{table(('mode', *(column.heading for column in shown)), lines)}\n\n{legend}"
+    return f"{table((*before, 'mode', *(column.heading for column in shown)), lines)}\n\n{legend}"
 
 
 def advice(rows: Sequence[Row]) -> str:
