@@ -1,4 +1,4 @@
-"""The draft of the embedded target (trained in `experiments/embedded_draft/`), and its file.
+"""The draft of the embedded target, which `experiments/embedded_draft/` trains and writes to its file.
 
 The file holds the layers, the final norm and the proposable tokens; matrices are int8 with a scale per row. Embedding
 and head rows are the target's.
@@ -9,9 +9,8 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,7 +23,6 @@ from amusd.models.configuration import ModelConfig, load_config
 from amusd.models.decoder import Decoder, fit_weights, weight_shapes
 from amusd.models.draft_layouts import target_weight
 from amusd.models.huggingface import build_model
-from amusd.models.linear import to_int8
 from amusd.models.load_options import LoadOptions
 from amusd.models.vocabulary import EMBEDDING, HEAD, reduce_head
 
@@ -90,33 +88,19 @@ def _with_ends(path: str | Path, draft: DraftWeights, config: ModelConfig) -> di
     return fit_weights(f"the draft for {path}", weights, weight_shapes(config))
 
 
-@dataclass(frozen=True, slots=True)
-class DraftWeights:
+class DraftWeights(NamedTuple):
     """A draft without embedding and head."""
 
     tensors: Mapping[str, Tensor]
     """float32, by the names of `LlamaForCausalLM`."""
     output_ids: Tensor
     """[vocabulary] int64: proposable tokens, the most frequent first."""
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, Any]
 
     @property
     def num_layers(self) -> int:
         """Layers of the draft."""
         return 1 + max(int(name.split(".")[2]) for name in self.tensors if name.startswith("model.layers."))
-
-
-def write_draft(path: Path, draft: DraftWeights) -> None:
-    """Write a draft."""
-    from safetensors.torch import save_file
-
-    stored: dict[str, Tensor] = {_OUTPUT_IDS: draft.output_ids.to(torch.int32).contiguous()}
-    for name, tensor in draft.tensors.items():
-        if tensor.ndim == 2:
-            stored[name], stored[name + _SCALE] = to_int8(tensor)
-        else:
-            stored[name] = tensor.float().contiguous()
-    save_file(stored, path, metadata={"facts": json.dumps(dict(draft.facts))})
 
 
 def read_draft(path: Path) -> DraftWeights:

@@ -12,19 +12,13 @@ from passes import forward
 
 from amusd.config import DrafterConfig, EngineConfig, TargetConfig
 from amusd.models.cached_model import CachedModel, extend
-from amusd.models.embedded_draft import (
-    DRAFT_FILE,
-    DraftWeights,
-    export_draft,
-    load_embedded_draft,
-    read_draft,
-    write_draft,
-)
+from amusd.models.embedded_draft import DRAFT_FILE, export_draft, load_embedded_draft, read_draft
 from amusd.models.huggingface import load_model
 from amusd.models.load_options import LoadOptions
 from amusd.models.loading import load_draft_model
 from amusd.models.numerics import Numerics
 from amusd.models.tokenizer import load_tokenizer, user_turn
+from experiments.embedded_draft.package import write_draft
 
 SIZES = {"vocab_size": 300, "num_hidden_layers": 5}
 OUTPUT_IDS = torch.tensor([42, 7, 256, 299, 0, 8, 9, 10])
@@ -41,7 +35,7 @@ def save_pair(folder: Path, name: str = "LlamaConfig", **changes: Any) -> tuple[
         if "embed_tokens" not in key and "lm_head" not in key
     }
     draft_file = folder.parent / "draft.safetensors"
-    write_draft(draft_file, DraftWeights(trained, OUTPUT_IDS))
+    write_draft(draft_file, trained, OUTPUT_IDS, {})
     drafted.load_state_dict(read_draft(draft_file).tensors, strict=False)  # as stored, in eight bits
     drafted.model.embed_tokens.load_state_dict(stock.model.embed_tokens.state_dict())
     drafted.lm_head.load_state_dict(stock.lm_head.state_dict())
