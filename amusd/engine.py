@@ -21,7 +21,8 @@ from typing_extensions import Self, Unpack
 
 from amusd.answer import Answer, Generation
 from amusd.answer.turns import Turns
-from amusd.config import DEFAULT_DRAFTERS, DecodingConfig, DrafterConfig, EngineConfig, SamplingParams, TargetConfig
+from amusd.config import DecodingConfig, DrafterConfig, EngineConfig, SamplingParams, TargetConfig
+from amusd.config.engine import DEFAULT_DRAFTERS
 from amusd.config.plugins import is_reference
 from amusd.errors import ConfigError
 from amusd.models.detokenizer import IncrementalDecoder

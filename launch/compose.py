@@ -17,7 +17,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from amusd.config import CAPABILITIES, DEFAULT_DRAFTERS, RunConfig
+from amusd.config import CAPABILITIES, RunConfig
+from amusd.config.engine import DEFAULT_DRAFTERS
 from amusd.config.plugins import is_reference
 from amusd.console import tell
 from amusd.errors import ConfigError, first_line

@@ -10,7 +10,8 @@ from typing import Annotated, TypeAlias
 
 from msgspec import Meta, Struct
 
-from amusd.config import GREEDY, MAX_FAN_OUT, MAX_NUM_SEQS, Distribution
+from amusd.config import GREEDY, MAX_FAN_OUT, Distribution
+from amusd.config.engine import MAX_NUM_SEQS
 
 PROTOCOL_VERSION = 10
 

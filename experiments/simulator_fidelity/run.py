@@ -15,7 +15,9 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from amusd.config import AsynchronousPolicy, DrafterKind, RunConfig
+from amusd.config import RunConfig
+from amusd.config.decoding import AsynchronousPolicy
+from amusd.config.engine import DrafterKind
 from amusd.console import table
 from amusd.errors import ConfigError
 from amusd.policies.factory import policy_name

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import EXAMPLES, messages, nonces
 
-from amusd.config import MAX_BIASES, MAX_NUM_SEQS
+from amusd.config.decoding import MAX_BIASES
+from amusd.config.engine import MAX_NUM_SEQS
 from amusd.errors import WireError
 from amusd.protocol import messages as m
 from amusd.protocol.wire import MAX_FRAME_BYTES, decode, encode, seal
