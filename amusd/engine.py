@@ -41,9 +41,8 @@ from amusd.runtime.target_worker import TargetWorker
 from amusd.sampling.stopping import StopChecker
 from amusd.schedule import check_sampling, choose_policy, choose_schedule
 from amusd.settings import from_mapping
-from amusd.tracing.metrics import TargetCounts
 from amusd.tracing.recorder import Recorder
-from amusd.types import DraftPresence, Role
+from amusd.types import Role
 
 
 class Options(TypedDict, total=False):
@@ -71,6 +70,8 @@ class Engine:
 
     def __post_init__(self) -> None:
         self.turns = Turns(self.worker)
+        self.draft = self.worker.client
+        """Knows of the draft: any thread may read `presence`, `failure`, `losses` and `num_restarts`."""
 
     @classmethod
     def launch(
@@ -127,31 +128,6 @@ class Engine:
             worker, tokenizer = connect_target(config, load, drafts, recorder)
             drafters = [drafter.kind for drafter in config.drafters]
             return cls(worker, tokenizer, drafters, drafts, meeting, others.pop_all())
-
-    @property
-    def draft_failure(self) -> str | None:
-        """Why no draft is used any more; None while there is or may be one."""
-        return self.worker.client.failure
-
-    @property
-    def draft_losses(self) -> tuple[str, ...]:
-        """Why drafts were lost, in one line each."""
-        return tuple(self.worker.client.losses)
-
-    @property
-    def num_draft_restarts(self) -> int:
-        """How many lost drafts were replaced."""
-        return self.worker.client.num_restarts
-
-    @property
-    def draft(self) -> DraftPresence:
-        """Whether there is a draft now; for any thread."""
-        return self.worker.client.presence if self.drafters else DraftPresence.NONE
-
-    @property
-    def counts(self) -> TargetCounts:
-        """Counts since the launch; for any thread."""
-        return replace(self.worker.counts)
 
     @property
     def draft_pid(self) -> int | None:

@@ -175,7 +175,7 @@ class Jobs:
 
         engine.worker.begin_run(number or 0)
         code = answer(self._command, config, engine, console, prompts, self._directory)
-        if engine.draft_failure is not None:
+        if engine.draft.failure is not None:
             self.close()  # the next job has a draft again
         return code
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -39,19 +40,21 @@ def run_config(**changes: object) -> RunConfig:
 def test_the_counts_of_an_engine_add_up_what_answers_count() -> None:
     with pair({"ngram": FACTORY}, pass_seconds=0.005) as (engine, draft):
         found = [engine.generate(PROMPT, params(20), decoding=decoding(mode)).metrics for mode in Mode]
-        assert (engine.draft, engine.draft_failure) == (DraftPresence.PRESENT, None)
-        counts = engine.counts
+        assert (engine.draft.presence, engine.draft.failure) == (DraftPresence.PRESENT, None)
+        counts = replace(engine.worker.counts)
         for name in ("num_passes", "num_tokens", "num_drafts", "num_verified", "num_accepted", "num_tokens_alone"):
             assert getattr(counts, name) == sum(getattr(metrics, name) for metrics in found), name
         assert counts.num_accepted > 0
-        link, engine.worker.client.link = engine.worker.client.link, None  # as while the next draft starts
-        assert (engine.draft, engine.draft_failure) == (DraftPresence.AWAY, None)
-        engine.worker.client.link = link
+        link, engine.draft.link = engine.draft.link, None
+        assert engine.draft.presence is DraftPresence.NONE
+        engine.draft.draft_restart = object()  # as while the next draft starts
+        assert engine.draft.presence is DraftPresence.AWAY
+        engine.draft.link, engine.draft.draft_restart = link, None
         draft.link.kill()
         lost = engine.generate(PROMPT, params(20), decoding=decoding(Mode.ASYNCHRONOUS)).metrics
-        assert engine.draft is DraftPresence.FAILED  # this engine starts no other one
-        assert engine.draft_failure is not None
-        assert engine.counts.num_tokens_alone == counts.num_tokens_alone + lost.num_tokens_alone
+        assert engine.draft.presence is DraftPresence.FAILED  # this engine starts no other one
+        assert engine.draft.failure is not None
+        assert engine.worker.counts.num_tokens_alone == counts.num_tokens_alone + lost.num_tokens_alone
 
 
 def test_the_comparison_has_the_documented_rows() -> None:

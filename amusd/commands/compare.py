@@ -169,7 +169,7 @@ class Comparison:
         self._warm_up()
 
     def _is_draft_away(self) -> bool:
-        return self.engine.draft is DraftPresence.AWAY
+        return self.engine.draft.presence is DraftPresence.AWAY
 
     @property
     def plain(self) -> Contestant:

@@ -145,12 +145,12 @@ def in_flight(engine: Engine, submitted: Iterator[Answer], number: int) -> Gener
 
 def _status(engine: Engine, answer: Answer, begin: float) -> str:
     """The speed, and the engine's counts, in a line that is short enough for a terminal."""
-    counts = engine.counts
+    counts = engine.worker.counts
     parts = [f"{len(answer.token_ids) / (time.perf_counter() - begin):.1f} tokens/s"]
     if counts.num_verified:
         per_pass = counts.num_tokens / max(1, counts.num_passes)
         accepted = f"{counts.num_accepted} of {counts.num_verified} accepted"
-        parts += [f"{per_pass:.2f} tokens a pass", accepted, f"draft {engine.draft.value}"]
+        parts += [f"{per_pass:.2f} tokens a pass", accepted, f"draft {engine.draft.presence.value}"]
     return "; ".join(parts)
 
 

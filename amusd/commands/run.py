@@ -39,27 +39,27 @@ def answer(
 
     1: no draft is to be had any more, though the result is complete; 2: the events could not be written.
     """
-    losses_before, restarts_before = len(engine.draft_losses), engine.num_draft_restarts
+    losses_before, restarts_before = len(engine.draft.losses), engine.draft.num_restarts
     if command == "compare":
         result, text, notes = compare(config, engine, console, prompts, run_directory)
     elif config.out is not None:
         result, text, notes = generate_file(config, engine, console, run_directory)
     else:
         result, text, notes = generate(config, engine, console, prompts[0], run_directory)
-    losses = engine.draft_losses[losses_before:]
-    result |= {"draft_losses": list(losses)} if losses else {}
-    result |= {"draft_failure": engine.draft_failure} if engine.draft_failure is not None else {}
+    losses = engine.draft.losses[losses_before:]
+    result |= {"draft_losses": losses} if losses else {}
+    result |= {"draft_failure": engine.draft.failure} if engine.draft.failure is not None else {}
     console.conclude(result, text, run_directory, notes)
     if command == "compare":
         plots.write(lambda: plots.draw_comparison(result["rows"]), run_directory, "comparison", console.note)
-    return _exit_code(engine, console, losses, engine.num_draft_restarts - restarts_before)
+    return _exit_code(engine, console, losses, engine.draft.num_restarts - restarts_before)
 
 
 def _exit_code(engine: Engine, console: Console, losses: Sequence[str], num_restarts: int) -> int:
     if not engine.worker.recorder.is_whole:
         return 2
-    if engine.draft_failure is not None:
-        console.note(f"the draft was lost and the target went on alone: {engine.draft_failure.rstrip()}")
+    if engine.draft.failure is not None:
+        console.note(f"the draft was lost and the target went on alone: {engine.draft.failure.rstrip()}")
         return 1
     if losses:
         console.note(

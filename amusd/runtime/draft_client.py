@@ -65,8 +65,11 @@ class DraftClient:
     draft_restart: DraftRestart | None = None
     """Source of the next draft; None: a lost one is not replaced."""
     failure: str | None = None
+    """Why no draft is used any more; None while there is or may be one."""
     losses: list[str] = field(default_factory=list)
+    """Why drafts were lost, in one line each."""
     num_restarts: int = 0
+    """Lost drafts that were replaced."""
     _silence: Silence = field(default_factory=Silence)
     _sequences: dict[int, TargetSequence] = field(default_factory=dict)
     """Those at work that want a draft."""
@@ -81,11 +84,11 @@ class DraftClient:
 
     @property
     def presence(self) -> DraftPresence:
-        """The state of the draft, where there is to be one."""
+        """The state of the draft."""
         if self.failure is not None:
             return DraftPresence.FAILED
-        if not self.has_draft:
-            return DraftPresence.AWAY
+        if self.link is None:
+            return DraftPresence.NONE if self.draft_restart is None else DraftPresence.AWAY
         return DraftPresence.SILENT if self.is_silent else DraftPresence.PRESENT
 
     @property

@@ -47,8 +47,8 @@ class ServerMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The engine's present figures."""
-        engine, counts = self._engine, self._engine.counts
-        is_present = engine.draft is DraftPresence.PRESENT
+        engine, counts = self._engine, self._engine.worker.counts
+        is_present = engine.draft.presence is DraftPresence.PRESENT
         for kind, name, text, value in (
             (GaugeMetricFamily, "vllm:num_requests_running", "Answers that are computed.", engine.turns.num_running),
             (GaugeMetricFamily, "vllm:num_requests_waiting", "Answers that wait for others.", engine.turns.num_waiting),
@@ -60,7 +60,7 @@ class ServerMetrics(Collector):
             (CounterMetricFamily, "vllm:spec_decode_num_accepted_tokens", "Of these accepted.", counts.num_accepted),
             (CounterMetricFamily, "amusd:target_passes", "Passes, each over all answers.", counts.num_passes),
             (CounterMetricFamily, "amusd:tokens_alone", "Tokens made without a draft.", counts.num_tokens_alone),
-            (CounterMetricFamily, "amusd:draft_restarts", "Lost drafts replaced.", engine.num_draft_restarts),
+            (CounterMetricFamily, "amusd:draft_restarts", "Lost drafts replaced.", engine.draft.num_restarts),
         ):
             family = kind(name, text, labels=["model_name"])
             family.add_metric([self._model], float(value))

@@ -64,8 +64,8 @@ class Service:
             state = "shutting down"
         document = {
             "status": state,
-            "draft": engine.draft.value,
-            "num_draft_restarts": engine.num_draft_restarts,
+            "draft": engine.draft.presence.value,
+            "num_draft_restarts": engine.draft.num_restarts,
             "num_requests_running": engine.turns.num_running,
             "num_requests_waiting": engine.turns.num_waiting,
         }

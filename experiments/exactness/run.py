@@ -126,7 +126,7 @@ def killed_run(prompt: WorkloadPrompt, temperature: float, decoding: str, num_to
             if number == num_tokens // 3:
                 assert engine.draft_pid is not None
                 os.kill(engine.draft_pid, signal.SIGKILL)
-        assert engine.draft_losses, "the draft lived on"
+        assert engine.draft.losses, "the draft lived on"
         how = link, temperature, filters, decoding, "embedded"
         return run_of(answer.generation, expected, how, killed=True)
 

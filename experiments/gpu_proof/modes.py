@@ -145,15 +145,15 @@ def _kill(job: Job, engine: Engine, prompt: list[int], num_tokens: int) -> None:
             os.kill(engine.draft_pid, signal.SIGKILL)
             killed = time.monotonic()
     num_answers, num_exact = 1, int(answer.generation.token_ids == expected)
-    while not engine.num_draft_restarts and time.monotonic() < killed + RETURN_SECONDS:
+    while not engine.draft.num_restarts and time.monotonic() < killed + RETURN_SECONDS:
         tokens = engine.generate(prompt, greedy, decoding=DECODINGS["chain"]).token_ids
         num_answers, num_exact = num_answers + 1, num_exact + (tokens == expected)
     back_seconds = time.monotonic() - killed
     after = engine.generate(prompt, greedy, decoding=DECODINGS["chain"])
     job.write(
         "killed",
-        num_losses=len(engine.draft_losses),
-        num_restarts=engine.num_draft_restarts,
+        num_losses=len(engine.draft.losses),
+        num_restarts=engine.draft.num_restarts,
         seconds=back_seconds,
         num_answers=num_answers + 1,
         num_exact=num_exact + (after.token_ids == expected),

@@ -115,7 +115,7 @@ class Survivor:
         deadline = time.monotonic() + RETURN_SECONDS
         while (found := cycle_of(self.recorder.events[before:], killed_ns)) is None:
             if time.monotonic() >= deadline:
-                raise ConfigError(f"no draft came back within {RETURN_SECONDS:g} s: {self.engine.draft_losses[-1:]}")
+                raise ConfigError(f"no draft came back within {RETURN_SECONDS:g} s: {self.engine.draft.losses[-1:]}")
             self.answer(number)
         plain = ms_per_token(passes_of(self.plain(number, PLAIN_TOKENS)[1]))
         found["plain_ms_per_token"] = plain

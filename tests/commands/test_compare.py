@@ -62,7 +62,7 @@ def test_a_draft_that_was_lost_is_there_again_before_anything_else_is_measured()
     config = from_mapping(RunConfig, {"sampling": {"max_new_tokens": NUM_TOKENS, "ignore_eos": True}})
     with survivor("shared_memory") as lost:
         assert len(list(Comparison(lost.engine, config, contestants, Killing()).turns(PROMPTS))) == len(PROMPTS)
-        assert (len(lost.engine.draft_losses), lost.engine.num_draft_restarts) == (1, 1)
+        assert (len(lost.engine.draft.losses), lost.engine.draft.num_restarts) == (1, 1)
     assert [one.metrics.num_tokens_alone for one in contestants[1].answers] == [0, NUM_TOKENS, 0]
     assert notes == ["the draft was lost; nothing is measured before the next one is there"]
 

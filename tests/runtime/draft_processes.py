@@ -108,7 +108,7 @@ class Survivor:
             generation = self.answer(schedule).generation
             if generation.metrics.num_accepted:
                 return generation
-        raise AssertionError(f"no draft came back: {self.engine.draft_losses}")
+        raise AssertionError(f"no draft came back: {self.engine.draft.losses}")
 
 
 @contextmanager

@@ -172,7 +172,7 @@ def test_sixty_four_mixed_requests_are_each_their_own_plain_run(seed: int) -> No
                 one = waiting.pop()
                 begun.append((one, one.begin(engine)))
                 unread.append(begun[-1])
-            if num_killed < 2 and len(begun) >= 20 * (num_killed + 1) and engine.num_draft_restarts == num_killed:
+            if num_killed < 2 and len(begun) >= 20 * (num_killed + 1) and engine.draft.num_restarts == num_killed:
                 drafts.lives[-1].link.kill()
                 num_killed += 1
             one, answer = unread[min(draw.randrange(len(unread)), draw.randrange(len(unread)))]
@@ -183,8 +183,8 @@ def test_sixty_four_mixed_requests_are_each_their_own_plain_run(seed: int) -> No
                 closed.add(answer)
             if token is None or is_cancelled:
                 unread.remove((one, answer))
-        assert len(engine.draft_losses) == 2
-        assert engine.draft_failure is None
+        assert len(engine.draft.losses) == 2
+        assert engine.draft.failure is None
         assert not engine.worker.sequences
         assert max(len(sequences) for sequences in passes_of(engine)) == 4
         accepted = sum(event.fields["num_accepted"] for event in events_of(engine, "target_pass"))

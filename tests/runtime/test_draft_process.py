@@ -85,7 +85,7 @@ def test_a_killed_draft_is_said_in_one_line_and_the_next_is_forked_from_the_same
         server = psutil.Process(first).ppid()
         os.kill(first, signal.SIGKILL)
         deadline = time.monotonic() + SECONDS
-        while engine.num_draft_restarts == 0 and time.monotonic() < deadline:
+        while engine.draft.num_restarts == 0 and time.monotonic() < deadline:
             assert engine.generate(PROMPT, params(8), decoding=WAITS).token_ids == reference(8)[len(PROMPT) :]
         second = engine.draft_pid
         assert second is not None
@@ -178,9 +178,9 @@ def test_a_drafter_that_always_raises_is_given_up(
     schedule = DecodingConfig(mode=Mode.ASYNCHRONOUS, policy="chain")
     with Engine.connect(config, process, Recorder(Role.TARGET.value)) as engine:
         deadline = time.monotonic() + SECONDS
-        while engine.draft_failure is None and time.monotonic() < deadline:
+        while engine.draft.failure is None and time.monotonic() < deadline:
             assert engine.generate(PROMPT, params(20), decoding=schedule).token_ids == reference(20)[len(PROMPT) :]
         failure = f"{MAX_RESTARTS} restarts in a row brought no accepted candidate; at last: ValueError: no more than"
-        assert engine.draft_failure == failure
+        assert engine.draft.failure == failure
     assert capfd.readouterr().err.count("Traceback") == 1  # all lives end with the same error
     assert "ValueError: no more than" in (tmp_path / "draft_error.txt").read_text()

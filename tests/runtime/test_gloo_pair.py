@@ -28,7 +28,7 @@ def test_the_answer_is_the_plain_one_in_every_mode_and_when_the_draft_is_killed(
         assert plain.metrics.num_verified == 0
         assert all(answer.metrics.num_accepted > 0 for answer in others)
         assert [answer.token_ids for answer in others] == [plain.token_ids] * 2
-        assert engine.draft_failure is None
+        assert engine.draft.failure is None
         stream = asked(decoding=decoding(Mode.ASYNCHRONOUS, 4))
         next(stream)
         assert engine.draft_pid is not None
@@ -37,4 +37,4 @@ def test_the_answer_is_the_plain_one_in_every_mode_and_when_the_draft_is_killed(
             pass
         assert stream.generation.token_ids == plain.token_ids
         asked(decoding=decoding(Mode.ASYNCHRONOUS, 4)).result()
-        assert engine.draft_failure is not None
+        assert engine.draft.failure is not None

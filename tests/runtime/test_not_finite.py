@@ -97,7 +97,7 @@ def test_those_of_a_draft_cost_speed_alone_and_are_said_once(sampling: str, capl
             if sampling != "ratio test":
                 assert answer.token_ids == plain.token_ids
             assert answer.metrics.draft is not None
-        assert engine.draft_losses == ()
+        assert engine.draft.losses == []
     said = [record.getMessage() for record in caplog.records if "draft" in record.getMessage()]
     assert len(said) == 1
     assert said[0].startswith("draft: the largest logit is nan, which costs speed alone: its weights are damaged")

@@ -82,7 +82,7 @@ def test_batches_have_the_bits_of_a_fresh_engine() -> None:
     prompts = [(*SYSTEM, *range(number, 2 * number)) for number in range(20, 30)]
     with engine(fixed_model(), max_num_seqs=3) as warm:
         answers = [answer for _ in range(2) for answer in warm.generate(prompts, PARAMS[0], decoding=SCHEDULES[1])]
-        counts = warm.counts
+        counts = warm.worker.counts
     assert sum(answer.metrics.num_cached_tokens for answer in answers) == counts.num_cached_tokens > 20 * CHUNK
     assert counts.num_prompt_tokens == 2 * sum(map(len, prompts))
     for prompt, answer, again in zip(prompts, answers[:10], answers[10:], strict=True):

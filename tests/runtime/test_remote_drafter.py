@@ -154,4 +154,4 @@ def test_three_processes_give_the_answer_of_plain_decoding(tmp_path: Path) -> No
             assert answer.token_ids == expected
             if mode is Mode.SYNCHRONOUS:  # which waits for candidates
                 assert answer.metrics.num_verified > 0
-        assert engine.draft_failure is None
+        assert engine.draft.failure is None

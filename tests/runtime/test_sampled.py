@@ -115,4 +115,4 @@ def test_under_the_ratio_test_every_drafter_works_and_some_candidates_are_reject
             assert len(answer.token_ids) == NUM_TOKENS
             if drafter == "stranger":
                 assert 0 < answer.metrics.num_accepted < answer.metrics.num_verified
-        assert engine.draft_failure is None
+        assert engine.draft.failure is None

@@ -47,9 +47,9 @@ def test_a_draft_that_is_killed_again_and_again_costs_no_token(links_folder: Pat
                 pair.await_help(schedule)
         pair.await_help(SCHEDULES[0])
         assert num_descriptors() == before
-        assert pair.engine.draft_failure is None
-        assert len(pair.engine.draft_losses) >= num_cycles / 2
-        assert pair.engine.num_draft_restarts >= num_cycles / 2
+        assert pair.engine.draft.failure is None
+        assert len(pair.engine.draft.losses) >= num_cycles / 2
+        assert pair.engine.draft.num_restarts >= num_cycles / 2
     assert list(links_folder.iterdir()) == []
 
 
@@ -59,11 +59,11 @@ def test_a_stopped_draft_is_waited_for_once_and_used_again_when_it_goes_on() -> 
         pair.await_help(SCHEDULES[1])
         stopped = pair.answer(SCHEDULES[1], 5, lambda: psutil.Process(pair.drafts.pid).suspend()).generation
         alone = pair.answer(SCHEDULES[1]).generation
-        assert pair.engine.draft is DraftPresence.SILENT
+        assert pair.engine.draft.presence is DraftPresence.SILENT
         psutil.Process(pair.drafts.pid).resume()
         pair.await_help(SCHEDULES[1])
-        assert pair.engine.draft is DraftPresence.PRESENT
-        assert pair.engine.draft_losses == ()
+        assert pair.engine.draft.presence is DraftPresence.PRESENT
+        assert pair.engine.draft.losses == []
     assert stopped.metrics.num_tokens_alone > NUM_TOKENS / 2
     assert (alone.metrics.num_tokens_alone, alone.metrics.wait_ns) == (NUM_TOKENS, 0)
 
@@ -73,5 +73,5 @@ def test_a_draft_that_stays_silent_is_replaced(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(draft_restart, "FAREWELL_SECONDS", 0.1)
     with survivor(kind, stopped=[1]) as pair:
         pair.await_help(replace(SCHEDULES[0], max_silence_seconds=0.1))
-        assert pair.engine.draft_losses[0].startswith("it has said nothing for ")
-        assert pair.engine.num_draft_restarts == 1
+        assert pair.engine.draft.losses[0].startswith("it has said nothing for ")
+        assert pair.engine.draft.num_restarts == 1

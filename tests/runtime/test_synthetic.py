@@ -43,4 +43,4 @@ def test_a_command_decodes_the_answer_in_advance_once_for_each_request() -> None
         for num_tokens in (8, 8, 9):
             told = scripts.of(PROMPT, params(num_tokens), schedule)
             assert told == reference(num_tokens)[len(PROMPT) :]
-        assert engine.counts.num_tokens == 8 + 9
+        assert engine.worker.counts.num_tokens == 8 + 9
