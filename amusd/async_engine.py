@@ -1,4 +1,4 @@
-"""The facade for asyncio: an engine in its own thread, which no event loop waits for.
+"""The facade for asyncio: an engine in its own thread, so that no event loop blocks.
 
     async with AsyncEngine.launch(target="embedded", drafter="ngram") as engine:
         async for token in engine.stream("Why is the sky blue?", SamplingParams(max_new_tokens=64)):

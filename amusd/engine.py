@@ -112,8 +112,8 @@ class Engine:
     ) -> Engine:
         """Load the target here; `drafts` starts drafts.
 
-        `report` gets lines about slow work. `meeting` is where the target's other ranks come to. All end with the
-        engine, also where it cannot be made.
+        `report` gets lines about slow work. `meeting`: where the other ranks connect. Draft and ranks are stopped with
+        the engine, also if making it fails.
         """
         with ExitStack() as others:
             if drafts is not None:

@@ -25,7 +25,7 @@ from amusd.sampling.sampler import DRAFT_LEVELS, SamplingState, SequenceSampler,
 
 
 class AutoregressiveDrafter(Drafter):
-    """Drafts with `model`, whose cache is kept between sequences. Ids that the model lacks become others."""
+    """Drafts with `model`, whose cache is kept between sequences. Token ids are taken modulo the model's vocabulary."""
 
     def __init__(self, model: CachedModel, ngrams: NgramCache | None = None, *, cache: KVCache | None = None) -> None:
         """`ngrams`: proposes first. `cache`: one of `new_caches`."""
@@ -80,7 +80,7 @@ class AutoregressiveDrafter(Drafter):
     def propose_together(
         cls, drafters: Sequence[Self], paths: Sequence[Sequence[int]], rooms: Sequence[int]
     ) -> list[Sequence[int]]:
-        """So many tokens of each, chosen in shared passes; fewer where logits are not finite."""
+        """`rooms[i]` tokens for drafter i, chosen in shared passes; fewer where logits are not finite."""
         texts = [[*drafter.committed, *path] for drafter, path in zip(drafters, paths, strict=True)]
         made: list[list[int]] = [[] for _ in drafters]
         left = [*rooms]

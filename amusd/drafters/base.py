@@ -64,8 +64,8 @@ def chain_of(token_ids: Sequence[int]) -> list[Guesses]:
 class Drafter:
     """Guesses the tokens behind nodes of one sequence's tree; of a chain, where `fan_out` is 1.
 
-    Guesses depend on the committed tokens, their features and the node's path alone, whatever happened before. Whoever
-    knows one continuation overrides `propose`, others `expand` or `expand_together`.
+    Guesses depend on the committed tokens, their features and the node's path alone, whatever happened before.
+    Override `propose` to give one continuation, `expand` or `expand_together` to give several.
     """
 
     max_length: int | None = None

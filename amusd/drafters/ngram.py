@@ -31,7 +31,7 @@ Fitted to the embedded pair (`experiments/embedded_draft/README.md`); the last o
 lacks.
 """
 CHANCES = (0.0, 0.21, 0.51, 0.62, 0.71, 0.77, 0.79, 0.82, 0.82, 0.95)
-"""How often what followed a suffix of so many tokens, or more, follows again, for the embedded target."""
+"""`CHANCES[n]`: how often what followed a suffix of n tokens (the last: or more) follows again; embedded target."""
 MAX_CONTINUATIONS = 3
 LOOKUP_TOKENS = 8
 """Most tokens of a path that a tree looks up."""

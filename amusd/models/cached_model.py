@@ -83,7 +83,7 @@ class CachedModel:
         return caches
 
     def prepare(self, cache: KVCache, samplers: Sequence[RowSampler] = (), steps: int = 1) -> None:
-        """Do slow first-time work for passes over the memory of `cache`, with these samplers and so many steps at most.
+        """Do slow first-time work for passes over the memory of `cache`, with these samplers and up to `steps` steps.
 
         Afterwards a captured pass of another shape is a `DeviceError`.
         """

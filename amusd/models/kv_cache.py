@@ -160,7 +160,7 @@ class KVCache:
     def keep(self, rows: Sequence[int]) -> None:
         """Continue the sequence with these rows of the last pass over paths, which fit (`check_keep`).
 
-        Positions take over the rows' slots; without a table keys and values move to the positions' own slots.
+        Captured: the slots are swapped in the table. Otherwise keys and values are copied to the positions' own slots.
         """
         kept = [self.path_slots[row] for row in rows]
         moves = [(slot, position) for position, slot in enumerate(kept, start=self.length) if slot != position]

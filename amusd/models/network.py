@@ -29,9 +29,9 @@ class Network(Protocol):
     taps: FeatureTaps | None
     """Write features for drafters; None: no drafter reads any."""
     attention_shape: tuple[int, int, int] | None
-    """Query heads, key heads and their size, if rows fill whole CPU vectors in every layer.
+    """Query heads, key heads and their size, if every width is a multiple of the CPU's vector.
 
-    None: they may not, and other instructions compute a part of one.
+    None: the rest of a width may be computed by other instructions.
     """
     weight_bytes: int
     """Bytes of weights that one pass reads, with the head and without the embedding."""

@@ -32,7 +32,7 @@ class RowCounts:
         self._fewer: list[int] = []
         self._candidates = [width]
         if not only_width:
-            # The bits of a part of a vector are too seldom others for a comparison to find them out.
+            # Rows that end inside a vector differ too rarely for the comparison to detect it.
             self._fewer = [*range(2, min(8, width), 2), *range(8, width, 4)] if network.attention_shape else []
             self._candidates = [*self._fewer, *(width * number for number in WIDTHS)]
         self._seconds: dict[int, list[float]] = {}

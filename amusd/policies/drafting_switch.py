@@ -53,8 +53,9 @@ class DraftingSwitch:
             self._end_of_look() if self.drafting_pays else self._end_of_rest()
 
     def _end_of_look(self) -> None:
-        quickest, known = self._quickest_rate, self._plain.value
-        self.drafting_pays = (max(known, quickest) if known else MOST_SLOWDOWN * quickest) <= self._drafting.value
+        quickest, plain = self._quickest_rate, self._plain.value
+        bar = max(plain, quickest) if plain else MOST_SLOWDOWN * quickest
+        self.drafting_pays = self._drafting.value >= bar
 
     def _end_of_rest(self) -> None:
         self.drafting_pays = True

@@ -49,8 +49,8 @@ class DraftProcess:
     ) -> None:
         """Have the first draft load, without waiting. `events`: as of `Recorder`.
 
-        `tell_loss` gets a line for each draft that somebody else has killed, and has the draft say on standard error
-        what it loads. `on_met` is called when a draft has said Hello; `pid` is its id by then.
+        `tell_loss`: called with a line when a draft is killed from outside; if given, drafts log to standard error.
+        `on_met`: called when a draft has said Hello; `pid` is its id by then.
         """
         self._settings = {
             "config": to_mapping(config),

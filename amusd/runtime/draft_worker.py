@@ -1,7 +1,7 @@
 """The draft's loop: receive, roll back, propose, send. It waits only when no sequence has room to run ahead.
 
-A sequence lives from its `Open` to its `Close`, and each number lives once. Either message says which others are over,
-in case their `Close` was lost.
+A sequence lives from its `Open` to its `Close`, and a number is used once. Both messages list the numbers that are not
+over, so a lost `Close` does no harm.
 """
 
 from __future__ import annotations

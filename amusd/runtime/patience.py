@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MAX_NONSENSE = 100
-"""More forbidden messages in a row, and the draft counts as lost."""
+"""The draft counts as lost after this many forbidden messages in a row."""
 SILENCES = 10
-"""The draft counts as lost after so many times the longest silence."""
+"""The draft counts as lost when it is silent for this multiple of `max_silence_seconds`."""
 TAKE_IN_SECONDS = 0.02
-"""Added for each token of sequences that the draft has not begun: it takes all in before it answers."""
+"""Extra seconds for each token of sequences not yet answered: the draft prefills first."""
 
 
 class Reminder:

@@ -114,7 +114,7 @@ class TargetSequence:
     def kept(self) -> Sequence[int]:
         """The tokens whose keys and values may serve another sequence.
 
-        With `fixed` none of the answer, whose rows have the bits of passes that verify.
+        With `fixed` the prompt alone: rows of the answer come from passes that verify, and have other bits.
         """
         known = self.request.prompt if self.model.numerics.fixed else self.session.committed
         return known[:-1][: self.cache.length]

@@ -153,7 +153,7 @@ class TargetWorker:
         return [sequence for sequence in self.sequences if sequence.is_prefilled]
 
     def _decide(self, working: Sequence[TargetSequence]) -> None:
-        """Drain what has arrived and ask each policy, until a wait is worth nothing to all together."""
+        """Drain what has arrived and ask each policy, until the summed worth of waiting is not positive."""
         ready_ns = self.recorder.now_ns()
         if self.client.look_for_next():
             self._send_features(working)
@@ -220,7 +220,7 @@ class TargetWorker:
         self.recorder.flush()
 
     def _settle(self) -> None:
-        """Close ended sequences. They are over with the draft's counts, which are waited for only if all is idle."""
+        """Close ended sequences. Wait for the draft's counts only if no other sequence is at work."""
         for sequence in [sequence for sequence in self.sequences if sequence.finish_reason is not None]:
             self._close(sequence)
         self.client.settle(waits=not self.sequences)

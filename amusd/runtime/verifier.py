@@ -69,8 +69,8 @@ class Verifier:
     def judge(self, session: TargetSession, block: Block, output: ModelOutput) -> Acceptance:
         """The tokens that a pass over `block` commits; on one path also a candidate that came during it.
 
-        If a counting logit is not finite, the pass is made again without candidates, which must not matter; raises
-        `NotFiniteError` if it still is.
+        If a logit that decides a token is not finite, the pass is run again without candidates, which changes no token.
+        Raises `NotFiniteError` if it is still not.
         """
         cache = self._cache
         try:

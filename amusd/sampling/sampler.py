@@ -1,4 +1,4 @@
-"""Chooses a token of each row of logits, where the logits are, for draft and target.
+"""Samples one token per row of logits on their device, for draft and target.
 
 A `RowSampler` ends a pass, captured with it on a GPU: it reads words of each row and gives its column. A
 `SequenceSampler` writes the words for one request.

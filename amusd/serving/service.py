@@ -51,7 +51,7 @@ class Service:
         return sum(request.num_answers - sum(answer.is_over for answer in request.answers) for request in self.requests)
 
     async def health(self) -> tuple[int, dict[str, Any]]:
-        """Status and document: 200 only if a token could be made, which is tried after a failure."""
+        """Status and document: 200 if the engine can answer. After a failure one token is generated to find out."""
         engine, state = self.engine.engine, "ok"
         try:
             engine.turns.check()
