@@ -13,8 +13,6 @@ from models import tiny
 from oracle import always_wrong
 from runtime.pair import PROMPT, decoding, oracle, pair, params, reference
 
-from amusd.commands.compare import Comparison
-from amusd.commands.contestants import contestants_of
 from amusd.commands.run import answer
 from amusd.config import EngineConfig, RunConfig, TargetConfig
 from amusd.console import Console
@@ -24,7 +22,7 @@ from amusd.errors import ConfigError
 from amusd.settings import from_mapping
 from amusd.tracing.recorder import Recorder
 from amusd.types import DraftPresence, Mode
-from amusd.workload import prompts_of, user_prompt
+from amusd.workload import prompts_of
 
 TEXT = "deafbead"
 FACTORY = oracle(60, right_with_probability(0.7, 1))
@@ -55,34 +53,6 @@ def test_the_counts_of_an_engine_add_up_what_answers_count() -> None:
         assert engine.draft.presence is DraftPresence.FAILED  # this engine starts no other one
         assert engine.draft.failure is not None
         assert engine.worker.counts.num_tokens_alone == counts.num_tokens_alone + lost.num_tokens_alone
-
-
-def test_the_comparison_has_the_documented_rows() -> None:
-    config = run_config(policy="chain")
-    prompts = [user_prompt(TEXT), user_prompt("a" * 500, 2), user_prompt("bad", 3)]
-    with pair({"ngram": FACTORY}) as (engine, _):
-        comparison = Comparison(engine, config, contestants_of(config), Console())
-        assert len(list(comparison.turns(prompts))) == 2
-        rows = comparison.rows()
-    assert [row["mode"] for row in rows] == ["autoregressive", "synchronous", "asynchronous"]
-    (refused,) = comparison.refused
-    assert refused.startswith("prompt 2 was left out: ")
-    documented = {
-        "mode", "policy", "num_speculative_tokens", "num_prompts", "num_tokens", "tokens_per_second", "ms_per_token",
-        "time_to_first_token_ms", "speedup_vs_autoregressive", "speedup_vs_best_synchronous", "acceptance_rate",
-        "mean_acceptance_length", "acceptance_by_position", "num_rollbacks", "wasted_draft_fraction",
-        "target_idle_fraction", "draft_idle_fraction", "num_devices", "tokens_per_second_per_device",
-        "identical_to_autoregressive",
-    }  # fmt: skip
-    for row in rows:
-        assert documented <= set(row)
-        assert row["num_prompts"] == 2
-        same = {"num_prompts": 2, "num_identical": 2, "first_difference_gaps": []}
-        assert row["identical_to_autoregressive"] == same
-    assert rows[0]["speedup_vs_autoregressive"] == 1
-    assert rows[1]["speedup_vs_best_synchronous"] == 1
-    assert set(rows[1]["tuned"]) == {"2", "4"}
-    assert rows[2]["policy"] == "chain"
 
 
 class Commands:

@@ -37,16 +37,24 @@ def test_a_prompt_that_cannot_be_is_one_line(prompt: Any, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("drafter", "params", "message"),
+    ("drafter", "policy", "rule", "message"),
     [
-        ("oracle2", {}, "drafter=oracle2: this engine has oracle, synthetic; did you mean 'oracle'?"),
-        ("synthetic", {"temperature": 1, "acceptance": "rejection"}, "drafter=synthetic: has to be told "),
+        (
+            "oracle2",
+            "auto",
+            "auto",
+            "drafter=oracle2: this engine has oracle, synthetic, cascade; did you mean ",
+        ),
+        ("synthetic", "auto", "rejection", "drafter=synthetic: has to be told "),
+        ("oracle", "branching", "rejection", "policy=branching: not with sampling.acceptance=rejection"),
+        ("cascade", "branching", "auto", "policy=branching: drafter=cascade drafts no trees; allowed: embedded, "),
     ],
 )
-def test_a_drafter_that_cannot_be_is_one_line(drafter: str, params: dict[str, Any], message: str) -> None:
-    with pair({"oracle": FACTORY, "synthetic": FACTORY}) as (engine, _):
-        asked = SamplingParams(**params)
-        assert one_line_of(lambda: engine.generate("a", asked, drafter=drafter)).startswith(message)
+def test_a_drafter_that_cannot_be_is_one_line(drafter: str, policy: str, rule: Any, message: str) -> None:
+    asked, decoding = SamplingParams(temperature=1, acceptance=rule), DecodingConfig(policy=policy)
+    with pair(dict.fromkeys(("oracle", "synthetic", "cascade"), FACTORY)) as (engine, _):
+        found = one_line_of(lambda: engine.generate("a", asked, decoding=decoding, drafter=drafter))
+        assert found.startswith(message)
 
 
 def test_a_list_of_prompts_gives_the_list_of_their_answers() -> None:

@@ -1,4 +1,4 @@
-"""What `amusd compare` counts and keeps, also where a draft is lost on the way. Its rows are in `test_engine.py`."""
+"""What `amusd compare` counts and keeps, also where a draft is lost on the way."""
 
 from __future__ import annotations
 
@@ -106,6 +106,16 @@ def compared() -> Iterator[Comparison]:
 
 def test_every_mode_is_compared_at_each_size_and_all_with_plain_decoding_of_one(compared: Comparison) -> None:
     rows = compared.rows()
+    documented = {
+        "mode", "policy", "num_speculative_tokens", "num_prompts", "num_tokens", "tokens_per_second", "ms_per_token",
+        "time_to_first_token_ms", "speedup_vs_autoregressive", "speedup_vs_best_synchronous", "acceptance_rate",
+        "mean_acceptance_length", "acceptance_by_position", "num_rollbacks", "wasted_draft_fraction",
+        "target_idle_fraction", "draft_idle_fraction", "num_devices", "tokens_per_second_per_device",
+        "identical_to_autoregressive",
+    }  # fmt: skip
+    assert all(documented <= set(row) for row in rows)
+    (refused,) = compared.refused
+    assert refused.startswith("prompt 4 was left out: ")
     assert [(row["mode"], row["batch_size"]) for row in rows] == [
         (mode, size) for size in (1, 2, 5) for mode in ("autoregressive", "synchronous")
     ]

@@ -193,7 +193,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "what was lost is not offered again": ("self._unsent = offered + self._unsent", "pass"),
         "an old verdict is applied again": ("            committed_length > self.base or", "            True or"),
     },
-    ("amusd/protocol/draft_session.py", "tests/runtime/test_synchronous_trees.py"): {
+    ("amusd/protocol/draft_session.py", "tests/runtime/test_branching.py"): {
         "a synchronous tree has no end": ("self._num_steps - self._num_steps_before >= self._max_steps", "False"),
     },
     ("amusd/protocol/target_session.py", "tests/protocol/test_sessions.py"): {

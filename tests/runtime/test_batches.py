@@ -109,27 +109,20 @@ def logprobs_alone(prompt: tuple[int, ...], token_ids: tuple[int, ...]) -> list[
     return [float(row.log_softmax(-1)[token]) for row, token in zip(rows, token_ids, strict=True)]
 
 
-def check_whole(engine: Engine, one: Asked, answer: Answer) -> None:
+def check(engine: Engine, one: Asked, answer: Answer, *, is_whole: bool) -> None:
     """It is what plain decoding answers to this request alone; by the ratio test, what the target may have written."""
-    generation = answer.generation
-    assert answer.token_ids == generation.token_ids
-    if one.params.rule != "rejection":
-        alone = engine.generate(one.prompt, one.params, decoding=PLAIN)
-        assert as_seen(generation) == as_seen(alone), one
-        return
-    assert generation.finish_reason in (FinishReason.LENGTH, FinishReason.STOP, FinishReason.EOS)
-    if generation.finish_reason is FinishReason.LENGTH:
-        assert len(generation.token_ids) == one.params.max_new_tokens
-    if one.params.logprobs:
-        expected = logprobs_alone(one.prompt, generation.token_ids)
-        assert generation.logprobs == pytest.approx(expected, abs=1e-6), one
-
-
-def check_beginning(engine: Engine, one: Asked, answer: Answer) -> None:
-    """The same of what was read before it was closed."""
     if one.params.rule != "rejection":
         alone = engine.generate(one.prompt, one.params, decoding=PLAIN)
         assert answer.token_ids == alone.token_ids[: len(answer.token_ids)], one
+        assert not is_whole or as_seen(answer.generation) == as_seen(alone), one
+    elif is_whole:
+        generation = answer.generation
+        assert generation.finish_reason in (FinishReason.LENGTH, FinishReason.STOP, FinishReason.EOS)
+        if generation.finish_reason is FinishReason.LENGTH:
+            assert len(generation.token_ids) == one.params.max_new_tokens
+        if one.params.logprobs:
+            expected = logprobs_alone(one.prompt, generation.token_ids)
+            assert generation.logprobs == pytest.approx(expected, abs=1e-6), one
 
 
 def events_of(engine: Engine, *names: str) -> list[Event]:
@@ -190,7 +183,7 @@ def test_sixty_four_mixed_requests_are_each_their_own_plain_run(seed: int) -> No
         accepted = sum(event.fields["num_accepted"] for event in events_of(engine, "target_pass"))
         assert accepted > 50
         for one, answer in begun:
-            (check_beginning if answer in closed else check_whole)(engine, one, answer)
+            check(engine, one, answer, is_whole=answer not in closed)
     assert [life.error for life in drafts.lives] == [None] * 3
 
 

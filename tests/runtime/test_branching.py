@@ -1,4 +1,4 @@
-"""Branching over real workers: the tokens of plain decoding whatever the tree is, and the counts that go with it."""
+"""Trees over real workers: the tokens of plain decoding whatever the tree is, and the counts that go with it."""
 
 from __future__ import annotations
 
@@ -8,42 +8,32 @@ from typing import Any
 import pytest
 from runtime.pair import PROMPT, VOCAB_SIZE, decoding, pair, params, reference
 from runtime.table_tree import TableTreeDrafter, spread
+from runtime.test_sampled import FILTERS, NUM_TOKENS
+from runtime.test_sampled import params as sampled
 from table_model import TableModel
 
 from amusd.answer import Generation
-from amusd.config import DecodingConfig, SamplingParams
+from amusd.config import DecodingConfig
 from amusd.drafters.base import Drafter
 from amusd.drafters.ngram import EarlierAnswers, NgramCache, NgramDrafter
-from amusd.engine import Engine
-from amusd.errors import ConfigError
 from amusd.tracing.events import TargetPass
 from amusd.types import Mode
 
-NUM_TOKENS = 40
 PLAIN = decoding(Mode.AUTOREGRESSIVE)
-FILTERS: list[dict[str, Any]] = [
-    {},
-    {"top_k": 5},
-    {"top_p": 0.9},
-    {"top_k": 20, "top_p": 0.8, "min_p": 0.05},
-    {"repetition_penalty": 1.2, "presence_penalty": 0.5, "logit_bias": ((3, 1.5), (7, -4.0))},
-    {"frequency_penalty": 0.6, "presence_penalty": -0.4},
-]
 TREES: dict[str, Callable[[], Drafter]] = {
     "spread": lambda: TableTreeDrafter(places=spread(1)),
     "stranger": lambda: TableTreeDrafter(TableModel(VOCAB_SIZE, seed=8, max_length=400)),
     "lookup": lambda: TableTreeDrafter(places=spread(2), ngrams=NgramCache(1, 3)),
     "ngram": lambda: NgramDrafter(1, 3, EarlierAnswers(200)),
 }
-SAME: dict[str, Callable[[], Drafter]] = {"same": TableTreeDrafter}
 
 
 def branching(length: int = 5, **changes: object) -> DecodingConfig:
     return decoding(Mode.ASYNCHRONOUS, length, policy="branching", **{"fan_out": 3, "rows_per_step": 4, **changes})
 
 
-def sampled(temperature: float, **changes: Any) -> SamplingParams:
-    return SamplingParams(temperature=temperature, max_new_tokens=NUM_TOKENS, **{"seed": 11, **changes})
+def blocks(num_steps: int) -> DecodingConfig:
+    return decoding(Mode.SYNCHRONOUS, num_steps, tree=True, fan_out=3, rows_per_step=4)
 
 
 def check_counts(answer: Generation) -> None:
@@ -126,22 +116,22 @@ def test_several_paths_give_the_tokens_and_logprobs_of_plain_decoding(
     assert num_accepted_alternatives > 0
 
 
-# What cannot be
+@pytest.mark.parametrize(("name", "num_steps"), [("spread", 4), ("stranger", 2), ("lookup", 4), ("ngram", 1)])
+def test_blocks_of_a_tree_give_the_tokens_of_plain_decoding(name: str, num_steps: int) -> None:
+    with pair({name: TREES[name]}) as (engine, _):
+        answer = engine.generate(PROMPT, params(NUM_TOKENS), decoding=blocks(num_steps), drafter=name)
+        drawn = engine.generate(PROMPT, sampled(0.8), decoding=blocks(num_steps), drafter=name)
+        plain = engine.generate(PROMPT, sampled(0.8), decoding=PLAIN)
+    assert tuple(answer.token_ids) == reference(NUM_TOKENS)[len(PROMPT) :]
+    assert drawn.token_ids == plain.token_ids
+    for one in (answer, drawn):
+        check_counts(one)
 
 
-def refusal(engine: Engine, wanted: SamplingParams, drafter: str) -> str:
-    with pytest.raises(ConfigError) as caught:
-        engine.generate(PROMPT, wanted, decoding=branching(), drafter=drafter)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-def test_the_ratio_test_and_drafters_without_trees_are_refused_and_the_engine_goes_on() -> None:
-    with pair({"cascade": lambda: NgramDrafter(1, 3), **SAME}) as (engine, _):
-        said = refusal(engine, sampled(1.0, acceptance="rejection"), "same")
-        assert said.startswith("policy=branching: not with sampling.acceptance=rejection")
-        assert said.endswith("allowed: chain")
-        said = refusal(engine, params(5), "cascade")
-        assert said.startswith("policy=branching: drafter=cascade drafts no trees; allowed: embedded, ")
-        answer = engine.generate(PROMPT, params(5), decoding=branching(), drafter="same")
-        assert answer.token_ids == reference(5)[len(PROMPT) :]
+@pytest.mark.parametrize("num_steps", [1, 3])
+def test_the_draft_of_a_block_takes_its_steps_and_stops(num_steps: int) -> None:
+    with pair({"same": TableTreeDrafter}, pass_seconds=0.01) as (engine, _):
+        metrics = engine.generate(PROMPT, params(NUM_TOKENS), decoding=blocks(num_steps), drafter="same").metrics
+    assert metrics.num_tokens / metrics.num_passes > num_steps  # each block is accepted, and a token more
+    assert metrics.draft is not None
+    assert num_steps * (metrics.num_passes - 2) <= metrics.draft.num_steps <= num_steps * metrics.num_passes

@@ -137,16 +137,6 @@ def test_only_the_newest_of_several_verdicts_is_followed() -> None:
     assert (sequence.num_rollbacks, draft.worker.num_ignored) == (0, 0)
 
 
-def test_an_impossible_verdict_is_counted_once_and_changes_nothing() -> None:
-    draft = Draft(max_lookahead=8)
-    draft.steps(3)
-    draft.say(Verdict(1, 1, 0, 99, (7,), 0))
-    draft.steps(2)
-    sequence = draft.worker._sequences[1]
-    assert sequence.manager.session.committed == PROMPT
-    assert draft.worker.num_ignored == 1
-
-
 def test_waiting_is_counted_and_working_is_not() -> None:
     draft = Draft(step_seconds=0.01, max_lookahead=2)
     draft.steps(1)
@@ -187,18 +177,6 @@ def test_where_no_drafter_is_free_a_sequence_is_refused_and_may_ask_again(caplog
     ]
     draft.steps(9)
     assert draft.drafted(2) == draft.drafted(3) == ANSWER[:8]
-
-
-def test_an_opening_ends_those_that_are_over_and_no_other() -> None:
-    """Of 1 and 3 each `Close` was lost. 2 is asked for again after that, with room for it at last."""
-    draft = Draft(max_num_seqs=2, num_open=0)
-    draft.say(draft.opening(1, (1, 2)), draft.opening(3, (1, 2, 3, 4)))
-    draft.say(draft.opening(2, (1, 2, 3, 4)))
-    assert set(draft.worker._sequences) == {1, 3}
-    draft.say(draft.opening(2, (2, 4)))
-    assert set(draft.worker._sequences) == {2}
-    draft.say(draft.opening(3, (1, 2, 3, 4)), draft.opening(1, (1, 2)), draft.opening(4, (2, 4, 5)))  # two late copies
-    assert set(draft.worker._sequences) == {2, 4}
 
 
 def test_the_time_of_a_step_is_shared_by_the_rows_that_each_sequence_had() -> None:

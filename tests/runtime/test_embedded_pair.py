@@ -17,7 +17,6 @@ from runtime.pair import engine_of
 
 from amusd.answer import Generation
 from amusd.config import DecodingConfig, SamplingParams, WorkloadConfig
-from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter
 from amusd.drafters.ngram import NgramCache, NgramDrafter
 from amusd.drafters.synthetic import right_with_probability
@@ -96,41 +95,27 @@ def test_the_modes_agree_on_real_prompts_in_uneven_timing(
 
 
 @pytest.mark.parametrize(
-    "temperature", [0.7, *(pytest.param(other, marks=pytest.mark.long) for other in (0.3, 1.0, 1.5))]
+    "temperature", [0.7, *(pytest.param(other, marks=pytest.mark.long) for other in (0.0, 0.3, 1.0, 1.5))]
 )
 def test_sampled_answers_are_those_of_plain_decoding(
     target: tuple[CachedModel, Tokenizer], draft: CachedModel, temperature: float
 ) -> None:
     """Matching at a fixed width, with the trained draft and with lookup, over messages that come late."""
     drafters: dict[str, Callable[[], Drafter]] = {
-        "embedded": lambda: AutoregressiveDrafter(draft),
+        "embedded": lambda: ModelTreeDrafter(draft, NgramCache(4, 12)),
         "ngram": lambda: NgramDrafter(2, 4),
     }
-    filters = {} if temperature in (0.3, 1.0) else {"top_k": 40, "top_p": 0.95}
+    filters = {"top_k": 40, "top_p": 0.95} if temperature in (0.7, 1.5) else {}
     params = SamplingParams(temperature=temperature, seed=17, max_new_tokens=20, **filters)
-    accepted = 0
-    with engine_of(*target, drafters, seed=3, max_delay_seconds=0.01) as (engine, _):
-        plain = engine.generate("Name a city and a river.", params, decoding=DecodingConfig(mode=Mode.AUTOREGRESSIVE))
-        for mode, name in zip(SPECULATIVE, drafters, strict=True):
-            answer = engine.generate(
-                "Name a city and a river.", params, decoding=DecodingConfig(mode=mode), drafter=name
-            )
-            assert answer.token_ids == plain.token_ids, (mode, name)
-            accepted += answer.metrics.num_accepted
-    assert accepted > 0
-
-
-@pytest.mark.parametrize("temperature", [0.7, pytest.param(0.0, marks=pytest.mark.long)])
-def test_branching_with_the_trained_draft_gives_the_tokens_of_plain_decoding(
-    target: tuple[CachedModel, Tokenizer], draft: CachedModel, temperature: float
-) -> None:
-    trees: dict[str, Callable[[], Drafter]] = {"embedded": lambda: ModelTreeDrafter(draft, NgramCache(4, 12))}
-    params = SamplingParams(temperature=temperature, seed=17, max_new_tokens=24)
     prompt = "Name a city and a river."
-    with engine_of(*target, trees, seed=3, max_delay_seconds=0.005) as (engine, _):
+    with engine_of(*target, drafters, seed=3, max_delay_seconds=0.01) as (engine, _):
         plain = engine.generate(prompt, params, decoding=DecodingConfig(mode=Mode.AUTOREGRESSIVE))
-        answer = engine.generate(prompt, params, decoding=DecodingConfig(policy="branching"))
-    assert answer.token_ids == plain.token_ids
-    assert answer.policy == "branching"
-    assert 0 < answer.metrics.num_accepted < answer.metrics.num_verified
-    assert answer.metrics.num_refused == 0
+        for drafter, decoding in (
+            ("embedded", DecodingConfig(mode=Mode.SYNCHRONOUS)),
+            ("embedded", DecodingConfig(policy="branching")),
+            ("ngram", DecodingConfig()),
+        ):
+            answer = engine.generate(prompt, params, decoding=decoding, drafter=drafter)
+            assert answer.token_ids == plain.token_ids, (decoding, drafter)
+            assert answer.metrics.num_refused == 0
+            assert answer.metrics.num_accepted > 0 or drafter == "ngram"

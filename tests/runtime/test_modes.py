@@ -46,17 +46,6 @@ def test_a_draft_that_is_always_wrong_costs_no_token(mode: Mode, length: int) ->
     assert answer.metrics.draft.num_rollbacks > 5
 
 
-@pytest.mark.parametrize("mode", SPECULATIVE)
-def test_message_delays_change_nothing(mode: Mode) -> None:
-    factory = oracle(NUM_TOKENS, right_with_probability(0.7, 1))
-    with pair({"oracle": factory}, seed=1, max_delay_seconds=0.01, pass_seconds=0.01) as (engine, _):
-        answer = engine.generate(PROMPT, params(NUM_TOKENS), decoding=decoding(mode, 6))
-    assert answer.token_ids == reference(NUM_TOKENS)[len(PROMPT) :]
-    assert 0 < answer.metrics.num_accepted < answer.metrics.num_verified
-    assert answer.metrics.draft is not None
-    assert answer.metrics.draft.num_rollbacks > 2
-
-
 def test_the_draft_works_while_the_target_does() -> None:
     """Asynchronous: draft steps lie inside target passes. Synchronous: none does."""
 

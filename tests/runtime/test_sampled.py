@@ -104,15 +104,3 @@ def test_logprobs_are_those_of_scoring_the_answer_again(mode: Mode, temperature:
     assert [token_id for token_id, _ in found] == [token_id for token_id, _ in best]
     assert [logprob for _, logprob in found] == pytest.approx([logprob for _, logprob in best], abs=1e-5)
     assert answer.as_dict()["top_logprobs"] == [[list(pair) for pair in top] for top in answer.top_logprobs]
-
-
-@pytest.mark.parametrize("mode", SPECULATIVE)
-def test_under_the_ratio_test_every_drafter_works_and_some_candidates_are_rejected(mode: Mode) -> None:
-    wanted = params(1.0, acceptance="rejection")
-    with pair(DRAFTERS, max_delay_seconds=0.002) as (engine, _):
-        for drafter in DRAFTERS:
-            answer = engine.generate(PROMPT, wanted, decoding=decoding(mode, 5), drafter=drafter)
-            assert len(answer.token_ids) == NUM_TOKENS
-            if drafter == "stranger":
-                assert 0 < answer.metrics.num_accepted < answer.metrics.num_verified
-        assert engine.draft.failure is None
