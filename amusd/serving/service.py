@@ -144,19 +144,21 @@ class AnsweredRequest(Response):
 
     async def _submit(self) -> None:
         service, body, engine = self._service, self._body, self._service.engine
+        prompts = body.prompts
+        number = len(prompts) * body.n
+        service.check_room(number, "n" if body.n > 1 else "prompt")
+        self.num_answers = number
         encode = partial(engine.engine.encode, raw=not body.is_chat, template=body.chat_template_kwargs)
-        encoded = [await asyncio.to_thread(encode, prompt) for prompt in body.prompts]
+        encoded = [await asyncio.to_thread(encode, prompt) for prompt in prompts]
         places = [(ids, choice) for ids in encoded for choice in range(body.n)]
-        service.check_room(len(places), "n" if body.n > 1 else "prompt")
-        self.num_answers = len(places)
         decoding = replace(service.decoding, mode=body.mode or service.decoding.mode)
         for ids, choice in places:
             params = replace(self._params, seed=(self._params.seed + choice) & SEED_MASK)
             self.answers.append(await engine.submit(ids, params, self._news, decoding=decoding))
-        number, seed = sum(map(len, encoded)), self._params.seed
+        num_prompt_tokens, seed = sum(map(len, encoded)), self._params.seed
         decoders = [IncrementalDecoder(engine.engine.tokenizer, ids) for ids, _ in places]
-        self._writer = Writer(body, decoders, model=service.model, seed=seed, num_prompt_tokens=number)
-        service.metrics.begun(number)
+        self._writer = Writer(body, decoders, model=service.model, seed=seed, num_prompt_tokens=num_prompt_tokens)
+        service.metrics.begun(num_prompt_tokens)
 
     async def _whole(self) -> dict[str, Any]:
         tokens: list[list[Token]] = [[] for _ in self.answers]

@@ -47,6 +47,7 @@ MISTAKES: list[tuple[dict[str, Any], str | None, str]] = [
     ({"prompt": [5000]}, "prompt", "token ids must be in [0, 50)"),
     ({"prompt": ["a", 1]}, "prompt", "both token ids and prompts"),
     ({"prompt": ["a"] * 69}, "prompt", "69 answers are more than this server takes, 68"),
+    ({"n": 10**12}, "n", "1000000000000 answers are more than this server takes, 68"),
     ({"prompt": [1] * (CONTEXT + 1)}, "prompt", "leave no room"),
 ]
 
