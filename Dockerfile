@@ -2,12 +2,12 @@
 # hadolint and tests/launch/test_dockerfile.py read it.
 #
 #   docker build -t amusd .
-#   docker run --init --rm -p 127.0.0.1:8000:8000 --stop-timeout 40 amusd max_num_seqs=4
+#   docker run --init --rm -e AMUSD_API_KEY=... -p 127.0.0.1:8000:8000 --stop-timeout 40 amusd max_num_seqs=4
 #
 # On a GPU: torch's build with CUDA is the one of PyPI, and Triton compiles with gcc.
 #
 #   docker build -t amusd:cuda --build-arg BASE=nvidia/cuda:13.0.1-base-ubuntu24.04 --build-arg TORCH_INDEX= --build-arg EXTRAS=embedded,serve,gpu .
-#   docker run --init --rm --gpus all -p 127.0.0.1:8000:8000 --stop-timeout 40 amusd:cuda target=hf ...
+#   docker run --init --rm -e AMUSD_API_KEY=... --gpus all -p 127.0.0.1:8000:8000 --stop-timeout 40 amusd:cuda target=hf ...
 
 ARG BASE=python:3.12-slim-trixie
 

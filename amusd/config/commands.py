@@ -65,7 +65,7 @@ class ServeConfig(Settings):
     section = "serve"
 
     host: Text = "127.0.0.1"
-    """Address to listen on; 0.0.0.0 is every IPv4 address of the machine, and needs protection of your own."""
+    """Address to listen on; 0.0.0.0 is every IPv4 address of the machine. Only loopback goes without `api_key`."""
     port: Annotated[int, Meta(ge=0, le=65535)] = 8000
     """0: any free port, which the line with the address names."""
     api_key: Text | None = None

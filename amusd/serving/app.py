@@ -143,7 +143,7 @@ class App:
         self.service = service
         self._tell = tell
         self._key = service.config.api_key
-        self._checks_host = self._key is None and _is_here(service.config.host)
+        self._checks_host = self._key is None and is_here(service.config.host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or hand it to the routes."""
@@ -159,7 +159,7 @@ class App:
     def _check(self, scope: Scope) -> None:
         headers = dict(scope["headers"])
         host = _host_name(headers.get(b"host", b"localhost"))
-        if self._checks_host and not _is_here(host) and host not in self.service.config.allowed_hosts:
+        if self._checks_host and not is_here(host) and host not in self.service.config.allowed_hosts:
             message = f"this server is not called '{host[:200]}': serve.allowed_hosts can add it"
             raise RequestError(message, status=403, code="host_not_allowed")
         if self._key is not None and scope["path"] not in OPEN:
@@ -178,5 +178,6 @@ def _host_name(header: bytes) -> str:
         return ""
 
 
-def _is_here(host: str) -> bool:
+def is_here(host: str) -> bool:
+    """Whether only this machine reaches this host."""
     return host == "localhost" or host.endswith(".localhost") or is_loopback(host)

@@ -18,7 +18,7 @@ from amusd.async_engine import AsyncEngine
 from amusd.config import EngineConfig, RunConfig
 from amusd.engine import Engine
 from amusd.errors import ConfigError
-from amusd.serving.app import App
+from amusd.serving.app import App, is_here
 from amusd.serving.service import Service
 
 _LOOK_SECONDS = 0.02
@@ -29,10 +29,14 @@ def run_server(config: RunConfig, connect: Callable[[EngineConfig], Engine], tel
     """Serve until SIGINT, SIGTERM or SIGHUP; for the main thread. A second signal has its default effect.
 
     `connect` makes the engine in its own thread. `tell` gets lines for the operator. Raises `ConfigError` for an
-    unavailable address, before anything is loaded, and what `connect` raises.
+    address that is unavailable, or open without a key, before anything is loaded; and what `connect` raises.
     """
-    settings = config.engine_for("serve")
-    with closing(listener(config.serve.host, config.serve.port)) as own:
+    settings, host = config.engine_for("serve"), config.serve.host
+    if config.serve.api_key is None and not is_here(host):
+        raise ConfigError(
+            f"serve.host={host}: open to other machines without a key; set AMUSD_API_KEY or serve.api_key"
+        )
+    with closing(listener(host, config.serve.port)) as own:
         asyncio.run(serve(config, lambda: connect(settings), tell, own))
 
 

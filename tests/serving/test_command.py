@@ -21,6 +21,9 @@ import pytest
 from openai import OpenAI
 from serving.running import until
 
+from amusd.config import RunConfig, ServeConfig
+from amusd.errors import ConfigError
+from amusd.serving.server import run_server
 from tests.launch.processes import SECONDS, amusd_command, environment, run
 from tests.launch.small_pair import save_pair
 from tests.test_documents import blocks
@@ -144,6 +147,12 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path, small: list[str]) -> No
             own.process.send_signal(signal.SIGTERM)
             until(lambda: "ending: no new requests" in own.errors or own.process.poll() is not None)
             assert own.end(signal.SIGTERM) == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "big.example"])
+def test_a_server_without_a_key_is_not_opened_to_other_machines(host: str) -> None:
+    with pytest.raises(ConfigError, match=f"^serve.host={host}: .*; set AMUSD_API_KEY or serve.api_key$"):
+        run_server(RunConfig(serve=ServeConfig(host=host, port=0)), pytest.fail, pytest.fail)
 
 
 def test_an_address_that_cannot_be_had_is_told_before_anything_is_loaded(tmp_path: Path) -> None:
