@@ -287,16 +287,16 @@ class DraftClient:
 
     def _handle(self, message: Message) -> None:
         fields: dict[str, Any] = {}
-        makes_sense = isinstance(message, Progress)
+        makes_sense = False
         if isinstance(message, Candidate):
             reception, sequence = self._receive_candidate(message), self._sequences.get(message.sequence_id)
             makes_sense = reception != REFUSED
             fields = {"reception": reception, "num_ready": 0 if sequence is None else sequence.session.num_candidates}
         record_message(self.recorder, RECEIVE, message, **fields)
-        if isinstance(message, Progress):
-            self._receive_counts(message)
         if isinstance(message, Failed):
             self._lose(told_by(message))
+        elif isinstance(message, Progress):
+            self._receive_counts(message)
         elif makes_sense:
             self._silence = Silence()
         else:
@@ -321,6 +321,7 @@ class DraftClient:
 
     def _receive_counts(self, message: Progress) -> None:
         sequence = self._sequences.get(message.sequence_id) if message.open_ns else None
+        silence = Silence() if sequence is None else self._silence.signed(self.recorder.now_ns())
         for closed in [each for each in self._closed if each.sequence_id == message.sequence_id]:
             self.forget(closed)
             sequence = closed
@@ -329,8 +330,9 @@ class DraftClient:
         if sequence is not None:
             sequence.metrics.reported(message)
             for each in self._sequences.values():  # it is at long work, for any of them
-                if each.told is not None:
+                if each.told is not None and silence is not self._silence:
                     each.told.waited_ns = 0
+        self._silence = silence
 
     def _judge_silence(self) -> None:
         if not self._sequences:

@@ -8,6 +8,8 @@ MAX_NONSENSE = 100
 """The draft counts as lost after this many forbidden messages in a row."""
 SILENCES = 10
 """The draft counts as lost when it is silent for this multiple of `max_silence_seconds`."""
+MAX_SIGN_SECONDS = 10.0
+"""How long the draft may say that it is at work without a candidate."""
 TAKE_IN_SECONDS = 0.02
 """Extra seconds for each token of sequences not yet answered: the draft prefills first."""
 
@@ -67,6 +69,16 @@ class Silence:
     waited_ns: int = 0
     """How long it was waited for, by any sequence."""
     num_nonsense: int = 0
+    first_sign_ns: int | None = None
+    """Time of the first sign of work since its last candidate."""
+
+    def signed(self, now_ns: int) -> Silence:
+        """What it owes after a sign of work: nothing at first, after `MAX_SIGN_SECONDS` a candidate."""
+        first_ns = now_ns if self.first_sign_ns is None else self.first_sign_ns
+        if now_ns - first_ns <= MAX_SIGN_SECONDS * 1e9:
+            return Silence(first_sign_ns=first_ns)
+        self.asked(now_ns)
+        return self
 
     def asked(self, now_ns: int) -> None:
         """It owes an answer from now on, if it has owed none."""

@@ -18,7 +18,7 @@ from table_model import TableModel
 from amusd.policies.schedules import ChainPolicy, SynchronousPolicy
 from amusd.protocol.messages import Candidate, Close, Hello, Message, Open, Progress, Verdict
 from amusd.runtime.draft_client import DraftClient
-from amusd.runtime.patience import MAX_NONSENSE, SILENCES, TAKE_IN_SECONDS
+from amusd.runtime.patience import MAX_NONSENSE, MAX_SIGN_SECONDS, SILENCES, TAKE_IN_SECONDS
 from amusd.runtime.target_sequence import Request, TargetSequence
 from amusd.runtime.target_worker import TargetWorker
 from amusd.sampling.stopping import StopChecker
@@ -252,6 +252,20 @@ def test_a_draft_that_refuses_a_sequence_is_neither_silent_nor_replaced() -> Non
     target.client.link = Refusing(target.clock)
     sequence = without_waits(target, 1000)
     assert (target.client.is_silent, target.client.losses, sequence.metrics.draft) == (False, [], None)
+
+
+def test_a_draft_that_only_says_that_it_works_is_replaced() -> None:
+    class Busy(Link):
+        def receive(self, timeout: float) -> Message | None:
+            message = super().receive(min(timeout, 0.1))
+            return Progress(1, 0, 0, 0, 0, 1) if message is None and timeout else message
+
+    target = Target()
+    target.client.link = busy = Busy(target.clock)  # type: ignore[assignment]
+    busy.inbox.append(chain(1, PROMPT, (1,)))
+    assert len(list(decode(target.worker, *target.request(400)))) == 400
+    assert target.clock.ns / 1e9 < MAX_SIGN_SECONDS + 3 * SILENCE + 400 * PASS_SECONDS
+    assert len(target.client.losses) == 1
 
 
 def test_a_draft_that_joins_late_is_told_the_rest_of_a_known_answer() -> None:
