@@ -378,7 +378,7 @@ class DraftClient:
         self._silence = Silence()
         self.losses.append(reason)
         if self.link is not None:
-            self.link.close()
+            self.link.drop()
             self.link = None
         if self.draft_restart is not None:
             self.draft_restart.lost(reason)

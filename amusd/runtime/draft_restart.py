@@ -186,5 +186,5 @@ class DraftRestart:
 
     def _drop(self) -> None:
         if self._link is not None:
-            self._link.close()
+            self._link.drop()
             self._link = None

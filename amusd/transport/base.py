@@ -86,6 +86,10 @@ class Transport(ABC):
     def close(self) -> None:
         """Release everything. Idempotent; never raises; later uses raise `PeerLostError`."""
 
+    def drop(self) -> None:
+        """Close a link that is of no more use, without waiting for what is not sent yet."""
+        self.close()
+
     def has_room(self, num_bytes: int) -> bool:  # noqa: ARG002 - some links count messages, not bytes
         """Whether so many bytes can be queued before the peer reads more; says nothing of a loss."""
         return True

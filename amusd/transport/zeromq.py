@@ -148,6 +148,11 @@ class ZeroMQTransport(Transport):
         if self._private_folder is not None:
             shutil.rmtree(self._private_folder, ignore_errors=True)
 
+    def drop(self) -> None:
+        """Close without waiting for the last messages to leave."""
+        self._is_lost = True
+        self.close()
+
     def _try_send(self, frame: bytes) -> bool:
         # send may have decided on old news (libzmq throttles it); asking for the events brings the socket up to date
         return self._send_now(frame) or (_is_ready(self._socket, zmq.POLLOUT) and self._send_now(frame))

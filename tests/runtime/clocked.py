@@ -48,5 +48,7 @@ class Link:
     def close(self) -> None:
         self.is_closed = True
 
+    drop = close
+
     def messages(self, kind: type[Message]) -> list[Any]:
         return [message for _, message in self.sent if isinstance(message, kind)]

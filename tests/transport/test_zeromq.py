@@ -56,6 +56,18 @@ def test_garbage_from_a_raw_socket_is_dropped_and_the_link_goes_on(
     assert listener.num_rejected == 4
 
 
+def test_a_link_of_no_more_use_is_left_at_once(
+    listener: ZeroMQTransport, other: ZeroMQTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lingers: list[int] = []
+    close = zmq.Socket.close
+    monkeypatch.setattr(zmq.Socket, "close", lambda own, linger=None: (lingers.append(linger), close(own, 0)))
+    listener.drop()
+    assert lingers == [0, 0]
+    with pytest.raises(PeerLostError):
+        expect(other)
+
+
 def test_a_stranger_beside_the_peer_is_not_read_and_its_leaving_ends_nothing(
     listener: ZeroMQTransport, other: ZeroMQTransport, stranger: zmq.Socket[bytes]
 ) -> None:
