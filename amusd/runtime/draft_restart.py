@@ -113,6 +113,8 @@ class DraftRestart:
                 if self.failure is not None:
                     raise PeerLostError(self.failure) from None
             if self._link is None:
+                if time.monotonic() >= deadline:
+                    raise PeerLostError("the draft was lost, and has not ended within startup_timeout_seconds")
                 time.sleep(LOOK_SECONDS)
 
     def lost(self, reason: str) -> None:

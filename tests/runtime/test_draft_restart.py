@@ -8,6 +8,7 @@ import pytest
 from runtime.clocked import Clock, Link
 
 from amusd.child import Ended
+from amusd.errors import PeerLostError
 from amusd.protocol.messages import Hello
 from amusd.runtime import draft_restart, handshake
 from amusd.runtime.draft_restart import (
@@ -53,7 +54,7 @@ class Search:
         self.clock, self.source = Clock(), Source()
         self.links: list[Link] = []
         self.cuts_links = False
-        time = SimpleNamespace(monotonic=lambda: self.clock.ns / 1e9)
+        time = SimpleNamespace(monotonic=lambda: self.clock.ns / 1e9, sleep=self.clock.pass_by)
         monkeypatch.setattr(draft_restart, "time", time)
         monkeypatch.setattr(handshake, "time", time)
         self.restart = DraftRestart(self.source, self._listen, 10.0)
@@ -86,6 +87,17 @@ def search(monkeypatch: pytest.MonkeyPatch) -> Search:
 
 def hello(incarnation: int) -> Hello:
     return Hello(incarnation, "", ("test",))
+
+
+def test_a_first_draft_that_is_lost_and_does_not_end_is_waited_for_until_the_start_is_to_be_over(
+    search: Search, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search.cuts_links = True
+    monkeypatch.setattr(search.source, "dismiss", lambda: None)
+    again = DraftRestart(search.source, search._listen, 10.0)
+    with pytest.raises(PeerLostError, match="has not ended within startup_timeout_seconds"):
+        again.first(OWN)
+    assert search.clock.ns / 1e9 < 11.0
 
 
 def test_a_draft_that_does_not_end_by_itself_is_dismissed(search: Search) -> None:
