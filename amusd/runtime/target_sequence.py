@@ -164,12 +164,14 @@ class TargetSequence:
         self.block = self.verifier.begin(self.session, num_candidates, breadth, min_chance)
         return self.verifier.rows(self.block)
 
-    def commit(self, output: ModelOutput) -> PassOutcome:
+    def commit(self, output: ModelOutput | None) -> PassOutcome:
         """Judge the candidates of the pass; make final what is accepted, and the target's own token behind it.
 
-        The answer may end before that. The cache is cut back. Raises `NotFiniteError`.
+        The answer may end before that. The cache is cut back. Raises `NotFiniteError`, after which None makes the pass
+        again without candidates.
         """
-        acceptance = self.verifier.judge(self.session, self.block, output)
+        session, block, verifier = self.session, self.block, self.verifier
+        acceptance = verifier.judge_again(session, block) if output is None else verifier.judge(session, block, output)
         texts, self.finish_reason = self.stop.push(acceptance.token_ids)
         token_ids = acceptance.token_ids[: len(texts)]
         num_accepted = min(acceptance.num_accepted, len(texts))

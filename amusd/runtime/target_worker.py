@@ -183,12 +183,16 @@ class TargetWorker:
         """Have each sequence judge its candidates. One whose logits are not finite ends without an outcome."""
         self.client.drain()  # a candidate that came meanwhile is judged in the place of the bonus token
         outcomes: dict[TargetSequence, PassOutcome] = {}
-        for sequence, output in zip(working, outputs, strict=True):
+        judged: list[tuple[TargetSequence, ModelOutput | None]] = [*zip(working, outputs, strict=True)]
+        for sequence, output in judged:
             try:
                 outcomes[sequence] = sequence.commit(output)
             except NotFiniteError as error:  # noqa: PERF203 - the others go on
-                sequence.error = error
-                self.end(sequence)
+                if output is None:
+                    sequence.error = error
+                    self.end(sequence)
+                else:
+                    judged.append((sequence, None))  # behind the others, whose logits another pass overwrites
         return outcomes
 
     def _tell(self, outcomes: dict[TargetSequence, PassOutcome]) -> None:

@@ -66,22 +66,15 @@ class Verifier:
             wanted = SamplerRows(self._sampler.sampler, words)
         return Rows(block.token_ids, self._cache, wanted, parents)
 
-    def judge(self, session: TargetSession, block: Block, output: ModelOutput) -> Acceptance:
-        """The tokens that a pass over `block` commits; on one path also a candidate that came during it.
-
-        If a logit that decides a token is not finite, the pass is run again without candidates, which changes no token.
-        Raises `NotFiniteError` if it is still not.
-        """
+    def judge_again(self, session: TargetSession, block: Block) -> Acceptance:
+        """`judge` by another pass, without candidates, which changes no token. Logits of the last one are gone then."""
         cache = self._cache
-        try:
-            return self._judge(session, block, output)
-        except NotFiniteError:
-            cache.truncate(block.start)
-            cache.wipe()
+        cache.truncate(block.start)
+        cache.wipe()
         block = Block(block.start, block.last_token, ())
         [output] = self._model.run([self.rows(block)])
         try:
-            return self._judge(session, block, output)
+            return self.judge(session, block, output)
         except NotFiniteError as error:
             cache.truncate(0)  # the prompt's keys and values may be no numbers either
             cache.wipe()
@@ -90,7 +83,11 @@ class Verifier:
                 "in target.dtype (float32 holds the largest numbers)"
             ) from None
 
-    def _judge(self, session: TargetSession, block: Block, output: ModelOutput) -> Acceptance:
+    def judge(self, session: TargetSession, block: Block, output: ModelOutput) -> Acceptance:
+        """The tokens that a pass over `block` commits; on one path also a candidate that came during it.
+
+        Raises `NotFiniteError` if a logit that counts is not finite.
+        """
         judged, drawn_from = session.to_judge()
         judged = judged[: len(block.token_ids)]
         if isinstance(self._sampler, RatioTest):

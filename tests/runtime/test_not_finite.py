@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from runtime.pair import PROMPT, decoding, pair, reference, target_model
+from runtime.pair import PROMPT, decoding, pair, plain_engine, reference, target_model
 
 from amusd.config import SamplingParams
 from amusd.drafters.autoregressive import AutoregressiveDrafter
@@ -79,6 +79,27 @@ def test_the_targets_end_the_answer_with_their_position(sampling: str, schedule:
             assert stream.token_ids == whole.token_ids[:12]
         short = SamplingParams(max_new_tokens=5)
         assert engine.generate(PROMPT, short).token_ids == reference(5)[len(PROMPT) :]
+
+
+def test_those_of_one_sequence_do_not_change_the_answer_of_another() -> None:
+    """A pass that is made again writes its logits where those of all sequences lay."""
+    with plain_engine() as engine:
+        expected = engine.generate(PROMPT, params("ratio test"))
+        model: Any = engine.worker.model
+        spoil(model, lambda _, position: position >= 60, NAN)
+        run, last = model.run, list[ModelOutput]()
+
+        def replay(batch: Sequence[Rows]) -> list[ModelOutput]:
+            for output in last:
+                output.logits.zero_()
+            last[:] = run(batch)
+            return [*last]
+
+        model.run = replay
+        broken, healthy = (engine.submit(prompt, params("ratio test")) for prompt in (50 * (9,), PROMPT))
+        assert healthy.result().token_ids == expected.token_ids
+        with pytest.raises(NotFiniteError):
+            broken.result()
 
 
 @pytest.mark.parametrize("sampling", ["greedy", "filters", "ratio test"])
