@@ -38,9 +38,6 @@ class TableCache:
             raise ValueError(f"cannot truncate a cache of length {self.length} to {length}")
         self.length = length
 
-    def wipe(self) -> None:
-        """Nothing: no hash is ever multiplied."""
-
     def feature(self, position: int) -> Tensor:
         """bfloat16 [4]: bytes of the hash of the prefix that ends at `position`."""
         prefix = self._hashes[position + 1]
@@ -117,6 +114,9 @@ class TableModel:
         """Continue with these rows of the last pass over several paths."""
         for row in rows:
             cache.append(cache.rows[row])
+
+    def wipe(self, cache: TableCache) -> None:
+        """Nothing: no hash is ever multiplied."""
 
     def read_features(self, batch: Sequence[tuple[TableCache, range]]) -> list[Tensor]:
         """The features of each sequence alone."""

@@ -155,7 +155,7 @@ class AutoregressiveDrafter(Drafter):
         """Drop the rows of a pass."""
         say_not_finite(error)
         self._cache.truncate(len(self._held))
-        self._cache.wipe()
+        self.model.wipe(self._cache)
 
     def _cut(self, text: Sequence[int]) -> None:
         """Keep of the cache what `text` begins with, its last token excepted."""

@@ -1,13 +1,14 @@
 """A causal language model on one device, which knows nothing of candidates, messages or sampling.
 
-`run` checks the rows and finds their places, `compute` has every rank do the same pass, and `EagerPasses` or
-`CapturedPasses` pad and join rows and launch the network.
+`compute` has every rank follow one command, and `EagerPasses` or `CapturedPasses` pad and join rows and launch the
+network.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from amusd.models.graphs import Capture, Completion, send
 from amusd.models.kv_cache import KVCache, KVMemory
 from amusd.models.network import Network
 from amusd.models.numerics import Numerics
-from amusd.models.passes import ModelOutput, Pass, Rows, SamplerRows, lay_out
+from amusd.models.passes import Command, Forward, Keep, ModelOutput, Prefill, Prepare, Rows, Wipe, lay_out
 from amusd.models.sharding import ALONE, Ranks
 from amusd.sampling.sampler import RowSampler
 
@@ -87,8 +88,8 @@ class CachedModel:
 
         Afterwards a captured pass of another shape is a `DeviceError`.
         """
-        for wanted in (None, *(SamplerRows(sampler, sampler.neutral[None]) for sampler in samplers)):
-            self.compute(Pass([Rows((), cache, wanted)], steps))
+        for sampler in (None, *samplers):
+            self.compute(Prepare(cache, steps), sampler)
 
     def prefill(self, token_ids: Sequence[int], cache: KVCache) -> None:
         """Take in tokens without logits, in chunks whose borders depend on the position alone."""
@@ -96,7 +97,7 @@ class CachedModel:
         done = 0
         while (start := cache.length) < end:
             count = self.numerics.prefill_end(start, end) - start
-            self.compute(Pass([Rows(token_ids[done : done + count], cache)], steps=0))
+            self.compute(Prefill(cache, token_ids[done : done + count]))
             done += count
 
     def run(self, batch: Sequence[Rows], steps: int = 1) -> list[ModelOutput]:
@@ -109,7 +110,9 @@ class CachedModel:
 
         A row's logits are those of its path alone. Raises `ValueError`, before any change, for what does not fit.
         """
-        return self.compute(Pass([self._laid_out(rows) for rows in batch], steps)) if batch else []
+        samplers = [rows.wanted.sampler for rows in batch if rows.wanted is not None]
+        sampler = max(samplers, key=lambda sampler: sampler.level, default=None)
+        return self.compute(Forward(batch, steps), sampler) if batch else []
 
     def keep(self, rows: Sequence[int], cache: KVCache) -> None:
         """Continue with `rows` of the last pass, a path from the first row; moves `cache.length`.
@@ -117,26 +120,45 @@ class CachedModel:
         Raises `ValueError` unless the last pass over `cache` had `parents`.
         """
         cache.check_keep(rows)
-        self.compute(Pass([Rows((), cache)], kept=rows))
+        self.compute(Keep(cache, rows))
 
-    def compute(self, work: Pass) -> list[ModelOutput]:
-        """Compute a pass on every rank: the other ranks call this with the first rank's pass."""
-        cache = work.rows[0].cache
-        self.ranks.announce(work)
-        if work.kept is not None:
-            cache.keep(work.kept)
-            return []
-        for rows in work.rows:
+    def wipe(self, cache: KVCache) -> None:
+        """Write zeros beyond the length of `cache`, after a pass that was not finite."""
+        self.compute(Wipe(cache))
+
+    def compute(self, work: Command, sampler: RowSampler | None = None) -> list[ModelOutput]:
+        """Follow a command on every rank: the other ranks call this with the first rank's.
+
+        `sampler`: the one that serves every sequence; None: the most likely tokens.
+        """
+        batch = [self._laid_out(rows) for rows in work.rows] if isinstance(work, Forward) else []
+        self.ranks.announce(work, None if sampler is None else sampler.level)
+        passes = self._eager or work.cache.captured
+        match work:
+            case Prepare(cache, steps):
+                passes.prepare(cache, steps, sampler)
+            case Prefill(cache, token_ids):
+                cache.put_in_order()
+                passes.prefill(cache, token_ids)
+                cache.advance(len(token_ids))
+            case Forward(_, steps):
+                return self._forward(passes, batch, steps, sampler)
+            case Keep(cache, rows):
+                cache.keep(rows)
+            case Wipe(cache):
+                cache.wipe()
+        return []
+
+    def _forward(self, passes: Any, batch: Sequence[Rows], steps: int, sampler: RowSampler | None) -> list[ModelOutput]:
+        for rows in batch:
             rows.cache.path_slots = ()
-        if work.steps == 0:
-            cache.put_in_order()
-        outputs: list[ModelOutput] = (self._eager or cache.captured).run(work)
-        for rows in work.rows:
+        outputs: list[ModelOutput] = passes.run(batch, steps, sampler)
+        for rows in batch:
             cache = rows.cache
             if rows.parents is not None and rows.places is not None:
                 cache.path_slots = rows.places.slots
-            elif rows.places is None and rows.token_ids:
-                cache.advance(min(len(rows.token_ids) + max(0, work.steps - 1), cache.capacity - cache.length))
+            elif rows.places is None:
+                cache.advance(min(len(rows.token_ids) + steps - 1, cache.capacity - cache.length))
         return outputs
 
     def read_features(self, batch: Sequence[tuple[KVCache, range]]) -> Sequence[Tensor]:

@@ -24,7 +24,7 @@ from amusd.errors import DeviceError
 from amusd.models.attention import CausalAttention
 from amusd.models.graphs import Replay, send
 from amusd.models.kv_cache import KVCache
-from amusd.models.passes import PADDING_ID, ModelOutput, Pass, Places, Rows
+from amusd.models.passes import PADDING_ID, ModelOutput, Places, Rows
 from amusd.models.pinned import PassInputs, Pinned
 from amusd.sampling.sampler import RowSampler
 
@@ -68,25 +68,19 @@ class CapturedPasses:
         self._results = Pinned((2, self._num_places), torch.int64, device)
         self._columns, self._largest = self._results.device[0], self._results.device[1].view(torch.float64)
 
-    def run(self, work: Pass) -> list[ModelOutput]:
-        """Compute a pass and wait; returns each sequence's output, or nothing for a prompt."""
-        batch, first = work.rows, work.rows[0]
-        if not first.token_ids:
-            self._prepare(work)
-            return []
-        if work.steps == 0:
-            self._prefill(first)
-            return []
+    def run(self, batch: Sequence[Rows], steps: int, sampler: RowSampler | None) -> list[ModelOutput]:
+        """Compute a pass and wait; returns each sequence's output."""
         count = self._model.numerics.padded_rows(max(len(rows.token_ids) for rows in batch))
-        shapes = _shapes(work, count, next(number for number in self._sequence_counts if number >= len(batch)))
+        sequences = next(number for number in self._sequence_counts if number >= len(batch))
+        shapes = _shapes(count, steps, sampler, sequences)
         graphs = [self._graph(shape) for shape in shapes]
         self._inputs.send(self._write(batch, shapes[0], len(shapes) - 1))
         places = [self._places_of(index, rows, shapes) for index, rows in enumerate(batch)]
         told = None
-        if work.sampler is not None:
-            asked, told = self._words[work.sampler]
+        if sampler is not None:
+            asked, told = self._words[sampler]
             for rows, those in zip(batch, places, strict=True):
-                asked.host[those] = work.sampler.neutral if rows.wanted is None else rows.wanted.inputs
+                asked.host[those] = sampler.neutral if rows.wanted is None else rows.wanted.inputs
             asked.send()
         with torch.inference_mode():
             for replay, _ in graphs:
@@ -111,15 +105,15 @@ class CapturedPasses:
         powers = range(self._num_caches.bit_length() + 1)
         return sorted({min(1 << power, self._num_caches) for power in powers})
 
-    def _prefill(self, rows: Rows) -> None:
-        cache, count, device = rows.cache, len(rows.token_ids), self._device
-        start = cache.length
-        token_ids = send(torch.tensor(rows.token_ids), device)
+    def prefill(self, cache: KVCache, token_ids: Sequence[int]) -> None:
+        """Take in a chunk of a prompt."""
+        start, count, device = cache.length, len(token_ids), self._device
+        sent = send(torch.tensor(token_ids), device)
         positions = torch.arange(start, start + count, device=device)
         attention = CausalAttention(start, count, cache.first)
         self._memory.slots_of_pass = positions + cache.first if cache.first else positions
         with torch.inference_mode():
-            self._model.network(token_ids, positions, attention, self._memory, with_logits=False)
+            self._model.network(sent, positions, attention, self._memory, with_logits=False)
         self._model.wait()
 
     def _places(self, shape: PassShape) -> slice:
@@ -198,11 +192,11 @@ class CapturedPasses:
         if first < end:
             self._slots.send(slice(first, end))
 
-    def _prepare(self, work: Pass) -> None:
+    def prepare(self, _: KVCache, steps: int, sampler: RowSampler | None) -> None:
         """Capture all shapes now, so that no answer waits for a capture."""
         self._is_sealed = False
         for sequences, count in itertools.product(self._sequence_counts, self._model.numerics.row_counts):
-            for shape in _shapes(work, count, sequences):
+            for shape in _shapes(count, steps, sampler, sequences):
                 self._graph(shape)
         self._is_sealed = True
 
@@ -263,6 +257,5 @@ class CapturedPasses:
         self._largest[places] = logits.gather(1, columns.unsqueeze(1)).squeeze(1)
 
 
-def _shapes(work: Pass, rows: int, sequences: int) -> list[PassShape]:
-    steps = range(max(1, work.steps))
-    return [PassShape(1 if step else rows, step, work.sampler, sequences) for step in steps]
+def _shapes(rows: int, steps: int, sampler: RowSampler | None, sequences: int) -> list[PassShape]:
+    return [PassShape(1 if step else rows, step, sampler, sequences) for step in range(steps)]

@@ -18,7 +18,7 @@ from amusd.models.cpu_attention import CpuAttention, Part, seen_by_chain
 from amusd.models.kv_cache import KVCache
 from amusd.models.network import Network
 from amusd.models.numerics import Numerics
-from amusd.models.passes import PADDING_ID, ModelOutput, Pass, Rows
+from amusd.models.passes import PADDING_ID, ModelOutput, Rows
 from amusd.models.row_counts import WIDTHS, RowCounts
 
 _KEYS_STEP = 64
@@ -37,21 +37,23 @@ class EagerPasses:
         self._columns = np.zeros((4, most), dtype=np.int64)  # see `Rows.write`
         self._inputs = torch.from_numpy(self._columns).unbind()
 
-    def run(self, work: Pass) -> list[ModelOutput]:
-        """Compute a pass; returns each sequence's output, or nothing for a prompt."""
+    def run(self, batch: Sequence[Rows], *_: object) -> list[ModelOutput]:
+        """Compute a pass; returns each sequence's output."""
         outputs: list[ModelOutput] = []
-        if not work.rows[0].token_ids:
-            self._prepare(work.rows[0].cache)
-            return outputs
         with torch.inference_mode():
-            for batch in self._calls(work.rows):
-                logits = self._call(batch, with_logits=work.steps > 0)
-                if logits is not None:
-                    each = torch.split(logits, [len(rows.token_ids) for rows in batch])
-                    outputs += [ModelOutput(scores, rows.wanted) for scores, rows in zip(each, batch, strict=True)]
+            for part in self._calls(batch):
+                logits = self._call(part, with_logits=True)
+                assert logits is not None
+                each = torch.split(logits, [len(rows.token_ids) for rows in part])
+                outputs += [ModelOutput(scores, rows.wanted) for scores, rows in zip(each, part, strict=True)]
         return outputs
 
-    def _prepare(self, cache: KVCache) -> None:
+    def prefill(self, cache: KVCache, token_ids: Sequence[int]) -> None:
+        """Take in a chunk of a prompt."""
+        with torch.inference_mode():
+            self._call([Rows(token_ids, cache)], with_logits=False)
+
+    def prepare(self, cache: KVCache, *_: object) -> None:
         """Find which numbers of rows passes over `cache`'s memory may have."""
         if self._numerics.fixed:
             self._row_counts.up_to(cache.memory.num_slots // cache.allocated * self._numerics.width)

@@ -182,7 +182,7 @@ class KVCache:
 
     def put_in_order(self) -> None:
         """Have each position in its own slot, as chunks of a prompt need it."""
-        length, self.length = self.length, 0  # nothing is held if the move is interrupted
+        length, self.length, self.path_slots = self.length, 0, ()  # nothing is held if the move is interrupted
         positions = np.flatnonzero(self.slots[:length] != np.arange(length))
         if len(positions):
             sources, targets = (torch.from_numpy(self.first + part) for part in (self.slots[positions], positions))

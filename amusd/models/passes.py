@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
@@ -103,24 +105,49 @@ class Rows:
         columns[3][rows] = np.add(parents, cache.first)
 
 
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """What all ranks of a model compute at once."""
+class Prepare(msgspec.Struct, frozen=True, tag=True):
+    """Get ready for passes with one sampler over the memory of a cache."""
+
+    cache: KVCache
+    steps: int
+    """Most steps of a pass."""
+
+
+class Prefill(msgspec.Struct, frozen=True, tag=True):
+    """Take in a chunk of a prompt."""
+
+    cache: KVCache
+    token_ids: Sequence[int]
+
+
+class Forward(msgspec.Struct, frozen=True, tag=True):
+    """Compute a pass."""
 
     rows: Sequence[Rows]
-    """Without tokens nothing is computed, but passes with this sampler of up to `steps` steps are captured."""
-    steps: int = 1
-    """Tokens that each sequence chooses one after another: several only in captured passes; none for a chunk of a
-    prompt, which is one chain.
-    """
-    kept: Sequence[int] | None = None
-    """Only continue the one sequence with these rows of the last pass."""
+    steps: int
+    """Tokens that each sequence chooses one after another: several only in captured passes."""
 
     @property
-    def sampler(self) -> RowSampler | None:
-        """The sampler that serves every sequence."""
-        wanted = [rows.wanted.sampler for rows in self.rows if rows.wanted is not None]
-        return max(wanted, key=lambda sampler: sampler.level, default=None)
+    def cache(self) -> KVCache:
+        """One of the caches."""
+        return self.rows[0].cache
+
+
+class Keep(msgspec.Struct, frozen=True, tag=True):
+    """Continue the sequence with these rows of the last pass."""
+
+    cache: KVCache
+    rows: Sequence[int]
+
+
+class Wipe(msgspec.Struct, frozen=True, tag=True):
+    """Write zeros beyond the sequence."""
+
+    cache: KVCache
+
+
+Command: TypeAlias = Prepare | Prefill | Forward | Keep | Wipe
+"""What all ranks of a model do at once."""
 
 
 @dataclass(frozen=True, slots=True)

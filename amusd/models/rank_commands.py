@@ -1,4 +1,4 @@
-"""Passes announced by the first of several ranks to the others, which compute the same on their parts.
+"""Commands of the first of several ranks to the others, which compute the same on their parts.
 
 So all capture and replay the same passes in one order, as exchanges in CUDA graphs require. Nothing is answered. A
 cache is sent with its length, so a rollback needs no message. What the other ranks sample is not used.
@@ -19,11 +19,11 @@ import numpy.typing as npt
 from amusd.errors import PeerProtocolError
 from amusd.models.cached_model import CachedModel
 from amusd.models.kv_cache import KVCache, KVMemory
-from amusd.models.passes import Pass, SamplerRows
+from amusd.models.passes import Command, Forward
 from amusd.sampling.sampler import Level, samplers_of
 
 
-class PassEncoder:
+class CommandEncoder:
     """Writes the messages of one leader."""
 
     def __init__(self) -> None:
@@ -31,11 +31,11 @@ class PassEncoder:
         self._memories: weakref.WeakKeyDictionary[KVMemory, int] = weakref.WeakKeyDictionary()
         self._dropped: list[int] = []
 
-    def encode(self, work: Pass) -> bytes:
-        """A message: the memories that are gone, the level of the sampler if any, and the pass."""
+    def encode(self, work: Command, level: Level | None) -> bytes:
+        """A message: the memories that are gone, the level of the sampler if any, and the command."""
         dropped = [self._dropped.pop() for _ in range(len(self._dropped))]
-        level = None if work.sampler is None else work.sampler.level
-        work = replace(work, rows=[replace(rows, wanted=None) for rows in work.rows])
+        if isinstance(work, Forward):
+            work = Forward([replace(rows, wanted=None) for rows in work.rows], work.steps)
         return msgspec.msgpack.encode((dropped, level, work), enc_hook=self._encode)
 
     def _encode(self, value: KVCache | npt.NDArray[np.int64]) -> Any:
@@ -51,7 +51,7 @@ class PassEncoder:
 
 
 def follow(model: CachedModel, frames: Iterable[bytes]) -> None:
-    """Compute every announced pass on this rank's part of the model.
+    """Follow every command on this rank's part of the model.
 
     Raises `PeerProtocolError` for a malformed one, `PeerError` if another rank is lost.
     """
@@ -67,7 +67,7 @@ def follow(model: CachedModel, frames: Iterable[bytes]) -> None:
         cache.truncate(length)
         return cache
 
-    decoder = msgspec.msgpack.Decoder(tuple[list[int], Level | None, Pass], dec_hook=decode)
+    decoder = msgspec.msgpack.Decoder(tuple[list[int], Level | None, Command], dec_hook=decode)
     for frame in frames:
         try:
             dropped, level, work = decoder.decode(frame)
@@ -75,7 +75,5 @@ def follow(model: CachedModel, frames: Iterable[bytes]) -> None:
             raise PeerProtocolError(f"rank 0 of the target: {error}") from None
         for number in dropped:
             memories.pop(number, None)
-        for sampler in () if level is None else samplers_of(model, work.rows[0].cache, [level]):
-            wanted = SamplerRows(sampler, sampler.neutral[None])
-            work = replace(work, rows=[replace(rows, wanted=wanted) for rows in work.rows])
-        model.compute(work)
+        samplers = [] if level is None else samplers_of(model, work.cache, [level])
+        model.compute(work, *samplers)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from amusd.models.linear import Linear
-from amusd.models.passes import Pass
+from amusd.models.passes import Command
+from amusd.sampling.sampler import Level
 
 
 class Ranks:
@@ -41,8 +42,8 @@ class Ranks:
     def abort(self) -> None:
         """End exchanges that take too long. No exchange works afterwards."""
 
-    def announce(self, work: Pass) -> None:
-        """Tell the other ranks to compute the same `work`."""
+    def announce(self, work: Command, level: Level | None) -> None:
+        """Tell the other ranks to do the same, with a sampler of this level."""
 
 
 ALONE = Ranks(0, 1)

@@ -17,9 +17,10 @@ import msgspec
 from amusd.config import TransportConfig
 from amusd.errors import ConfigError, PeerFailedError, PeerLostError, PeerProtocolError, RankLostError, first_line
 from amusd.models.meeting import Meeting
-from amusd.models.passes import Pass
+from amusd.models.passes import Command
 from amusd.models.process_group import ProcessGroup
-from amusd.models.rank_commands import PassEncoder
+from amusd.models.rank_commands import CommandEncoder
+from amusd.sampling.sampler import Level
 from amusd.transport.factory import numbered_link
 from amusd.transport.torch_distributed import Backend
 from amusd.types import Role
@@ -62,7 +63,7 @@ class Leader(_ConnectedRanks):
     def __init__(self, config: TransportConfig, meeting: Meeting, size: int, backend: Backend = "gloo") -> None:
         """Listen for the followers. Raises `ConfigError`."""
         super().__init__(0, size, meeting, backend)
-        self._encoder = PassEncoder()
+        self._encoder = CommandEncoder()
         try:
             for rank in range(1, size):
                 self._links[rank] = numbered_link(config, meeting.address, rank, Role.TARGET, listens=True)
@@ -80,9 +81,9 @@ class Leader(_ConnectedRanks):
         self._send(b"meet")
         self.meet(device)
 
-    def announce(self, work: Pass) -> None:
+    def announce(self, work: Command, level: Level | None) -> None:
         """See `Ranks`. Raises `PeerError` when one is gone."""
-        self._send(self._encoder.encode(work))
+        self._send(self._encoder.encode(work, level))
 
     def close(self) -> None:
         """Let the followers end. Idempotent."""

@@ -70,14 +70,14 @@ class Verifier:
         """`judge` by another pass, without candidates, which changes no token. Logits of the last one are gone then."""
         cache = self._cache
         cache.truncate(block.start)
-        cache.wipe()
+        self._model.wipe(cache)
         block = Block(block.start, block.last_token, ())
         [output] = self._model.run([self.rows(block)])
         try:
             return self.judge(session, block, output)
         except NotFiniteError as error:
             cache.truncate(0)  # the prompt's keys and values may be no numbers either
-            cache.wipe()
+            self._model.wipe(cache)
             raise NotFiniteError(
                 f"target: {error} at position {block.start + 1}, prompt included: its weights are damaged, or overflow "
                 "in target.dtype (float32 holds the largest numbers)"

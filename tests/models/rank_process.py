@@ -17,13 +17,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from models.linked_ranks import DEADLINE_SECONDS, come, lead
 
 from amusd.models.kv_cache import KVCache, KVMemory
-from amusd.models.passes import Pass, Rows
+from amusd.models.passes import Prefill
 from amusd.runtime.ranks import Leader
 
 
 def announce_pass(leader: Leader) -> None:
     cache = KVCache(KVMemory(1, torch.float32), capacity=1, allocated=1)
-    leader.announce(Pass([Rows([1], cache)], steps=0))
+    leader.announce(Prefill(cache, [1]), None)
 
 
 def die(folder: Path, kind: str) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -26,8 +27,8 @@ from amusd.models.graphs import Replay
 from amusd.models.kv_cache import KVCache, KVMemory
 from amusd.models.meeting import Meeting
 from amusd.models.numerics import Numerics
-from amusd.models.passes import Pass, Rows, SamplerRows
-from amusd.models.rank_commands import PassEncoder, follow
+from amusd.models.passes import Command, SamplerRows, Wipe
+from amusd.models.rank_commands import CommandEncoder, follow
 from amusd.models.sharding import ALONE, Ranks
 from amusd.runtime.ranks import Follower, Leader
 
@@ -110,7 +111,7 @@ def test_a_follower_whose_process_ends_before_it_has_come_is_not_waited_for(tmp_
 
 
 def test_a_memory_that_the_leader_has_no_more_is_dropped_by_its_followers() -> None:
-    encoder, passes = PassEncoder(), list[Pass]()
+    encoder, passes = CommandEncoder(), list[Command]()
     memories: list[weakref.ref[KVMemory]] = []
 
     def new_caches(number: int = 1, capacity: int = 9, spare: int = 0) -> list[KVCache]:
@@ -118,8 +119,8 @@ def test_a_memory_that_the_leader_has_no_more_is_dropped_by_its_followers() -> N
 
     def frames() -> Iterator[bytes]:
         for _ in range(2):
-            yield encoder.encode(Pass([Rows([1], cache) for cache in new_caches()]))
-            memories.append(weakref.ref(passes.pop().rows[0].cache.memory))
+            yield encoder.encode(Wipe(new_caches()[0]), None)
+            memories.append(weakref.ref(passes.pop().cache.memory))
         gc.collect()
         assert memories[0]() is None
 
@@ -129,6 +130,38 @@ def test_a_memory_that_the_leader_has_no_more_is_dropped_by_its_followers() -> N
 def test_a_message_that_is_no_pass_is_an_error() -> None:
     with pytest.raises(PeerProtocolError, match=r"^rank 0 of the target: "):
         follow(Mock(), [b"no pass"])
+
+
+def test_numbers_that_are_not_finite_are_wiped_on_every_rank(tmp_path: Path) -> None:
+    """A masked one is multiplied by zero, which makes no number of it."""
+
+    def overflow(model: Any) -> None:
+        model.get_input_embeddings().weight.data[5] = torch.inf
+
+    def life(follower: Follower) -> None:
+        model = lean_model(STOCK, change=overflow, ranks=follower)
+        follower.ready("cpu", DEADLINE_SECONDS)
+        follow(model, follower.commands())
+
+    with followed(tmp_path, 2, life) as (leader, _):
+        model = lean_model(STOCK, change=overflow, ranks=leader)
+        leader.await_followers("cpu", DEADLINE_SECONDS)
+        cache = model.new_cache(8)
+        assert not forward(model, [3, 5, 3], cache).logits.isfinite().all()
+        cache.truncate(0)
+        model.wipe(cache)
+        assert forward(model, [3, 4], cache).logits.isfinite().all()
+
+
+def test_commands_do_not_grow_with_the_sequence() -> None:
+    encoder, ranks, sizes = CommandEncoder(), Ranks(0, 1), list[int]()
+    ranks.announce = lambda *command: sizes.append(len(encoder.encode(*command)))  # type: ignore[method-assign]
+    model = model_on(ranks, RULES["fixed"], Captures())
+    cache = model.new_cache(100)
+    for _ in range(2):
+        model.prefill(random_ids(20), cache)
+        forward(model, [5, 6, 7], cache, parents=[0, 0])
+    assert sizes[1] == sizes[-1]
 
 
 STEPS = 3
