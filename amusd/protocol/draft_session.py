@@ -97,7 +97,6 @@ class DraftSession:
         self.incarnation = opening.incarnation
         self.is_chain = opening.fan_out == 1
         self.tokens_per_message = opening.tokens_per_message
-        self.num_stale = 0
         self.epoch = 0
         self._max_length = opening.max_length
         self._draft_length = opening.max_length if draft_length is None else draft_length
@@ -211,12 +210,11 @@ class DraftSession:
         )
 
     def hear(self, verdict: Verdict) -> Transition | None:
-        """Take in a verdict; None for a stale one, which is only counted.
+        """Take in a verdict; None for a stale one, which changes nothing.
 
         Raises `PeerProtocolError` for a verdict that no correct target sends.
         """
         if not self._is_news(verdict):
-            self.num_stale += 1
             return None
         self._check(verdict)
         new = verdict.token_ids[self.base - verdict.start :]

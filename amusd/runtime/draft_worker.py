@@ -36,8 +36,6 @@ class DraftWorker:
     incarnation: int
     recorder: Recorder
     max_num_seqs: int = 1
-    num_ignored: int = 0
-    """Dropped messages: forbidden, for no open sequence, or asking for what is not here."""
     _sequences: dict[int, DraftSequence] = field(default_factory=dict)
     _not_over: frozenset[int] = frozenset()
     _free: dict[str, dict[int, Drafter]] = field(default_factory=dict)
@@ -87,7 +85,7 @@ class DraftWorker:
         self._receive()
         for sequence in self._sequences.values():
             is_news = self._roll_back(sequence)
-            self.num_ignored += sequence.manager.take_features()
+            sequence.manager.take_features()
             if is_news:
                 self._send(sequence)  # at once: the target should hear what was prepared, or that nothing is left
 
@@ -134,14 +132,11 @@ class DraftWorker:
             self._close(message, sequence)
         elif isinstance(message, Shutdown):
             self._running = False
-        else:
-            self.num_ignored += 1
 
     def _open(self, opening: Open) -> None:
         self._end_others(opening)
         has_begun = opening.sequence_id in self._sequences or self._is_over(opening.sequence_id)
         if opening.incarnation != self.incarnation or has_begun:
-            self.num_ignored += 1
             return
         start_ns = self.recorder.now_ns()
         try:
@@ -183,7 +178,6 @@ class DraftWorker:
             return False
 
     def _refuse(self, sequence_id: int) -> None:
-        self.num_ignored += 1
         self._post(Progress(sequence_id, *[0] * 5))
 
     def _send(self, sequence: DraftSequence) -> None:
@@ -194,7 +188,6 @@ class DraftWorker:
     def _close(self, message: Close, sequence: DraftSequence | None) -> None:
         self._end_others(message)
         if sequence is None:
-            self.num_ignored += 1
             return
         progress = sequence.progress()
         self._forget(sequence)

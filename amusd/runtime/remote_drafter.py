@@ -11,6 +11,7 @@ middle never waits: without candidates it drafts alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -38,8 +39,6 @@ class RemoteDraft:
     """Token ids of the middle: `[0, vocab_size)`."""
     failure: str | None = None
     num_openings: int = 0
-    num_refused: int = 0
-    """Forbidden messages: a bug, or a hostile peer."""
     _sessions: dict[int, TargetSession] = field(default_factory=dict)
 
     def open(self, token_ids: Sequence[int], capacity: int, distribution: Distribution, follows: int) -> TargetSession:
@@ -85,10 +84,8 @@ class RemoteDraft:
         session = self._sessions.get(getattr(message, "sequence_id", -1))
         if session is None or not isinstance(message, Candidate):
             return
-        try:
+        with suppress(PeerProtocolError):  # a bug, or a hostile peer
             session.receive(message)  # what they were drawn from does not matter
-        except PeerProtocolError:
-            self.num_refused += 1
 
     def _send(self, message: Message) -> None:
         if self.failure is not None:

@@ -105,18 +105,15 @@ class RollbackManager:
         self._look_up()
         return transition
 
-    def take_features(self) -> int:
-        """Give the drafter `features` of committed tokens; returns how many messages were impossible."""
-        due, num_before = [message for message in self.features if message.end <= self.session.base], len(self._taken)
+    def take_features(self) -> None:
+        """Give the drafter `features` of committed tokens; impossible ones are dropped."""
+        due = [message for message in self.features if message.end <= self.session.base]
         self.features = [message for message in self.features if message.end > self.session.base]
-        if not due or not self._has_room():
-            return 0
-        for message in due:
+        for message in due if due and self._has_room() else ():
             with suppress(ValueError):
                 features = _unpack(message)
                 self.drafter.take_features(message.start, features)
                 self._taken.append((message.start, features))
-        return num_before + len(due) - len(self._taken)
 
     def close(self) -> None:
         """Release the drafter."""

@@ -77,13 +77,13 @@ class WatchedDraft(DraftWorker):
             raise Violation(f"isolation: what came for sequence {number} has ended one that is open")
 
     def _roll_back(self, sequence: DraftSequence) -> bool:
-        before = sequence.num_rollbacks, sequence.manager.session.num_stale
+        before, has_verdict = sequence.num_rollbacks, sequence.verdict is not None
         has_advanced = super()._roll_back(sequence)
         counts, session = self.process.world.counts, sequence.manager.session
-        counts["rollback"] += sequence.num_rollbacks - before[0]
-        counts["stale verdict"] += session.num_stale - before[1]
+        counts["rollback"] += sequence.num_rollbacks - before
+        counts["stale verdict"] += has_verdict and not has_advanced
         has_tree = bool(session.root.children) and not session.is_chain
-        counts["adoption"] += has_advanced and has_tree and sequence.num_rollbacks == before[0]
+        counts["adoption"] += has_advanced and has_tree and sequence.num_rollbacks == before
         return has_advanced
 
     def _send(self, sequence: DraftSequence) -> None:

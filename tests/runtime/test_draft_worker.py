@@ -134,7 +134,7 @@ def test_only_the_newest_of_several_verdicts_is_followed() -> None:
     draft.say(older, newer)
     sequence = draft.worker._sequences[1]
     assert sequence.manager.session.committed == (*PROMPT, *ANSWER[:3])
-    assert (sequence.num_rollbacks, draft.worker.num_ignored) == (0, 0)
+    assert sequence.num_rollbacks == 0
 
 
 def test_waiting_is_counted_and_working_is_not() -> None:
@@ -169,7 +169,7 @@ def test_where_no_drafter_is_free_a_sequence_is_refused_and_may_ask_again(caplog
     draft = Draft(max_num_seqs=2, num_open=2)
     draft.say(draft.opening(3), draft.opening(3), draft.opening(2))
     assert set(draft.worker._sequences) == {1, 2}
-    assert draft.worker.num_ignored == 3
+    assert [said.sequence_id for said in draft.link.messages(Progress)] == [3, 3]
     draft.say(draft.end(1), draft.opening(3))
     assert set(draft.worker._sequences) == {2, 3}
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
