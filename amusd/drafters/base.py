@@ -116,13 +116,6 @@ class Drafter:
         together = zip(drafters, parts, strict=True)
         return [drafter.expand(part.root, part.nodes, part.room) for drafter, part in together]
 
-    @classmethod
-    def propose_together(
-        cls, drafters: Sequence[Self], paths: Sequence[Sequence[int]], rooms: Sequence[int]
-    ) -> list[Sequence[int]]:
-        """`propose` of several drafters that were made together."""
-        return [drafter.propose(path, room) for drafter, path, room in zip(drafters, paths, rooms, strict=True)]
-
     def take_rows(self) -> tuple[bytes, ...]:
         """Rows that the last step's tokens were drawn from, under the ratio test; else empty."""
         return ()

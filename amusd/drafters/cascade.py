@@ -14,6 +14,7 @@ References:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from typing_extensions import Self
 
@@ -65,16 +66,18 @@ class CascadeDrafter(AutoregressiveDrafter):
     def expand_together(cls, drafters: Sequence[Self], parts: Sequence[Expansion]) -> list[Sequence[Guesses]]:
         """One pass: the model's choices along what the inner drafters propose."""
         paths = [part.path for part in parts]
-        wanted = zip(drafters, paths, parts, strict=True)
-        numbers = [drafter.num_candidates(path, part.room) for drafter, path, part in wanted]
-        inner = [drafter.inner for drafter in drafters]
-        proposed = type(inner[0]).propose_together(inner, paths, numbers)
+        inner, wanted = [drafter.inner for drafter in drafters], []
+        for drafter, path, part in zip(drafters, paths, parts, strict=True):
+            number = drafter.num_candidates(path, part.room)
+            wanted.append(replace(part, num_tokens=number, room=number))
+        found = type(inner[0]).expand_together(inner, wanted)
+        proposed = [[token_id for ((token_id, _),) in guesses] for guesses in found]
         asked = zip(drafters, paths, proposed, strict=True)
         batch = [drafter.rows([*drafter.committed, *path], candidates) for drafter, path, candidates in asked]
         together = zip(drafters, paths, proposed, batch, drafters[0].model.run(batch), strict=True)
         chosen = [drafter.judge(path, tokens, rows, output) for drafter, path, tokens, rows, output in together]
-        behind = [[*path, *tokens] for path, tokens in zip(paths, chosen, strict=True)]
-        type(inner[0]).propose_together(inner, behind, [0] * len(inner))  # one on another device goes on at once
+        for each, path, tokens in zip(inner, paths, chosen, strict=True):
+            each.propose([*path, *tokens], 0)  # one on another device goes on at once
         return [chain_of(tokens) for tokens in chosen]
 
     def num_candidates(self, path: Sequence[int], room: int) -> int:
