@@ -25,7 +25,6 @@ from amusd.models.linear import INT8, Linear, MakeLinear, Weights, make_linear
 from amusd.models.load_options import LoadOptions, loaded_dtype
 
 BlockModel: TypeAlias = "MedusaModel | DFlashModel"
-BlockState: TypeAlias = "MedusaState | DFlashState"
 
 
 class MedusaModel:

@@ -60,11 +60,6 @@ def rotate_and_store(
 
 
 register_triton(rotate_and_store, "amusd.models.fused_triton", "rotate_and_store")
-rotate_and_store.register_fake(
-    lambda joint, _rotation, _norm, storage, _slots, num_queries, _epsilon: storage.new_empty(
-        (len(joint), num_queries, joint.shape[2])
-    )
-)
 
 
 @torch.library.custom_op("amusd::silu_and_multiply", mutates_args=(), device_types="cpu")
@@ -75,4 +70,3 @@ def silu_and_multiply(gate_up: Tensor) -> Tensor:
 
 
 register_triton(silu_and_multiply, "amusd.models.fused_triton", "silu_and_multiply")
-silu_and_multiply.register_fake(lambda gate_up: gate_up.new_empty((len(gate_up), gate_up.shape[1] // 2)))

@@ -104,7 +104,6 @@ def attend_rows(
 
 
 register_triton(attend_rows, "amusd.models.row_attention_triton", "attend_rows")
-attend_rows.register_fake(lambda query, *_others: torch.empty_like(query))
 
 
 def _slots_of_paths(

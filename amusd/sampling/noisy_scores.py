@@ -59,9 +59,6 @@ def noisy_scores(logits: Tensor, codes: Tensor, keys: Tensor, scale: Tensor) -> 
     return torch.addcmul(logits.double(), torch.from_numpy(noise), scale.double().unsqueeze(1)).float()
 
 
-noisy_scores.register_fake(lambda logits, *_others: logits.new_empty(logits.shape, dtype=torch.float32))
-
-
 @noisy_scores.register_kernel("cuda")
 def _(logits: Tensor, codes: Tensor, keys: Tensor, scale: Tensor) -> Tensor:
     from amusd.sampling.noisy_scores_triton import launch_noisy_scores  # Triton comes with torch's CUDA builds

@@ -13,6 +13,14 @@ from fake_cuda.gpus import FakeGpus
 from fake_cuda.streams import doubles
 from typing_extensions import Self
 
+from amusd.models.fused import rotate_and_store, silu_and_multiply
+from amusd.models.row_attention import attend_rows
+from amusd.sampling.noisy_scores import noisy_scores
+
+for operator in (rotate_and_store, silu_and_multiply, attend_rows):
+    operator.register_fake(operator._init_fn)  # on `meta` it gives shapes
+noisy_scores.register_fake(lambda logits, *_others: torch.empty_like(logits, dtype=torch.float32))
+
 
 class _Generator(torch.Generator):
     def __new__(cls, device: Any = "cpu") -> Self:

@@ -23,7 +23,7 @@ from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Expansion
 from amusd.drafters.cascade import CascadeDrafter
 from amusd.drafters.ngram import NgramDrafter
-from amusd.models.block_models import BlockState, load_block_model
+from amusd.models.block_models import DFlashState, MedusaState, load_block_model
 from amusd.protocol.draft_session import Node
 
 TEMPERATURE = Distribution(temperature=0.7, seed=3)
@@ -151,7 +151,7 @@ def test_scoring_a_block_never_makes_the_host_wait(kind: str, tmp_path: Path) ->
     expected = load_block_model(folder, tmp_path, OPTIONS, kind)
     features = random(9, expected.feature_width, seed=1)
 
-    def scored(state: BlockState) -> torch.Tensor:
+    def scored(state: DFlashState | MedusaState) -> torch.Tensor:
         state.take(0, features[:6])
         state.take(6, features[6:])
         return state.score(9, 5)
