@@ -39,7 +39,6 @@ class ModelTreeDrafter(AutoregressiveDrafter):
         """`cache`: one of `new_caches(number, model.max_length, spare=MAX_NODES)`."""
         cache = model.new_cache(model.max_length, spare=MAX_NODES) if cache is None else cache
         super().__init__(model, ngrams, cache=cache)
-        self.model: CachedModel = model
         self._num_slots = model.max_length + MAX_NODES
         self._paths: dict[Node, tuple[int, ...]] = {}
 

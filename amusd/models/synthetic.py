@@ -68,7 +68,7 @@ def smaller(shape: ModelShape) -> ModelShape:
     return "smollm2-135m" if shape == "llama-1b" else "llama-1b"
 
 
-def load_synthetic(shape: ModelShape, options: LoadOptions, *, seed: int = 0) -> CachedModel:
+def load_synthetic(shape: ModelShape, options: LoadOptions) -> CachedModel:
     """A model of this shape with random weights; each rank draws the whole model, then keeps its share.
 
     Raises `ConfigError` without that device, or when it is too small.
@@ -76,7 +76,7 @@ def load_synthetic(shape: ModelShape, options: LoadOptions, *, seed: int = 0) ->
     config = ModelConfig(**SHAPES[shape])
 
     def make(max_positions: int) -> Decoder:
-        weights = random_weights(config, dtype=loaded_dtype(options.dtype), device=options.device, seed=seed)
+        weights = random_weights(config, dtype=loaded_dtype(options.dtype), device=options.device, seed=0)
         return Decoder(weights, config, options, max_positions)
 
     return build_model(config, options, make)
