@@ -107,10 +107,10 @@ class AutoregressiveDrafter(Drafter):
     def rows(self, text: Sequence[int], candidates: Sequence[int] = (), steps: int = 1) -> Rows:
         """The end of `text` that the cache lacks, and `candidates` behind it."""
         self._cut(text)
-        first = len(text) + len(candidates) - self.model.numerics.max_rows(0)
-        if first > self._cache.length:  # what a pass has no room for
-            self._prefill(text[:first])
         start = self._cache.length
+        if len(text) - start + len(candidates) > self.model.numerics.max_rows(start):
+            self._prefill(text[:-1])
+            start = self._cache.length
         token_ids, wanted = self._reduced([*text[start:], *candidates]), None
         if self.sampler is not None:
             self.sampler.see(text)
