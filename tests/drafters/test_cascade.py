@@ -15,6 +15,7 @@ from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter, Expansion
 from amusd.drafters.cascade import CascadeDrafter
 from amusd.drafters.factory import load_drafters
+from amusd.drafters.ngram import NgramCache
 from amusd.drafters.synthetic import Schedule
 from amusd.errors import ConfigError
 from amusd.protocol.draft_session import Node
@@ -54,6 +55,14 @@ def test_what_the_inner_drafter_foresees_comes_in_one_pass(distribution: Distrib
     for start in (0, num_proposed, 2 * num_proposed):
         assert step([drafter], [[*text[:start]]]) == [text[start : start + num_proposed]]
         assert len(drafter.take_rows()) == (num_proposed if distribution is RATIO_TEST else 0)
+
+
+def test_the_inner_drafter_looks_up_before_it_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = AutoregressiveDrafter(TableModel(20, seed=3, max_length=60), NgramCache(2))
+    drafter = CascadeDrafter(MODEL, inner)
+    drafter.open((1, 2, 3, 1, 2), 60)
+    monkeypatch.setattr(inner.model, "run", None)
+    assert step([drafter], [[]])[0]
 
 
 def checkpoint(folder: Path, name: str, num_layers: int, tokenizer: object = None, **changes: object) -> str:
