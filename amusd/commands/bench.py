@@ -105,7 +105,8 @@ def measure_models(
 ) -> dict[str, Any]:
     """Passes, draft steps and plain decoding. `generate`: plain decoding by transformers."""
     bandwidth = read_bandwidth(str(target.device))
-    bucketed = replace(target, numerics=Numerics.for_device(str(target.device), width=max(WIDTHS), fixed=False))
+    rule = Numerics.for_device(str(target.device), width=max(WIDTHS), fixed=False)
+    bucketed = replace(target, options=replace(target.options, numerics=rule))
     passes = [(f"target, {width} rows", _pass(bucketed, prompt, width), target, 1) for width in WIDTHS]
     passes.append(("target, fixed width", _pass(target, prompt, 1), target, 1))
     passes += [

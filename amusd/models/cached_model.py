@@ -7,7 +7,7 @@ network.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,12 +17,11 @@ from torch import Tensor
 from amusd.errors import DeviceError, RankLostError
 from amusd.models.captured import CapturedPasses
 from amusd.models.eager import EagerPasses
-from amusd.models.graphs import Capture, Completion, send
+from amusd.models.graphs import Completion, send
 from amusd.models.kv_cache import KVCache, KVMemory
+from amusd.models.load_options import LoadOptions
 from amusd.models.network import Network
-from amusd.models.numerics import Numerics
 from amusd.models.passes import Command, Forward, Keep, ModelOutput, Prefill, Prepare, Rows, Wipe, lay_out
-from amusd.models.sharding import ALONE, Ranks
 from amusd.sampling.sampler import RowSampler
 
 
@@ -31,21 +30,15 @@ class CachedModel:
     """A network under a rule for its passes, made by `load_model`. For one thread."""
 
     network: Network
-    numerics: Numerics
-    """The rule for rows, path lengths and paths of a pass."""
-    _: KW_ONLY
+    options: LoadOptions
     max_length: int
     output_ids: Tensor | None = None
     """[vocab_size] int64: token of each column of the logits; None: the column itself."""
-    capture: Capture | None = None
-    """How passes are captured on a GPU; None on a CPU."""
-    tokens_per_step: int = 1
-    """Most steps of a pass: 1, or as many as a device makes without the host."""
-    ranks: Ranks = ALONE
-    """The ranks that share `network`; their exchanges must be fit for `capture`."""
 
     def __post_init__(self) -> None:
-        network = self.network
+        network, options = self.network, self.options
+        self.numerics, self.capture = options.numerics, options.capture
+        self.tokens_per_step, self.ranks = options.tokens_per_step, options.ranks
         self.captured_on = None if self.capture is None else network.device
         """Device whose passes are captured and end with a sampler; None: logits are on the host."""
         self.implementation, self.device = network.implementation, network.device

@@ -57,20 +57,13 @@ def build_model(
 ) -> CachedModel:
     """Make a model with the network that `make` reads and builds for a number of positions.
 
-    `output_ids`: see `LanguageModel`. Raises as `prepare` before that, and `ConfigError` if the device is full.
+    `output_ids`: see `CachedModel`. Raises as `prepare` before that, and `ConfigError` if the device is full.
     """
     prepare(config, options)
     max_length = position_limit(config, options.max_model_len)
     with device_errors(options.device):
-        return CachedModel(
-            make(max_length),
-            options.numerics,
-            max_length=max_length,
-            output_ids=None if output_ids is None else output_ids.to(options.device),
-            capture=options.capture,
-            tokens_per_step=options.tokens_per_step,
-            ranks=options.ranks,
-        )
+        own_ids = None if output_ids is None else output_ids.to(options.device)
+        return CachedModel(make(max_length), options, max_length, own_ids)
 
 
 def _load_network(
@@ -101,7 +94,7 @@ def _try_out(model: CachedModel, options: LoadOptions, report: Callable[[str], N
         if options.capture in (None, run_each_time):
             raise
         report(f"computed without CUDA graphs, which is slower: {error}")
-        model = replace(model, capture=run_each_time)
+        model = replace(model, options=replace(options, capture=run_each_time))
         found = measure_width_invariance(model, (0, 1), num_tokens)
     if options.numerics.fixed and any(found):
         report("a token's logits depend on how many tokens share its pass, so the modes may give different answers")

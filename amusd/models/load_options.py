@@ -19,6 +19,7 @@ class LoadOptions:
     """How a model computes, and where."""
 
     numerics: Numerics
+    """The rule for rows, path lengths and paths of a pass."""
     max_model_len: int
     """Longest sequence in tokens; a lower limit of the model holds."""
     dtype: str = "bfloat16"
@@ -29,8 +30,9 @@ class LoadOptions:
     capture: Capture | None = None
     """How passes are captured on a GPU; None on a CPU."""
     tokens_per_step: int = 1
-    """Most tokens that a device chooses without the host."""
+    """Most steps of a pass: 1, or as many tokens as a device chooses without the host."""
     ranks: Ranks = ALONE
+    """Those that share the model; their exchanges must be fit for `capture`."""
     features: Mapping[str, FeatureSpec] = field(default_factory=dict)
 
 

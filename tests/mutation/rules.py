@@ -271,7 +271,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         ),
         "the draft is silent although it spoke": ("self._silence = Silence()\n        else", "pass\n        else"),
         "a lost draft stays attached": ("sequence.session.detach()\n            sequence.metrics", "sequence.metrics"),
-        "the link of a lost draft stays open": ("self.link.close()\n            self.link = None", "self.link = None"),
+        "the link of a lost draft stays open": ("self.link.drop()\n            self.link = None", "self.link = None"),
         "the draft's counts are given to no sequence": ("sequence.metrics.reported(message)", "pass"),
         "the target names a sequence that it closes": (
             "        self._sequences.pop(number, None)\n",
@@ -381,8 +381,8 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "tests/runtime/test_batches.py::test_a_pass_that_is_not_finite_ends_its_own_answer_alone",
     ): {
         "a pass that is not finite ends every answer": (
-            "                sequence.error = error\n                self.end(sequence)",
-            "                raise",
+            "                    sequence.error = error\n                    self.end(sequence)",
+            "                    raise",
         ),
     },
     (
