@@ -80,7 +80,7 @@ class Pair:
         if start < end:
             rows = self.features[start:end].bfloat16().view(torch.uint8).numpy().tobytes()
             self.manager.features.append(Features(1, 1, start, end, rows))
-            assert self.manager.take_features() == 0
+            self.manager.take_features()
             self.sent |= set(range(start, end))
 
     def propose(self, number: int) -> None:
