@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from amusd.policies.estimates import RowCost
 from amusd.policies.verdict_clock import VerdictClock
 from amusd.protocol.messages import Candidate, Progress, Verdict
-from amusd.runtime.rollback import Proposal, RollbackManager, propose
+from amusd.runtime.rollback import RollbackManager, propose
 from amusd.tracing.recorder import Recorder
 
 
@@ -65,12 +65,15 @@ class DraftSequence:
         )
         return True
 
-    def stepped(self, proposal: Proposal, step_ns: int, start_ns: int, end_ns: int) -> None:
-        """Count a step of `step_ns`, of which `start_ns` to `end_ns` was for this sequence."""
+    def stepped(self, num_tokens: int, step_ns: int, start_ns: int, end_ns: int) -> None:
+        """Count a step of `step_ns`, of which `start_ns` to `end_ns` was for this sequence.
+
+        `num_tokens`: computed nodes of a tree, or tokens added to a chain.
+        """
         self.num_steps += 1
-        self.num_drafted += proposal.num_tokens
+        self.num_drafted += num_tokens
         self.verdict_clock.stepped(step_ns)
-        self.account("draft_step", start_ns, end_ns, num_tokens=proposal.num_tokens, length=self.manager.length)
+        self.account("draft_step", start_ns, end_ns, num_tokens=num_tokens, length=self.manager.length)
 
     def offer(self) -> Candidate | None:
         """The next message of candidates; None while there are too few."""
@@ -106,14 +109,14 @@ class DraftSequence:
 def step_together(sequences: Sequence[DraftSequence], cost: RowCost, recorder: Recorder) -> None:
     """One step for sequences with work, each of which has a share of its time by rows."""
     start_ns = recorder.now_ns()
-    proposals = propose([sequence.manager for sequence in sequences], cost.row_share)
+    made = propose([sequence.manager for sequence in sequences], cost.row_share)
     step_ns = recorder.now_ns() - start_ns
-    num_rows, num_before = sum(proposal.num_rows for proposal in proposals), 0
-    if not any(proposal.has_root for proposal in proposals):  # after a miss caches are cold
+    num_rows, num_before = sum(len(nodes) for nodes, _ in made), 0
+    if all(node.parent for nodes, _ in made for node in nodes):  # for a root, after a miss, caches are cold
         cost.passed(num_rows, step_ns)
-    for sequence, proposal in zip(sequences, proposals, strict=True):
-        if proposal.num_rows:
-            num_behind = num_before + proposal.num_rows
+    for sequence, (nodes, found) in zip(sequences, made, strict=True):
+        if nodes:
+            num_behind = num_before + len(nodes)
             borders = (start_ns + step_ns * number // num_rows for number in (num_before, num_behind))
-            sequence.stepped(proposal, step_ns, *borders)
+            sequence.stepped(len(found), step_ns, *borders)
             num_before = num_behind

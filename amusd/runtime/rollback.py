@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -24,17 +24,6 @@ from amusd.protocol.messages import Features, Open, Verdict
 from amusd.sampling.acceptance import certain
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """The work of one step for one sequence."""
-
-    num_rows: int
-    """Computed nodes; 0: the step was for other sequences."""
-    num_tokens: int
-    """Computed nodes of a tree, or tokens added to a chain."""
-    has_root: bool
 
 
 class RollbackManager:
@@ -77,12 +66,10 @@ class RollbackManager:
         room, least = self.session.room, 1 if is_urgent else self.drafter.tokens_per_replay
         return Expansion(self.session.root, nodes, min(room, max(self.session.tokens_per_message, least)), room)
 
-    def take(self, nodes: Sequence[Node], found: Sequence[Guesses]) -> Proposal:
+    def take(self, nodes: Sequence[Node], found: Sequence[Guesses]) -> None:
         """Add what was `found` behind them."""
-        has_root = self.session.root in nodes
         if nodes:
             self.session.grow(nodes, found, self._rows(found) if self._sends_rows else ())
-        return Proposal(len(nodes), len(found), has_root)
 
     def apply(self, verdict: Verdict) -> Transition | None:
         """Bring everything in line with `verdict`; None when it was stale.
@@ -157,10 +144,13 @@ def _unpack(message: Features) -> Tensor:
     return rows
 
 
-def propose(managers: Sequence[RollbackManager], row_share: float = 0.0) -> list[Proposal]:
+def propose(
+    managers: Sequence[RollbackManager], row_share: float = 0.0
+) -> Sequence[tuple[Sequence[Node], Sequence[Guesses]]]:
     """One step for sequences whose drafters were made together, over the most valuable nodes.
 
-    It is urgent where it computes a root, which has no candidate yet. `row_share`: see `next_nodes`.
+    It is urgent where it computes a root, which has no candidate yet. Returns the computed nodes of each, none where
+    the step was for others, and what was found behind them. `row_share`: see `next_nodes`.
     """
     chosen = next_nodes([manager.session for manager in managers], row_share)
     working = [manager for manager, nodes in zip(managers, chosen, strict=True) if nodes]
@@ -168,4 +158,7 @@ def propose(managers: Sequence[RollbackManager], row_share: float = 0.0) -> list
     parts = [manager.plan(nodes, is_urgent=is_urgent) for manager, nodes in zip(managers, chosen, strict=True) if nodes]
     drafters = [manager.drafter for manager in working]
     found = iter(drafters[0].expand_together(drafters, parts) if drafters else ())
-    return [manager.take(nodes, next(found) if nodes else ()) for manager, nodes in zip(managers, chosen, strict=True)]
+    made = [(nodes, next(found) if nodes else ()) for nodes in chosen]
+    for manager, work in zip(managers, made, strict=True):
+        manager.take(*work)
+    return made

@@ -24,7 +24,7 @@ from amusd.protocol.draft_session import Node
 from amusd.protocol.messages import Open, Verdict
 from amusd.runtime.rollback import RollbackManager, propose
 
-NUMERICS = Numerics(width=8, fixed=False, border=32, prefill_chunk=32)
+NUMERICS = Numerics(width=8, fixed=False, prefill_chunk=32)
 NUMBER = 4
 MAX_LENGTH = 90
 SAMPLED = Distribution(temperature=0.8, seed=5)
@@ -94,6 +94,10 @@ def tree_of(manager: RollbackManager) -> list[object]:
     ]
 
 
+def numbers_of(made: Sequence[tuple[Sequence[object], Sequence[object]]]) -> list[tuple[int, int]]:
+    return [(len(nodes), len(found)) for nodes, found in made]
+
+
 def some_verdict(manager: RollbackManager, rng: random.Random) -> Verdict:
     node: Node = manager.session.root
     tokens: list[int] = []
@@ -114,9 +118,9 @@ def test_a_step_for_several_is_a_step_for_each(name: str, seed: int) -> None:
     most = 0
     for _ in range(25):
         asking = rng.sample(range(NUMBER), rng.randint(1, NUMBER))
-        proposals = propose([together[index] for index in asking])
-        assert proposals == [propose([alone[index]])[0] for index in asking]
-        most = max(most, sum(proposal.num_rows > 0 for proposal in proposals))
+        numbers = numbers_of(propose([together[index] for index in asking]))
+        assert numbers == [number for index in asking for number in numbers_of(propose([alone[index]]))]
+        most = max(most, sum(num_nodes > 0 for num_nodes, _ in numbers))
         for one, other in zip(together, alone, strict=True):
             assert tree_of(one) == tree_of(other)
         judged = rng.randrange(NUMBER)

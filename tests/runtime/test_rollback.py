@@ -162,7 +162,7 @@ def test_a_drafter_that_cannot_follow_is_opened_again_with_what_the_verdict_comm
     assert manager.session.committed == (*PROMPT, *verdict.token_ids)
     assert manager.drafter.length == manager.session.base
     assert "opened again: DeviceLostError('follow')" in caplog.text
-    assert propose([manager])[0].num_tokens > 0
+    assert propose([manager])[0][0]
 
 
 def test_a_chain_whose_drafter_kept_what_was_contradicted_is_opened_again(caplog: pytest.LogCaptureFixture) -> None:
