@@ -326,7 +326,7 @@ class DraftSession:
                 return False
             if self._may_grow(node) and not node.computed:
                 return True
-            heapq.heappop(self._guesses)  # too far ahead; a later root may bring it back (`apply` rebuilds the heap)
+            heapq.heappop(self._guesses)  # too far ahead; a later root may bring it back (`hear` rebuilds the heap)
         return False
 
     def _number_of(self, parent: Node | None) -> int:

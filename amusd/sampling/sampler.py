@@ -274,7 +274,7 @@ class SequenceSampler:
 
     @property
     def can_replay(self) -> bool:
-        """See `Chooser`: the host alone knows the context."""
+        """Whether a device can go on with what it chose; the host alone knows the context."""
         return not (self.needs_context or self.draws)
 
     def see(self, token_ids: Sequence[int]) -> None:
@@ -285,7 +285,7 @@ class SequenceSampler:
     def rows(
         self, start: int, token_ids: Sequence[int], parents: Sequence[int] | None = None, num_steps: int = 1
     ) -> Words:
-        """See `Chooser`; `parents`: see `Rows`."""
+        """Words of rows, the first at `start`, then of `num_steps` - 1 further ones; `parents`: see `Rows`."""
         paths = [token_ids[:1]]
         for row, parent in enumerate(range(len(token_ids) - 1) if parents is None else parents, start=1):
             paths.append((*paths[parent], token_ids[row]))
