@@ -76,7 +76,7 @@ class TableModel:
         self.vocab_size = self.num_ids = vocab_size
         self._seed = seed
         self.max_length = max_length
-        self.numerics = numerics or Numerics(max_length, fixed=False, border=None, prefill_chunk=max_length)
+        self.numerics = numerics or Numerics(max_length, fixed=False, has_borders=False, prefill_chunk=max_length)
         self.feature_columns = {name: slice(0, 4) for name in reads_features}
         self._columns = torch.arange(vocab_size)
 

@@ -87,7 +87,7 @@ class EagerPasses:
             rows.write(self._columns, first)
             own = range(first, computed if is_alone else end)
             count = self._row_counts.of_attention(len(own), rows.cache) if is_padded else len(own)
-            parts.append(Part(own, self._visible(rows, count, with_logits=with_logits), rows.cache.first))
+            parts.append(Part(own, self._visible(rows, count), rows.cache.first))
         self._columns[:, num_rows:computed] = PADDING_ID  # at position 0
         token_ids, positions, slots, parents = self._inputs
         memory.slots_of_pass, memory.parents_of_pass = slots[:num_rows], parents[:computed]
@@ -98,13 +98,12 @@ class EagerPasses:
         logits = self._network(*inputs, with_logits=with_logits)
         return None if logits is None else logits[:num_rows]
 
-    def _visible(self, rows: Rows, count: int, *, with_logits: bool) -> Tensor:
+    def _visible(self, rows: Rows, count: int) -> Tensor:
         """[count, keys] bool: what each row of one sequence sees."""
         cache, places, numerics = rows.cache, rows.places, self._numerics
         start = cache.length
         if places is None:
-            keys = numerics.num_keys(start, count) if with_logits else numerics.prefill_keys(start + count)
-            return seen_by_chain(start, count, keys)
+            return seen_by_chain(start, count, numerics.num_keys(start, count))
         keys = numerics.num_keys(len(places.prefix), 1)  # `fixed`: a function of the position alone
         if keys < places.num_keys:
             keys = min(-(-places.num_keys // _KEYS_STEP) * _KEYS_STEP, cache.allocated)

@@ -30,15 +30,15 @@ class Numerics:
     """Most rows of a verification pass; with `fixed`, the number of rows of each, padding included."""
     fixed: bool
     """True: bit-exact whatever the blocks. False: as little padding as the device likes."""
-    border: int | None = PROMPT_STEP
-    """With `fixed`: attention reads keys up to the next multiple, and no block crosses one.
-
-    None: sums do not depend on the number of keys, as on GPUs (`row_attention.py`).
-    """
     prefill_chunk: int = PROMPT_STEP
-    """Prompt tokens per pass, a multiple of `border`; chunks end at its multiples."""
+    """Prompt tokens per pass; chunks end at its multiples."""
+    has_borders: bool = True
+    """With `fixed`: attention reads keys up to the next multiple of `prefill_chunk`, and no block crosses one.
+
+    False: sums do not depend on the number of keys, as on GPUs (`row_attention.py`).
+    """
     num_tracks: int = 1
-    """Rows of one position in a pass. With a border their slots are `track_stride` apart."""
+    """Rows of one position in a pass. With borders their slots are `track_stride` apart."""
 
     @classmethod
     def for_device(cls, device: str, *, width: int, fixed: bool) -> Numerics:
@@ -47,7 +47,7 @@ class Numerics:
             # With `bucketed` each row costs time there: none is free for another path.
             num_tracks = NUM_TRACKS if fixed else 1
             return cls(width=width, fixed=fixed, num_tracks=num_tracks)
-        return cls(width=width, fixed=fixed, border=None, prefill_chunk=1024, num_tracks=NUM_TRACKS)
+        return cls(width=width, fixed=fixed, prefill_chunk=1024, has_borders=False, num_tracks=NUM_TRACKS)
 
     def max_rows(self, start: int) -> int:
         """Most tokens of a pass whose first is at `start`."""
@@ -84,19 +84,15 @@ class Numerics:
         """End of the prompt chunk that begins at `start`, in a prompt of `length`."""
         return min(length, (start // self.prefill_chunk + 1) * self.prefill_chunk)
 
-    def prefill_keys(self, end: int) -> int:
-        """Keys that attention reads in a prompt chunk that ends at `end`."""
-        return end if self._border_after(0) is None else self._round_up(end, self.prefill_chunk)
-
     def allocation(self, capacity: int) -> int:
         """Positions to allocate so that padding beyond `capacity` tokens fits."""
         rows = capacity + self.width
-        return rows if self.border is None else self._round_up(rows, self.prefill_chunk)
+        return self._round_up(rows, self.prefill_chunk) if self.has_borders else rows
 
     def _border_after(self, position: int) -> int | None:
-        if not self.fixed or self.border is None:
+        if not (self.fixed and self.has_borders):
             return None
-        return (position // self.border + 1) * self.border
+        return (position // self.prefill_chunk + 1) * self.prefill_chunk
 
     @staticmethod
     def _round_up(value: int, multiple: int) -> int:

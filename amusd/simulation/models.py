@@ -63,7 +63,7 @@ class ScriptedModel:
     _host_ns: int = 0
 
     def __post_init__(self) -> None:
-        self.numerics = Numerics(self.width, fixed=False, border=None, prefill_chunk=MANY, num_tracks=MANY)
+        self.numerics = Numerics(self.width, fixed=False, has_borders=False, prefill_chunk=MANY, num_tracks=MANY)
 
     def new_caches(self, number: int, capacity: int) -> Sequence[ScriptedCache]:
         """One for each sequence at work."""

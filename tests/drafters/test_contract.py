@@ -28,10 +28,10 @@ VOCAB_SIZE = 6
 MODEL = TableModel(VOCAB_SIZE, seed=3, max_length=CAPACITY)
 OTHER_MODEL = TableModel(VOCAB_SIZE, seed=5, max_length=CAPACITY)
 MODEL_OF_FEW_ROWS = TableModel(
-    VOCAB_SIZE, seed=3, max_length=CAPACITY, numerics=Numerics(width=4, fixed=True, border=8, prefill_chunk=8)
+    VOCAB_SIZE, seed=3, max_length=CAPACITY, numerics=Numerics(width=4, fixed=True, prefill_chunk=8)
 )
 MODEL_OF_FEWER_IDS = TableModel(VOCAB_SIZE - 2, seed=3, max_length=CAPACITY)
-RULE = Numerics(width=8, fixed=True, border=32, prefill_chunk=32)
+RULE = Numerics(width=8, fixed=True, prefill_chunk=32)
 LETTERS = (b"d", b"a", b"e", b"b", b"c")
 REFERENCE = tuple(i * i % VOCAB_SIZE for i in range(CAPACITY))
 

@@ -16,7 +16,7 @@ from amusd.models.cached_model import CachedModel
 from amusd.models.numerics import Numerics
 from amusd.protocol.draft_session import Transition
 
-NUMERICS = Numerics(width=8, fixed=False, border=32, prefill_chunk=32)
+NUMERICS = Numerics(width=8, fixed=False, prefill_chunk=32)
 VOCAB_SIZE = 12
 
 

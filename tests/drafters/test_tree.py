@@ -26,7 +26,7 @@ from amusd.protocol.messages import Open, Verdict
 from amusd.sampling.ranking import Mixture, Ranking
 from amusd.sampling.sampler import SamplingState
 
-NUMERICS = Numerics(width=8, fixed=False, border=32, prefill_chunk=32)
+NUMERICS = Numerics(width=8, fixed=False, prefill_chunk=32)
 ROWS = NUMERICS.width
 PROMPT = 9
 MATCHING = Distribution(temperature=0.8, seed=5)

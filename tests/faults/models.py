@@ -86,7 +86,7 @@ class HashModel:
     def __init__(self, max_length: int, spend: Spend) -> None:
         self.max_length = max_length
         self._spend = spend
-        self.numerics = ChangingTracks(9, fixed=False, border=None, prefill_chunk=CHUNK)
+        self.numerics = ChangingTracks(9, fixed=False, has_borders=False, prefill_chunk=CHUNK)
 
     def new_caches(self, number: int, capacity: int) -> list[HashCache]:
         return [HashCache(capacity) for _ in range(number)]

@@ -16,8 +16,8 @@ from amusd.models.kv_cache import KVCache
 from amusd.models.numerics import Numerics
 
 NUMERICS = [
-    pytest.param(Numerics(width=8, fixed=True, border=32, prefill_chunk=32), id="fixed"),
-    pytest.param(Numerics(width=8, fixed=False, border=32, prefill_chunk=32), id="bucketed"),
+    pytest.param(Numerics(width=8, fixed=True, prefill_chunk=32), id="fixed"),
+    pytest.param(Numerics(width=8, fixed=False, prefill_chunk=32), id="bucketed"),
 ]
 
 

@@ -30,11 +30,11 @@ from amusd.models.row_counts import RowCounts
 from amusd.models.self_test import measure_width_invariance
 
 WIDTH = 8
-FIXED = Numerics(width=WIDTH, fixed=True, border=64, prefill_chunk=64, num_tracks=3)
-BUCKETED = Numerics(width=WIDTH, fixed=False, border=64, prefill_chunk=64)
+FIXED = Numerics(width=WIDTH, fixed=True, prefill_chunk=64, num_tracks=3)
+BUCKETED = Numerics(width=WIDTH, fixed=False, prefill_chunk=64)
 REPLAYED = {
-    "fixed": Numerics(width=WIDTH, fixed=True, border=None, prefill_chunk=64, num_tracks=3),
-    "bucketed": Numerics(width=WIDTH, fixed=False, border=None, prefill_chunk=64, num_tracks=3),
+    "fixed": Numerics(width=WIDTH, fixed=True, has_borders=False, prefill_chunk=64, num_tracks=3),
+    "bucketed": Numerics(width=WIDTH, fixed=False, has_borders=False, prefill_chunk=64, num_tracks=3),
 }
 STEPS = 3
 CAPACITY = 140

@@ -51,8 +51,8 @@ def random_ids(length: int, seed: int = 0) -> list[int]:
 @pytest.mark.parametrize(
     ("numerics", "model_impl"),
     [
-        (Numerics(width=8, fixed=True, border=None, prefill_chunk=32), "amusd"),
-        (Numerics(width=8, fixed=False, border=None, prefill_chunk=32), "transformers"),
+        (Numerics(width=8, fixed=True, has_borders=False, prefill_chunk=32), "amusd"),
+        (Numerics(width=8, fixed=False, has_borders=False, prefill_chunk=32), "transformers"),
     ],
 )
 def test_captured_blocks_with_rollbacks_give_the_logits_of_plain_ones(numerics: Numerics, model_impl: str) -> None:
@@ -75,7 +75,7 @@ def test_captured_blocks_with_rollbacks_give_the_logits_of_plain_ones(numerics: 
 
 def test_a_prompt_goes_on_behind_rows_of_paths_on_every_rank() -> None:
     """Kept rows lie in slots of other positions, which a chunk of a prompt cannot do with."""
-    numerics = Numerics(width=8, fixed=False, border=None, prefill_chunk=32, num_tracks=3)
+    numerics = Numerics(width=8, fixed=False, has_borders=False, prefill_chunk=32, num_tracks=3)
     (plain, leading), (_, following) = models(numerics, "amusd"), models(numerics, "amusd")
     ids, encoder = random_ids(60), CommandEncoder()
     frames: list[bytes] = []
@@ -110,7 +110,7 @@ def test_a_prepared_cache_captures_nothing_more(fixed: bool, steps: int, number:
     model = wrap_model(
         tiny.tiny_causal_lm(tiny.tiny_config(), register_attention()),
         LoadOptions(
-            numerics=Numerics(width=4, fixed=fixed, border=None, prefill_chunk=32, num_tracks=2),
+            numerics=Numerics(width=4, fixed=fixed, has_borders=False, prefill_chunk=32, num_tracks=2),
             max_model_len=60,
             capture=count,
             tokens_per_step=steps,
@@ -135,7 +135,7 @@ def test_a_prepared_cache_captures_nothing_more(fixed: bool, steps: int, number:
 
 
 def test_a_pass_that_was_not_prepared_is_an_error_and_not_a_delay() -> None:
-    _, replayed = models(Numerics(width=8, fixed=True, border=None), "amusd")
+    _, replayed = models(Numerics(width=8, fixed=True, has_borders=False), "amusd")
     cache = replayed.new_cache(40)
     replayed.prepare(cache)
     with pytest.raises(DeviceError, match="was not prepared: PassShape"):
@@ -143,7 +143,9 @@ def test_a_pass_that_was_not_prepared_is_an_error_and_not_a_delay() -> None:
 
 
 def test_a_logit_that_is_no_finite_number_comes_with_the_tokens() -> None:
-    _, replayed = models(Numerics(width=8, fixed=False, border=None, prefill_chunk=32, num_tracks=3), "transformers")
+    _, replayed = models(
+        Numerics(width=8, fixed=False, has_borders=False, prefill_chunk=32, num_tracks=3), "transformers"
+    )
     cache = replayed.new_cache(40)
     replayed.prefill([5, 6, 7], cache)
     assert len(forward(replayed, [8, 9], cache).choose()) == 2

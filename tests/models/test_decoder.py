@@ -21,7 +21,7 @@ from amusd.models.numerics import Numerics
 from amusd.models.sharding import ALONE, Ranks
 from amusd.models.vocabulary import reduce_head
 
-RULE = Numerics(width=8, fixed=True, border=32, prefill_chunk=32)
+RULE = Numerics(width=8, fixed=True, prefill_chunk=32)
 LENGTH = 110
 PROMPT = 73
 VISIBLE = 0.05

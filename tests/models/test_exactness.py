@@ -75,8 +75,7 @@ def decode_plainly(model: CachedModel, folder: Path, prompt_length: int, num_tok
 
 @pytest.fixture(scope="module", params=["amusd", pytest.param("transformers", marks=pytest.mark.long)])
 def plain(request: pytest.FixtureRequest, embedded_folder: Path) -> Plain:
-    assert RULE.border is not None
-    return decode_plainly(load(embedded_folder, request.param), embedded_folder, RULE.border - 12, NUM_TOKENS)
+    return decode_plainly(load(embedded_folder, request.param), embedded_folder, RULE.prefill_chunk - 12, NUM_TOKENS)
 
 
 def test_ragged_blocks_and_paths_give_the_bits_of_plain_decoding(plain: Plain) -> None:

@@ -22,11 +22,11 @@ LAYERS = (0, CONFIG.num_hidden_layers - 1, CONFIG.num_hidden_layers)
 REDUCED = torch.nn.Linear(len(LAYERS) * WIDTH, 5, bias=False)
 SPECS = {"whole": FeatureSpec(LAYERS, len(LAYERS) * WIDTH), "reduced": FeatureSpec(LAYERS, 5, REDUCED)}
 TEXT = [(5 * place * place + 7) % (tiny.VOCAB - 3) + 3 for place in range(50)]
-CPU_RULE = Numerics(width=8, fixed=True, border=32, prefill_chunk=32, num_tracks=3)
+CPU_RULE = Numerics(width=8, fixed=True, prefill_chunk=32, num_tracks=3)
 RULES = {
     "cpu": CPU_RULE,
-    "fixed": Numerics(width=8, fixed=True, border=None, prefill_chunk=32, num_tracks=3),
-    "bucketed": Numerics(width=8, fixed=False, border=None, prefill_chunk=32, num_tracks=3),
+    "fixed": Numerics(width=8, fixed=True, has_borders=False, prefill_chunk=32, num_tracks=3),
+    "bucketed": Numerics(width=8, fixed=False, has_borders=False, prefill_chunk=32, num_tracks=3),
 }
 
 

@@ -36,7 +36,7 @@ def test_fixed_keys_depend_on_the_position_of_each_row_alone(width: int, start: 
 def test_a_fixed_block_never_crosses_a_border_and_is_never_empty(rule: Numerics, start: int) -> None:
     rows = rule.max_rows(start)
     assert 1 <= rows <= rule.width
-    assert rule.num_keys(start, 1) == rule.num_keys(start + rows - 1, 1) or rule.border is None
+    assert rule.num_keys(start, 1) == rule.num_keys(start + rows - 1, 1) or not rule.has_borders
 
 
 @given(rule=rules(), start=starts, length=st.integers(1, 900))
@@ -44,7 +44,7 @@ def test_prompt_chunks_end_at_multiples_of_the_chunk_or_at_the_end(rule: Numeric
     end = rule.prefill_end(start, start + length)
     assert start < end <= start + length
     assert end == start + length or end % rule.prefill_chunk == 0
-    assert rule.prefill_keys(end) >= end
+    assert rule.num_keys(start, end - start) >= end
 
 
 @given(rule=rules(), capacity=st.integers(1, 6000))
@@ -53,7 +53,6 @@ def test_padding_beyond_a_full_cache_fits_the_allocation(rule: Numerics, capacit
     allocated = rule.allocation(capacity)
     assert start + rule.padded_rows(1) <= allocated
     assert rule.num_keys(start, rule.padded_rows(1)) <= allocated
-    assert rule.prefill_keys(capacity) <= allocated
 
 
 @given(width=widths, start=starts)

@@ -31,7 +31,7 @@ from amusd.models.loading import load_target
 from amusd.models.numerics import Numerics
 
 METHOD = "halves"
-RULE = Numerics(width=8, fixed=True, border=32, prefill_chunk=32)
+RULE = Numerics(width=8, fixed=True, prefill_chunk=32)
 
 
 class HalvesConfig(QuantizationConfigMixin):  # type: ignore[misc]  # transformers is untyped

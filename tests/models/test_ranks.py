@@ -166,8 +166,8 @@ def test_commands_do_not_grow_with_the_sequence() -> None:
 
 STEPS = 3
 RULES = {
-    "fixed": Numerics(width=4, fixed=True, border=None, prefill_chunk=32, num_tracks=2),
-    "bucketed": Numerics(width=4, fixed=False, border=None, prefill_chunk=32),
+    "fixed": Numerics(width=4, fixed=True, has_borders=False, prefill_chunk=32, num_tracks=2),
+    "bucketed": Numerics(width=4, fixed=False, has_borders=False, prefill_chunk=32),
 }
 
 

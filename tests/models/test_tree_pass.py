@@ -28,14 +28,14 @@ from amusd.models.numerics import Numerics
 
 WIDTH, PROMPT, SPARE = 8, 11, 24
 NUM_SLOTS = PROMPT + SPARE
-NUMERICS = Numerics(width=WIDTH, fixed=False, border=32, prefill_chunk=32)
+NUMERICS = Numerics(width=WIDTH, fixed=False, prefill_chunk=32)
 STOCK, MODEL = tiny.wrapped_pair("LlamaConfig", NUMERICS)
 UNLIKE = ["LlamaConfig", "Gemma2Config", "GPT2Config", "GptOssConfig", "DeepseekV3Config"]
 
 
 def replayed_model(*, fixed: bool) -> CachedModel:
     """The same weights, in passes that would be captured."""
-    numerics = Numerics(width=WIDTH, fixed=fixed, border=None, prefill_chunk=32)
+    numerics = Numerics(width=WIDTH, fixed=fixed, has_borders=False, prefill_chunk=32)
     lm = tiny.tiny_causal_lm(tiny.tiny_config())
     return wrap_model(lm, LoadOptions(numerics=numerics, max_model_len=tiny.MAX_LENGTH, capture=run_each_time))
 
@@ -128,7 +128,7 @@ def test_architectures_of_transformers_compute_trees(name: str) -> None:
 
 # Several paths behind one token
 
-FIXED = Numerics(width=8, fixed=True, border=64, prefill_chunk=64, num_tracks=3)
+FIXED = Numerics(width=8, fixed=True, prefill_chunk=64, num_tracks=3)
 EXPERTS = {"GptOssConfig", "DeepseekV3Config"}
 
 
@@ -144,7 +144,7 @@ def test_each_row_of_several_paths_has_the_logits_of_its_path_alone(name: str) -
 @pytest.mark.parametrize("replayed", [False, True], ids=["computed anew", "replayed"])
 def test_several_paths_behind_wider_ones_have_the_logits_of_stock(replayed: bool) -> None:
     """And rows of a pass can be kept right behind it alone, whatever kind of pass came in between."""
-    rule = Numerics(width=8, fixed=False, border=None, prefill_chunk=32, num_tracks=3) if replayed else FIXED
+    rule = Numerics(width=8, fixed=False, has_borders=False, prefill_chunk=32, num_tracks=3) if replayed else FIXED
     lm = tiny.tiny_causal_lm(tiny.tiny_config(), register_attention())
     options = LoadOptions(numerics=rule, max_model_len=96, capture=run_each_time if replayed else None)
     model = wrap_model(lm, options)

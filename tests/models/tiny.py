@@ -122,7 +122,7 @@ def wrapped_pair(name: str, numerics: Numerics | None = None, model_impl: str = 
     config = tiny_config(name)
     stock, ours = tiny_causal_lm(config), tiny_causal_lm(config, register_attention())
     ours.load_state_dict(stock.state_dict())
-    numerics = numerics or Numerics(width=8, fixed=True, border=32, prefill_chunk=32)
+    numerics = numerics or Numerics(width=8, fixed=True, prefill_chunk=32)
     return stock, wrap_model(ours, LoadOptions(numerics=numerics, max_model_len=MAX_LENGTH, model_impl=model_impl))
 
 

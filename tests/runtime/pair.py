@@ -52,7 +52,7 @@ class PacedModel(TableModel):
 
 
 def paced_model(pass_seconds: float, prefill_chunk: int = 256) -> PacedModel:
-    numerics = Numerics(width=WIDTH, fixed=False, border=None, prefill_chunk=prefill_chunk, num_tracks=3)
+    numerics = Numerics(width=WIDTH, fixed=False, has_borders=False, prefill_chunk=prefill_chunk, num_tracks=3)
     model = PacedModel(VOCAB_SIZE, seed=7, max_length=400, numerics=numerics)
     model.pass_seconds = pass_seconds
     return model

@@ -21,7 +21,7 @@ from amusd.models.numerics import Numerics
 from amusd.types import Mode
 
 CHUNK = 16
-FIXED = Numerics(width=8, fixed=True, border=CHUNK, prefill_chunk=CHUNK, num_tracks=1)
+FIXED = Numerics(width=8, fixed=True, prefill_chunk=CHUNK, num_tracks=1)
 WEIGHTS = stock_model(Case("Qwen3Config"))
 SYSTEM = tuple(range(3, 41))
 SCHEDULES = (

@@ -19,7 +19,7 @@ SHORT = TableModel(
     VOCAB_SIZE,
     seed=7,
     max_length=POSITIONS,
-    numerics=Numerics(POSITIONS, fixed=False, border=None, prefill_chunk=POSITIONS, num_tracks=3),
+    numerics=Numerics(POSITIONS, fixed=False, has_borders=False, prefill_chunk=POSITIONS, num_tracks=3),
 )
 SCHEDULES = {
     "synchronous": decoding(Mode.SYNCHRONOUS, 4),
