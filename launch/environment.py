@@ -1,4 +1,7 @@
-"""The facts a number depends on: machine, versions, commit. Knows no torch, and never fails a run."""
+"""The environment of a run: the variables and threads of torch that are set, and the facts a number depends on.
+
+Thread pools keep the settings that they find when torch is imported, so threads are set first.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +9,53 @@ import datetime as dt
 import os
 import platform
 import subprocess
+import sys
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import amusd
+from amusd.config import EngineConfig
 from amusd.runtime.cores import allowed_cores
 
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+NCCL_SETTINGS = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+}
+"""Settings that torch's NCCL groups read when made, for links (`transport=nccl`) and ranks.
+
+TORCH_NCCL_ASYNC_ERROR_HANDLING=2: a dead or late peer ends only the transfer; by default, and as torchrun sets it (1),
+the process ends. TORCH_NCCL_DUMP_ON_TIMEOUT=0: no thread looks for a signal in the ranks' file, which is gone, or
+writes traces to /tmp.
+"""
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "pyzmq", "hydra-core", "omegaconf", "gguf")
 CPU_FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
 """Instructions that a model's speed depends on, as Linux names them."""
 _PROBE_SECONDS = 5.0
 
 
+def set_environment(config: EngineConfig) -> None:
+    """Set variables of torch and its libraries for this process and its children, before torch is imported."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    set_threads(config.hardware.num_threads)
+    if config.transport.kind == "nccl" or config.num_ranks > 2:
+        os.environ.update(NCCL_SETTINGS)
+
+
+def set_threads(num_threads: int) -> None:
+    """Set the threads of numeric libraries in this process and its children."""
+    for variable in THREAD_VARIABLES:
+        os.environ[variable] = str(num_threads)
+    if "torch" in sys.modules:  # too late for the variables
+        import torch
+
+        torch.set_num_threads(num_threads)
+
+
 def describe_environment() -> dict[str, Any]:
-    """The content of `environment.json`."""
+    """The content of `environment.json`. Never fails a run."""
     core = _first_core()
     flags = core.get("flags", "").split()
     return {

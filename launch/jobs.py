@@ -9,7 +9,6 @@ import dataclasses
 import io
 import os
 import threading
-import traceback
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -22,7 +21,7 @@ from omegaconf import DictConfig
 
 from amusd.config import HIDDEN, EngineConfig, RunConfig
 from amusd.console import Console, tell
-from amusd.errors import ConfigError, PeerFailedError, PeerLostError
+from amusd.errors import ConfigError
 from amusd.files import RESULT_FILE, keep_traceback, read_json, write_json
 from amusd.runtime.cores import allowed_cores, pin_rank, pin_to
 from amusd.runtime.devices import settle_devices
@@ -30,7 +29,7 @@ from amusd.tracing.recorder import Recorder, as_format
 from amusd.types import Role
 
 from .compose import config_of
-from .devices import set_environment
+from .environment import set_environment
 from .run_directory import (
     OVERRIDES_FILE,
     check_unchanged,
@@ -40,7 +39,7 @@ from .run_directory import (
     is_complete,
     write_workers,
 )
-from .signals import Interrupted, raise_on_signals
+from .signals import Interrupted, exit_code_of, raise_on_signals
 
 if TYPE_CHECKING:
     from amusd.engine import Engine
@@ -227,18 +226,3 @@ def with_api_key(config: RunConfig) -> RunConfig:
         raise ConfigError(f"serve.api_key={HIDDEN}: a run does not keep its key; name one, or null")
     key = config.serve.api_key or os.environ.get("AMUSD_API_KEY") or None
     return dataclasses.replace(config, serve=dataclasses.replace(config.serve, api_key=key))
-
-
-def exit_code_of(work: Callable[[], int]) -> int:
-    """Exit code of some work: 2 for a user's mistake, 1 for a failure, both told here."""
-    try:
-        return work()
-    except ConfigError as error:
-        tell(str(error))
-        return 2
-    except Exception as error:  # noqa: BLE001 - the end of the work: told in full, and the exit code says so
-        if isinstance(error, PeerLostError | PeerFailedError) and "\n" not in str(error):
-            tell(str(error))  # no bug of this process
-        else:
-            traceback.print_exc()
-        return 1

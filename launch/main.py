@@ -7,7 +7,6 @@ or an output that cannot be written (one line); 130 Ctrl-C; 143 SIGTERM.
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from contextlib import closing, suppress
@@ -18,6 +17,8 @@ from amusd.console import Console, discard, tell
 from amusd.errors import ConfigError
 from amusd.files import make_new_folder
 from amusd.huge_pages import restart_with_huge_pages
+
+from .signals import end_of_program
 
 COMMANDS = {
     "generate": "answer one prompt, whose text streams to the terminal, or a file of them into another file",
@@ -50,13 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if argv is None and arguments[:1] and arguments[0] in COMPUTING:
         restart_with_huge_pages()
-    try:
-        return _run(arguments)
-    except ConfigError as error:
-        tell(str(error))
-        return 2
-    except KeyboardInterrupt as interruption:
-        return 128 + int(getattr(interruption, "signum", signal.SIGINT))
+    return end_of_program(lambda: _run(arguments))
 
 
 def _run(arguments: list[str]) -> int:

@@ -16,7 +16,7 @@ from amusd.errors import ConfigError
 from amusd.settings import from_mapping, to_mapping
 
 from .compose import compose_config
-from .devices import set_environment
+from .environment import set_environment
 from .jobs import with_api_key
 
 _NUM_CPUS = 2.0

@@ -45,9 +45,9 @@ from amusd.transport.zeromq import ZeroMQTransport
 from amusd.types import Role
 
 from .compose import compose_config
-from .devices import set_environment
-from .jobs import Jobs, exit_code_of
-from .signals import Interrupted, end_with_parent, raise_on_signals
+from .environment import set_environment
+from .jobs import Jobs
+from .signals import end_of_program, end_with_parent, raise_on_signals
 
 if TYPE_CHECKING:
     from amusd.engine import Engine
@@ -276,12 +276,13 @@ def start_drafts(config: EngineConfig, link: ZeroMQTransport) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Run this process; return its exit code."""
-    try:
+
+    def work() -> int:
         raise_on_signals()
         end_with_parent()
-        return exit_code_of(lambda: run(arguments))
-    except Interrupted as interruption:
-        return 128 + interruption.signum
+        return run(arguments)
+
+    return end_of_program(work)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Ends a process on signals: in order if it can, and certainly within `GRACE_SECONDS`."""
+"""How a process ends: on signals in order if it can, and certainly within `GRACE_SECONDS`; and its exit code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ import signal
 import sys
 import threading
 import time
+import traceback
+from collections.abc import Callable
 from types import FrameType
+
+from amusd.console import tell
+from amusd.errors import ConfigError, PeerFailedError, PeerLostError
 
 GRACE_SECONDS = 1.5
 _WATCH = "signals"
@@ -81,3 +86,26 @@ def _end(signum: int) -> None:
 def _is_loading(module: str) -> bool:
     spec = getattr(sys.modules.get(module), "__spec__", None)
     return bool(getattr(spec, "_initializing", False))
+
+
+def exit_code_of(work: Callable[[], int]) -> int:
+    """Exit code of some work: 2 for a user's mistake, 1 for a failure, both told here."""
+    try:
+        return work()
+    except ConfigError as error:
+        tell(str(error))
+        return 2
+    except Exception as error:  # noqa: BLE001 - the end of the work: told in full, and the exit code says so
+        if isinstance(error, PeerLostError | PeerFailedError) and "\n" not in str(error):
+            tell(str(error))  # no bug of this process
+        else:
+            traceback.print_exc()
+        return 1
+
+
+def end_of_program(work: Callable[[], int]) -> int:
+    """Exit code of a program's work: as `exit_code_of`, or 128 and the number of the signal that ended it."""
+    try:
+        return exit_code_of(work)
+    except KeyboardInterrupt as interruption:
+        return 128 + int(getattr(interruption, "signum", signal.SIGINT))

@@ -40,7 +40,7 @@ from amusd.sampling.sampler import KEY, Level, RowSampler, SamplingState
 from experiments.gpu_proof.correctness import sequences
 from experiments.gpu_proof.plan import GPU, Scale
 from experiments.gpu_proof.records import Job
-from launch.devices import NCCL_SETTINGS
+from launch.environment import NCCL_SETTINGS
 
 ABSENT = "needs a GPU"
 ROWS = 8

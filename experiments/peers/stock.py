@@ -129,7 +129,7 @@ class StockTransformers:
 
 def _serve(connection: Connection, target: str, draft: str, dtype: str, num_threads: int, cores: set[int]) -> None:
     from amusd.runtime.cores import pin_to
-    from launch.devices import set_threads
+    from launch.environment import set_threads
 
     pin_to(cores)
     set_threads(num_threads)

@@ -16,7 +16,7 @@ from amusd.protocol.messages import Open, Shutdown, Verdict
 from amusd.transport.base import Transport
 from amusd.transport.factory import listen
 from amusd.transport.latency import measure_one_way
-from launch.devices import NCCL_SETTINGS
+from launch.environment import NCCL_SETTINGS
 
 pytestmark = [
     pytest.mark.gpu,

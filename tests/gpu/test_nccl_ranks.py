@@ -21,7 +21,7 @@ from amusd.errors import RankLostError
 from amusd.models.cached_model import CachedModel, extend
 from amusd.models.process_group import EXCHANGE_SECONDS
 from amusd.runtime.ranks import Leader
-from launch.devices import NCCL_SETTINGS
+from launch.environment import NCCL_SETTINGS
 
 pytestmark = [
     pytest.mark.gpu,

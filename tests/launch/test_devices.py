@@ -42,7 +42,7 @@ from amusd.config import EngineConfig, HardwareConfig
 from amusd.runtime.cores import allowed_cores, pin_rank
 from amusd.runtime.devices import settle_devices
 from amusd.types import Role
-from launch.devices import set_environment
+from launch.environment import set_environment
 import threading
 over = threading.Event()
 thread = threading.Thread(target=over.wait)
