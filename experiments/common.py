@@ -16,6 +16,7 @@ from typing import Any
 
 from amusd.commands.tables import row_name
 from amusd.errors import ConfigError
+from amusd.files import ANSWERS_FILE
 from experiments.request import ROOT, Request
 
 COMMAND_SECONDS = 12 * 3600.0
@@ -82,7 +83,7 @@ def compare(overrides: Sequence[str], run_dir: Path) -> list[Document]:
                 "command": shlex.join(["amusd", "compare", *without_folders(job["overrides"])]),
                 "settings": job["swept"],
                 "rows": result["rows"],
-                "per_prompt": result["per_prompt"],
+                "per_prompt": per_prompt_of(run_dir / str(job["job"])),
                 "machine": result["environment"],
             }
         )
@@ -146,6 +147,17 @@ def read_json(path: Path) -> Document:
 
 
 # What is read off results
+
+
+def per_prompt_of(run_dir: Path) -> list[Document]:
+    """Each prompt's category, and the time per token of every row in its first answer."""
+    found: dict[int, Document] = {}
+    for line in (run_dir / ANSWERS_FILE).read_text(encoding="utf-8").splitlines():
+        answer = json.loads(line)
+        number = answer["prompt"]
+        own = found.setdefault(number, {"number": number, "category": answer["category"], "ms_per_token": {}})
+        own["ms_per_token"].setdefault(answer["contestant"], answer["ms"] / answer["tokens"])
+    return list(found.values())
 
 
 def row_kind(row: Document) -> str:

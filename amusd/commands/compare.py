@@ -1,7 +1,7 @@
 """Plain, synchronous and asynchronous decoding on the same prompts, models and devices, in one run.
 
-Contestants take turns in rotating order, so that a drifting machine treats them alike. A turn is a prompt, or with
-several answers at a time (`compare.batch_sizes`) a load, whose speed is that of all answers together.
+Contestants of a batch size take turns in rotating order, so that a drifting machine treats them alike. A turn is a
+prompt, or with several answers at a time (`compare.batch_sizes`) a load, whose speed is that of all answers together.
 
 A synchronous row shows the fastest of `compare.synchronous_lengths`. A lost draft is waited for.
 """
@@ -65,7 +65,6 @@ def compare(
     result = {
         "complete": True,
         "rows": rows,
-        "per_prompt": comparison.per_prompt(),
         "num_refused_prompts": len(comparison.refused),
         "environment": read_json(run_directory / "environment.json"),
     }
@@ -104,11 +103,11 @@ class Comparison:
             self.encoded.append(token_ids)
         if not self.prompts:
             raise ConfigError(f"workload: none of {len(prompts)} prompts could be used: {self.refused[0]}")
-        turns = [*self._order(alone=True), *self._order(alone=False)]
-        num_done, num_answers = 0, sum(len(load) for turn in turns for _, load in turn)
-        for turn in turns:
+        turns = list(self._turns())
+        num_done, num_answers = 0, sum(len(contestants) * len(load) for contestants, load in turns)
+        for contestants, load in turns:
             answered = []
-            for contestant, load in turn:
+            for contestant in contestants:
                 self._wait_for_draft()
                 label = f"prompt {self.prompts[load[0]].number}: {contestant.name}"
                 self.console.progress(label, num_done, num_answers)
@@ -120,23 +119,16 @@ class Comparison:
                 contestant.seconds += seconds
             yield
 
-    def _order(self, *, alone: bool) -> Iterator[list[tuple[Contestant, list[int]]]]:
-        """Contestants in order, and the prompts' places for each: of those that answer alone, or of the others.
-
-        Loads come last: they are compared with plain decoding of one.
-        """
+    def _turns(self) -> Iterator[tuple[list[Contestant], list[int]]]:
+        """Contestants in order, and the places of the prompts that each answers, by batch size; one at a time first."""
         number = len(self.prompts)
-        loads: list[tuple[Contestant, list[list[int]]]] = []
-        for contestant in self.contestants:
-            size = contestant.batch_size
-            if (size == 1) is alone:
-                places = [*range(number)] * -(-size // number)  # all of its places are taken
-                step = 1 if alone else LOAD_SIZE * size
-                loads.append((contestant, [places[start : start + step] for start in range(0, len(places), step)]))
-        for turn in range(max((len(own) for _, own in loads), default=0)):
-            going_on = [(contestant, own[turn]) for contestant, own in loads if turn < len(own)]
-            first = turn % len(going_on)
-            yield [*going_on[first:], *going_on[:first]]
+        for size in dict.fromkeys(contestant.batch_size for contestant in self.contestants):
+            own = [contestant for contestant in self.contestants if contestant.batch_size == size]
+            places = [*range(number)] * -(-size // number)  # all of its places are taken
+            step = 1 if size == 1 else LOAD_SIZE * size
+            for turn, start in enumerate(range(0, len(places), step)):
+                first = turn % len(own)
+                yield [*own[first:], *own[:first]], places[start : start + step]
 
     def answer(
         self, contestant: Contestant, prompts: Sequence[tuple[int, ...]], params: SamplingParams
@@ -182,6 +174,8 @@ class Comparison:
         return [
             {
                 "prompt": prompt.number,
+                "category": prompt.category,
+                "contestant": contestant.name,
                 **contestant.settings,
                 "text": answer.text,
                 "token_ids": list(answer.token_ids),
@@ -194,21 +188,6 @@ class Comparison:
             for place, prompt in enumerate(self.prompts)
             for contestant in self.contestants
             for answer in contestant.answers[place::number]
-        ]
-
-    def per_prompt(self) -> list[dict[str, Any]]:
-        """The time per token of every contestant, for each answered prompt, all synchronous lengths included."""
-        return [
-            {
-                "number": prompt.number,
-                "category": prompt.category,
-                "ms_per_token": {
-                    contestant.name: ms_per_token(contestant.answers[place])
-                    for contestant in self.contestants
-                    if place < len(contestant.answers)
-                },
-            }
-            for place, prompt in enumerate(self.prompts)
         ]
 
     def rows(self) -> list[dict[str, Any]]:

@@ -35,7 +35,7 @@ class Contestant:
 
     @property
     def name(self) -> str:
-        """The name for people, and in `per_prompt`."""
+        """The name for people."""
         return row_name(self.settings)
 
 

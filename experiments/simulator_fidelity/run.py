@@ -22,7 +22,7 @@ from amusd.console import table
 from amusd.errors import ConfigError
 from amusd.policies.factory import policy_name
 from amusd.types import Mode
-from experiments.common import Document, compare, read_json, run_amusd, speedups, write_results
+from experiments.common import Document, compare, per_prompt_of, read_json, run_amusd, speedups, write_results
 from experiments.plotting import LOOKS, OUTLINE, caption, run, subplots
 from experiments.request import Request, parser_of
 
@@ -151,7 +151,7 @@ def measured_speedups(run_dir: Path) -> Iterator[tuple[Setting, float]]:
     """What a run of `amusd compare` measured for each length and policy, as the median over its prompts."""
     from amusd.commands.contestants import contestants_of
 
-    config, result = _config(run_dir), read_json(run_dir / "result.json")
+    config, per_prompt = _config(run_dir), per_prompt_of(run_dir)
     for contestant in contestants_of(config):
         decoding = contestant.decoding
         if decoding.mode is Mode.AUTOREGRESSIVE:
@@ -161,7 +161,7 @@ def measured_speedups(run_dir: Path) -> Iterator[tuple[Setting, float]]:
         in_blocks = name in ("synchronous", "windowed")
         knob = decoding.num_speculative_tokens if in_blocks else 0 if name == "auto" else decoding.min_candidates
         setting = (contestant.drafter, config.transport.delay_ms, name, knob)
-        yield setting, statistics.median(speedups(result["per_prompt"], contestant.name))
+        yield setting, statistics.median(speedups(per_prompt, contestant.name))
 
 
 def predicted_speedups(calibration: Path, run_dir: Path, folder: Path) -> dict[Setting, float]:
