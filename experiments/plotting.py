@@ -1,4 +1,4 @@
-"""Figures of the experiments. The only file of them that imports matplotlib."""
+"""Figures of the experiments, in the style of the command's own."""
 
 from __future__ import annotations
 
@@ -8,31 +8,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from amusd.commands import plots
 from amusd.errors import ConfigError
 from experiments.common import Document, middle_half, read_results
 from experiments.request import ROOT, Request, request_of
 
-LOOKS = {
-    "autoregressive": ("#56606b", "s"),
-    "synchronous": ("#0072b2", "o"),
-    "chain": ("#d55e00", "^"),
-    "windowed": ("#e69f00", "P"),
-    "branching": ("#009e73", "D"),
-    "auto": ("#cc79a7", "v"),
-}
-"""Colour (of Okabe and Ito's palette, told apart by colour-blind readers) and marker of each way to decode."""
-OUTLINE = "#1b1f24"
-STYLE = {
-    "font.size": 9.5,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#d9dee3",
-    "grid.linewidth": 0.7,
-    "axes.axisbelow": True,
-    "legend.frameon": False,
-    "svg.hashsalt": "amusd",  # the same results give the same file
-}
+MARKERS = {"autoregressive": "s", "synchronous": "o", "chain": "^", "windowed": "P", "branching": "D", "auto": "v"}
+LOOKS = {name: (plots.COLOURS[name], marker) for name, marker in MARKERS.items()}
+"""Colour and marker of each way to decode."""
+OUTLINE = plots.INK
 SPEEDUP = "speed-up over plain decoding (times)"
 
 
@@ -62,16 +46,12 @@ def run(
 
 
 def subplots(*, width: float = 7.0, height: float = 4.2, rows: int = 1) -> tuple[Any, Any]:
-    """A figure and its axes, one above the other. Raises `ConfigError` without matplotlib."""
-    try:
-        import matplotlib as mpl
-    except ImportError:
-        raise ConfigError("figures need matplotlib: pip install matplotlib") from None
-    from matplotlib.figure import Figure
-
-    mpl.rcParams.update(STYLE)
-    figure = Figure(figsize=(width, height), layout="constrained")
-    return figure, figure.subplots(rows, 1)
+    """As `plots.subplots`, with a grid."""
+    figure, axes = plots.subplots(width, height, rows)
+    for one in figure.axes:
+        one.grid(color="#d9dee3", linewidth=0.7)
+        one.set_axisbelow(True)
+    return figure, axes
 
 
 def save(figure: Any, folder: Path, name: str) -> None:

@@ -19,12 +19,12 @@ Axes: TypeAlias = Any
 
 INK, FAINT, PASS = "#1b1f24", "#eeeeee", "#c9c9c9"
 COLOURS = {
-    "autoregressive": "#c9c9c9",
-    "synchronous": "#f0e442",
-    "chain": "#56b4e9",
-    "branching": "#e69f00",
-    "windowed": "#cc79a7",
-    "auto": "#2fb58c",
+    "autoregressive": "#56606b",
+    "synchronous": "#0072b2",
+    "chain": "#d55e00",
+    "windowed": "#e69f00",
+    "branching": "#009e73",
+    "auto": "#cc79a7",
 }
 """Each mode and policy has one; your own policies look like `auto`."""
 FATES = {
@@ -32,7 +32,7 @@ FATES = {
     Fate.OVERTAKEN: ("#56b4e9", "drafted right, but too late"),
     Fate.WASTED: ("#d55e00", "drafted in vain"),
 }
-STYLE: dict[Any, Any] = {"font.size": 9.5, "svg.hashsalt": "amusd", "svg.fonttype": "none"}
+STYLE: dict[Any, Any] = {"font.size": 9.5, "legend.frameon": False, "svg.hashsalt": "amusd", "svg.fonttype": "none"}
 """The same data give the same file."""
 NUM_PASSES = 14
 
@@ -57,7 +57,7 @@ def write(draw: Callable[[], Figure], folder: Path, name: str, tell: Callable[[s
 
 def draw_comparison(rows: Sequence[Row]) -> Figure:
     """Tokens per second of each row, with its speed-up over plain decoding."""
-    figure, axes = _subplots(7.0, 1.0 + 0.34 * len(rows))
+    figure, axes = subplots(7.0, 1.0 + 0.34 * len(rows))
     speeds = [row["tokens_per_second"] for row in rows]
     colours = [COLOURS.get(row.get("policy") or row["mode"], COLOURS["auto"]) for row in rows]
     bars = axes.barh(range(len(rows)), speeds, color=colours, height=0.75)
@@ -81,7 +81,7 @@ def draw_timeline(answers: Sequence[tuple[str, Timeline]]) -> Figure:
 
     passes = [event for _, part in answers for event in part.target if isinstance(event, TargetPass)]
     shown_ms = NUM_PASSES * statistics.median(event.duration_ns for event in passes) / 1e6 if passes else 1.0
-    figure, all_axes = _subplots(9.0, 0.7 + 1.25 * len(answers), rows=len(answers))
+    figure, all_axes = subplots(9.0, 0.7 + 1.25 * len(answers), rows=len(answers))
     for axes, (name, part) in zip(all_axes.flat if len(answers) > 1 else [all_axes], answers, strict=True):
         _draw_lanes(axes, part, shown_ms)
         axes.set_title(name, loc="left", fontsize=9.5)
@@ -89,7 +89,7 @@ def draw_timeline(answers: Sequence[tuple[str, Timeline]]) -> Figure:
     samples: list[Any] = [Patch(color=PASS, label="pass of the target, tokens committed")]
     samples += [Patch(color=colour, label=label) for colour, label in FATES.values()]
     samples.append(Line2D([], [], marker="v", linestyle="none", color=INK, label="rollback"))
-    figure.legend(handles=samples, loc="outside lower center", ncols=5, frameon=False, fontsize=8, columnspacing=1.2)
+    figure.legend(handles=samples, loc="outside lower center", ncols=5, fontsize=8, columnspacing=1.2)
     return figure
 
 
@@ -123,8 +123,8 @@ def _draw_lanes(axes: Axes, part: Timeline, shown_ms: float) -> None:
     axes.tick_params(axis="y", length=0)
 
 
-def _subplots(width: float, height: float, rows: int = 1) -> tuple[Figure, Any]:
-    """A figure of so many inches. Raises `ConfigError` without matplotlib."""
+def subplots(width: float, height: float, rows: int = 1) -> tuple[Figure, Any]:
+    """A figure of so many inches, and its axes, one above the other. Raises `ConfigError` without matplotlib."""
     try:
         import matplotlib as mpl
         from matplotlib.figure import Figure as MplFigure
