@@ -66,7 +66,8 @@ def create_run_directory(config: RunConfig) -> Path:
         (directory / EVENTS_FOLDER).mkdir()
     except OSError as error:
         raise ConfigError(f"run_dir={folder}: cannot be used ({error.strerror})") from None
-    write_whole(directory / CONFIG_FILE, config_text(dataclasses.replace(config, run_dir=str(directory))))
+    kept = to_mapping(dataclasses.replace(config, run_dir=str(directory)).without_secrets())
+    write_whole(directory / CONFIG_FILE, str(yaml.safe_dump(kept, sort_keys=False, width=120)))
     write_json(directory / ENVIRONMENT_FILE, describe_environment())
     return directory
 
@@ -99,11 +100,6 @@ def check_unchanged(directory: Path, config: RunConfig) -> None:
     """Raise `ConfigError` unless the run in this folder had the same settings."""
     if dataclasses.replace(read_config(directory), output=config.output, run_dir=config.run_dir) != config:
         raise ConfigError(f"{directory}: was measured with other settings ({CONFIG_FILE}); name another run_dir")
-
-
-def config_text(config: RunConfig) -> str:
-    """The content of `config.yaml`."""
-    return str(yaml.safe_dump(to_mapping(config.without_secrets()), sort_keys=False, width=120))
 
 
 def read_config(directory: Path) -> RunConfig:

@@ -108,11 +108,11 @@ def _draw_lanes(axes: Axes, part: Timeline, shown_ms: float) -> None:
             axes.add_patch(_box(left, 1.0, width, 0.8, PASS))
             if left + width <= shown_ms:
                 axes.text(left + width / 2, 1.4, f"+{event.num_tokens}", ha="center", va="center", fontsize=8)
-    for step in judge_steps(part.draft, part.target):
+    for step in judge_steps(*part):
         left, width = span(step.event)
         bottom = 0.0
         for fate, (colour, _) in FATES.items():
-            height = 0.8 * step.count(fate) / max(1, len(step.fates))
+            height = 0.8 * step.fates[fate] / max(1, step.event.num_tokens)
             axes.add_patch(_box(left, bottom, width, height, colour))
             bottom += height
     rolled = [span(event)[0] for event in part.draft if isinstance(event, Rollback)]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from amusd.config import DecodingConfig
 from amusd.console import percent, table
@@ -50,8 +49,7 @@ def row_name(row: Row) -> str:
     return ", ".join(filter(None, parts))
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(NamedTuple):
     """One figure."""
 
     name: str

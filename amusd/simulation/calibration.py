@@ -7,10 +7,9 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from amusd.errors import ConfigError
 from amusd.simulation.cost import NOTHING, Costs, Duration
@@ -38,8 +37,7 @@ from amusd.tracing.timeline import Timeline, read_timeline
 Kind = TypeVar("Kind", bound=Event)
 
 
-@dataclass(frozen=True, slots=True)
-class Calibration:
+class Calibration(NamedTuple):
     """The costs and outcomes that a run has shown."""
 
     costs: Costs

@@ -38,8 +38,8 @@ _Json = dict[str, Any]
 def chrome_trace(timeline: Timeline, about: _Json) -> _Json:
     """The trace as a JSON object. `timeline`: one sequence, on one clock; `about`: further metadata."""
     origin_ns = min((event.start_ns for event in (*timeline.target, *timeline.draft)), default=0)
-    steps = judge_steps(timeline.draft, timeline.target)
-    fates = {step.event.start_ns: {fate.value: step.count(fate) for fate in Fate} for step in steps}
+    steps = judge_steps(*timeline)
+    fates = {step.event.start_ns: {fate.value: step.fates[fate] for fate in Fate} for step in steps}
     found = []
     for role, events in (("target", timeline.target), ("draft", timeline.draft)):
         own = sorted(events, key=lambda event: event.start_ns)

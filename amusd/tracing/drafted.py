@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from amusd.tracing.events import DraftPrefill, DraftStep, Event, TargetPass, VerdictTaken
 
@@ -19,16 +20,11 @@ class Fate(enum.Enum):
     WASTED = "wasted"
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One draft step and the fate of each token that it proposed."""
+class Step(NamedTuple):
+    """One draft step, and how many of the tokens that it proposed ended how."""
 
     event: DraftStep
-    fates: tuple[Fate, ...]
-
-    def count(self, fate: Fate) -> int:
-        """How many of its tokens ended so."""
-        return self.fates.count(fate)
+    fates: Counter[Fate]
 
 
 def drafts_tree(draft: Sequence[Event]) -> bool:
@@ -36,7 +32,7 @@ def drafts_tree(draft: Sequence[Event]) -> bool:
     return any(isinstance(event, DraftPrefill) and event.fan_out > 1 for event in draft)
 
 
-def judge_steps(draft: Sequence[Event], target: Sequence[Event]) -> list[Step]:
+def judge_steps(target: Sequence[Event], draft: Sequence[Event]) -> list[Step]:
     """The draft steps of one sequence, in order.
 
     A token that the draft still held when its position was committed was accepted there. Of a tree, each verdict says
@@ -44,35 +40,33 @@ def judge_steps(draft: Sequence[Event], target: Sequence[Event]) -> list[Step]:
     """
     passes = [event for event in target if isinstance(event, TargetPass)]
     accepted = {each.start_length + place for each in passes for place in range(each.num_accepted)}
-    fates: list[tuple[DraftStep, list[Fate]]] = []
-    held: dict[int, tuple[int, int]] = {}
-    """Position -> (step, token of that step), for tokens of a chain that were kept."""
+    steps: list[Step] = []
+    held: dict[int, Step] = {}
+    """Position -> its step, for tokens of a chain that were kept."""
+    right: list[tuple[int, Step]] = []
+    """Position and step of each right token."""
     is_tree = drafts_tree(draft)
     length = base = num_before = 0  # the last one: steps of earlier lives of the draft
     for event in draft:
         if isinstance(event, DraftPrefill):
             length = base = event.num_tokens
-            num_before = len(fates)
-            held = {position: place for position, place in held.items() if position < base}
+            num_before = len(steps)
+            held = {position: step for position, step in held.items() if position < base}
         elif isinstance(event, DraftStep):
-            fates.append((event, [Fate.WASTED] * event.num_tokens))
+            steps.append(Step(event, Counter({Fate.WASTED: event.num_tokens})))
             if not is_tree:
-                length, first = event.length, event.length - event.num_tokens
-                held |= {first + index: (len(fates) - 1, index) for index in range(event.num_tokens)}
+                length = event.length
+                held |= dict.fromkeys(range(length - event.num_tokens, length), steps[-1])
         elif isinstance(event, VerdictTaken) and event.kept_steps is not None:
-            for position, step in enumerate(event.kept_steps, start=event.kept_length - len(event.kept_steps)):
-                _confirm(fates[num_before:], step, Fate.ACCEPTED if position in accepted else Fate.OVERTAKEN)
+            numbered = enumerate(event.kept_steps, start=event.kept_length - len(event.kept_steps))
+            right += [(position, steps[num_before + number - 1]) for position, number in numbered if number]
         elif isinstance(event, VerdictTaken):
             for position in range(length - event.num_discarded, length):
                 held.pop(position, None)
             base = event.committed_length
             length = base if event.num_discarded else max(length, base)
-    for position, (step, index) in held.items():
-        if position in accepted or position < base:
-            fates[step][1][index] = Fate.ACCEPTED if position in accepted else Fate.OVERTAKEN
-    return [Step(event, tuple(tokens)) for event, tokens in fates]
-
-
-def _confirm(fates: list[tuple[DraftStep, list[Fate]]], step: int, fate: Fate) -> None:
-    if step and Fate.WASTED in (tokens := fates[step - 1][1]):
-        tokens[tokens.index(Fate.WASTED)] = fate
+    right += [(position, step) for position, step in held.items() if position in accepted or position < base]
+    for position, step in right:
+        step.fates[Fate.WASTED] -= 1
+        step.fates[Fate.ACCEPTED if position in accepted else Fate.OVERTAKEN] += 1
+    return steps

@@ -167,9 +167,9 @@ def check_fates(outcome: Outcome) -> None:
         assert sum(event.name == "rollback" for event in draft) == answer.draft.num_rollbacks
         if drafts_tree(draft):
             continue
-        steps = judge_steps(draft, target)
-        assert sum(len(step.fates) for step in steps) == answer.draft.num_drafted
-        assert sum(step.count(Fate.ACCEPTED) for step in steps) == answer.num_accepted
+        steps = judge_steps(target, draft)
+        assert sum(step.fates.total() for step in steps) == answer.draft.num_drafted
+        assert sum(step.fates[Fate.ACCEPTED] for step in steps) == answer.num_accepted
 
 
 any_tree = st.builds(
