@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 
 from amusd.errors import ConfigError
 from amusd.simulation.cost import NOTHING, Costs, Duration
-from amusd.simulation.tokens import Trace, trace_rate
+from amusd.simulation.tokens import Trace
 from amusd.tracing.drafted import drafts_tree
 from amusd.tracing.events import (
     DRAFT_WORK,
@@ -63,7 +63,7 @@ def calibrate(run_directory: Path, drafter: str) -> Calibration:
     chosen = drafter if drafter in drafters else next(iter(drafters), drafter)
     parts = timeline.by_sequence()
     kept = [parts[number] for number, name in sequences.items() if name in (None, chosen)]
-    traces = tuple(trace for trace in (_trace_of(part) for part in kept if part.draft) if trace_rate(trace) is not None)
+    traces = tuple(trace for trace in (_trace_of(part) for part in kept if part.draft) if {*trace} - {None})
     if not traces:
         raise ConfigError(
             f"calibration={run_directory}: its events/ show no draft token that was compared with the target's; "

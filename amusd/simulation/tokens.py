@@ -6,6 +6,7 @@ one depends on the position alone, too.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise, repeat
@@ -88,19 +89,12 @@ def all_guesses(
     )
 
 
-def trace_rate(trace: Trace) -> float | None:
-    """Share of right tokens among those compared; None without any."""
-    known = [outcome for outcome in trace if outcome is not None]
-    return sum(known) / len(known) if known else None
-
-
 def replayed_answers(traces: Sequence[Trace], seed: int) -> tuple[Answer, ...]:
-    """The traces, unknown tokens drawn at each trace's rate; empty traces are left out."""
+    """The traces, unknown tokens drawn at the rate of each trace's known ones, of which there are some."""
     answers = []
     for index, trace in enumerate(traces):
-        rate = trace_rate(trace)
-        if rate is not None:
-            random = Random(f"unknown {seed} {index}")  # noqa: S311
-            drawn = [random.random() < rate for _ in trace]
-            answers.append(tuple(d if known is None else known for known, d in zip(trace, drawn, strict=True)))
+        rate = statistics.fmean(known for known in trace if known is not None)
+        random = Random(f"unknown {seed} {index}")  # noqa: S311
+        drawn = [random.random() < rate for _ in trace]
+        answers.append(tuple(d if known is None else known for known, d in zip(trace, drawn, strict=True)))
     return tuple(answers)

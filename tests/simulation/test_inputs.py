@@ -9,9 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from amusd.simulation.cost import Costs, Duration
-from amusd.simulation.tokens import (
-    drawn_answers,
-)
+from amusd.simulation.tokens import drawn_answers
 
 rates = st.floats(0, 1)
 
