@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from amusd.commands.latency import OneWayTime, measure_one_way
 from amusd.config import HardwareConfig, RunConfig, TransportConfig
 from amusd.console import Console, table, tell
 from amusd.errors import ConfigError, PeerLostError
@@ -29,7 +30,6 @@ from amusd.models.passes import Rows
 from amusd.runtime.cores import allowed_cores, cores_for, pin_to
 from amusd.runtime.devices import claim_device, device_of, settle_devices
 from amusd.transport.factory import ON_ONE_MACHINE
-from amusd.transport.latency import OneWayTime, measure_one_way
 from amusd.types import Role
 
 CONTEXT_LENGTH = 200

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from amusd.commands.bench import read_bandwidth
+from amusd.commands.latency import measure_one_way
 from amusd.config import DecodingConfig, SamplingParams
 from amusd.config.engine import ModelShape
 from amusd.engine import Engine
@@ -15,7 +16,6 @@ from amusd.models.passes import Rows
 from amusd.models.synthetic import SHAPES
 from amusd.tracing.metrics import GenerationMetrics
 from amusd.transport.factory import ON_ONE_MACHINE
-from amusd.transport.latency import measure_one_way
 from amusd.types import Mode
 from experiments.gpu_proof import adapter
 from experiments.gpu_proof.environment import token_ids

@@ -9,13 +9,13 @@ import pytest
 from models import tiny
 
 from amusd.commands.bench import bench_text, load_transformers, measure_links, measure_models
+from amusd.commands.latency import OneWayTime
 from amusd.config import HardwareConfig, TransportConfig
 from amusd.console import Console
 from amusd.models.cached_model import CachedModel, extend
 from amusd.models.huggingface import load_model
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
-from amusd.transport.latency import OneWayTime
 
 PROMPT = [5 + number for number in range(20)]
 

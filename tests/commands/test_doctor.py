@@ -10,9 +10,9 @@ import pytest
 from models import tiny
 
 from amusd.commands.doctor import Finding, _guard, _links, _models
+from amusd.commands.latency import OneWayTime
 from amusd.config import DrafterConfig, EngineConfig, TargetConfig, TransportConfig
 from amusd.errors import ConfigError
-from amusd.transport.latency import OneWayTime
 
 pytestmark = pytest.mark.embedded
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from amusd.commands.latency import measure_one_way
 from amusd.config import TransportConfig
 from amusd.errors import PeerLostError
 from amusd.protocol.messages import Open, Shutdown, Verdict
 from amusd.transport.base import Transport
 from amusd.transport.factory import listen
-from amusd.transport.latency import measure_one_way
 from launch.environment import NCCL_SETTINGS
 
 pytestmark = [

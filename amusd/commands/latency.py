@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 
 from amusd.child import command_of
 from amusd.config import TransportConfig
 from amusd.errors import PeerLostError
 from amusd.protocol.messages import Candidate, Verdict
+from amusd.runtime.cores import allowed_cores, pin_to
 from amusd.settings import from_mapping, to_mapping
 from amusd.transport.base import Rendezvous, Transport
 from amusd.transport.factory import connect, listen
@@ -44,17 +43,19 @@ def measure_one_way(
     `cores`: those of this process and the child; empty: any. Raises `ConfigError` when the link does not work here, and
     `PeerLostError` when the child ends or is silent for `ANSWER_SECONDS`.
     """
-    with _pinned(cores[0]):
-        link = listen(config, _NONCE)
-        orders = json.dumps([to_mapping(config), link.address, sorted(cores[1])])
-        child = subprocess.Popen([*command_of(__name__), orders])
-        try:
-            _await(link)
-            times = [_exchange(link) for _ in range(NUM_WARM_UP_EXCHANGES + num_messages)]
-        finally:
-            child.kill()
-            child.wait()
-            link.close()
+    allowed = set(allowed_cores())
+    pin_to(cores[0])
+    try:
+        with closing(listen(config, _NONCE)) as link:
+            orders = json.dumps([to_mapping(config), link.address, sorted(cores[1])])
+            with subprocess.Popen([*command_of(__name__), orders]) as child:
+                try:
+                    _await(link)
+                    times = [_exchange(link) for _ in range(NUM_WARM_UP_EXCHANGES + num_messages)]
+                finally:
+                    child.kill()
+    finally:
+        pin_to(allowed)
     measured = sorted(times[NUM_WARM_UP_EXCHANGES:])
     return OneWayTime(measured[len(measured) // 2], measured[len(measured) * 99 // 100])
 
@@ -71,25 +72,12 @@ def _await(link: Transport) -> None:
         raise PeerLostError(f"no message came within {ANSWER_SECONDS:g} seconds")
 
 
-@contextmanager
-def _pinned(cores: set[int]) -> Iterator[None]:
-    """Run this thread, and what it starts, on these cores."""
-    if not cores or not hasattr(os, "sched_setaffinity"):
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-
-
 def main() -> None:
     """Run the child: answer each message with a verdict."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the parent, which ends this process
     config, address, cores = json.loads(sys.argv[-1])
-    with _pinned(set(cores)), suppress(PeerLostError):
+    pin_to(set(cores))
+    with suppress(PeerLostError):
         link = connect(from_mapping(TransportConfig, config), Rendezvous(address, _NONCE))
         link.send(_VERDICT)
         while link.receive(ANSWER_SECONDS) is not None:
