@@ -58,9 +58,7 @@ def _listen(config: TransportConfig, nonce: int, devices: tuple[str, str]) -> Tr
         except ConfigError:
             if config.kind == "shared_memory":
                 raise
-    from amusd.transport.zeromq import ZeroMQTransport
-
-    return ZeroMQTransport.bind(config.address, nonce, insecure=config.insecure, keys=keys_of(config, Role.TARGET))
+    return _over_zeromq(config, config.address, nonce, Role.TARGET)
 
 
 def _connect(config: TransportConfig, rendezvous: Rendezvous, devices: tuple[str, str]) -> Transport:
@@ -71,9 +69,14 @@ def _connect(config: TransportConfig, rendezvous: Rendezvous, devices: tuple[str
         return TorchDistributedTransport.connect(address, nonce, devices=devices)
     if address.startswith(SHARED_MEMORY):
         return SharedMemoryTransport.connect(address, nonce)
+    return _over_zeromq(config, address, nonce, Role.DRAFT)
+
+
+def _over_zeromq(config: TransportConfig, address: str | None, nonce: int, role: Role) -> ZeroMQTransport:
     from amusd.transport.zeromq import ZeroMQTransport
 
-    return ZeroMQTransport.connect(address, nonce, insecure=config.insecure, keys=keys_of(config, Role.DRAFT))
+    listens, keys = role is Role.TARGET, keys_of(config, role)
+    return ZeroMQTransport(address, nonce, listens=listens, insecure=config.insecure, keys=keys)
 
 
 def numbered_link(config: TransportConfig, address: str, number: int, role: Role, *, listens: bool) -> ZeroMQTransport:

@@ -15,7 +15,6 @@ import os
 import shutil
 import tempfile
 import time
-from typing import Any
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -48,12 +47,15 @@ _WATCHED_EVENTS |= sum(_REFUSALS)
 
 
 class ZeroMQTransport(Transport):
-    """A `Transport` to another process. Make it with `bind` or `connect`, neither of which waits."""
+    """A `Transport` to another process. Neither end waits for the other, which the connecting one keeps trying."""
 
     def __init__(
         self, address: str | None, nonce: int, *, listens: bool, insecure: bool = False, keys: Keys | None = None
     ) -> None:
-        """`address`: None for a socket file in a private folder, which `close` removes."""
+        """`address`: None for a socket file in a private folder, which `close` removes.
+
+        Raises ConfigError when it is taken, malformed, or beyond this machine without `keys` or `insecure`.
+        """
         self._private_folder = None
         if address is None:
             self._private_folder = tempfile.mkdtemp(prefix="amusd-")
@@ -84,19 +86,6 @@ class ZeroMQTransport(Transport):
         except zmq.ZMQError as error:
             self.close()
             raise ConfigError(f"transport.address={address}: cannot be had: {error}") from error
-
-    @classmethod
-    def bind(cls, address: str | None, nonce: int, **options: Any) -> ZeroMQTransport:
-        """The listening end.
-
-        Raises ConfigError when the address is taken, malformed, or beyond this machine without `keys` or `insecure`.
-        """
-        return cls(address, nonce, listens=True, **options)
-
-    @classmethod
-    def connect(cls, address: str, nonce: int, **options: Any) -> ZeroMQTransport:
-        """The other end, which keeps trying until someone listens. Raises ConfigError."""
-        return cls(address, nonce, listens=False, **options)
 
     @property
     def is_lost(self) -> bool:

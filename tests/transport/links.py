@@ -44,7 +44,9 @@ def _memory(delay_seconds: float = 0.0) -> Link:
 
 
 def _zeromq(address: str | None) -> Link:
-    return Link(lambda: ZeroMQTransport.bind(address, NONCE), lambda at: ZeroMQTransport.connect(at, NONCE))
+    return Link(
+        lambda: ZeroMQTransport(address, NONCE, listens=True), lambda at: ZeroMQTransport(at, NONCE, listens=False)
+    )
 
 
 def _shared_memory() -> Link:

@@ -46,7 +46,7 @@ def other_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def listener(folder: Path) -> Iterator[ZeroMQTransport]:
-    listener = ZeroMQTransport.bind(OTHER_NODE, NONCE, keys=read_keys(folder, Role.TARGET))
+    listener = ZeroMQTransport(OTHER_NODE, NONCE, listens=True, keys=read_keys(folder, Role.TARGET))
     yield listener
     listener.close()
 
@@ -103,7 +103,7 @@ def test_both_ends_check_the_other_ones_key(
     ours, theirs = read_keys(folder, Role.DRAFT), read_keys(other_folder, Role.DRAFT)
     unknown = dataclasses.replace(theirs, peer=ours.peer)
     misled = dataclasses.replace(ours, peer=theirs.peer)
-    link = ZeroMQTransport.connect(listener.address, NONCE, keys=unknown if "list" in wrong else misled)
+    link = ZeroMQTransport(listener.address, NONCE, keys=unknown if "list" in wrong else misled, listens=False)
     link.send(VERDICT)
     wait_for_refusal(listener, link)
     link.close()
@@ -113,7 +113,7 @@ def test_the_peer_is_served_while_strangers_hold_connections(listener: ZeroMQTra
     place = ("127.0.0.2", int(listener.address.rpartition(":")[2]))
     with socket.create_connection(place) as silent, socket.create_connection(place) as loud:
         loud.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        link = ZeroMQTransport.connect(listener.address, NONCE, keys=read_keys(folder, Role.DRAFT))
+        link = ZeroMQTransport(listener.address, NONCE, keys=read_keys(folder, Role.DRAFT), listens=False)
         for sender, receiver in ((link, listener), (listener, link)):
             sender.send(VERDICT)
             assert expect(receiver) == VERDICT
@@ -183,7 +183,7 @@ def test_keys_that_cannot_work_are_one_line_before_anything_listens(tmp_path: Pa
 
 
 def test_keys_open_an_address_beyond_this_machine_and_belong_to_an_address(folder: Path) -> None:
-    ZeroMQTransport.bind("tcp://0.0.0.0:*", NONCE, keys=read_keys(folder, Role.TARGET)).close()
+    ZeroMQTransport("tcp://0.0.0.0:*", NONCE, listens=True, keys=read_keys(folder, Role.TARGET)).close()
     for settings in ({}, {"address": "tcp://10.0.0.1:1", "insecure": True}):
         with pytest.raises(
             ConfigError,

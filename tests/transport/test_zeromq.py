@@ -22,14 +22,14 @@ VERDICT = Verdict(1, 1, 0, 0, (5,), 0)
 
 @pytest.fixture(params=[None, LOOPBACK], ids=["socket file", "tcp"])
 def listener(request: pytest.FixtureRequest) -> Iterator[ZeroMQTransport]:
-    listener = ZeroMQTransport.bind(request.param, NONCE)
+    listener = ZeroMQTransport(request.param, NONCE, listens=True)
     yield listener
     listener.close()
 
 
 @pytest.fixture
 def other(listener: ZeroMQTransport) -> Iterator[ZeroMQTransport]:
-    other = ZeroMQTransport.connect(listener.address, NONCE)
+    other = ZeroMQTransport(listener.address, NONCE, listens=False)
     for sender, receiver in ((other, listener), (listener, other)):
         sender.send(VERDICT)
         assert expect(receiver) == VERDICT
@@ -97,11 +97,11 @@ def test_a_frame_over_the_limit_ends_the_connection_and_not_the_worker(
 
 def test_close_waits_for_nobody_who_never_came_or_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zeromq, "CLOSE_SECONDS", 0.05)
-    alone = ZeroMQTransport.connect("ipc:///nonexistent/link", NONCE)
+    alone = ZeroMQTransport("ipc:///nonexistent/link", NONCE, listens=False)
     alone.send(VERDICT)
     alone.close()
-    listener = ZeroMQTransport.bind(LOOPBACK, NONCE)
-    peer = ZeroMQTransport.connect(listener.address, NONCE)
+    listener = ZeroMQTransport(LOOPBACK, NONCE, listens=True)
+    peer = ZeroMQTransport(listener.address, NONCE, listens=False)
     peer.send(VERDICT)
     assert expect(listener) == VERDICT
     with pytest.raises(PeerLostError, match="stopped reading"):
@@ -111,7 +111,7 @@ def test_close_waits_for_nobody_who_never_came_or_does_not_read(monkeypatch: pyt
 
 
 def test_a_private_socket_file_lies_in_a_folder_of_this_user_that_close_removes() -> None:
-    listener = ZeroMQTransport.bind(None, NONCE)
+    listener = ZeroMQTransport(None, NONCE, listens=True)
     path = Path(listener.address.removeprefix("ipc://"))
     assert path.is_socket()
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
@@ -127,14 +127,14 @@ MALFORMED += ["tcp://127.0.0.1:99999", "tcp://127.0.0.1:http", "shm:///tmp/link"
 
 @pytest.mark.parametrize("address", REMOTE)
 def test_an_address_beyond_this_machine_needs_insecure_at_both_ends(address: str) -> None:
-    for open_end in (ZeroMQTransport.bind, ZeroMQTransport.connect):
+    for listens in (True, False):
         with pytest.raises(ConfigError, match=r"transport\.insecure=true") as caught:
-            open_end(address, NONCE)
+            ZeroMQTransport(address, NONCE, listens=listens)
         assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("address", MALFORMED)
 def test_a_malformed_address_is_refused_in_one_line(address: str) -> None:
-    for open_end in (ZeroMQTransport.bind, ZeroMQTransport.connect):
+    for listens in (True, False):
         with pytest.raises(ConfigError, match="expected ipc://PATH or tcp://HOST:PORT"):
-            open_end(address, NONCE, insecure=True)
+            ZeroMQTransport(address, NONCE, listens=listens, insecure=True)
