@@ -6,6 +6,7 @@ import base64
 import hashlib
 import hmac
 import re
+import time
 import traceback
 from collections.abc import Callable
 from functools import partial
@@ -13,7 +14,6 @@ from importlib.resources import files
 from typing import Any
 from urllib.parse import urlsplit
 
-import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -21,7 +21,6 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from amusd import __version__
 from amusd.serving.requests import ChatRequest, CompletionRequest, RequestError, read
 from amusd.serving.service import Service, event_stream
 from amusd.serving.timeline import listen
@@ -41,7 +40,7 @@ def _routes(service: Service) -> Starlette:
         "Referrer-Policy": "no-referrer",
         "Cache-Control": "no-cache",
     }
-    card = {"id": service.model, "object": "model", "created": service.began, "owned_by": "amusd"}
+    card = {"id": service.model, "object": "model", "created": int(time.time()), "owned_by": "amusd"}
     models = {"object": "list", "data": [{**card, "max_model_len": service.max_length}]}
 
     async def answer(kind: Any, request: Request) -> Response:
@@ -65,7 +64,6 @@ def _routes(service: Service) -> Starlette:
         Route("/v1/models", partial(fixed, JSONResponse(models))),
         Route("/health", health),
         Route("/metrics", metrics),
-        Route("/openapi.json", partial(fixed, JSONResponse(_description()))),
         Route("/", partial(fixed, HTMLResponse(html, headers=headers))),
         Route("/timeline", timeline),
     ]
@@ -86,22 +84,6 @@ async def _body(request: Request) -> bytes:
     except ClientDisconnect:
         raise RequestError(f"{where}: the client has left") from None
     return bytes(content)
-
-
-def _description() -> dict[str, Any]:
-    """The answering routes for OpenAPI: every field that has an effect, with its type."""
-    schemas, components = msgspec.json.schema_components(_KINDS.values(), ref_template="#/components/schemas/{name}")
-    paths = {
-        path: {
-            "post": {
-                "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
-                "responses": {"200": {"description": "One object, or with `stream` server-sent events."}},
-            }
-        }
-        for path, schema in zip(_KINDS, schemas, strict=True)
-    }
-    info = {"title": "amusd", "version": __version__}
-    return {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": components}}
 
 
 def _page_policy(html: str) -> str:

@@ -93,6 +93,7 @@ _TokenId: TypeAlias = Annotated[int, Meta(ge=0)]
 _Tokens: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 31)]
 _Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 _Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
+_Bias: TypeAlias = Annotated[float, Meta(ge=-100, le=100)]
 _Alternatives: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 _Stop: TypeAlias = Annotated[str, Meta(max_length=STOP_CHARACTERS)]
 
@@ -102,19 +103,20 @@ class _Request(Struct, kw_only=True):
 
     model: str | None = None
     max_tokens: _Tokens | None = None
-    max_completion_tokens: Annotated[_Tokens | None, Meta(description="The newer name of `max_tokens`.")] = None
-    min_tokens: Annotated[int, Meta(ge=0, description="Above 0 only with `ignore_eos` and without `stop`.")] = 0
+    max_completion_tokens: _Tokens | None = None
+    """The newer name of `max_tokens`."""
+    min_tokens: Annotated[int, Meta(ge=0)] = 0
+    """Above 0 only with `ignore_eos` and without `stop`."""
     temperature: Annotated[float, Meta(ge=0)] = 1.0
-    top_p: Annotated[_Share, Meta(description="0: the likeliest token.")] = 1.0
-    top_k: Annotated[int, Meta(ge=-1, description="0 or -1: all tokens.")] = 0
+    top_p: _Share = 1.0
+    """0: the likeliest token."""
+    top_k: Annotated[int, Meta(ge=-1)] = 0
+    """0 or -1: all tokens."""
     min_p: _Share = 0.0
     presence_penalty: _Penalty = 0.0
     frequency_penalty: _Penalty = 0.0
     repetition_penalty: Annotated[float, Meta(gt=0)] = 1.0
-    logit_bias: Annotated[
-        dict[_TokenId, Annotated[float, Meta(ge=-100, le=100)]],
-        Meta(max_length=MAX_BIASES, description="Biases by token id."),
-    ] = {}
+    logit_bias: Annotated[dict[_TokenId, _Bias], Meta(max_length=MAX_BIASES)] = {}
     seed: int | None = None
     stop: _Stop | Annotated[list[_Stop], Meta(max_length=MAX_STOPS)] = []
     ignore_eos: bool = False
@@ -122,7 +124,8 @@ class _Request(Struct, kw_only=True):
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     mode: Mode | None = None
-    token_sources: Annotated[bool, Meta(description="Say of each token who proposed it.")] = False
+    token_sources: bool = False
+    """Say of each token who proposed it."""
 
 
 class ChatRequest(_Request):
@@ -131,7 +134,8 @@ class ChatRequest(_Request):
     is_chat: ClassVar = True
     messages: Annotated[list[Message], Meta(min_length=1)]
     logprobs: bool = False
-    top_logprobs: Annotated[_Alternatives, Meta(description="Needs `logprobs`.")] = 0
+    top_logprobs: _Alternatives = 0
+    """Needs `logprobs`."""
     chat_template_kwargs: dict[str, Any] = {}
     tool_choice: Literal["none", "auto"] = "none"
 
