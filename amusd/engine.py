@@ -66,9 +66,10 @@ class Engine:
     meeting: Meeting | None = None
     """Of the target's ranks, if there are several."""
     others: ExitStack = field(default_factory=ExitStack)
-    """Ends the draft and the target's other ranks."""
+    """Ends the worker, the draft and the target's other ranks."""
 
     def __post_init__(self) -> None:
+        self.others.callback(self.worker.shut_down)  # first
         self.turns = Turns(self.worker)
         self.draft = self.worker.client
         """Knows of the draft: any thread may read `presence`, `failure`, `losses` and `num_restarts`."""
@@ -133,11 +134,6 @@ class Engine:
     def draft_pid(self) -> int | None:
         """Process id of a draft on this machine."""
         return None if self.drafts is None else self.drafts.pid
-
-    @property
-    def target_pids(self) -> list[int]:
-        """Process ids of the target's ranks, as far as they were started here."""
-        return [os.getpid(), *(() if self.meeting is None else self.meeting.pids)]
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a text is a sequence of texts, too
@@ -207,7 +203,7 @@ class Engine:
             policy=choose_policy(params, name, decoding),
             drafter=name,
             distribution=params.distribution,
-            logprobs=params.logprobs,
+            logprobs=params.logprobs or params.top_logprobs > 0,
             top_logprobs=params.top_logprobs,
             max_silence_seconds=decoding.max_silence_seconds,
             reference=tuple(reference),
@@ -229,17 +225,13 @@ class Engine:
 
         Idempotent; for any thread.
         """
-        self.turns.close(self._release)
+        self.turns.close(self.others.close)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _release(self) -> None:
-        with self.others:
-            self.worker.shut_down()
 
     def _answer(self, request: Request, params: SamplingParams, kind: Callable[..., Generation]) -> Answer:
         decoder = IncrementalDecoder(self.tokenizer, request.prompt)

@@ -212,7 +212,8 @@ class Jobs:
     def _record(self) -> None:
         """Write `workers.json`: before the first token, and again for each further draft."""
         if self._engine is not None:
-            write_workers(self._directory, target=self._engine.target_pids, draft=self._engine.draft_pid)
+            others = [] if self._engine.meeting is None else self._engine.meeting.pids
+            write_workers(self._directory, target=[os.getpid(), *others], draft=self._engine.draft_pid)
 
 
 def events_of(directory: Path, number: int | None = None) -> str:

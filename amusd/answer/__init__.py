@@ -35,7 +35,7 @@ class Generation:
     sequence_id: int
     """Names the answer in the events of both workers."""
     logprobs: tuple[float, ...] = ()
-    """Log-probabilities under the target alone; empty unless `SamplingParams.logprobs`."""
+    """Log-probabilities under the target alone; empty unless asked for."""
     top_logprobs: tuple[TopLogprobs, ...] = ()
     """The most likely tokens in each place; empty unless `SamplingParams.top_logprobs`."""
 
@@ -84,7 +84,6 @@ class Answer:
                 raise self._error
             if is_over:
                 raise StopIteration
-            self._turns.enqueue(self)
             self._turns.advance(self)
 
     def read_available(self) -> list[Token]:
@@ -124,7 +123,6 @@ class Answer:
     def cancel(self) -> None:
         """End the answer before its next pass, without waiting; its tokens can be read. Idempotent."""
         self.is_over = True
-        self._turns.end_unwanted()
 
     # For `Turns`
 

@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from amusd.errors import StateError
@@ -17,7 +17,6 @@ from amusd.runtime.target_worker import TargetWorker
 if TYPE_CHECKING:
     from amusd.answer import Answer
 
-CLOSE_SECONDS = 60.0
 _CLOSED = "the engine is closed: launch another one"
 
 
@@ -39,11 +38,6 @@ class Turns:
         self._is_closed = False
         self._release: Callable[[], None] | None = None
         self._pid = os.getpid()
-
-    @property
-    def num_running(self) -> int:
-        """Answers at work; for any thread."""
-        return len(self._at_work)
 
     @property
     def num_waiting(self) -> int:
@@ -81,7 +75,8 @@ class Turns:
         self.check()  # behind that: what comes after the queue was emptied is refused
 
     def advance(self, answer: Answer) -> None:
-        """Compute a step of all answers at work, unless another thread has just brought `answer` on."""
+        """Queue an answer, and compute a step of all at work unless another thread has just brought it on."""
+        self.enqueue(answer)
         with self.alone():
             if not answer.has_news:
                 self._step()
@@ -98,39 +93,28 @@ class Turns:
                 self._worker.client.look_for_next()
             return bool(self._at_work or self._queue)
 
-    def end_unwanted(self) -> None:
-        """End the cancelled answers: at once, or with the step that is being computed."""
-        if os.getpid() == self._pid and self._lock.acquire(blocking=False):
-            try:
-                if not self._in_use:
-                    self._end_unwanted()
-            finally:
-                self._lock.release()
-
     def close(self, release: Callable[[], None]) -> None:
         """End all answers, and call `release`.
 
-        Another thread's pass is waited for. After `CLOSE_SECONDS`, and in a signal handler amid a pass, the rest is
-        left to the end of that pass. In a fork nothing happens.
+        Another thread's pass is waited for; in a signal handler amid a pass, all is left to its end. In a fork
+        nothing happens.
         """
         if os.getpid() != self._pid:
             return
         self._is_closed, self._release = True, release  # in this order: see `enqueue`
-        if self._lock.acquire(timeout=CLOSE_SECONDS):
-            try:
-                self._finish_closing()
-            finally:
-                self._lock.release()
+        with self._lock:
+            self._finish_closing()
 
     def _finish_closing(self) -> None:
         if self._release is None or self._in_use:
             return
-        with ExitStack() as stack:  # all of it, whatever a part of it raises
-            stack.callback(self._release)
-            self._release = None
-            stack.callback(self._fail_all, StateError(_CLOSED))
+        release, self._release = self._release, None
+        try:
             while self._queue:
                 self._fail(self._queue.popleft(), StateError(_CLOSED))
+            self._fail_all(StateError(_CLOSED))
+        finally:
+            release()
 
     def _step(self) -> None:
         self._end_unwanted()

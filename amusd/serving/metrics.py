@@ -48,10 +48,11 @@ class ServerMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """The engine's present figures."""
         engine, counts = self._engine, self._engine.worker.counts
+        running, waiting = len(engine.worker.sequences), engine.turns.num_waiting
         is_present = engine.draft.presence is DraftPresence.PRESENT
         for kind, name, text, value in (
-            (GaugeMetricFamily, "vllm:num_requests_running", "Answers that are computed.", engine.turns.num_running),
-            (GaugeMetricFamily, "vllm:num_requests_waiting", "Answers that wait for others.", engine.turns.num_waiting),
+            (GaugeMetricFamily, "vllm:num_requests_running", "Answers that are computed.", running),
+            (GaugeMetricFamily, "vllm:num_requests_waiting", "Answers that wait for others.", waiting),
             (GaugeMetricFamily, "amusd:draft_present", "1 while a draft is connected.", is_present),
             (CounterMetricFamily, "vllm:prefix_cache_queries", "Tokens of prompts.", counts.num_prompt_tokens),
             (CounterMetricFamily, "vllm:prefix_cache_hits", "Of these not computed again.", counts.num_cached_tokens),

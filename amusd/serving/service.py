@@ -36,7 +36,6 @@ class Service:
     model: str
     decoding: DecodingConfig
     """The schedule of requests that name none."""
-    began: int = field(default_factory=lambda: int(time.time()))
     is_closing: bool = False
     requests: set[AnsweredRequest] = field(default_factory=set)
     may_be_broken: bool = False
@@ -66,7 +65,7 @@ class Service:
             "status": state,
             "draft": engine.draft.presence.value,
             "num_draft_restarts": engine.draft.num_restarts,
-            "num_requests_running": engine.turns.num_running,
+            "num_requests_running": len(engine.worker.sequences),
             "num_requests_waiting": engine.turns.num_waiting,
         }
         return (200 if state == "ok" else 503), document
