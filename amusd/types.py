@@ -59,7 +59,7 @@ class Token:
     text: str
     """Text to show now: empty while a character or a possible stop string is incomplete."""
     logprob: float | None = None
-    """Log-probability under the target alone, with `SamplingParams.logprobs`."""
+    """Log-probability under the target alone, with `SamplingParams.logprobs` or `top_logprobs`."""
     top_logprobs: TopLogprobs = ()
     """The most likely tokens in its place, with `SamplingParams.top_logprobs`."""
     source: TokenSource = TokenSource.TARGET

@@ -98,13 +98,6 @@ class RayConfig(Settings):
     num_gpus: Amount = 0.0
     """GPUs that Ray sets aside for each engine: 2 for a target and a draft, or a share of one."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        least = self.min_replicas
-        self.require(
-            (self.max_replicas or least) >= least, "max_replicas", f"must be at least ray.min_replicas={least}"
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class SimulateConfig(Settings):

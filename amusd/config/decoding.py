@@ -101,12 +101,7 @@ class SamplingParams(Distribution):
     logprobs: bool = False
     """Report each token's log-probability: the target's own, before anything above is applied."""
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] = 0
-    """Report this many most likely tokens with their log-probabilities beside each token; sets `logprobs`."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.top_logprobs:
-            object.__setattr__(self, "logprobs", True)
+    """Report this many most likely tokens with their log-probabilities beside each token, and that token's."""
 
     @property
     def distribution(self) -> Distribution:
