@@ -38,7 +38,7 @@ from amusd.runtime.remote_drafter import RemoteDraft, RemoteDrafter
 from amusd.runtime.target_worker import TargetWorker
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport
-from amusd.transport.factory import can_listen_again, listen
+from amusd.transport.factory import listen
 from amusd.transport.torch_distributed import Backend
 from amusd.types import Role
 
@@ -59,7 +59,7 @@ def connect_target(
         model, tokenizer = load()
         client = DraftClient(recorder, model.vocab_size)
     else:
-        can_repeat = can_listen_again(config.transport)
+        can_repeat = config.transport.kind not in ("gloo", "nccl")  # which make no second link
         restart = _start_draft(config, drafts, can_repeat=can_repeat)
         try:
             model, tokenizer = load()

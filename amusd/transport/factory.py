@@ -42,16 +42,11 @@ def connect(config: TransportConfig, rendezvous: Rendezvous, devices: tuple[str,
     return _delayed(_connect(config, rendezvous, devices), config)
 
 
-def can_listen_again(config: TransportConfig) -> bool:
-    """Whether `listen` can make a fresh link after a draft is lost."""
-    return config.kind not in ("gloo", "nccl")
-
-
 def _listen(config: TransportConfig, nonce: int, devices: tuple[str, str]) -> Transport:
     if config.kind == "gloo" or config.kind == "nccl":
         from amusd.transport.torch_distributed import TorchDistributedTransport
 
-        return TorchDistributedTransport.bind(nonce, backend=config.kind, devices=devices)
+        return TorchDistributedTransport.bind(nonce, config.kind, devices)
     if config.kind != "zeromq" and config.address is None:
         try:
             return SharedMemoryTransport.bind(nonce)
@@ -66,7 +61,7 @@ def _connect(config: TransportConfig, rendezvous: Rendezvous, devices: tuple[str
     if address.startswith(("gloo://", "nccl://")):
         from amusd.transport.torch_distributed import TorchDistributedTransport
 
-        return TorchDistributedTransport.connect(address, nonce, devices=devices)
+        return TorchDistributedTransport(address, nonce, devices[1], 1)
     if address.startswith(SHARED_MEMORY):
         return SharedMemoryTransport.connect(address, nonce)
     return _over_zeromq(config, address, nonce, Role.DRAFT)

@@ -83,7 +83,7 @@ class Bodies:
 
 
 class TorchDistributedTransport(Transport):
-    """A `Transport` to another process. Make it with `bind` or `connect`, neither of which waits."""
+    """A `Transport` to another process. Neither end waits for the other; `bind` makes the listening one."""
 
     def __init__(self, address: str, nonce: int, device: str, rank: int) -> None:
         """`rank`: 0 for the listening end."""
@@ -106,19 +106,10 @@ class TorchDistributedTransport(Transport):
         self._sender.start()
 
     @classmethod
-    def bind(
-        cls, nonce: int, *, backend: Backend = "gloo", devices: tuple[str, str] = ("cpu", "cpu")
-    ) -> TorchDistributedTransport:
+    def bind(cls, nonce: int, backend: Backend, devices: tuple[str, str]) -> TorchDistributedTransport:
         """The listening end. `devices`: of both ends, for NCCL. Raises ConfigError if `backend` does not work here."""
         _check_backend(backend, devices)
         return cls(f"{backend}://{tempfile.mkdtemp(prefix='amusd-')}", nonce, devices[0], 0)
-
-    @classmethod
-    def connect(
-        cls, address: str, nonce: int, *, devices: tuple[str, str] = ("cpu", "cpu")
-    ) -> TorchDistributedTransport:
-        """The other end, for the listening end's `address`."""
-        return cls(address, nonce, devices[1], 1)
 
     def send_frame(self, frame: bytes) -> None:
         """Queue bytes. Raises PeerLostError."""

@@ -54,7 +54,10 @@ def _shared_memory() -> Link:
 
 
 def _gloo() -> Link:
-    return Link(lambda: TorchDistributedTransport.bind(NONCE), lambda at: TorchDistributedTransport.connect(at, NONCE))
+    return Link(
+        lambda: TorchDistributedTransport.bind(NONCE, "gloo", ("cpu", "cpu")),
+        lambda at: TorchDistributedTransport(at, NONCE, "cpu", 1),
+    )
 
 
 PROCESS_LINKS: dict[str, Callable[[], Link]] = {

@@ -31,14 +31,14 @@ LONG = Open(1, 1, tuple(range(5000)), 9000, "embedded", 16, 1)
 
 @pytest.fixture
 def listener() -> Iterator[TorchDistributedTransport]:
-    listener = TorchDistributedTransport.bind(NONCE)
+    listener = TorchDistributedTransport.bind(NONCE, "gloo", ("cpu", "cpu"))
     yield listener
     listener.close()
 
 
 @pytest.fixture
 def ends(listener: TorchDistributedTransport) -> Iterator[tuple[TorchDistributedTransport, TorchDistributedTransport]]:
-    other = TorchDistributedTransport.connect(listener.address, NONCE)
+    other = TorchDistributedTransport(listener.address, NONCE, "cpu", 1)
     other.send(VERDICT)
     assert expect(listener) == VERDICT
     yield listener, other
@@ -60,8 +60,8 @@ def lasting_threads() -> list[str]:
 
 def test_links_leave_no_threads_and_no_descriptors_behind() -> None:
     def live_and_die() -> None:
-        listener = TorchDistributedTransport.bind(NONCE)
-        other = TorchDistributedTransport.connect(listener.address, NONCE)
+        listener = TorchDistributedTransport.bind(NONCE, "gloo", ("cpu", "cpu"))
+        other = TorchDistributedTransport(listener.address, NONCE, "cpu", 1)
         other.send(VERDICT)
         assert expect(listener) == VERDICT
         other.close()
