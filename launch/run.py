@@ -19,6 +19,7 @@ from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -38,7 +39,7 @@ from amusd.runtime.cores import allowed_cores, cores_for, pin_to
 from amusd.runtime.devices import check_devices, count_gpus, devices_of, settle_devices
 from amusd.runtime.draft_process import DraftProcess
 from amusd.tracing.recorder import Recorder
-from amusd.transport.addresses import address_towards, parse_endpoint
+from amusd.transport.addresses import address_towards, check_address
 from amusd.transport.base import Rendezvous
 from amusd.transport.factory import numbered_link
 from amusd.transport.zeromq import ZeroMQTransport
@@ -108,7 +109,7 @@ def compose(arguments: Sequence[str], own: Place) -> tuple[str, RunConfig]:
                 "transport.address: required on several machines: tcp://HOST:PORT of the first one, where that port "
                 f"and the {num_ranks - 1} behind it are free"
             )
-        parse_endpoint(link.address, beyond=link.insecure or link.keys is not None, to_bind=False)
+        check_address(link.address, beyond=link.insecure or link.keys is not None, to_bind=False)
     return command, config
 
 
@@ -183,10 +184,9 @@ def _meet_apart(store: Any, config: RunConfig, own: Place) -> tuple[RunConfig, M
     devices = [store.get(f"device/{rank}").decode() for rank in range(own.size)]
     address = config.transport.address
     assert address is not None, "`compose` has seen to it"
-    endpoint = parse_endpoint(address, beyond=True, to_bind=False)
-    host = address_towards(endpoint.host, endpoint.port)
+    host = address_towards(address)
     if own.rank == 0:
-        address = f"tcp://{host}:{endpoint.port}"  # libzmq binds to no names
+        address = f"tcp://{host}:{urlsplit(address).port}"  # libzmq binds to no names
     config = dataclasses.replace(
         config,
         hardware=dataclasses.replace(config.hardware, devices=tuple(devices)),

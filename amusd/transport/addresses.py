@@ -4,30 +4,19 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from amusd.errors import ConfigError
 
 
-@dataclass(frozen=True)
-class Endpoint:
-    """An address that has been checked."""
-
-    address: str
-    is_local: bool
-    host: str = ""
-    """TCP only; an IPv6 address has no brackets."""
-    port: int = 0
-
-
-def parse_endpoint(address: str, *, beyond: bool, to_bind: bool) -> Endpoint:
-    """Check an address for binding or connecting. Raises ConfigError.
+def check_address(address: str, *, beyond: bool, to_bind: bool) -> tuple[str, bool]:
+    """An address as libzmq binds or connects it, and whether it stays on this machine. Raises ConfigError.
 
     `beyond`: allow addresses beyond this machine.
     """
     scheme, _, rest = address.partition("://")
     if scheme == "ipc" and rest:
-        return Endpoint(address, is_local=True)
+        return address, True
     host, _, port = rest.rpartition(":")
     if to_bind and port == "*":
         port = "0"
@@ -37,22 +26,22 @@ def parse_endpoint(address: str, *, beyond: bool, to_bind: bool) -> Endpoint:
         raise ConfigError(f"transport.address={address}: expected {expected}")
     if host == "localhost":
         host = "127.0.0.1"  # libzmq binds to no host names
-    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    is_local = is_loopback(bare)
+    is_local = is_loopback(host[1:-1] if host.startswith("[") and host.endswith("]") else host)
     if not is_local and not beyond:
         raise ConfigError(
             f"transport.address={address}: not on this machine, and the link is neither encrypted nor authenticated; "
             "give both ends transport.keys=FOLDER (`amusd keys FOLDER` makes it), or, on a network you trust, set "
             "transport.insecure=true"
         )
-    return Endpoint(f"tcp://{host}:{port if int(port) else '*'}", is_local=is_local, host=bare, port=int(port))
+    return f"tcp://{host}:{port if int(port) else '*'}", is_local
 
 
-def address_towards(host: str, port: int) -> str:
-    """This machine's address as seen from `host`. Raises OSError."""
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+def address_towards(address: str) -> str:
+    """This machine's address as seen from the one of `tcp://HOST:PORT`. Raises OSError."""
+    there = urlsplit(address)
+    family, kind, protocol, _, place = socket.getaddrinfo(there.hostname, there.port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
-        probe.connect(address)  # a datagram socket: nothing is sent
+        probe.connect(place)  # a datagram socket: nothing is sent
         return str(probe.getsockname()[0])
 
 

@@ -21,7 +21,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from amusd.errors import ConfigError, PeerLostError
 from amusd.protocol.wire import MAX_FRAME_BYTES
-from amusd.transport.addresses import Endpoint, parse_endpoint
+from amusd.transport.addresses import check_address
 from amusd.transport.base import MAX_QUEUED_MESSAGES, Transport, milliseconds_until, spin
 from amusd.transport.curve import Keys, ask_with, serve_with
 
@@ -60,15 +60,15 @@ class ZeroMQTransport(Transport):
         if address is None:
             self._private_folder = tempfile.mkdtemp(prefix="amusd-")
             address = f"ipc://{self._private_folder}/link"
-        endpoint = parse_endpoint(address, beyond=insecure or keys is not None, to_bind=listens)
-        super().__init__(endpoint.address, nonce)
+        checked, is_local = check_address(address, beyond=insecure or keys is not None, to_bind=listens)
+        super().__init__(checked, nonce)
         self._peer_fds: set[int] = set()  # connections one of which is, or becomes, the peer's
         self._is_attached = False
         self._is_lost = False
         self._is_closed = False
         self._next_look = 0.0  # monotonic second
         self._next_give_way = 0.0
-        self._socket = _new_socket(endpoint)
+        self._socket = _new_socket(checked, is_local=is_local)
         self._monitor = self._socket.get_monitor_socket(_WATCHED_EVENTS)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
@@ -77,12 +77,12 @@ class ZeroMQTransport(Transport):
         self._authenticator = serve_with(self._socket, keys) if keys is not None and listens else None
         try:
             if listens:
-                self._socket.bind(endpoint.address)
+                self._socket.bind(checked)
                 self.address = self._socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
             else:
                 if keys is not None:
                     ask_with(self._socket, keys)
-                self._socket.connect(endpoint.address)
+                self._socket.connect(checked)
         except zmq.ZMQError as error:
             self.close()
             raise ConfigError(f"transport.address={address}: cannot be had: {error}") from error
@@ -186,19 +186,14 @@ class ZeroMQTransport(Transport):
             self._next_look = time.monotonic() + LOOK_SECONDS
 
 
-def _new_socket(endpoint: Endpoint) -> zmq.Socket[bytes]:
-    options = {
-        zmq.SNDHWM: MAX_QUEUED_MESSAGES,
-        zmq.RCVHWM: MAX_QUEUED_MESSAGES,
-        zmq.MAXMSGSIZE: MAX_FRAME_BYTES,
-        zmq.IPV6: int("[" in endpoint.address),
-    }
-    if not endpoint.is_local:
-        options[zmq.HEARTBEAT_IVL] = _HEARTBEAT_INTERVAL_MS
-        options[zmq.HEARTBEAT_TIMEOUT] = _HEARTBEAT_TIMEOUT_MS
+def _new_socket(address: str, *, is_local: bool) -> zmq.Socket[bytes]:
     socket = zmq.Context().socket(zmq.PAIR)
-    for option, value in options.items():
-        socket.set(option, value)
+    socket.set_hwm(MAX_QUEUED_MESSAGES)
+    socket.set(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+    socket.set(zmq.IPV6, int("[" in address))
+    if not is_local:
+        socket.set(zmq.HEARTBEAT_IVL, _HEARTBEAT_INTERVAL_MS)
+        socket.set(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
     return socket
 
 
