@@ -1,11 +1,15 @@
-"""What every drafter promises (`amusd/drafters/base.py`), run by each of them."""
+"""What every drafter promises (`amusd/drafters/base.py`), run by each of them.
+
+The suite that ships passes what keeps the promises, and finds each way of breaking one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from models import tiny
+from models.blocks import FIXED, bucketed_model
 from models.tiny import wrap_model
 from oracle import OracleDrafter
 from table_model import TableModel
@@ -17,12 +21,14 @@ from amusd.drafters.base import Drafter
 from amusd.drafters.cascade import CascadeDrafter
 from amusd.drafters.ngram import NgramCache, NgramDrafter
 from amusd.drafters.synthetic import right_with_probability
+from amusd.drafters.tree import ModelTreeDrafter
 from amusd.models.adapter import adopt_into
 from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 from amusd.models.vocabulary import share_vocabulary
+from amusd.protocol.draft_session import Transition
 
 VOCAB_SIZE = 6
 MODEL = TableModel(VOCAB_SIZE, seed=3, max_length=CAPACITY)
@@ -31,7 +37,6 @@ MODEL_OF_FEW_ROWS = TableModel(
     VOCAB_SIZE, seed=3, max_length=CAPACITY, numerics=Numerics(width=4, fixed=True, prefill_chunk=8)
 )
 MODEL_OF_FEWER_IDS = TableModel(VOCAB_SIZE - 2, seed=3, max_length=CAPACITY)
-RULE = Numerics(width=8, fixed=True, prefill_chunk=32)
 LETTERS = (b"d", b"a", b"e", b"b", b"c")
 REFERENCE = tuple(i * i % VOCAB_SIZE for i in range(CAPACITY))
 
@@ -42,7 +47,7 @@ def model_with_another_tokenizer() -> CachedModel:
     target = {0: b"a", 1: b"b", 2: b"c", 3: b"d", 4: b"ef"}
     shared = share_vocabulary(target, dict(enumerate(LETTERS)), VOCAB_SIZE, lambda _text: [0])
     adopt_into(model, shared)
-    return wrap_model(model, LoadOptions(numerics=RULE, max_model_len=CAPACITY, dtype="float32"), shared.output_ids)
+    return wrap_model(model, LoadOptions(numerics=FIXED, max_model_len=CAPACITY, dtype="float32"), shared.output_ids)
 
 
 OTHER_TOKENIZER = model_with_another_tokenizer()
@@ -54,6 +59,7 @@ FACTORIES: dict[str, Callable[[], Drafter]] = {
     "cascade_fewer_ids": lambda: CascadeDrafter(MODEL, AutoregressiveDrafter(MODEL_OF_FEWER_IDS)),
     "lookup_first": lambda: AutoregressiveDrafter(MODEL, NgramCache(2, 4)),
     "ngram": lambda: NgramDrafter(1, 3),
+    "tree": lambda: ModelTreeDrafter(bucketed_model(), NgramCache(2, 4)),
     "oracle": lambda: OracleDrafter(REFERENCE, right_with_probability(0.6, 0), VOCAB_SIZE),
 }
 
@@ -61,3 +67,42 @@ FACTORIES: dict[str, Callable[[], Drafter]] = {
 @pytest.mark.parametrize("name", FACTORIES)
 def test_every_drafter_keeps_the_contract(name: str) -> None:
     contract.check_drafter(FACTORIES[name], vocab_size=VOCAB_SIZE)
+
+
+class Remembers(NgramDrafter):
+    """Takes in what it proposes."""
+
+    def propose(self, path: Sequence[int], room: int) -> Sequence[int]:
+        found = super().propose(path, room)
+        self._ngrams.commit(found)
+        return found
+
+
+class Forgets(NgramDrafter):
+    """Does not index what was committed."""
+
+    def commit(self, token_ids: Sequence[int]) -> None:
+        Drafter.commit(self, token_ids)
+
+
+class KeepsSlots(ModelTreeDrafter):
+    """Joins the wrong keys to the prefix."""
+
+    def follow(self, transition: Transition) -> None:
+        super().follow(transition)
+        if transition.kept:
+            self._prefix[self._num_computed - 1] = 0
+
+
+BROKEN: dict[str, tuple[Callable[[], Drafter], int]] = {
+    "remembers": (lambda: Remembers(1, 3), 1),
+    "forgets": (lambda: Forgets(1, 3), 1),
+    "keeps slots": (lambda: KeepsSlots(bucketed_model(), NgramCache(2, 4)), 3),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_drafter_is_found(name: str) -> None:
+    make, fan_out = BROKEN[name]
+    with pytest.raises(AssertionError):
+        contract.check_drafter(make, vocab_size=VOCAB_SIZE, fan_outs=[fan_out])

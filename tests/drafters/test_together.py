@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from models import tiny
+from models.blocks import BUCKETED, bucketed_model
 from models.tiny import wrap_model
 
 from amusd.config import GREEDY, Distribution, DrafterConfig
@@ -18,13 +19,11 @@ from amusd.drafters.base import Drafter
 from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
 from amusd.models.load_options import LoadOptions
-from amusd.models.numerics import Numerics
 from amusd.models.passes import ModelOutput, Rows
 from amusd.protocol.draft_session import Node
 from amusd.protocol.messages import Open, Verdict
 from amusd.runtime.rollback import RollbackManager, propose
 
-NUMERICS = Numerics(width=8, fixed=False, prefill_chunk=32)
 NUMBER = 4
 MAX_LENGTH = 90
 SAMPLED = Distribution(temperature=0.8, seed=5)
@@ -43,8 +42,8 @@ class Kind:
 
     def make(self, number: int) -> Sequence[Drafter]:
         if self.drafter.kind == "cascade":
-            return factory.cascade_factory(model(), factory.model_factory(LOOKUP, other_model()))(number)
-        return factory.model_factory(self.drafter, model())(number)
+            return factory.cascade_factory(bucketed_model(), factory.model_factory(LOOKUP, other_model()))(number)
+        return factory.model_factory(self.drafter, bucketed_model())(number)
 
 
 PLAIN = DrafterConfig(kind="hf", model="tiny")
@@ -61,18 +60,13 @@ KINDS = {
 
 
 @functools.lru_cache
-def model() -> CachedModel:
-    return tiny.wrapped_pair("LlamaConfig", NUMERICS)[1]
-
-
-@functools.lru_cache
 def other_model() -> CachedModel:
     network = tiny.tiny_causal_lm(tiny.tiny_config(), register_attention())
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.02)
-    return wrap_model(network, LoadOptions(numerics=NUMERICS, max_model_len=tiny.MAX_LENGTH))
+    return wrap_model(network, LoadOptions(numerics=BUCKETED, max_model_len=tiny.MAX_LENGTH))
 
 
 def managers_of(kind: Kind, drafters: Sequence[Drafter], seed: int) -> list[RollbackManager]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import random
 from collections.abc import Sequence
 
@@ -10,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import tiny
-from models.blocks import random_ids
+from models.blocks import BUCKETED, bucketed_model, random_ids
 from passes import forward
 from protocol.sessions import nodes_of
 
@@ -20,24 +19,17 @@ from amusd.drafters.ngram import NgramCache
 from amusd.drafters.synthetic import SyntheticDrafter
 from amusd.drafters.tree import ModelTreeDrafter
 from amusd.models.cached_model import CachedModel
-from amusd.models.numerics import Numerics
 from amusd.protocol.draft_session import MAX_NODES, MIN_PROBABILITY, DraftSession, Guesses, Node
 from amusd.protocol.messages import Open, Verdict
 from amusd.sampling.ranking import Mixture, Ranking
 from amusd.sampling.sampler import SamplingState
 
-NUMERICS = Numerics(width=8, fixed=False, prefill_chunk=32)
-ROWS = NUMERICS.width
+ROWS = BUCKETED.width
 PROMPT = 9
 MATCHING = Distribution(temperature=0.8, seed=5)
 PENALTIES = Distribution(
     temperature=0.7, top_k=40, repetition_penalty=1.4, presence_penalty=0.8, logit_bias=((5, 1.5),), seed=6
 )
-
-
-@functools.lru_cache
-def model_of(name: str) -> CachedModel:
-    return tiny.wrapped_pair(name, NUMERICS)[1]
 
 
 def path_to(node: Node) -> list[int]:
@@ -62,7 +54,7 @@ class Checked:
         drafter: ModelTreeDrafter | None = None,
     ) -> None:
         self.rng = rng
-        self.model = model_of(name)
+        self.model = bucketed_model(name)
         self.prompt = list(prompt) or random_ids(rng.randint(1, PROMPT), rng.randrange(2**32))
         self.distribution = distribution
         self.mixed = ngrams is not None
@@ -188,7 +180,7 @@ REFERENCE = tuple((i * i + i // 7) % VOCAB_SIZE for i in range(LENGTH))
 
 
 def ranks(accept: float, accept_next: float, fan_out: int) -> list[int]:
-    drafter = SyntheticDrafter(model_of("LlamaConfig"), accept, accept_next)
+    drafter = SyntheticDrafter(bucketed_model(), accept, accept_next)
     drafter.set_reference(REFERENCE)
     drafter.open(REFERENCE[:5], LENGTH, fan_out)
     drafter.committed, found = [], []  # no model is asked

@@ -10,18 +10,14 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from models import tiny
 from models.linked_ranks import come
-from models.test_decoder import Case, stock_model
-from models.tiny import wrap_model
+from models.test_decoder import Case, lean_model, stock_model
 
-from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
-from amusd.models.load_options import LoadOptions
 from amusd.models.loading import capture_for
 from amusd.models.numerics import Numerics
 from amusd.models.rank_commands import follow
@@ -33,19 +29,14 @@ STEPS = 4
 
 
 def small_model(device: str, *, captures: bool, ranks: Ranks = ALONE) -> CachedModel:
-    stock: Any = stock_model(Case("Qwen3Config", {"num_attention_heads": 8, "num_key_value_heads": 4}))
-    source = tiny.tiny_causal_lm(stock.config, register_attention())
-    source.load_state_dict(stock.state_dict())
-    options = LoadOptions(
-        numerics=Numerics.for_device(device, width=8, fixed=True),
-        max_model_len=tiny.MAX_LENGTH,
+    return lean_model(
+        stock_model(Case("Qwen3Config", {"num_attention_heads": 8, "num_key_value_heads": 4})),
+        Numerics.for_device(device, width=8, fixed=True),
         device=device,
-        model_impl="amusd",
         capture=capture_for(device, cuda_graphs=captures),
         tokens_per_step=STEPS if captures else 1,
         ranks=ranks,
     )
-    return wrap_model(source, options)
 
 
 def run(folder: str, device: str, backend: str, captures: str, num_commands: str = "") -> None:

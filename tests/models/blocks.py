@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from typing import Any
 
-import pytest
 import torch
 from models import tiny
 from passes import forward
@@ -15,10 +15,13 @@ from amusd.models.cached_model import CachedModel
 from amusd.models.kv_cache import KVCache
 from amusd.models.numerics import Numerics
 
-NUMERICS = [
-    pytest.param(Numerics(width=8, fixed=True, prefill_chunk=32), id="fixed"),
-    pytest.param(Numerics(width=8, fixed=False, prefill_chunk=32), id="bucketed"),
-]
+FIXED = Numerics(width=8, fixed=True, prefill_chunk=32)
+BUCKETED = Numerics(width=8, fixed=False, prefill_chunk=32)
+
+
+@functools.lru_cache
+def bucketed_model(name: str = "LlamaConfig") -> CachedModel:
+    return tiny.wrapped_pair(name, BUCKETED)[1]
 
 
 def random_ids(length: int, seed: int = 0) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from models import tiny
+from models.blocks import random_ids
 from models.paths import tree_rows
 from models.tiny import wrap_model
 from passes import forward
@@ -17,68 +17,28 @@ from passes import forward
 from amusd.errors import DeviceError, NotFiniteError
 from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel, extend
-from amusd.models.graphs import run_each_time
+from amusd.models.graphs import Capture, run_each_time
 from amusd.models.kv_cache import KVCache
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 from amusd.models.passes import Rows
-from amusd.models.rank_commands import CommandEncoder, follow
+from amusd.models.rank_commands import CommandEncoder
 from amusd.models.sharding import Ranks
 
 STEPS = 3
 
 
-def models(numerics: Numerics, model_impl: str) -> tuple[CachedModel, CachedModel]:
-    """The same weights twice: passes computed anew, and passes that would be captured."""
-    config = tiny.tiny_config("LlamaConfig" if model_impl == "amusd" else "DeepseekV3Config")  # whose values are narrow
-    plain, replayed = (
-        wrap_model(
-            tiny.tiny_causal_lm(config, register_attention()),
-            LoadOptions(
-                numerics=numerics, max_model_len=120, model_impl=model_impl, capture=capture, tokens_per_step=STEPS
-            ),
-        )
-        for capture in (None, run_each_time)
-    )
-    return plain, replayed
-
-
-def random_ids(length: int, seed: int = 0) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(3, tiny.VOCAB) for _ in range(length)]
-
-
-@pytest.mark.parametrize(
-    ("numerics", "model_impl"),
-    [
-        (Numerics(width=8, fixed=True, has_borders=False, prefill_chunk=32), "amusd"),
-        (Numerics(width=8, fixed=False, has_borders=False, prefill_chunk=32), "transformers"),
-    ],
-)
-def test_captured_blocks_with_rollbacks_give_the_logits_of_plain_ones(numerics: Numerics, model_impl: str) -> None:
-    plain, replayed = models(numerics, model_impl)
-    caches = [model.new_cache(100) for model in (plain, replayed)]
-    token_ids, rng = random_ids(100), random.Random(2)
-    for model, cache in zip((plain, replayed), caches, strict=True):
-        model.prefill(token_ids[:21], cache)
-    while (start := caches[0].length) < 100:
-        kept = rng.randint(1, min(plain.numerics.max_rows(start), 100 - start))
-        wrong = rng.randint(0, min(plain.numerics.max_rows(start) - kept, 100 - start - kept))
-        block = token_ids[start : start + kept] + random_ids(wrong, seed=start)
-        expected, logits = (
-            forward(model, block, cache).logits for model, cache in zip((plain, replayed), caches, strict=True)
-        )
-        torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
-        for cache in caches:
-            cache.truncate(start + kept)
+def wrapped(numerics: Numerics, capture: Capture | None = run_each_time, **options: Any) -> CachedModel:
+    """A model whose passes would be captured; the same weights each time."""
+    options = {"numerics": numerics, "max_model_len": 120, "capture": capture, "tokens_per_step": STEPS, **options}
+    return wrap_model(tiny.tiny_causal_lm(tiny.tiny_config(), register_attention()), LoadOptions(**options))
 
 
 def test_a_prompt_goes_on_behind_rows_of_paths_on_every_rank() -> None:
     """Kept rows lie in slots of other positions, which a chunk of a prompt cannot do with."""
     numerics = Numerics(width=8, fixed=False, has_borders=False, prefill_chunk=32, num_tracks=3)
-    (plain, leading), (_, following) = models(numerics, "amusd"), models(numerics, "amusd")
-    ids, encoder = random_ids(60), CommandEncoder()
-    frames: list[bytes] = []
+    plain, leading, following = wrapped(numerics, None), wrapped(numerics), wrapped(numerics)
+    ids, encoder, frames = random_ids(60), CommandEncoder(), list[bytes]()
     leading.ranks = Ranks(0, 1)
     leading.ranks.announce = lambda *command: frames.append(encoder.encode(*command))  # type: ignore[method-assign]
     cache, expected = leading.new_cache(100), plain.new_cache(100)
@@ -107,15 +67,8 @@ def test_a_prepared_cache_captures_nothing_more(fixed: bool, steps: int, number:
         work()
         return work
 
-    model = wrap_model(
-        tiny.tiny_causal_lm(tiny.tiny_config(), register_attention()),
-        LoadOptions(
-            numerics=Numerics(width=4, fixed=fixed, has_borders=False, prefill_chunk=32, num_tracks=2),
-            max_model_len=60,
-            capture=count,
-            tokens_per_step=steps,
-        ),
-    )
+    numerics = Numerics(width=4, fixed=fixed, has_borders=False, prefill_chunk=32, num_tracks=2)
+    model = wrapped(numerics, count, max_model_len=60, tokens_per_step=steps)
     cache, tree_cache = model.new_cache(60), model.new_cache(20, spare=40)
     for each in (cache, tree_cache):
         model.prepare(each, steps=steps)
@@ -135,7 +88,7 @@ def test_a_prepared_cache_captures_nothing_more(fixed: bool, steps: int, number:
 
 
 def test_a_pass_that_was_not_prepared_is_an_error_and_not_a_delay() -> None:
-    _, replayed = models(Numerics(width=8, fixed=True, has_borders=False), "amusd")
+    replayed = wrapped(Numerics(width=8, fixed=True, has_borders=False))
     cache = replayed.new_cache(40)
     replayed.prepare(cache)
     with pytest.raises(DeviceError, match="was not prepared: PassShape"):
@@ -143,9 +96,8 @@ def test_a_pass_that_was_not_prepared_is_an_error_and_not_a_delay() -> None:
 
 
 def test_a_logit_that_is_no_finite_number_comes_with_the_tokens() -> None:
-    _, replayed = models(
-        Numerics(width=8, fixed=False, has_borders=False, prefill_chunk=32, num_tracks=3), "transformers"
-    )
+    numerics = Numerics(width=8, fixed=False, has_borders=False, prefill_chunk=32, num_tracks=3)
+    replayed = wrapped(numerics, model_impl="transformers")
     cache = replayed.new_cache(40)
     replayed.prefill([5, 6, 7], cache)
     assert len(forward(replayed, [8, 9], cache).choose()) == 2

@@ -9,19 +9,18 @@ from typing import Any
 import pytest
 import torch
 from models import tiny
-from models.blocks import NUMERICS, decode_in_blocks, random_ids, stock_logits
+from models.blocks import BUCKETED, FIXED, decode_in_blocks, random_ids, stock_logits
 from models.tiny import weights_of, wrap_model
 from passes import forward
 
 from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
-from amusd.models.graphs import Capture
+from amusd.models.graphs import run_each_time
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
-from amusd.models.sharding import ALONE, Ranks
 from amusd.models.vocabulary import reduce_head
 
-RULE = Numerics(width=8, fixed=True, prefill_chunk=32)
+CAPTURED = Numerics(width=8, fixed=True, has_borders=False, prefill_chunk=32)
 LENGTH = 110
 PROMPT = 73
 VISIBLE = 0.05
@@ -95,37 +94,31 @@ def stock_model(case: Case) -> Any:
 
 def lean_model(
     stock: Any,
-    numerics: Numerics = RULE,
+    numerics: Numerics = FIXED,
     change: Callable[[Any], object] = id,
     output_ids: torch.Tensor | None = None,
-    ranks: Ranks = ALONE,
-    capture: Capture | None = None,
-    tokens_per_step: int = 1,
+    **options: Any,
 ) -> CachedModel:
-    """The decoder with the weights of `stock`; `change` is applied to the transformers model that it is made of."""
+    """The decoder with the weights of `stock`; `change` is applied to the transformers model that it is made of.
+
+    `options`: as of `LoadOptions`.
+    """
     source = tiny.tiny_causal_lm(stock.config, register_attention())
     source.load_state_dict(stock.state_dict())
     change(source)
-    options = LoadOptions(
-        numerics=numerics,
-        max_model_len=tiny.MAX_LENGTH,
-        model_impl="amusd",
-        capture=capture,
-        tokens_per_step=tokens_per_step,
-        ranks=ranks,
-    )
     weights = weights_of(source)
     if output_ids is not None:
         reduce_head(weights, output_ids)
-    model = wrap_model(source, options, output_ids, weights)
+    loading = LoadOptions(numerics=numerics, max_model_len=tiny.MAX_LENGTH, model_impl="amusd", **options)
+    model = wrap_model(source, loading, output_ids, weights)
     assert model.implementation == "amusd"
     return model
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_ragged_blocks_with_rollbacks_agree_with_the_stock_forward(name: str) -> None:
+@pytest.mark.parametrize(("name", "is_captured"), [*((name, False) for name in CASES), ("grouped heads", True)])
+def test_ragged_blocks_with_rollbacks_agree_with_the_stock_forward(name: str, is_captured: bool) -> None:
     stock = stock_model(CASES[name])
-    model = lean_model(stock)
+    model = lean_model(stock, CAPTURED, capture=run_each_time) if is_captured else lean_model(stock)
     token_ids = random_ids(LENGTH)
     cache = model.new_cache(LENGTH)
     model.prefill(token_ids[:PROMPT], cache)
@@ -138,7 +131,7 @@ def test_ragged_blocks_with_rollbacks_agree_with_the_stock_forward(name: str) ->
 def test_sequences_end_where_the_frequencies_switch(name: str) -> None:
     stock = stock_model(CASES[name])
     source = tiny.tiny_causal_lm(stock.config, register_attention())
-    model = wrap_model(source, LoadOptions(numerics=RULE, max_model_len=2 * tiny.MAX_LENGTH, model_impl="amusd"))
+    model = wrap_model(source, LoadOptions(numerics=FIXED, max_model_len=2 * tiny.MAX_LENGTH, model_impl="amusd"))
     assert model.max_length == tiny.MAX_LENGTH
     token_ids = random_ids(tiny.MAX_LENGTH + 1)
     before, after = stock_logits(stock, token_ids[:-1]), stock_logits(stock, token_ids)[:-1]
@@ -179,10 +172,16 @@ def test_no_key_beyond_those_announced_is_read() -> None:
     assert torch.equal(forward(model, token_ids[40:], poisoned).logits, expected)
 
 
-@pytest.mark.parametrize("numerics", NUMERICS)
-@pytest.mark.parametrize("name", tiny.ARCHITECTURES)
-def test_blocks_that_transformers_computes_agree_with_the_stock_forward(name: str, numerics: Numerics) -> None:
-    stock, model = tiny.wrapped_pair(name, numerics, model_impl="transformers")
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, {"numerics": FIXED}) for name in tiny.ARCHITECTURES),
+        *((name, {"numerics": BUCKETED}) for name in tiny.ARCHITECTURES),
+        ("DeepseekV3Config", {"numerics": CAPTURED, "capture": run_each_time}),  # whose values are narrow
+    ],
+)
+def test_blocks_that_transformers_computes_agree_with_the_stock_forward(name: str, options: dict[str, Any]) -> None:
+    stock, model = tiny.wrapped_pair(name, model_impl="transformers", **options)
     assert model.implementation == "transformers"
     token_ids = random_ids(110)
     cache = model.new_cache(110)

@@ -24,7 +24,6 @@ from amusd.drafters.factory import load_drafters
 from amusd.errors import ConfigError
 from amusd.models.cached_model import CachedModel
 from amusd.models.checkpoint import open_checkpoint
-from amusd.models.configuration import ModelConfig, load_config
 from amusd.models.huggingface import load_model
 from amusd.models.load_options import LoadOptions
 from amusd.models.loading import load_target
@@ -81,20 +80,6 @@ def test_code_in_a_checkpoint_is_never_run(tmp_path: Path) -> None:
     assert not canary.exists()
 
 
-NOT_COVERED = {
-    "another family": ("GemmaConfig", {}),
-    "a quantized checkpoint": ("LlamaConfig", {"quantization_config": {"quant_method": "awq", "bits": 4}}),
-}
-
-
-@pytest.mark.parametrize(("name", "changes"), NOT_COVERED.values(), ids=NOT_COVERED)
-def test_what_the_decoder_does_not_cover_is_left_to_transformers(
-    name: str, changes: dict[str, Any], tmp_path: Path
-) -> None:
-    tiny.tiny_config(name, **changes).save_pretrained(tmp_path)
-    assert not isinstance(load_config(tmp_path), ModelConfig)
-
-
 def last_logits(model: CachedModel, token_ids: list[int], rows: int = 8) -> torch.Tensor:
     """[rows, vocab] at the end of `token_ids`."""
     cache = model.new_cache(len(token_ids))
@@ -120,7 +105,7 @@ def test_a_tied_head_is_what_transformers_takes_it_for(change: str, tmp_path: Pa
 
 
 def test_a_checkpoint_of_the_model_without_a_head_is_read_if_the_head_is_tied(tmp_path: Path) -> None:
-    stock = write(tmp_path, CONFIGS["Qwen3 with yarn"], shard="1GB")
+    stock = write(tmp_path, CONFIGS["Qwen3 with yarn"])
     stock.base_model.save_pretrained(tmp_path)  # its names have no prefix, as those of Qwen3-Embedding
     write_config(tmp_path, CONFIGS["Qwen3 with yarn"])
     assert "embed_tokens.weight" in open_checkpoint(tmp_path)

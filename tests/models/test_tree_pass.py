@@ -15,32 +15,22 @@ from hypothesis import strategies as st
 from models import tiny
 from models.blocks import random_ids, stock_logits
 from models.paths import decoded_both_ways, tree_rows
-from models.tiny import wrap_model
 from passes import forward
 from torch import Tensor
 
-from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
 from amusd.models.graphs import run_each_time
 from amusd.models.kv_cache import KVCache
-from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 
 WIDTH, PROMPT, SPARE = 8, 11, 24
 NUM_SLOTS = PROMPT + SPARE
 NUMERICS = Numerics(width=WIDTH, fixed=False, prefill_chunk=32)
 STOCK, MODEL = tiny.wrapped_pair("LlamaConfig", NUMERICS)
+_, REPLAYED = tiny.wrapped_pair(
+    "LlamaConfig", Numerics(width=WIDTH, fixed=False, has_borders=False, prefill_chunk=32), capture=run_each_time
+)
 UNLIKE = ["LlamaConfig", "Gemma2Config", "GPT2Config", "GptOssConfig", "DeepseekV3Config"]
-
-
-def replayed_model(*, fixed: bool) -> CachedModel:
-    """The same weights, in passes that would be captured."""
-    numerics = Numerics(width=WIDTH, fixed=fixed, has_borders=False, prefill_chunk=32)
-    lm = tiny.tiny_causal_lm(tiny.tiny_config())
-    return wrap_model(lm, LoadOptions(numerics=numerics, max_model_len=tiny.MAX_LENGTH, capture=run_each_time))
-
-
-REPLAYED = replayed_model(fixed=False)
 
 
 @dataclass
@@ -145,9 +135,7 @@ def test_each_row_of_several_paths_has_the_logits_of_its_path_alone(name: str) -
 def test_several_paths_behind_wider_ones_have_the_logits_of_stock(replayed: bool) -> None:
     """And rows of a pass can be kept right behind it alone, whatever kind of pass came in between."""
     rule = Numerics(width=8, fixed=False, has_borders=False, prefill_chunk=32, num_tracks=3) if replayed else FIXED
-    lm = tiny.tiny_causal_lm(tiny.tiny_config(), register_attention())
-    options = LoadOptions(numerics=rule, max_model_len=96, capture=run_each_time if replayed else None)
-    model = wrap_model(lm, options)
+    _, model = tiny.wrapped_pair("LlamaConfig", rule, capture=run_each_time if replayed else None)
     prompt = random_ids(10)
     cache = model.new_cache(60, spare=8)
     model.prefill(prompt, cache)

@@ -118,12 +118,13 @@ def wrap_model(
     )
 
 
-def wrapped_pair(name: str, numerics: Numerics | None = None, model_impl: str = "auto") -> tuple[Any, CachedModel]:
+def wrapped_pair(name: str, numerics: Numerics | None = None, **options: Any) -> tuple[Any, CachedModel]:
+    """A stock model and ours; `options`: as of `LoadOptions`."""
     config = tiny_config(name)
     stock, ours = tiny_causal_lm(config), tiny_causal_lm(config, register_attention())
     ours.load_state_dict(stock.state_dict())
     numerics = numerics or Numerics(width=8, fixed=True, prefill_chunk=32)
-    return stock, wrap_model(ours, LoadOptions(numerics=numerics, max_model_len=MAX_LENGTH, model_impl=model_impl))
+    return stock, wrap_model(ours, LoadOptions(numerics=numerics, max_model_len=MAX_LENGTH, **options))
 
 
 def byte_tokenizer(added: tuple[str, ...] = ("<eos>",), chat_template: str | None = None) -> Any:
