@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,42 +15,32 @@ from amusd.models import embedded_target
 FOLDER = "smollm2-135m-instruct-v2"
 
 
-class FakeConversion:
-    count = 0
+@pytest.fixture
+def conversion(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Mock:
+    (tmp_path / "model.gguf").write_bytes(b"weights")
 
-    def __call__(self, source: Path, folder: Path) -> None:
-        self.count += 1
+    def convert(source: Path, folder: Path) -> None:
         (folder / "model.safetensors").write_bytes(source.read_bytes() * 10)
 
-
-@pytest.fixture
-def conversion(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeConversion:
-    source = tmp_path / "model.gguf"
-    source.write_bytes(b"weights")
-    fake = FakeConversion()
-    monkeypatch.setattr(embedded_target, "_find_source", lambda: source)
-    monkeypatch.setattr(embedded_target, "convert_gguf", fake)
-    return fake
+    conversion = Mock(side_effect=convert)
+    monkeypatch.setattr(embedded_target, "_find_source", lambda: tmp_path / "model.gguf")
+    monkeypatch.setattr(embedded_target, "convert_gguf", conversion)
+    return conversion
 
 
-def test_it_is_converted_once_and_says_so(conversion: FakeConversion, tmp_path: Path) -> None:
+def test_it_is_converted_once_and_says_so(conversion: Mock, tmp_path: Path) -> None:
     lines: list[str] = []
     folder = embedded_target.embedded_target_path(tmp_path / "cache", lines.append)
     assert folder == tmp_path / "cache" / FOLDER
     assert (folder / "model.safetensors").read_bytes() == b"weights" * 10
     assert embedded_target.embedded_target_path(tmp_path / "cache", lines.append) == folder
-    assert conversion.count == 1
+    conversion.assert_called_once()
     assert len(lines) == 2
     assert all("\n" not in line for line in lines)
 
 
-def test_a_full_disk_is_one_line_and_leaves_nothing(
-    conversion: FakeConversion, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def convert(_source: Path, folder: Path) -> None:
-        save_file({"weight": torch.zeros(100_000)}, folder / "model.safetensors")
-
-    monkeypatch.setattr(embedded_target, "convert_gguf", convert)
+def test_a_full_disk_is_one_line_and_leaves_nothing(conversion: Mock, tmp_path: Path) -> None:
+    conversion.side_effect = lambda _, folder: save_file({"weight": torch.zeros(100_000)}, folder / "model.safetensors")
     line = rf"^the embedded target cannot be unpacked to {tmp_path / 'cache'}: .*File too large.*$"
     with files_of_at_most(10_000), pytest.raises(ConfigError, match=line) as raised:
         embedded_target.embedded_target_path(tmp_path / "cache")
