@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from mutation.rules import RULES
-from mutation.runner import BrokenRuleError, Rule, check_passes, is_killed, mutated, tree_of_links
+from mutation.runner import Rule, check_passes, is_killed, mutated, tree_of_links
 
 
 @pytest.fixture(scope="module")
@@ -20,11 +19,6 @@ def test_the_text_of_every_rule_is_found_once_in_its_file() -> None:
     assert len(set(names)) == len(names)
     for rule in RULES:
         assert mutated(rule)
-
-
-def test_a_rule_whose_text_is_not_there_is_no_success(tree: Path) -> None:
-    with pytest.raises(BrokenRuleError, match="found 0 times"):
-        is_killed(replace(RULES[0], old="what nobody has written"), tree)
 
 
 @pytest.mark.long

@@ -136,13 +136,8 @@ class Experiment:
     def _answer(self, seed: int, drafter: AutoregressiveDrafter) -> tuple[int, ...]:
         schedule = random.Random(seed)
         distribution = _seeded(self.distribution, seed)
-        session = TargetSession(
-            sequence_id=1,
-            prompt=PROMPT,
-            max_length=MAX_LENGTH,
-            vocab_size=VOCAB_SIZE,
-            wants_rows=True,
-        )
+        sizes = {"max_length": MAX_LENGTH, "vocab_size": VOCAB_SIZE}
+        session = TargetSession(sequence_id=1, prompt=PROMPT, wants_rows=True, **sizes)
         session.attach(1)
         sampler = RatioTest(distribution, SamplingState(VOCAB_SIZE), PROMPT)
         length = 8 if self.asynchronous else self.num_speculative_tokens
@@ -154,30 +149,23 @@ class Experiment:
         while session.committed_length < len(PROMPT) + NUM_TOKENS:
             step = schedule.random() if self.asynchronous else 0.0  # synchronous: the first thing that can be done
             if step < 0.4 and manager.has_work:
-                self._draft(manager, candidates)
+                propose([manager])
+                if offer := manager.session.offer():
+                    candidates.append(encode(self.filter_offer(offer), 7))
             elif step < 0.6 and candidates:
                 self._take(session, candidates)
             elif step < 0.75 and verdicts:
-                self._hear(manager, verdicts)
+                message = decode(verdicts.popleft()).message
+                assert isinstance(message, Verdict)
+                manager.apply(message)
             elif step > 0.75 or not self.asynchronous:
                 self._verify(session, sampler, cache, verdicts, candidates, schedule)
         return session.committed[len(PROMPT) : len(PROMPT) + NUM_TOKENS]
-
-    def _draft(self, manager: RollbackManager, candidates: deque[bytes]) -> None:
-        propose([manager])
-        offer = manager.session.offer()
-        if offer is not None:
-            candidates.append(encode(self.filter_offer(offer), 7))
 
     def _take(self, session: TargetSession, candidates: deque[bytes]) -> None:
         message = decode(candidates.popleft()).message
         assert isinstance(message, Candidate)
         session.receive(message, unpack_rows(message.draft_probs, message.token_ids, VOCAB_SIZE))
-
-    def _hear(self, manager: RollbackManager, verdicts: deque[bytes]) -> None:
-        message = decode(verdicts.popleft()).message
-        assert isinstance(message, Verdict)
-        manager.apply(message)
 
     def _verify(
         self,
@@ -210,28 +198,14 @@ def _seeded(distribution: Distribution, seed: int) -> Distribution:
     return copy
 
 
-@dataclass(frozen=True)
-class Fit:
-    """How counts compare with a law."""
-
-    impossible: int
-    """Answers of probability zero."""
-    statistic: float
-    threshold: float
-
-    @property
-    def holds(self) -> bool:
-        return self.impossible == 0 and self.statistic < self.threshold
-
-
-def fit(counts: Counter[tuple[int, ...]], law: dict[tuple[int, ...], float]) -> Fit:
+def check_fit(counts: Counter[tuple[int, ...]], law: dict[tuple[int, ...], float]) -> None:
     """Chi-square over cells of at least five expected answers, the rarer ones merged.
 
     Threshold df + 10 sqrt(2 df): a statistic of a sound sampler has mean df and standard deviation sqrt(2 df), so it is
     ten of them away. For df = 26 a chi-square exceeds it with probability 3e-10.
     """
     number = sum(counts.values())
-    impossible = sum(count for answer, count in counts.items() if answer not in law)
+    assert counts.keys() <= law.keys(), "an answer of probability zero"
     cells = [(counts[answer], number * probability) for answer, probability in law.items()]
     common = [cell for cell in cells if cell[1] >= 5]
     rare = [cell for cell in cells if cell[1] < 5]
@@ -239,4 +213,4 @@ def fit(counts: Counter[tuple[int, ...]], law: dict[tuple[int, ...], float]) -> 
         common.append((sum(count for count, _ in rare), sum(expected for _, expected in rare)))
     statistic = sum((count - expected) ** 2 / expected for count, expected in common)
     degrees = len(common) - 1
-    return Fit(impossible, statistic, degrees + 10 * (2 * degrees) ** 0.5)
+    assert statistic < degrees + 10 * (2 * degrees) ** 0.5
