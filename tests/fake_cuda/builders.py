@@ -46,12 +46,8 @@ def build(shape: ModelShape, device: str, *, num_layers: int | None = 2, **optio
 
 
 def small(device: str, **options: Any) -> CachedModel:
-    """A model of two narrow layers that scores 4,096 tokens, in float32; the same weights on every device.
-
-    `options`: as of `build`; `arguments`: of its configuration, beside those that make it small.
-    """
-    arguments = {**_SMALL, **options.pop("arguments", {})}
-    return _wrapped(arguments, device, "float32", {"max_model_len": 256, **options})
+    """A model of two narrow layers, in float32; the same weights on every device. `options`: as of `build`."""
+    return _wrapped(_SMALL, device, "float32", {"max_model_len": 256, **options})
 
 
 def target(device: str = "cuda:0", **options: Any) -> CachedModel:

@@ -108,9 +108,25 @@ def nothing_captured(gpus: FakeGpus) -> Iterator[None]:
     assert not part.captures
 
 
+def small_draft() -> CachedModel:
+    return builders.small("cuda:0", max_model_len=LENGTH, **builders.as_draft("cuda:0"))
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_no_pass_of_a_target_captures_amid_an_answer(fixed: bool) -> None:
+    with fake_cuda(values=True) as gpus:
+        target = Target(builders.small("cuda:0", max_model_len=LENGTH, fixed=fixed))
+        with nothing_captured(gpus):
+            for length, distribution in ((20, GREEDY), (LENGTH - 20, FILTERS)):
+                target.open(prompt_of(length), distribution)
+                for number in (0, 1, 3, 7):
+                    target.verify([5] * number)
+                target.verify([1, 2, 3], [4, 5])
+
+
 def test_no_chain_captures_amid_an_answer() -> None:
     with fake_cuda(values=True) as gpus:
-        drafter = AutoregressiveDrafter(builders.small("cuda:0", max_model_len=LENGTH, **builders.as_draft("cuda:0")))
+        drafter = AutoregressiveDrafter(small_draft())
         with nothing_captured(gpus):
             drafter.set_distribution(FILTERS)
             drafter.open(prompt_of(20), LENGTH)
@@ -123,7 +139,7 @@ def test_no_chain_captures_amid_an_answer() -> None:
 
 def test_no_tree_captures_amid_an_answer() -> None:
     with fake_cuda(values=True) as gpus:
-        draft = TreeDraft(builders.small("cuda:0", max_model_len=LENGTH, **builders.as_draft("cuda:0")))
+        draft = TreeDraft(small_draft())
         with nothing_captured(gpus):
             draft.open(prompt_of(20), LENGTH, Distribution(repetition_penalty=1.2))
             first = draft.step(1)

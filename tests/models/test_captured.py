@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from models import tiny
 from models.blocks import random_ids
-from models.paths import tree_rows
-from models.tiny import wrap_model
 from passes import forward
 
 from amusd.errors import DeviceError, NotFiniteError
-from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel, extend
 from amusd.models.graphs import Capture, run_each_time
 from amusd.models.kv_cache import KVCache
-from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 from amusd.models.passes import Rows
-from amusd.models.rank_commands import CommandEncoder
+from amusd.models.rank_commands import CommandEncoder, follow
 from amusd.models.sharding import Ranks
 
 STEPS = 3
 
 
-def wrapped(numerics: Numerics, capture: Capture | None = run_each_time, **options: Any) -> CachedModel:
+def wrapped(numerics: Numerics, capture: Capture | None = run_each_time, model_impl: str = "amusd") -> CachedModel:
     """A model whose passes would be captured; the same weights each time."""
-    options = {"numerics": numerics, "max_model_len": 120, "capture": capture, "tokens_per_step": STEPS, **options}
-    return wrap_model(tiny.tiny_causal_lm(tiny.tiny_config(), register_attention()), LoadOptions(**options))
+    _, model = tiny.wrapped_pair("LlamaConfig", numerics, capture=capture, model_impl=model_impl, tokens_per_step=STEPS)
+    return model
 
 
 def test_a_prompt_goes_on_behind_rows_of_paths_on_every_rank() -> None:
@@ -56,35 +50,6 @@ def test_a_prompt_goes_on_behind_rows_of_paths_on_every_rank() -> None:
     follow(following, frames)
     for part, tensor in cache.memory._tensors.items():
         assert torch.equal(made[0].memory._tensors[part][:, :52], tensor[:, :52])
-
-
-@pytest.mark.parametrize(("fixed", "steps", "number"), [(True, 4, 4), (False, 1, 2)])
-def test_a_prepared_cache_captures_nothing_more(fixed: bool, steps: int, number: int) -> None:
-    captures: list[Callable[[], None]] = []
-
-    def count(work: Callable[[], None]) -> Callable[[], None]:
-        captures.append(work)
-        work()
-        return work
-
-    numerics = Numerics(width=4, fixed=fixed, has_borders=False, prefill_chunk=32, num_tracks=2)
-    model = wrapped(numerics, count, max_model_len=60, tokens_per_step=steps)
-    cache, tree_cache = model.new_cache(60), model.new_cache(20, spare=40)
-    for each in (cache, tree_cache):
-        model.prepare(each, steps=steps)
-    assert len(captures) == 2 * number
-    token_ids = random_ids(60)
-    for length in range(1, 57, 5):
-        cache.truncate(0)
-        model.prefill(token_ids[:length], cache)
-        for rows in (2, 3, 4):
-            forward(model, token_ids[:rows], cache, parents=[0] * 2 if rows == 3 else list(range(rows - 1))).choose()
-        forward(model, [5, 6, 7], cache, parents=[0, 0]).choose()
-        model.keep([0, 2], cache)
-        extend(model, [7], cache, 1 + length % 2)
-    for slot in range(60):
-        model.run([tree_rows([5], np.arange(0), [[slot]], tree_cache)])
-    assert len(captures) == 2 * number
 
 
 def test_a_pass_that_was_not_prepared_is_an_error_and_not_a_delay() -> None:
