@@ -33,6 +33,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"mode": "sync"}, "mode=sync: expected autoregressive, synchronous, asynchronous"),
     ({"sampling": {"temperature": 1e-30}}, "sampling.temperature=1e-30: expected 0, or at least 1e-06"),
     ({"min_candidates": 17}, "min_candidates=17: must be at most max_lookahead (16)"),
+    ({"max_model_len": 2**20 + 1}, "max_model_len=1048577: Expected `int` <= 1048576"),
     ({"policy": "branchin"}, "policy=branchin: allowed: auto, chain, windowed, branching; did you mean 'branching'?"),
     ({"compare": {"drafters": ["hf:/a", "hf:/b"]}}, "compare.drafters=['hf:/a', 'hf:/b']: names hf twice"),
     ({"accept": 0.5}, "accept=0.5: only allowed with drafter=synthetic"),

@@ -46,7 +46,9 @@ _OF_ONE_KIND = {
     "options": "custom",
 }
 _Device: TypeAlias = Annotated[str, Meta(pattern=r"^(cpu|cuda:(0|[1-9][0-9]*))\Z", description="cpu or cuda:NUMBER")]
-Length: TypeAlias = Annotated[int, Meta(ge=2, le=(1 << 31) - 1)]
+MAX_TOKENS = 1 << 20
+"""Tokens that a message can carry."""
+Length: TypeAlias = Annotated[int, Meta(ge=2, le=MAX_TOKENS)]
 
 
 @dataclass(frozen=True, kw_only=True)

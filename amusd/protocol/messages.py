@@ -11,11 +11,10 @@ from typing import Annotated, TypeAlias
 from msgspec import Meta, Struct
 
 from amusd.config import GREEDY, MAX_FAN_OUT, Distribution
-from amusd.config.engine import MAX_NUM_SEQS
+from amusd.config.engine import MAX_NUM_SEQS, MAX_TOKENS
 
 PROTOCOL_VERSION = 10
 
-MAX_TOKENS = 1 << 20
 MAX_TEXT_LENGTH = 1 << 16
 MAX_NAMES = 256
 MAX_ROWS = 1 << 12
