@@ -26,6 +26,7 @@ from amusd.transport.base import Transport
 
 LOOKAHEAD = 16
 """Tokens that the draft may be ahead of the middle."""
+MAX_DRAINED = 4 * LOOKAHEAD
 
 
 @dataclass
@@ -67,9 +68,11 @@ class RemoteDraft:
         self.link.close()
 
     def drain(self) -> None:
-        """Take in what has arrived. Does not wait."""
+        """Take in what has arrived, up to `MAX_DRAINED` messages. Does not wait."""
         try:
-            while self.failure is None and (message := self.link.receive(0.0)) is not None:
+            for _ in range(MAX_DRAINED):  # a flood must not keep the middle from its step
+                if self.failure is not None or (message := self.link.receive(0.0)) is None:
+                    return
                 self._handle(message)
         except PeerLostError as error:
             self._lose(str(error))

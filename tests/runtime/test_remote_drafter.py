@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from drafters.test_cascade import step
@@ -27,9 +29,9 @@ from amusd.drafters.base import Drafter
 from amusd.drafters.cascade import CascadeDrafter
 from amusd.drafters.ngram import NgramDrafter
 from amusd.engine import Engine
-from amusd.protocol.messages import Hello
+from amusd.protocol.messages import Hello, Message, Progress
 from amusd.runtime.draft_worker import DraftWorker
-from amusd.runtime.remote_drafter import RemoteDraft, RemoteDrafter
+from amusd.runtime.remote_drafter import MAX_DRAINED, RemoteDraft, RemoteDrafter
 from amusd.tracing.recorder import Recorder
 from amusd.types import Mode
 
@@ -131,6 +133,19 @@ def test_a_middle_without_its_draft_drafts_alone() -> None:
     middle.drafter.commit((*text[:1], 5, 5))
     assert len(step([middle.drafter], [[]], 4)[0]) == 1
     middle.drafter.close()
+
+
+def test_a_flood_keeps_the_middle_from_its_step_for_a_moment_only() -> None:
+    num_left = 10 * MAX_DRAINED
+
+    def receive(_timeout: float) -> Message | None:
+        nonlocal num_left
+        num_left -= 1
+        return Progress(1, 0, 0, 0, 0, 1) if num_left else None
+
+    link: Any = SimpleNamespace(receive=receive)
+    RemoteDraft(link, Hello(1, "", ("inner",)), "inner", 6).drain()
+    assert num_left == 9 * MAX_DRAINED
 
 
 @pytest.mark.long
