@@ -56,6 +56,7 @@ def compare(
                 keep_answers()
     except BaseException:
         if comparison.plain.answers:
+            comparison.computes_gaps = False  # a signal leaves little time
             write_json(run_directory / RESULT_FILE, {"complete": False, "rows": comparison.rows()})
         raise
     finally:
@@ -86,6 +87,8 @@ class Comparison:
     prompts: list[WorkloadPrompt] = field(default_factory=list)
     encoded: list[tuple[int, ...]] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
+    computes_gaps: bool = True
+    """Whether rows tell by how much the target prefers its own token where answers part."""
 
     def __post_init__(self) -> None:
         self._scripts = Scripts(self.engine)
@@ -228,7 +231,7 @@ class Comparison:
 
     def _identity(self, contestant: Contestant) -> dict[str, Any]:
         gaps = [
-            first_gap(self.engine, prompt, plain.token_ids, answer.token_ids)
+            first_gap(self.engine, prompt, plain.token_ids, answer.token_ids) if self.computes_gaps else None
             for prompt, plain, answer in zip(
                 itertools.cycle(self.encoded), itertools.cycle(self.plain.answers), contestant.answers, strict=False
             )

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from runtime.draft_processes import survivor
@@ -18,7 +19,7 @@ from amusd.commands.run import answer
 from amusd.config import RunConfig, SamplingParams
 from amusd.console import Console
 from amusd.drafters.ngram import NgramDrafter
-from amusd.files import ANSWERS_FILE
+from amusd.files import ANSWERS_FILE, RESULT_FILE
 from amusd.settings import from_mapping
 from amusd.types import Mode
 from amusd.workload import user_prompt
@@ -65,6 +66,28 @@ def test_a_draft_that_was_lost_is_there_again_before_anything_else_is_measured()
         assert (len(lost.engine.draft.losses), lost.engine.draft.num_restarts) == (1, 1)
     assert [one.metrics.num_tokens_alone for one in contestants[1].answers] == [0, NUM_TOKENS, 0]
     assert notes == ["the draft was lost; nothing is measured before the next one is there"]
+
+
+def test_an_interrupted_comparison_keeps_its_rows_without_computing_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Interrupting(Console):
+        def progress(self, label: str, done: int, num_steps: int) -> None:
+            if done == 2:
+                raise KeyboardInterrupt
+
+    def answer_otherwise(own: Comparison, contestant: Contestant, *asked: Any) -> Any:
+        (generation,), seconds = answered(own, contestant, *asked)
+        number = 9 if contestant.drafter is None else 8
+        return [replace(generation, token_ids=generation.token_ids[:number])], seconds
+
+    answered = Comparison.answer
+    monkeypatch.setattr(Comparison, "answer", answer_otherwise)
+    with pair(NGRAM) as (engine, _), pytest.raises(KeyboardInterrupt):
+        compare(run_config(), engine, Interrupting(json_only=True), PROMPTS, tmp_path)
+    rows = json.loads((tmp_path / RESULT_FILE).read_text())["rows"]
+    different = {"num_prompts": 1, "num_identical": 0, "first_difference_gaps": [None]}
+    assert rows[1]["identical_to_autoregressive"] == different
 
 
 def test_what_was_answered_is_on_disk_before_the_next_prompt_is_asked(tmp_path: Path) -> None:
