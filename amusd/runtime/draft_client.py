@@ -43,6 +43,8 @@ logger = logging.getLogger(__name__)
 
 FINAL_PROGRESS_SECONDS = 0.5
 """How long a finished sequence waits for the draft's counts."""
+SETTLE_SECONDS = 0.01
+"""The longest wait for them at once: a new request may come meanwhile."""
 
 MAX_DRAINED = 1_000
 
@@ -191,10 +193,11 @@ class DraftClient:
         sequence.session.detach()
 
     def settle(self, *, waits: bool) -> None:
-        """End closed sequences whose counts are due; if `waits`, wait for them."""
+        """End closed sequences whose counts are due; if `waits`, wait for a message of theirs."""
+        left_ns = min(self._closed.values(), default=0) - self.recorder.now_ns()
+        if waits and left_ns > 0:
+            self.take(min(left_ns / 1e9, SETTLE_SECONDS))
         for sequence, due_ns in tuple(self._closed.items()):
-            while waits and sequence in self._closed and (left_ns := due_ns - self.recorder.now_ns()) > 0:
-                self.take(left_ns / 1e9)
             if self.recorder.now_ns() >= due_ns:
                 self.forget(sequence)
 

@@ -17,7 +17,7 @@ from table_model import TableModel
 
 from amusd.policies.schedules import ChainPolicy, SynchronousPolicy
 from amusd.protocol.messages import Candidate, Close, Hello, Message, Open, Progress, Verdict
-from amusd.runtime.draft_client import DraftClient
+from amusd.runtime.draft_client import SETTLE_SECONDS, DraftClient
 from amusd.runtime.patience import MAX_NONSENSE, MAX_SIGN_SECONDS, SILENCES, TAKE_IN_SECONDS
 from amusd.runtime.target_sequence import Request, TargetSequence
 from amusd.runtime.target_worker import TargetWorker
@@ -252,6 +252,18 @@ def test_a_draft_that_refuses_a_sequence_is_neither_silent_nor_replaced() -> Non
     target.client.link = Refusing(target.clock)
     sequence = without_waits(target, 1000)
     assert (target.client.is_silent, target.client.losses, sequence.metrics.draft) == (False, [], None)
+
+
+def test_what_comes_behind_the_last_token_does_not_wait_for_the_drafts_counts() -> None:
+    target = Target()
+    target.link.inbox.append(chain(1, PROMPT, (1, 2, 3, 4)))
+    sequence = target.open(1)
+    target.worker.step()
+    assert (len(sequence.tokens), sequence.is_over) == (1, False)
+    assert target.clock.ns / 1e9 == PASS_SECONDS + SETTLE_SECONDS
+    while not sequence.is_over:
+        target.worker.step()
+    assert target.clock.ns / 1e9 == pytest.approx(PASS_SECONDS + SILENCE, abs=0.011)
 
 
 def test_a_draft_that_only_says_that_it_works_is_replaced() -> None:
