@@ -39,6 +39,8 @@ class Service:
     is_closing: bool = False
     requests: set[AnsweredRequest] = field(default_factory=set)
     may_be_broken: bool = False
+    trial: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Whoever asks for health may have one token made at a time."""
 
     def __post_init__(self) -> None:
         self.max_length = self.engine.engine.worker.model.max_length
@@ -54,9 +56,10 @@ class Service:
         engine, state = self.engine.engine, "ok"
         try:
             engine.turns.check()
-            if self.may_be_broken and not self.is_closing:
-                await self.engine.generate([0, 0], _ONE_TOKEN, decoding=_PLAIN)
-                self.may_be_broken = False
+            async with self.trial:
+                if self.may_be_broken and not self.is_closing:
+                    await self.engine.generate([0, 0], _ONE_TOKEN, decoding=_PLAIN)
+                    self.may_be_broken = False
         except Exception as error:  # noqa: BLE001 - whatever it is, there are no tokens
             state = f"failing: {type(error).__name__}"
         if self.is_closing:

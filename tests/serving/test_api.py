@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -183,6 +184,25 @@ def test_a_full_queue_is_told_and_answers_go_on() -> None:
         assert refused.value.code == "queue_full"
         assert [texts(answer.result(SECONDS)) for answer in asked] == [[ANSWER[:LONG]]] * 2
         assert texts(sampled(client, temperature=0)) == [ANSWER[:12]]
+
+
+def test_however_many_ask_for_health_one_token_at_a_time_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    at_work: list[int] = []
+
+    async def generate(*_arguments: Any, **_options: Any) -> None:
+        at_work.append(1)
+        await asyncio.sleep(0)
+        assert at_work == [1]
+        at_work.clear()
+
+    async def ask() -> list[tuple[int, Any]]:
+        return await asyncio.gather(*(service.health() for _ in range(3)))
+
+    with serving(plain_engine(), mode=Mode.AUTOREGRESSIVE) as server:
+        service = server.service
+        service.may_be_broken = True
+        monkeypatch.setattr(service.engine, "generate", generate)
+        assert [status for status, _ in asyncio.run(ask())] == [200] * 3
 
 
 def test_an_engine_that_fails_is_told_and_found_by_health() -> None:
