@@ -134,8 +134,8 @@ class Lives:
                 self._server.wait(_EXIT_SECONDS)
 
     def _send(self, values: Mapping[str, Any]) -> None:
-        self._socket.settimeout(None)
-        with suppress(OSError):  # the server has just ended, which `ended` finds
+        self._socket.settimeout(_EXIT_SECONDS)
+        with suppress(OSError):  # the server has just ended, which `ended` finds, or is stopped
             self._socket.sendall(json.dumps(values).encode() + b"\n")
 
     def _receive(self, timeout: float) -> bytes:
