@@ -39,7 +39,7 @@ CAPABILITIES: Mapping[str, Capabilities] = {
     "synthetic": Capabilities(any_target=True),
     "custom": Capabilities(has_model=False, any_target=True),
 }
-"""By kind of `DrafterConfig`. A new kind is one line here, and one in `drafters/factory.py`."""
+"""By kind of `DrafterConfig`."""
 
 
 def kinds_with(ability: str) -> tuple[str, ...]:

@@ -12,7 +12,6 @@ from random import Random
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, ClassVar
 
-from torch import Tensor
 from typing_extensions import Self
 
 from amusd.drafters.base import Drafter, Expansion
@@ -34,16 +33,12 @@ MANY = 1 << 20
 class ScriptedCache:
     """The number of positions that a cache would hold."""
 
-    slot: int
     capacity: int
     length: int = 0
 
     def truncate(self, length: int) -> None:
         """Keep `[0, length)`."""
         self.length = length
-
-    def wipe(self) -> None:
-        """Nothing is stored."""
 
 
 @dataclass
@@ -67,7 +62,7 @@ class ScriptedModel:
 
     def new_caches(self, number: int, capacity: int) -> Sequence[ScriptedCache]:
         """One for each sequence at work."""
-        return [ScriptedCache(slot, capacity) for slot in range(number)]
+        return [ScriptedCache(capacity) for _ in range(number)]
 
     def prepare(self, cache: ScriptedCache, samplers: Sequence[RowSampler] = (), steps: int = 1) -> None:
         """Nothing to prepare."""
@@ -89,10 +84,6 @@ class ScriptedModel:
     def keep(self, rows: Sequence[int], cache: ScriptedCache) -> None:
         """Continue with these rows of the last pass."""
         cache.length += len(rows)
-
-    def read_features(self, batch: Sequence[object]) -> list[Tensor]:  # noqa: ARG002
-        """No drafter reads any."""
-        return []
 
     def _sample(self, token_ids: list[int], row: int) -> tuple[int, None]:
         self.clock.let_pass(self._host_ns)  # once after a pass
