@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from amusd.policies.base import TargetView
 from amusd.policies.drafting_switch import DraftingSwitch
@@ -20,6 +20,21 @@ OUTLIER = 10.0
 Drafter: TypeAlias = tuple[str | None, bool]
 Switches: TypeAlias = dict[tuple[Drafter, int], DraftingSwitch]
 """By drafter and number of sequences in a pass, rounded down to a power of two."""
+
+
+class PassTimes(NamedTuple):
+    """A pass, in nanoseconds of one clock."""
+
+    start_ns: int
+    end_ns: int
+    num_rows: int
+    """Of all sequences: a row delays all of them."""
+    num_sequences: int = 1
+
+    @property
+    def duration_ns(self) -> int:
+        """How long it took."""
+        return self.end_ns - self.start_ns
 
 
 class Observer:
@@ -98,32 +113,22 @@ class Observer:
             self._mute_at = num_after
         self._estimates.waited(num_before, seconds, came=came)
 
-    def passed(
-        self,
-        start_ns: int,
-        end_ns: int,
-        outcome: PassOutcome,
-        *,
-        num_rows: int,
-        num_sequences: int = 1,
-        rests: bool = False,
-        is_alone: bool = False,
-    ) -> None:
+    def passed(self, times: PassTimes, outcome: PassOutcome, *, rests: bool = False, is_alone: bool = False) -> None:
         """Take in the pass that the last view was decided for.
 
-        `num_rows`: of all `num_sequences`; a row delays all of them. `rests`: the draft is not told of it. `is_alone`:
-        no draft can be heard.
+        `rests`: the draft is not told of it. `is_alone`: no draft can be heard.
         """
+        start_ns, end_ns, num_rows, num_sequences = times
         self._draft_knows, self._num_sequences = not rests, num_sequences
         if self._mute_at is not None:
             self._mute_at = 0
-        pass_seconds = (end_ns - start_ns) / 1e9
+        pass_seconds = times.duration_ns / 1e9
         seconds = (end_ns - (start_ns if self._last_end_ns is None else self._last_end_ns)) / 1e9
         self._last_end_ns = end_ns
         usual_seconds = self._pass_seconds or pass_seconds
         self._pass_seconds = MEMORY * usual_seconds + (1 - MEMORY) * pass_seconds
         if pass_seconds <= OUTLIER * usual_seconds:
-            self._row_cost.passed(num_rows, end_ns - start_ns)
+            self._row_cost.passed(num_rows, times.duration_ns)
         if not rests:
             gain = 0.0 if is_alone else self._gain
             self._estimates.passed(outcome, seconds, gain=gain, first_weight=self._first_weight)

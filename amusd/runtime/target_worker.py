@@ -14,7 +14,7 @@ from amusd.models.cached_model import CachedModel
 from amusd.models.kv_cache import KVCache
 from amusd.models.passes import ModelOutput
 from amusd.policies.base import Wait
-from amusd.policies.observer import Observer, Switches
+from amusd.policies.observer import Observer, PassTimes, Switches
 from amusd.protocol.prefix_hash import num_common
 from amusd.protocol.verification import PassOutcome
 from amusd.runtime.draft_client import DraftClient
@@ -98,10 +98,11 @@ class TargetWorker:
             self._decide(working)
             start_ns = self.recorder.now_ns()
             outputs = self.model.run([sequence.begin() for sequence in working])
-            end_ns = self.recorder.now_ns()
+            num_rows = sum(len(sequence.block.token_ids) for sequence in working)
+            times = PassTimes(start_ns, self.recorder.now_ns(), num_rows, len(working))
             outcomes = self._commit(working, outputs)
             self._tell(outcomes)
-            self._count(working, outcomes, start_ns, end_ns)
+            self._count(outcomes, times)
         self._settle()
 
     def end(self, sequence: TargetSequence) -> None:
@@ -229,31 +230,18 @@ class TargetWorker:
             self._close(sequence)
         self.client.settle(waits=not self.sequences)
 
-    def _count(
-        self,
-        working: Sequence[TargetSequence],
-        outcomes: dict[TargetSequence, PassOutcome],
-        start_ns: int,
-        end_ns: int,
-    ) -> None:
+    def _count(self, outcomes: dict[TargetSequence, PassOutcome], times: PassTimes) -> None:
         """Count and record a pass, whose tokens are committed by now."""
-        committed_ns, num_rows = self.recorder.now_ns(), sum(len(sequence.block.token_ids) for sequence in working)
+        committed_ns = self.recorder.now_ns()
         self.counts.num_passes += 1
         for sequence, outcome in outcomes.items():
             if outcome.num_accepted:
                 self.client.accepted()
-            may_hear = self.client.may_hear(sequence)
+            session, decision, may_hear = sequence.session, sequence.decision, self.client.may_hear(sequence)
             is_alone = sequence.uses_draft and not may_hear
             self.counts.add(outcome, is_alone=is_alone)
-            sequence.metrics.passed(committed_ns - sequence.start_ns, end_ns - start_ns, outcome, is_alone=is_alone)
-            times, num_sequences = (start_ns, end_ns), len(working)
-            rests = not sequence.decision.tells_draft
-            sequence.observer.passed(
-                *times, outcome, num_rows=num_rows, num_sequences=num_sequences, rests=rests, is_alone=not may_hear
-            )
-            sizes = {
-                "committed_length": sequence.session.committed_length,
-                "num_ready": sequence.session.num_candidates,
-            }
-            fields = {**sizes, **asdict(outcome), "reason": sequence.decision.reason}
-            self.recorder.span("target_pass", *times, sequence.sequence_id, **fields)
+            sequence.metrics.passed(committed_ns - sequence.start_ns, times.duration_ns, outcome, is_alone=is_alone)
+            sequence.observer.passed(times, outcome, rests=not decision.tells_draft, is_alone=not may_hear)
+            sizes = {"committed_length": session.committed_length, "num_ready": session.num_candidates}
+            fields = {**sizes, **asdict(outcome), "reason": decision.reason}
+            self.recorder.span("target_pass", times.start_ns, times.end_ns, sequence.sequence_id, **fields)

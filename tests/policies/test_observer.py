@@ -9,7 +9,7 @@ from policies.builders import outcome
 
 from amusd.policies.base import TargetView
 from amusd.policies.drafting_switch import FIRST_LOOK
-from amusd.policies.observer import Observer, Switches
+from amusd.policies.observer import Observer, PassTimes, Switches
 from amusd.protocol.messages import CERTAINTY, Candidate
 from amusd.protocol.prefix_hash import EMPTY, extend
 from amusd.protocol.target_session import TargetSession
@@ -26,10 +26,11 @@ def passed(
     *numbers: int,
     num_candidates: int = 2,
     num_judged: int | None = None,
+    num_sequences: int = 1,
     **options: Any,
 ) -> None:
     own = outcome(num_candidates, *numbers, num_judged=num_judged)
-    observer.passed(start_ns, end_ns, own, **{"num_rows": 1 + num_candidates, **options})
+    observer.passed(PassTimes(start_ns, end_ns, 1 + num_candidates, num_sequences), own, **options)
 
 
 def seen_by(observer: Observer, decoding: TargetSession | None = None) -> TargetView:
