@@ -12,6 +12,7 @@ from protocol.sessions import Unhashed
 
 from amusd.models.passes import ModelOutput
 from amusd.policies.base import Wait
+from amusd.policies.observer import PassTimes
 from amusd.protocol.messages import Candidate
 from amusd.protocol.verification import PassOutcome
 from amusd.runtime.draft_client import REFUSED, DraftClient
@@ -98,18 +99,12 @@ class WatchedTarget(TargetWorker):
         self._num_waits += 1
         self.watch.waited(self.world.now_ns - self.client.delayed_ns - self._ready_ns, self._num_waits)
 
-    def _count(
-        self,
-        working: Sequence[TargetSequence],
-        outcomes: dict[TargetSequence, PassOutcome],
-        start_ns: int,
-        end_ns: int,
-    ) -> None:
-        metrics = [sequence.metrics for sequence in working]
+    def _count(self, outcomes: dict[TargetSequence, PassOutcome], times: PassTimes) -> None:
+        metrics = [sequence.metrics for sequence in outcomes]
         before = [(own.num_accepted, own.num_accepted_alternatives) for own in metrics]
-        super()._count(working, outcomes, start_ns, end_ns)
+        super()._count(outcomes, times)
         self.num_passes += 1
-        for sequence, (num_accepted, num_alternatives) in zip(working, before, strict=True):
+        for sequence, (num_accepted, num_alternatives) in zip(outcomes, before, strict=True):
             session, own = sequence.session, sequence.metrics
             self.watch.committed(session)
             self.world.counts["rest"] += not sequence.decision.tells_draft
