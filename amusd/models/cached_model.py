@@ -64,7 +64,7 @@ class CachedModel:
             raise ValueError(f"a cache of {capacity} tokens: must be between 1 and {self.max_length}")
         allocated = self.numerics.allocation(capacity + spare)
         if self.capture is not None:
-            allocated += self.tokens_per_step
+            allocated += self.numerics.width + self.tokens_per_step  # the last ones for padding
         memory = KVMemory(number * allocated, self.network.cache_dtype)
         caches = [
             KVCache(memory, capacity=capacity, allocated=allocated, spare=spare, number=index)

@@ -61,6 +61,7 @@ class CapturedPasses:
         self._is_sealed = False
         self._device = device = model.device
         self._inputs = PassInputs(number, max_rows, model.tokens_per_step, max(max_rows, caches[0].spare), device)
+        self._paddings: dict[PassShape, npt.NDArray[np.int64]] = {}  # `PassInputs.rows` without a sequence
         self._slots = Pinned((number * self._allocated,), torch.int64, device)  # of each position of each cache
         self._slots.host[:] = np.arange(number * self._allocated)
         self._slots.send()
@@ -130,42 +131,44 @@ class CapturedPasses:
     def _write(self, batch: Sequence[Rows], shape: PassShape, num_further: int) -> int:
         """Write a pass's inputs, padding included; returns how many paths `PassInputs.send` must send.
 
-        The last replay is over, so no one reads the inputs. Padded rows see nothing and write to scratch slots. Chains
-        are read through the table alone.
+        The last replay is over, so no one reads the inputs. Chains are read through the table alone.
         """
         inputs, num_paths = self._inputs, 0
         _, positions, slots, _, row_paths = inputs.rows
+        inputs.rows[:] = self._padding(shape)
+        inputs.sequences[:] = [[0], [self._allocated], [0]]
         tables: list[tuple[KVCache, npt.NDArray[np.int64]]] = []
-        for index in range(shape.sequences):
-            rows = batch[index] if index < len(batch) else None
-            number, count = (0, 0) if rows is None else (rows.cache.number, len(rows.token_ids))
-            first = index * shape.rows
-            end, padding = first + shape.rows, slice(first + count, first + shape.rows)
-            behind = self._num_caches * self._max_rows + index
-            further = slice(behind, behind + self._num_caches * num_further, self._num_caches)
-            scratch = (number + 1) * self._allocated  # the end of the region, whose last slots no token has
-            inputs.sequences[:, index] = number, self._allocated, first + max(count - 1, 0)
-            inputs.rows[:, padding] = PADDING_ID
-            positions[padding], positions[further] = _NO_POSITION, _NO_POSITION
-            slots[padding] = np.arange(scratch - (shape.rows - count), scratch)
-            slots[further] = np.arange(scratch - num_further, scratch)
-            if rows is None:
-                continue
+        for index, rows in enumerate(batch):
+            first, count, cache = index * shape.rows, len(rows.token_ids), rows.cache
+            inputs.sequences[:, index] = cache.number, self._allocated, first + count - 1
             rows.write(inputs.rows, first)
-            cache, last = rows.cache, rows.cache.length + count
             if rows.places is not None:
                 inputs.sequences[1, index] = len(rows.places.prefix)
-                num_paths = index * self._max_rows + self._write_paths(
-                    rows.places, cache.first, index, row_paths[first:end]
-                )
+                own = row_paths[first : first + count]
+                num_paths = index * self._max_rows + self._write_paths(rows.places, cache.first, index, own)
                 tables.append((cache, rows.places.prefix))
                 continue
+            last, behind = cache.length + count, self._num_caches * self._max_rows + index
+            further = slice(behind, behind + self._num_caches * num_further, self._num_caches)
             fitting = min(num_further, cache.capacity - last)
             positions[further] = np.minimum(np.arange(last, last + num_further), self._model.max_length - 1)
             slots[further][:fitting] = cache.first + cache.slots[last : last + fitting]
             tables.append((cache, cache.slots[: last + num_further]))
         self._send_tables(tables)
         return num_paths
+
+    def _padding(self, shape: PassShape) -> npt.NDArray[np.int64]:
+        """`PassInputs.rows` that see nothing, and write to the last slots of each region, which no token has."""
+        known = self._paddings.get(shape)
+        if known is None:
+            known = self._paddings[shape] = np.full_like(self._inputs.rows, PADDING_ID)
+            known[1] = _NO_POSITION
+            ends = self._allocated * np.arange(1, self._num_caches + 1)
+            of_rows = ends[: shape.sequences, None] + np.arange(-shape.rows, 0)
+            of_steps = ends + np.arange(-self._model.tokens_per_step, 0)[:, None]
+            known[2, : of_rows.size] = of_rows.ravel()
+            known[2, -of_steps.size :] = of_steps.ravel()
+        return known
 
     def _write_paths(self, places: Places, first: int, index: int, row_paths: npt.NDArray[np.int64]) -> int:
         path_of: dict[tuple[int, ...], int] = {}

@@ -52,6 +52,16 @@ def test_a_prompt_goes_on_behind_rows_of_paths_on_every_rank() -> None:
         assert torch.equal(made[0].memory._tensors[part][:, :52], tensor[:, :52])
 
 
+def test_padding_is_not_written_over_rows_near_the_end_of_a_cache() -> None:
+    model = wrapped(Numerics(width=8, fixed=True, has_borders=False, prefill_chunk=32, num_tracks=6))
+    found = []
+    for capacity in (20, 60):
+        cache, _ = model.new_caches(2, capacity)
+        model.prefill(random_ids(18), cache)
+        found.append(forward(model, random_ids(7, seed=2), cache, parents=[0] * 6).logits)
+    assert torch.equal(*found)
+
+
 def test_a_pass_that_was_not_prepared_is_an_error_and_not_a_delay() -> None:
     replayed = wrapped(Numerics(width=8, fixed=True, has_borders=False))
     cache = replayed.new_cache(40)
