@@ -6,7 +6,6 @@ int8: for drafts on x86 CPUs, with a scale per output (FBGEMM).
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -18,8 +17,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
+from amusd.errors import ConfigError
+
 _PACKED_FOR_ROWS = 8
 _LARGEST_FP16_ERROR = 2.0**-25
+_MOST_PADDING = 64
 _ENGINES = ("fbgemm", "x86")
 
 INT8 = "int8"
@@ -218,14 +220,15 @@ def _function(name: str) -> Callable[..., Tensor]:
 
 @cache
 def _num_even_rows(least: int) -> int:
+    """Rows, `least` or more, that give equal results for equal rows. Raises `ConfigError` where there are none."""
     random = torch.Generator().manual_seed(0)
     weight, row = (torch.randn(number, 64, generator=random) for number in (32, 1))
     weight = torch.ops.quantized.linear_prepack_fp16(weight, None)
-    for number in itertools.count(least):
+    for number in range(least, least + _MOST_PADDING):
         results = torch.ops.quantized.linear_dynamic_fp16(row.repeat(number, 1), weight)
         if bool((results == results[0]).all()):
-            break
-    return number
+            return number
+    raise ConfigError("float16 products of this CPU depend on the place of a row: set the model's dtype to bfloat16")
 
 
 def to_int8(matrix: Tensor, largest: int = _LARGEST_INT8) -> tuple[Tensor, Tensor]:

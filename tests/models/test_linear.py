@@ -11,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from amusd.errors import ConfigError
 from amusd.models.linear import (
     Fp16Linear,
     PackedLinear,
     PlainLinear,
     Weights,
+    _num_even_rows,
     can_pack,
     make_linear,
     multiplies_fp16,
@@ -120,3 +122,10 @@ def test_with_weights_in_float16_equal_rows_have_equal_results_at_any_number() -
         results = linear(row.repeat(number, 1))
         assert results.shape == (number, 31)
         assert torch.equal(results, results[:1].expand_as(results))
+
+
+@HAS_FP16
+def test_a_cpu_whose_products_never_agree_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.ops.quantized, "linear_dynamic_fp16", lambda rows, _: torch.randn(len(rows), 32))
+    with pytest.raises(ConfigError, match="set the model's dtype to bfloat16"):
+        _num_even_rows.__wrapped__(2)
