@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -135,24 +134,19 @@ class CachedModel:
                 passes.prefill(cache, token_ids)
                 cache.advance(len(token_ids))
             case Forward(_, steps):
-                return self._forward(passes, batch, steps, sampler)
+                outputs: list[ModelOutput] = passes.run(batch, steps, sampler)
+                for each in batch:
+                    places = each.places
+                    each.cache.path_slots = () if places is None or each.parents is None else places.slots
+                    if places is None:
+                        room = each.cache.capacity - each.cache.length
+                        each.cache.advance(min(len(each.token_ids) + steps - 1, room))
+                return outputs
             case Keep(cache, rows):
                 cache.keep(rows)
             case Wipe(cache):
-                cache.wipe()
+                cache.memory.wipe(cache.first + torch.from_numpy(cache.slots[cache.length :]))
         return []
-
-    def _forward(self, passes: Any, batch: Sequence[Rows], steps: int, sampler: RowSampler | None) -> list[ModelOutput]:
-        for rows in batch:
-            rows.cache.path_slots = ()
-        outputs: list[ModelOutput] = passes.run(batch, steps, sampler)
-        for rows in batch:
-            cache = rows.cache
-            if rows.parents is not None and rows.places is not None:
-                cache.path_slots = rows.places.slots
-            elif rows.places is None:
-                cache.advance(min(len(rows.token_ids) + steps - 1, cache.capacity - cache.length))
-        return outputs
 
     def read_features(self, batch: Sequence[tuple[KVCache, range]]) -> Sequence[Tensor]:
         """The features of positions that caches hold, those of every drafter side by side.

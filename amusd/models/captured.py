@@ -61,7 +61,10 @@ class CapturedPasses:
         self._is_sealed = False
         self._device = device = model.device
         self._inputs = PassInputs(number, max_rows, model.tokens_per_step, max(max_rows, caches[0].spare), device)
-        self._paddings: dict[PassShape, npt.NDArray[np.int64]] = {}  # `PassInputs.rows` without a sequence
+        # The last slots of each region, which no token has and padding is written to.
+        self._scratch = self._allocated * np.arange(1, number + 1)[:, None] - np.arange(
+            self._num_places // number, 0, -1
+        )
         self._slots = Pinned((number * self._allocated,), torch.int64, device)  # of each position of each cache
         self._slots.host[:] = np.arange(number * self._allocated)
         self._slots.send()
@@ -135,40 +138,37 @@ class CapturedPasses:
         """
         inputs, num_paths = self._inputs, 0
         _, positions, slots, _, row_paths = inputs.rows
-        inputs.rows[:] = self._padding(shape)
+        num_first, changed = self._num_caches * self._max_rows, list[int]()
+        inputs.rows[:], positions[:] = PADDING_ID, _NO_POSITION  # which sees nothing
+        slots[: shape.sequences * shape.rows] = self._scratch[: shape.sequences, : shape.rows].ravel()
+        slots[num_first:] = self._scratch[:, self._max_rows :].T.ravel()
         inputs.sequences[:] = [[0], [self._allocated], [0]]
-        tables: list[tuple[KVCache, npt.NDArray[np.int64]]] = []
         for index, rows in enumerate(batch):
             first, count, cache = index * shape.rows, len(rows.token_ids), rows.cache
             inputs.sequences[:, index] = cache.number, self._allocated, first + count - 1
             rows.write(inputs.rows, first)
+            table = cache.slots if rows.places is None or rows.parents is not None else rows.places.prefix
+            num_sent = cache.num_sent if table is cache.slots else 0
             if rows.places is not None:
-                inputs.sequences[1, index] = len(rows.places.prefix)
+                inputs.sequences[1, index] = end = len(rows.places.prefix)
                 own = row_paths[first : first + count]
                 num_paths = index * self._max_rows + self._write_paths(rows.places, cache.first, index, own)
-                tables.append((cache, rows.places.prefix))
-                continue
-            last, behind = cache.length + count, self._num_caches * self._max_rows + index
-            further = slice(behind, behind + self._num_caches * num_further, self._num_caches)
-            fitting = min(num_further, cache.capacity - last)
-            positions[further] = np.minimum(np.arange(last, last + num_further), self._model.max_length - 1)
-            slots[further][:fitting] = cache.first + cache.slots[last : last + fitting]
-            tables.append((cache, cache.slots[: last + num_further]))
-        self._send_tables(tables)
+            else:
+                last, end = cache.length + count, cache.length + count + num_further
+                further = slice(num_first + index, num_first + num_further * self._num_caches, self._num_caches)
+                fitting = min(num_further, cache.capacity - last)
+                positions[further] = np.minimum(np.arange(last, end), self._model.max_length - 1)
+                slots[further][:fitting] = cache.first + cache.slots[last : last + fitting]
+            known, sent = (
+                self._slots.host[cache.first + num_sent : cache.first + end],
+                cache.first + table[num_sent:end],
+            )
+            changes = cache.first + num_sent + np.flatnonzero(known != sent)
+            known[:], cache.num_sent = sent, end if table is cache.slots else 0
+            changed += changes[[0, -1]].tolist() if len(changes) else []
+        if changed:
+            self._slots.send(slice(min(changed), max(changed) + 1))
         return num_paths
-
-    def _padding(self, shape: PassShape) -> npt.NDArray[np.int64]:
-        """`PassInputs.rows` that see nothing, and write to the last slots of each region, which no token has."""
-        known = self._paddings.get(shape)
-        if known is None:
-            known = self._paddings[shape] = np.full_like(self._inputs.rows, PADDING_ID)
-            known[1] = _NO_POSITION
-            ends = self._allocated * np.arange(1, self._num_caches + 1)
-            of_rows = ends[: shape.sequences, None] + np.arange(-shape.rows, 0)
-            of_steps = ends + np.arange(-self._model.tokens_per_step, 0)[:, None]
-            known[2, : of_rows.size] = of_rows.ravel()
-            known[2, -of_steps.size :] = of_steps.ravel()
-        return known
 
     def _write_paths(self, places: Places, first: int, index: int, row_paths: npt.NDArray[np.int64]) -> int:
         path_of: dict[tuple[int, ...], int] = {}
@@ -181,19 +181,6 @@ class CapturedPasses:
             path_of[slots] = row_paths[row] = number
             self._inputs.paths[index, number, : len(slots)] = np.add(slots, first)
         return num_paths
-
-    def _send_tables(self, tables: Sequence[tuple[KVCache, npt.NDArray[np.int64]]]) -> None:
-        host = self._slots.host
-        first, end = len(host), 0
-        for cache, slots in tables:
-            known = host[cache.first : cache.first + len(slots)]
-            changed = np.flatnonzero(known != cache.first + slots)
-            if len(changed):
-                known[:] = cache.first + slots
-                first = min(first, cache.first + int(changed[0]))
-                end = max(end, cache.first + int(changed[-1]) + 1)
-        if first < end:
-            self._slots.send(slice(first, end))
 
     def prepare(self, _: KVCache, steps: int, sampler: RowSampler | None) -> None:
         """Capture all shapes now, so that no answer waits for a capture."""

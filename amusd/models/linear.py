@@ -21,7 +21,6 @@ from amusd.errors import ConfigError
 
 _PACKED_FOR_ROWS = 8
 _LARGEST_FP16_ERROR = 2.0**-25
-_MOST_PADDING = 64
 _ENGINES = ("fbgemm", "x86")
 
 INT8 = "int8"
@@ -224,7 +223,7 @@ def _num_even_rows(least: int) -> int:
     random = torch.Generator().manual_seed(0)
     weight, row = (torch.randn(number, 64, generator=random) for number in (32, 1))
     weight = torch.ops.quantized.linear_prepack_fp16(weight, None)
-    for number in range(least, least + _MOST_PADDING):
+    for number in range(least, least + 64):
         results = torch.ops.quantized.linear_dynamic_fp16(row.repeat(number, 1), weight)
         if bool((results == results[0]).all()):
             return number

@@ -42,12 +42,11 @@ class CommandEncoder:
         if isinstance(value, np.ndarray):
             return value.astype(np.int32).tobytes()
         memory = value.memory
-        number = self._memories.get(memory)
-        if number is None:
-            number = self._memories[memory] = next(self._count)
-            weakref.finalize(memory, self._dropped.append, number).atexit = False
+        if memory not in self._memories:
+            self._memories[memory] = next(self._count)
+            weakref.finalize(memory, self._dropped.append, self._memories[memory]).atexit = False
         num_caches = memory.num_slots // value.allocated
-        return number, num_caches, value.capacity, value.spare, value.number, value.length
+        return self._memories[memory], num_caches, value.capacity, value.spare, value.number, value.length
 
 
 def follow(model: CachedModel, frames: Iterable[bytes]) -> None:
