@@ -136,11 +136,10 @@ class CachedModel:
             case Forward(_, steps):
                 outputs: list[ModelOutput] = passes.run(batch, steps, sampler)
                 for each in batch:
-                    places = each.places
-                    each.cache.path_slots = () if places is None or each.parents is None else places.slots
+                    cache, places = each.cache, each.places
+                    cache.path_slots = () if places is None or each.parents is None else places.slots
                     if places is None:
-                        room = each.cache.capacity - each.cache.length
-                        each.cache.advance(min(len(each.token_ids) + steps - 1, room))
+                        cache.advance(min(len(each.token_ids) + steps - 1, cache.capacity - cache.length))
                 return outputs
             case Keep(cache, rows):
                 cache.keep(rows)

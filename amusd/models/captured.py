@@ -165,7 +165,7 @@ class CapturedPasses:
             )
             changes = cache.first + num_sent + np.flatnonzero(known != sent)
             known[:], cache.num_sent = sent, end if table is cache.slots else 0
-            changed += changes[[0, -1]].tolist() if len(changes) else []
+            changed += [*changes[:1], *changes[-1:]]
         if changed:
             self._slots.send(slice(min(changed), max(changed) + 1))
         return num_paths

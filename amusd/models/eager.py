@@ -42,10 +42,9 @@ class EagerPasses:
         outputs: list[ModelOutput] = []
         with torch.inference_mode():
             for part in self._calls(batch):
-                logits = self._call(part, with_logits=True)
-                assert logits is not None
-                each = torch.split(logits, [len(rows.token_ids) for rows in part])
-                outputs += [ModelOutput(scores, rows.wanted) for scores, rows in zip(each, part, strict=True)]
+                if (logits := self._call(part, with_logits=True)) is not None:
+                    each = torch.split(logits, [len(rows.token_ids) for rows in part])
+                    outputs += [ModelOutput(scores, rows.wanted) for scores, rows in zip(each, part, strict=True)]
         return outputs
 
     def prefill(self, cache: KVCache, token_ids: Sequence[int]) -> None:
