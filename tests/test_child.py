@@ -13,7 +13,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from descriptors import num_descriptors
 
 from amusd import child
 from amusd.child import Ended, Lives, command_of
@@ -84,7 +83,7 @@ def test_the_command_finds_this_very_package_whatever_the_current_directory_hold
 
 
 def test_each_life_is_a_process_of_its_own_forked_from_one(capfd: pytest.CaptureFixture[str]) -> None:
-    before = num_descriptors()
+    before = psutil.Process().num_fds()
     with started() as lives:
         ends = [end_of(lives, code=7), end_of(lives, "raise ValueError('as told')")]
         killed = start(lives)
@@ -96,7 +95,7 @@ def test_each_life_is_a_process_of_its_own_forked_from_one(capfd: pytest.Capture
     assert ends[2].pid == killed
     assert len({server, *(end.pid for end in ends)}) == 5
     assert "ValueError: as told" in capfd.readouterr().err
-    assert num_descriptors() == before
+    assert psutil.Process().num_fds() == before
 
 
 def test_where_nothing_is_prepared_each_life_is_the_process_itself() -> None:

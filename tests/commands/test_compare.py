@@ -159,6 +159,16 @@ def test_every_mode_is_compared_at_each_size_and_all_with_plain_decoding_of_one(
     assert {one["identical"] for one in compared.records()} == {True}
 
 
+def test_the_best_of_several_blocks_stands_beside_running_ahead() -> None:
+    config = run_config(mode="asynchronous", policy="chain", compare={"synchronous_lengths": [2, 4]})
+    with pair(NGRAM) as (engine, _):
+        comparison = Comparison(engine, config, contestants_of(config), Console(json_only=True))
+        list(comparison.turns(PROMPTS[:1]))
+    _, best, asynchronous = comparison.rows()
+    assert {*best["tuned"]} == {"2", "4"}
+    assert asynchronous["policy"] == "chain"
+
+
 def test_answers_are_in_the_order_of_their_prompts_whichever_ends_first(compared: Comparison) -> None:
     together = replace(compared.plain, batch_size=3, answers=[])
     prompts = [(5, 6), (7,), (8, 9, 10)]

@@ -65,70 +65,34 @@ def test_the_loss_and_its_gradient_are_those_of_the_formula(scripts: dict[str, M
     torch.testing.assert_close(gradient.double(), wanted, rtol=1e-3, atol=1e-4)
 
 
-class Workshop:
-    """A tiny target, and a folder in which the scripts have made a draft of one layer for it."""
-
-    def __init__(self, scripts: dict[str, ModuleType], folder: Path, patch: pytest.MonkeyPatch) -> None:
-        self._scripts, self._patch, self.folder = scripts, patch, folder
-        self.corpora, self.target = folder / "corpora", folder / "target"
-        patch.setattr(scripts["train"], "HELD_OUT_SHARE", 0.1)
-        patch.setattr(scripts["label"], "TOKENS_PER_BATCH", 200)
-        tiny.save_checkpoint(self.target, tiny.tiny_config(), tiny.byte_tokenizer())
-        self.teacher = tiny.tiny_causal_lm(tiny.tiny_config()).requires_grad_(requires_grad=False)
-        for name in ("label", "train"):
-            patch.setattr(scripts[name], "load_teacher", lambda device: self.teacher)
-        random = np.random.default_rng(0)
-        length = random.integers(20, 40, 20)
-        columns = np.arange(40)
-        answer = (columns >= 8) & (columns < length[:, None])
-        self.text = scripts["dataset"].Text(
-            random.integers(3, 97, (20, 40)), length, answer, np.ones(20, np.float32), 4
-        )
-        for name, rows in (("a", np.arange(12)), ("b", np.arange(12, 20))):
-            scripts["dataset"].write_text(folder / f"{name}.npz", self.text.select(rows))
-            self.call("label", text=folder / f"{name}.npz", out=self.corpora)
-        self.first = self.train("draft", vocab_size=64)
-        self.shipped = self.package(self.first)
-
-    def call(self, name: str, **options: object) -> None:
+def test_a_draft_is_made_from_nothing_and_loads(
+    scripts: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def call(name: str, **options: object) -> None:
         arguments = [f"--{key.replace('_', '-')}={value}" for key, value in options.items()]
-        self._patch.setattr(sys, "argv", [name, *arguments])
-        self._scripts[name].main()
+        monkeypatch.setattr(sys, "argv", [name, *arguments])
+        scripts[name].main()
 
-    def train(self, name: str, **options: object) -> Path:
-        options = {"layers": 0, "rows": 6, "lr": 0.01, "epochs": 4, **options}
-        self.call("train", corpus=self.corpora, out=self.folder / name, **options)
-        return self.folder / name
-
-    def package(self, draft: Path, **options: object) -> Path:
-        self.call("package", draft=draft, out=draft.with_suffix(".safetensors"), **options)
-        return draft.with_suffix(".safetensors")
-
-
-@pytest.fixture(scope="module")
-def workshop(scripts: dict[str, ModuleType], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
-    with pytest.MonkeyPatch.context() as patch:
-        yield Workshop(scripts, tmp_path_factory.mktemp("workshop"), patch)
-
-
-def test_a_draft_is_made_from_nothing_and_loads(workshop: Workshop) -> None:
-    curve = json.loads((workshop.first / "training.json").read_text())["curve"]
+    monkeypatch.setattr(scripts["train"], "HELD_OUT_SHARE", 0.1)
+    monkeypatch.setattr(scripts["label"], "TOKENS_PER_BATCH", 200)
+    tiny.save_checkpoint(tmp_path / "target", tiny.tiny_config(), tiny.byte_tokenizer())
+    teacher = tiny.tiny_causal_lm(tiny.tiny_config()).requires_grad_(requires_grad=False)
+    for name in ("label", "train"):
+        monkeypatch.setattr(scripts[name], "load_teacher", lambda device: teacher)
+    random = np.random.default_rng(0)
+    length, columns = random.integers(20, 40, 20), np.arange(40)
+    answer = (columns >= 8) & (columns < length[:, None])
+    text = scripts["dataset"].Text(random.integers(3, 97, (20, 40)), length, answer, np.ones(20, np.float32), 4)
+    corpora, first, shipped = tmp_path / "corpora", tmp_path / "draft", tmp_path / "draft.safetensors"
+    for name, rows in (("a", np.arange(12)), ("b", np.arange(12, 20))):
+        scripts["dataset"].write_text(tmp_path / f"{name}.npz", text.select(rows))
+        call("label", text=tmp_path / f"{name}.npz", out=corpora)
+    call("train", corpus=corpora, out=first, layers=0, rows=6, lr=0.01, epochs=4, vocab_size=64)
+    call("package", draft=first, out=shipped)
+    curve = json.loads((first / "training.json").read_text())["curve"]
     assert curve[-1]["loss"] < curve[1]["loss"]  # the first is from before the first step
-    draft = read_draft(workshop.shipped)
+    draft = read_draft(shipped)
     assert (draft.num_layers, draft.facts["before"]) == (1, None)
     options = LoadOptions(numerics=Numerics(width=16, fixed=False), max_model_len=64)
-    model = load_embedded_draft(workshop.target, options, vocab_size=64, draft_file=workshop.shipped)
+    model = load_embedded_draft(tmp_path / "target", options, vocab_size=64, draft_file=shipped)
     assert torch.isfinite(forward(model, [1, 2, 3], model.new_cache(8)).logits).all()
-
-
-def test_a_draft_goes_on_over_fewer_tokens_and_is_averaged_with_the_one_before(
-    workshop: Workshop,
-) -> None:
-    further = workshop.train("further", draft_file=workshop.shipped, vocab_size=32)
-    before, after = read_draft(workshop.shipped), read_draft(workshop.package(further))
-    assert after.facts["before"] == before.facts
-    assert sorted(after.output_ids.tolist()) == sorted(before.output_ids.tolist())
-    mean = read_draft(workshop.package(further, mean_with=workshop.shipped))
-    for name, tensor in mean.tensors.items():
-        wanted = (before.tensors[name] + after.tensors[name]) / 2
-        assert (tensor - wanted).norm() < 0.02 * wanted.norm()  # rounded to eight bits

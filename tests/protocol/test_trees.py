@@ -231,12 +231,13 @@ def test_a_pass_takes_the_likeliest_candidates_that_have_a_track(seed: int) -> N
                 assert tracks.place(len(path), track_of[paths.index(path[:-1])]) is None
 
 
+LINKS = [(0, 5, 0.6), (0, 6, 0.4), (1, 7, 0.5), (2, 8, 0.9), (4, 9, 0.9)]
+FORKED = [(parent, token_id, round(share * CERTAINTY)) for parent, token_id, share in LINKS]
+
+
 def test_what_is_judged_is_the_path_that_was_taken() -> None:
     session = target()
-    weights = [round(share * CERTAINTY) for share in (0.6, 0.4, 0.5, 0.9, 0.9)]
-    links = [(0, 5), (0, 6), (1, 7), (2, 8), (4, 9)]
-    sent = [(parent, token, weight) for (parent, token), weight in zip(links, weights, strict=True)]
-    assert session.receive(nodes(1, *sent)) is Reception.TAKEN
+    assert session.receive(nodes(1, *FORKED)) is Reception.TAKEN
     block = session.begin(4, num_tracks=3, max_rows=6)
     assert (block.candidates, block.alternatives, block.parents) == ((5, 7), (6, 8, 9), (0, 1, 0, 3, 4))
     assert block.judged_along(()) == block.judged_along((5,)) == (5, 7)
@@ -258,10 +259,7 @@ def test_what_is_judged_is_the_path_that_was_taken() -> None:
 
 def test_candidates_less_likely_than_their_row_is_worth_are_left_out() -> None:
     session = target()
-    weights = [round(share * CERTAINTY) for share in (0.6, 0.4, 0.5, 0.9, 0.9)]
-    links = [(0, 5), (0, 6), (1, 7), (2, 8), (4, 9)]
-    sent = [(parent, token, weight) for (parent, token), weight in zip(links, weights, strict=True)]
-    session.receive(nodes(1, *sent))
+    session.receive(nodes(1, *FORKED))
     block = session.begin(4, num_tracks=3, max_rows=6, min_chance=0.35)  # 0.6, 0.4, 0.36; not 0.3, nor 0.32 behind 8
     assert (block.candidates, block.alternatives, block.parents) == ((5,), (6, 8), (0, 0, 2))
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
 import pytest
-from oracle import OracleDrafter, always_wrong
 from runtime.pair import (
     PROMPT,
     TIMEOUT_SECONDS,
@@ -49,7 +45,6 @@ sys.path[:0] = {[str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
 from runtime.draft_processes import main
 main()
 """
-STOPPED_LIVES = "STOPPED_LIVES"
 
 
 def main() -> None:
@@ -61,27 +56,9 @@ def main() -> None:
 def serve_table_draft(
     _config: EngineConfig, link: Transport, recorder: Recorder, incarnation: int, _drafters: object
 ) -> None:
-    is_stopped = incarnation in json.loads(os.environ[STOPPED_LIVES])
     good = oracle(NUM_TOKENS, right_with_probability(0.8, 3))
-    drafters = LoadedDrafters(
-        {
-            "oracle": one_by_one(Stopped if is_stopped else good),
-        },
-        tokenizer_hash="",
-    )
+    drafters = LoadedDrafters({"oracle": one_by_one(good)}, tokenizer_hash="")
     serve(link, drafters, recorder, incarnation, TIMEOUT_SECONDS)
-
-
-class Stopped(OracleDrafter):
-    def __init__(self) -> None:
-        super().__init__(reference(NUM_TOKENS), always_wrong(), VOCAB_SIZE)
-        self._has_proposed = False
-
-    def propose(self, path: Sequence[int], room: int) -> tuple[int, ...]:
-        if self._has_proposed:
-            os.kill(os.getpid(), signal.SIGSTOP)
-        self._has_proposed = True
-        return super().propose(path, room)
 
 
 class Survivor:
@@ -112,17 +89,13 @@ class Survivor:
 
 
 @contextmanager
-def survivor(kind: str, stopped: Sequence[int] = ()) -> Iterator[Survivor]:
-    """An engine over table models and a link of this kind; its drafts have ended when this returns.
-
-    Those of these incarnations are stopped (SIGSTOP) after a first proposal, which is wrong.
-    """
+def survivor(kind: str) -> Iterator[Survivor]:
+    """An engine over table models and a link of this kind; its drafts have ended when this returns."""
     config = EngineConfig(transport=TransportConfig(kind=kind))  # type: ignore[arg-type]  # the tests choose it
     tokenizer = TableTokenizer(VOCAB_SIZE)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("amusd.child.subprocess.Popen", Popen)
         patch.setattr(draft_process, "command_of", lambda _: [sys.executable, "-c", PROGRAM])
-        patch.setenv(STOPPED_LIVES, json.dumps(stopped))
         drafts = DraftProcess(config)
         try:
             worker, _ = connect_target(

@@ -14,7 +14,6 @@ from unittest.mock import Mock
 
 import psutil
 import pytest
-from descriptors import num_descriptors
 from runtime.pair import PROMPT, VOCAB_SIZE, paced_model, params, reference
 from table_model import TableTokenizer
 
@@ -59,14 +58,14 @@ def test_a_child_that_ends_before_its_hello_ends_the_start(
     started = Mock(side_effect=subprocess.Popen)
     monkeypatch.setattr("amusd.child.subprocess.Popen", started)
     monkeypatch.setattr(draft_restart, "BACK_OFF_SECONDS", 0.01)
-    before, others = num_descriptors(), psutil.Process().children()
+    before, others = psutil.Process().num_fds(), psutil.Process().children()
     with pytest.raises(PeerLostError, match=r"the draft's process \(pid \d+\) ") as caught:
         Engine.start(CONFIG)
     assert end in str(caught.value)
     assert "\n" not in str(caught.value)
     assert started.call_count == num_started
     assert psutil.Process().children() == others, "one was not waited for"
-    assert num_descriptors() <= before
+    assert psutil.Process().num_fds() <= before
     assert list(links_folder.iterdir()) == []
 
 

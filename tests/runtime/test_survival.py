@@ -1,22 +1,16 @@
-"""Drafts that are killed, stopped, crash or talk nonsense, in real processes: every token exact, and a draft again."""
+"""Drafts that are killed or stopped, in real processes: every token exact, and a draft again."""
 
 from __future__ import annotations
 
 import random
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
-from descriptors import num_descriptors
-from runtime.draft_processes import (
-    NUM_TOKENS,
-    survivor,
-)
+from runtime.draft_processes import NUM_TOKENS, survivor
 from runtime.pair import decoding
 
-from amusd.runtime import draft_restart
 from amusd.types import DraftPresence, Mode
 
 pytestmark = pytest.mark.skipif(
@@ -39,14 +33,14 @@ def test_a_draft_that_is_killed_again_and_again_costs_no_token(links_folder: Pat
     chance = random.Random(f"{kind} {num_cycles}")
     with survivor(kind) as pair:
         pair.await_help(SCHEDULES[0])
-        before = num_descriptors()
+        before = psutil.Process().num_fds()
         for cycle in range(num_cycles):
             schedule = SCHEDULES[chance.randrange(len(SCHEDULES))]
             pair.answer(schedule, chance.randrange(NUM_TOKENS), pair.kill)
             if cycle % 3:  # else the next one may be killed while it starts
                 pair.await_help(schedule)
         pair.await_help(SCHEDULES[0])
-        assert num_descriptors() == before
+        assert psutil.Process().num_fds() == before
         assert pair.engine.draft.failure is None
         assert len(pair.engine.draft.losses) >= num_cycles / 2
         assert pair.engine.draft.num_restarts >= num_cycles / 2
@@ -66,12 +60,3 @@ def test_a_stopped_draft_is_waited_for_once_and_used_again_when_it_goes_on() -> 
         assert pair.engine.draft.losses == []
     assert stopped.metrics.num_tokens_alone > NUM_TOKENS / 2
     assert (alone.metrics.num_tokens_alone, alone.metrics.wait_ns) == (NUM_TOKENS, 0)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_draft_that_stays_silent_is_replaced(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    monkeypatch.setattr(draft_restart, "FAREWELL_SECONDS", 0.1)
-    with survivor(kind, stopped=[1]) as pair:
-        pair.await_help(replace(SCHEDULES[0], max_silence_seconds=0.1))
-        assert pair.engine.draft.losses[0].startswith("it has said nothing for ")
-        assert pair.engine.draft.num_restarts == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -20,10 +19,6 @@ def simulated(name: str) -> tuple[Outcome, Timeline]:
     """One answer under a schedule."""
     outcome = MACHINE.run(SCHEDULES[name])
     return outcome, outcome.timeline.by_sequence()[1]
-
-
-def named(events: Sequence[Event], name: str) -> list[Event]:
-    return [event for event in events if event.name == name]
 
 
 def made(name: str, start_ns: int, end_ns: int, sequence_id: int = 1, **fields: Any) -> Event:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from tracing.runs import made, named, simulated
+from tracing.runs import made
 
 from amusd.tracing.drafted import Fate, judge_steps
 from amusd.tracing.events import Event
@@ -14,17 +14,6 @@ from amusd.tracing.events import Event
 def fates(target: Sequence[Event], draft: Sequence[Event]) -> list[tuple[int, ...]]:
     """How many tokens of each step were accepted, overtaken, wasted."""
     return [tuple(step.fates[fate] for fate in Fate) for step in judge_steps(target, draft)]
-
-
-@pytest.mark.parametrize("name", ["asynchronous", "branching"])
-def test_every_drafted_token_of_a_run_is_counted_once(name: str) -> None:
-    """What a tree has accepted in passes that the draft heard nothing of before the end counts nowhere."""
-    outcome, part = simulated(name)
-    steps, verdicts = judge_steps(*part), (*named(part.draft, "advance"), *named(part.draft, "rollback"))
-    assert sum(step.fates.total() for step in steps) == outcome.metrics.draft.num_drafted
-    heard = max(event.committed_length for event in verdicts) if name == "branching" else 1 << 20
-    accepted = sum(e.num_accepted for e in named(part.target, "target_pass") if e.committed_length <= heard)
-    assert sum(step.fates[Fate.ACCEPTED] for step in steps) == accepted > 0
 
 
 def test_rolled_back_tokens_are_wasted_and_kept_ones_may_be_overtaken() -> None:

@@ -6,14 +6,12 @@ import os
 import stat
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
-from descriptors import num_descriptors
-from transport.links import DEADLINE, NONCE, expect
+from transport.links import NONCE, expect
 
 from amusd.config import TransportConfig
 from amusd.errors import ConfigError, PeerLostError
@@ -49,16 +47,6 @@ def listener(folder: Path) -> Iterator[SharedMemoryTransport]:
     listener.close()
 
 
-@pytest.fixture
-def other(listener: SharedMemoryTransport) -> Iterator[SharedMemoryTransport]:
-    other = SharedMemoryTransport.connect(listener.address, NONCE)
-    for sender, receiver in ((other, listener), (listener, other)):
-        sender.send(VERDICT)
-        assert expect(receiver) == VERDICT
-    yield other
-    other.close()
-
-
 def test_a_writer_killed_in_a_flood_leaves_a_prefix_of_whole_messages(listener: SharedMemoryTransport) -> None:
     with Popen([sys.executable, "-c", FLOOD, listener.address], cwd=ROOT) as process:
         received = [listener.receive(60.0) for _ in range(1000)]
@@ -68,28 +56,6 @@ def test_a_writer_killed_in_a_flood_leaves_a_prefix_of_whole_messages(listener: 
     assert received == [Verdict(number, 1, 0, 0, (5,) * (number % 50), 0) for number in range(len(received))]
     assert listener.num_rejected == 0
     with pytest.raises(PeerLostError):
-        listener.send(VERDICT)
-
-
-def test_a_message_wakes_a_receiver_that_sleeps(listener: SharedMemoryTransport, other: SharedMemoryTransport) -> None:
-    for _ in range(3):
-        with ThreadPoolExecutor(1) as threads:
-            receiving = threads.submit(other.receive, DEADLINE)
-            time.sleep(0.02)  # so that it sleeps; sooner is right as well
-            listener.send(VERDICT)
-            assert receiving.result(DEADLINE / 2) == VERDICT
-
-
-def test_a_peer_whose_memory_makes_no_sense_is_lost(
-    listener: SharedMemoryTransport, other: SharedMemoryTransport
-) -> None:
-    other.send(VERDICT)
-    assert expect(listener) == VERDICT
-    other._rings.own.words[0] = 2**63
-    for timeout in (0.0, DEADLINE):
-        with pytest.raises(PeerLostError, match="claims"):
-            listener.receive(timeout)
-    with pytest.raises(PeerLostError, match="claims"):
         listener.send(VERDICT)
 
 
@@ -105,7 +71,7 @@ def test_the_door_is_private_and_gone_once_the_peer_has_come(folder: Path, liste
 
 def test_links_leave_no_files_and_no_descriptors(folder: Path) -> None:
     def in_use() -> tuple[int, list[Path]]:
-        return num_descriptors(), sorted([*folder.iterdir(), *Path("/dev/shm").glob("amusd*")])
+        return psutil.Process().num_fds(), sorted([*folder.iterdir(), *Path("/dev/shm").glob("amusd*")])
 
     before = in_use()
     for has_peer in (True, False) * 5:
