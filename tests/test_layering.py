@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 MODULES = sorted((ROOT / "amusd").rglob("*.py"))
+EXPERIMENTS = sorted(f"experiments.{path.parent.name}.run" for path in (ROOT / "experiments").glob("*/figures"))
 
 LAYERS = (
     {"types", "errors", "huge_pages"},
@@ -98,15 +99,18 @@ def test_every_module_keeps_to_its_layer(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "unwanted"),
+    ("program", "unwanted"),
     [
-        ("amusd", {"torch", "transformers", "zmq", "hydra"}),
-        ("amusd.commands.simulate", {"transformers", "zmq", "matplotlib"}),
-        ("amusd.commands.trace", {"torch", "numpy", "matplotlib"}),
+        ("import amusd", {"torch", "transformers", "zmq", "hydra"}),
+        ("import amusd.commands.simulate", {"transformers", "zmq", "matplotlib"}),
+        ("import amusd.commands.trace", {"torch", "numpy", "matplotlib"}),
+        ("from launch import compose, jobs, main; compose.compose_config(['drafter=ngram'])", {"torch"}),
+        ("from launch.environment import describe_environment; describe_environment()", {"torch"}),
+        (f"import {', '.join(EXPERIMENTS)}", {"torch", "matplotlib"}),
     ],
 )
-def test_importing_it_in_a_fresh_interpreter_loads_nothing_heavy(module: str, unwanted: set[str]) -> None:
-    code = f"import sys, {module}; sys.stdout.write(' '.join(sys.modules))"
+def test_a_fresh_interpreter_loads_nothing_heavy(program: str, unwanted: set[str]) -> None:
+    code = f"{program}; import sys; sys.stdout.write(' '.join(sys.modules))"
     result = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=240, check=True
     )

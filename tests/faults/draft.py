@@ -15,7 +15,7 @@ from faults.world import MS, World
 
 from amusd.child import Ended
 from amusd.errors import PeerError, PeerLostError
-from amusd.protocol.messages import Candidate, Close, Hello, Message, Open, Verdict
+from amusd.protocol.messages import Candidate, Close, Hello, Message, Open
 from amusd.runtime.draft_sequence import DraftSequence
 from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.handshake import failure_report, receive_hello
@@ -69,8 +69,6 @@ class WatchedDraft(DraftWorker):
             manager.__class__, manager.world = WatchedManager, self.process.world
 
     def _handle(self, message: Message) -> None:
-        if isinstance(message, Verdict) and message.sequence_id not in self._sequences:
-            self.process.world.counts["verdict for no sequence"] += 1
         number, before = getattr(message, "sequence_id", -1), set(self._sequences)
         super()._handle(message)
         if before - set(self._sequences) - self.process.watch.over:

@@ -180,7 +180,6 @@ class Simulation:
         world, scenario = self.world, self.scenario
         world.note(f"{scenario}")
         world.counts.update(type(asked.policy).__name__ for asked in scenario.requests)
-        world.counts[f"{scenario.max_num_seqs} at a time"] += 1
         worker = self._start()
         self.weather.break_out()
         waiting, answers = deque(scenario.requests), list[Answer]()
@@ -194,7 +193,6 @@ class Simulation:
             answers = [answer for answer in answers if not answer.sequence.is_over]
         world.counts["restart"] += worker.client.num_restarts
         world.counts["lost"] += len(worker.client.losses)
-        world.counts["given up"] += worker.client.failure is not None
         if scenario.calm_after is not None and self._passes_to_accept is None and worker.client.failure is None:
             raise Violation("liveness: no candidate was accepted after the last fault")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -13,7 +12,7 @@ import yaml  # type: ignore[import-untyped]
 
 import amusd
 from launch.main import COMMANDS, main
-from tests.launch.processes import environment, run
+from tests.launch.processes import run
 
 MISTAKES = [
     ([], "amusd: name a command first; allowed: generate, "),
@@ -113,16 +112,6 @@ def test_a_shell_completes_choices_behind_a_command(
 def test_python_runs_the_package_as_the_command(tmp_path: Path) -> None:
     done = run([sys.executable, "-m", "amusd", "--version"], tmp_path)
     assert done.stdout == f"amusd {amusd.__version__}\n"
-
-
-def test_composing_and_describing_the_machine_import_no_torch() -> None:
-    code = (
-        "import sys; from launch import compose, jobs, main; compose.compose_config(['drafter=ngram']); "
-        "from launch.environment import describe_environment; describe_environment(); "
-        "sys.exit('torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, timeout=240)
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.embedded

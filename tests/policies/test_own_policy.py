@@ -10,8 +10,7 @@ from runtime.pair import PROMPT, oracle, pair, params, reference
 
 from amusd.config import DecodingConfig, SamplingParams
 from amusd.errors import ConfigError
-from amusd.policies.factory import make_policy, policy_name
-from amusd.types import Mode
+from amusd.policies.factory import make_policy
 
 CODE = """
 from amusd.policies.schedules import BranchingPolicy, ChainPolicy
@@ -30,15 +29,6 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("policies") / "mine.py"
     path.write_text(CODE)
     return path
-
-
-def test_it_is_made_for_asynchronous_requests_alone(file: Path) -> None:
-    decoding = DecodingConfig(policy=f"{file}:chain", max_lookahead=7)
-    made = make_policy(decoding, can_branch=True)
-    assert (type(made).__name__, made.max_lookahead, made.min_candidates) == ("ChainPolicy", 7, 2)  # type: ignore[attr-defined]
-    assert policy_name(decoding) == f"{file}:chain"
-    synchronous = DecodingConfig(policy=f"{file}:chain", mode=Mode.SYNCHRONOUS)
-    assert type(make_policy(synchronous)).__name__ == "SynchronousPolicy"
 
 
 @pytest.mark.parametrize(

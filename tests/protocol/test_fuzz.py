@@ -1,4 +1,4 @@
-"""Hostile frames are refused and counted, and do nothing else, to the decoder and to the sessions of both sides."""
+"""Hostile messages are refused, and do nothing else to the sessions of both sides."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ def target(fan_out: int = 1) -> TargetSession:
     return session
 
 
-def test_thousands_of_hostile_frames_are_refused_or_harmless() -> None:
+def test_thousands_of_hostile_messages_are_refused_or_harmless() -> None:
     outcomes = fuzz(6_000, seed=1)
-    assert outcomes["undecodable"] > 1_000
     assert outcomes["refused"] > 500
     assert outcomes["taken"] > 1_000
 

@@ -145,14 +145,6 @@ def test_lost_and_damaged_features_cost_no_token(spoil: bytes | None) -> None:
     assert all(torch.equal(row, expected(position + 1)[-1]) for position, row in drafter.features.items())
 
 
-def manager_with(features: Features) -> tuple[RollbackManager, ReadingDrafter]:
-    drafter = ReadingDrafter()
-    manager = RollbackManager(Open(1, 1, PROMPT, 100, NAME, 8, 1), drafter)
-    manager.features.append(features)
-    manager.take_features()
-    return manager, drafter
-
-
 def features_of(start: int, end: int) -> Features:
     rows = expected(end)[start:].bfloat16().view(torch.uint8).numpy().tobytes()
     return Features(1, 1, start, end, rows)
@@ -173,24 +165,14 @@ def test_features_that_come_before_their_verdict_wait_for_it() -> None:
 
 
 def test_a_drafter_that_is_opened_again_gets_its_features_again() -> None:
-    manager, drafter = manager_with(features_of(0, 4))
+    drafter = ReadingDrafter()
+    manager = RollbackManager(Open(1, 1, PROMPT, 100, NAME, 8, 1), drafter)
+    manager.features.append(features_of(0, 4))
+    manager.take_features()
     propose([manager])
     drafter.follow = lambda _: 1 / 0  # type: ignore[method-assign, assignment]
     manager.apply(Verdict(1, 1, 0, len(PROMPT), (49, 48), 0))
     assert sorted(drafter.features) == [0, 1, 2, 3]
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        Features(1, 1, 0, 0, b""),
-        Features(1, 1, 3, 1, b"\x00" * 8),
-        Features(1, 1, 0, 2, b"abc"),
-    ],
-    ids=["none", "backwards", "no rows"],
-)
-def test_features_that_cannot_be_are_refused(message: Features) -> None:
-    assert not manager_with(message)[1].features
 
 
 def test_a_draft_that_joins_late_gets_the_features_of_the_whole_prefix() -> None:

@@ -172,20 +172,12 @@ def check_fates(outcome: Outcome) -> None:
         assert sum(step.fates[Fate.ACCEPTED] for step in steps) == answer.num_accepted
 
 
-any_tree = st.builds(
-    lambda wait, fan_out, rows: branching(wait, fan_out=fan_out, rows_per_step=rows),
-    st.integers(0, 3),
-    st.integers(1, 5),
-    st.integers(1, 8),
-)
-
-
 @given(
     st.floats(0.4, 1),
     st.floats(0, 0.6),
     st.floats(1.5, 12),
     st.floats(0, 0.3),
-    st.sampled_from([chain(0), chain(2), synchronous(4)]) | any_tree,
+    any_schedule,
 )
 @settings(max_examples=25)
 def test_no_schedule_exceeds_the_bound_of_one_path(

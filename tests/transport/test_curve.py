@@ -74,11 +74,6 @@ def meet(listener: ZeroMQTransport, folder: Path) -> None:
         assert draft.receive(DEADLINE) == HELLO
 
 
-def test_two_ends_with_one_folder_of_keys_meet(listener: ZeroMQTransport, folder: Path) -> None:
-    meet(listener, folder)
-    assert listener.refusal is None
-
-
 @pytest.mark.parametrize("keys", ["other", "none"])
 def test_a_draft_with_another_key_or_none_ends_in_one_line_and_the_target_waits_on(
     listener: ZeroMQTransport, folder: Path, other_folder: Path, keys: str, caplog: pytest.LogCaptureFixture

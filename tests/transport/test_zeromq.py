@@ -44,18 +44,6 @@ def stranger() -> Iterator[zmq.Socket[bytes]]:
         yield socket
 
 
-def test_garbage_from_a_raw_socket_is_dropped_and_the_link_goes_on(
-    listener: ZeroMQTransport, stranger: zmq.Socket[bytes]
-) -> None:
-    stranger.connect(listener.address)
-    for frame in (b"garbage", encode(VERDICT, NONCE ^ 1), encode(VERDICT, NONCE)):
-        stranger.send(frame)
-    stranger.send_multipart([b"a", b"b"])
-    stranger.send(encode(Shutdown(), NONCE))
-    assert [expect(listener), expect(listener)] == [VERDICT, Shutdown()]
-    assert listener.num_rejected == 4
-
-
 def test_a_link_of_no_more_use_is_left_at_once(
     listener: ZeroMQTransport, other: ZeroMQTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
