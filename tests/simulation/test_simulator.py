@@ -40,6 +40,9 @@ def test_a_flawless_draft_is_bound_by_its_own_speed_or_by_the_width_of_a_pass() 
     assert speedup(narrow, chain(0)) == pytest.approx(8, rel=0.01)  # 7 candidates, and the late one behind them
 
 
+ONE_PATH = {"fan_out": 2, "rows_per_step": 1}
+
+
 @pytest.mark.parametrize(
     ("machine", "schedule", "expected", "within"),
     [
@@ -50,11 +53,11 @@ def test_a_flawless_draft_is_bound_by_its_own_speed_or_by_the_width_of_a_pass() 
             0.01,
         ),
         # Without delay, and with c whole, every pass ends where a step begins: the rollback finds a step just begun.
-        (simulator(0.6, costs(4)), chain(1), closed_forms.chain(0.6, 4, 1, restart_loss=1), 0.02),
+        (simulator(0.6, costs(4), num_tokens=1200), chain(1), closed_forms.chain(0.6, 4, 1, restart_loss=1), 0.02),
         # A draft that has each window ready before the pass ends.
-        (simulator(0.9, costs(17.3)), windowed(8), closed_forms.windowed(0.9, 17.3, 8), 0.05),
+        (simulator(0.9, costs(17.3), num_tokens=1200), windowed(8), closed_forms.windowed(0.9, 17.3, 8), 0.05),
         # One path, as long as the second guess is never right: a chain that waits for a verdict that is due.
-        (simulator(0.9, costs(10)), branching(1, fan_out=2, rows_per_step=1), closed_forms.chain(0.9, 10, 1), 0.02),
+        (simulator(0.9, costs(10), num_tokens=1200), branching(1, **ONE_PATH), closed_forms.chain(0.9, 10, 1), 0.02),
     ],
     ids=["synchronous", "chain", "windowed", "branching"],
 )
