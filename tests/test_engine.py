@@ -56,8 +56,8 @@ def test_the_counts_of_an_engine_add_up_what_answers_count() -> None:
 
 
 class Commands:
-    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.directory, self.monkeypatch = tmp_path, monkeypatch
+    def __init__(self, tmp_path: Path) -> None:
+        self.directory = tmp_path
         (tmp_path / "events").mkdir()
 
     def run(self, command: str, engine: Engine, config: RunConfig) -> int:
@@ -70,8 +70,8 @@ class Commands:
 
 
 @pytest.fixture
-def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
-    return Commands(tmp_path, monkeypatch)
+def commands(tmp_path: Path) -> Commands:
+    return Commands(tmp_path)
 
 
 def test_generate_streams_the_text_and_leaves_a_result(commands: Commands, capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,25 +108,6 @@ def test_a_lost_draft_gives_a_whole_answer_and_a_non_zero_exit(
         assert commands.result()["finish_reason"] == "length"
         engine.worker.recorder.is_whole = False  # nor are the events
         assert commands.run("generate", engine, config) == 2
-
-
-def test_an_interrupted_answer_keeps_what_was_written(commands: Commands) -> None:
-    class Interrupted(BaseException):
-        pass
-
-    shown: list[str] = []
-
-    def interrupt(_console: Console, text: str, end: str = "\n") -> None:
-        shown.append(text)
-        if len(shown) == 6:
-            raise Interrupted
-
-    commands.monkeypatch.setattr(Console, "text", interrupt)
-    with pair({"ngram": FACTORY}) as (engine, _), pytest.raises(Interrupted):
-        commands.run("generate", engine, run_config(prompt=TEXT, sampling={"max_new_tokens": 20}))
-    result = commands.result()
-    assert result["complete"] is False
-    assert result["text"].startswith("".join(shown[:5]))
 
 
 def test_a_target_that_ranks_cannot_share_is_refused_before_anybody_is_called(tmp_path: Path) -> None:

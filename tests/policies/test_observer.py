@@ -23,13 +23,13 @@ def passed(
     observer: Observer,
     start_ns: int = 0,
     end_ns: int = 1000,
-    *numbers: int,
+    *,
     num_candidates: int = 2,
     num_judged: int | None = None,
     num_sequences: int = 1,
     **options: Any,
 ) -> None:
-    own = outcome(num_candidates, *numbers, num_judged=num_judged)
+    own = outcome(num_candidates, num_judged=num_judged)
     observer.passed(PassTimes(start_ns, end_ns, 1 + num_candidates, num_sequences), own, **options)
 
 
@@ -104,26 +104,6 @@ def test_time_between_two_answers_is_nobodys() -> None:
         observer.open("a", has_tree=False)
         passed(observer, start_ns, start_ns + 10_000_000)
     assert seen_by(observer).tokens_per_second > 99
-
-
-def test_an_alternative_in_the_place_of_the_first_candidate_says_that_the_draft_was_too_sure_of_that() -> None:
-    tree = TargetSession(sequence_id=1, prompt=(1,), max_length=9, vocab_size=4, fan_out=2)
-    tree.attach(1)
-    tree.receive(Candidate(1, 1, 1, extend(EMPTY, 1), 1, (0,), (2,), (CERTAINTY // 2,), more=True))
-
-    def seen(num_accepted_alternatives: int) -> tuple[float, float]:
-        observer = Observer()
-        observer.open("a", has_tree=True)
-        for _ in range(200):
-            seen_by(observer, tree)
-            passed(observer, 0, 1000, 2, num_accepted_alternatives)
-        view = seen_by(observer, tree)
-        return view.path_chance, view.acceptance
-
-    assert seen(0)[0] == pytest.approx(0.5, abs=0.001)
-    assert seen(1)[0] == pytest.approx(0.5, abs=0.001)  # a second one was
-    assert seen(2)[0] < 0.1
-    assert seen(0)[1] == seen(2)[1] > 0.9
 
 
 def test_a_pass_that_was_held_up_does_not_make_rows_dear() -> None:

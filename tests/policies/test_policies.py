@@ -180,16 +180,6 @@ def test_one_stall_of_the_machine_does_not_end_all_waiting() -> None:
     assert estimates.candidate_seconds(0) > 0.04
 
 
-@pytest.mark.parametrize("num_at_once", [1, 3, 8])
-def test_waits_for_candidates_that_come_together_are_shared_by_them(num_at_once: int) -> None:
-    """The others take no time: they must not make the one that did look like a stall."""
-    estimates = Estimates()
-    for number in range(200 * num_at_once):
-        estimates.waited(1, 0.0 if number % num_at_once else 0.004, came=True)
-    at_least, at_most = 0.5 * 0.004 / num_at_once, 2 * 0.004 / num_at_once
-    assert at_least < estimates.candidate_seconds(1) < at_most
-
-
 def test_the_chances_are_what_the_draft_says_corrected_by_what_came_of_it() -> None:
     estimates = Estimates()
     assert estimates.chances(0, ()) == ()
