@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -30,21 +30,13 @@ async def launched(max_num_seqs: int = 4) -> AsyncIterator[tuple[AsyncEngine, En
         yield asynchronous, engine
 
 
-@contextmanager
-def passes_counted(engine: Engine, act: Callable[[int], None]) -> Iterator[list[int]]:
-    model = engine.worker.model
-    run_pass = model.run
-    yield on_pass(engine, act)
-    model.run = run_pass  # type: ignore[method-assign]
-
-
 def run(work: Any) -> Any:
     return asyncio.run(asyncio.wait_for(work, DEADLINE_SECONDS))
 
 
-def slowed(engine: Engine) -> AbstractContextManager[list[int]]:
-    """As `passes_counted`, with passes so slow that an answer of LONG tokens is not over before it is looked at."""
-    return passes_counted(engine, lambda _: threading.Event().wait(0.01))
+def slow_down(engine: Engine) -> list[int]:
+    """Make passes so slow that an answer of LONG tokens is not over before it is looked at. Returns their numbers."""
+    return on_pass(engine, lambda _: threading.Event().wait(0.01))
 
 
 def num_at_work(engine: Engine) -> int:
@@ -67,13 +59,13 @@ def test_the_event_loop_runs_while_a_pass_is_computed() -> None:
                 loop.call_soon_threadsafe(turned.set)
                 turns.append(turned.wait(DEADLINE_SECONDS / 2))
 
-            with passes_counted(own, ask_the_loop):
-                assert list((await engine.generate(PROMPT, params(5))).token_ids) == answer_of(5)
-                reading = asyncio.ensure_future(engine.generate(PROMPT, params(LONG)))
-                await until(lambda: len(turns) > 10)
-                reading.cancel()
-                await asyncio.wait([reading])
-                await engine.aclose()
+            on_pass(own, ask_the_loop)
+            assert list((await engine.generate(PROMPT, params(5))).token_ids) == answer_of(5)
+            reading = asyncio.ensure_future(engine.generate(PROMPT, params(LONG)))
+            await until(lambda: len(turns) > 10)
+            reading.cancel()
+            await asyncio.wait([reading])
+            await engine.aclose()
             assert all(turns)
 
     run(work())
@@ -91,16 +83,15 @@ def test_an_answer_that_nobody_reads_any_more_is_ended(how: str) -> None:
 
     async def work() -> None:
         async with launched(max_num_seqs=1) as (engine, own):
+            slow_down(own)
             if how == "cancel":
-                with slowed(own):
-                    answer = engine.stream(PROMPT, params(LONG))
-                    assert (await anext(answer)).token_id == answer_of(1)[0]
-                    await answer.aclose()
+                answer = engine.stream(PROMPT, params(LONG))
+                assert (await anext(answer)).token_id == answer_of(1)[0]
+                await answer.aclose()
             elif how == "leave":
                 await read(engine)
             else:
-                raised = pytest.raises(ZeroDivisionError if how == "fail" else asyncio.TimeoutError)
-                with slowed(own), raised:
+                with pytest.raises(ZeroDivisionError if how == "fail" else asyncio.TimeoutError):
                     await asyncio.wait_for(read(engine), 0.2 if how == "time out" else DEADLINE_SECONDS)
             gc.collect()
             await until(lambda: num_at_work(own) == 0)
@@ -113,11 +104,11 @@ def test_an_answer_that_nobody_reads_any_more_is_ended(how: str) -> None:
 def test_closing_ends_what_is_read_and_what_is_asked() -> None:
     async def work() -> None:
         async with launched(max_num_seqs=1) as (engine, own):
-            with slowed(own) as passes:
-                reading = [asyncio.ensure_future(engine.generate(PROMPT, params(LONG))) for _ in range(2)]
-                await until(lambda: passes[-1] > 3)
-                await engine.aclose()
-                await engine.aclose()
+            passes = slow_down(own)
+            reading = [asyncio.ensure_future(engine.generate(PROMPT, params(LONG))) for _ in range(2)]
+            await until(lambda: passes[-1] > 3)
+            await engine.aclose()
+            await engine.aclose()
             found = await asyncio.gather(*reading, engine.generate(PROMPT), return_exceptions=True)
             assert [str(error) for error in found] == ["the engine is closed: launch another one"] * 3
             assert not engine._thread.is_alive() or engine._thread.join(DEADLINE_SECONDS) is None

@@ -16,11 +16,6 @@ ROOT = Path(__file__).parents[2]
 NAMES = sorted(path.parent.name for path in (ROOT / "experiments").glob("*/figures"))
 
 
-def asked(tmp_path: Path, *arguments: str, experiment: str = "link_delay") -> request.Request:
-    parser = request.parser_of(experiment, None, num_prompts=4, num_tokens=8)
-    return request.request_of(parser.parse_args([*arguments, "--runs", str(tmp_path / "runs")]))
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_results_say_where_they_come_from(name: str) -> None:
     for path in (ROOT / "experiments" / name / "results").glob("*.json"):
@@ -44,7 +39,9 @@ def test_a_command_is_run_and_its_document_comes_back(tmp_path: Path) -> None:
 def test_prompts_are_spread_over_the_file(tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text("".join(f'{{"prompt": "{number}"}}\n' for number in range(10)))
-    asking = asked(tmp_path, "--prompts", str(file), "--num-prompts", "5")
+    typed = ["--prompts", str(file), "--num-prompts", "5", "--runs", str(tmp_path / "runs")]
+    parser = request.parser_of("link_delay", None, num_prompts=4, num_tokens=8)
+    asking = request.request_of(parser.parse_args(typed))
     assert [json.loads(line)["prompt"] for line in asking.lines()] == ["0", "2", "4", "6", "8"]
     overrides = asking.workload()
     assert (asking.runs / "prompts.jsonl").read_text().splitlines() == asking.lines()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import chain, takewhile
+from typing import NamedTuple
 
 import pytest
 from model_checking import protocol_model
-from model_checking.explorer import Exploration, explore
+from model_checking.explorer import explore
 from model_checking.protocol_model import Bounds, Draft, Placed, ProtocolModel, Refused, Target, Values
 from protocol.sessions import Unhashed, nodes_of
 
@@ -29,47 +30,33 @@ def model(request: pytest.FixtureRequest) -> ProtocolModel:
     return ProtocolModel(Bounds(fan_out=request.param, max_nodes=2, max_lives=1, max_epoch=2 - request.param))
 
 
-@pytest.fixture(scope="module")
-def exploration(model: ProtocolModel) -> Exploration:
-    return explore(model)
+class Reached(NamedTuple):
+    targets: set[Target]
+    drafts: set[Draft]
+    candidates: set[protocol_model.Candidate]
+    verdicts: set[protocol_model.Verdict]
 
 
 @pytest.fixture(scope="module")
-def targets(exploration: Exploration) -> set[Target]:
-    return {state.target for state in exploration.states}
+def reached(model: ProtocolModel) -> Reached:
+    targets, drafts, to_target, to_draft = zip(*explore(model).states, strict=True)
+    return Reached({*targets}, {*drafts}, {*chain.from_iterable(to_target)}, {*chain.from_iterable(to_draft)})
 
 
-@pytest.fixture(scope="module")
-def drafts(exploration: Exploration) -> set[Draft]:
-    return {state.draft for state in exploration.states}
-
-
-@pytest.fixture(scope="module")
-def candidates(exploration: Exploration) -> set[protocol_model.Candidate]:
-    return set(chain.from_iterable(state.to_target for state in exploration.states))
-
-
-@pytest.fixture(scope="module")
-def verdicts(exploration: Exploration) -> set[protocol_model.Verdict]:
-    return set(chain.from_iterable(state.to_draft for state in exploration.states))
-
-
-def test_the_target_receives_as_the_model_does(
-    model: ProtocolModel, targets: set[Target], candidates: set[protocol_model.Candidate]
-) -> None:
+def test_the_target_receives_as_the_model_does(model: ProtocolModel, reached: Reached) -> None:
     """Also what never meets: then both refuse, or neither does."""
     outcomes = set()
-    for target in targets:
-        for candidate in candidates:
+    for target in reached.targets:
+        for candidate in reached.candidates:
             expected = outcome(lambda: facts(model.receive(target, candidate)), Refused)  # noqa: B023 - called at once
             assert received(target_session(model, target), candidate) == expected
             outcomes.add(expected == REFUSED)
-    assert len(targets) * len(candidates) > 9_000
+    assert len(reached.targets) * len(reached.candidates) > 9_000
     assert outcomes == {True, False}
 
 
-def test_the_targets_own_steps_are_the_models(model: ProtocolModel, targets: set[Target]) -> None:
-    for target in targets:
+def test_the_targets_own_steps_are_the_models(model: ProtocolModel, reached: Reached) -> None:
+    for target in reached.targets:
         if target.block is not None:
             assert committed(target_session(model, target)) == facts(model.commit(target))
         elif model.room(target) > 0:
@@ -89,18 +76,16 @@ def test_the_targets_own_steps_are_the_models(model: ProtocolModel, targets: set
         assert session_facts(session) == facts(model.attach(target))
 
 
-def test_the_draft_hears_as_the_model_does(
-    model: ProtocolModel, drafts: set[Draft], verdicts: set[protocol_model.Verdict]
-) -> None:
-    for draft in drafts:
-        for verdict in verdicts:
+def test_the_draft_hears_as_the_model_does(model: ProtocolModel, reached: Reached) -> None:
+    for draft in reached.drafts:
+        for verdict in reached.verdicts:
             expected = outcome(lambda: draft_facts(model.hear(draft, verdict)), Refused)  # noqa: B023 - called at once
             assert heard(draft_session(model, draft), verdict) == expected
-    assert len(drafts) * len(verdicts) > 150
+    assert len(reached.drafts) * len(reached.verdicts) > 150
 
 
-def test_the_drafts_own_steps_are_the_models(model: ProtocolModel, drafts: set[Draft]) -> None:
-    for draft in drafts:
+def test_the_drafts_own_steps_are_the_models(model: ProtocolModel, reached: Reached) -> None:
+    for draft in reached.drafts:
         session = draft_session(model, draft)
         after, candidate = model.offer(draft)
         message = session.offer()
@@ -112,8 +97,8 @@ def test_the_drafts_own_steps_are_the_models(model: ProtocolModel, drafts: set[D
         assert session_draft_facts(session) == draft_facts(after)
 
 
-def test_a_draft_may_only_go_on_where_the_models_may(model: ProtocolModel, drafts: set[Draft]) -> None:
-    for draft in drafts:
+def test_a_draft_may_only_go_on_where_the_models_may(model: ProtocolModel, reached: Reached) -> None:
+    for draft in reached.drafts:
         session = draft_session(model, draft)
         proposals = {next(iter(set(after.tree) - set(draft.tree))).path[:-1] for after in model.propose(draft)}
         while nodes := nodes_of(session):
