@@ -8,7 +8,7 @@ from __future__ import annotations
 import statistics
 import timeit
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -73,10 +73,7 @@ def run_bench(config: RunConfig, run_directory: Path, console: Console) -> int:
     prompt = (tokenizer.encode(TEXT) * CONTEXT_LENGTH)[:CONTEXT_LENGTH]
     result = {
         **measure_models(target, drafts, generate, prompt, console),
-        "transport": {
-            name: {"unavailable": taken} if isinstance(taken, str) else asdict(taken)
-            for name, taken in transport.items()
-        },
+        "transport": {name: _link(taken) for name, taken in transport.items()},
         "complete": True,
         "environment": read_json(run_directory / "environment.json"),
     }
@@ -96,6 +93,12 @@ def measure_links(
             yield name, str(error)
 
 
+def _link(taken: OneWayTime | str) -> dict[str, Any]:
+    if isinstance(taken, str):
+        return {"unavailable": taken}
+    return {"one_way_us_p50": taken.p50_us, "one_way_us_p99": taken.p99_us}
+
+
 def measure_models(
     target: CachedModel,
     drafts: Mapping[str, CachedModel],
@@ -107,28 +110,28 @@ def measure_models(
     bandwidth = read_bandwidth(str(target.device))
     rule = Numerics.for_device(str(target.device), width=max(WIDTHS), fixed=False)
     bucketed = replace(target, options=replace(target.options, numerics=rule))
-    passes = [(f"target, {width} rows", _pass(bucketed, prompt, width), target, 1) for width in WIDTHS]
-    passes.append(("target, fixed width", _pass(target, prompt, 1), target, 1))
-    passes += [
-        (f"draft step, {name}", _steps(model, prompt, DRAFT_STEPS), model, DRAFT_STEPS)
-        for name, model in drafts.items()
-    ]
-    work = {name: run for name, run, _, _ in passes} | {"plain": _steps(target, prompt, NUM_TOKENS)}
+    work = {str(width): _pass(bucketed, prompt, width) for width in WIDTHS} | {"fixed": _pass(target, prompt, 1)}
+    work |= {name: _steps(model, prompt, DRAFT_STEPS) for name, model in drafts.items()}
+    work["plain"] = _steps(target, prompt, NUM_TOKENS)
     if generate is not None:
         work |= {"first": partial(generate, prompt, 1), "all": partial(generate, prompt, 1 + NUM_TOKENS)}
     ms = time_in_turns(work, console)
-    plain = {"amusd": ms["plain"] / NUM_TOKENS}
-    if generate is not None:
-        plain["transformers.generate"] = (ms["all"] - ms["first"]) / NUM_TOKENS
+
+    def floor(model: CachedModel) -> dict[str, float]:
+        return {"weight_bytes": model.weight_bytes, "floor_ms": model.weight_bytes / bandwidth / 1e6}
+
     return {
-        "context": len(prompt),
-        "implementation": target.implementation,
-        "bandwidth_gb_s": bandwidth,
-        "passes": [
-            {"pass": name, "ms": ms[name] / steps, "floor_ms": model.weight_bytes / bandwidth / 1e6}
-            for name, _, model, steps in passes
-        ],
-        "plain_ms_per_token": plain,
+        "target": {
+            **floor(target),
+            "implementation": target.implementation,
+            "context": len(prompt),
+            "forward_ms": {str(width): ms[str(width)] for width in WIDTHS},
+            "forward_ms_fixed": ms["fixed"],
+            "bandwidth_gb_s": bandwidth,
+            "ms_per_token": ms["plain"] / NUM_TOKENS,
+        },
+        "draft": {name: {**floor(model), "step_ms": ms[name] / DRAFT_STEPS} for name, model in drafts.items()},
+        "peer": {"hf_generate_ms_per_token": None if generate is None else (ms["all"] - ms["first"]) / NUM_TOKENS},
     }
 
 
@@ -169,22 +172,23 @@ def load_transformers(path: str, dtype: str, device: str) -> Callable[[Sequence[
 
 def bench_text(document: dict[str, Any]) -> str:
     """The report as tables, each figure beside its floor or its peer."""
-    where = f"{document['context']} tokens of context; memory reads at {document['bandwidth_gb_s']:.1f} GB/s"
-    passes = [
-        (row["pass"], f"{row['ms']:.2f}", f"{row['floor_ms']:.2f}", f"{row['ms'] / row['floor_ms']:.2f}")
-        for row in document["passes"]
-    ]
-    plain = [(name, f"{ms:.2f}") for name, ms in document["plain_ms_per_token"].items()]
+    target, peer_ms = document["target"], document["peer"]["hf_generate_ms_per_token"]
+    figures = [(f"target, {width} rows", ms, target["floor_ms"]) for width, ms in target["forward_ms"].items()]
+    figures.append(("target, fixed width", target["forward_ms_fixed"], target["floor_ms"]))
+    figures += [(f"draft step, {name}", step["step_ms"], step["floor_ms"]) for name, step in document["draft"].items()]
+    passes = [(name, f"{ms:.2f}", f"{floor:.2f}", f"{ms / floor:.2f}") for name, ms, floor in figures]
+    plain = [("amusd", target["ms_per_token"])] + ([] if peer_ms is None else [("transformers.generate", peer_ms)])
     links = [
-        (name, *(f"{link[figure]:.1f}" if figure in link else "-" for figure in ("p50_us", "p99_us")))
+        (name, *(f"{link[figure]:.1f}" if figure in link else "-" for figure in ("one_way_us_p50", "one_way_us_p99")))
         for name, link in document["transport"].items()
     ]
-    parts = (
-        f"{where}; forward pass: {document['implementation']}",
+    where = f"{target['context']} tokens of context; memory reads at {target['bandwidth_gb_s']:.1f} GB/s"
+    parts = [
+        f"{where}; forward pass: {target['implementation']}",
         table(("pass", "ms", "floor ms", "x floor"), passes),
-        table(("plain decoding", "ms/token"), plain),
+        table(("plain decoding", "ms/token"), [(name, f"{ms:.2f}") for name, ms in plain]),
         table(("link", "one way us p50", "p99"), links),
-    )
+    ]
     return "\n\n".join(parts)
 
 

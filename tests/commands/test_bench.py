@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from models import tiny
 
-from amusd.commands.bench import bench_text, load_transformers, measure_links, measure_models
+from amusd.commands.bench import _link, bench_text, load_transformers, measure_links, measure_models
 from amusd.commands.latency import OneWayTime
 from amusd.config import HardwareConfig, TransportConfig
 from amusd.console import Console
@@ -46,15 +45,13 @@ def test_every_figure_stands_in_the_document_and_in_the_text(
     assert isinstance(taken["zeromq"], OneWayTime)
     assert 0 < taken["zeromq"].p50_us <= taken["zeromq"].p99_us
     assert "port" in str(taken["shared_memory"])
-    document["transport"] = {
-        "zeromq": asdict(taken["zeromq"]),
-        "shared_memory": {"unavailable": taken["shared_memory"]},
-    }
-    assert len(document["passes"]) == 4 + 1 + 1
-    for row in document["passes"]:
-        assert row["ms"] > 0
-        assert row["floor_ms"] == pytest.approx(model.weight_bytes / document["bandwidth_gb_s"] / 1e6)
-    assert document["plain_ms_per_token"]["transformers.generate"] > 0
+    document["transport"] = {name: _link(one) for name, one in taken.items()}
+    assert document["transport"]["zeromq"].keys() == {"one_way_us_p50", "one_way_us_p99"}
+    target, draft = document["target"], document["draft"]["hf"]
+    assert list(target["forward_ms"]) == ["1", "4", "8", "16"]
+    assert min(*target["forward_ms"].values(), target["forward_ms_fixed"], draft["step_ms"]) > 0
+    assert target["floor_ms"] == pytest.approx(model.weight_bytes / target["bandwidth_gb_s"] / 1e6)
+    assert document["peer"]["hf_generate_ms_per_token"] > 0
     text = bench_text(document)
     for name in ("target, 4 rows", "target, fixed width", "draft step, hf", "transformers.generate", "shared_memory"):
         assert name in text
