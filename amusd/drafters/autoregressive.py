@@ -56,7 +56,7 @@ class AutoregressiveDrafter(Drafter):
     def forget(self) -> None:
         """See `Drafter`."""
         super().forget()
-        self._keep(())
+        self._keep([])
 
     def commit(self, token_ids: Sequence[int]) -> None:
         """See `Drafter`."""
@@ -82,19 +82,18 @@ class AutoregressiveDrafter(Drafter):
     ) -> list[Sequence[int]]:
         """`rooms[i]` tokens for drafter i, chosen in shared passes; fewer where logits are not finite."""
         texts = [[*drafter.committed, *path] for drafter, path in zip(drafters, paths, strict=True)]
-        made: list[list[int]] = [[] for _ in drafters]
-        left = [*rooms]
+        starts, left = [len(text) for text in texts], [*rooms]
         while going := [index for index, number in enumerate(left) if number]:
             model, steps = drafters[0].model, 1
             samplers = [drafters[index].sampler for index in going]
             if all(sampler is None or sampler.can_replay for sampler in samplers):  # else the host has to choose
                 steps = min(model.tokens_per_step, max(left))
-            batch = [drafters[index].rows(texts[index] + made[index], steps=steps) for index in going]
+            batch = [drafters[index].rows(texts[index], steps=steps) for index in going]
             for index, rows, output in zip(going, batch, model.run(batch, steps), strict=True):
-                chosen = drafters[index].take(texts[index] + made[index], rows, output, min(steps, left[index]))
-                made[index] += chosen
+                chosen = drafters[index].take(texts[index], rows, output, min(steps, left[index]))
+                texts[index] += chosen
                 left[index] = left[index] - len(chosen) if chosen else 0
-        return [*made]
+        return [text[start:] for text, start in zip(texts, starts, strict=True)]
 
     def propose(self, path: Sequence[int], room: int) -> Sequence[int]:
         """`propose_together` of one."""
@@ -144,9 +143,9 @@ class AutoregressiveDrafter(Drafter):
             column = self.sampler.draw(output.logits[row : row + 1], output.wanted.inputs[row : row + 1])
         return column if self._output_ids is None else self._output_ids[column]
 
-    def _keep(self, text: Sequence[int]) -> None:
-        """The cache holds `text`, and maybe more, which is dropped."""
-        self._held = [*text]
+    def _keep(self, text: list[int]) -> None:
+        """The cache holds `text`, a list of its own, and maybe more, which is dropped."""
+        self._held = text
         self._cache.truncate(len(text))
 
     def _undo(self, error: NotFiniteError) -> None:
@@ -157,7 +156,7 @@ class AutoregressiveDrafter(Drafter):
 
     def _cut(self, text: Sequence[int]) -> None:
         """Keep of the cache what `text` begins with, its last token excepted."""
-        if self._held != text[:-1][: len(self._held)]:
+        if len(self._held) >= len(text) or self._held != text[: len(self._held)]:
             self._keep(self._held[: num_common(self._held, text[:-1])])
 
     def _prefill(self, text: Sequence[int]) -> None:
