@@ -64,7 +64,7 @@ class Engine:
     """Names for a request's drafter; the first is the default."""
     drafts: DraftSource | None = None
     meeting: Meeting | None = None
-    """Of the target's ranks, if there are several."""
+    """Where the target's ranks meet, if there are several."""
     others: ExitStack = field(default_factory=ExitStack)
     """Ends the worker, the draft and the target's other ranks."""
 

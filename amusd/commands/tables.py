@@ -102,7 +102,7 @@ def rows_table(rows: Sequence[Row], hidden: Sequence[str] = (), leading: Mapping
 def advice(rows: Sequence[Row]) -> str:
     """One sentence: the fastest setting, and what it gains. Empty without a choice; the first row is plain decoding.
 
-    Of settings that are equally fast `auto` wins, which has the least to tune.
+    `auto`, which has the least to tune, wins among settings that are equally fast.
     """
     plain, *drafting = rows
     if not drafting:

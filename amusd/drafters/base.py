@@ -36,7 +36,7 @@ class Expansion:
     nodes: Sequence[Node]
     """The root alone, or nodes whose parents were computed; of a chain the last one."""
     num_tokens: int = 1
-    """Of a chain: the tokens that are worth calls of a model."""
+    """Tokens of a chain that are worth calls of a model."""
     room: int = 1
     """The most tokens behind a chain."""
 

@@ -50,7 +50,7 @@ class PublishedDraft:
     target: Any
     """The target's configuration."""
     weights: dict[str, Tensor]
-    """Of its network as stored, on the CPU, by transformers' names, with the target's ends where it has none."""
+    """Its network as stored, on the CPU, by transformers' names; the target's embedding and head where it has none."""
     features: FeatureSpec
     config: Any = None
     """Configuration of its layers; None for Medusa."""

@@ -28,7 +28,7 @@ class PassTimes(NamedTuple):
     start_ns: int
     end_ns: int
     num_rows: int
-    """Of all sequences: a row delays all of them."""
+    """Rows of all sequences, since a row delays all of them."""
     num_sequences: int = 1
 
     @property

@@ -85,7 +85,7 @@ class DraftRestart:
         self._can_repeat = can_repeat
         self._own: Hello | None = None
         self._link: Transport | None = None
-        """Of a draft that has not said Hello."""
+        """The link of a draft that has not said Hello."""
         self._told = 0
         self._num_fruitless = 0
         self._not_before = self._deadline = 0.0

@@ -41,7 +41,7 @@ class DraftWorker:
     _free: dict[str, dict[int, Drafter]] = field(default_factory=dict)
     """Drafters without a sequence, by name and by the number of their last one; the least recently used first."""
     _costs: dict[tuple[str, bool], RowCost] = field(default_factory=dict)
-    """Of steps, by drafter, for chains and for trees."""
+    """Times of steps by rows, for each drafter and for chains and trees apart."""
     _running: bool = True
     _last_sent_ns: int = 0
 

@@ -62,7 +62,7 @@ class TargetSequence:
     decision: Verify = field(default_factory=lambda: Verify(0))
     """For the pass under way, or the next one if it begins now."""
     block: Block = field(init=False)
-    """Of the pass under way or the last one."""
+    """What the pass under way verifies, or the last one did."""
     before: TargetSequence | None = None
     """The one that left its keys and values in the cache."""
     tokens: list[Token] = field(default_factory=list)

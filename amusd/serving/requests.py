@@ -170,7 +170,7 @@ class CompletionRequest(_Request):
 
     @property
     def alternatives(self) -> int | None:
-        """As of a chat."""
+        """See `ChatRequest`."""
         return self.logprobs
 
 

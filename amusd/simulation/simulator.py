@@ -40,7 +40,7 @@ class Outcome:
     timeline: Timeline
     num_slots: int
     tokens_per_second: float
-    """Of all slots until the first found no further answer, after which the batch shrinks.
+    """Speed of all slots until the first finds no further answer: then the batch shrinks.
 
     Time between two answers is not counted.
     """

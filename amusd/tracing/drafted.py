@@ -35,8 +35,8 @@ def drafts_tree(draft: Sequence[Event]) -> bool:
 def judge_steps(target: Sequence[Event], draft: Sequence[Event]) -> list[Step]:
     """The draft steps of one sequence, in order.
 
-    A token that the draft still held when its position was committed was accepted there. Of a tree, each verdict says
-    which steps foresaw it. The last pass of an answer sends none, so what it accepted is not found.
+    A token that the draft still held when its position was committed was accepted there. Each verdict on
+    a tree says which steps foresaw it. The last pass of an answer sends none, so what it accepted is not found.
     """
     passes = [event for event in target if isinstance(event, TargetPass)]
     accepted = {each.start_length + place for each in passes for place in range(each.num_accepted)}

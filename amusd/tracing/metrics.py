@@ -46,7 +46,7 @@ class TargetCounts:
     """Each counts once, however many sequences it is over."""
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
-    """Of these, not computed again."""
+    """Tokens of prompts that were not computed again."""
     num_tokens: int = 0
     """Tokens of answers, end-of-sequence included."""
     num_drafts: int = 0
