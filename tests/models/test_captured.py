@@ -56,7 +56,7 @@ def test_padding_is_not_written_over_rows_near_the_end_of_a_cache() -> None:
     model = wrapped(Numerics(width=8, fixed=True, has_borders=False, prefill_chunk=32, num_tracks=6))
     found = []
     for capacity in (20, 60):
-        cache, _ = model.new_caches(2, capacity)
+        _, cache = model.new_caches(2, capacity)  # the first place of a pass is the other one's
         model.prefill(random_ids(18), cache)
         found.append(forward(model, random_ids(7, seed=2), cache, parents=[0] * 6).logits)
     assert torch.equal(*found)
