@@ -126,6 +126,15 @@ def test_a_verdict_that_leaves_no_room_is_answered_at_once() -> None:
     assert not last[-1].more
 
 
+def test_an_impossible_verdict_is_refused_and_changes_nothing() -> None:
+    """Without an answer the target would take the draft for silent."""
+    draft = Draft(max_lookahead=4)
+    draft.say(Verdict(1, 1, 0, len(PROMPT) + 1, ANSWER[1:2], 1))  # nobody told what comes before
+    assert [(said.sequence_id, said.open_ns) for said in draft.link.messages(Progress)] == [(1, 0)]
+    draft.steps(9)
+    assert draft.drafted(1) == ANSWER[:4]
+
+
 def test_only_the_newest_of_several_verdicts_is_followed() -> None:
     draft = Draft(max_lookahead=8)
     draft.steps(3)
