@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +23,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN or "PYTEST_XDIST_WORKER" in os.environ:
+        signal.signal(signal.SIGHUP, lambda *_: None)  # below nohup; what tests start has the default again
     if config.getoption("--new-interpreters"):
         from tests.warm import Popen
 

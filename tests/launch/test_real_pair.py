@@ -47,7 +47,6 @@ class Running:
             stderr=subprocess.PIPE,
             bufsize=0,  # so that reading the first character takes no more than that
             start_new_session=True,
-            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # below nohup it is ignored
         )
         self.folder = folder / "out"
         assert self.process.stdout is not None
