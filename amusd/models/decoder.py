@@ -195,7 +195,7 @@ class Decoder:
         self._norm = Norm(weights.pop("model.norm.weight", None), heads.epsilon, device, rows)
         self._embedding = embedding.to(device, rows, copy=True)
         del embedding
-        if is_tied:
+        if is_tied and not multiplies_fp16(device, rows):  # whose weights are a copy in any case
             head = replace(head, matrix=self._embedding)
         self.num_ids, self.vocab_size = len(self._embedding), len(head.matrix)
         own = head.each(partial(share_of_outputs, ranks=ranks)) if ranks.size > 1 else head

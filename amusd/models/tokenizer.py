@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, TypeAlias
 
+import msgspec
 from tokenizers import Tokenizer as Backend
 
 from amusd.errors import ConfigError
@@ -59,12 +60,12 @@ class Tokenizer:
         self.eos_token_ids = eos_token_ids | _as_ids(
             self._backend.token_to_id(self._special_tokens.get("eos_token", ""))
         )
-        layout = json.loads(self._backend.to_str())
+        layout = msgspec.json.decode(self._backend.to_str())
         self._added = self._backend.get_added_tokens_decoder()
         self._byte_of = _byte_of_character() if '"ByteLevel"' in json.dumps(layout.get("decoder")) else {}
         content = {"vocab": self._backend.get_vocab(), "added": sorted(token.content for token in self._added.values())}
         content["merges"] = layout["model"].get("merges", [])
-        self.fingerprint: str = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        self.fingerprint: str = hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()
         """Equal for tokenizers that give every text the same ids; not of templates, padding and the layout of files."""
 
     def encode(self, text: str) -> list[int]:
