@@ -11,7 +11,7 @@ from amusd.commands.tables import Row, row_name
 from amusd.errors import ConfigError
 from amusd.files import cannot_write
 from amusd.tracing.drafted import Fate, judge_steps
-from amusd.tracing.events import DraftPrefill, Rollback, TargetPass, TargetPrefill
+from amusd.tracing.events import TargetPass
 from amusd.tracing.timeline import Timeline
 
 Figure: TypeAlias = Any
@@ -27,10 +27,10 @@ COLOURS = {
     "auto": "#cc79a7",
 }
 """Each mode and policy has one; your own policies look like `auto`."""
-FATES = {
-    Fate.ACCEPTED: ("#0072b2", "drafted, accepted"),
-    Fate.OVERTAKEN: ("#56b4e9", "drafted right, but too late"),
-    Fate.WASTED: ("#d55e00", "drafted in vain"),
+FATES: dict[Fate, tuple[str, str]] = {
+    "accepted": ("#0072b2", "drafted, accepted"),
+    "overtaken": ("#56b4e9", "drafted right, but too late"),
+    "wasted": ("#d55e00", "drafted in vain"),
 }
 STYLE: dict[Any, Any] = {"font.size": 9.5, "legend.frameon": False, "svg.hashsalt": "amusd", "svg.fonttype": "none"}
 """The same data give the same file."""
@@ -100,7 +100,7 @@ def _draw_lanes(axes: Axes, part: Timeline, shown_ms: float) -> None:
         return (event.start_ns - begin_ns) / 1e6, event.duration_ns / 1e6
 
     for events, bottom in ((part.target, 1.0), (part.draft, 0.0)):
-        prefills = [span(event) for event in events if isinstance(event, (TargetPrefill, DraftPrefill))]
+        prefills = [span(event) for event in events if event.name.endswith("prefill")]
         axes.broken_barh(prefills, (bottom, 0.8), facecolors=FAINT)
     for event in part.target:
         if isinstance(event, TargetPass):
@@ -108,14 +108,14 @@ def _draw_lanes(axes: Axes, part: Timeline, shown_ms: float) -> None:
             axes.add_patch(_box(left, 1.0, width, 0.8, PASS))
             if left + width <= shown_ms:
                 axes.text(left + width / 2, 1.4, f"+{event.num_tokens}", ha="center", va="center", fontsize=8)
-    for step in judge_steps(*part):
-        left, width = span(step.event)
+    for step, fates in judge_steps(*part):
+        left, width = span(step)
         bottom = 0.0
         for fate, (colour, _) in FATES.items():
-            height = 0.8 * step.fates[fate] / max(1, step.event.num_tokens)
+            height = 0.8 * fates[fate] / max(1, step.num_tokens)
             axes.add_patch(_box(left, bottom, width, height, colour))
             bottom += height
-    rolled = [span(event)[0] for event in part.draft if isinstance(event, Rollback)]
+    rolled = [span(event)[0] for event in part.draft if event.name == "rollback"]
     axes.plot(rolled, [0.9] * len(rolled), "v", color=INK, markersize=4, clip_on=True)
     axes.set(xlim=(-0.03 * shown_ms, shown_ms), ylim=(-0.1, 1.9))
     has_draft = bool(part.draft)

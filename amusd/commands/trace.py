@@ -11,7 +11,7 @@ from amusd.console import Console, percent
 from amusd.errors import ConfigError
 from amusd.files import write_whole
 from amusd.tracing.chrome import chrome_trace
-from amusd.tracing.events import DRAFT_WORK, TARGET_WORK, Rollback, TargetPass, WholeSequence
+from amusd.tracing.events import DRAFT_WORK, TARGET_WORK, TargetPass, WholeSequence
 from amusd.tracing.timeline import Timeline, read_timeline
 
 TRACE_FILE = "trace.json"
@@ -56,11 +56,11 @@ def summary(part: Timeline, whole: WholeSequence) -> str:
     passes = [event for event in part.target if isinstance(event, TargetPass)]
     num_tokens = sum(event.num_tokens for event in passes)
     target, draft = (
-        percent(sum(event.duration_ns for event in events if isinstance(event, work)) / whole.duration_ns)
+        percent(sum(event.duration_ns for event in events if event.name in work) / whole.duration_ns)
         for events, work in ((part.target, TARGET_WORK), (part.draft, DRAFT_WORK))
     )
     accepted, judged = (sum(getattr(event, name) for event in passes) for name in ("num_accepted", "num_judged"))
-    num_rollbacks = sum(isinstance(event, Rollback) for event in part.draft)
+    num_rollbacks = sum(event.name == "rollback" for event in part.draft)
     return (
         f"{num_tokens} tokens in {len(passes)} passes, {whole.duration_ns / 1e6:.0f} ms with the prompt's prefill\n"
         f"target at work {target}, draft {draft}; {accepted} of {judged} candidates accepted, {num_rollbacks} rollbacks"

@@ -28,16 +28,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
-from amusd.tracing.events import (
-    DraftBack,
-    DraftLost,
-    Event,
-    Receive,
-    Send,
-    TargetPass,
-    TargetPrefill,
-    TargetWait,
-)
+from amusd.tracing.events import Event, MessageEvent, TargetPass
 from amusd.tracing.recorder import Recorder
 
 MAX_WAITING = 4096
@@ -65,23 +56,18 @@ async def listen(recorder: Recorder, is_over: Callable[[], bool]) -> AsyncGenera
 def lines_of(event: Event) -> list[dict[str, Any]]:
     """What listeners are told of an event."""
     match event:
-        case TargetPrefill():
-            return [_line("target", "prefill", event)]
-        case TargetWait():
-            return [_line("target", "wait", event)]
         case TargetPass(num_judged=judged, num_accepted=accepted, num_tokens=tokens, num_alternatives=others):
             counts = {"candidates": judged, "accepted": accepted, "tokens": tokens, "alternatives": others}
             rolled_back = [_line("draft", "rollback", event) | {"begin": event.end_ns / 1e9}]
             has_missed = event.has_rejected and not event.num_ready
             return [_line("target", "pass", event, **counts), *(rolled_back if has_missed else ())]
-        case Send(message="verdict", num_accepted=accepted, num_tokens=tokens):
+        case MessageEvent(name="send", message="verdict", num_accepted=accepted, num_tokens=tokens):
             return [_line("target", "verdict", event, accepted=accepted, tokens=tokens)]
-        case Receive(message="candidate", num_tokens=number) if number:
+        case MessageEvent(name="receive", message="candidate", num_tokens=number) if number:
             return [_line("draft", "candidates", event, candidates=number, taken=event.reception == "taken")]
-        case DraftLost():
-            return [_line("draft", "lost", event)]
-        case DraftBack():
-            return [_line("draft", "back", event)]
+        case Event(name="target_prefill" | "target_wait" | "draft_lost" | "draft_back"):
+            device, kind = event.name.split("_")
+            return [_line(device, kind, event)]
     return []
 
 

@@ -18,19 +18,13 @@ from amusd.tracing.drafted import drafts_tree
 from amusd.tracing.events import (
     DRAFT_WORK,
     TARGET_WORK,
-    Advance,
     DraftPrefill,
     DraftStep,
-    DraftWait,
     Event,
-    Rollback,
-    Send,
     TargetPass,
-    TargetPrefill,
-    TargetWait,
     VerdictTaken,
     WholeSequence,
-)  # fmt: skip
+)
 from amusd.tracing.messages import Flow
 from amusd.tracing.timeline import Timeline, read_timeline
 
@@ -78,8 +72,8 @@ def calibrate(run_directory: Path, drafter: str) -> Calibration:
 def _costs_of(parts: Sequence[Timeline]) -> Costs:
     """All times. Link times are medians, because both processes time a message."""
     target, draft = (list(chain.from_iterable(events)) for events in zip(*parts, strict=True))
-    to_target = _delay(chain.from_iterable(part.to_target for part in parts), _work_of(target, TargetWait))
-    to_draft = _delay(chain.from_iterable(part.to_draft for part in parts), _work_of(draft, DraftWait))
+    to_target = _delay(chain.from_iterable(part.to_target for part in parts), _work_of(target, "target_wait"))
+    to_draft = _delay(chain.from_iterable(part.to_draft for part in parts), _work_of(draft, "draft_wait"))
     link = max((delay for delay in (to_target, to_draft) if delay is not None), default=0)
     draft_works_at, target_works_at = _work_of(draft, *DRAFT_WORK), _work_of(target, *TARGET_WORK)
     tree_steps = _durations_by(_steps([part.draft for part in parts if drafts_tree(part.draft)], target_works_at))
@@ -94,10 +88,10 @@ def _costs_of(parts: Sequence[Timeline]) -> Costs:
         tree_steps=tree_steps,
         tree_row_ns=_slope(tree_steps),
         host=_durations_by(chain.from_iterable(map(_pauses, parts))).get(0, NOTHING),
-        target_prefill=_durations(TargetPrefill, target),
-        draft_prefill=_durations(DraftPrefill, draft),
-        advance=_durations(Advance, draft),
-        rollback=_durations(Rollback, draft),
+        target_prefill=_durations("target_prefill", target),
+        draft_prefill=_durations("draft_prefill", draft),
+        advance=_durations("advance", draft),
+        rollback=_durations("rollback", draft),
         to_target=Duration((link if to_target is None else to_target,)),
         to_draft=Duration((link if to_draft is None else to_draft,)),
     )
@@ -113,7 +107,7 @@ def _steps(
     pause = _median(
         following.start_ns - event.end_ns
         for events in sequences
-        for event, following in pairwise(event for event in events if not isinstance(event, Send))
+        for event, following in pairwise(event for event in events if event.name != "send")
         if isinstance(event, DraftStep) and isinstance(following, DraftStep)
     )
     for step in _of_kind(DraftStep, chain.from_iterable(sequences)):
@@ -126,16 +120,16 @@ def _pauses(part: Timeline) -> Iterator[tuple[int, bool, int]]:
     last: Event | None = None
     waited_ns = 0
     for event in part.target:
-        if isinstance(event, TargetWait):
+        if event.name == "target_wait":
             waited_ns += event.duration_ns
-        elif isinstance(event, TargetPass):
+        elif event.name == "target_pass":
             if last is not None:
                 yield 0, bool(part.draft), max(0, event.start_ns - last.end_ns - waited_ns)
             last, waited_ns = event, 0
 
 
-def _work_of(events: Iterable[Event], *kinds: type[Event]) -> Callable[[int], bool]:
-    spans = sorted((event.start_ns, event.end_ns) for event in events if isinstance(event, kinds))
+def _work_of(events: Iterable[Event], *names: str) -> Callable[[int], bool]:
+    spans = sorted((event.start_ns, event.end_ns) for event in events if event.name in names)
 
     def works_at(time_ns: int) -> bool:
         index = bisect.bisect_right(spans, time_ns, key=lambda span: span[0]) - 1
@@ -146,7 +140,7 @@ def _work_of(events: Iterable[Event], *kinds: type[Event]) -> Callable[[int], bo
 
 def _delay(flows: Iterable[Flow], waits_at: Callable[[int], bool]) -> int | None:
     """Median time of messages sent while the receiver waited; None without any."""
-    return _median(flow.received.start_ns - flow.sent.start_ns for flow in flows if waits_at(flow.sent.start_ns))
+    return _median(received.start_ns - sent.start_ns for sent, received in flows if waits_at(sent.start_ns))
 
 
 def _durations_by(samples: Iterable[tuple[int, bool, int]]) -> dict[int, Duration]:
@@ -174,8 +168,8 @@ def _slope(steps: dict[int, Duration]) -> int:
     return max(0, round(difference_ms * 1e6 / (most - fewest)))
 
 
-def _durations(kind: type[Event], events: Iterable[Event]) -> Duration:
-    return Duration(tuple(event.duration_ns for event in _of_kind(kind, events)) or NOTHING.samples)
+def _durations(name: str, events: Iterable[Event]) -> Duration:
+    return Duration(tuple(event.duration_ns for event in events if event.name == name) or NOTHING.samples)
 
 
 def _of_kind(kind: type[Kind], events: Iterable[Event]) -> Iterator[Kind]:

@@ -8,28 +8,17 @@ References: Trace Event Format, https://docs.google.com/document/d/1CvAClvFfyA5R
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
 from amusd.tracing.drafted import Fate, judge_steps
-from amusd.tracing.events import (
-    DRAFT_WORK,
-    TARGET_WORK,
-    WAITS,
-    DraftBack,
-    DraftLost,
-    DraftStep,
-    Event,
-    MessageEvent,
-    Rollback,
-    TargetGone,
-    WholeSequence,
-)  # fmt: skip
+from amusd.tracing.events import DRAFT_WORK, TARGET_WORK, WAITS, DraftStep, Event, MessageEvent
 from amusd.tracing.timeline import Timeline
 
 PROCESSES = {"target": 1, "draft": 2}
 THREADS = {"sequence": 1, "work": 2, "messages": 3}
+MARKS = ("rollback", "draft_lost", "draft_back", "target_gone")
 MESSAGE_NS = 2_000
 
 _Json = dict[str, Any]
@@ -38,8 +27,7 @@ _Json = dict[str, Any]
 def chrome_trace(timeline: Timeline, about: _Json) -> _Json:
     """The trace as a JSON object. `timeline`: one sequence, on one clock; `about`: further metadata."""
     origin_ns = min((event.start_ns for event in (*timeline.target, *timeline.draft)), default=0)
-    steps = judge_steps(*timeline)
-    fates = {step.event.start_ns: {fate.value: step.fates[fate] for fate in Fate} for step in steps}
+    fates = {step.start_ns: fates for step, fates in judge_steps(*timeline)}
     found = []
     for role, events in (("target", timeline.target), ("draft", timeline.draft)):
         own = sorted(events, key=lambda event: event.start_ns)
@@ -47,9 +35,9 @@ def chrome_trace(timeline: Timeline, about: _Json) -> _Json:
         found += _messages(role, [event for event in own if isinstance(event, MessageEvent)])
     flows = [("target", "draft", flow) for flow in timeline.to_draft]
     flows += [("draft", "target", flow) for flow in timeline.to_target]
-    for number, (sender, receiver, flow) in enumerate(flows, start=1):
-        found.append(_at(sender, "messages", "s", flow.sent.message, flow.sent, id=number))
-        found.append(_at(receiver, "messages", "f", flow.sent.message, flow.received, id=number, bp="e"))
+    for number, (sender, receiver, (sent, received)) in enumerate(flows, start=1):
+        found.append(_at(sender, "messages", "s", sent.message, sent, id=number))
+        found.append(_at(receiver, "messages", "f", sent.message, received, id=number, bp="e"))
     for event in found:
         if "ts" in event:
             event["ts"] = (event["ts"] - origin_ns) / 1000
@@ -64,15 +52,15 @@ def _names(role: str) -> Iterator[_Json]:
         yield {**process, "name": "thread_name", "tid": tid, "args": {"name": name}}
 
 
-def _work(role: str, events: Sequence[Event], fates: dict[int, dict[str, int]]) -> Iterator[_Json]:
+def _work(role: str, events: Sequence[Event], fates: Mapping[int, Mapping[Fate, int]]) -> Iterator[_Json]:
     """Spans, and marks of what happened at once. `fates`: of the tokens of draft steps, by their start."""
     for event in events:
         own = fates.get(event.start_ns, {}) if isinstance(event, DraftStep) else {}
-        if isinstance(event, (WholeSequence, *TARGET_WORK, *DRAFT_WORK, *WAITS)):
-            thread = "sequence" if isinstance(event, WholeSequence) else "work"
+        if event.name in ("sequence", *TARGET_WORK, *DRAFT_WORK, *WAITS):
+            thread = "sequence" if event.name == "sequence" else "work"
             microseconds = event.duration_ns / 1000
-            yield _at(role, thread, "X", event.name, event, dur=microseconds, args=event.fields | own)
-        if isinstance(event, (Rollback, DraftLost, DraftBack, TargetGone)):
+            yield _at(role, thread, "X", event.name, event, dur=microseconds, args={**event.fields, **own})
+        if event.name in MARKS:
             yield _at(role, "work", "i", event.name.replace("_", " "), event, s="t", args=event.fields)
 
 

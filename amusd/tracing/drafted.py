@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import enum
-from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, TypeAlias
 
 from amusd.tracing.events import DraftPrefill, DraftStep, Event, TargetPass, VerdictTaken
 
+Fate: TypeAlias = Literal["accepted", "overtaken", "wasted"]
+"""How a drafted token ended. `overtaken`: right, but the target chose it before the candidate could be judged."""
 
-class Fate(enum.Enum):
-    """How a drafted token ended."""
-
-    ACCEPTED = "accepted"
-    """The target accepted it as a candidate."""
-    OVERTAKEN = "overtaken"
-    """Right, but the target chose it before the candidate could be judged."""
-    WASTED = "wasted"
-
-
-class Step(NamedTuple):
-    """One draft step, and how many of the tokens that it proposed ended how."""
-
-    event: DraftStep
-    fates: Counter[Fate]
+Step: TypeAlias = tuple[DraftStep, dict[Fate, int]]
+"""One draft step, and how many of the tokens that it proposed ended how."""
 
 
 def drafts_tree(draft: Sequence[Event]) -> bool:
@@ -53,7 +40,7 @@ def judge_steps(target: Sequence[Event], draft: Sequence[Event]) -> list[Step]:
             num_before = len(steps)
             held = {position: step for position, step in held.items() if position < base}
         elif isinstance(event, DraftStep):
-            steps.append(Step(event, Counter({Fate.WASTED: event.num_tokens})))
+            steps.append((event, {"accepted": 0, "overtaken": 0, "wasted": event.num_tokens}))
             if not is_tree:
                 length = event.length
                 held |= dict.fromkeys(range(length - event.num_tokens, length), steps[-1])
@@ -66,7 +53,7 @@ def judge_steps(target: Sequence[Event], draft: Sequence[Event]) -> list[Step]:
             base = event.committed_length
             length = base if event.num_discarded else max(length, base)
     right += [(position, step) for position, step in held.items() if position in accepted or position < base]
-    for position, step in right:
-        step.fates[Fate.WASTED] -= 1
-        step.fates[Fate.ACCEPTED if position in accepted else Fate.OVERTAKEN] += 1
+    for position, (_, fates) in right:
+        fates["wasted"] -= 1
+        fates["accepted" if position in accepted else "overtaken"] += 1
     return steps

@@ -1,12 +1,13 @@
-"""The events that a run records: one class for each name, with its fields.
+"""The events that a run records, and the fields of each.
 
 Times are nanoseconds of the worker's monotonic clock, or the simulation's; lengths are in tokens and count the prompt.
+A plain `Event` is the target's `target_prefill`, `target_wait` (because the policy chose to), `draft_lost` and
+`draft_back`, or the draft's `draft_wait` (at the run-ahead limit, or with nothing to propose) and `target_gone`.
 """
 
 from __future__ import annotations
 
-import re
-from typing import Any, TypeAlias, get_args
+from typing import Any
 
 from msgspec import Struct, to_builtins
 
@@ -15,16 +16,17 @@ NO_SEQUENCE = -1
 _HEADS = ("name", "start_ns", "end_ns", "sequence_id")
 
 
-def _name_of(kind: str) -> str:
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind).lower()
-
-
-class Event(Struct, frozen=True, omit_defaults=True, tag_field="name", tag=_name_of):
+class Event(Struct, frozen=True, omit_defaults=True):
     """A span when `end_ns > start_ns`, else an instant. A field with a default is left out if it has that value."""
 
+    name: str
     start_ns: int
     end_ns: int
     sequence_id: int
+    reason: str = ""
+    """Why the target waited or judged so much, or how the draft was lost."""
+    incarnation: int | None = None
+    """`draft_back`: of the draft that has come."""
 
     @property
     def duration_ns(self) -> int:
@@ -32,18 +34,13 @@ class Event(Struct, frozen=True, omit_defaults=True, tag_field="name", tag=_name
         return self.end_ns - self.start_ns
 
     @property
-    def name(self) -> str:
-        """The name in the file."""
-        return str(self.__struct_config__.tag)
-
-    @property
     def fields(self) -> dict[str, Any]:
         """The recorded values beside name, times and sequence."""
         return {name: value for name, value in to_builtins(self).items() if name not in _HEADS}
 
 
-class WholeSequence(Event, tag="sequence", frozen=True, kw_only=True):
-    """Target: from request to last committed token. Draft: from opening to end."""
+class WholeSequence(Event, frozen=True, kw_only=True):
+    """`sequence`. Target: from request to last committed token. Draft: from opening to end."""
 
     drafter: str | None
     policy: str | None = None
@@ -53,12 +50,8 @@ class WholeSequence(Event, tag="sequence", frozen=True, kw_only=True):
     finish_reason: str | None = None
 
 
-class TargetPrefill(Event, frozen=True, kw_only=True):
-    """Target: the prompt's forward."""
-
-
 class TargetPass(Event, frozen=True, kw_only=True):
-    """Target: one verification, counted as in `protocol.verification.PassOutcome`."""
+    """`target_pass`: one verification, counted as in `protocol.verification.PassOutcome`."""
 
     num_candidates: int
     """Candidates on the one path that it was made for."""
@@ -69,7 +62,6 @@ class TargetPass(Event, frozen=True, kw_only=True):
     num_ready: int = 0
     num_alternatives: int = 0
     num_accepted_alternatives: int = 0
-    reason: str = ""
 
     @property
     def num_scored(self) -> int:
@@ -87,30 +79,8 @@ class TargetPass(Event, frozen=True, kw_only=True):
         return self.num_accepted < min(self.num_judged, self.num_tokens)
 
 
-class TargetWait(Event, frozen=True, kw_only=True):
-    """Target: waiting because the policy chose to."""
-
-    reason: str = ""
-
-
-class DraftLost(Event, frozen=True, kw_only=True):
-    """Target: the link to the draft ended."""
-
-    reason: str
-
-
-class DraftBack(Event, frozen=True, kw_only=True):
-    """Target: another draft has taken the place of the lost one."""
-
-    incarnation: int
-
-
-class TargetGone(Event, frozen=True, kw_only=True):
-    """Draft: the link to the target ended."""
-
-
 class DraftPrefill(Event, frozen=True, kw_only=True):
-    """Draft: opening a sequence, the prompt's forward among it."""
+    """`draft_prefill`: opening a sequence, the prompt's forward among it."""
 
     num_tokens: int
     fan_out: int = 1
@@ -118,7 +88,7 @@ class DraftPrefill(Event, frozen=True, kw_only=True):
 
 
 class DraftStep(Event, frozen=True, kw_only=True):
-    """Draft: one proposal."""
+    """`draft_step`: one proposal."""
 
     num_tokens: int
     """Tokens proposed by a chain, nodes expanded of a tree; may be 0."""
@@ -126,7 +96,7 @@ class DraftStep(Event, frozen=True, kw_only=True):
 
 
 class VerdictTaken(Event, frozen=True, kw_only=True):
-    """Draft: a verdict taken in."""
+    """Draft: a verdict taken in; `advance` if it agrees with what was drafted, else `rollback`."""
 
     num_discarded: int
     num_adopted: int
@@ -142,20 +112,8 @@ class VerdictTaken(Event, frozen=True, kw_only=True):
         return self.committed_length - self.num_adopted
 
 
-class Advance(VerdictTaken, frozen=True, kw_only=True):
-    """Draft: a verdict that agrees with what was drafted."""
-
-
-class Rollback(VerdictTaken, frozen=True, kw_only=True):
-    """Draft: a verdict that makes it throw tokens away."""
-
-
-class DraftWait(Event, frozen=True, kw_only=True):
-    """Draft: waiting at the run-ahead limit, or with nothing to propose."""
-
-
 class MessageEvent(Event, frozen=True, kw_only=True):
-    """Both workers: a message, with its own fields."""
+    """Both workers: a message with its own fields, before it is sent (`send`) or after it came (`receive`)."""
 
     message: str
     """`open`, `candidate`, `verdict`, `features`, `close`, `progress` or `shutdown`."""
@@ -166,25 +124,22 @@ class MessageEvent(Event, frozen=True, kw_only=True):
     """Verdicts, as `num_accepted` and `epoch`, and features."""
     num_accepted: int | None = None
     epoch: int | None = None
-
-
-class Send(MessageEvent, frozen=True, kw_only=True):
-    """Before the message is sent."""
-
-
-class Receive(MessageEvent, frozen=True, kw_only=True):
-    """After the message was received."""
-
     reception: str | None = None
     num_ready: int | None = None
 
 
-DRAFT_WORK = (DraftPrefill, DraftStep, VerdictTaken)
-TARGET_WORK = (TargetPrefill, TargetPass)
-WAITS = (TargetWait, DraftWait)
+DRAFT_WORK = ("draft_prefill", "draft_step", "advance", "rollback")
+TARGET_WORK = ("target_prefill", "target_pass")
+WAITS = ("target_wait", "draft_wait")
 
-AnyEvent: TypeAlias = (
-    WholeSequence | TargetPrefill | TargetPass | TargetWait | DraftLost | DraftBack | TargetGone
-    | DraftPrefill | DraftStep | Advance | Rollback | DraftWait | Send | Receive
-)  # fmt: skip
-EVENTS: dict[str, type[Event]] = {kind.__struct_config__.tag: kind for kind in get_args(AnyEvent)}
+WITH_FIELDS: dict[str, type[Event]] = {
+    "sequence": WholeSequence,
+    "target_pass": TargetPass,
+    "draft_prefill": DraftPrefill,
+    "draft_step": DraftStep,
+    "advance": VerdictTaken,
+    "rollback": VerdictTaken,
+    "send": MessageEvent,
+    "receive": MessageEvent,
+}
+"""Events of other names are plain."""

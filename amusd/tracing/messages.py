@@ -7,12 +7,12 @@ ones.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple, get_args
+from typing import Any, TypeAlias, get_args
 
 from amusd.protocol.messages import Candidate, Features, Message, Verdict
-from amusd.tracing.events import NO_SEQUENCE, Event, Receive, Send
+from amusd.tracing.events import NO_SEQUENCE, Event, MessageEvent
 from amusd.tracing.recorder import Recorder
 
 SEND, RECEIVE = "send", "receive"
@@ -20,18 +20,14 @@ _RECORDED = ("first", "base", "start", "num_accepted", "epoch")
 _description = attrgetter("sequence_id", "message", "num_tokens", *_RECORDED)
 _KINDS = {kind: kind.__name__.lower() for kind in get_args(Message)}
 
-
-class Flow(NamedTuple):
-    """One message: the events of its sending and of its receiving."""
-
-    sent: Send
-    received: Receive
+Flow: TypeAlias = tuple[MessageEvent, MessageEvent]
+"""One message: the events of its sending and of its receiving."""
 
 
 def record_message(recorder: Recorder, name: str, message: Message, **received: Any) -> None:
     """Record that `message` is being sent (before it is) or has been received.
 
-    `received`: `reception` and `num_ready` of `Receive`.
+    `received`: `reception` and `num_ready`.
     """
     fields = {name: getattr(message, name, None) for name in _RECORDED}
     if isinstance(message, Features):
@@ -45,15 +41,19 @@ def record_message(recorder: Recorder, name: str, message: Message, **received: 
 def match_messages(sender: Sequence[Event], receiver: Sequence[Event]) -> list[Flow]:
     """The messages of one direction that arrived, in order; without what only one side recorded."""
     flows: list[Flow] = []
-    alike: dict[tuple[object, ...], deque[tuple[int, Send]]] = {}
-    for place, event in enumerate(event for event in sender if isinstance(event, Send)):
+    alike: dict[tuple[object, ...], deque[tuple[int, MessageEvent]]] = {}
+    for place, event in enumerate(_of_name(SEND, sender)):
         alike.setdefault(_description(event), deque()).append((place, event))
     last = -1
-    for received in (event for event in receiver if isinstance(event, Receive)):
+    for received in _of_name(RECEIVE, receiver):
         waiting = alike.get(_description(received), deque())
         while waiting and waiting[0][0] < last:  # lost: a later one has arrived
             waiting.popleft()
         if waiting:
             last, match = waiting.popleft()
-            flows.append(Flow(match, received))
+            flows.append((match, received))
     return flows
+
+
+def _of_name(name: str, events: Sequence[Event]) -> Iterator[MessageEvent]:
+    return (event for event in events if isinstance(event, MessageEvent) and event.name == name)

@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec import json
 
-from amusd.tracing.events import EVENTS, Event
+from amusd.tracing.events import WITH_FIELDS, Event
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class Recorder:
 
     def span(self, name: str, start_ns: int, end_ns: int, sequence_id: int, **fields: Any) -> None:
         """Record something that took time."""
-        event = EVENTS[name](start_ns, end_ns, sequence_id, **fields)
+        event = WITH_FIELDS.get(name, Event)(name, start_ns, end_ns, sequence_id, **fields)
         self._recorded.append(event)
         for listener in self.listeners:
             listener(event)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from msgspec import json
+from msgspec import convert, json
 
-from amusd.tracing.events import AnyEvent, Event
+from amusd.tracing.events import WITH_FIELDS, Event
 from amusd.tracing.messages import Flow, match_messages
 
 
@@ -51,5 +51,5 @@ def read_events(run_directory: Path, role: str) -> list[Event]:
     path = run_directory / "events" / f"{role}.jsonl"
     if not path.is_file():
         return []
-    found: list[Event] = json.Decoder(AnyEvent).decode_lines(path.read_bytes())
-    return found
+    lines = json.Decoder(dict[str, Any]).decode_lines(path.read_bytes())
+    return [convert(line, WITH_FIELDS.get(str(line.get("name")), Event)) for line in lines]

@@ -68,8 +68,8 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def overlap(part: Timeline) -> float:
-    work = [(event.start_ns, event.end_ns) for event in part.target if isinstance(event, TARGET_WORK)]
-    steps = [(event.start_ns, event.end_ns) for event in part.draft if isinstance(event, DRAFT_WORK)]
+    work = [(event.start_ns, event.end_ns) for event in part.target if event.name in TARGET_WORK]
+    steps = [(event.start_ns, event.end_ns) for event in part.draft if event.name in DRAFT_WORK]
     inside = sum(max(0, min(end, last) - max(start, first)) for start, end in steps for first, last in work)
     return inside / sum(end - start for start, end in steps)
 

@@ -11,7 +11,7 @@ import pytest
 
 from amusd.serving import timeline
 from amusd.serving.timeline import lines_of, listen
-from amusd.tracing.events import EVENTS, Event
+from amusd.tracing.events import WITH_FIELDS, Event
 from amusd.tracing.recorder import Recorder
 
 PASS = {
@@ -21,7 +21,7 @@ PASS = {
 
 
 def made(name: str, start_ns: int = 0, end_ns: int = 0, sequence_id: int = 1, **fields: Any) -> Event:
-    return EVENTS[name](start_ns, end_ns, sequence_id, **fields)
+    return WITH_FIELDS.get(name, Event)(name, start_ns, end_ns, sequence_id, **fields)
 
 
 @pytest.mark.parametrize(("accepted", "ready", "told"), [(1, 0, True), (1, 2, False), (3, 0, False)])

@@ -27,7 +27,7 @@ from amusd.config import DecodingConfig
 from amusd.simulation.cost import Costs, Duration
 from amusd.simulation.simulator import Outcome, Simulator
 from amusd.simulation.tokens import Answer
-from amusd.tracing.drafted import Fate, drafts_tree, judge_steps
+from amusd.tracing.drafted import drafts_tree, judge_steps
 from amusd.tracing.events import Event
 
 # Known limits
@@ -170,9 +170,9 @@ def check_fates(outcome: Outcome) -> None:
         assert sum(event.name == "rollback" for event in draft) == answer.draft.num_rollbacks
         if drafts_tree(draft):
             continue
-        steps = judge_steps(target, draft)
-        assert sum(step.fates.total() for step in steps) == answer.draft.num_drafted
-        assert sum(step.fates[Fate.ACCEPTED] for step in steps) == answer.num_accepted
+        fates = [fates for _, fates in judge_steps(target, draft)]
+        assert sum(sum(found.values()) for found in fates) == answer.draft.num_drafted
+        assert sum(found["accepted"] for found in fates) == answer.num_accepted
 
 
 @given(

@@ -8,7 +8,7 @@ import msgspec
 from simulation.builders import PLAIN, branching, chain, costs, simulator
 
 from amusd.simulation.simulator import Outcome
-from amusd.tracing.events import EVENTS, Event
+from amusd.tracing.events import WITH_FIELDS, Event
 from amusd.tracing.timeline import Timeline
 
 MACHINE = simulator(0.7, costs(6, delay=0.05, spread=0.1), num_tokens=40)
@@ -22,6 +22,6 @@ def simulated(name: str) -> tuple[Outcome, Timeline]:
 
 
 def made(name: str, start_ns: int, end_ns: int, sequence_id: int = 1, **fields: Any) -> Event:
-    kind = EVENTS[name]
-    needed = {field.name: 0 for field in msgspec.structs.fields(kind)[3:] if field.required}
-    return kind(start_ns, end_ns, sequence_id, **{**needed, **fields})
+    kind = WITH_FIELDS.get(name, Event)
+    needed = {field.name: 0 for field in msgspec.structs.fields(kind)[4:] if field.required}
+    return kind(name, start_ns, end_ns, sequence_id, **{**needed, **fields})

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import pytest
 from tracing.runs import made
 
-from amusd.tracing.drafted import Fate, judge_steps
+from amusd.tracing.drafted import judge_steps
 from amusd.tracing.events import Event
 
 
 def fates(target: Sequence[Event], draft: Sequence[Event]) -> list[tuple[int, ...]]:
     """How many tokens of each step were accepted, overtaken, wasted."""
-    return [tuple(step.fates[fate] for fate in Fate) for step in judge_steps(target, draft)]
+    return [tuple(found.values()) for _, found in judge_steps(target, draft)]
 
 
 def test_rolled_back_tokens_are_wasted_and_kept_ones_may_be_overtaken() -> None:
