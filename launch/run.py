@@ -40,7 +40,6 @@ from amusd.runtime.devices import check_devices, count_gpus, devices_of, settle_
 from amusd.runtime.draft_process import DraftProcess
 from amusd.tracing.recorder import Recorder
 from amusd.transport.addresses import address_towards, check_address
-from amusd.transport.base import Rendezvous
 from amusd.transport.factory import numbered_link
 from amusd.transport.zeromq import ZeroMQTransport
 from amusd.types import Role
@@ -232,10 +231,10 @@ class DraftElsewhere:
         self._link.send_frame(msgspec.msgpack.encode(events))
         self._end: Ended | None = None
 
-    def tell(self, incarnation: int, rendezvous: Rendezvous) -> None:
+    def tell(self, incarnation: int, address: str, nonce: int) -> None:
         """See `DraftSource`."""
         self._end = None
-        self._link.send_frame(msgspec.msgpack.encode((incarnation, rendezvous)))
+        self._link.send_frame(msgspec.msgpack.encode((incarnation, address, nonce)))
 
     def ending(self, timeout: float, /) -> Ended | None:
         """See `DraftSource`."""
@@ -266,7 +265,7 @@ def start_drafts(config: EngineConfig, link: ZeroMQTransport) -> None:
         is_running = False
         while True:
             if (frame := link.receive_frame(LOOK_SECONDS)) is not None:
-                order = msgspec.msgpack.decode(frame, type=tuple[int, Rendezvous] | None)
+                order = msgspec.msgpack.decode(frame, type=tuple[int, str, int] | None)
                 is_running = is_running or order is not None
                 process.dismiss() if order is None else process.tell(*order)
             if is_running and (end := process.ending(0.0)) is not None:

@@ -16,7 +16,7 @@ from amusd.errors import PeerLostError
 from amusd.protocol.messages import Candidate, Verdict
 from amusd.runtime.cores import allowed_cores, pin_to
 from amusd.settings import from_mapping, to_mapping
-from amusd.transport.base import Rendezvous, Transport
+from amusd.transport.base import Transport
 from amusd.transport.factory import connect, listen
 
 ANSWER_SECONDS = 30.0
@@ -78,7 +78,7 @@ def main() -> None:
     config, address, cores = json.loads(sys.argv[-1])
     pin_to(set(cores))
     with suppress(PeerLostError):
-        link = connect(from_mapping(TransportConfig, config), Rendezvous(address, _NONCE))
+        link = connect(from_mapping(TransportConfig, config), address, _NONCE)
         link.send(_VERDICT)
         while link.receive(ANSWER_SECONDS) is not None:
             link.send(_VERDICT)

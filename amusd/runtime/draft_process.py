@@ -11,7 +11,6 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
 from typing import Any
 
 from amusd.child import Ended, Lives, Orders, command_of, serve
@@ -24,7 +23,6 @@ from amusd.runtime.draft_restart import in_words
 from amusd.runtime.handshake import failure_report
 from amusd.settings import from_mapping, to_mapping
 from amusd.tracing.recorder import Recorder
-from amusd.transport.base import Rendezvous
 from amusd.transport.factory import connect
 from amusd.types import Role
 
@@ -72,7 +70,7 @@ class DraftProcess:
         with self._lock:
             return self._lives.pid
 
-    def tell(self, incarnation: int, rendezvous: Rendezvous) -> None:
+    def tell(self, incarnation: int, address: str, nonce: int) -> None:
         """See `DraftSource`."""
         with self._lock:
             self._is_dismissed = False
@@ -80,7 +78,8 @@ class DraftProcess:
                 self._lives.close()
                 self._lives = Lives(command_of(__name__), self._settings)
             has_failed = self._last_end is not None and self._last_end.code == _FAILED
-            self._lives.start({"rendezvous": asdict(rendezvous), "incarnation": incarnation, "has_failed": has_failed})
+            orders = {"address": address, "nonce": nonce, "incarnation": incarnation, "has_failed": has_failed}
+            self._lives.start(orders)
 
     def ending(self, timeout: float, /) -> Ended | None:
         """See `DraftSource`."""
@@ -137,7 +136,7 @@ def _live(settings: Orders, orders: Orders, prepared: Any) -> int:
     config = from_mapping(EngineConfig, settings["config"])
     recorder = Recorder(Role.DRAFT.value, settings["events"])
     try:
-        link = connect(config.transport, Rendezvous(**orders["rendezvous"]), link_devices(config))
+        link = connect(config.transport, orders["address"], orders["nonce"], link_devices(config))
     except ConfigError as error:
         logger.error("amusd: %s", error)  # noqa: TRY400 - the user's mistake, which cannot be told to the target
         return _USERS_MISTAKE

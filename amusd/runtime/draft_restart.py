@@ -18,7 +18,7 @@ from amusd.child import Ended
 from amusd.errors import ConfigError, PeerLostError, first_line
 from amusd.protocol.messages import Hello
 from amusd.runtime.handshake import receive_hello
-from amusd.transport.base import Rendezvous, Transport
+from amusd.transport.base import Transport
 
 MAX_RESTARTS = 5
 BACK_OFF_SECONDS = 0.25
@@ -36,8 +36,11 @@ class DraftSource(Protocol):
         """Process id of the present draft, if it is on this machine."""
         ...
 
-    def tell(self, incarnation: int, rendezvous: Rendezvous) -> None:
-        """Start the next draft, and tell it where the target listens. Does not wait; the one before has ended."""
+    def tell(self, incarnation: int, address: str, nonce: int) -> None:
+        """Start the next draft, and tell it where the target listens, and the number of the session.
+
+        Does not wait; the one before has ended.
+        """
         ...
 
     def ending(self, timeout: float, /) -> Ended | None:
@@ -170,7 +173,7 @@ class DraftRestart:
         self._link = self._listen(nonce)
         self._told, self._dismiss_at = self._told + 1, math.inf
         self._deadline = time.monotonic() + self._timeout_seconds
-        self._source.tell(self._told, Rendezvous(self._link.address, nonce))
+        self._source.tell(self._told, self._link.address, nonce)
 
     def _fail(self, reason: str) -> None:
         self._drop()

@@ -8,7 +8,6 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from amusd.errors import WireError
 from amusd.protocol import wire
@@ -43,8 +42,9 @@ class Transport(ABC):
     """Least time from a message's sending to its receipt, on one machine, whose processes share a clock."""
 
     def __init__(self, address: str, nonce: int) -> None:
+        """`nonce`: 64-bit number of the session; frames with another one are dropped."""
         self.address = address
-        """Address of the listening end, with the port or path that was picked."""
+        """Address of the listening end: `tcp://HOST:PORT`, or `shm`, `ipc`, `gloo` or `nccl` with `://PATH`."""
         self._nonce = nonce
         self._next: Message | None = None
         """The next message, while it is not due; later ones wait in the link."""
@@ -112,16 +112,6 @@ class Transport(ABC):
         level = logging.DEBUG if self.num_rejected else logging.WARNING
         self.num_rejected += 1
         logger.log(level, "%s: refused: %s", self.address, reason)
-
-
-@dataclass(frozen=True)
-class Rendezvous:
-    """The draft's way to the target."""
-
-    address: str
-    """`tcp://HOST:PORT`, or `shm`, `ipc`, `gloo` or `nccl` with `://PATH`."""
-    nonce: int
-    """64-bit number of the session; frames with another one are dropped."""
 
 
 def spin(has_news: Callable[[], bool], deadline: float) -> bool:

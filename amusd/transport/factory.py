@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from amusd.config import TransportConfig
 from amusd.errors import ConfigError
-from amusd.transport.base import Rendezvous, Transport
+from amusd.transport.base import Transport
 from amusd.transport.shared_memory import SHARED_MEMORY, SharedMemoryTransport
 from amusd.types import Role
 
@@ -37,9 +37,9 @@ def listen(config: TransportConfig, nonce: int, devices: tuple[str, str] = GPU_E
     return _delayed(_listen(config, nonce, devices), config)
 
 
-def connect(config: TransportConfig, rendezvous: Rendezvous, devices: tuple[str, str] = GPU_EACH) -> Transport:
-    """Make the draft's end, for the address of `listen`, without waiting. Raises ConfigError."""
-    return _delayed(_connect(config, rendezvous, devices), config)
+def connect(config: TransportConfig, address: str, nonce: int, devices: tuple[str, str] = GPU_EACH) -> Transport:
+    """Make the draft's end, for the address and nonce of `listen`, without waiting. Raises ConfigError."""
+    return _delayed(_connect(config, address, nonce, devices), config)
 
 
 def _listen(config: TransportConfig, nonce: int, devices: tuple[str, str]) -> Transport:
@@ -56,8 +56,7 @@ def _listen(config: TransportConfig, nonce: int, devices: tuple[str, str]) -> Tr
     return _over_zeromq(config, config.address, nonce, Role.TARGET)
 
 
-def _connect(config: TransportConfig, rendezvous: Rendezvous, devices: tuple[str, str]) -> Transport:
-    address, nonce = rendezvous.address, rendezvous.nonce
+def _connect(config: TransportConfig, address: str, nonce: int, devices: tuple[str, str]) -> Transport:
     if address.startswith(("gloo://", "nccl://")):
         from amusd.transport.torch_distributed import TorchDistributedTransport
 

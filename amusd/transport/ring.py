@@ -36,20 +36,6 @@ _HEADER = struct.Struct("<II")
 _SETTLE_SECONDS = 0.00002  # for a record that seems damaged; what its writer stored becomes visible within less
 
 
-class Area:
-    """The memory that one end writes."""
-
-    def __init__(self, mapping: mmap.mmap) -> None:
-        self.mapping = mapping
-        self.num_ring_bytes = len(mapping) - CONTROL_BYTES
-        self.words = memoryview(mapping).cast("Q")
-
-    def close(self) -> None:
-        """Unmap it. Idempotent."""
-        self.words.release()
-        self.mapping.close()
-
-
 def make_memory() -> int:
     """File descriptor of new memory. Raises OSError, or AttributeError on a platform without anonymous files."""
     descriptor = os.memfd_create("amusd", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -61,9 +47,10 @@ def make_memory() -> int:
 class Rings:
     """Both rings as one end sees them."""
 
-    def __init__(self, own: Area, theirs: Area) -> None:
-        self.own = own
-        self.theirs = theirs
+    def __init__(self, own: mmap.mmap, theirs: mmap.mmap) -> None:
+        """`own`: the area that this end writes; `theirs`: the other end's."""
+        self._own, self._theirs = own, theirs
+        self._own_words, self._their_words = (memoryview(area).cast("Q") for area in (own, theirs))
         self._written = 0
         self._read = 0
         self._known_read = 0  # by the other end
@@ -74,52 +61,54 @@ class Rings:
         """Map the rings for the end that writes area `number`, 0 or 1. Raises OSError, ValueError for other memory."""
         own = mmap.mmap(descriptor, AREA_BYTES, offset=number * AREA_BYTES)
         place = (1 - number) * AREA_BYTES
-        return cls(Area(own), Area(mmap.mmap(descriptor, AREA_BYTES, prot=mmap.PROT_READ, offset=place)))
+        return cls(own, mmap.mmap(descriptor, AREA_BYTES, prot=mmap.PROT_READ, offset=place))
 
     def close(self) -> None:
         """Unmap both. Idempotent. The other end can still take what was put."""
-        self.own.close()
-        self.theirs.close()
+        for memory in (self._own_words, self._their_words):
+            memory.release()
+        for area in (self._own, self._theirs):
+            area.close()
 
     def put(self, frame: bytes) -> bool:
         """Append a frame; False when the ring is too full for it. Raises PeerLostError."""
         if self._failure is not None:
             raise PeerLostError(self._failure)
-        position, own = self._written, self.own
-        end = position + _record_bytes(len(frame))
-        if end - self._known_read > own.num_ring_bytes and end - self._read_position() > own.num_ring_bytes:
+        position, own = self._written, self._own
+        end, size = position + _record_bytes(len(frame)), _ring_bytes(own)
+        if end - self._known_read > size and end - self._read_position() > size:
             return False
         record = _HEADER.pack(len(frame), zlib.crc32(frame, position & 0xFFFFFFFF)) + frame
-        start = CONTROL_BYTES + position % own.num_ring_bytes
-        room = len(own.mapping) - start
+        start = CONTROL_BYTES + position % size
+        room = len(own) - start
         if len(record) <= room:
-            own.mapping[start : start + len(record)] = record
+            own[start : start + len(record)] = record
         else:
-            own.mapping[start:] = record[:room]
-            own.mapping[CONTROL_BYTES : CONTROL_BYTES + len(record) - room] = record[room:]
+            own[start:] = record[:room]
+            own[CONTROL_BYTES : CONTROL_BYTES + len(record) - room] = record[room:]
         self._written = end
-        own.words[_WRITTEN] = end  # last: only now there is a record
+        self._own_words[_WRITTEN] = end  # last: only now there is a record
         return True
 
     def has_room(self, num_bytes: int) -> bool:
         """Whether frames of so many bytes, of the largest size, fit. Raises PeerLostError."""
         taken = num_bytes + (1 + num_bytes // MAX_FRAME_BYTES) * _record_bytes(0)
-        return self._written + taken - self._read_position() <= self.own.num_ring_bytes
+        return self._written + taken - self._read_position() <= _ring_bytes(self._own)
 
     def has_news(self) -> bool:
         """Whether `take` has something to look at."""
-        return self.theirs.words[_WRITTEN] != self._read
+        return self._their_words[_WRITTEN] != self._read
 
     def take(self) -> bytes | None:
         """The next frame; None without one, empty for a damaged record.
 
         Raises PeerLostError for an impossible position or length: nothing behind it can be found.
         """
-        position, theirs = self._read, self.theirs
-        num_bytes = theirs.words[_WRITTEN] - position
+        position, theirs = self._read, self._theirs
+        num_bytes = self._their_words[_WRITTEN] - position
         if num_bytes == 0:
             return None
-        if num_bytes < _HEADER.size or num_bytes > theirs.num_ring_bytes or num_bytes % 8:
+        if num_bytes < _HEADER.size or num_bytes > _ring_bytes(theirs) or num_bytes % 8:
             self._fail(f"the peer claims that {num_bytes} bytes wait in the ring")
         looks_until = time.monotonic() + _SETTLE_SECONDS
         while True:
@@ -134,7 +123,7 @@ class Rings:
                 frame = b""
                 break
         self._read = position + _record_bytes(length)
-        self.own.words[_READ] = self._read
+        self._own_words[_READ] = self._read
         return frame
 
     def _fail(self, reason: str) -> NoReturn:
@@ -143,7 +132,7 @@ class Rings:
         raise PeerLostError(reason)
 
     def _read_position(self) -> int:
-        read = self.theirs.words[_READ]
+        read = self._their_words[_READ]
         if not self._known_read <= read <= self._written:
             self._fail(f"the peer claims to have read up to {read} of {self._written} bytes")
         self._known_read = read
@@ -154,9 +143,13 @@ def _record_bytes(length: int) -> int:
     return _HEADER.size + length + 7 & ~7
 
 
-def _copy(area: Area, position: int, length: int) -> bytes:
-    start = CONTROL_BYTES + position % area.num_ring_bytes
-    room = len(area.mapping) - start
+def _ring_bytes(area: mmap.mmap) -> int:
+    return len(area) - CONTROL_BYTES
+
+
+def _copy(area: mmap.mmap, position: int, length: int) -> bytes:
+    start = CONTROL_BYTES + position % _ring_bytes(area)
+    room = len(area) - start
     if length <= room:
-        return area.mapping[start : start + length]
-    return area.mapping[start:] + area.mapping[CONTROL_BYTES : CONTROL_BYTES + length - room]
+        return area[start : start + length]
+    return area[start:] + area[CONTROL_BYTES : CONTROL_BYTES + length - room]

@@ -21,7 +21,6 @@ from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.handshake import failure_report, receive_hello
 from amusd.runtime.rollback import RollbackManager
 from amusd.tracing.recorder import Recorder
-from amusd.transport.base import Rendezvous
 
 HANDSHAKE_SECONDS = 1.0
 STEP_MS = {"prefill": (4, 12), "step": (1, 6), "follow": (0.01, 0.1)}
@@ -239,8 +238,8 @@ class Drafts:
         assert self._process is not None
         return Ended(0, -9) if self._process.ended else None
 
-    def tell(self, incarnation: int, rendezvous: Rendezvous) -> None:
-        self._process = DraftProcess(self, incarnation, rendezvous.nonce)
+    def tell(self, incarnation: int, _address: str, nonce: int) -> None:
+        self._process = DraftProcess(self, incarnation, nonce)
 
     def met(self) -> None:
         pass

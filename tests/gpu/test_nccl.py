@@ -32,9 +32,8 @@ ECHO = """
 import sys
 from amusd.config import TransportConfig
 from amusd.protocol.messages import Shutdown, Verdict
-from amusd.transport.base import Rendezvous
 from amusd.transport.factory import connect
-link = connect(TransportConfig(kind="nccl"), Rendezvous(sys.argv[1], int(sys.argv[2])))
+link = connect(TransportConfig(kind="nccl"), sys.argv[1], int(sys.argv[2]))
 link.send(Verdict(1, 1, 0, 0, (5,), 0))
 while (message := link.receive(120.0)) is not None and message != Shutdown():
     link.send(message)

@@ -21,7 +21,6 @@ import launch.run
 from amusd.child import Ended
 from amusd.config import EngineConfig, HardwareConfig, RunConfig, TransportConfig
 from amusd.errors import ConfigError
-from amusd.transport.base import Rendezvous
 from amusd.transport.factory import numbered_link
 from amusd.types import Role
 from launch.run import (
@@ -99,7 +98,7 @@ def test_the_last_rank_starts_drafts_as_rank_0_says_and_ends_with_it(
     here, there = (
         numbered_link(TransportConfig(), str(tmp_path), 1, Role.DRAFT, listens=listens) for listens in (True, False)
     )
-    told = [(number, Rendezvous(f"ipc:///{number}", number)) for number in (1, 2)]
+    told = [(number, f"ipc:///{number}", number) for number in (1, 2)]
     with ThreadPoolExecutor(1) as pool:
         last = pool.submit(start_drafts, EngineConfig(), there)
         drafts = DraftElsewhere(here, "out/events", DEADLINE_SECONDS)

@@ -31,7 +31,7 @@ from amusd.runtime.target_sequence import Request, TargetSequence
 from amusd.runtime.target_worker import TargetWorker
 from amusd.sampling.stopping import StopChecker
 from amusd.tracing.recorder import Recorder
-from amusd.transport.base import Rendezvous, Transport
+from amusd.transport.base import Transport
 from amusd.types import Mode, Token
 
 VOCAB_SIZE = 50
@@ -128,8 +128,8 @@ class DraftThreads:
         thread.join(timeout)
         return None if thread.is_alive() else Ended(0, 1)
 
-    def tell(self, incarnation: int, rendezvous: Rendezvous) -> None:
-        self.lives.append(DraftThread(self, self._ends.pop(rendezvous.nonce), incarnation))
+    def tell(self, incarnation: int, _address: str, nonce: int) -> None:
+        self.lives.append(DraftThread(self, self._ends.pop(nonce), incarnation))
 
     def met(self) -> None:
         pass

@@ -18,7 +18,6 @@ from amusd.runtime.draft_restart import (
     MAX_RESTARTS,
     DraftRestart,
 )
-from amusd.transport.base import Rendezvous
 
 OWN = Hello(0, "", ())
 
@@ -34,7 +33,7 @@ class Source:
     def ending(self, _timeout: float, /) -> Ended | None:
         return Ended(7, -9) if self.has_ended else None
 
-    def tell(self, incarnation: int, _rendezvous: Rendezvous) -> None:
+    def tell(self, incarnation: int, _address: str, _nonce: int) -> None:
         self.told.append(incarnation)
         self.has_ended = False
 

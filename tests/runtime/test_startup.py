@@ -14,14 +14,13 @@ from amusd.runtime.devices import link_devices
 from amusd.runtime.handshake import await_hello, failure_report
 from amusd.runtime.startup import connect_target
 from amusd.tracing.recorder import Recorder
-from amusd.transport.base import Rendezvous
 
 
 def load() -> tuple[CachedModel, Tokenizer]:
     raise AssertionError("weights are loaded")
 
 
-def publish(_rendezvous: Rendezvous) -> None:
+def publish(_address: str) -> None:
     raise AssertionError("the draft is told where to connect")
 
 

@@ -18,7 +18,7 @@ from amusd.config import TransportConfig
 from amusd.errors import ConfigError
 from amusd.protocol.messages import Hello, Verdict
 from amusd.runtime.handshake import await_hello, receive_hello
-from amusd.transport.base import Rendezvous, Transport
+from amusd.transport.base import Transport
 from amusd.transport.curve import read_keys, write_keys
 from amusd.transport.factory import connect, listen, numbered_link
 from amusd.transport.zeromq import ZeroMQTransport
@@ -53,9 +53,7 @@ def listener(folder: Path) -> Iterator[ZeroMQTransport]:
 
 @contextmanager
 def drafting(address: str, keys: Path | None) -> Iterator[Transport]:
-    link = connect(
-        TransportConfig(address=address, keys=None if keys is None else str(keys)), Rendezvous(address, NONCE)
-    )
+    link = connect(TransportConfig(address=address, keys=None if keys is None else str(keys)), address, NONCE)
     with closing(link):
         link.send(OF_DRAFT)
         yield link

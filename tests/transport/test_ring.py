@@ -13,22 +13,23 @@ from hypothesis import strategies as st
 
 from amusd.errors import PeerLostError
 from amusd.protocol.wire import MAX_FRAME_BYTES
-from amusd.transport.ring import CONTROL_BYTES, Area, Rings
+from amusd.transport.ring import CONTROL_BYTES, Rings
 
 SMALL = 256
 
 
 class Pair:
     def __init__(self, num_ring_bytes: int = SMALL) -> None:
-        self.sender, self.receiver = (Area(mmap.mmap(-1, CONTROL_BYTES + size)) for size in (num_ring_bytes, 4096))
+        self.sender, self.receiver = (mmap.mmap(-1, CONTROL_BYTES + size) for size in (num_ring_bytes, 4096))
         self.writer = Rings(self.sender, self.receiver)
         self.reader = Rings(self.receiver, self.sender)
+        self.sent, self.received = (memoryview(area).cast("Q") for area in (self.sender, self.receiver))
 
     def claim(self, written: int) -> None:
-        self.sender.words[0] = written
+        self.sent[0] = written
 
     def overwrite(self, offset: int, data: bytes) -> None:
-        self.sender.mapping[CONTROL_BYTES + offset : CONTROL_BYTES + offset + len(data)] = data
+        self.sender[CONTROL_BYTES + offset : CONTROL_BYTES + offset + len(data)] = data
 
 
 def room_of(frame: bytes) -> int:
@@ -64,7 +65,7 @@ def test_whatever_the_other_end_writes_gives_frames_or_one_error(
         else:
             pair.writer.put(frame)
     pair.overwrite(0, garbage)
-    for claimed in (pair.sender.words[0], pair.sender.words[0] + 8, written):
+    for claimed in (pair.sent[0], pair.sent[0] + 8, written):
         pair.claim(claimed % 2**64)
         try:
             while (taken := pair.reader.take()) is not None:
@@ -110,6 +111,6 @@ def test_a_record_of_an_earlier_lap_is_not_taken_for_a_new_one() -> None:
 @pytest.mark.parametrize("claimed", [8, 2**64 - 1])
 def test_a_reader_that_claims_more_than_was_written_is_refused(claimed: int) -> None:
     pair = Pair()
-    pair.receiver.words[8] = claimed
+    pair.received[8] = claimed
     with pytest.raises(PeerLostError, match="claims to have read"):
         pair.writer.put(bytes(SMALL))

@@ -20,7 +20,6 @@ from amusd.config import TransportConfig
 from amusd.errors import PeerLostError
 from amusd.protocol.messages import Open, Verdict
 from amusd.transport import torch_distributed
-from amusd.transport.base import Rendezvous
 from amusd.transport.factory import connect, listen
 from amusd.transport.torch_distributed import FORM_SECONDS, Bodies, TorchDistributedTransport
 
@@ -115,7 +114,7 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
 def test_nccl_carries_every_message_with_groups_of_its_own_for_each_direction(two_gpus: list[tuple[int, str]]) -> None:
     config = TransportConfig(kind="nccl")
     listener = listen(config, NONCE)
-    draft = connect(config, Rendezvous(listener.address, NONCE))
+    draft = connect(config, listener.address, NONCE)
     try:
         assert listener.address.startswith("nccl:///")
         for sender, receiver in ((draft, listener), (listener, draft)):
