@@ -29,14 +29,15 @@ class Replica:
         """`settings`: a `RunConfig`. Loads the models. Raises `ConfigError`."""
         from amusd.async_engine import AsyncEngine
         from amusd.engine import Engine
-        from amusd.serving.app import App
+        from amusd.serving.app import make_app
         from amusd.serving.server import make_service
 
         config = from_mapping(RunConfig, settings)
         engine_config = config.engine_for("serve")
         set_environment(engine_config)
         self._engine = await AsyncEngine(lambda: Engine.start(engine_config)).__aenter__()
-        self._app = App(make_service(self._engine, config), tell)
+        self._service = make_service(self._engine, config)
+        self._app = make_app(self._service, tell)
 
     def __serve_build_asgi_app__(self) -> Any:
         from starlette.applications import Starlette
@@ -46,7 +47,7 @@ class Replica:
 
     async def check_health(self) -> None:
         """Raise if Ray should replace this replica."""
-        status, document = await self._app.service.health()
+        status, document = await self._service.health()
         if status != 200:
             raise RuntimeError(document["status"])
 

@@ -17,7 +17,7 @@ from amusd.console import Console
 from amusd.drafters.synthetic import ACCEPT_NEXT
 from amusd.errors import ConfigError
 from amusd.policies.factory import make_policy
-from amusd.simulation.calibration import Calibration, calibrate
+from amusd.simulation.calibration import calibrate
 from amusd.simulation.cost import NOTHING, Costs, Duration
 from amusd.simulation.simulator import Outcome, Simulator
 from amusd.simulation.tokens import drawn_answers, replayed_answers
@@ -118,20 +118,20 @@ def simulator_of(config: RunConfig) -> Simulator:
     settings, seed = config.simulate, config.sampling.seed
     make_policy(replace(config.decoding(), mode=Mode.ASYNCHRONOUS))  # a mistake in a policy of the user's own
     width = config.engine(longest_block=max(settings.synchronous_lengths)).max_verify_width
-    missing = next((name for name in ("accept", "verify_ms", "draft_ms") if getattr(config, name) is None), None)
     if config.calibration is not None:
-        measured = calibrate(Path(config.calibration), config.drafter.kind)
-    elif missing is None:
-        measured = Calibration(Costs(passes={}, draft_token=NOTHING), ())
+        costs, traces, accept_next = calibrate(Path(config.calibration), config.drafter.kind)
     else:
-        raise ConfigError(f"{missing}: required to simulate without calibration=RUN_DIR")
+        needed = ("accept", "verify_ms", "draft_ms")
+        if missing := next((name for name in needed if getattr(config, name) is None), None):
+            raise ConfigError(f"{missing}: required to simulate without calibration=RUN_DIR")
+        costs, traces, accept_next = Costs(passes={}, draft_token=NOTHING), (), None
     if config.accept is None:
-        answers, accept_next = replayed_answers(measured.traces, seed), measured.accept_next
+        answers = replayed_answers(traces, seed)
     else:
         number, accept_next = max(NUM_ANSWERS, settings.batch_size), None
         answers = drawn_answers(config.accept, num_answers=number, num_tokens=settings.num_tokens, seed=seed)
     return Simulator(
-        costs=_costs(config, measured.costs),
+        costs=_costs(config, costs),
         answers=answers,
         max_candidates=width - 1,
         accept_next=ACCEPT_NEXT if accept_next is None else accept_next,

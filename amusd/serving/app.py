@@ -19,8 +19,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from amusd.config import ServeConfig
 from amusd.serving.requests import ChatRequest, CompletionRequest, RequestError, read
 from amusd.serving.service import Service, event_stream
 from amusd.serving.timeline import listen
@@ -110,46 +111,43 @@ def error_response(error: RequestError) -> Response:
 _HANDLERS: dict[Any, Any] = {
     RequestError: lambda _request, error: error_response(error),
     HTTPException: _http_error,
-    Exception: lambda *_: error_response(RequestError("internal error", status=500)),  # and goes on to `App`
+    Exception: lambda *_: error_response(RequestError("internal error", status=500)),  # and goes on to `make_app`
 }
 
 
-class App:
+def make_app(service: Service, tell: Callable[[str], None]) -> ASGIApp:
     """The server as an ASGI application: checks every request before the routes.
 
     An unexpected exception becomes status 500, and one line for the operator without anything of the request.
     """
+    routes = _routes(service)
 
-    def __init__(self, service: Service, tell: Callable[[str], None]) -> None:
-        self._app = _routes(service)
-        self.service = service
-        self._tell = tell
-        self._key = service.config.api_key
-        self._checks_host = self._key is None and is_here(service.config.host)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or hand it to the routes."""
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            self._check(scope)
-            await self._app(scope, receive, send)
+            _check(scope, service.config)
+            await routes(scope, receive, send)
         except RequestError as error:
             await error_response(error)(scope, receive, send)
         except Exception as error:  # noqa: BLE001 - told here; uvicorn would print the message, which may be of a request
             frame = traceback.extract_tb(error.__traceback__)[-1]
-            self._tell(f"{scope['path']}: {type(error).__name__} in {frame.filename}:{frame.lineno} ({frame.name})")
+            tell(f"{scope['path']}: {type(error).__name__} in {frame.filename}:{frame.lineno} ({frame.name})")
 
-    def _check(self, scope: Scope) -> None:
-        headers = dict(scope["headers"])
-        host = _host_name(headers.get(b"host", b"localhost"))
-        if self._checks_host and not is_here(host) and host not in self.service.config.allowed_hosts:
-            message = f"this server is not called '{host[:200]}': serve.allowed_hosts can add it"
-            raise RequestError(message, status=403, code="host_not_allowed")
-        if self._key is not None and scope["path"] not in OPEN:
-            kind, _, key = headers.get(b"authorization", b"").partition(b" ")
-            if kind.lower() != b"bearer" or not hmac.compare_digest(key.strip(), self._key.encode()):
-                message = "the API key is missing or wrong: Authorization: Bearer KEY"
-                challenge = {"WWW-Authenticate": "Bearer"}
-                raise RequestError(message, status=401, code="invalid_api_key", headers=challenge)
+    return app
+
+
+def _check(scope: Scope, config: ServeConfig) -> None:
+    """Raise `RequestError` for a request without the key, or, where there is none, for another host's name."""
+    headers, key = dict(scope["headers"]), config.api_key
+    host = _host_name(headers.get(b"host", b"localhost"))
+    if key is None and is_here(config.host) and not is_here(host) and host not in config.allowed_hosts:
+        message = f"this server is not called '{host[:200]}': serve.allowed_hosts can add it"
+        raise RequestError(message, status=403, code="host_not_allowed")
+    if key is not None and scope["path"] not in OPEN:
+        kind, _, given = headers.get(b"authorization", b"").partition(b" ")
+        if kind.lower() != b"bearer" or not hmac.compare_digest(given.strip(), key.encode()):
+            message = "the API key is missing or wrong: Authorization: Bearer KEY"
+            challenge = {"WWW-Authenticate": "Bearer"}
+            raise RequestError(message, status=401, code="invalid_api_key", headers=challenge)
 
 
 def _host_name(header: bytes) -> str:

@@ -83,12 +83,6 @@ class Message(Struct):
         return {"role": role, "content": content, **({"name": self.name} if self.name else {})}
 
 
-class StreamOptions(Struct, frozen=True):
-    """The additions to a stream besides its pieces."""
-
-    include_usage: bool = False
-
-
 _TokenId: TypeAlias = Annotated[int, Meta(ge=0)]
 _Tokens: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 31)]
 _Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
@@ -122,7 +116,8 @@ class _Request(Struct, kw_only=True):
     ignore_eos: bool = False
     n: Annotated[int, Meta(ge=1)] = 1
     stream: bool = False
-    stream_options: StreamOptions = StreamOptions()
+    stream_options: dict[str, bool] = {}
+    """`include_usage`: a last chunk with the usage. Others have no effect."""
     mode: Mode | None = None
     token_sources: bool = False
     """Say of each token who proposed it."""

@@ -98,7 +98,7 @@ class Writer:
 
     def _chunk(self, choices: list[dict[str, Any]], counts: dict[str, Any] | None = None) -> dict[str, Any]:
         kind = "chat.completion.chunk" if self._is_chat else "text_completion"
-        told = {"usage": counts} if self._request.stream_options.include_usage else {}
+        told = {"usage": counts} if self._request.stream_options.get("include_usage") else {}
         return {**self._head, "object": kind, "choices": choices, **told}
 
     def _choice(

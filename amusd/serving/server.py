@@ -18,7 +18,7 @@ from amusd.async_engine import AsyncEngine
 from amusd.config import EngineConfig, RunConfig
 from amusd.engine import Engine
 from amusd.errors import ConfigError
-from amusd.serving.app import App, is_here
+from amusd.serving.app import is_here, make_app
 from amusd.serving.service import Service
 
 _LOOK_SECONDS = 0.02
@@ -36,8 +36,13 @@ def run_server(config: RunConfig, connect: Callable[[EngineConfig], Engine], tel
         raise ConfigError(
             f"serve.host={host}: open to other machines without a key; set AMUSD_API_KEY or serve.api_key"
         )
+
+    async def serve(own: socket.socket) -> None:
+        async with AsyncEngine(lambda: connect(settings)) as engine:
+            await HttpServer(make_service(engine, config), tell).serve([own])
+
     with closing(listener(host, config.serve.port)) as own:
-        asyncio.run(serve(config, lambda: connect(settings), tell, own))
+        asyncio.run(serve(own))
 
 
 def listener(host: str, port: int) -> socket.socket:
@@ -52,14 +57,6 @@ def listener(host: str, port: int) -> socket.socket:
     return own
 
 
-async def serve(
-    config: RunConfig, make_engine: Callable[[], Engine], tell: Callable[[str], None], own: socket.socket
-) -> None:
-    """Make the engine, and serve at a bound socket."""
-    async with AsyncEngine(make_engine) as engine:
-        await HttpServer(make_service(engine, config), tell).serve([own])
-
-
 def make_service(engine: AsyncEngine, config: RunConfig) -> Service:
     """Return the service over an engine that was made from `config`."""
     target = config.engine_for("serve").target
@@ -72,10 +69,10 @@ class HttpServer(uvicorn.Server):
     """Uvicorn without its own lines, which at the first signal lets answers end before it does."""
 
     def __init__(self, service: Service, tell: Callable[[str], None]) -> None:
-        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # `App` tells what went wrong
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # the app tells what went wrong
         super().__init__(
             uvicorn.Config(
-                App(service, tell),
+                make_app(service, tell),
                 access_log=False,
                 lifespan="off",
                 log_config=None,

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from amusd.errors import ConfigError
 from amusd.simulation.cost import NOTHING, Costs, Duration
@@ -31,20 +31,10 @@ from amusd.tracing.timeline import Timeline, read_timeline
 Kind = TypeVar("Kind", bound=Event)
 
 
-class Calibration(NamedTuple):
-    """The costs and outcomes that a run has shown."""
+def calibrate(run_directory: Path, drafter: str) -> tuple[Costs, tuple[Trace, ...], float | None]:
+    """Costs of a run, a trace for each sequence in which a draft token was compared, and `accept_next` if known.
 
-    costs: Costs
-    traces: tuple[Trace, ...]
-    """One for each sequence in which a draft token was compared."""
-    accept_next: float | None = None
-    """Probability that a further guess of a tree is right if those before it are wrong; None if unknown."""
-
-
-def calibrate(run_directory: Path, drafter: str) -> Calibration:
-    """Read a run. Raises `ConfigError` if its events do not suffice.
-
-    `drafter`: the one that counts.
+    `drafter`: the one that counts. Raises `ConfigError` if the events do not suffice.
     """
     try:
         timeline = read_timeline(run_directory)
@@ -63,7 +53,7 @@ def calibrate(run_directory: Path, drafter: str) -> Calibration:
             f"calibration={run_directory}: its events/ show no draft token that was compared with the target's; "
             "name the run directory of generate or compare, whose draft was on the target's machine"
         )
-    return Calibration(_costs_of(kept), traces, _accept_next_of(kept))
+    return _costs_of(kept), traces, _accept_next_of(kept)
 
 
 # Times

@@ -90,79 +90,73 @@ class Simulator:
 
         The events are in the outcome, or written to `events_folder`.
         """
-        return _Run(self, decoding, events_folder).outcome()
-
-
-class _Run:
-    """Both workers on virtual time, and the answers that they decode."""
-
-    def __init__(self, simulator: Simulator, decoding: DecodingConfig, folder: Path | None) -> None:
-        self._simulator, self._decoding = simulator, decoding
-        costs, seed = simulator.costs, simulator.seed
-        self._clock = clock = Clock(
-            Direction(costs.to_draft, _random("to draft", seed)), Direction(costs.to_target, _random("to target", seed))
+        clock = Clock(
+            Direction(self.costs.to_draft, self._random("to draft")),
+            Direction(self.costs.to_target, self._random("to target")),
         )
-        where = None if folder is None else as_format(folder)
-        self._recorders = [
-            Recorder(role.value, where, now_ns, keeps=folder is None)
+        where = None if events_folder is None else as_format(events_folder)
+        recorders = [
+            Recorder(role.value, where, now_ns, keeps=where is None)
             for role, now_ns in ((Role.TARGET, lambda: clock.target_ns), (Role.DRAFT, lambda: clock.draft_ns))
         ]
-        self._has_draft = decoding.mode is not Mode.AUTOREGRESSIVE
-        self._prompt_length = 1 if costs.target_prefill == NOTHING else 2  # a single token needs no prefill
-        num_ids = vocab_size(max(map(len, simulator.answers)), decoding.fan_out)
-        model = ScriptedModel(
-            clock,
-            costs,
-            _random("target", seed),
-            prompt_length=self._prompt_length,
-            vocab_size=num_ids,
-            width=simulator.max_candidates + 1,
-            has_draft=self._has_draft,
-        )
-        client = DraftClient(self._recorders[0], num_ids, *(self._start_draft() if self._has_draft else ()))
-        self._worker = TargetWorker(cast("CachedModel", model), self._recorders[0], client, simulator.num_slots)
-
-    def outcome(self) -> Outcome:
-        worker, answers = self._worker, self._simulator.answers
+        worker = self._target_worker(decoding, clock, recorders)
         sequences: list[TargetSequence] = []
         speed: float | None = None
-        while len(sequences) < len(answers) or not all(sequence.is_over for sequence in sequences):
-            while worker.has_room and len(sequences) < len(answers):
-                sequences.append(self._admit(len(sequences) + 1))
+        while len(sequences) < len(self.answers) or not all(sequence.is_over for sequence in sequences):
+            while worker.has_room and len(sequences) < len(self.answers):
+                sequences.append(self._admit(worker, decoding, len(sequences) + 1))
             if worker.has_room and speed is None:
                 speed = self._speed(sequences)
             worker.step()
         worker.shut_down()
-        self._clock.finish()
+        clock.finish()
         return Outcome(
             answers=tuple(sequence.metrics for sequence in sequences),
-            timeline=Timeline(*(recorder.events for recorder in self._recorders)),
-            num_slots=self._simulator.num_slots,
+            timeline=Timeline(*(recorder.events for recorder in recorders)),
+            num_slots=self.num_slots,
             tokens_per_second=speed or self._speed(sequences),
         )
+
+    @property
+    def _prompt_length(self) -> int:
+        return 1 if self.costs.target_prefill == NOTHING else 2  # a single token needs no prefill
+
+    def _target_worker(self, decoding: DecodingConfig, clock: Clock, recorders: Sequence[Recorder]) -> TargetWorker:
+        has_draft = decoding.mode is not Mode.AUTOREGRESSIVE
+        num_ids = vocab_size(max(map(len, self.answers)), decoding.fan_out)
+        model = ScriptedModel(
+            clock,
+            self.costs,
+            self._random("target"),
+            prompt_length=self._prompt_length,
+            vocab_size=num_ids,
+            width=self.max_candidates + 1,
+            has_draft=has_draft,
+        )
+        client = DraftClient(recorders[0], num_ids, *(self._start_draft(clock, recorders[1]) if has_draft else ()))
+        return TargetWorker(cast("CachedModel", model), recorders[0], client, self.num_slots)
 
     def _speed(self, sequences: Sequence[TargetSequence]) -> float:
         answers = [sequence.metrics for sequence in sequences if sequence.metrics.num_tokens]
         num_tokens, slot_ns = (sum(getattr(one, name) for one in answers) for name in ("num_tokens", "total_ns"))
-        return float(self._simulator.num_slots * num_tokens * 1e9 / slot_ns)
+        return float(self.num_slots * num_tokens * 1e9 / slot_ns)
 
-    def _admit(self, number: int) -> TargetSequence:
-        num_tokens = len(self._simulator.answers[number - 1])
+    def _admit(self, worker: TargetWorker, decoding: DecodingConfig, number: int) -> TargetSequence:
+        num_tokens = len(self.answers[number - 1])
         request = Request(
             prompt=(number,) * self._prompt_length,
             max_length=self._prompt_length + num_tokens,
-            policy=make_policy(self._decoding, can_branch=self._simulator.can_branch),
-            drafter=DRAFTER if self._has_draft else None,
+            policy=make_policy(decoding, can_branch=self.can_branch),
+            drafter=None if decoding.mode is Mode.AUTOREGRESSIVE else DRAFTER,
             max_silence_seconds=FOREVER,
         )
-        return self._worker.admit(request, StopChecker((), (), num_tokens, str))
+        return worker.admit(request, StopChecker((), (), num_tokens, str))
 
-    def _start_draft(self) -> tuple[Transport, Hello]:
-        simulator, clock, recorder = self._simulator, self._clock, self._recorders[1]
-        random = _random("draft", simulator.seed)
+    def _start_draft(self, clock: Clock, recorder: Recorder) -> tuple[Transport, Hello]:
+        random = self._random("draft")
 
         def make(number: int) -> list[ScriptedDrafter]:
-            return [ScriptedDrafter(clock, simulator, random) for _ in range(number)]
+            return [ScriptedDrafter(clock, self, random) for _ in range(number)]
 
         def send_to_draft(message: Message) -> None:
             clock.to_draft.send(clock.target_ns, message)
@@ -172,11 +166,10 @@ class _Run:
 
         own_end = SimpleNamespace(send=send_to_target, receive=clock.receive_at_draft, close=lambda: None)
         other_end = SimpleNamespace(send=send_to_draft, receive=clock.receive_at_target, close=lambda: None)
-        draft = DraftWorker(cast("Transport", own_end), {DRAFTER: make}, 1, recorder, max_num_seqs=simulator.num_slots)
+        draft = DraftWorker(cast("Transport", own_end), {DRAFTER: make}, 1, recorder, max_num_seqs=self.num_slots)
         draft.prepare()
         clock.draft_acts.extend((draft.take_in, draft.propose))
         return cast("Transport", other_end), Hello(1, "", (DRAFTER,))
 
-
-def _random(purpose: str, seed: int) -> Random:
-    return Random(f"{purpose} {seed}")  # noqa: S311 - nothing here is secret
+    def _random(self, purpose: str) -> Random:
+        return Random(f"{purpose} {self.seed}")  # noqa: S311 - nothing here is secret

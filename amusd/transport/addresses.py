@@ -18,9 +18,8 @@ def check_address(address: str, *, beyond: bool, to_bind: bool) -> tuple[str, bo
     if scheme == "ipc" and rest:
         return address, True
     host, _, port = rest.rpartition(":")
-    if to_bind and port == "*":
-        port = "0"
-    is_port = port.isascii() and port.isdigit() and (0 if to_bind else 1) <= int(port) <= 65535
+    is_number = port.isascii() and port.isdigit() and (0 if to_bind else 1) <= int(port) <= 65535
+    is_port = is_number or (to_bind and port == "*")
     if scheme != "tcp" or not host or not is_port:
         expected = "ipc://PATH or tcp://HOST:PORT, PORT from 1 to 65535, or * where it listens at a free one"
         raise ConfigError(f"transport.address={address}: expected {expected}")
@@ -33,7 +32,7 @@ def check_address(address: str, *, beyond: bool, to_bind: bool) -> tuple[str, bo
             "give both ends transport.keys=FOLDER (`amusd keys FOLDER` makes it), or, on a network you trust, set "
             "transport.insecure=true"
         )
-    return f"tcp://{host}:{port if int(port) else '*'}", is_local
+    return f"tcp://{host}:{port}", is_local
 
 
 def address_towards(address: str) -> str:

@@ -43,7 +43,7 @@ def test_an_engine_that_makes_no_tokens_is_replaced() -> None:
     async def health() -> tuple[int, dict[str, str]]:
         return 503, {"status": "failing: RankLostError"}
 
-    replica = SimpleNamespace(_app=SimpleNamespace(service=SimpleNamespace(health=health)))
+    replica = SimpleNamespace(_service=SimpleNamespace(health=health))
     with pytest.raises(RuntimeError, match=r"^failing: RankLostError$"):
         asyncio.run(Replica.check_health(replica))  # type: ignore[arg-type]
 
