@@ -5,19 +5,18 @@
     |                          missing, or an output that fails
     |   +-- ContextLengthError a prompt leaves no room for an answer
     |   +-- NotFiniteError     a model's logits are not numbers: its weights are damaged, or overflow in its dtype
-    +-- PeerError              the other process's
+    +-- PeerError              the other process's: it reported its own failure (in a line)
     |   +-- PeerProtocolError  it sent what the protocol forbids; nothing was changed by the message
-    |   |   +-- WireError      the bytes are not a frame of this version
     |   +-- PeerLostError      it is gone, or silent beyond the deadline
-    |   |   +-- RankLostError  it shared this one's model
-    |   +-- PeerFailedError    it reported its own failure (in a line)
+    |       +-- RankLostError  it shared this one's model
     +-- StateError             the caller's: asked of an engine or an answer when it cannot be had
     +-- NoRoomError            the draft's: it cannot take a sequence, which the target decodes alone
     +-- DeviceError            the device's: it is there but does not answer
-    +-- InvariantError         ours: an invariant of docs/protocol.md does not hold, or a rollback went wrong
 
-The command line turns a `ConfigError` into one line and exit code 2, a `PeerLostError` or a `PeerFailedError` into one
-line and exit code 1, and lets everything else show its traceback.
+An `AssertionError` is ours: an invariant of docs/protocol.md does not hold, or a rollback went wrong.
+
+The command line turns a `ConfigError` into one line and exit code 2, a `PeerError` into one line and exit code 1, and
+lets everything else show its traceback.
 """
 
 from __future__ import annotations
@@ -40,15 +39,11 @@ class NotFiniteError(ConfigError):
 
 
 class PeerError(AmusdError):
-    """The other process misbehaved, vanished or failed."""
+    """The other process failed, misbehaved or vanished. The message is one line."""
 
 
 class PeerProtocolError(PeerError):
-    """The peer sent what the protocol forbids. The message changed nothing."""
-
-
-class WireError(PeerProtocolError):
-    """The bytes are not a valid frame of this protocol version."""
+    """The peer sent what the protocol forbids, or bytes that are no frame of this version. They changed nothing."""
 
 
 class PeerLostError(PeerError):
@@ -57,10 +52,6 @@ class PeerLostError(PeerError):
 
 class RankLostError(PeerLostError):
     """Another rank of the same model is gone or silent."""
-
-
-class PeerFailedError(PeerError):
-    """The message is the first line of the peer's error."""
 
 
 class NoRoomError(AmusdError):
@@ -73,10 +64,6 @@ class StateError(AmusdError, RuntimeError):
 
 class DeviceError(AmusdError):
     """A device did not finish its work within the deadline."""
-
-
-class InvariantError(AmusdError):
-    """A bug here."""
 
 
 def first_line(error: BaseException) -> str:

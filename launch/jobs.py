@@ -39,7 +39,7 @@ from .run_directory import (
     is_complete,
     write_workers,
 )
-from .signals import Interrupted, exit_code_of, raise_on_signals
+from .signals import exit_code_of, raise_on_signals
 
 if TYPE_CHECKING:
     from amusd.engine import Engine
@@ -68,7 +68,7 @@ class Jobs:
         return partial(Jobs, keeps_engine=False), (self._command,)
 
     def __call__(self, composed: DictConfig) -> float:
-        """Do one job of Hydra's; failures are told, and the next job goes on. Raises `Interrupted` alone.
+        """Do one job of Hydra's; failures are told, and the next job goes on. Raises `KeyboardInterrupt` alone.
 
         Returns tokens a second, for optimizing sweepers; NaN without a result.
         """
@@ -112,7 +112,7 @@ class Jobs:
     def run(self, config: RunConfig, number: int | None = None) -> int:
         """Do one job; return its exit code. `number`: in a sweep, whose JSON is in files alone.
 
-        Raises `ConfigError`, `PeerError`, `Interrupted`.
+        Raises `ConfigError`, `PeerError`, `KeyboardInterrupt`.
         """
         if self._command == "serve":
             config = with_api_key(config)
@@ -127,7 +127,7 @@ class Jobs:
         except ConfigError:
             discard_run(self._directory)
             raise
-        except Interrupted:
+        except KeyboardInterrupt:
             tell("interrupted" if self._command == "serve" else f"interrupted; what there is lies in {self._directory}")
             raise
         except Exception as error:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import FrameType
 
 from amusd.console import tell
-from amusd.errors import ConfigError, PeerFailedError, PeerLostError
+from amusd.errors import ConfigError, PeerError
 
 GRACE_SECONDS = 1.5
 _WATCH = "signals"
@@ -21,18 +21,10 @@ _PR_SET_PDEATHSIG = 1
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Interrupted(KeyboardInterrupt):
-    """A signal asks this process to end. Carries its number."""
-
-    def __init__(self, signum: int) -> None:
-        super().__init__(f"signal {signum}")
-        self.signum = signum
-
-
 def raise_on_signals() -> None:
-    """Make SIGINT, SIGTERM and SIGHUP raise `Interrupted`, once, in the main thread. An ignored SIGHUP stays so.
+    """Make SIGINT, SIGTERM and SIGHUP raise `KeyboardInterrupt` with the number, once, in the main thread.
 
-    Another thread ends the process after `GRACE_SECONDS`.
+    An ignored SIGHUP stays so. Another thread ends the process after `GRACE_SECONDS`.
     """
     is_hup_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # by nohup
     signals = [number for number in _SIGNALS if number != signal.SIGHUP or not is_hup_ignored]
@@ -45,7 +37,7 @@ def raise_on_signals() -> None:
         if _is_loading("torch"):  # nothing is to be saved yet, and C++ answers an exception with a page of text
             os.write(sys.stderr.fileno(), b"amusd: interrupted\n")
             os._exit(128 + signum)
-        raise Interrupted(signum)
+        raise KeyboardInterrupt(signum)
 
     def watch() -> None:
         while told := os.read(reading, 1):
@@ -96,7 +88,7 @@ def exit_code_of(work: Callable[[], int]) -> int:
         tell(str(error))
         return 2
     except Exception as error:  # noqa: BLE001 - the end of the work: told in full, and the exit code says so
-        if isinstance(error, PeerLostError | PeerFailedError) and "\n" not in str(error):
+        if isinstance(error, PeerError) and "\n" not in str(error):
             tell(str(error))  # no bug of this process
         else:
             traceback.print_exc()
@@ -108,4 +100,4 @@ def end_of_program(work: Callable[[], int]) -> int:
     try:
         return exit_code_of(work)
     except KeyboardInterrupt as interruption:
-        return 128 + int(getattr(interruption, "signum", signal.SIGINT))
+        return 128 + int(next(iter(interruption.args), signal.SIGINT))

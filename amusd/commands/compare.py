@@ -20,7 +20,7 @@ from typing import Any
 
 from amusd.answer import Generation
 from amusd.commands.contestants import Contestant, contestants_of, first_gap, ms_per_token, quartiles, with_the_best
-from amusd.commands.generate import Done, Scripts, encoded, in_flight
+from amusd.commands.generate import Done, encoded, in_flight, scripts_of
 from amusd.commands.tables import advice, rows_table
 from amusd.config import RunConfig, SamplingParams
 from amusd.console import Console
@@ -73,7 +73,7 @@ def compare(
     advices = {size: advice([row for row in rows if row["batch_size"] == size]) for size in sizes}
     lines = [f"{size} at a time: {text}" if len(sizes) > 1 else text for size, text in advices.items() if text]
     shown = rows_table(rows, ["wasted_draft_fraction", *(_ALONE if max(sizes) > 1 else _IN_BATCHES)])
-    return Done(result, "\n\n".join(filter(None, (shown, "\n".join(lines)))), comparison.refused)
+    return result, "\n\n".join(filter(None, (shown, "\n".join(lines)))), comparison.refused
 
 
 @dataclass
@@ -91,7 +91,7 @@ class Comparison:
     """Whether rows tell by how much the target prefers its own token where answers part."""
 
     def __post_init__(self) -> None:
-        self._scripts = Scripts(self.engine)
+        self._script = scripts_of(self.engine)
 
     @property
     def repeatable(self) -> bool:
@@ -138,7 +138,7 @@ class Comparison:
     ) -> tuple[list[Generation], float]:
         """The answers in the order of the prompts, and the seconds from the first request to the last token."""
         decoding, drafter = contestant.decoding, contestant.drafter
-        references = [self._scripts.of(prompt, params, decoding, drafter) for prompt in prompts]
+        references = [self._script(prompt, params, decoding, drafter) for prompt in prompts]
         submitted = (
             self.engine.submit(prompt, params, decoding=decoding, drafter=drafter, reference=reference)
             for prompt, reference in zip(prompts, references, strict=True)

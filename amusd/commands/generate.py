@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 from amusd.answer import Answer, Generation
 from amusd.config import DecodingConfig, RunConfig, SamplingParams
@@ -22,14 +21,8 @@ from amusd.schedule import SYNTHETIC
 from amusd.types import Mode
 from amusd.workload import AnswersFile, WorkloadPrompt, prompts_of
 
-
-class Done(NamedTuple):
-    """The result of a command, in the forms in which it is shown."""
-
-    result: dict[str, Any]
-    text: str
-    """The text that standard output still lacks, for a person."""
-    notes: Sequence[str]
+Done: TypeAlias = tuple[dict[str, Any], str, Sequence[str]]
+"""Of a command: `result.json`, the text that standard output still lacks, and notes about the run."""
 
 
 def generate(config: RunConfig, engine: Engine, console: Console, prompt: WorkloadPrompt, run_directory: Path) -> Done:
@@ -37,12 +30,12 @@ def generate(config: RunConfig, engine: Engine, console: Console, prompt: Worklo
     if config.prompt is None:
         console.text(f"> {prompt.text}\n")
     decoding, prompt_ids = config.decoding(), engine.encode(prompt.turns, raw=config.workload.raw)
-    reference = Scripts(engine).of(prompt_ids, config.sampling, decoding)
+    reference = scripts_of(engine)(prompt_ids, config.sampling, decoding)
     answer = engine.stream(prompt_ids, config.sampling, decoding=decoding, reference=reference)
     partial_file = run_directory / PARTIAL_FILE
     partial_file.unlink(missing_ok=True)  # a file, or a link, that lay in the folder before
     try:
-        with console.streaming(partial(_status, engine, answer, time.perf_counter())) as write:
+        with console.streaming(functools.partial(_status, engine, answer, time.perf_counter())) as write:
             for token in answer:
                 with suppress(OSError), partial_file.open("a", encoding="utf-8") as file:
                     file.write(token.text)  # if it can take more; a failing result file reports at its end
@@ -54,19 +47,19 @@ def generate(config: RunConfig, engine: Engine, console: Console, prompt: Worklo
         raise
     finally:
         partial_file.unlink(missing_ok=True)
-    return Done({"complete": True, **answer.generation.as_dict()}, "", (_summary(answer.generation),))
+    return {"complete": True, **answer.generation.as_dict()}, "", (_summary(answer.generation),)
 
 
 def generate_file(config: RunConfig, engine: Engine, console: Console, run_directory: Path) -> Done:
     """Answer the rest of a file of prompts. Each answer is in the file `out` as soon as those before it are."""
-    out, scripts, begin = AnswersFile(config), Scripts(engine), time.perf_counter()
+    out, script, begin = AnswersFile(config), scripts_of(engine), time.perf_counter()
     refused: list[str] = []
     asked: list[WorkloadPrompt] = []
 
     def submitted(prompts: Sequence[WorkloadPrompt]) -> Iterator[Answer]:
         for prompt, token_ids in encoded(engine, config, prompts, refused):
             asked.append(prompt)
-            reference = scripts.of(token_ids, config.sampling, config.decoding())
+            reference = script(token_ids, config.sampling, config.decoding())
             yield engine.submit(token_ids, config.sampling, decoding=config.decoding(), reference=reference)
 
     result: dict[str, Any] = {"complete": False, "out": str(out.path), "max_num_seqs": engine.worker.max_num_seqs}
@@ -92,27 +85,27 @@ def generate_file(config: RunConfig, engine: Engine, console: Console, run_direc
             if not result["complete"]:
                 write_json(run_directory / RESULT_FILE, result)
     text = f"{result['num_answers']} answers, {result['num_tokens']} tokens: {result['tokens_per_second']:.1f} tokens/s"
-    return Done(result, f"{out.path}: {text}", refused)
+    return result, f"{out.path}: {text}", refused
 
 
-@dataclass
-class Scripts:
-    """Answers of plain decoding that the synthetic drafter has to be told; each is decoded once, unmeasured."""
+def scripts_of(engine: Engine) -> Callable[..., tuple[int, ...]]:
+    """Return `script(prompt, params, decoding, drafter)`: what the synthetic drafter has to be told; else empty.
 
-    engine: Engine
-    _known: dict[tuple[tuple[int, ...], SamplingParams], tuple[int, ...]] = field(default_factory=dict)
+    It is the answer of plain decoding, decoded once, unmeasured.
+    """
 
-    def of(
-        self, prompt: tuple[int, ...], params: SamplingParams, decoding: DecodingConfig, drafter: str | None = None
+    @functools.cache
+    def plain_answer(prompt: tuple[int, ...], params: SamplingParams) -> tuple[int, ...]:
+        return engine.generate(prompt, params, decoding=DecodingConfig(mode=Mode.AUTOREGRESSIVE)).token_ids
+
+    def script(
+        prompt: tuple[int, ...], params: SamplingParams, decoding: DecodingConfig, drafter: str | None = None
     ) -> tuple[int, ...]:
-        """The answer to a prompt; empty unless the synthetic drafter is asked."""
-        names = (drafter,) if drafter else self.engine.drafters[:1]
-        if decoding.mode is Mode.AUTOREGRESSIVE or SYNTHETIC not in names:
-            return ()
-        if (prompt, params) not in self._known:
-            plain = replace(decoding, mode=Mode.AUTOREGRESSIVE)
-            self._known[prompt, params] = self.engine.generate(prompt, params, decoding=plain).token_ids
-        return self._known[prompt, params]
+        names = (drafter,) if drafter else engine.drafters[:1]
+        is_told = decoding.mode is not Mode.AUTOREGRESSIVE and SYNTHETIC in names
+        return plain_answer(prompt, params) if is_told else ()
+
+    return script
 
 
 def encoded(

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from contextlib import closing, suppress
-from dataclasses import dataclass
 
 from amusd.child import command_of
 from amusd.config import TransportConfig
@@ -27,21 +26,14 @@ _CANDIDATE = Candidate(1, 1, 100, 2**63 + 1, 5, (4,), (5,), (), more=True)
 _VERDICT = Verdict(1, 1, 3, 100, (5, 6, 7, 8), 3)
 
 
-@dataclass(frozen=True, slots=True)
-class OneWayTime:
-    """Microseconds from `send` at one end to the end of `receive` at the other."""
-
-    p50_us: float
-    p99_us: float
-
-
 def measure_one_way(
     config: TransportConfig, *, num_messages: int, cores: tuple[set[int], set[int]] = (set(), set())
-) -> OneWayTime:
+) -> tuple[float, float]:
     """Exchange `num_messages` candidates for verdicts with a child process.
 
-    `cores`: those of this process and the child; empty: any. Raises `ConfigError` when the link does not work here, and
-    `PeerLostError` when the child ends or is silent for `ANSWER_SECONDS`.
+    Returns the median and the 99th percentile of the microseconds from `send` at one end to the end of `receive` at the
+    other. `cores`: those of this process and the child; empty: any. Raises `ConfigError` when the link does not work
+    here, and `PeerLostError` when the child ends or is silent for `ANSWER_SECONDS`.
     """
     allowed = set(allowed_cores())
     pin_to(cores[0])
@@ -57,7 +49,7 @@ def measure_one_way(
     finally:
         pin_to(allowed)
     measured = sorted(times[NUM_WARM_UP_EXCHANGES:])
-    return OneWayTime(measured[len(measured) // 2], measured[len(measured) * 99 // 100])
+    return measured[len(measured) // 2], measured[len(measured) * 99 // 100]
 
 
 def _exchange(link: Transport) -> float:

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from itertools import count, repeat
 from typing import Any
 
-from amusd.errors import InvariantError, PeerProtocolError
+from amusd.errors import PeerProtocolError
 from amusd.protocol.candidate_tree import MAX_NUMBERS, CandidateNode, CandidateTree, Reception
 from amusd.protocol.messages import CERTAINTY, Candidate, Verdict
 from amusd.protocol.prefix_hash import CommittedPrefix
@@ -172,9 +172,9 @@ class TargetSession:
         holds the `max_rows` - 1 likeliest candidates that fit, none below `min_chance`.
         """
         if self._block is not None:
-            raise InvariantError("a verification is already under way")
+            raise AssertionError("a verification is already under way")
         if self.remaining < 1:
-            raise InvariantError("the sequence is full")
+            raise AssertionError("the sequence is full")
         depth = min(max_candidates, self.remaining - 1)
         number = depth if max_rows is None else max_rows - 1
         self._block = self._tree.block(depth, Tracks(num_tracks), number, min_chance)
@@ -196,17 +196,17 @@ class TargetSession:
     def commit(self, token_ids: Sequence[int], num_accepted: int, *, ends: bool = False) -> PassOutcome:
         """End the verification: `token_ids` are final, the first `num_accepted` of them were candidates.
 
-        `ends`: the answer ends with them. Raises `InvariantError`, without any change, for impossible arguments.
+        `ends`: the answer ends with them. Raises `AssertionError`, without any change, for impossible arguments.
         """
         tokens = tuple(token_ids)
         block, accepted = self._verifying(), tokens[:num_accepted]
         judged = block.judged_along(accepted) if block.alternatives else self.to_judge()[0]
         if not 1 <= len(tokens) <= self.remaining:
-            raise InvariantError(f"{len(tokens)} tokens to commit, between 1 and {self.remaining} allowed")
+            raise AssertionError(f"{len(tokens)} tokens to commit, between 1 and {self.remaining} allowed")
         if not (num_accepted <= len(judged) and num_accepted <= len(tokens) <= num_accepted + 1):
-            raise InvariantError(f"{len(tokens)} tokens with {num_accepted} accepted of {len(judged)} candidates")
+            raise AssertionError(f"{len(tokens)} tokens with {num_accepted} accepted of {len(judged)} candidates")
         if accepted != judged[:num_accepted]:
-            raise InvariantError("accepted tokens are not the candidates")
+            raise AssertionError("accepted tokens are not the candidates")
         self._block = None
         self._num_accepted = num_accepted
         self._prefix.append(tokens)
@@ -258,5 +258,5 @@ class TargetSession:
 
     def _verifying(self) -> Block:
         if self._block is None:
-            raise InvariantError("no verification is under way")
+            raise AssertionError("no verification is under way")
         return self._block

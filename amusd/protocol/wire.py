@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from amusd.errors import ConfigError, WireError
+from amusd.errors import ConfigError, PeerProtocolError
 from amusd.protocol.messages import PROTOCOL_VERSION, Message
 from amusd.settings import shown
 
@@ -66,22 +66,22 @@ def encode(message: Message, nonce: int, sent_ns: int = 0) -> bytes:
 
 
 def decode(frame: bytes) -> Frame:
-    """The content of one frame. Raises WireError, and nothing else, on any other bytes."""
+    """The content of one frame. Raises PeerProtocolError, and nothing else, on any other bytes."""
     if not _MIN_FRAME_BYTES <= len(frame) <= MAX_FRAME_BYTES:
-        raise WireError(f"frame of {len(frame)} bytes, {_MIN_FRAME_BYTES} to {MAX_FRAME_BYTES} are allowed")
+        raise PeerProtocolError(f"frame of {len(frame)} bytes, {_MIN_FRAME_BYTES} to {MAX_FRAME_BYTES} are allowed")
     magic, version, nonce, sent_ns = _HEADER.unpack_from(frame)
     if magic != _MAGIC:
-        raise WireError("not a frame of this protocol")
+        raise PeerProtocolError("not a frame of this protocol")
     if version != PROTOCOL_VERSION:
-        raise WireError(f"protocol version {version}, this side speaks {PROTOCOL_VERSION}")
+        raise PeerProtocolError(f"protocol version {version}, this side speaks {PROTOCOL_VERSION}")
     sealed = frame[: -_CHECKSUM.size]
     if _CHECKSUM.unpack_from(frame, len(sealed))[0] != zlib.crc32(sealed):
-        raise WireError("damaged: its checksum is another one")
+        raise PeerProtocolError("damaged: its checksum is another one")
     body = sealed[_HEADER.size :]
     try:
         message = _DECODER.decode(body)
     except _REFUSALS as error:
-        raise WireError(f"not a message: {shown(error)}") from None
+        raise PeerProtocolError(f"not a message: {shown(error)}") from None
     if _ENCODER.encode(message) != body:
-        raise WireError(f"{type(message).__name__} in other bytes than those of its only frame")
+        raise PeerProtocolError(f"{type(message).__name__} in other bytes than those of its only frame")
     return Frame(nonce, sent_ns, message)

@@ -43,7 +43,7 @@ class DraftSequence:
     def roll_back(self) -> bool:
         """Apply the verdict that has come; whether it was news.
 
-        Raises `PeerProtocolError` for an impossible one, which changes nothing, and `InvariantError`.
+        Raises `PeerProtocolError` for an impossible one, which changes nothing, and `AssertionError`.
         """
         verdict, self.verdict = self.verdict, None
         if verdict is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from amusd.errors import ConfigError, PeerFailedError, PeerLostError, PeerProtocolError, first_line
+from amusd.errors import ConfigError, PeerError, PeerLostError, PeerProtocolError, first_line
 from amusd.protocol.messages import MAX_TEXT_LENGTH, Failed, Hello
 from amusd.transport.base import Transport
 
@@ -22,7 +22,7 @@ def await_hello(link: Transport, own: Hello, timeout_seconds: float) -> Hello:
 def receive_hello(link: Transport, own: Hello, deadline: float, timeout: float) -> Hello | None:
     """The peer's `Hello`, which the target answers; None when none has come within `timeout` seconds (0 polls).
 
-    Raises `ConfigError` when the two do not fit or the peer reports one, `PeerFailedError` when the peer failed
+    Raises `ConfigError` when the two do not fit or the peer reports one, `PeerError` when the peer failed
     otherwise, `PeerProtocolError` when it begins with anything else, `PeerLostError` when it is gone, or has not come
     by `deadline` (monotonic seconds).
     """
@@ -35,7 +35,7 @@ def receive_hello(link: Transport, own: Hello, deadline: float, timeout: float) 
     if isinstance(message, Failed):
         if message.kind == ConfigError.__name__:
             raise ConfigError(told_by(message))
-        raise PeerFailedError(f"the draft failed while starting: {told_by(message)}")
+        raise PeerError(f"the draft failed while starting: {told_by(message)}")
     if message is not None:
         raise PeerProtocolError(f"{type(message).__name__} before Hello")
     if time.monotonic() >= deadline:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import msgspec
 
 from amusd.config import TransportConfig
-from amusd.errors import ConfigError, PeerFailedError, PeerLostError, PeerProtocolError, RankLostError, first_line
+from amusd.errors import ConfigError, PeerError, PeerLostError, PeerProtocolError, RankLostError, first_line
 from amusd.models.meeting import Meeting
 from amusd.models.passes import Command
 from amusd.models.process_group import ProcessGroup
@@ -118,7 +118,7 @@ class Leader(_ConnectedRanks):
         if kind == "mistake":
             raise ConfigError(text)
         if kind == "failed":
-            raise PeerFailedError(f"rank {rank} of the target failed: {text}")
+            raise PeerError(f"rank {rank} of the target failed: {text}")
         return True
 
     def _missing(self, timeout_seconds: float) -> list[int]:

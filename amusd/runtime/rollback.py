@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from amusd.drafters.base import Drafter, Expansion, say_once
-from amusd.errors import InvariantError, RankLostError
+from amusd.errors import RankLostError
 from amusd.protocol.draft_session import DraftSession, Guesses, Node, Transition, next_nodes
 from amusd.protocol.messages import Features, Open, Verdict
 from amusd.sampling.acceptance import certain
@@ -74,7 +74,7 @@ class RollbackManager:
     def apply(self, verdict: Verdict) -> Transition | None:
         """Bring everything in line with `verdict`; None when it was stale.
 
-        Raises `PeerProtocolError` for an impossible verdict, which changes nothing, and `InvariantError` when the
+        Raises `PeerProtocolError` for an impossible verdict, which changes nothing, and `AssertionError` when the
         drafter could neither follow nor be opened again.
         """
         transition = self.session.hear(verdict)
@@ -120,7 +120,7 @@ class RollbackManager:
         except RankLostError:
             raise
         except Exception as error:
-            raise InvariantError(f"the drafter could not be opened again: {error}") from error
+            raise AssertionError(f"the drafter could not be opened again: {error}") from error
 
     def _look_up(self) -> None:
         self.num_looked_up += self.session.guess_path(*self.drafter.look_up())
@@ -130,7 +130,7 @@ class RollbackManager:
 
     def _check_agreement(self) -> None:
         if self.drafter.length != self.session.base:
-            raise InvariantError(f"drafter holds {self.drafter.length} tokens, session {self.session.base}")
+            raise AssertionError(f"drafter holds {self.drafter.length} tokens, session {self.session.base}")
 
 
 def _unpack(message: Features) -> Tensor:

@@ -9,7 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from amusd.errors import WireError
+from amusd.errors import PeerProtocolError
 from amusd.protocol import wire
 from amusd.protocol.messages import Message
 
@@ -98,7 +98,7 @@ class Transport(ABC):
         """The message of a frame, or None when the frame is dropped."""
         try:
             nonce, self._sent_ns, message = wire.decode(frame)
-        except WireError as error:
+        except PeerProtocolError as error:
             self.reject(str(error))
             return None
         if nonce != self._nonce:

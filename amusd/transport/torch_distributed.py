@@ -29,7 +29,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import distributed
 
-from amusd.errors import ConfigError, PeerLostError, WireError
+from amusd.errors import ConfigError, PeerLostError, PeerProtocolError
 from amusd.protocol.wire import MAX_FRAME_BYTES
 from amusd.transport.base import MAX_QUEUED_MESSAGES, Transport
 
@@ -183,7 +183,7 @@ class TorchDistributedTransport(Transport):
         try:
             while not self._is_closing and (frame := self._read_next()) is not None:
                 self._inbox.put(frame)
-        except WireError as error:
+        except PeerProtocolError as error:
             reason = str(error)
             logger.warning("lost the peer: %s", reason)
             self._interrupt()  # so that the peer learns of it
@@ -226,14 +226,14 @@ class TorchDistributedTransport(Transport):
         self._blocks.send([block], self._peer, _BLOCK_TAG).wait(patience)
 
     def _read_next(self) -> bytes | None:
-        """The next frame; None when the peer said goodbye. Raises RuntimeError, and WireError for a wrong length."""
+        """The next frame; None when the peer said goodbye. Raises RuntimeError, or PeerProtocolError for its length."""
         block = bytearray(BLOCK_BYTES)
         self._blocks.recv([torch.frombuffer(block, dtype=torch.uint8)], self._peer, _BLOCK_TAG).wait(_FOREVER)
         (length,) = _LENGTH.unpack_from(block)
         if length == _GOODBYE:
             return None
         if length > MAX_FRAME_BYTES:
-            raise WireError(f"the peer announced {length} bytes, at most {MAX_FRAME_BYTES} are allowed")
+            raise PeerProtocolError(f"the peer announced {length} bytes, at most {MAX_FRAME_BYTES} are allowed")
         if length <= BLOCK_BYTES - _LENGTH.size:
             return bytes(block[_LENGTH.size : _LENGTH.size + length])
         return self._bodies[1].receive(length, self._peer)

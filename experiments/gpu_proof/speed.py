@@ -123,8 +123,8 @@ def links(job: Job) -> None:
     """One-way times of messages between two processes."""
     for name in LINKS:
         try:
-            found = measure_one_way(ON_ONE_MACHINE[name], num_messages=job.scale.num_messages)
+            p50_us, p99_us = measure_one_way(ON_ONE_MACHINE[name], num_messages=job.scale.num_messages)
         except (ConfigError, PeerLostError) as error:
             job.write("link", link=name, absent=str(error))
             continue
-        job.write("link", link=name, p50_us=found.p50_us, p99_us=found.p99_us)
+        job.write("link", link=name, p50_us=p50_us, p99_us=p99_us)

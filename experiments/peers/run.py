@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from amusd.console import table
-from amusd.errors import PeerFailedError
+from amusd.errors import PeerError
 from amusd.types import Mode
 from experiments.common import Document, middle_half, write_results
 from experiments.peers.stock import WAYS, StockTransformers
@@ -100,7 +100,7 @@ def _take_turns(answers: dict[str, Answer], turn: int, prompt: Sequence[int], nu
     found = {name: answers[name](prompt, num_tokens) for name in order}
     for name, (tokens, _) in found.items():
         if len(tokens) != num_tokens:
-            raise PeerFailedError(f"{name}: {len(tokens)} tokens instead of {num_tokens}")
+            raise PeerError(f"{name}: {len(tokens)} tokens instead of {num_tokens}")
     return {
         "ms_per_token": {name: found[name][1] / 1e6 / num_tokens for name in names},
         "as_plain": {name: found[name][0] == found[_plain_of(name)][0] for name in names},

@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from amusd.errors import PeerFailedError
+from amusd.errors import PeerError
 
 ANSWER_SECONDS = 600.0
 """Longest that loading, or one answer, may take."""
@@ -105,7 +105,7 @@ class StockTransformers:
         self._receive()
 
     def generate(self, way: str, prompt: Sequence[int], num_tokens: int) -> tuple[list[int], int]:
-        """The tokens, and the nanoseconds they took in that process. Raises `PeerFailedError`."""
+        """The tokens, and the nanoseconds they took in that process. Raises `PeerError`."""
         self._connection.send((way, list(prompt), num_tokens))
         tokens, duration_ns = self._receive()
         return tokens, duration_ns
@@ -123,8 +123,8 @@ class StockTransformers:
             if self._connection.poll(ANSWER_SECONDS):
                 return self._connection.recv()
         except (EOFError, OSError) as error:
-            raise PeerFailedError("the process with transformers has died; what it said is above") from error
-        raise PeerFailedError(f"the process with transformers did not answer within {ANSWER_SECONDS:.0f} s")
+            raise PeerError("the process with transformers has died; what it said is above") from error
+        raise PeerError(f"the process with transformers did not answer within {ANSWER_SECONDS:.0f} s")
 
 
 def _serve(connection: Connection, target: str, draft: str, dtype: str, num_threads: int, cores: set[int]) -> None:

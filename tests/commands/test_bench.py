@@ -8,7 +8,6 @@ import pytest
 from models import tiny
 
 from amusd.commands.bench import _link, bench_text, load_transformers, measure_links, measure_models
-from amusd.commands.latency import OneWayTime
 from amusd.config import HardwareConfig, TransportConfig
 from amusd.console import Console
 from amusd.models.cached_model import CachedModel, extend
@@ -42,8 +41,8 @@ def test_every_figure_stands_in_the_document_and_in_the_text(
     generate = load_transformers(str(checkpoint), "float32", "cpu")
     document = measure_models(model, {"hf": model}, generate, PROMPT, Console())
     taken = dict(measure_links(links, HardwareConfig(), 50))
-    assert isinstance(taken["zeromq"], OneWayTime)
-    assert 0 < taken["zeromq"].p50_us <= taken["zeromq"].p99_us
+    median, slow = taken["zeromq"]
+    assert 0 < float(median) <= float(slow)
     assert "port" in str(taken["shared_memory"])
     document["transport"] = {name: _link(one) for name, one in taken.items()}
     assert document["transport"]["zeromq"].keys() == {"one_way_us_p50", "one_way_us_p99"}

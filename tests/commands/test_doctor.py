@@ -10,7 +10,6 @@ import pytest
 from models import tiny
 
 from amusd.commands.doctor import Finding, _guard, _links, _models
-from amusd.commands.latency import OneWayTime
 from amusd.config import DrafterConfig, EngineConfig, TargetConfig, TransportConfig
 from amusd.errors import ConfigError
 
@@ -61,10 +60,10 @@ def test_a_wrong_drafter_is_told_before_the_targets_weights_are_read(tmp_path: P
 def test_a_link_that_does_not_work_is_only_wrong_where_it_is_wanted(
     monkeypatch: pytest.MonkeyPatch, wanted: Any
 ) -> None:
-    def measure(link: TransportConfig, **_orders: object) -> OneWayTime:
+    def measure(link: TransportConfig, **_orders: object) -> tuple[float, float]:
         if link.kind in ("gloo", "nccl"):
             raise ConfigError("a reason")
-        return OneWayTime(p50_us=12.3, p99_us=45.6)
+        return 12.3, 45.6
 
     monkeypatch.setattr("amusd.commands.bench.measure_one_way", measure)
     found = {finding.name: finding for finding in _links(EngineConfig(transport=TransportConfig(kind=wanted)))}

@@ -88,4 +88,4 @@ def test_the_target_survives_a_draft_that_dies_with_a_long_message_under_way(
 
 
 def test_the_link_works_between_processes_that_are_measured() -> None:
-    assert measure_one_way(NCCL, num_messages=200).p50_us > 0
+    assert measure_one_way(NCCL, num_messages=200)[0] > 0

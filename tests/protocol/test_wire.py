@@ -1,4 +1,4 @@
-"""Every message survives the wire, and no bytes whatever make `decode` raise anything but `WireError`."""
+"""Every message survives the wire, and no bytes whatever make `decode` raise anything but `PeerProtocolError`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from strategies import EXAMPLES, messages, nonces
 
 from amusd.config.decoding import MAX_BIASES
 from amusd.config.engine import MAX_NUM_SEQS
-from amusd.errors import WireError
+from amusd.errors import PeerProtocolError
 from amusd.protocol import messages as m
 from amusd.protocol.wire import MAX_FRAME_BYTES, decode, encode, seal
 
@@ -71,7 +71,7 @@ def with_body(body: bytes) -> bytes:
 def decodes_or_refuses(frame: bytes) -> None:
     try:
         nonce, sent_ns, message = decode(frame)
-    except WireError:
+    except PeerProtocolError:
         return
     assert encode(message, nonce, sent_ns) == frame
 
@@ -94,7 +94,7 @@ def test_the_layout_of_this_version_does_not_change(message: m.Message) -> None:
 @settings(max_examples=300)
 @given(frame=st.binary(max_size=200), tag=st.integers(0, 11), body=st.binary(max_size=120))
 def test_random_bytes_raise_only_wire_errors(frame: bytes, tag: int, body: bytes) -> None:
-    with pytest.raises(WireError):
+    with pytest.raises(PeerProtocolError):
         decode(frame)
     decodes_or_refuses(with_body(body))
     decodes_or_refuses(with_body(bytes((0x90 + len(body) % 16, tag)) + body))
@@ -104,12 +104,12 @@ def test_random_bytes_raise_only_wire_errors(frame: bytes, tag: int, body: bytes
 def test_a_spoilt_frame_is_refused_or_is_the_frame_of_another_message(name: str) -> None:
     frame, body = FRAMES[name], BODIES[name]
     for damaged in (*with_a_bit_flipped(frame), *(frame[:length] for length in range(len(frame))), frame + b"\0"):
-        with pytest.raises(WireError):
+        with pytest.raises(PeerProtocolError):
             decode(damaged)
     for spoilt in with_a_bit_flipped(body):
         decodes_or_refuses(seal(spoilt))
     for cut in (*(body[:length] for length in range(len(body))), body + b"\0"):
-        with pytest.raises(WireError):
+        with pytest.raises(PeerProtocolError):
             decode(seal(cut))
 
 
@@ -127,12 +127,12 @@ def test_a_spoilt_frame_is_refused_or_is_the_frame_of_another_message(name: str)
     ],
 )
 def test_a_message_in_other_bytes_than_those_of_its_frame_is_refused(body: str, reason: str) -> None:
-    with pytest.raises(WireError, match=reason):
+    with pytest.raises(PeerProtocolError, match=reason):
         decode(with_body(bytes.fromhex(body)))
 
 
 def test_an_oversized_frame_is_refused() -> None:
-    with pytest.raises(WireError, match="are allowed"):
+    with pytest.raises(PeerProtocolError, match="are allowed"):
         decode(bytes(MAX_FRAME_BYTES + 1))
 
 
@@ -141,7 +141,7 @@ def test_a_distribution_that_no_user_could_ask_for_is_refused(name: str) -> None
     fields = msgspec.to_builtins(m.Open(7, 1, (), 9, "", 4, 2, (6,)))
     key, value = DISTRIBUTIONS[name]
     fields[9] = {**fields[9], key: value}
-    with pytest.raises(WireError, match="not a message"):
+    with pytest.raises(PeerProtocolError, match="not a message"):
         decode(with_body(msgspec.msgpack.encode(fields)))
 
 

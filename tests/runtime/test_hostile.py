@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from runtime.clocked import Clock, Link
 
 from amusd.drafters.ngram import NgramDrafter
-from amusd.errors import ConfigError, PeerFailedError
+from amusd.errors import ConfigError, PeerError
 from amusd.protocol.messages import (
     Candidate,
     Close,
@@ -78,7 +78,7 @@ def answers_at(target: Transport) -> list[Message]:
 def test_what_a_peer_says_of_its_failure_does_nothing_to_a_terminal() -> None:
     here, there = memory_pair()
     there.send(Failed("Error", "no\n\tspace\x1b[2J\x07left"))
-    with pytest.raises(PeerFailedError, match=r"no\n\tspace\?\[2J\?left"):
+    with pytest.raises(PeerError, match=r"no\n\tspace\?\[2J\?left"):
         await_hello(here, Hello(0, "", ()), 5.0)
 
 

@@ -6,7 +6,7 @@ import pytest
 from memory_link import memory_pair
 
 from amusd.config import EngineConfig, HardwareConfig, TransportConfig
-from amusd.errors import ConfigError, PeerFailedError
+from amusd.errors import ConfigError, PeerError
 from amusd.models.cached_model import CachedModel
 from amusd.models.tokenizer import Tokenizer
 from amusd.protocol.messages import Hello
@@ -39,7 +39,7 @@ def test_nccl_without_two_gpus_is_refused_before_weights_are_loaded(monkeypatch:
     [
         (ConfigError("model /m: quantized with AWQ"), ConfigError, r"^model /m: quantized with AWQ$"),
         (ConfigError("model /\udcff: no such folder"), ConfigError, r"^model /\?: no such folder$"),
-        (MemoryError("a bug"), PeerFailedError, r"MemoryError: a bug$"),
+        (MemoryError("a bug"), PeerError, r"MemoryError: a bug$"),
     ],
 )
 def test_what_a_draft_says_of_its_end_is_what_the_target_raises(error: Exception, kind: type, text: str) -> None:
