@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 TopLogprobs: TypeAlias = tuple[tuple[int, float], ...]
 """The most likely tokens at one position with their log-probabilities under the target, most likely first."""
@@ -28,27 +28,20 @@ class Mode(str, enum.Enum):
     """The draft runs ahead without pause; the target verifies what has arrived."""
 
 
-class DraftPresence(str, enum.Enum):
-    """Whether an engine has a draft now."""
+DraftPresence: TypeAlias = Literal["present", "silent", "away", "failed", "none"]
+"""Whether an engine has a draft now.
 
-    PRESENT = "present"
-    SILENT = "silent"
-    """It does not answer; the target goes on alone."""
-    AWAY = "away"
-    """It is lost, and a next one is looked for."""
-    FAILED = "failed"
-    """It is lost for good."""
-    NONE = "none"
+`silent`: it does not answer, and the target goes on alone; `away`: it is lost, and a next one is looked for; `failed`:
+it is lost for good.
+"""
 
+TokenSource: TypeAlias = Literal["target", "candidate", "alternative"]
+"""Who said a token first, which depends on timing; the token does not. `candidate`: an accepted one of the likeliest
+path; `alternative`: an accepted one beside it.
+"""
 
-class TokenSource(str, enum.Enum):
-    """Who said a token first, which depends on timing; the token does not."""
-
-    TARGET = "target"
-    CANDIDATE = "candidate"
-    """An accepted candidate of the likeliest path."""
-    ALTERNATIVE = "alternative"
-    """An accepted candidate beside the likeliest path."""
+FinishReason: TypeAlias = Literal["eos", "stop", "length", "aborted"]
+"""Why a generation ended. `aborted`: the caller stopped reading, or the run was interrupted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +55,4 @@ class Token:
     """Log-probability under the target alone, with `SamplingParams.logprobs` or `top_logprobs`."""
     top_logprobs: TopLogprobs = ()
     """The most likely tokens in its place, with `SamplingParams.top_logprobs`."""
-    source: TokenSource = TokenSource.TARGET
-
-
-class FinishReason(str, enum.Enum):
-    """Why a generation ended (the values of `finish_reason`)."""
-
-    EOS = "eos"
-    STOP = "stop"
-    LENGTH = "length"
-    ABORTED = "aborted"
-    """The caller stopped reading, or the run was interrupted."""
+    source: TokenSource = "target"

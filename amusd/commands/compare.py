@@ -28,7 +28,6 @@ from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.files import ANSWERS_FILE, RESULT_FILE, read_json, write_json, write_whole
 from amusd.tracing.metrics import total
-from amusd.types import DraftPresence
 from amusd.workload import WorkloadPrompt
 
 WARM_UP_TOKENS = 8
@@ -164,7 +163,7 @@ class Comparison:
         self._warm_up()
 
     def _is_draft_away(self) -> bool:
-        return self.engine.draft.presence is DraftPresence.AWAY
+        return self.engine.draft.presence == "away"
 
     @property
     def plain(self) -> Contestant:
@@ -182,7 +181,7 @@ class Comparison:
                 **contestant.settings,
                 "text": answer.text,
                 "token_ids": list(answer.token_ids),
-                "finish_reason": answer.finish_reason.value,
+                "finish_reason": answer.finish_reason,
                 "tokens": answer.metrics.num_tokens,
                 "ms": answer.metrics.total_ns / 1e6,
                 "accepted": answer.metrics.num_accepted,

@@ -143,14 +143,14 @@ def _status(engine: Engine, answer: Answer, begin: float) -> str:
     if counts.num_verified:
         per_pass = counts.num_tokens / max(1, counts.num_passes)
         accepted = f"{counts.num_accepted} of {counts.num_verified} accepted"
-        parts += [f"{per_pass:.2f} tokens a pass", accepted, f"draft {engine.draft.presence.value}"]
+        parts += [f"{per_pass:.2f} tokens a pass", accepted, f"draft {engine.draft.presence}"]
     return "; ".join(parts)
 
 
 def _summary(generation: Generation) -> str:
     figures = generation.metrics.as_dict()
     parts = [
-        f"{generation.mode.value}: {figures['num_tokens']} tokens ({generation.finish_reason.value})",
+        f"{generation.mode.value}: {figures['num_tokens']} tokens ({generation.finish_reason})",
         f"{figures['tokens_per_second']:.1f} tokens/s, first after {figures['time_to_first_token_ms']:.0f} ms",
     ]
     if generation.drafter is not None:

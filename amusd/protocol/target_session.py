@@ -30,7 +30,6 @@ from amusd.protocol.candidate_tree import MAX_NUMBERS, CandidateNode, CandidateT
 from amusd.protocol.messages import CERTAINTY, Candidate, Verdict
 from amusd.protocol.prefix_hash import CommittedPrefix
 from amusd.protocol.verification import Block, PassOutcome, Tracks
-from amusd.types import TokenSource
 
 
 class TargetSession:
@@ -216,7 +215,7 @@ class TargetSession:
             num_judged=min(len(judged), len(tokens)) if ends or not self.remaining else len(judged),
             num_accepted=num_accepted,
             num_alternatives=len(block.alternatives),
-            num_accepted_alternatives=block.sources_along(accepted, num_accepted).count(TokenSource.ALTERNATIVE),
+            num_accepted_alternatives=block.sources_along(accepted, num_accepted).count("alternative"),
             num_tokens=len(tokens),
         )
 

@@ -52,11 +52,13 @@ class Block:
 
     def sources_along(self, token_ids: Sequence[int], num_accepted: int) -> tuple[TokenSource, ...]:
         """Source of each committed token; the first `num_accepted` were candidates."""
-        sources = [TokenSource.CANDIDATE] * num_accepted + [TokenSource.TARGET] * (len(token_ids) - num_accepted)
+        sources: list[TokenSource] = [
+            "candidate" if place < num_accepted else "target" for place in range(len(token_ids))
+        ]
         if self.alternatives:
             for place, row in enumerate(self.path_along(token_ids[:num_accepted])[1:]):
                 if row > len(self.candidates):
-                    sources[place] = TokenSource.ALTERNATIVE
+                    sources[place] = "alternative"
         return tuple(sources)
 
     def judged_along(self, token_ids: Sequence[int]) -> tuple[int, ...]:

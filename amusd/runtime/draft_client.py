@@ -88,10 +88,10 @@ class DraftClient:
     def presence(self) -> DraftPresence:
         """The state of the draft."""
         if self.failure is not None:
-            return DraftPresence.FAILED
+            return "failed"
         if self.link is None:
-            return DraftPresence.NONE if self.draft_restart is None else DraftPresence.AWAY
-        return DraftPresence.SILENT if self.is_silent else DraftPresence.PRESENT
+            return "none" if self.draft_restart is None else "away"
+        return "silent" if self.is_silent else "present"
 
     @property
     def is_silent(self) -> bool:

@@ -93,7 +93,7 @@ class TargetSequence:
     @property
     def ended_by(self) -> FinishReason:
         """Why it ended; aborted unless a token ended it."""
-        return self.finish_reason or FinishReason.ABORTED
+        return self.finish_reason or "aborted"
 
     @property
     def is_prefilled(self) -> bool:
@@ -191,5 +191,5 @@ class TargetSequence:
             "max_lookahead": request.policy.max_lookahead,
             "drafter": request.drafter,
             "num_prompt_tokens": len(request.prompt),
-            "finish_reason": self.ended_by.value,
+            "finish_reason": self.ended_by,
         }

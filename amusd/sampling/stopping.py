@@ -35,7 +35,7 @@ class StopChecker:
             reason = self._reason(token_id)
             if reason is not None:
                 self._held += self.flush_text()
-                texts.append(cut_at_stop(self._held, self.stop) if reason is FinishReason.STOP else self._held)
+                texts.append(cut_at_stop(self._held, self.stop) if reason == "stop" else self._held)
                 break
             number = len(self._held) - held_back(self._held, self.stop)
             texts.append(self._held[:number])
@@ -44,10 +44,10 @@ class StopChecker:
 
     def _reason(self, token_id: int) -> FinishReason | None:
         if token_id in self.eos_token_ids:
-            return FinishReason.EOS
+            return "eos"
         if any(string in self._held for string in self.stop):
-            return FinishReason.STOP
-        return FinishReason.LENGTH if self._num_tokens >= self.max_new_tokens else None
+            return "stop"
+        return "length" if self._num_tokens >= self.max_new_tokens else None
 
 
 def cut_at_stop(text: str, stop: tuple[str, ...]) -> str:

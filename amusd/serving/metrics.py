@@ -13,7 +13,6 @@ from prometheus_client.registry import Collector
 from amusd.answer import Generation
 from amusd.engine import Engine
 from amusd.serving.responses import FINISH_REASONS
-from amusd.types import DraftPresence
 
 _FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 _BETWEEN_TOKENS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10)
@@ -49,7 +48,7 @@ class ServerMetrics(Collector):
         """The engine's present figures."""
         engine, counts = self._engine, self._engine.worker.counts
         running, waiting = len(engine.worker.sequences), engine.turns.num_waiting
-        is_present = engine.draft.presence is DraftPresence.PRESENT
+        is_present = engine.draft.presence == "present"
         for kind, name, text, value in (
             (GaugeMetricFamily, "vllm:num_requests_running", "Answers that are computed.", running),
             (GaugeMetricFamily, "vllm:num_requests_waiting", "Answers that wait for others.", waiting),

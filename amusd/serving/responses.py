@@ -17,11 +17,11 @@ from amusd.answer import Generation
 from amusd.models.detokenizer import IncrementalDecoder, Spelling
 from amusd.serving.requests import Body
 from amusd.tracing.metrics import total
-from amusd.types import FinishReason, Token
+from amusd.types import Token
 
 DONE = b"data: [DONE]\n\n"
 LEAST_LOGPROB = -9999.0
-FINISH_REASONS = {FinishReason.EOS: "stop", FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
+FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length"}
 
 
 def event(document: dict[str, Any]) -> bytes:
@@ -109,7 +109,7 @@ class Writer:
         logprobs = self._logprobs(index, tokens) if tells_logprobs else None
         choice = {"index": index, **said, "logprobs": logprobs, "finish_reason": reason}
         if self._request.token_sources and tokens:
-            choice["tokens"] = [{"text": token.text, "source": token.source.value} for token in tokens]
+            choice["tokens"] = [{"text": token.text, "source": token.source} for token in tokens]
         return choice
 
     def _logprobs(self, index: int, tokens: Sequence[Token]) -> dict[str, Any]:

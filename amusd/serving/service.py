@@ -66,7 +66,7 @@ class Service:
             state = "shutting down"
         document = {
             "status": state,
-            "draft": engine.draft.presence.value,
+            "draft": engine.draft.presence,
             "num_draft_restarts": engine.draft.num_restarts,
             "num_requests_running": len(engine.worker.sequences),
             "num_requests_waiting": engine.turns.num_waiting,

@@ -39,7 +39,7 @@ def config(tmp_path: Path) -> RunConfig:
 
 def generate(config: RunConfig, engine: Engine, console: Console | None = None) -> dict[str, Any]:
     folder = Path(str(config.out)).parent
-    return generate_file(config, engine, console or Console(json_only=True), folder).result
+    return generate_file(config, engine, console or Console(json_only=True), folder)[0]
 
 
 def written(config: RunConfig) -> list[dict[str, Any]]:

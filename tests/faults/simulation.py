@@ -26,7 +26,6 @@ from amusd.runtime.draft_restart import DraftRestart
 from amusd.runtime.target_sequence import Request, TargetSequence
 from amusd.sampling.stopping import StopChecker
 from amusd.tracing.recorder import Recorder
-from amusd.types import FinishReason
 
 MAX_PASSES_TO_ACCEPT = 250
 """After the last fault, before a candidate is accepted again. In passes of the target alone: nothing waits for it."""
@@ -243,9 +242,9 @@ class Simulation:
     def _check_end(self, answer: Answer) -> None:
         asked, sequence = answer.asked, answer.sequence
         committed = (*asked.prompt, *answer.committed)
-        is_whole = sequence.ended_by is FinishReason.LENGTH
+        is_whole = sequence.ended_by == "length"
         length = len(asked.prompt) + answer.sequence.stop.max_new_tokens if is_whole else len(committed)
-        is_cancelled = sequence.ended_by is FinishReason.ABORTED and asked.cancelled_after is not None
+        is_cancelled = sequence.ended_by == "aborted" and asked.cancelled_after is not None
         if committed != text_of(asked.prompt, length)[:length] or not (is_whole or is_cancelled):
             raise Violation(f"the answer is not the target's, or ends by {sequence.ended_by}")
         self.world.counts["stale candidate"] += sequence.metrics.num_stale_candidates

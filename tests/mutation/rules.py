@@ -248,8 +248,8 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "a late candidate is not counted": ("and not self.num_accepted_alternatives", "and False"),
         "rows of one position share a track": ("                taken.add(track)\n", ""),
         "a rejected candidate counts as said by the draft": (
-            "[TokenSource.CANDIDATE] * num_accepted + [TokenSource.TARGET] * (len(token_ids) - num_accepted)",
-            "[TokenSource.CANDIDATE] * len(token_ids)",
+            '"candidate" if place < num_accepted else "target"',
+            '"candidate"',
         ),
     },
     (

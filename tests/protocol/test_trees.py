@@ -16,7 +16,6 @@ from amusd.protocol.draft_session import DraftSession, Guesses, Node, next_nodes
 from amusd.protocol.messages import CERTAINTY, Candidate, Open, Verdict
 from amusd.protocol.target_session import TargetSession
 from amusd.protocol.verification import Block, PassOutcome, Tracks
-from amusd.types import TokenSource
 
 PROMPT = (1, 2, 3)
 OPENING = Open(1, 1, PROMPT, 20, "test", 6, 1, fan_out=2, rows_per_step=2)
@@ -242,11 +241,11 @@ def test_what_is_judged_is_the_path_that_was_taken() -> None:
     assert block.judged_along(()) == block.judged_along((5,)) == (5, 7)
     assert block.judged_along((6,)) == (6, 8, 9)
     found = {
-        (tokens, accepted): "".join(source.value[0] for source in block.sources_along(tokens, accepted))
+        (tokens, accepted): "".join(source[0] for source in block.sources_along(tokens, accepted))
         for tokens, accepted in (((5, 7, 1), 2), ((5, 8), 1), ((6, 8, 1), 2), ((6, 1), 1), ((6,), 0))
     }
     assert list(found.values()) == ["cct", "ct", "aat", "at", "t"]
-    assert Block(4, 3, (5,)).sources_along((5, 7), 2) == (TokenSource.CANDIDATE,) * 2  # the second came late
+    assert Block(4, 3, (5,)).sources_along((5, 7), 2) == ("candidate",) * 2  # the second came late
     for tokens, num_accepted in (((7,), 1), ((6, 7), 2), ((5, 8, 1), 2)):
         with pytest.raises(AssertionError):
             session.commit(tokens, num_accepted)

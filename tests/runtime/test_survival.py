@@ -11,7 +11,7 @@ import pytest
 from runtime.draft_processes import NUM_TOKENS, survivor
 from runtime.pair import decoding
 
-from amusd.types import DraftPresence, Mode
+from amusd.types import Mode
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="shared memory links and /proc are Linux's"
@@ -53,10 +53,10 @@ def test_a_stopped_draft_is_waited_for_once_and_used_again_when_it_goes_on() -> 
         pair.await_help(SCHEDULES[1])
         stopped = pair.answer(SCHEDULES[1], 5, lambda: psutil.Process(pair.drafts.pid).suspend()).generation
         alone = pair.answer(SCHEDULES[1]).generation
-        assert pair.engine.draft.presence is DraftPresence.SILENT
+        assert pair.engine.draft.presence == "silent"
         psutil.Process(pair.drafts.pid).resume()
         pair.await_help(SCHEDULES[1])
-        assert pair.engine.draft.presence is DraftPresence.PRESENT
+        assert pair.engine.draft.presence == "present"
         assert pair.engine.draft.losses == []
     assert stopped.metrics.num_tokens_alone > NUM_TOKENS / 2
     assert (alone.metrics.num_tokens_alone, alone.metrics.wait_ns) == (NUM_TOKENS, 0)

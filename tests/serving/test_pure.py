@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import example, given, settings
@@ -20,7 +20,7 @@ from amusd.serving import requests
 from amusd.serving.requests import Body, ChatRequest, CompletionRequest, RequestError, sampling_params
 from amusd.serving.responses import Writer, event
 from amusd.tracing.metrics import GenerationMetrics
-from amusd.types import FinishReason, Mode, Token, TokenSource
+from amusd.types import Mode, Token, TokenSource
 
 VOCAB_SIZE = 50
 CHAT_FIELDS, TEXT_FIELDS = ([*model.__struct_fields__] for model in (ChatRequest, CompletionRequest))
@@ -99,13 +99,13 @@ cuts = st.lists(st.integers(1, 4), min_size=1)
 
 def made(shown: list[str]) -> tuple[list[Token], Generation]:
     found = [
-        Token(i % 9, text, -float(i + 1), ((i % 9, -float(i + 1)), (10, -50.0)), [*TokenSource][i % 3])
+        Token(i % 9, text, -float(i + 1), ((i % 9, -float(i + 1)), (10, -50.0)), get_args(TokenSource)[i % 3])
         for i, text in enumerate(shown)
     ]
     generation = Generation(
         text="".join(shown),
         token_ids=tuple(token.token_id for token in found),
-        finish_reason=FinishReason.EOS,
+        finish_reason="eos",
         mode=Mode.ASYNCHRONOUS,
         policy="chain",
         drafter="ngram",
