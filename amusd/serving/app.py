@@ -54,18 +54,15 @@ def _routes(service: Service) -> Starlette:
     async def metrics(_request: Request) -> Response:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    async def fixed(response: Response, _request: Request) -> Response:
-        return response
-
     async def timeline(_request: Request) -> Response:
         return event_stream(listen(service.engine.engine.worker.recorder, lambda: service.is_closing))
 
     routes = [Route(path, partial(answer, kind), methods=["POST"]) for path, kind in _KINDS.items()]
     routes += [
-        Route("/v1/models", partial(fixed, JSONResponse(models))),
+        Route("/v1/models", JSONResponse(models), methods=["GET"]),
         Route("/health", health),
         Route("/metrics", metrics),
-        Route("/", partial(fixed, HTMLResponse(html, headers=headers))),
+        Route("/", HTMLResponse(html, headers=headers), methods=["GET"]),
         Route("/timeline", timeline),
     ]
     return Starlette(routes=routes, exception_handlers=_HANDLERS)

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import signal
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -109,9 +108,6 @@ class HttpServer(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """End at the first signal; from then on signals are answered as they were before."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
         loop = asyncio.get_running_loop()
         before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
 

@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,6 +99,7 @@ def serving(engine: Engine, **settings: Any) -> Iterator[Running]:
         async with AsyncEngine(lambda: engine) as asynchronous:
             service.append(make_service(asynchronous, config))
             servers.append(HttpServer(service[0], lines.append))
+            servers[0].capture_signals = nullcontext  # type: ignore[method-assign,assignment]
             await servers[0].serve([own])
 
     servers: list[HttpServer] = []

@@ -8,20 +8,16 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
+from tracing.runs import made
 
 from amusd.serving import timeline
 from amusd.serving.timeline import lines_of, listen
-from amusd.tracing.events import WITH_FIELDS, Event
 from amusd.tracing.recorder import Recorder
 
 PASS = {
     "num_candidates": 3, "num_judged": 3, "num_accepted": 1, "num_tokens": 2,
     "committed_length": 12, "num_ready": 0, "num_alternatives": 2, "num_accepted_alternatives": 0,
 }  # fmt: skip
-
-
-def made(name: str, start_ns: int = 0, end_ns: int = 0, sequence_id: int = 1, **fields: Any) -> Event:
-    return WITH_FIELDS.get(name, Event)(name, start_ns, end_ns, sequence_id, **fields)
 
 
 @pytest.mark.parametrize(("accepted", "ready", "told"), [(1, 0, True), (1, 2, False), (3, 0, False)])
