@@ -34,7 +34,7 @@ from amusd.prompts import Prompt, encode_prompt, is_list_of_prompts
 from amusd.runtime.devices import claim_device, settle_devices
 from amusd.runtime.draft_process import DraftProcess
 from amusd.runtime.draft_restart import DraftSource
-from amusd.runtime.followers import Followers
+from amusd.runtime.followers import start_followers
 from amusd.runtime.startup import connect_target, load_with_followers, make_leader
 from amusd.runtime.target_sequence import Request
 from amusd.runtime.target_worker import TargetWorker
@@ -97,7 +97,7 @@ class Engine:
         """As `launch`, from a whole configuration."""
         torch.set_num_threads(config.hardware.num_threads)
         config = replace(config, hardware=settle_devices(config, warnings.warn))
-        meeting = Followers(config) if config.target_tensor_parallel_size > 1 else None
+        meeting = start_followers(config) if config.target_tensor_parallel_size > 1 else None
         drafts = DraftProcess(config) if config.drafters else None
         return cls.connect(config, drafts, Recorder(Role.TARGET.value), meeting=meeting)
 

@@ -189,23 +189,23 @@ class Jobs:
 
     def _make_pair(self, config: RunConfig, events: str | None, console: Console) -> Engine:
         from amusd.runtime.draft_process import DraftProcess
-        from amusd.runtime.followers import Followers
+        from amusd.runtime.followers import start_followers
 
         wanted = config.engine_for(self._command)
         pin_to(set(self._cores))
         with ExitStack() as failing:
             drafts = DraftProcess(wanted, events=events, tell_loss=tell, on_met=self._record)
             failing.callback(drafts.stop)  # it loads while torch is imported
-            followers = Followers(wanted) if wanted.target_tensor_parallel_size > 1 else None
-            if followers is not None:
-                failing.callback(followers.stop)
+            meeting = start_followers(wanted) if wanted.target_tensor_parallel_size > 1 else None
+            if meeting is not None:
+                failing.callback(meeting.stop)
             settled = dataclasses.replace(wanted, hardware=settle_devices(wanted, tell))
             if set(settled.hardware.devices) == {"cpu"}:
                 pin_rank(settled, Role.TARGET, self._cores)
             from amusd.engine import Engine
 
             recorder = Recorder(Role.TARGET.value, events)
-            engine = Engine.connect(settled, drafts, recorder, report=console.note, meeting=followers)
+            engine = Engine.connect(settled, drafts, recorder, report=console.note, meeting=meeting)
             failing.pop_all()
         return engine
 

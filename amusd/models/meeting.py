@@ -2,31 +2,50 @@
 
 from __future__ import annotations
 
+import shutil
+import threading
+from collections.abc import Sequence
 from typing import Any
+
+from amusd.child import Lives
+from amusd.errors import RankLostError
 
 LOOPBACK = "127.0.0.1"
 
 
 class Meeting:
-    """What a rank knows of the others before they are linked."""
+    """What a rank knows of the others before they are linked; for several threads."""
 
-    def __init__(self, address: str, host: str = LOOPBACK, store: Any = None) -> None:
+    def __init__(self, address: str, host: str = LOOPBACK, store: Any = None, lives: Sequence[Lives] = ()) -> None:
         """`address`: a private folder on one machine, else `tcp://HOST:PORT`, where rank R uses port PORT + R.
 
         `host`: this machine's, for gloo. `store`: torch's, for the process group; None: a file in the folder.
+        `lives`: the processes of ranks 1 and up, if they were started here; `stop` ends them and removes the folder.
         """
         self.address = address
         self.host = host
         self.store = store
+        self._lives = lives
+        self._lock = threading.Lock()
 
     @property
     def pids(self) -> list[int]:
         """Process ids of the ranks that were started here."""
-        return []
+        with self._lock:
+            return [lives.pid for lives in self._lives]
 
-    def failure(self, _rank: int, _timeout: float, /) -> Exception | None:
+    def failure(self, rank: int, timeout: float, /) -> RankLostError | None:
         """Why a rank's process, started here, failed within so many seconds."""
-        return None
+        if not self._lives:
+            return None
+        with self._lock:
+            end = self._lives[rank - 1].ended(timeout)
+        return RankLostError(end.in_words(f"rank {rank} of the target")) if end is not None and end.code else None
 
     def stop(self) -> None:
         """End the processes of ranks that were started here. Idempotent."""
+        with self._lock:
+            for lives in self._lives:
+                lives.close()
+        if self._lives:
+            shutil.rmtree(self.address, ignore_errors=True)

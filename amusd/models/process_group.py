@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, distributed
@@ -38,6 +38,9 @@ from amusd.errors import RankLostError, first_line
 from amusd.models.meeting import Meeting
 from amusd.models.sharding import Ranks
 from amusd.transport.torch_distributed import Backend, break_gloo, file_store, gloo_group
+
+if TYPE_CHECKING:
+    from amusd.transport.zeromq import ZeroMQTransport
 
 EXCHANGE_SECONDS = 60.0
 _c10d: Any = distributed  # whose own type stubs know little of what is used here
@@ -54,10 +57,7 @@ def backend_for(devices: Sequence[str], *, same_machine: bool = True) -> Backend
 
 
 class ProcessGroup(Ranks):
-    """A rank that exchanges tensors with the others, once they have met."""
-
-    _others = "a rank"
-    """Who may be lost."""
+    """A rank that exchanges tensors with the others, once they have met; links to them tell it of their loss."""
 
     def __init__(self, rank: int, size: int, meeting: Meeting, backend: Backend = "gloo") -> None:
         super().__init__(rank, size)
@@ -66,6 +66,9 @@ class ProcessGroup(Ranks):
         self.captures = backend == "nccl"
         self.meeting = meeting
         self._backend = backend
+        self._links: dict[int, ZeroMQTransport] = {}
+        self._using = threading.Lock()
+        """Held by the thread that uses a link: this rank's, or that of the watch."""
         self._is_lost = False  # another rank is: no further result may be used
         self._is_over = threading.Event()
         # A daemon, since nothing can end an abort that waits for a graph.
@@ -113,7 +116,7 @@ class ProcessGroup(Ranks):
     def check(self) -> None:
         """See `Ranks`."""
         if self._is_lost:
-            raise self._reason(RankLostError(f"{self._others} of the target is gone"))
+            raise self._reason(RankLostError(f"{'rank 0' if self.rank else 'a rank'} of the target is gone"))
 
     def abort(self) -> None:
         """See `Ranks`. Waits for it up to `ABORT_SECONDS`. Idempotent."""
@@ -124,8 +127,12 @@ class ProcessGroup(Ranks):
         if self._watch.is_alive():  # it ends with the graphs, and must not return to an interpreter that has ended
             atexit.register(self._watch.join, ABORT_SECONDS)
 
-    def _has_lost_another(self) -> bool:
-        return False
+    def close(self) -> None:
+        """Leave the others. Idempotent."""
+        self.abort()
+        with self._using:
+            for link in self._links.values():
+                link.close()
 
     def _reason(self, error: RankLostError) -> Exception:
         """What is known of the loss of another rank."""
@@ -133,7 +140,8 @@ class ProcessGroup(Ranks):
 
     def _watch_others(self) -> None:
         while not (self._is_lost or self._is_over.wait(WATCH_SECONDS)):
-            self._is_lost = self._has_lost_another()
+            with self._using:
+                self._is_lost = any(link.is_lost for link in self._links.values())
         self._abort_group()
 
     def _abort_group(self) -> None:

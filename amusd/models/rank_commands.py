@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -23,30 +23,29 @@ from amusd.models.passes import Command, Forward
 from amusd.sampling.sampler import Level, samplers_of
 
 
-class CommandEncoder:
-    """Writes the messages of one leader."""
+def command_encoder() -> Callable[[Command, Level | None], bytes]:
+    """Writes the messages of one leader: the memories that are gone, the sampler's level if any, and the command."""
+    count = itertools.count(1)
+    memories: weakref.WeakKeyDictionary[KVMemory, int] = weakref.WeakKeyDictionary()
+    dropped: list[int] = []
 
-    def __init__(self) -> None:
-        self._count = itertools.count(1)
-        self._memories: weakref.WeakKeyDictionary[KVMemory, int] = weakref.WeakKeyDictionary()
-        self._dropped: list[int] = []
-
-    def encode(self, work: Command, level: Level | None) -> bytes:
-        """A message: the memories that are gone, the level of the sampler if any, and the command."""
-        dropped = [self._dropped.pop() for _ in range(len(self._dropped))]
-        if isinstance(work, Forward):
-            work = Forward([replace(rows, wanted=None) for rows in work.rows], work.steps)
-        return msgspec.msgpack.encode((dropped, level, work), enc_hook=self._encode)
-
-    def _encode(self, value: KVCache | npt.NDArray[np.int64]) -> Any:
+    def encode_part(value: KVCache | npt.NDArray[np.int64]) -> Any:
         if isinstance(value, np.ndarray):
             return value.astype(np.int32).tobytes()
         memory = value.memory
-        if memory not in self._memories:
-            self._memories[memory] = next(self._count)
-            weakref.finalize(memory, self._dropped.append, self._memories[memory]).atexit = False
+        if memory not in memories:
+            memories[memory] = next(count)
+            weakref.finalize(memory, dropped.append, memories[memory]).atexit = False
         num_caches = memory.num_slots // value.allocated
-        return self._memories[memory], num_caches, value.capacity, value.spare, value.number, value.length
+        return memories[memory], num_caches, value.capacity, value.spare, value.number, value.length
+
+    def encode(work: Command, level: Level | None) -> bytes:
+        gone = [dropped.pop() for _ in range(len(dropped))]
+        if isinstance(work, Forward):
+            work = Forward([replace(rows, wanted=None) for rows in work.rows], work.steps)
+        return msgspec.msgpack.encode((gone, level, work), enc_hook=encode_part)
+
+    return encode
 
 
 def follow(model: CachedModel, frames: Iterable[bytes]) -> None:

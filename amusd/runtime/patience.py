@@ -14,19 +14,25 @@ TAKE_IN_SECONDS = 0.02
 """Extra seconds for each token of sequences not yet answered: the draft prefills first."""
 
 
-class Reminder:
-    """When to tell a silent draft again, in seconds of one clock."""
+class Told:
+    """What the present draft was told of one sequence, and when to tell it again while it is silent."""
 
-    def __init__(self, now: float, first_seconds: float) -> None:
-        """It is told now; then after `first_seconds`, twice that, and so on."""
+    def __init__(self, now: float, first_seconds: float, incarnation: int) -> None:
+        """A draft of this `incarnation` is told now; then after `first_seconds`, twice that, and so on."""
+        self.incarnation = incarnation
         self.is_answered = False
         """Whether the draft ever answered, and so has its opening."""
+        self.num_features = 0
+        """First positions whose features it has."""
+        self.waited_ns = 0
+        """How long the sequence waited for the draft since it was last heard."""
         self._first_seconds = self._seconds = first_seconds
         self._due = now + first_seconds
 
     def heard(self, now: float) -> None:
         """The draft answered."""
         self.is_answered = True
+        self.waited_ns = 0
         self._seconds = self._first_seconds
         self._due = now + self._seconds
 
@@ -37,25 +43,6 @@ class Reminder:
         self._seconds *= 2
         self._due = now + self._seconds
         return True
-
-
-class Told(Reminder):
-    """What the present draft was told of one sequence."""
-
-    num_features = 0
-    """First positions whose features it has."""
-    waited_ns = 0
-    """How long the sequence waited for the draft since it was last heard."""
-
-    def __init__(self, now: float, first_seconds: float, incarnation: int) -> None:
-        """`incarnation`: of the draft."""
-        super().__init__(now, first_seconds)
-        self.incarnation = incarnation
-
-    def heard(self, now: float) -> None:
-        """The draft answered."""
-        super().heard(now)
-        self.waited_ns = 0
 
 
 @dataclass(slots=True)

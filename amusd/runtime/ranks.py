@@ -6,11 +6,10 @@ The leader has the followers compute each of its passes, by a message on each li
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -19,14 +18,11 @@ from amusd.errors import ConfigError, PeerError, PeerLostError, PeerProtocolErro
 from amusd.models.meeting import Meeting
 from amusd.models.passes import Command
 from amusd.models.process_group import ProcessGroup
-from amusd.models.rank_commands import CommandEncoder
+from amusd.models.rank_commands import command_encoder
 from amusd.sampling.sampler import Level
 from amusd.transport.factory import numbered_link
 from amusd.transport.torch_distributed import Backend
 from amusd.types import Role
-
-if TYPE_CHECKING:
-    from amusd.transport.zeromq import ZeroMQTransport
 
 IDLE_SECONDS = 1.0
 LOOK_SECONDS = 0.02
@@ -37,33 +33,13 @@ Report: TypeAlias = tuple[Literal["ready", "mistake", "failed", "lost"], str]
 """A follower is ready, or ends by the user's mistake or another rank's loss; and why."""
 
 
-class _ConnectedRanks(ProcessGroup):
-    """A rank with links to others, which tell it of their loss."""
-
-    def __init__(self, rank: int, size: int, meeting: Meeting, backend: Backend) -> None:
-        super().__init__(rank, size, meeting, backend)
-        self._links: dict[int, ZeroMQTransport] = {}
-        self._using = threading.Lock()
-        """Held by the thread that uses a link: this rank's, or that of the watch."""
-
-    def close(self) -> None:
-        self.abort()
-        with self._using:
-            for link in self._links.values():
-                link.close()
-
-    def _has_lost_another(self) -> bool:
-        with self._using:
-            return any(link.is_lost for link in self._links.values())
-
-
-class Leader(_ConnectedRanks):
+class Leader(ProcessGroup):
     """The first rank. The others end when it closes."""
 
     def __init__(self, config: TransportConfig, meeting: Meeting, size: int, backend: Backend = "gloo") -> None:
         """Listen for the followers. Raises `ConfigError`."""
         super().__init__(0, size, meeting, backend)
-        self._encoder = CommandEncoder()
+        self._encode = command_encoder()
         try:
             for rank in range(1, size):
                 self._links[rank] = numbered_link(config, meeting.address, rank, Role.TARGET, listens=True)
@@ -83,7 +59,7 @@ class Leader(_ConnectedRanks):
 
     def announce(self, work: Command, level: Level | None) -> None:
         """See `Ranks`. Raises `PeerError` when one is gone."""
-        self._send(self._encoder.encode(work, level))
+        self._send(self._encode(work, level))
 
     def close(self) -> None:
         """Let the followers end. Idempotent."""
@@ -137,10 +113,8 @@ class Leader(_ConnectedRanks):
         return error
 
 
-class Follower(_ConnectedRanks):
+class Follower(ProcessGroup):
     """Another rank, connected once it is `ready`."""
-
-    _others = "rank 0"
 
     def __init__(
         self, config: TransportConfig, meeting: Meeting, rank: int, size: int, backend: Backend = "gloo"

@@ -16,7 +16,7 @@ from amusd.models.graphs import Capture, run_each_time
 from amusd.models.kv_cache import KVCache
 from amusd.models.numerics import Numerics
 from amusd.models.passes import Rows
-from amusd.models.rank_commands import CommandEncoder, follow
+from amusd.models.rank_commands import command_encoder, follow
 from amusd.models.sharding import Ranks
 
 STEPS = 3
@@ -32,9 +32,9 @@ def test_a_prompt_goes_on_behind_rows_of_paths_on_every_rank() -> None:
     """Kept rows lie in slots of other positions, which a chunk of a prompt cannot do with."""
     numerics = Numerics(width=8, fixed=False, has_borders=False, prefill_chunk=32, num_tracks=3)
     plain, leading, following = wrapped(numerics, None), wrapped(numerics), wrapped(numerics)
-    ids, encoder, frames = random_ids(60), CommandEncoder(), list[bytes]()
+    ids, encode, frames = random_ids(60), command_encoder(), list[bytes]()
     leading.ranks = Ranks(0, 1)
-    leading.ranks.announce = lambda *command: frames.append(encoder.encode(*command))  # type: ignore[method-assign]
+    leading.ranks.announce = lambda *command: frames.append(encode(*command))  # type: ignore[method-assign]
     cache, expected = leading.new_cache(100), plain.new_cache(100)
     leading.prefill(ids[:10], cache)
     forward(leading, [ids[10], 5, ids[11], ids[12]], cache, parents=[0, 0, 2])

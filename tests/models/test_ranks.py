@@ -28,7 +28,7 @@ from amusd.models.kv_cache import KVCache, KVMemory
 from amusd.models.meeting import Meeting
 from amusd.models.numerics import Numerics
 from amusd.models.passes import Command, SamplerRows, Wipe
-from amusd.models.rank_commands import CommandEncoder, follow
+from amusd.models.rank_commands import command_encoder, follow
 from amusd.models.sharding import ALONE, Ranks
 from amusd.runtime.ranks import Follower, Leader
 
@@ -111,7 +111,7 @@ def test_a_follower_whose_process_ends_before_it_has_come_is_not_waited_for(tmp_
 
 
 def test_a_memory_that_the_leader_has_no_more_is_dropped_by_its_followers() -> None:
-    encoder, passes = CommandEncoder(), list[Command]()
+    encode, passes = command_encoder(), list[Command]()
     memories: list[weakref.ref[KVMemory]] = []
 
     def new_caches(number: int = 1, capacity: int = 9, spare: int = 0) -> list[KVCache]:
@@ -119,7 +119,7 @@ def test_a_memory_that_the_leader_has_no_more_is_dropped_by_its_followers() -> N
 
     def frames() -> Iterator[bytes]:
         for _ in range(2):
-            yield encoder.encode(Wipe(new_caches()[0]), None)
+            yield encode(Wipe(new_caches()[0]), None)
             memories.append(weakref.ref(passes.pop().cache.memory))
         gc.collect()
         assert memories[0]() is None
@@ -154,8 +154,8 @@ def test_numbers_that_are_not_finite_are_wiped_on_every_rank(tmp_path: Path) -> 
 
 
 def test_commands_do_not_grow_with_the_sequence() -> None:
-    encoder, ranks, sizes = CommandEncoder(), Ranks(0, 1), list[int]()
-    ranks.announce = lambda *command: sizes.append(len(encoder.encode(*command)))  # type: ignore[method-assign]
+    encode, ranks, sizes = command_encoder(), Ranks(0, 1), list[int]()
+    ranks.announce = lambda *command: sizes.append(len(encode(*command)))  # type: ignore[method-assign]
     model = model_on(ranks, RULES["fixed"], Captures())
     cache = model.new_cache(100)
     for _ in range(2):
