@@ -42,7 +42,6 @@ from amusd.sampling.stopping import StopChecker
 from amusd.schedule import check_sampling, choose_policy, choose_schedule
 from amusd.settings import from_mapping
 from amusd.tracing.recorder import Recorder
-from amusd.types import Role
 
 
 class Options(TypedDict, total=False):
@@ -99,7 +98,7 @@ class Engine:
         config = replace(config, hardware=settle_devices(config, warnings.warn))
         meeting = start_followers(config) if config.target_tensor_parallel_size > 1 else None
         drafts = DraftProcess(config) if config.drafters else None
-        return cls.connect(config, drafts, Recorder(Role.TARGET.value), meeting=meeting)
+        return cls.connect(config, drafts, Recorder("target"), meeting=meeting)
 
     @classmethod
     def connect(
@@ -121,7 +120,7 @@ class Engine:
                 others.callback(drafts.stop)
             if meeting is not None:
                 others.callback(meeting.stop)
-            claim_device(config, Role.TARGET)
+            claim_device(config, "target")
             leader = make_leader(config, meeting)
             if leader is not None:
                 others.callback(leader.close)

@@ -10,7 +10,6 @@ from amusd.errors import ConfigError
 from amusd.policies.base import Policy
 from amusd.policies.factory import make_policy
 from amusd.settings import nearest
-from amusd.types import Mode
 
 SYNTHETIC = "synthetic"
 
@@ -20,16 +19,16 @@ def choose_schedule(
 ) -> tuple[str | None, DecodingConfig]:
     """The drafter and the schedule that a request names. Raises `ConfigError` for unknown ones."""
     if decoding is None and not drafters:
-        decoding = DecodingConfig(mode=Mode.AUTOREGRESSIVE)
-    if decoding is not None and decoding.mode is Mode.AUTOREGRESSIVE:
+        decoding = DecodingConfig(mode="autoregressive")
+    if decoding is not None and decoding.mode == "autoregressive":
         return None, decoding
     if decoding is not None and not drafters:
-        raise ConfigError(f"mode={decoding.mode.value}: this engine has no drafter; allowed: autoregressive")
+        raise ConfigError(f"mode={decoding.mode}: this engine has no drafter; allowed: autoregressive")
     name = drafters[0] if drafter is None else drafter
     if name not in drafters:
         raise ConfigError(f"drafter={name}: this engine has {', '.join(drafters)}{nearest(name, drafters)}")
     if decoding is None:
-        decoding = DecodingConfig(mode=Mode.ASYNCHRONOUS if runs_ahead(name) else Mode.SYNCHRONOUS)
+        decoding = DecodingConfig(mode="asynchronous" if runs_ahead(name) else "synchronous")
     check_runs_ahead(name, decoding)
     return name, decoding
 
@@ -38,7 +37,7 @@ def choose_policy(params: SamplingParams, drafter: str | None, decoding: Decodin
     """The policy of a request. Raises `ConfigError` for trees that drafter or acceptance rule forbid."""
     drafts_trees = drafter is None or CAPABILITIES.get(drafter, Capabilities()).tree
     policy = make_policy(decoding, can_branch=drafts_trees and params.rule != "rejection")
-    is_synchronous = decoding.mode is Mode.SYNCHRONOUS
+    is_synchronous = decoding.mode == "synchronous"
     asked = f"tree={str(decoding.tree).lower()}" if is_synchronous else f"policy={decoding.policy}"
     if policy.fan_out > 1 and params.rule == "rejection":
         raise ConfigError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import enum
 import functools
 import numbers
 import typing
@@ -110,8 +109,6 @@ def _prepared(hint: Any, value: Any) -> Any:
 
 def _choices(hint: Any) -> list[str]:
     """What a setting takes, where that can be listed."""
-    if isinstance(hint, type) and issubclass(hint, enum.Enum):
-        return [member.value for member in hint]
     arguments = typing.get_args(hint)
     if typing.get_origin(hint) is Literal:
         return list(arguments)

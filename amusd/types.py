@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 TopLogprobs: TypeAlias = tuple[tuple[int, float], ...]
 """The most likely tokens at one position with their log-probabilities under the target, most likely first."""
 
+Role: TypeAlias = Literal["target", "draft"]
+"""Which of the two workers a process is."""
 
-class Role(str, enum.Enum):
-    """Which of the two workers a process is."""
+Mode: TypeAlias = Literal["autoregressive", "synchronous", "asynchronous"]
+"""The schedule under which the same models, sessions and acceptance rule run.
 
-    TARGET = "target"
-    DRAFT = "draft"
-
-
-class Mode(str, enum.Enum):
-    """The schedule under which the same models, sessions and acceptance rule run."""
-
-    AUTOREGRESSIVE = "autoregressive"
-    """The target alone, one token a pass."""
-    SYNCHRONOUS = "synchronous"
-    """Draft and target take turns: propose `num_speculative_tokens`, verify them, repeat."""
-    ASYNCHRONOUS = "asynchronous"
-    """The draft runs ahead without pause; the target verifies what has arrived."""
-
+`autoregressive`: the target alone, one token a pass; `synchronous`: draft and target take turns: propose
+`num_speculative_tokens`, verify them, repeat; `asynchronous`: the draft runs ahead without pause, and the target
+verifies what has arrived.
+"""
 
 DraftPresence: TypeAlias = Literal["present", "silent", "away", "failed", "none"]
 """Whether an engine has a draft now.

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import get_args
 
 from amusd import Engine, Generation, SamplingParams
 from amusd.config import DecodingConfig, WorkloadConfig
@@ -30,21 +31,21 @@ def main() -> None:
 
     prompts = load_prompts(WorkloadConfig(path=arguments.prompts, num_prompts=arguments.num_prompts))
     params = SamplingParams(max_new_tokens=arguments.max_new_tokens)
-    answers: dict[Mode, list[Generation]] = {mode: [] for mode in Mode}
+    answers: dict[Mode, list[Generation]] = {mode: [] for mode in get_args(Mode)}
     pair = {"target": arguments.target, "drafter": arguments.drafter}
     with Engine.launch(**pair, prefix_caching=False) as engine:  # each mode computes the prompts
         for prompt in prompts:
-            for mode in Mode:
+            for mode in get_args(Mode):
                 decoding = DecodingConfig(mode=mode, num_speculative_tokens=3)
                 answers[mode].append(engine.generate(prompt.turns, params, decoding=decoding))
 
-    plain = [answer.token_ids for answer in answers[Mode.AUTOREGRESSIVE]]
+    plain = [answer.token_ids for answer in answers["autoregressive"]]
     for mode, given in answers.items():
         num_tokens = sum(len(answer.token_ids) for answer in given)
         seconds = sum(answer.metrics.total_ns for answer in given) / 1e9
         num_same = sum(answer.token_ids == expected for answer, expected in zip(given, plain, strict=True))
         same = f"{num_same} of {len(plain)} answers as plain decoding's"
-        print(f"{mode.value:<16}{num_tokens / seconds:>8.1f} tokens/s, {same}")
+        print(f"{mode:<16}{num_tokens / seconds:>8.1f} tokens/s, {same}")
 
 
 if __name__ == "__main__":

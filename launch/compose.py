@@ -23,7 +23,6 @@ from amusd.config.plugins import is_reference
 from amusd.console import tell
 from amusd.errors import ConfigError, first_line
 from amusd.settings import from_mapping, to_mapping
-from amusd.types import Mode
 
 CONFIG_NAME = "config"
 HYDRA_VERSION = "1.3"
@@ -69,7 +68,7 @@ def config_of(composed: DictConfig) -> RunConfig:
             values[section].pop(name, None)
     config = from_mapping(RunConfig, values)
     is_unnamed = isinstance(values["drafter"], Mapping) and values["drafter"].get("kind") == "auto"
-    is_wanted = config.mode is not Mode.AUTOREGRESSIVE and not config.compare.drafters
+    is_wanted = config.mode != "autoregressive" and not config.compare.drafters
     if is_unnamed and is_wanted and config.drafter.kind in DEFAULT_DRAFTERS:
         tell(DEFAULT_DRAFTERS[config.drafter.kind])
     return config

@@ -26,7 +26,6 @@ from amusd.files import RESULT_FILE, keep_traceback, read_json, write_json
 from amusd.runtime.cores import allowed_cores, pin_rank, pin_to
 from amusd.runtime.devices import settle_devices
 from amusd.tracing.recorder import Recorder, as_format
-from amusd.types import Role
 
 from .compose import config_of
 from .environment import set_environment
@@ -131,7 +130,7 @@ class Jobs:
             tell("interrupted" if self._command == "serve" else f"interrupted; what there is lies in {self._directory}")
             raise
         except Exception as error:
-            keep_traceback(self._directory, Role.TARGET.value, error)
+            keep_traceback(self._directory, "target", error)
             self.close()
             raise
 
@@ -201,10 +200,10 @@ class Jobs:
                 failing.callback(meeting.stop)
             settled = dataclasses.replace(wanted, hardware=settle_devices(wanted, tell))
             if set(settled.hardware.devices) == {"cpu"}:
-                pin_rank(settled, Role.TARGET, self._cores)
+                pin_rank(settled, "target", self._cores)
             from amusd.engine import Engine
 
-            recorder = Recorder(Role.TARGET.value, events)
+            recorder = Recorder("target", events)
             engine = Engine.connect(settled, drafts, recorder, report=console.note, meeting=meeting)
             failing.pop_all()
         return engine

@@ -42,7 +42,6 @@ from amusd.tracing.recorder import Recorder
 from amusd.transport.addresses import address_towards, check_address
 from amusd.transport.factory import numbered_link
 from amusd.transport.zeromq import ZeroMQTransport
-from amusd.types import Role
 
 from .compose import compose_config
 from .environment import set_environment
@@ -150,13 +149,13 @@ def _run_rank(command: str, config: RunConfig, own: Place, stack: ExitStack) -> 
     engine, number = config.engine_for(command), config.target_tensor_parallel_size
     if own.rank < number and engine.hardware.devices[own.rank] == "cpu":
         num_here = min(own.local_size, number - (own.rank - own.local_rank))
-        pin_to(cores_for(Role.TARGET, cores, engine.hardware, rank=own.local_rank, num_target_ranks=num_here))
+        pin_to(cores_for("target", cores, engine.hardware, rank=own.local_rank, num_target_ranks=num_here))
     if 0 < own.rank < number:
         from amusd.runtime.startup import run_follower
 
         run_follower(engine, own.rank, meeting)
         return 0
-    link = numbered_link(config.transport, meeting.address, number, Role.DRAFT, listens=own.rank == 0)
+    link = numbered_link(config.transport, meeting.address, number, "draft", listens=own.rank == 0)
     stack.callback(link.close)
     if own.rank > 0:
         start_drafts(engine, link)
@@ -211,7 +210,7 @@ def _run_target(
         call_others()
         events_there = events if meeting.store is None else None
         drafts = DraftElsewhere(link, events_there, config.startup_timeout_seconds)
-        recorder = Recorder(Role.TARGET.value, events)
+        recorder = Recorder("target", events)
         return Engine.connect(config.engine_for(command), drafts, recorder, report=console.note, meeting=meeting)
 
     with closing(Jobs(command, make_engine)) as jobs:

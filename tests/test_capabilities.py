@@ -12,7 +12,6 @@ from runtime.pair import PROMPT, VOCAB_SIZE, oracle, pair, params, reference
 from amusd.config import CAPABILITIES, Capabilities, RunConfig, capabilities
 from amusd.errors import ConfigError
 from amusd.settings import from_mapping
-from amusd.types import Mode
 from tests.launch.processes import ROOT
 
 BESIDE = Capabilities(runs_ahead=False, needs_features=True, has_model=False)
@@ -58,7 +57,7 @@ def test_a_command_that_would_run_ahead_is_refused_with_the_alternative(command:
 def test_a_request_to_run_ahead_is_refused_and_the_default_is_to_take_turns() -> None:
     with pair({"oracle": oracle(12, always_right())}) as (engine, _):
         answer = engine.generate(PROMPT, params(12))
-        assert (answer.mode, answer.drafter) == (Mode.SYNCHRONOUS, "oracle")
+        assert (answer.mode, answer.drafter) == ("synchronous", "oracle")
         assert (*PROMPT, *answer.token_ids) == reference(12)
         with pytest.raises(ConfigError) as caught:
             engine.generate(PROMPT, params(12), decoding=RunConfig().decoding())

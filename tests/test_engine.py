@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from unittest.mock import Mock
 
 import pytest
@@ -37,7 +37,7 @@ def run_config(**changes: object) -> RunConfig:
 
 def test_the_counts_of_an_engine_add_up_what_answers_count() -> None:
     with pair({"ngram": FACTORY}, pass_seconds=0.005) as (engine, draft):
-        found = [engine.generate(PROMPT, params(20), decoding=decoding(mode)).metrics for mode in Mode]
+        found = [engine.generate(PROMPT, params(20), decoding=decoding(mode)).metrics for mode in get_args(Mode)]
         assert (engine.draft.presence, engine.draft.failure) == ("present", None)
         counts = replace(engine.worker.counts)
         for name in ("num_passes", "num_tokens", "num_drafts", "num_verified", "num_accepted", "num_tokens_alone"):
@@ -49,7 +49,7 @@ def test_the_counts_of_an_engine_add_up_what_answers_count() -> None:
         assert engine.draft.presence == "away"
         engine.draft.link, engine.draft.draft_restart = link, None
         draft.link.kill()
-        lost = engine.generate(PROMPT, params(20), decoding=decoding(Mode.ASYNCHRONOUS)).metrics
+        lost = engine.generate(PROMPT, params(20), decoding=decoding("asynchronous")).metrics
         assert engine.draft.presence == "failed"  # this engine starts no other one
         assert engine.draft.failure is not None
         assert engine.worker.counts.num_tokens_alone == counts.num_tokens_alone + lost.num_tokens_alone

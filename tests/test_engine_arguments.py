@@ -11,7 +11,6 @@ from runtime.pair import PROMPT, oracle, pair, params, plain_engine, reference
 
 from amusd.config import DecodingConfig, SamplingParams
 from amusd.errors import ConfigError
-from amusd.types import Mode
 
 FACTORY = oracle(60, always_right())
 
@@ -71,6 +70,6 @@ def test_a_list_of_prompts_gives_the_list_of_their_answers() -> None:
 
 def test_an_engine_without_a_drafter_decodes_plainly() -> None:
     answer = plain_engine().generate(PROMPT, params(5))
-    assert (answer.mode, answer.token_ids) == (Mode.AUTOREGRESSIVE, reference(5)[len(PROMPT) :])
-    message = one_line_of(lambda: plain_engine().generate(PROMPT, decoding=DecodingConfig(mode=Mode.SYNCHRONOUS)))
+    assert (answer.mode, answer.token_ids) == ("autoregressive", reference(5)[len(PROMPT) :])
+    message = one_line_of(lambda: plain_engine().generate(PROMPT, decoding=DecodingConfig(mode="synchronous")))
     assert message == "mode=synchronous: this engine has no drafter; allowed: autoregressive"

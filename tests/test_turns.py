@@ -13,10 +13,9 @@ from runtime.pair import PROMPT, decoding, on_pass, oracle, pair, params, refere
 
 from amusd.drafters.synthetic import right_with_probability
 from amusd.errors import ConfigError, StateError
-from amusd.types import Mode
 
 FACTORIES = {"oracle": oracle(300, right_with_probability(0.7, 1))}
-SCHEDULE = decoding(Mode.ASYNCHRONOUS)
+SCHEDULE = decoding("asynchronous")
 DEADLINE_SECONDS = 60.0
 
 

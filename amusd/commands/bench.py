@@ -30,7 +30,6 @@ from amusd.models.passes import Rows
 from amusd.runtime.cores import allowed_cores, cores_for, pin_to
 from amusd.runtime.devices import claim_device, device_of, settle_devices
 from amusd.transport.factory import ON_ONE_MACHINE
-from amusd.types import Role
 
 CONTEXT_LENGTH = 200
 WIDTHS = (1, 4, 8, 16)
@@ -56,9 +55,9 @@ def run_bench(config: RunConfig, run_directory: Path, console: Console) -> int:
     engine = replace(engine, hardware=settle_devices(engine, tell))
     console.note("messages over each link")
     transport = dict(measure_links(ON_ONE_MACHINE, engine.hardware, NUM_MESSAGES))
-    device, draft_device = claim_device(engine, Role.TARGET), device_of(engine, Role.DRAFT)
+    device, draft_device = claim_device(engine, "target"), device_of(engine, "draft")
     if device == "cpu":
-        pin_to(cores_for(Role.TARGET, allowed_cores(), engine.hardware))
+        pin_to(cores_for("target", allowed_cores(), engine.hardware))
     drafts: dict[str, CachedModel] = {}
     for drafter in (drafter for drafter in engine.drafters if drafter.can.has_model):
         model, _ = load_draft_model(drafter, engine, draft_device)
@@ -85,7 +84,7 @@ def measure_links(
     links: Mapping[Any, TransportConfig], hardware: HardwareConfig, num_messages: int
 ) -> Iterator[tuple[str, tuple[float, float] | str]]:
     """Name and one-way times (`measure_one_way`) of each link, or why it does not work here."""
-    cores = [cores_for(role, allowed_cores(), hardware) for role in (Role.TARGET, Role.DRAFT)]
+    cores = [cores_for(role, allowed_cores(), hardware) for role in ("target", "draft")]
     for name, link in links.items():
         try:
             yield name, measure_one_way(link, num_messages=num_messages, cores=(cores[0], cores[1]))

@@ -13,7 +13,6 @@ from amusd.config import DecodingConfig, RunConfig
 from amusd.engine import Engine
 from amusd.models.passes import Rows
 from amusd.runtime.devices import devices_of
-from amusd.types import Mode
 
 
 @dataclass(eq=False)
@@ -46,12 +45,12 @@ def contestants_of(config: RunConfig) -> list[Contestant]:
     batch size; plain decoding of one answer at a time comes first.
     """
     decoding, devices = config.decoding(), devices_of(config.engine_for("compare"))
-    plain = replace(decoding, mode=Mode.AUTOREGRESSIVE)
+    plain = replace(decoding, mode="autoregressive")
     found: list[tuple[DecodingConfig, str | None]] = [(plain, None)]
     for drafter in config.engine().drafters:
         has_trees = config.compare.trees and drafter.can.tree and config.sampling.rule != "rejection"
         found += [
-            (replace(decoding, mode=Mode.SYNCHRONOUS, num_speculative_tokens=length, tree=is_tree), drafter.kind)
+            (replace(decoding, mode="synchronous", num_speculative_tokens=length, tree=is_tree), drafter.kind)
             for is_tree in dict.fromkeys((decoding.tree, *((False, True) if has_trees else ())))
             for length in config.synchronous_lengths()
         ]
@@ -78,8 +77,8 @@ def with_the_best(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             row["speedup_vs_autoregressive"] = row["tokens_per_second"] / plain["tokens_per_second"]
     for drafter in dict.fromkeys(row["drafter"] for row in others):
         own = [row for row in others if row["drafter"] == drafter]
-        synchronous = [row for row in own if row["mode"] == Mode.SYNCHRONOUS.value]
-        chosen = [row for row in own if row["mode"] != Mode.SYNCHRONOUS.value]
+        synchronous = [row for row in own if row["mode"] == "synchronous"]
+        chosen = [row for row in own if row["mode"] != "synchronous"]
         if synchronous:
             best = max(synchronous, key=lambda row: float(row["tokens_per_second"]))
             best["tuned"] = {

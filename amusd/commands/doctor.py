@@ -24,7 +24,6 @@ from amusd.runtime.cores import allowed_cores
 from amusd.runtime.devices import check_devices, claim_device, count_gpus, devices_of, free_bytes, link_devices, sharing
 from amusd.runtime.startup import cache_bytes
 from amusd.transport.factory import ON_ONE_MACHINE, listen
-from amusd.types import Role
 
 PACKAGES = ("amusd", "torch", "transformers", "pyzmq", "hydra-core", "gguf", "starlette", "uvicorn")
 SELF_TEST_PROMPT = "Count from one to thirty, with the words and the numbers, and say which of them are prime numbers."
@@ -99,7 +98,7 @@ def _models(config: EngineConfig) -> Iterator[Finding]:
         yield Finding("target", None, "its ranks can share it; their memory and their exactness are not measured here")
         return
     torch.set_num_threads(config.hardware.num_threads)
-    device = claim_device(config, Role.TARGET)
+    device = claim_device(config, "target")
     drafters = load_drafters(config, of_draft)  # first: a wrong one is told before the target's weights are read
     model, tokenizer = load_target(config, device)
     yield Finding("target", True, f"{describe_target(config, of_target)}, computed by {model.implementation}")

@@ -18,7 +18,6 @@ from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.files import PARTIAL_FILE, RESULT_FILE, write_json
 from amusd.schedule import SYNTHETIC
-from amusd.types import Mode
 from amusd.workload import AnswersFile, WorkloadPrompt, prompts_of
 
 Done: TypeAlias = tuple[dict[str, Any], str, Sequence[str]]
@@ -96,13 +95,13 @@ def scripts_of(engine: Engine) -> Callable[..., tuple[int, ...]]:
 
     @functools.cache
     def plain_answer(prompt: tuple[int, ...], params: SamplingParams) -> tuple[int, ...]:
-        return engine.generate(prompt, params, decoding=DecodingConfig(mode=Mode.AUTOREGRESSIVE)).token_ids
+        return engine.generate(prompt, params, decoding=DecodingConfig(mode="autoregressive")).token_ids
 
     def script(
         prompt: tuple[int, ...], params: SamplingParams, decoding: DecodingConfig, drafter: str | None = None
     ) -> tuple[int, ...]:
         names = (drafter,) if drafter else engine.drafters[:1]
-        is_told = decoding.mode is not Mode.AUTOREGRESSIVE and SYNTHETIC in names
+        is_told = decoding.mode != "autoregressive" and SYNTHETIC in names
         return plain_answer(prompt, params) if is_told else ()
 
     return script
@@ -150,7 +149,7 @@ def _status(engine: Engine, answer: Answer, begin: float) -> str:
 def _summary(generation: Generation) -> str:
     figures = generation.metrics.as_dict()
     parts = [
-        f"{generation.mode.value}: {figures['num_tokens']} tokens ({generation.finish_reason})",
+        f"{generation.mode}: {figures['num_tokens']} tokens ({generation.finish_reason})",
         f"{figures['tokens_per_second']:.1f} tokens/s, first after {figures['time_to_first_token_ms']:.0f} ms",
     ]
     if generation.drafter is not None:

@@ -21,7 +21,6 @@ from amusd.simulation.calibration import calibrate
 from amusd.simulation.cost import NOTHING, Costs, Duration
 from amusd.simulation.simulator import Outcome, Simulator
 from amusd.simulation.tokens import drawn_answers, replayed_answers
-from amusd.types import Mode
 
 JITTER = 0.05
 """Relative standard deviation of given times. Without it draft and target would stay in step."""
@@ -52,10 +51,10 @@ def simulate(config: RunConfig, simulator: Simulator, console: Console, events_f
         outcomes[decoding] = simulator.run(decoding)
     console.clear_progress()
     plain = outcomes[schedules[0]]
-    blocks = [outcome for decoding, outcome in outcomes.items() if decoding.mode is Mode.SYNCHRONOUS]
+    blocks = [outcome for decoding, outcome in outcomes.items() if decoding.mode == "synchronous"]
     best = max(blocks, key=lambda outcome: outcome.tokens_per_second)
     first = replace(simulator, answers=simulator.answers[:1], batch_size=1)
-    first.run(replace(config.decoding(), mode=Mode.ASYNCHRONOUS), events_folder=events_folder)
+    first.run(replace(config.decoding(), mode="asynchronous"), events_folder=events_folder)
     return {
         "complete": True,
         "rows": [_row(decoding, outcome, plain, best) for decoding, outcome in outcomes.items()],
@@ -80,12 +79,12 @@ def simulate_text(result: dict[str, Any]) -> str:
 
 def schedules_of(config: RunConfig, *, can_branch: bool) -> list[DecodingConfig]:
     """The schedules to try; plain decoding first, the user's own policy last."""
-    settings, base = config.simulate, replace(config.decoding(), mode=Mode.ASYNCHRONOUS)
+    settings, base = config.simulate, replace(config.decoding(), mode="asynchronous")
     waits = sorted({config.min_candidates, *settings.min_candidates})
-    found = [replace(base, mode=Mode.AUTOREGRESSIVE)]
-    for changes in ({"mode": Mode.SYNCHRONOUS}, {"policy": "windowed"}):
+    found = [replace(base, mode="autoregressive")]
+    for in_blocks in (replace(base, mode="synchronous"), replace(base, policy="windowed")):
         lengths = sorted(settings.synchronous_lengths)
-        found += [replace(base, **changes, num_speculative_tokens=length) for length in lengths]
+        found += [replace(in_blocks, num_speculative_tokens=length) for length in lengths]
     for policy in ("chain", "branching") if can_branch else ("chain",):
         found += [replace(base, policy=policy, min_candidates=wait) for wait in waits]
     return list(dict.fromkeys([*found, replace(base, policy="auto"), base]))
@@ -100,7 +99,7 @@ def _row(decoding: DecodingConfig, outcome: Outcome, plain: Outcome, best_synchr
         # As in `compare`: the median over the answers, not the ratio of all time.
         "speedup_vs_autoregressive": statistics.median(ratios),
         "speedup_vs_best_synchronous": None
-        if decoding.mode is Mode.AUTOREGRESSIVE
+        if decoding.mode == "autoregressive"
         else outcome.tokens_per_second / best_synchronous.tokens_per_second,
         "tokens_per_verification": metrics["mean_acceptance_length"],
         **metrics,
@@ -116,7 +115,7 @@ def simulator_of(config: RunConfig) -> Simulator:
     Passes are as wide as in `compare` for these block lengths.
     """
     settings, seed = config.simulate, config.sampling.seed
-    make_policy(replace(config.decoding(), mode=Mode.ASYNCHRONOUS))  # a mistake in a policy of the user's own
+    make_policy(replace(config.decoding(), mode="asynchronous"))  # a mistake in a policy of the user's own
     width = config.engine(longest_block=max(settings.synchronous_lengths)).max_verify_width
     if config.calibration is not None:
         costs, traces, accept_next = calibrate(Path(config.calibration), config.drafter.kind)

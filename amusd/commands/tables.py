@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from amusd.config import DecodingConfig
 from amusd.console import percent, table
 from amusd.policies.factory import policy_name
-from amusd.types import Mode
 
 Row = Mapping[str, Any]
 """One way to decode and its figures, as `result.json` has them."""
@@ -20,10 +19,10 @@ LEGEND_WIDTH = 118
 
 def settings_of(decoding: DecodingConfig) -> dict[str, Any]:
     """What names a schedule in a row; None where a setting has no effect."""
-    policy, is_synchronous = policy_name(decoding), decoding.mode is Mode.SYNCHRONOUS
+    policy, is_synchronous = policy_name(decoding), decoding.mode == "synchronous"
     in_blocks = is_synchronous or policy == "windowed"
     return {
-        "mode": decoding.mode.value,
+        "mode": decoding.mode,
         "policy": policy,
         "num_speculative_tokens": decoding.num_speculative_tokens if in_blocks else None,
         "tree": (is_synchronous and decoding.tree) or None,

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from amusd.config.decoding import DecodingConfig
 from amusd.errors import ConfigError
-from amusd.types import Mode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +53,7 @@ def runs_ahead(kind: str | None) -> bool:
 
 def check_runs_ahead(kind: str | None, decoding: DecodingConfig) -> None:
     """Raise `ConfigError` for a drafter that cannot run ahead."""
-    if decoding.mode is Mode.ASYNCHRONOUS and not runs_ahead(kind):
+    if decoding.mode == "asynchronous" and not runs_ahead(kind):
         raise ConfigError(
             f"drafter={kind}: cannot run ahead of the target, whose hidden states of the committed text it needs: "
             "use mode=synchronous"

@@ -120,7 +120,7 @@ def check_policy(key: str, name: str) -> None:
 class DecodingConfig(Settings):
     """The schedule of one request; requests of an engine may differ in it."""
 
-    mode: Mode = Mode.ASYNCHRONOUS
+    mode: Mode = "asynchronous"
     policy: str = "auto"
     """Asynchronous mode only.
 

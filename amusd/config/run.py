@@ -20,7 +20,6 @@ from amusd.config.decoding import DecodingConfig, SamplingParams
 from amusd.config.engine import MIN_VERIFY_WIDTH, DrafterConfig, DrafterKind, EngineConfig, EngineKeys, Length
 from amusd.errors import ConfigError
 from amusd.settings import Amount, PositiveAmount, Share
-from amusd.types import Mode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,15 +73,15 @@ class RunConfig(DecodingConfig, EngineKeys):
 
     def synchronous_lengths(self) -> tuple[int, ...]:
         """Block lengths that `compare` tries: that of `mode=synchronous`, else those of `compare`."""
-        if self.mode is Mode.AUTOREGRESSIVE:
+        if self.mode == "autoregressive":
             return ()
-        if self.mode is Mode.SYNCHRONOUS:
+        if self.mode == "synchronous":
             return (self.num_speculative_tokens,)
         return self.compare.synchronous_lengths
 
     def asynchronous_policies(self) -> tuple[str, ...]:
         """Policies that `compare` tries; none where `mode` names another mode."""
-        if self.mode is not Mode.ASYNCHRONOUS:
+        if self.mode != "asynchronous":
             return ()
         return self.compare.policies or (self.policy,)
 
@@ -104,7 +103,7 @@ class RunConfig(DecodingConfig, EngineKeys):
         `longest_block`: candidates per verification that have to fit. `max_num_seqs`: replaces the key.
         """
         if longest_block is None:
-            in_blocks = self.mode is Mode.SYNCHRONOUS or self.asynchronous_policies() == ("windowed",)
+            in_blocks = self.mode == "synchronous" or self.asynchronous_policies() == ("windowed",)
             longest_block = self.num_speculative_tokens if in_blocks else 1
         width = self.max_verify_width
         if width is None:

@@ -15,7 +15,6 @@ from amusd.policies.schedules import (
     SynchronousPolicy,
     WindowedPolicy,
 )
-from amusd.types import Mode
 
 BLOCK_TIMEOUT_SECONDS = 10.0
 WHOLE_TREE = 1 << 20
@@ -30,9 +29,9 @@ def make_policy(decoding: DecodingConfig, *, can_branch: bool = False) -> Policy
     length, lookahead = decoding.num_speculative_tokens, decoding.max_lookahead
     least, wait, timeout = decoding.min_candidates, decoding.max_wait_passes, BLOCK_TIMEOUT_SECONDS
     trees = {"fan_out": decoding.fan_out, "rows_per_step": decoding.rows_per_step, "breadth": decoding.verify_breadth}
-    if decoding.mode is Mode.AUTOREGRESSIVE:
+    if decoding.mode == "autoregressive":
         return AutoregressivePolicy()
-    if decoding.mode is Mode.SYNCHRONOUS:
+    if decoding.mode == "synchronous":
         chain = SynchronousPolicy(max_lookahead=length, tokens_per_message=length, timeout_seconds=timeout)
         return replace(chain, tokens_per_message=WHOLE_TREE, max_steps=length, **trees) if decoding.tree else chain
     if decoding.policy == "auto":
@@ -48,4 +47,4 @@ def make_policy(decoding: DecodingConfig, *, can_branch: bool = False) -> Policy
 
 def policy_name(decoding: DecodingConfig) -> str | None:
     """Name of the policy in results; None outside asynchronous mode."""
-    return decoding.policy if decoding.mode is Mode.ASYNCHRONOUS else None
+    return decoding.policy if decoding.mode == "asynchronous" else None

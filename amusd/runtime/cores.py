@@ -30,7 +30,7 @@ def cores_for(
     count = hardware.num_threads
     if not hardware.pin_cores or len(allowed) < (num_target_ranks + 1) * count:
         return set()
-    start = rank * count if role is Role.TARGET else len(allowed) - count
+    start = rank * count if role == "target" else len(allowed) - count
     return set(allowed[start : start + count])
 
 

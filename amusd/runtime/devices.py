@@ -49,12 +49,12 @@ def place(num_gpus: int, num_target_ranks: int) -> tuple[str, ...]:
 
 def device_of(config: EngineConfig, role: Role, rank: int = 0) -> str:
     """Device of one rank of a role."""
-    return devices_of(config)[rank if role is Role.TARGET else -1]
+    return devices_of(config)[rank if role == "target" else -1]
 
 
 def link_devices(config: EngineConfig) -> tuple[str, str]:
     """Devices of the link's ends: the target's first rank, and the draft."""
-    return device_of(config, Role.TARGET), device_of(config, Role.DRAFT)
+    return device_of(config, "target"), device_of(config, "draft")
 
 
 def sharing(config: EngineConfig, devices: Sequence[str]) -> str | None:

@@ -24,7 +24,6 @@ from amusd.runtime.handshake import failure_report
 from amusd.settings import from_mapping, to_mapping
 from amusd.tracing.recorder import Recorder
 from amusd.transport.factory import connect
-from amusd.types import Role
 
 logger = logging.getLogger(__name__)
 
@@ -119,8 +118,8 @@ def _prepare(settings: Orders) -> Any:
         log = logging.getLogger("amusd")
         log.addHandler(logging.StreamHandler())
         log.setLevel(logging.INFO)
-    if device_of(config, Role.DRAFT) == "cpu":
-        pin_rank(config, Role.DRAFT, settings["cores"])  # before there is torch
+    if device_of(config, "draft") == "cpu":
+        pin_rank(config, "draft", settings["cores"])  # before there is torch
     from amusd.runtime import startup
 
     return startup.prepare_draft(config)
@@ -134,7 +133,7 @@ def _live(settings: Orders, orders: Orders, prepared: Any) -> int:
     from amusd.runtime import startup
 
     config = from_mapping(EngineConfig, settings["config"])
-    recorder = Recorder(Role.DRAFT.value, settings["events"])
+    recorder = Recorder("draft", settings["events"])
     try:
         link = connect(config.transport, orders["address"], orders["nonce"], link_devices(config))
     except ConfigError as error:
@@ -151,7 +150,7 @@ def _live(settings: Orders, orders: Orders, prepared: Any) -> int:
         runs_own_code = any(drafter.factory is not None for drafter in config.drafters)
         has_traceback = code == _FAILED or (runs_own_code and error.__cause__ is not None)
         if has_traceback and recorder.folder is not None:
-            keep_traceback(recorder.folder.parent, Role.DRAFT.value, error)
+            keep_traceback(recorder.folder.parent, "draft", error)
         if code == _FAILED and not orders["has_failed"]:
             raise
         return code

@@ -12,7 +12,6 @@ from amusd.models.meeting import Meeting
 from amusd.runtime.cores import allowed_cores, pin_rank
 from amusd.runtime.devices import device_of
 from amusd.settings import from_mapping, to_mapping
-from amusd.types import Role
 
 
 def start_followers(config: EngineConfig) -> Meeting:
@@ -32,8 +31,8 @@ def main() -> None:
 
 def _live(settings: Orders, orders: Orders, _prepared: object) -> int:
     config, rank = from_mapping(EngineConfig, settings["config"]), orders["rank"]
-    if device_of(config, Role.TARGET, rank) == "cpu":
-        pin_rank(config, Role.TARGET, settings["cores"], rank)
+    if device_of(config, "target", rank) == "cpu":
+        pin_rank(config, "target", settings["cores"], rank)
     from amusd.runtime.startup import run_follower
 
     run_follower(config, rank, Meeting(settings["address"]))

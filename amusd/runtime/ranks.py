@@ -22,7 +22,6 @@ from amusd.models.rank_commands import command_encoder
 from amusd.sampling.sampler import Level
 from amusd.transport.factory import numbered_link
 from amusd.transport.torch_distributed import Backend
-from amusd.types import Role
 
 IDLE_SECONDS = 1.0
 LOOK_SECONDS = 0.02
@@ -42,7 +41,7 @@ class Leader(ProcessGroup):
         self._encode = command_encoder()
         try:
             for rank in range(1, size):
-                self._links[rank] = numbered_link(config, meeting.address, rank, Role.TARGET, listens=True)
+                self._links[rank] = numbered_link(config, meeting.address, rank, "target", listens=True)
         except ConfigError:
             self.close()
             raise
@@ -121,7 +120,7 @@ class Follower(ProcessGroup):
     ) -> None:
         """Look for the leader. Raises `ConfigError`."""
         super().__init__(rank, size, meeting, backend)
-        self._link = self._links[0] = numbered_link(config, meeting.address, rank, Role.TARGET, listens=False)
+        self._link = self._links[0] = numbered_link(config, meeting.address, rank, "target", listens=False)
 
     def ready(self, device: str, timeout_seconds: float) -> None:
         """Report a loaded model, and wait for the others. Raises `RankLostError`."""

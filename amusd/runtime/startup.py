@@ -40,7 +40,6 @@ from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport
 from amusd.transport.factory import listen
 from amusd.transport.torch_distributed import Backend
-from amusd.types import Role
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +68,7 @@ def connect_target(
             raise
         delay = 2 * config.transport.delay_ms / 1e3
         client = DraftClient(recorder, model.vocab_size, link, peer, delay, restart if can_repeat else None)
-    with device_errors(device_of(config, Role.TARGET), only_full=True):
+    with device_errors(device_of(config, "target"), only_full=True):
         return TargetWorker(model, recorder, client, config.max_num_seqs, config.prefix_caching), tokenizer
 
 
@@ -103,7 +102,7 @@ def load_with_followers(
 
     Raises `ConfigError`, and `PeerError` when a rank fails or does not come.
     """
-    device = device_of(config, Role.TARGET)
+    device = device_of(config, "target")
     loaded = load_target(config, device, report, ALONE if leader is None else leader)
     if device == "cpu":
         use_huge_pages()
@@ -134,7 +133,7 @@ def run_follower(config: EngineConfig, rank: int, meeting: Meeting) -> None:
     size = config.target_tensor_parallel_size
     follower = Follower(config.transport, meeting, rank, size, _backend(config, meeting))
     try:
-        device = claim_device(config, Role.TARGET, rank)
+        device = claim_device(config, "target", rank)
         model, _ = load_target(config, device, ranks=follower)
         follower.ready(device, config.startup_timeout_seconds)
         with device_errors(device, only_full=True):
@@ -154,7 +153,7 @@ def prepare_draft(config: EngineConfig) -> LoadedDrafters | None:
     It has to on a GPU, which is lost in a fork, with an inner drafter elsewhere, and where a loading failure must be
     reported.
     """
-    device = device_of(config, Role.DRAFT)
+    device = device_of(config, "draft")
     has_others = any(drafter.inner_device is not None for drafter in config.drafters)
     if device != "cpu" or has_others or not sys.platform.startswith("linux"):
         return None
@@ -179,7 +178,7 @@ def serve_draft(
     """The draft process: load unless `prepare_draft` has, shake hands, draft until the target is done."""
     torch.set_num_threads(config.hardware.num_threads)  # which `prepare_draft` has set to another
     with ExitStack() as others:
-        device = claim_device(config, Role.DRAFT)
+        device = claim_device(config, "draft")
         drafters = drafters or _load_drafters(config, device, partial(start_inner, config, others))
         for note in drafters.notes if incarnation == 1 else ():
             say_once(f"draft: {note}")
@@ -196,7 +195,7 @@ def start_inner(
     """
     assert drafter.inner_device is not None
     check_devices([drafter.inner_device])
-    hardware = replace(config.hardware, devices=(device_of(config, Role.DRAFT), drafter.inner_device))
+    hardware = replace(config.hardware, devices=(device_of(config, "draft"), drafter.inner_device))
     stage = drafter.stages[1]
     config = replace(
         config, drafters=(stage,), hardware=hardware, transport=TransportConfig(), target_tensor_parallel_size=1

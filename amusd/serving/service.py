@@ -20,9 +20,9 @@ from amusd.models.detokenizer import IncrementalDecoder
 from amusd.serving.metrics import ServerMetrics
 from amusd.serving.requests import SEED_MASK, Body, RequestError, config_error, sampling_params
 from amusd.serving.responses import DONE, Writer, event
-from amusd.types import Mode, Token
+from amusd.types import Token
 
-_PLAIN = DecodingConfig(mode=Mode.AUTOREGRESSIVE)
+_PLAIN = DecodingConfig(mode="autoregressive")
 _ONE_TOKEN = SamplingParams(max_new_tokens=1)
 _RETRY = {"Retry-After": "1"}
 

@@ -26,7 +26,6 @@ from amusd.tracing.metrics import GenerationMetrics, total
 from amusd.tracing.recorder import Recorder, as_format
 from amusd.tracing.timeline import Timeline
 from amusd.transport.base import Transport
-from amusd.types import Mode, Role
 
 DRAFTER = "simulated"
 FOREVER = 1e4
@@ -96,8 +95,8 @@ class Simulator:
         )
         where = None if events_folder is None else as_format(events_folder)
         recorders = [
-            Recorder(role.value, where, now_ns, keeps=where is None)
-            for role, now_ns in ((Role.TARGET, lambda: clock.target_ns), (Role.DRAFT, lambda: clock.draft_ns))
+            Recorder(role, where, now_ns, keeps=where is None)
+            for role, now_ns in (("target", lambda: clock.target_ns), ("draft", lambda: clock.draft_ns))
         ]
         worker = self._target_worker(decoding, clock, recorders)
         sequences: list[TargetSequence] = []
@@ -122,7 +121,7 @@ class Simulator:
         return 1 if self.costs.target_prefill == NOTHING else 2  # a single token needs no prefill
 
     def _target_worker(self, decoding: DecodingConfig, clock: Clock, recorders: Sequence[Recorder]) -> TargetWorker:
-        has_draft = decoding.mode is not Mode.AUTOREGRESSIVE
+        has_draft = decoding.mode != "autoregressive"
         num_ids = vocab_size(max(map(len, self.answers)), decoding.fan_out)
         model = ScriptedModel(
             clock,
@@ -147,7 +146,7 @@ class Simulator:
             prompt=(number,) * self._prompt_length,
             max_length=self._prompt_length + num_tokens,
             policy=make_policy(decoding, can_branch=self.can_branch),
-            drafter=None if decoding.mode is Mode.AUTOREGRESSIVE else DRAFTER,
+            drafter=None if decoding.mode == "autoregressive" else DRAFTER,
             max_silence_seconds=FOREVER,
         )
         return worker.admit(request, StopChecker((), (), num_tokens, str))

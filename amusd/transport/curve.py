@@ -64,8 +64,8 @@ def write_keys(folder: Path) -> None:
     make_new_folder(folder, 0o700)
     try:
         folder.chmod(0o700)
-        for role in Role:
-            public, secret = create_certificates(folder, role.value)
+        for role in ("target", "draft"):
+            public, secret = create_certificates(folder, role)
             Path(public).chmod(0o644)
             Path(secret).chmod(0o600)
     except OSError as error:
@@ -74,9 +74,9 @@ def write_keys(folder: Path) -> None:
 
 def read_keys(folder: Path, role: Role) -> Keys:
     """The keys of this role. Raises ConfigError when one is missing, or others could have read a secret."""
-    own, other = folder / f"{role.value}.key_secret", Role.TARGET if role is Role.DRAFT else Role.DRAFT
+    own, other = folder / f"{role}.key_secret", "target" if role == "draft" else "draft"
     public, secret = _read(own)
-    peer, _ = _read(folder / f"{other.value}.key")
+    peer, _ = _read(folder / f"{other}.key")
     if mode := stat.S_IMODE(own.stat().st_mode) & 0o077:
         raise ConfigError(f"transport.keys={folder}: {own.name} can be used by others (mode {mode:03o}); chmod 600 it")
     return Keys(public, secret, peer)

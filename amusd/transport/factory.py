@@ -53,7 +53,7 @@ def _listen(config: TransportConfig, nonce: int, devices: tuple[str, str]) -> Tr
         except ConfigError:
             if config.kind == "shared_memory":
                 raise
-    return _over_zeromq(config, config.address, nonce, Role.TARGET)
+    return _over_zeromq(config, config.address, nonce, "target")
 
 
 def _connect(config: TransportConfig, address: str, nonce: int, devices: tuple[str, str]) -> Transport:
@@ -63,13 +63,13 @@ def _connect(config: TransportConfig, address: str, nonce: int, devices: tuple[s
         return TorchDistributedTransport(address, nonce, devices[1], 1)
     if address.startswith(SHARED_MEMORY):
         return SharedMemoryTransport.connect(address, nonce)
-    return _over_zeromq(config, address, nonce, Role.DRAFT)
+    return _over_zeromq(config, address, nonce, "draft")
 
 
 def _over_zeromq(config: TransportConfig, address: str | None, nonce: int, role: Role) -> ZeroMQTransport:
     from amusd.transport.zeromq import ZeroMQTransport
 
-    listens, keys = role is Role.TARGET, keys_of(config, role)
+    listens, keys = role == "target", keys_of(config, role)
     return ZeroMQTransport(address, nonce, listens=listens, insecure=config.insecure, keys=keys)
 
 
@@ -83,8 +83,8 @@ def numbered_link(config: TransportConfig, address: str, number: int, role: Role
 
     if not address.startswith("tcp://"):
         return ZeroMQTransport(f"ipc://{address}/{number}", 0, listens=listens)
-    keys = keys_of(config, Role.TARGET if listens else role)
-    if keys is not None and role is Role.TARGET:
+    keys = keys_of(config, "target" if listens else role)
+    if keys is not None and role == "target":
         keys = replace(keys, peer=keys.public)
     host, _, port = address.rpartition(":")
     address = f"{host}:{int(port) + number}"

@@ -23,7 +23,6 @@ from amusd.config import HardwareConfig
 from amusd.console import table
 from amusd.errors import ConfigError
 from amusd.runtime.cores import allowed_cores, cores_for
-from amusd.types import Role
 from experiments.common import Document, read_json, run_amusd, write_results
 from experiments.plotting import run
 from experiments.request import Request, parser_of
@@ -77,7 +76,7 @@ def _measure(
     name = f"{use.replace(' ', '_')}_{found.temperature}_round_{number}"
     runs = [request.runs / f"{name}_{engine}" for engine in range(len(parts))]
     lengths = [found.length] if found.length else [2] if request.quick else [1, 2, 3, 4]
-    cores = [cores_for(role, allowed_cores(), HardwareConfig()) for role in Role]  # as the pair has them
+    cores = [cores_for(role, allowed_cores(), HardwareConfig()) for role in ("target", "draft")]  # as the pair has them
 
     def answer(engine: int) -> None:
         settings = settings_of(use, engine, arguments.devices, lengths)

@@ -30,7 +30,6 @@ from amusd.config import (
     WorkloadConfig,
 )
 from amusd.engine import Engine
-from amusd.types import Mode
 from amusd.workload import WorkloadPrompt, load_prompts
 
 LINKS = {
@@ -42,11 +41,11 @@ LINKS = {
 TEMPERATURES = (0.3, 0.7, 1.0, 1.5)
 FILTERS: dict[str, dict[str, Any]] = {"none": {}, "top-k 40, top-p 0.95": {"top_k": 40, "top_p": 0.95}}
 DECODINGS = {
-    "synchronous, 4": DecodingConfig(mode=Mode.SYNCHRONOUS, num_speculative_tokens=4),
-    "chain": DecodingConfig(mode=Mode.ASYNCHRONOUS, policy="chain"),
-    "chain, never waits": DecodingConfig(mode=Mode.ASYNCHRONOUS, policy="chain", min_candidates=0),
-    "branching": DecodingConfig(mode=Mode.ASYNCHRONOUS, policy="branching"),
-    "auto": DecodingConfig(mode=Mode.ASYNCHRONOUS, policy="auto"),
+    "synchronous, 4": DecodingConfig(mode="synchronous", num_speculative_tokens=4),
+    "chain": DecodingConfig(mode="asynchronous", policy="chain"),
+    "chain, never waits": DecodingConfig(mode="asynchronous", policy="chain", min_candidates=0),
+    "branching": DecodingConfig(mode="asynchronous", policy="branching"),
+    "auto": DecodingConfig(mode="asynchronous", policy="auto"),
 }
 DRAFTERS = ("embedded", "ngram")
 COMBINATIONS = [
@@ -55,7 +54,7 @@ COMBINATIONS = [
     if (decoding, drafter) != ("branching", "ngram")  # a lookup drafts no trees
 ]
 KILLED = ("chain", "branching")
-PLAIN = DecodingConfig(mode=Mode.AUTOREGRESSIVE)
+PLAIN = DecodingConfig(mode="autoregressive")
 
 
 @dataclass(frozen=True, slots=True)

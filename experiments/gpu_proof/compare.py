@@ -9,7 +9,6 @@ from amusd.console import Console
 from amusd.engine import Engine
 from amusd.runtime.draft_process import DraftProcess
 from amusd.tracing.recorder import Recorder, as_format
-from amusd.types import Role
 from amusd.workload import load_prompts
 from experiments.gpu_proof.plan import Scale
 from experiments.gpu_proof.records import Job
@@ -51,7 +50,7 @@ def compare(job: Job, accept: float, part: str) -> None:
     config = first.engine_for("compare")
     events = f"{as_format(folder)}/events"
     process = DraftProcess(config, events=events)
-    with Engine.connect(config, process, Recorder(Role.TARGET.value, events)) as engine:
+    with Engine.connect(config, process, Recorder("target", events)) as engine:
         for sampling in SAMPLINGS:
             _one_sampling(job, engine, run_config(job.scale, accept, sampling), accept, sampling)
 

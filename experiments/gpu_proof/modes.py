@@ -14,7 +14,6 @@ import torch
 
 from amusd.config import DecodingConfig, DrafterConfig, EngineConfig, HardwareConfig, SamplingParams, TargetConfig
 from amusd.engine import Engine
-from amusd.types import Mode
 from experiments.gpu_proof.checkpoint import VOCAB_SIZE, save_small_pair
 from experiments.gpu_proof.environment import token_ids
 from experiments.gpu_proof.plan import GPU
@@ -27,12 +26,12 @@ SAMPLINGS = {
     "penalties": SamplingParams(temperature=0.8, repetition_penalty=1.2, presence_penalty=0.3, seed=5),
 }
 DECODINGS = {
-    "synchronous": DecodingConfig(mode=Mode.SYNCHRONOUS, num_speculative_tokens=4),
+    "synchronous": DecodingConfig(mode="synchronous", num_speculative_tokens=4),
     "chain": DecodingConfig(policy="chain", max_wait_passes=10.0),  # passes are short: it waits for candidates
     "branching": DecodingConfig(policy="branching", max_wait_passes=10.0),
     "auto": DecodingConfig(policy="auto"),
 }
-PLAIN = DecodingConfig(mode=Mode.AUTOREGRESSIVE)
+PLAIN = DecodingConfig(mode="autoregressive")
 RETURN_SECONDS = 90.0
 """Longest that the next draft may take: on a GPU it loads its model first."""
 _NUM_BINS = 8

@@ -16,7 +16,6 @@ from amusd.models.passes import Rows
 from amusd.models.synthetic import SHAPES
 from amusd.tracing.metrics import GenerationMetrics
 from amusd.transport.factory import ON_ONE_MACHINE
-from amusd.types import Mode
 from experiments.gpu_proof import adapter
 from experiments.gpu_proof.environment import token_ids
 from experiments.gpu_proof.plan import Scale
@@ -112,7 +111,7 @@ def _host_time(job: Job) -> None:
 
 def _plain(engine: Engine, params: SamplingParams, scale: Scale) -> GenerationMetrics:
     prompt = token_ids(512, 100, 1)
-    decoding = DecodingConfig(mode=Mode.AUTOREGRESSIVE)
+    decoding = DecodingConfig(mode="autoregressive")
     for num_tokens in (4, scale.num_tokens):  # the first is not measured
         params = replace(params, max_new_tokens=num_tokens, ignore_eos=True)
         answer = engine.generate(prompt, params, decoding=decoding)

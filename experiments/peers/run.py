@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from amusd.console import table
 from amusd.errors import PeerError
-from amusd.types import Mode
 from experiments.common import Document, middle_half, write_results
 from experiments.peers.stock import WAYS, StockTransformers
 from experiments.plotting import LOOKS, OUTLINE, caption, run, subplots
@@ -59,13 +58,12 @@ def answer_all(request: Request) -> list[Document]:
     from amusd.models.embedded_draft import export_draft
     from amusd.models.embedded_target import embedded_target_path
     from amusd.runtime.cores import allowed_cores, cores_for, pin_to
-    from amusd.types import Role
 
     prompts = request.load()
     draft = request.runs / "draft"
     export_draft(embedded_target_path(), draft)
     target, hardware = embedded_target_path(), HardwareConfig()
-    own_core = cores_for(Role.TARGET, allowed_cores(), hardware)
+    own_core = cores_for("target", allowed_cores(), hardware)
     with ExitStack() as stack:
         answers: dict[str, Answer] = {}
         for num_threads, cores in ((1, own_core), (2, set[int]())):
@@ -122,14 +120,14 @@ def _of_engine(engine: Engine) -> Iterator[tuple[str, Answer]]:
 
         return answer
 
-    yield _name(OURS, 1, "plain"), of(DecodingConfig(mode=Mode.AUTOREGRESSIVE), None)
+    yield _name(OURS, 1, "plain"), of(DecodingConfig(mode="autoregressive"), None)
     for length in (2, 4):
-        decoding = DecodingConfig(mode=Mode.SYNCHRONOUS, num_speculative_tokens=length)
+        decoding = DecodingConfig(mode="synchronous", num_speculative_tokens=length)
         yield _name(OURS, 2, f"synchronous, {length} tokens"), of(decoding, "embedded")
     yield _name(OURS, 2, "chain"), of(DecodingConfig(policy="chain"), "embedded")
     yield _name(OURS, 2, "branching"), of(DecodingConfig(policy="branching"), "embedded")
     for length in (2, 4):
-        decoding = DecodingConfig(mode=Mode.SYNCHRONOUS, num_speculative_tokens=length)
+        decoding = DecodingConfig(mode="synchronous", num_speculative_tokens=length)
         yield _name(OURS, 2, f"synchronous, {length} tokens, ngram"), of(decoding, "ngram")
 
 

@@ -21,7 +21,6 @@ from amusd.config.engine import DrafterKind
 from amusd.console import table
 from amusd.errors import ConfigError
 from amusd.policies.factory import policy_name
-from amusd.types import Mode
 from experiments.common import Document, compare, per_prompt_of, read_json, run_amusd, speedups, write_results
 from experiments.plotting import LOOKS, OUTLINE, caption, run, subplots
 from experiments.request import Request, parser_of
@@ -154,10 +153,10 @@ def measured_speedups(run_dir: Path) -> Iterator[tuple[Setting, float]]:
     config, per_prompt = _config(run_dir), per_prompt_of(run_dir)
     for contestant in contestants_of(config):
         decoding = contestant.decoding
-        if decoding.mode is Mode.AUTOREGRESSIVE:
+        if decoding.mode == "autoregressive":
             continue
         assert contestant.drafter is not None
-        name = policy_name(decoding) or decoding.mode.value
+        name = policy_name(decoding) or decoding.mode
         in_blocks = name in ("synchronous", "windowed")
         knob = decoding.num_speculative_tokens if in_blocks else 0 if name == "auto" else decoding.min_candidates
         setting = (contestant.drafter, config.transport.delay_ms, name, knob)
@@ -183,7 +182,7 @@ def predicted_speedups(calibration: Path, run_dir: Path, folder: Path) -> dict[S
         overrides.append(f"delay_ms={delay_ms}")
     found = {}
     for row in run_amusd("simulate", overrides, folder)["rows"]:
-        if row["mode"] != Mode.AUTOREGRESSIVE.value:
+        if row["mode"] != "autoregressive":
             knob = row["num_speculative_tokens"] or row["min_candidates"] or 0
             found[kind, delay_ms, row["policy"] or row["mode"], knob] = row["speedup_vs_autoregressive"]
     return found

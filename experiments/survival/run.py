@@ -36,7 +36,6 @@ from amusd.runtime.cores import allowed_cores, cores_for, pin_to
 from amusd.runtime.draft_process import DraftProcess
 from amusd.tracing.events import Event, TargetPass
 from amusd.tracing.recorder import Recorder
-from amusd.types import Mode, Role
 from experiments.common import Document, write_results
 from experiments.plotting import run
 from experiments.request import Request, parser_of
@@ -88,7 +87,7 @@ class Survivor:
         """Plain decoding's tokens, and the events of it."""
         before = len(self.recorder.events)
         params = SamplingParams(max_new_tokens=num_tokens, ignore_eos=True)
-        decoding = DecodingConfig(mode=Mode.AUTOREGRESSIVE)
+        decoding = DecodingConfig(mode="autoregressive")
         token_ids = self.engine.generate(self.prompts[number], params, decoding=decoding).token_ids
         return token_ids, self.recorder.events[before:]
 
@@ -138,7 +137,7 @@ def measure(request: Request, *, num_cycles: int, seed: int) -> Document:
     torch.set_num_threads(config.hardware.num_threads)
     recorder = Recorder("target", keeps=True)
     process, chance = DraftProcess(config), random.Random(seed)  # noqa: S311
-    pin_to(cores_for(Role.TARGET, allowed_cores(), config.hardware))  # the draft has its own from `process`
+    pin_to(cores_for("target", allowed_cores(), config.hardware))  # the draft has its own from `process`
     with tempfile.TemporaryDirectory(prefix="amusd-") as links:
         tempfile.tempdir = links  # socket files go nowhere else, so that what stays behind is seen
         cycles = []

@@ -21,7 +21,6 @@ from amusd.console import Console
 from amusd.drafters.ngram import NgramDrafter
 from amusd.files import ANSWERS_FILE, RESULT_FILE
 from amusd.settings import from_mapping
-from amusd.types import Mode
 from amusd.workload import user_prompt
 
 NGRAM = {"ngram": lambda: NgramDrafter(2)}
@@ -58,8 +57,8 @@ def test_a_draft_that_was_lost_is_there_again_before_anything_else_is_measured()
             vars(lost.drafts).pop("ending", None)
 
     notes: list[str] = []
-    schedule = decoding(Mode.ASYNCHRONOUS, policy="chain", max_silence_seconds=60.0)
-    contestants = [Contestant(replace(schedule, mode=Mode.AUTOREGRESSIVE), None), Contestant(schedule, "oracle")]
+    schedule = decoding("asynchronous", policy="chain", max_silence_seconds=60.0)
+    contestants = [Contestant(replace(schedule, mode="autoregressive"), None), Contestant(schedule, "oracle")]
     config = from_mapping(RunConfig, {"sampling": {"max_new_tokens": NUM_TOKENS, "ignore_eos": True}})
     with survivor("shared_memory") as lost:
         assert len(list(Comparison(lost.engine, config, contestants, Killing()).turns(PROMPTS))) == len(PROMPTS)

@@ -17,7 +17,6 @@ from amusd.console import Console
 from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.settings import from_mapping
-from amusd.types import Mode
 from amusd.workload import AnswersFile, prompts_of
 
 TEXTS = ["bad", "fade", "cafe", "a" * 500, "face", "bead", "deaf"]
@@ -110,7 +109,7 @@ def test_a_file_of_something_else_is_refused_in_one_line(config: RunConfig, cont
     Path(str(config.out)).write_text(content.replace("SETTINGS", AnswersFile(config)._settings) + "\n")
     with pytest.raises(ConfigError, match=f"^out={config.out}: line 1 {told}; name another file$"):
         prompts_of("generate", config)
-    changed = replace(config, mode=Mode.SYNCHRONOUS)
+    changed = replace(config, mode="synchronous")
     assert AnswersFile(changed)._settings != AnswersFile(config)._settings
 
 

@@ -19,7 +19,6 @@ from amusd.drafters.factory import LoadedDrafters, load_drafters
 from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.settings import from_mapping, to_mapping
-from amusd.types import Mode
 from launch.compose import compose_config
 from tests.launch.processes import ROOT
 from tests.launch.small_pair import PROMPT, save_pair
@@ -30,7 +29,7 @@ CODE, POLICY, CHECK = re.findall(r"^```python\n(.*?)^```$", DOCUMENT, re.MULTILI
 (ASKED,) = re.findall(r'^amusd generate .* prompt="(.*)"$', DOCUMENT, re.MULTILINE)
 NUM_TOKENS = 24
 DECODINGS = {
-    "synchronous": DecodingConfig(mode=Mode.SYNCHRONOUS),
+    "synchronous": DecodingConfig(mode="synchronous"),
     "chain": DecodingConfig(policy="chain"),
     "auto": DecodingConfig(),
     "branching": DecodingConfig(policy="branching"),
@@ -67,7 +66,7 @@ def params_of(engine: Engine) -> SamplingParams:
 @pytest.fixture(scope="module")
 def plain(own: Path) -> Generation:
     with Engine.start(engine_of(own, DrafterConfig(kind="ngram"))) as engine:
-        return answered(engine, decoding=DecodingConfig(mode=Mode.AUTOREGRESSIVE))
+        return answered(engine, decoding=DecodingConfig(mode="autoregressive"))
 
 
 def test_the_drafter_of_the_document_is_exact_in_every_mode_and_helps(own: Path, plain: Generation) -> None:

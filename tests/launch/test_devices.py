@@ -9,7 +9,6 @@ import pytest
 
 from amusd.config import HardwareConfig
 from amusd.runtime.cores import allowed_cores, cores_for
-from amusd.types import Role
 from tests.launch.processes import environment
 
 
@@ -28,10 +27,10 @@ def test_each_rank_and_the_draft_have_cores_of_their_own_or_none(
     allowed: list[int], num_threads: int, targets: list[set[int]], draft: set[int]
 ) -> None:
     hardware, number = HardwareConfig(num_threads=num_threads), len(targets)
-    found = [cores_for(Role.TARGET, allowed, hardware, rank=rank, num_target_ranks=number) for rank in range(number)]
+    found = [cores_for("target", allowed, hardware, rank=rank, num_target_ranks=number) for rank in range(number)]
     assert found == targets
-    assert cores_for(Role.DRAFT, allowed, hardware, num_target_ranks=number) == draft
-    assert cores_for(Role.TARGET, allowed, HardwareConfig(pin_cores=False)) == set()
+    assert cores_for("draft", allowed, hardware, num_target_ranks=number) == draft
+    assert cores_for("target", allowed, HardwareConfig(pin_cores=False)) == set()
 
 
 @pytest.mark.skipif(len(allowed_cores()) < 2, reason="needs two cores")
@@ -51,7 +50,7 @@ first = min(os.sched_getaffinity(0))
 config = EngineConfig(hardware=HardwareConfig(devices=("cpu", "cpu")))
 set_environment(config)
 assert settle_devices(config, print).devices == ("cpu", "cpu")
-pin_rank(config, Role.TARGET, allowed_cores())
+pin_rank(config, "target", allowed_cores())
 assert "torch" not in sys.modules
 for thread in os.listdir("/proc/self/task"):
     assert os.sched_getaffinity(int(thread)) == {first}

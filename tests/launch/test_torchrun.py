@@ -22,7 +22,6 @@ from amusd.child import Ended
 from amusd.config import EngineConfig, HardwareConfig, RunConfig, TransportConfig
 from amusd.errors import ConfigError
 from amusd.transport.factory import numbered_link
-from amusd.types import Role
 from launch.run import (
     DraftElsewhere,
     Place,
@@ -96,7 +95,7 @@ def test_the_last_rank_starts_drafts_as_rank_0_says_and_ends_with_it(
     started = Mock(return_value=process)
     monkeypatch.setattr("launch.run.DraftProcess", started)
     here, there = (
-        numbered_link(TransportConfig(), str(tmp_path), 1, Role.DRAFT, listens=listens) for listens in (True, False)
+        numbered_link(TransportConfig(), str(tmp_path), 1, "draft", listens=listens) for listens in (True, False)
     )
     told = [(number, f"ipc:///{number}", number) for number in (1, 2)]
     with ThreadPoolExecutor(1) as pool:

@@ -27,11 +27,10 @@ from amusd.engine import Engine
 from amusd.errors import NoRoomError
 from amusd.models.passes import ModelOutput, Rows
 from amusd.tracing.events import Event, TargetPass
-from amusd.types import Mode
 
 EOS = 7
 CHUNK = 16
-PLAIN = decoding(Mode.AUTOREGRESSIVE)
+PLAIN = decoding("autoregressive")
 START = (3,)
 """A prompt that needs no prefill, so that what is admitted together has its passes together."""
 CHAINS: dict[str, Callable[[], Drafter]] = {
@@ -42,8 +41,8 @@ CHAINS: dict[str, Callable[[], Drafter]] = {
 TREES: dict[str, Callable[[], Drafter]] = {"same": lambda: TableTreeDrafter(places=spread(3))}
 SCHEDULES = (
     PLAIN,
-    decoding(Mode.SYNCHRONOUS, 3),
-    *(decoding(Mode.ASYNCHRONOUS, 4, policy=policy) for policy in ("chain", "windowed", "auto", "branching")),
+    decoding("synchronous", 3),
+    *(decoding("asynchronous", 4, policy=policy) for policy in ("chain", "windowed", "auto", "branching")),
 )
 
 
@@ -71,8 +70,8 @@ def asked(draw: random.Random, number: int) -> Asked:
     if rule == "rejection" and schedule.policy == "branching":
         schedule = SCHEDULES[2]
     filters: dict[str, Any] = draw.choice(({}, {"top_k": 5}, {"top_p": 0.9}, {"repetition_penalty": 1.2}))
-    drafter = None if schedule.mode is Mode.AUTOREGRESSIVE else draw.choice(tuple(CHAINS))
-    if schedule.policy == "branching" and schedule.mode is Mode.ASYNCHRONOUS:
+    drafter = None if schedule.mode == "autoregressive" else draw.choice(tuple(CHAINS))
+    if schedule.policy == "branching" and schedule.mode == "asynchronous":
         drafter = "same"
     return Asked(
         prompt=tuple(draw.randrange(VOCAB_SIZE) for _ in range(draw.choice((1, 5, 20, 50)))),
@@ -271,7 +270,7 @@ def test_a_block_is_waited_for_whoever_else_is_ready() -> None:
             time.sleep(0.02)
             return super().propose(path, room)
 
-    schedule = decoding(Mode.SYNCHRONOUS, 4, max_silence_seconds=20.0)
+    schedule = decoding("synchronous", 4, max_silence_seconds=20.0)
     with pair({"slow": Slow}, max_num_seqs=3) as (engine, _):
         others = [engine.submit(START, params(30), decoding=PLAIN) for _ in range(2)]
         waiter = engine.submit(EIGHT_PROMPTS[0], params(20), decoding=schedule)
@@ -294,7 +293,7 @@ def test_one_that_its_draft_cannot_take_has_another_one_wait_for_it_once() -> No
             super().open(token_ids, capacity, fan_out)
 
     with pair({"short": Short}, max_num_seqs=2) as (engine, _):
-        schedule = decoding(Mode.SYNCHRONOUS, 4, max_silence_seconds=0.5)
+        schedule = decoding("synchronous", 4, max_silence_seconds=0.5)
         long = engine.submit(EIGHT_PROMPTS[0], params(300), decoding=schedule)
         served = engine.generate(EIGHT_PROMPTS[1], params(NUM_SCHEDULED), decoding=schedule)
         assert served.metrics.num_accepted > 30

@@ -17,9 +17,8 @@ from amusd.config import DecodingConfig
 from amusd.drafters.base import Drafter
 from amusd.drafters.ngram import EarlierAnswers, NgramCache, NgramDrafter
 from amusd.tracing.events import TargetPass
-from amusd.types import Mode
 
-PLAIN = decoding(Mode.AUTOREGRESSIVE)
+PLAIN = decoding("autoregressive")
 TREES: dict[str, Callable[[], Drafter]] = {
     "spread": lambda: TableTreeDrafter(places=spread(1)),
     "stranger": lambda: TableTreeDrafter(TableModel(VOCAB_SIZE, seed=8, max_length=400)),
@@ -29,11 +28,11 @@ TREES: dict[str, Callable[[], Drafter]] = {
 
 
 def branching(length: int = 5, **changes: object) -> DecodingConfig:
-    return decoding(Mode.ASYNCHRONOUS, length, policy="branching", **{"fan_out": 3, "rows_per_step": 4, **changes})
+    return decoding("asynchronous", length, policy="branching", **{"fan_out": 3, "rows_per_step": 4, **changes})
 
 
 def blocks(num_steps: int) -> DecodingConfig:
-    return decoding(Mode.SYNCHRONOUS, num_steps, tree=True, fan_out=3, rows_per_step=4)
+    return decoding("synchronous", num_steps, tree=True, fan_out=3, rows_per_step=4)
 
 
 def check_counts(answer: Generation) -> None:

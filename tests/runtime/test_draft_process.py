@@ -25,7 +25,6 @@ from amusd.runtime.draft_process import DraftProcess
 from amusd.runtime.draft_restart import MAX_RESTARTS
 from amusd.tracing.recorder import Recorder
 from amusd.tracing.timeline import read_events
-from amusd.types import Mode, Role
 from tests.warm import Popen
 
 SECONDS = 60.0
@@ -34,7 +33,7 @@ CONFIG = EngineConfig(
     transport=TransportConfig(kind="shared_memory"),
     startup_timeout_seconds=3600.0,
 )
-WAITS = DecodingConfig(mode=Mode.SYNCHRONOUS, max_silence_seconds=SECONDS)
+WAITS = DecodingConfig(mode="synchronous", max_silence_seconds=SECONDS)
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +77,7 @@ def test_a_killed_draft_is_said_in_one_line_and_the_next_is_forked_from_the_same
     met: list[int | None] = []
     events = f"{tmp_path}/events"
     process = DraftProcess(CONFIG, events=events, tell_loss=lines.append, on_met=lambda: met.append(process.pid))
-    with Engine.connect(CONFIG, process, Recorder(Role.TARGET.value, events)) as engine:
+    with Engine.connect(CONFIG, process, Recorder("target", events)) as engine:
         first = engine.draft_pid
         assert first is not None
         server = psutil.Process(first).ppid()
@@ -174,8 +173,8 @@ def test_a_drafter_that_always_raises_is_given_up(
     (tmp_path / "own.py").write_text(OWN)
     config = replace(CONFIG, drafters=(DrafterConfig(kind="custom", factory=f"{tmp_path}/own.py:make"),))
     process = DraftProcess(config, events=f"{tmp_path}/events")
-    schedule = DecodingConfig(mode=Mode.ASYNCHRONOUS, policy="chain")
-    with Engine.connect(config, process, Recorder(Role.TARGET.value)) as engine:
+    schedule = DecodingConfig(mode="asynchronous", policy="chain")
+    with Engine.connect(config, process, Recorder("target")) as engine:
         deadline = time.monotonic() + SECONDS
         while engine.draft.failure is None and time.monotonic() < deadline:
             assert engine.generate(PROMPT, params(20), decoding=schedule).token_ids == reference(20)[len(PROMPT) :]

@@ -11,15 +11,14 @@ from models.test_eagle import DRAFT_IDS, eagle3_weights, save_eagle3
 
 from amusd.config import DecodingConfig, DrafterConfig, EngineConfig, SamplingParams, TargetConfig
 from amusd.engine import Engine
-from amusd.types import Mode
 
 VOCAB_SIZE, NUM_TOKENS = 300, 24
 PROMPTS = [tuple((7 * place * place + number) % 250 + 3 for place in range(9 + number)) for number in range(4)]
-PLAIN = DecodingConfig(mode=Mode.AUTOREGRESSIVE)
+PLAIN = DecodingConfig(mode="autoregressive")
 SCHEDULES = {
-    "chain of three": DecodingConfig(mode=Mode.SYNCHRONOUS, num_speculative_tokens=3, max_silence_seconds=60),
+    "chain of three": DecodingConfig(mode="synchronous", num_speculative_tokens=3, max_silence_seconds=60),
     "tree of two steps": DecodingConfig(
-        mode=Mode.SYNCHRONOUS, num_speculative_tokens=2, tree=True, max_silence_seconds=60
+        mode="synchronous", num_speculative_tokens=2, tree=True, max_silence_seconds=60
     ),
     "branching": DecodingConfig(policy="branching"),
 }

@@ -34,7 +34,7 @@ from amusd.workload import load_prompts
 
 pytestmark = [pytest.mark.embedded, pytest.mark.timeout(600)]
 
-SPECULATIVE = [Mode.SYNCHRONOUS, Mode.ASYNCHRONOUS]
+SPECULATIVE = ["synchronous", "asynchronous"]
 WIDTH = 8
 FASTEST = fastest_dtype(torch.device("cpu"))
 OF_TARGET = LoadOptions(numerics=Numerics(width=WIDTH, fixed=True), max_model_len=512, dtype=FASTEST)
@@ -79,7 +79,7 @@ def test_the_modes_agree_on_real_prompts_in_uneven_timing(
     for prompt in load_prompts(WorkloadConfig(num_prompts=num_prompts)):
         with engine_of(*target, {"ngram": NgramDrafter}) as (engine, _):
             encoded = engine.encode(prompt.text)
-            plain = answer(engine, encoded, num_tokens, Mode.AUTOREGRESSIVE, None)
+            plain = answer(engine, encoded, num_tokens, "autoregressive", None)
             for mode in SPECULATIVE:
                 assert answer(engine, encoded, num_tokens, mode, "ngram").token_ids == plain.token_ids
         oracle = lambda ids: UnevenOracle(ids, right_with_probability(0.7, 5), 49_152)  # noqa: E731
@@ -109,9 +109,9 @@ def test_sampled_answers_are_those_of_plain_decoding(
     params = SamplingParams(temperature=temperature, seed=17, max_new_tokens=20, **filters)
     prompt = "Name a city and a river."
     with engine_of(*target, drafters, seed=3, max_delay_seconds=0.01) as (engine, _):
-        plain = engine.generate(prompt, params, decoding=DecodingConfig(mode=Mode.AUTOREGRESSIVE))
+        plain = engine.generate(prompt, params, decoding=DecodingConfig(mode="autoregressive"))
         for drafter, decoding in (
-            ("embedded", DecodingConfig(mode=Mode.SYNCHRONOUS)),
+            ("embedded", DecodingConfig(mode="synchronous")),
             ("embedded", DecodingConfig(policy="branching")),
             ("ngram", DecodingConfig()),
         ):

@@ -74,7 +74,7 @@ def generate(engine: Engine, mode: Mode) -> tuple[int, ...]:
     return PROMPT + tuple(answer.token_ids)
 
 
-@pytest.mark.parametrize("mode", [Mode.SYNCHRONOUS, Mode.ASYNCHRONOUS])
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
 def test_the_draft_gets_the_features_of_all_committed_tokens_once(mode: Mode) -> None:
     drafter = ReadingDrafter()
     with pair({NAME: lambda: drafter}) as (engine, _):
@@ -89,7 +89,7 @@ def test_the_draft_gets_the_features_of_all_committed_tokens_once(mode: Mode) ->
 def ask(engine: Engine, prompt: tuple[int, ...]) -> tuple[int, ...]:
     """Prompt and answer."""
     engine.worker.model.feature_columns = {NAME: slice(0, 4)}
-    answer = engine.submit(prompt, params(8), decoding=decoding(Mode.SYNCHRONOUS), drafter=NAME).result()
+    answer = engine.submit(prompt, params(8), decoding=decoding("synchronous"), drafter=NAME).result()
     return prompt + answer.token_ids
 
 
@@ -140,7 +140,7 @@ def test_lost_and_damaged_features_cost_no_token(spoil: bytes | None) -> None:
     drafter = ReadingDrafter()
     drafter.waits = False
     with pair({NAME: lambda: drafter}, wrap_target_link=lossy) as (engine, _):
-        assert generate(engine, Mode.ASYNCHRONOUS) == reference(NUM_TOKENS)
+        assert generate(engine, "asynchronous") == reference(NUM_TOKENS)
     assert links[0].sent
     assert all(torch.equal(row, expected(position + 1)[-1]) for position, row in drafter.features.items())
 
@@ -184,7 +184,7 @@ def test_a_draft_that_joins_late_gets_the_features_of_the_whole_prefix() -> None
 
     with restarting_pair({NAME: make}) as (engine, drafts):
         engine.worker.model.feature_columns = {NAME: slice(0, 4)}
-        answer = engine.submit(PROMPT, params(300), decoding=decoding(Mode.ASYNCHRONOUS), drafter=NAME)
+        answer = engine.submit(PROMPT, params(300), decoding=decoding("asynchronous"), drafter=NAME)
         tokens = []
         for token in answer:
             tokens.append(token.token_id)

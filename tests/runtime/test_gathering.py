@@ -23,7 +23,6 @@ from amusd.simulation.cost import NOTHING, Costs, Duration
 from amusd.simulation.models import ScriptedModel
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport
-from amusd.types import Role
 
 NEVER = 10**9
 
@@ -45,7 +44,7 @@ def begins(times_ns: Sequence[int], *, in_lock_step: bool = False) -> list[int]:
     clock = Clock(Direction(NOTHING, Random(1)), Direction(NOTHING, Random(1)))
     costs = Costs(passes={0: Duration.of_ms(1.0)}, draft_token=Duration.of_ms(1.0))
     model = ScriptedModel(clock, costs, Random(1), prompt_length=1, vocab_size=100, width=8, has_draft=True)
-    recorder = Recorder(Role.TARGET.value, None, lambda: clock.target_ns, keeps=True)
+    recorder = Recorder("target", None, lambda: clock.target_ns, keeps=True)
 
     def send(message: Message) -> None:
         clock.to_draft.send(clock.target_ns, message)

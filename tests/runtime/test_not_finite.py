@@ -15,7 +15,6 @@ from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import say_once
 from amusd.errors import NotFiniteError
 from amusd.models.passes import ModelOutput, Rows
-from amusd.types import Mode
 
 NUM_TOKENS = 30
 NAN, INF = float("nan"), float("inf")
@@ -28,9 +27,9 @@ SAMPLINGS = {
     "ratio test": {"temperature": 0.8, "acceptance": "rejection"},
 }
 SCHEDULES = {
-    "plain": decoding(Mode.AUTOREGRESSIVE),
-    "synchronous": decoding(Mode.SYNCHRONOUS),
-    "chain": decoding(Mode.ASYNCHRONOUS, policy="chain"),
+    "plain": decoding("autoregressive"),
+    "synchronous": decoding("synchronous"),
+    "chain": decoding("asynchronous", policy="chain"),
 }
 
 

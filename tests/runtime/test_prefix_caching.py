@@ -18,17 +18,16 @@ from amusd.drafters.tree import ModelTreeDrafter
 from amusd.engine import Engine
 from amusd.models.cached_model import CachedModel
 from amusd.models.numerics import Numerics
-from amusd.types import Mode
 
 CHUNK = 16
 FIXED = Numerics(width=8, fixed=True, prefill_chunk=CHUNK, num_tracks=1)
 WEIGHTS = stock_model(Case("Qwen3Config"))
 SYSTEM = tuple(range(3, 41))
 SCHEDULES = (
-    decoding(Mode.AUTOREGRESSIVE),
-    decoding(Mode.SYNCHRONOUS, 3),
-    decoding(Mode.ASYNCHRONOUS, 4, policy="chain"),
-    decoding(Mode.ASYNCHRONOUS, 4, policy="branching"),
+    decoding("autoregressive"),
+    decoding("synchronous", 3),
+    decoding("asynchronous", 4, policy="chain"),
+    decoding("asynchronous", 4, policy="branching"),
 )
 PARAMS = (
     SamplingParams(max_new_tokens=20, logprobs=True),
@@ -62,7 +61,7 @@ def cached(asked: Engine, prompt: Sequence[int]) -> int:
     return ask(asked, prompt).metrics.num_cached_tokens
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: f"{schedule.mode.value}-{schedule.policy}")
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: f"{schedule.mode}-{schedule.policy}")
 @pytest.mark.parametrize("params", PARAMS, ids=["greedy", "sampled"])
 def test_the_turns_of_a_chat_have_the_bits_of_a_fresh_engine(schedule: DecodingConfig, params: SamplingParams) -> None:
     history, found = SYSTEM, []

@@ -33,7 +33,6 @@ from amusd.protocol.messages import Hello, Message, Progress
 from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.remote_drafter import MAX_DRAINED, RemoteDraft, RemoteDrafter
 from amusd.tracing.recorder import Recorder
-from amusd.types import Mode
 
 CAPACITY = 60
 MODEL = TableModel(6, seed=3, max_length=CAPACITY)
@@ -161,10 +160,10 @@ def test_three_processes_give_the_answer_of_plain_decoding(tmp_path: Path) -> No
     )
     wanted = SamplingParams(max_new_tokens=24)
     with Engine.start(config) as engine:
-        expected = engine.generate("abc", wanted, decoding=DecodingConfig(mode=Mode.AUTOREGRESSIVE)).token_ids
-        for mode in (Mode.SYNCHRONOUS, Mode.ASYNCHRONOUS):
+        expected = engine.generate("abc", wanted, decoding=DecodingConfig(mode="autoregressive")).token_ids
+        for mode in ("synchronous", "asynchronous"):
             answer = engine.generate("abc", wanted, decoding=DecodingConfig(mode=mode, max_silence_seconds=60))
             assert answer.token_ids == expected
-            if mode is Mode.SYNCHRONOUS:  # which waits for candidates
+            if mode == "synchronous":  # which waits for candidates
                 assert answer.metrics.num_verified > 0
         assert engine.draft.failure is None

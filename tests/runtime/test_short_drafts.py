@@ -12,7 +12,6 @@ from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter
 from amusd.drafters.cascade import CascadeDrafter
 from amusd.models.numerics import Numerics
-from amusd.types import Mode
 
 POSITIONS = 30
 SHORT = TableModel(
@@ -22,9 +21,9 @@ SHORT = TableModel(
     numerics=Numerics(POSITIONS, fixed=False, has_borders=False, prefill_chunk=POSITIONS, num_tracks=3),
 )
 SCHEDULES = {
-    "synchronous": decoding(Mode.SYNCHRONOUS, 4),
-    "chain": decoding(Mode.ASYNCHRONOUS, policy="chain"),
-    "windowed": decoding(Mode.ASYNCHRONOUS, policy="windowed"),
+    "synchronous": decoding("synchronous", 4),
+    "chain": decoding("asynchronous", policy="chain"),
+    "windowed": decoding("asynchronous", policy="windowed"),
 }
 MAKERS: dict[str, Callable[[], Drafter]] = {
     "model": lambda: AutoregressiveDrafter(SHORT),

@@ -11,18 +11,16 @@ import pytest
 from runtime.draft_processes import NUM_TOKENS, survivor
 from runtime.pair import decoding
 
-from amusd.types import Mode
-
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="shared memory links and /proc are Linux's"
 )
 
 KINDS = ("shared_memory", "zeromq")
 SCHEDULES = (
-    decoding(Mode.ASYNCHRONOUS, 4, policy="chain"),
-    decoding(Mode.SYNCHRONOUS, 4, max_silence_seconds=0.3),
-    decoding(Mode.ASYNCHRONOUS, 4, policy="branching"),
-    decoding(Mode.ASYNCHRONOUS, 4, policy="auto"),
+    decoding("asynchronous", 4, policy="chain"),
+    decoding("synchronous", 4, max_silence_seconds=0.3),
+    decoding("asynchronous", 4, policy="branching"),
+    decoding("asynchronous", 4, policy="auto"),
 )
 
 

@@ -12,7 +12,6 @@ from amusd.commands.generate import scripts_of
 from amusd.drafters.base import Drafter
 from amusd.drafters.synthetic import SyntheticDrafter
 from amusd.tracing.metrics import total
-from amusd.types import Mode
 
 
 def synthetic(accept: float) -> dict[str, Callable[[], Drafter]]:
@@ -22,7 +21,7 @@ def synthetic(accept: float) -> dict[str, Callable[[], Drafter]]:
 
 def test_a_candidate_whose_predecessors_were_accepted_is_accepted_with_the_probability() -> None:
     """Blocks that are waited for are the same in each run, so this is no matter of luck."""
-    accept, schedule = 0.8, decoding(Mode.SYNCHRONOUS, 4)
+    accept, schedule = 0.8, decoding("synchronous", 4)
     with pair(synthetic(accept), pass_seconds=0.0) as (engine, _):
         told = [reference(150, (first, 7))[2:] for first in range(3)]
         answers = [
@@ -37,8 +36,8 @@ def test_a_candidate_whose_predecessors_were_accepted_is_accepted_with_the_proba
 
 def test_a_command_decodes_the_answer_in_advance_once_for_each_request() -> None:
     with pair(synthetic(1.0)) as (engine, _):
-        script, schedule = scripts_of(engine), decoding(Mode.SYNCHRONOUS)
-        assert script(PROMPT, params(8), decoding(Mode.AUTOREGRESSIVE)) == ()
+        script, schedule = scripts_of(engine), decoding("synchronous")
+        assert script(PROMPT, params(8), decoding("autoregressive")) == ()
         assert script(PROMPT, params(8), schedule, "ngram") == ()
         for num_tokens in (8, 8, 9):
             told = script(PROMPT, params(num_tokens), schedule)

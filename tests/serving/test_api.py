@@ -14,7 +14,6 @@ from serving.running import MODEL, SECONDS, TEXT, Running, events, serving, unti
 from table_model import TableTokenizer
 
 from amusd.drafters.synthetic import right_with_probability
-from amusd.types import Mode
 
 LONG = 300
 USER: Any = {"role": "user", "content": TEXT}
@@ -137,14 +136,14 @@ def test_health_and_figures_say_what_was_done(server: Running, client: OpenAI) -
 
 
 def test_the_end_of_sequence_is_a_stop() -> None:
-    with serving(plain_engine(eos_token_id=PROMPT[0]), mode=Mode.AUTOREGRESSIVE) as server, server.client() as client:
+    with serving(plain_engine(eos_token_id=PROMPT[0]), mode="autoregressive") as server, server.client() as client:
         answer = sampled(client, temperature=0, max_tokens=50, logit_bias={str(PROMPT[0]): 100})
         assert (texts(answer), answer.choices[0].finish_reason) == ([""], "stop")
         assert answer.usage.completion_tokens == 1
 
 
 def test_a_key_is_asked_for_where_there_is_one() -> None:
-    with serving(plain_engine(), mode=Mode.AUTOREGRESSIVE, api_key="right") as server:
+    with serving(plain_engine(), mode="autoregressive", api_key="right") as server:
         for key in ("wrong", "righ", "rights"):
             with server.client(api_key=key) as client, pytest.raises(AuthenticationError) as refused:
                 client.models.list()
@@ -159,20 +158,20 @@ def test_a_key_is_asked_for_where_there_is_one() -> None:
 
 
 def test_a_server_on_loopback_answers_to_its_own_names_alone() -> None:
-    with serving(plain_engine(), mode=Mode.AUTOREGRESSIVE, allowed_hosts=("proxy.example",)) as server:
+    with serving(plain_engine(), mode="autoregressive", allowed_hosts=("proxy.example",)) as server:
         for host in ("localhost", "a.LOCALHOST:1", "127.0.0.1:8000", "[::1]:8000", "proxy.example:80"):
             assert server.get("/health", headers={"Host": host}).status_code == 200, host
         for host in ("evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "", "["):
             refused = server.get("/v1/models", headers={"Host": host})
             assert (refused.status_code, refused.json()["error"]["code"]) == (403, "host_not_allowed"), host
-    with serving(plain_engine(), mode=Mode.AUTOREGRESSIVE, host="0.0.0.0") as server:
+    with serving(plain_engine(), mode="autoregressive", host="0.0.0.0") as server:
         assert server.get("/health", headers={"Host": "any.example"}).status_code == 200
 
 
 def test_a_full_queue_is_told_and_answers_go_on() -> None:
     engine = plain_engine(max_num_seqs=1, pass_seconds=0.005)
     with (
-        serving(engine, mode=Mode.AUTOREGRESSIVE, max_queue=1) as server,
+        serving(engine, mode="autoregressive", max_queue=1) as server,
         server.client() as client,
         ThreadPoolExecutor(2) as threads,
     ):
@@ -198,7 +197,7 @@ def test_however_many_ask_for_health_one_token_at_a_time_is_tried(monkeypatch: p
     async def ask() -> list[tuple[int, Any]]:
         return await asyncio.gather(*(service.health() for _ in range(3)))
 
-    with serving(plain_engine(), mode=Mode.AUTOREGRESSIVE) as server:
+    with serving(plain_engine(), mode="autoregressive") as server:
         service = server.service
         service.may_be_broken = True
         monkeypatch.setattr(service.engine, "generate", generate)
@@ -207,7 +206,7 @@ def test_however_many_ask_for_health_one_token_at_a_time_is_tried(monkeypatch: p
 
 def test_an_engine_that_fails_is_told_and_found_by_health() -> None:
     engine = plain_engine()
-    with serving(engine, mode=Mode.AUTOREGRESSIVE) as server, server.client() as client:
+    with serving(engine, mode="autoregressive") as server, server.client() as client:
         model = engine.worker.model
         run = model.run
 

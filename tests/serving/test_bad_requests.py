@@ -12,7 +12,6 @@ from runtime.pair import plain_engine
 from serving.running import MODEL, TEXT, Running, serving
 
 from amusd.serving.requests import MAX_BIASES, MAX_STOPS
-from amusd.types import Mode
 
 CHAT, TEXTS = "/v1/chat/completions", "/v1/completions"
 USER = {"role": "user", "content": TEXT}
@@ -23,7 +22,7 @@ CONTEXT = 400
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
-    with pytest.MonkeyPatch.context() as patch, serving(plain_engine(), mode=Mode.AUTOREGRESSIVE) as running:
+    with pytest.MonkeyPatch.context() as patch, serving(plain_engine(), mode="autoregressive") as running:
         patch.setattr("amusd.serving.app.MAX_BODY_BYTES", 80_000)
         yield running
 
@@ -121,7 +120,7 @@ def test_fields_that_change_nothing_are_taken(server: Running) -> None:
 
 
 def test_a_bug_is_an_error_in_openais_shape_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    with serving(plain_engine(), mode=Mode.AUTOREGRESSIVE) as own:
+    with serving(plain_engine(), mode="autoregressive") as own:
         monkeypatch.setattr("amusd.serving.service.sampling_params", lambda *_: 1 / 0)
         response = own.post(CHAT, own.chat())
         assert response.status_code == 500

@@ -14,8 +14,6 @@ from runtime.pair import PROMPT, on_pass, plain_engine, reference
 from serving.running import MODEL, SECONDS, TEXT, Running, events, serving, until
 from table_model import TableTokenizer
 
-from amusd.types import Mode
-
 LONG = 300
 ANSWER = TableTokenizer(50).decode(reference(LONG)[len(PROMPT) :])
 
@@ -48,7 +46,7 @@ class Paused:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_goes_away_frees_its_row_before_another_pass(stream: bool) -> None:
-    with serving(plain_engine(), mode=Mode.AUTOREGRESSIVE) as server, closing(Paused(server)) as passes:
+    with serving(plain_engine(), mode="autoregressive") as server, closing(Paused(server)) as passes:
         own = server.raw(server.chat(max_tokens=LONG, stream=stream))
         for _ in range(3):
             passes.arrived()
@@ -75,7 +73,7 @@ def test_slow_senders_and_slow_readers_hold_up_nobody() -> None:
     name = "m" * 50_000
     settings = {"max_queue": 0, "model_name": name, "shutdown_seconds": 0.0}
     engine = plain_engine(max_num_seqs=2)
-    with serving(engine, mode=Mode.AUTOREGRESSIVE, **settings) as server, ExitStack() as stack:
+    with serving(engine, mode="autoregressive", **settings) as server, ExitStack() as stack:
         body = server.chat(max_tokens=LONG, stream=True, model=name)
         for _ in range(20):
             stack.enter_context(server.raw(body, length=10))
@@ -103,7 +101,7 @@ def read(server: Running, stream: bool, num_tokens: int) -> str:
 
 def test_a_server_that_ends_lets_running_answers_end_and_takes_no_new_one() -> None:
     engine = plain_engine(max_num_seqs=1, pass_seconds=0.001)
-    with ThreadPoolExecutor(2) as threads, serving(engine, mode=Mode.AUTOREGRESSIVE) as server:
+    with ThreadPoolExecutor(2) as threads, serving(engine, mode="autoregressive") as server:
         with closing(Paused(server)) as passes:
             answers = [threads.submit(read, server, stream, 50) for stream in (True, False)]
             passes.arrived()
@@ -121,7 +119,7 @@ def test_a_server_that_ends_lets_running_answers_end_and_takes_no_new_one() -> N
 def test_an_answer_that_takes_too_long_is_cut_off_in_words() -> None:
     engine = plain_engine(pass_seconds=0.01)
     with ThreadPoolExecutor(2) as threads:
-        with serving(engine, mode=Mode.AUTOREGRESSIVE, shutdown_seconds=0.0) as server:
+        with serving(engine, mode="autoregressive", shutdown_seconds=0.0) as server:
             answers = [threads.submit(read, server, stream, 390) for stream in (True, False)]
             half_sent = server.raw(server.chat(), length=10)
             until(lambda: len(server.service.requests) == 2)

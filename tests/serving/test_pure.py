@@ -20,7 +20,7 @@ from amusd.serving import requests
 from amusd.serving.requests import Body, ChatRequest, CompletionRequest, RequestError, sampling_params
 from amusd.serving.responses import Writer, event
 from amusd.tracing.metrics import GenerationMetrics
-from amusd.types import Mode, Token, TokenSource
+from amusd.types import Token, TokenSource
 
 VOCAB_SIZE = 50
 CHAT_FIELDS, TEXT_FIELDS = ([*model.__struct_fields__] for model in (ChatRequest, CompletionRequest))
@@ -106,7 +106,7 @@ def made(shown: list[str]) -> tuple[list[Token], Generation]:
         text="".join(shown),
         token_ids=tuple(token.token_id for token in found),
         finish_reason="eos",
-        mode=Mode.ASYNCHRONOUS,
+        mode="asynchronous",
         policy="chain",
         drafter="ngram",
         seed=0,

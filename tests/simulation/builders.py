@@ -10,13 +10,12 @@ from amusd.config import DecodingConfig
 from amusd.simulation.cost import Costs, Duration
 from amusd.simulation.simulator import Outcome, Simulator
 from amusd.simulation.tokens import Answer, drawn_answers
-from amusd.types import Mode
 
-PLAIN = DecodingConfig(mode=Mode.AUTOREGRESSIVE)
+PLAIN = DecodingConfig(mode="autoregressive")
 
 
 def synchronous(length: int) -> DecodingConfig:
-    return DecodingConfig(mode=Mode.SYNCHRONOUS, num_speculative_tokens=length)
+    return DecodingConfig(mode="synchronous", num_speculative_tokens=length)
 
 
 def chain(min_candidates: int, **changes: Any) -> DecodingConfig:

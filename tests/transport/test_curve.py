@@ -46,7 +46,7 @@ def other_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def listener(folder: Path) -> Iterator[ZeroMQTransport]:
-    listener = ZeroMQTransport(OTHER_NODE, NONCE, listens=True, keys=read_keys(folder, Role.TARGET))
+    listener = ZeroMQTransport(OTHER_NODE, NONCE, listens=True, keys=read_keys(folder, "target"))
     yield listener
     listener.close()
 
@@ -93,7 +93,7 @@ def test_a_draft_with_another_key_or_none_ends_in_one_line_and_the_target_waits_
 def test_both_ends_check_the_other_ones_key(
     listener: ZeroMQTransport, folder: Path, other_folder: Path, wrong: str
 ) -> None:
-    ours, theirs = read_keys(folder, Role.DRAFT), read_keys(other_folder, Role.DRAFT)
+    ours, theirs = read_keys(folder, "draft"), read_keys(other_folder, "draft")
     unknown = dataclasses.replace(theirs, peer=ours.peer)
     misled = dataclasses.replace(ours, peer=theirs.peer)
     link = ZeroMQTransport(listener.address, NONCE, keys=unknown if "list" in wrong else misled, listens=False)
@@ -106,7 +106,7 @@ def test_the_peer_is_served_while_strangers_hold_connections(listener: ZeroMQTra
     place = ("127.0.0.2", int(listener.address.rpartition(":")[2]))
     with socket.create_connection(place) as silent, socket.create_connection(place) as loud:
         loud.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        link = ZeroMQTransport(listener.address, NONCE, keys=read_keys(folder, Role.DRAFT), listens=False)
+        link = ZeroMQTransport(listener.address, NONCE, keys=read_keys(folder, "draft"), listens=False)
         for sender, receiver in ((link, listener), (listener, link)):
             sender.send(VERDICT)
             assert expect(receiver) == VERDICT
@@ -114,14 +114,14 @@ def test_the_peer_is_served_while_strangers_hold_connections(listener: ZeroMQTra
         assert silent.fileno() >= 0
 
 
-@pytest.mark.parametrize(("role", "comes_in"), [(Role.TARGET, True), (Role.DRAFT, False)])
+@pytest.mark.parametrize(("role", "comes_in"), [("target", True), ("draft", False)])
 def test_a_rank_of_the_target_proves_to_have_its_key_and_a_draft_is_none(
     folder: Path, tmp_path: Path, role: Role, comes_in: bool
 ) -> None:
     with socket.create_server(("127.0.0.2", 0)) as probe:
         address = f"tcp://127.0.0.2:{probe.getsockname()[1] - 1}"
     config = TransportConfig(address=address, keys=str(folder))
-    first = numbered_link(config, address, 1, Role.TARGET, listens=True)
+    first = numbered_link(config, address, 1, "target", listens=True)
     other = numbered_link(config, address, 1, role, listens=False)
     other.send_frame(b"ready")
     if comes_in:
@@ -176,7 +176,7 @@ def test_keys_that_cannot_work_are_one_line_before_anything_listens(tmp_path: Pa
 
 
 def test_keys_open_an_address_beyond_this_machine_and_belong_to_an_address(folder: Path) -> None:
-    ZeroMQTransport("tcp://0.0.0.0:*", NONCE, listens=True, keys=read_keys(folder, Role.TARGET)).close()
+    ZeroMQTransport("tcp://0.0.0.0:*", NONCE, listens=True, keys=read_keys(folder, "target")).close()
     for settings in ({}, {"address": "tcp://10.0.0.1:1", "insecure": True}):
         with pytest.raises(
             ConfigError,
