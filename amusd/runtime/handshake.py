@@ -33,9 +33,7 @@ def receive_hello(link: Transport, own: Hello, deadline: float, timeout: float) 
         _check(own, message)
         return message
     if isinstance(message, Failed):
-        if message.kind == ConfigError.__name__:
-            raise ConfigError(told_by(message))
-        raise PeerError(f"the draft failed while starting: {told_by(message)}")
+        raise reported(message, "the draft failed while starting")
     if message is not None:
         raise PeerProtocolError(f"{type(message).__name__} before Hello")
     if time.monotonic() >= deadline:
@@ -53,6 +51,12 @@ def failure_report(error: BaseException) -> Failed:
     elif not text.startswith(kind):
         text = f"{kind}: {text}"
     return Failed(kind, text.encode(errors="replace").decode()[:MAX_TEXT_LENGTH])
+
+
+def reported(failure: Failed, when: str) -> ConfigError | PeerError:
+    """The error that a peer has reported; `when` says who failed, where it is not the user's mistake."""
+    text = told_by(failure)
+    return ConfigError(text) if failure.kind == ConfigError.__name__ else PeerError(f"{when}: {text}")
 
 
 def told_by(failure: Failed) -> str:

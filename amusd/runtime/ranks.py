@@ -9,16 +9,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Literal, TypeAlias
-
-import msgspec
 
 from amusd.config import TransportConfig
-from amusd.errors import ConfigError, PeerError, PeerLostError, PeerProtocolError, RankLostError, first_line
+from amusd.errors import ConfigError, PeerLostError, RankLostError
 from amusd.models.meeting import Meeting
 from amusd.models.passes import Command
 from amusd.models.process_group import ProcessGroup
 from amusd.models.rank_commands import command_encoder
+from amusd.protocol.messages import Failed, Hello
+from amusd.runtime.handshake import failure_report, reported
 from amusd.sampling.sampler import Level
 from amusd.transport.factory import numbered_link
 from amusd.transport.torch_distributed import Backend
@@ -27,9 +26,6 @@ IDLE_SECONDS = 1.0
 LOOK_SECONDS = 0.02
 REASON_SECONDS = 1.0
 """How long the reason may take to arrive after a failed exchange."""
-
-Report: TypeAlias = tuple[Literal["ready", "mistake", "failed", "lost"], str]
-"""A follower is ready, or ends by the user's mistake or another rank's loss; and why."""
 
 
 class Leader(ProcessGroup):
@@ -77,23 +73,17 @@ class Leader(ProcessGroup):
         """Whether a follower has said that it is ready, or that another one is lost. Raises why that rank ends."""
         try:
             with self._using:
-                frame = self._links[rank].receive_frame(0.0)
+                message = self._links[rank].receive(0.0)
         except PeerLostError:
             failure = self.meeting.failure(rank, REASON_SECONDS)
             raise failure or RankLostError(f"rank {rank} of the target is gone") from None
-        if frame is None:
+        if message is None:
             failure = self.meeting.failure(rank, 0.0)  # of a process that has ended before it has come
             if failure is not None:
                 raise failure
             return False
-        try:
-            kind, text = msgspec.msgpack.decode(frame, type=Report)
-        except msgspec.MsgspecError as error:
-            raise PeerProtocolError(f"rank {rank} of the target: {error}") from None
-        if kind == "mistake":
-            raise ConfigError(text)
-        if kind == "failed":
-            raise PeerError(f"rank {rank} of the target failed: {text}")
+        if isinstance(message, Failed) and message.kind != RankLostError.__name__:
+            raise reported(message, f"rank {rank} of the target failed")
         return True
 
     def _missing(self, timeout_seconds: float) -> list[int]:
@@ -125,7 +115,7 @@ class Follower(ProcessGroup):
     def ready(self, device: str, timeout_seconds: float) -> None:
         """Report a loaded model, and wait for the others. Raises `RankLostError`."""
         try:
-            self._say("ready")
+            self._link.send(Hello(self.rank, "", ()))
             frame = self._link.receive_frame(timeout_seconds)
         except PeerLostError:
             raise RankLostError("rank 0 of the target is gone") from None
@@ -146,15 +136,7 @@ class Follower(ProcessGroup):
 
     def close(self, error: BaseException | None = None) -> None:
         """Leave; the leader is told why, unless it was a signal. Idempotent."""
-        with suppress(PeerLostError):  # the leader is gone
-            if isinstance(error, RankLostError):
-                self._say("lost")
-            elif isinstance(error, ConfigError):
-                self._say("mistake", str(error))
-            elif isinstance(error, Exception):
-                self._say("failed", first_line(error))
+        if isinstance(error, Exception):
+            with suppress(PeerLostError), self._using:  # the leader is gone
+                self._link.send(failure_report(error))
         super().close()
-
-    def _say(self, kind: str, text: str = "") -> None:
-        with self._using:
-            self._link.send_frame(msgspec.msgpack.encode((kind, text)))

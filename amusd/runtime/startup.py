@@ -138,11 +138,10 @@ def run_follower(config: EngineConfig, rank: int, meeting: Meeting) -> None:
         follower.ready(device, config.startup_timeout_seconds)
         with device_errors(device, only_full=True):
             follow(model, follower.commands())
-    except (PeerLostError, ConfigError) as error:
-        follower.close(error)  # the first rank says so
     except BaseException as error:
         follower.close(error)
-        raise
+        if not isinstance(error, (PeerLostError, ConfigError)):  # which the first rank says
+            raise
     else:
         follower.close()
 

@@ -66,7 +66,7 @@ def test_a_follower_that_fails_amid_a_pass_ends_it_with_the_reason(tmp_path: Pat
     with followed(tmp_path, 2, life) as (leader, _):
         model = lean_model(STOCK, ranks=leader)
         leader.await_followers("cpu", DEADLINE_SECONDS)
-        with pytest.raises(PeerError, match=r"^rank 1 of the target failed: out of paper$"):
+        with pytest.raises(PeerError, match=r"^rank 1 of the target failed: ValueError: out of paper$"):
             forward(model, [1, 2], model.new_cache(8))
 
 
@@ -90,7 +90,7 @@ def test_a_leader_that_fails_amid_a_pass_ends_the_followers(tmp_path: Path, monk
     ("mistake", "expected", "message"),
     [
         (ConfigError("device cuda:1: no such device"), ConfigError, "^device cuda:1: no such device$"),
-        (ValueError("a bug"), PeerError, "^rank 1 of the target failed: a bug$"),
+        (ValueError("a bug"), PeerError, "^rank 1 of the target failed: ValueError: a bug$"),
     ],
 )
 def test_a_follower_that_cannot_load_is_heard_at_once(
