@@ -10,7 +10,7 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, cast
 
 import msgspec
 from msgspec import Meta, Struct
@@ -170,10 +170,9 @@ class CompletionRequest(_Request):
 
 
 Body: TypeAlias = ChatRequest | CompletionRequest
-B = TypeVar("B", ChatRequest, CompletionRequest)
 
 
-def read(kind: type[B], content: bytes) -> B:
+def read(kind: type[Body], content: bytes) -> Body:
     """The request that a body asks for. Raises `RequestError`."""
     try:
         given = msgspec.json.decode(content)

@@ -114,19 +114,16 @@ class Transport(ABC):
         logger.log(level, "%s: refused: %s", self.address, reason)
 
 
-def spin(has_news: Callable[[], bool], deadline: float) -> bool:
-    """Poll for news until `deadline` (monotonic seconds), for at most `SPIN_SECONDS`; returns whether there is any.
+def await_news(has_news: Callable[[], bool], sleep: Callable[[int], object], deadline: float) -> bool:
+    """Poll for news until `deadline` (monotonic seconds), for at most `SPIN_SECONDS`; then sleep. Whether it slept.
 
-    Being woken costs more than a message. Each poll yields the core first, which the other end may need.
+    Being woken costs more than a message. Each poll yields the core first, which the other end may need. `sleep` takes
+    milliseconds in 32 bits: at most an hour.
     """
     until = min(deadline, time.monotonic() + SPIN_SECONDS)
     while time.monotonic() < until:
         os.sched_yield()
         if has_news():
-            return True
-    return False
-
-
-def milliseconds_until(deadline: float) -> int:
-    """Poll timeout until then (monotonic seconds); at most an hour, since polls take 32 bits."""
-    return math.ceil(min(max(deadline - time.monotonic(), 0.0), 3600.0) * 1000)
+            return False
+    sleep(math.ceil(min(max(deadline - time.monotonic(), 0.0), 3600.0) * 1000))
+    return True
