@@ -23,7 +23,7 @@ from amusd.answer import Answer, Generation
 from amusd.config import SamplingParams
 from amusd.engine import Engine, Options
 from amusd.errors import StateError
-from amusd.prompts import Prompt
+from amusd.models.tokenizer import Prompt
 from amusd.types import Token
 
 LOOK_SECONDS = 1.0

@@ -8,13 +8,14 @@ Each request may choose its own mode and drafter. Any threads may ask. Up to `ma
 
 from __future__ import annotations
 
+import operator
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypedDict, get_args, get_type_hints, overload
+from typing import Any, TypedDict, cast, get_args, get_type_hints, overload
 
 import torch
 from typing_extensions import Self, Unpack
@@ -24,13 +25,12 @@ from amusd.answer.turns import Turns
 from amusd.config import DecodingConfig, DrafterConfig, EngineConfig, SamplingParams, TargetConfig
 from amusd.config.engine import DEFAULT_DRAFTERS
 from amusd.config.plugins import is_reference
-from amusd.errors import ConfigError
+from amusd.errors import ConfigError, ContextLengthError
 from amusd.models.detokenizer import IncrementalDecoder
 from amusd.models.embedded_target import Report
 from amusd.models.meeting import Meeting
-from amusd.models.tokenizer import Tokenizer
+from amusd.models.tokenizer import Prompt, Tokenizer, user_turn
 from amusd.policies.factory import policy_name
-from amusd.prompts import Prompt, encode_prompt, is_list_of_prompts
 from amusd.runtime.devices import claim_device, settle_devices
 from amusd.runtime.draft_process import DraftProcess
 from amusd.runtime.draft_restart import DraftSource
@@ -152,7 +152,8 @@ class Engine:
 
         The other arguments are those of `stream`.
         """
-        if not is_list_of_prompts(prompt):
+        is_list = isinstance(prompt, (list, tuple)) and (not prompt or isinstance(prompt[0], (str, list, tuple)))
+        if not is_list:
             return self.submit(prompt, params, **options).result()
         raw, prompts = options.pop("raw", False), list[tuple[int, ...]]()
         try:
@@ -215,9 +216,29 @@ class Engine:
     ) -> tuple[int, ...]:
         """Token ids of a prompt, as `stream` takes them. `template`: arguments of the chat template.
 
-        Raises `ConfigError` when they leave no room for an answer.
+        Raises `ConfigError` for unknown ids, or when they leave no room for an answer.
         """
-        return encode_prompt(prompt, self.tokenizer, self.worker.model, raw=raw, template=template or {})
+        model = self.worker.model
+        if isinstance(prompt, str) or (prompt and isinstance(prompt[0], Mapping)):
+            turns: Any = user_turn(prompt) if isinstance(prompt, str) else prompt
+            text = "\n\n".join(turn["content"] for turn in turns)
+            try:
+                text.encode()
+                encoded = self.tokenizer.encode(text) if raw else self.tokenizer.encode_chat(turns, **(template or {}))
+            except UnicodeEncodeError:
+                raise ConfigError("prompt: half of a surrogate pair is no text") from None
+            token_ids = tuple(encoded)
+        else:
+            token_ids = tuple(map(operator.index, cast("Sequence[int]", prompt)))
+        if not token_ids:
+            raise ConfigError("prompt: has no tokens")
+        if len(token_ids) >= model.max_length:
+            raise ContextLengthError(
+                f"prompt: {len(token_ids)} tokens leave no room in a context of {model.max_length} (max_model_len)"
+            )
+        if not 0 <= min(token_ids) <= max(token_ids) < model.vocab_size:
+            raise ConfigError(f"prompt: token ids must be in [0, {model.vocab_size})")
+        return token_ids
 
     def close(self) -> None:
         """End unfinished answers, the draft and the target's other ranks, after the present pass.

@@ -25,6 +25,8 @@ _TOKENIZER = "tokenizer.json"
 
 Conversation: TypeAlias = Sequence[Mapping[str, Any]]
 """Turns with `role` and `content`, and what else the chat template knows."""
+Prompt: TypeAlias = str | Sequence[int] | Conversation
+"""The user's message, a conversation, or token ids."""
 
 
 def user_turn(text: str) -> Conversation:

@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 
 from amusd.config import MAX_TOP_LOGPROBS, SamplingParams
 from amusd.errors import ConfigError, ContextLengthError
-from amusd.prompts import Prompt
+from amusd.models.tokenizer import Prompt
 from amusd.settings import nearest, shown
 from amusd.types import Mode
 

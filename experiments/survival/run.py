@@ -31,7 +31,7 @@ from amusd.config import DecodingConfig, EngineConfig, SamplingParams
 from amusd.console import table
 from amusd.engine import Engine
 from amusd.errors import ConfigError
-from amusd.prompts import Prompt
+from amusd.models.tokenizer import Prompt
 from amusd.runtime.cores import allowed_cores, cores_for, pin_to
 from amusd.runtime.draft_process import DraftProcess
 from amusd.tracing.events import Event, TargetPass
