@@ -6,11 +6,11 @@
     |   +-- ContextLengthError a prompt leaves no room for an answer
     |   +-- NotFiniteError     a model's logits are not numbers: its weights are damaged, or overflow in its dtype
     +-- PeerError              the other process's: it reported its own failure (in a line)
-    |   +-- PeerProtocolError  it sent what the protocol forbids; nothing was changed by the message
+    |   +-- PeerProtocolError  it sent what the protocol forbids, or a sequence that cannot be taken, which the target
+    |   |                      decodes alone; nothing was changed by the message
     |   +-- PeerLostError      it is gone, or silent beyond the deadline
     |       +-- RankLostError  it shared this one's model
     +-- StateError             the caller's: asked of an engine or an answer when it cannot be had
-    +-- NoRoomError            the draft's: it cannot take a sequence, which the target decodes alone
     +-- DeviceError            the device's: it is there but does not answer
 
 An `AssertionError` is ours: an invariant of docs/protocol.md does not hold, or a rollback went wrong.
@@ -43,7 +43,7 @@ class PeerError(AmusdError):
 
 
 class PeerProtocolError(PeerError):
-    """The peer sent what the protocol forbids, or bytes that are no frame of this version. They changed nothing."""
+    """The peer sent what the protocol forbids, bytes that are no frame of this version, or a sequence too many."""
 
 
 class PeerLostError(PeerError):
@@ -52,10 +52,6 @@ class PeerLostError(PeerError):
 
 class RankLostError(PeerLostError):
     """Another rank of the same model is gone or silent."""
-
-
-class NoRoomError(AmusdError):
-    """No drafter is free, or the sequence is longer than its model takes. Nothing was changed."""
 
 
 class StateError(AmusdError, RuntimeError):

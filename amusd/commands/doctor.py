@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from importlib import metadata
 from itertools import chain
-from typing import NamedTuple
+from typing import TypeAlias
 
 import torch
 
@@ -29,12 +29,8 @@ PACKAGES = ("amusd", "torch", "transformers", "pyzmq", "hydra-core", "gguf", "st
 SELF_TEST_PROMPT = "Count from one to thirty, with the words and the numbers, and say which of them are prime numbers."
 
 
-class Finding(NamedTuple):
-    """One line of the report. `ok` None: neither good nor bad."""
-
-    name: str
-    ok: bool | None
-    text: str
+Finding: TypeAlias = tuple[str, bool | None, str]
+"""One line of the report: its name, whether all is well (None: neither good nor bad), and its text."""
 
 
 def run_doctor(config: RunConfig, console: Console) -> int:
@@ -45,12 +41,13 @@ def run_doctor(config: RunConfig, console: Console) -> int:
     engine = config.engine()
     check_devices(devices_of(engine))
     findings = []
-    for finding in chain(_machine(engine), _guard("transport", _links(engine)), _guard("models", _models(engine))):
-        findings.append(finding)
-        mark = {True: "ok", False: "FAIL", None: ""}[finding.ok]
-        console.text(f"{mark:<4}  {finding.name:<18}  {finding.text}")
-    healthy = all(finding.ok is not False for finding in findings)
-    console.document({"ok": healthy, "findings": [finding._asdict() for finding in findings]})
+    parts = _machine(engine), _guard("transport", _links(engine)), _guard("models", _models(engine))
+    for name, ok, text in chain(*parts):
+        findings.append({"name": name, "ok": ok, "text": text})
+        mark = {True: "ok", False: "FAIL", None: ""}[ok]
+        console.text(f"{mark:<4}  {name:<18}  {text}")
+    healthy = all(finding["ok"] is not False for finding in findings)
+    console.document({"ok": healthy, "findings": findings})
     return 0 if healthy else 2
 
 
@@ -58,13 +55,13 @@ def _guard(name: str, findings: Iterator[Finding]) -> Iterator[Finding]:
     try:
         yield from findings
     except AmusdError as error:
-        yield Finding(name, False, str(error))
+        yield name, False, str(error)
 
 
 def _machine(config: EngineConfig) -> Iterator[Finding]:
     found = {name: next(iter(metadata.distributions(name=name)), None) for name in PACKAGES}
     versions = (f"{name} {'missing' if package is None else package.version}" for name, package in found.items())
-    yield Finding("versions", None, ", ".join([f"Python {platform.python_version()}", *versions]))
+    yield "versions", None, ", ".join([f"Python {platform.python_version()}", *versions])
     gpus = [torch.cuda.get_device_name(number) for number in range(count_gpus())]
     devices = devices_of(config)
     text = f"GPUs: {', '.join(gpus) or 'none'}; {len(allowed_cores())} CPU cores; "
@@ -73,7 +70,7 @@ def _machine(config: EngineConfig) -> Iterator[Finding]:
     shared = sharing(config, devices)
     if devices.count("cpu") * config.hardware.num_threads > len(allowed_cores()):
         shared = "too few cores for all"
-    yield Finding("devices", None if shared else True, f"{text}; {shared}: they slow each other" if shared else text)
+    yield "devices", None if shared else True, f"{text}; {shared}: they slow each other" if shared else text
 
 
 def _links(config: EngineConfig) -> Iterator[Finding]:
@@ -82,30 +79,30 @@ def _links(config: EngineConfig) -> Iterator[Finding]:
     needed = {name for name, link in links.items() if wanted.address or link.kind in ("zeromq", wanted.kind)}
     for name, taken in measure_links(links, config.hardware, num_messages=400):
         if isinstance(taken, str):
-            yield Finding(f"link {name}", False if name in needed else None, taken)
+            yield f"link {name}", False if name in needed else None, taken
         else:
             median, slow = taken
             text = f"{median:.0f} us one way between two processes, {slow:.0f} us at the 99th percentile"
-            yield Finding(f"link {name}", True, text)
+            yield f"link {name}", True, text
     with closing(listen(wanted, 0, link_devices(config))) as made:
-        yield Finding("transport", True, made.address)
+        yield "transport", True, made.address
 
 
 def _models(config: EngineConfig) -> Iterator[Finding]:
     of_target, of_draft = link_devices(config)
     check_target(config)
     if config.target_tensor_parallel_size > 1:
-        yield Finding("target", None, "its ranks can share it; their memory and their exactness are not measured here")
+        yield "target", None, "its ranks can share it; their memory and their exactness are not measured here"
         return
     torch.set_num_threads(config.hardware.num_threads)
     device = claim_device(config, "target")
     drafters = load_drafters(config, of_draft)  # first: a wrong one is told before the target's weights are read
     model, tokenizer = load_target(config, device)
-    yield Finding("target", True, f"{describe_target(config, of_target)}, computed by {model.implementation}")
+    yield "target", True, f"{describe_target(config, of_target)}, computed by {model.implementation}"
     if drafters.tokenizer_hash not in ("", tokenizer.fingerprint):
         raise ConfigError("the drafter's tokenizer differs from the target's")
     texts = [describe_drafter(drafter, config, of_draft) for drafter in config.drafters]
-    yield Finding("drafter", True, "; ".join([*texts, *drafters.notes]))
+    yield "drafter", True, "; ".join([*texts, *drafters.notes])
     models: dict[str, list[CachedModel]] = {of_target: [model]}
     models.setdefault(of_draft, []).extend(drafters.models)
     for device, own in models.items():
@@ -117,11 +114,11 @@ def _memory(config: EngineConfig, device: str, models: Sequence[CachedModel]) ->
     weights, free = sum(model.weight_bytes for model in models), free_bytes(device)
     caches = sum(cache_bytes(model, config.max_num_seqs) for model in models)
     text = f"a pass reads {weights / 1e6:.0f} MB, caches (max_num_seqs) take {caches / 1e6:.0f} of {free / 1e6:.0f} MB"
-    return Finding(f"memory {device}", caches <= free, text)
+    return f"memory {device}", caches <= free, text
 
 
 def _exactness(config: EngineConfig, model: CachedModel, tokenizer: Tokenizer) -> Finding:
     found = measure_width_invariance(model, tokenizer.encode_chat(user_turn(SELF_TEST_PROMPT)), num_tokens=32)
     text = f"{found.count(0.0)} of {len(found)} rows have the same bits in any batch"
     ok = not any(found) if config.verify_width == "fixed" else None
-    return Finding("exactness", ok, f"{text} (verify_width={config.verify_width})")
+    return "exactness", ok, f"{text} (verify_width={config.verify_width})"

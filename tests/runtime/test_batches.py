@@ -24,7 +24,7 @@ from amusd.drafters.base import Drafter
 from amusd.drafters.ngram import NgramDrafter
 from amusd.drafters.synthetic import right_with_probability
 from amusd.engine import Engine
-from amusd.errors import NoRoomError
+from amusd.errors import PeerProtocolError
 from amusd.models.passes import ModelOutput, Rows
 from amusd.tracing.events import Event, TargetPass
 
@@ -289,7 +289,7 @@ def test_one_that_its_draft_cannot_take_has_another_one_wait_for_it_once() -> No
     class Short(PromptedOracle):
         def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
             if capacity > 200:
-                raise NoRoomError("too long")
+                raise PeerProtocolError("too long")
             super().open(token_ids, capacity, fan_out)
 
     with pair({"short": Short}, max_num_seqs=2) as (engine, _):
