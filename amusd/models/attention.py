@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
@@ -35,17 +35,14 @@ class AttentionInputs(NamedTuple):
         return self.softcap is None and self.sinks is None
 
 
-class Attention(Protocol):
-    """The slots that each row of one pass sees, and a way to attend to them."""
-
-    def attend(self, layer: AttentionInputs) -> Tensor:
-        """[rows, heads, dim], in the dtype of the keys or a finer one."""
-        ...
+Attention: TypeAlias = Callable[[AttentionInputs], Tensor]
+"""Attends to the slots that each row of one pass sees: [rows, heads, dim], in the dtype of the keys or a finer one."""
 
 
 def attend_masked(layer: AttentionInputs, visible: Tensor) -> Tensor:
-    """Attend to the slots that `visible` [rows, slots] allows; returns [rows, heads, dim]."""
+    """An `Attention` to the first slots, as `visible` [rows, end] says."""
     query, keys, values, scaling, softcap, sinks = layer
+    keys, values = keys[:, : visible.shape[1]], values[:, : visible.shape[1]]
     rows, heads, dim = query.shape
     key_heads = keys.shape[0]
     groups = heads // key_heads
@@ -69,59 +66,45 @@ def attend_masked(layer: AttentionInputs, visible: Tensor) -> Tensor:
     return output.view(key_heads, groups, rows, -1).permute(2, 0, 1, 3).flatten(1, 2)
 
 
-class CausalAttention:
-    """Causal attention of a sequence's last rows; for many rows on a GPU."""
+def causal_attention(start: int, rows: int, first: int = 0) -> Attention:
+    """Causal attention of a sequence's last rows; for many rows on a GPU.
 
-    def __init__(self, start: int, rows: int, first: int = 0) -> None:
-        """`start`: position of the first row; slots are read from `first` to the last row."""
-        self._start = start
-        self._slots = slice(first, first + start + rows)
-        self._bias = None
-        if start:
-            from torch.nn.attention.bias import causal_lower_right  # loads torch's compiler: a second of start-up
+    `start`: position of the first row; slots are read from `first` to the last row.
+    """
+    slots, bias = slice(first, first + start + rows), None
+    if start:
+        from torch.nn.attention.bias import causal_lower_right  # loads torch's compiler: a second of start-up
 
-            self._bias = causal_lower_right(rows, start + rows)
+        bias = causal_lower_right(rows, start + rows)
 
-    def attend(self, layer: AttentionInputs) -> Tensor:
-        """See `Attention`."""
-        query, keys, values = layer.query, layer.keys[:, self._slots], layer.values[:, self._slots]
+    def attend_causally(layer: AttentionInputs) -> Tensor:
+        query, keys, values = layer.query, layer.keys[:, slots], layer.values[:, slots]
         if not layer.is_plain:
-            visible = torch.ones(len(query), keys.shape[1], dtype=torch.bool, device=keys.device).tril_(self._start)
+            visible = torch.ones(rows, start + rows, dtype=torch.bool, device=keys.device).tril_(start)
             return attend_masked(layer._replace(keys=keys, values=values), visible)
         output = F.scaled_dot_product_attention(
             query.to(keys.dtype).transpose(0, 1).unsqueeze(0),  # [1, heads, rows, dim]
             keys.unsqueeze(0),
             values.unsqueeze(0),
-            self._bias,
-            is_causal=self._bias is None,
+            bias,
+            is_causal=bias is None,
             scale=layer.scaling,
             enable_gqa=True,
         )
         return output[0].transpose(0, 1)
 
+    return attend_causally
 
-@dataclass(frozen=True, slots=True)
-class TableAttention:
-    """Attention of a few rows per sequence, each along its own path of slots (`attend_rows`). On the device."""
 
-    table: Tensor
-    """[seqs, positions] int64."""
-    lengths: Tensor
-    """[seqs] int64."""
-    branches: Tensor
-    """[seqs, paths, depth] int64."""
-    row_paths: Tensor
-    """[seqs, rows] int64."""
-    positions: Tensor
-    """[seqs, rows] int64."""
-
-    def attend(self, layer: AttentionInputs) -> Tensor:
-        """See `Attention`; the rows of a sequence are neighbours."""
-        query, keys, values, scaling, softcap, sinks = layer
-        where = (self.table, self.lengths, self.branches, self.row_paths, self.positions)
-        by_sequence = query.to(keys.dtype).view(*self.positions.shape, *query.shape[1:])
-        output: Tensor = attend_rows(by_sequence, keys, values, *where, scaling, softcap or 0.0, sinks)
-        return output.flatten(0, 1)
+def attend_by_table(
+    layer: AttentionInputs, table: Tensor, lengths: Tensor, branches: Tensor, row_paths: Tensor, positions: Tensor
+) -> Tensor:
+    """An `Attention` of a few rows per sequence, neighbours, each along its own path of slots (`attend_rows`)."""
+    query, keys, values, scaling, softcap, sinks = layer
+    by_sequence = query.to(keys.dtype).view(*positions.shape, *query.shape[1:])
+    where = table, lengths, branches, row_paths, positions
+    output: Tensor = attend_rows(by_sequence, keys, values, *where, scaling, softcap or 0.0, sinks)
+    return output.flatten(0, 1)
 
 
 def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
@@ -159,6 +142,6 @@ def attend(
     value_dim = value.shape[3]
     if missing := key.shape[3] - value_dim:  # latent attention
         key, value = key.contiguous(), F.pad(value, (0, missing))
-    output = attention.attend(AttentionInputs(query[0].transpose(0, 1), key[0], value[0], scaling, softcap, s_aux))
+    output = attention(AttentionInputs(query[0].transpose(0, 1), key[0], value[0], scaling, softcap, s_aux))
     output = output[..., :value_dim]
     return output.to(query.dtype).contiguous().unsqueeze(0), None  # some models view it

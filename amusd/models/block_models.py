@@ -14,7 +14,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
 from amusd.errors import ConfigError
-from amusd.models.attention import AttentionInputs, attend_masked
+from amusd.models.attention import attend_masked
 from amusd.models.configuration import position_limit
 from amusd.models.decoder import Decoder
 from amusd.models.draft_layouts import MEDUSA, PublishedDraft, medusa_heads, read_published
@@ -151,7 +151,7 @@ class DFlashState:
         tokens = torch.full((rows,), model.mask_token_id)
         tokens[0] = token_id
         with torch.inference_mode():
-            attention = _VisibleSlots(send(visible, model.device))
+            attention = partial(attend_masked, visible=send(visible, model.device))
             positions = self._lay_out(position, rows)
             logits = model.network(send(tokens, model.device), positions, attention, self._memory, with_logits=True)
         assert logits is not None
@@ -162,17 +162,6 @@ class DFlashState:
         positions = torch.arange(start, start + rows, device=self._model.device)
         self._memory.slots_of_pass = range(start, start + rows) if positions.device.type == "cpu" else positions
         return positions
-
-
-class _VisibleSlots:
-    """Attention to the first slots of a memory, as `visible` [rows, slots] says."""
-
-    def __init__(self, visible: Tensor) -> None:
-        self._visible = visible
-
-    def attend(self, layer: AttentionInputs) -> Tensor:
-        end = self._visible.shape[1]
-        return attend_masked(layer._replace(keys=layer.keys[:, :end], values=layer.values[:, :end]), self._visible)
 
 
 def _block_settings(draft: PublishedDraft) -> tuple[int, int]:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from amusd.errors import DeviceError
-from amusd.models.attention import CausalAttention
+from amusd.models.attention import causal_attention
 from amusd.models.graphs import Replay, send
 from amusd.models.kv_cache import KVCache
 from amusd.models.passes import PADDING_ID, ModelOutput, Places, Rows
@@ -114,7 +114,7 @@ class CapturedPasses:
         start, count, device = cache.length, len(token_ids), self._device
         sent = send(torch.tensor(token_ids), device)
         positions = torch.arange(start, start + count, device=device)
-        attention = CausalAttention(start, count, cache.first)
+        attention = causal_attention(start, count, cache.first)
         self._memory.slots_of_pass = positions + cache.first if cache.first else positions
         with torch.inference_mode():
             self._model.network(sent, positions, attention, self._memory, with_logits=False)

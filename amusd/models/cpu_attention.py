@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
-from amusd.models.attention import AttentionInputs, additive, attend_masked
+from amusd.models.attention import Attention, AttentionInputs, additive, attend_masked
 
 
 class Part(NamedTuple):
@@ -30,34 +30,32 @@ def seen_by_chain(start: int, rows: int, end: int) -> Tensor:
     return torch.arange(end) <= torch.arange(start, start + rows).unsqueeze(1)
 
 
-class CpuAttention:
-    """The `Attention` of a pass whose last rows may be padding."""
+def cpu_attention(parts: Sequence[Part], num_rows: int) -> Attention:
+    """The attention of a pass of `num_rows` rows; the last ones may be padding, for which it is anything finite."""
+    groups: list[_Group] = []
+    for part in sorted(parts, key=lambda part: (*part.visible.shape, part.first)):
+        if not (groups and groups[-1].add(part)):
+            groups.append(_Group(part))
+    sizes = [len(group.parts) * len(group.parts[0].visible) for group in groups]
+    gathered: list[int] = []
+    for part in (part for group in groups for part in group.parts):
+        gathered += [*part.rows, *[part.rows.start] * (len(part.visible) - len(part.rows))]
+    order, back = None, None
+    if gathered != [*range(num_rows)]:
+        places = {row: place for place, row in reversed([*enumerate(gathered)])}
+        order = torch.tensor(gathered)
+        back = torch.tensor([places.get(row, 0) for row in range(num_rows)])
 
-    def __init__(self, parts: Sequence[Part], num_rows: int) -> None:
-        """`num_rows`: padding included."""
-        self._groups: list[_Group] = []
-        for part in sorted(parts, key=lambda part: (*part.visible.shape, part.first)):
-            if not (self._groups and self._groups[-1].add(part)):
-                self._groups.append(_Group(part))
-        self._sizes = [len(group.parts) * len(group.parts[0].visible) for group in self._groups]
-        gathered: list[int] = []
-        for part in (part for group in self._groups for part in group.parts):
-            gathered += [*part.rows, *[part.rows.start] * (len(part.visible) - len(part.rows))]
-        self._gathered, self._back = None, None
-        if gathered != [*range(num_rows)]:
-            places = {row: place for place, row in reversed([*enumerate(gathered)])}
-            self._gathered = torch.tensor(gathered)
-            self._back = torch.tensor([places.get(row, 0) for row in range(num_rows)])
-
-    def attend(self, layer: AttentionInputs) -> Tensor:
-        """See `Attention`; anything finite for padding."""
+    def attend(layer: AttentionInputs) -> Tensor:
         query = layer.query.float()
-        if self._gathered is not None:
-            query = query.index_select(0, self._gathered)
-        by_group = torch.split(query, self._sizes)
-        found = [group.attend(q, layer) for group, q in zip(self._groups, by_group, strict=True)]
+        if order is not None:
+            query = query.index_select(0, order)
+        by_group = torch.split(query, sizes)
+        found = [group.attend(q, layer) for group, q in zip(groups, by_group, strict=True)]
         attended = found[0] if len(found) == 1 else torch.cat(found)
-        return attended if self._back is None else attended.index_select(0, self._back)
+        return attended if back is None else attended.index_select(0, back)
+
+    return attend
 
 
 class _Group:

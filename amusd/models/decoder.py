@@ -117,7 +117,7 @@ class _Layer:
         """
         rows = hidden.shape[0]
         query, keys, values = self.place(inputs, rotation, memory, index)
-        attended = attention.attend(AttentionInputs(query, keys, values, self._heads.scaling))
+        attended = attention(AttentionInputs(query, keys, values, self._heads.scaling))
         attended = attended.to(hidden.dtype, memory_format=torch.contiguous_format).reshape(rows, -1)
         hidden = self.output.add_to(hidden, attended)
         gate_up = self.gate_up(self._mlp_norm(hidden))

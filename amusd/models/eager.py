@@ -1,4 +1,4 @@
-"""Passes that are not captured, on a CPU: padded and cut by `numerics.py`, with `CpuAttention`.
+"""Passes that are not captured, on a CPU: padded and cut by `numerics.py`, with `cpu_attention`.
 
 Linear layers, norms and activations take the rows of all sequences in one call; attention takes each sequence alone, at
 a fixed width in the shapes that it has alone. `row_counts.py` finds how many rows the rest may have without a change of
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from amusd.models.cpu_attention import CpuAttention, Part, seen_by_chain
+from amusd.models.cpu_attention import Part, cpu_attention, seen_by_chain
 from amusd.models.kv_cache import KVCache
 from amusd.models.network import Network
 from amusd.models.numerics import Numerics
@@ -93,7 +93,7 @@ class EagerPasses:
         if is_alone and batch[0].places is None:  # neighbours are written faster
             start = batch[0].cache.first + batch[0].cache.length
             memory.slots_of_pass = range(start, start + num_rows)
-        inputs = token_ids[:computed], positions[:computed], CpuAttention(parts, computed), memory
+        inputs = token_ids[:computed], positions[:computed], cpu_attention(parts, computed), memory
         logits = self._network(*inputs, with_logits=with_logits)
         return None if logits is None else logits[:num_rows]
 

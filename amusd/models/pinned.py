@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from amusd.models.attention import TableAttention
+from amusd.models.attention import Attention, attend_by_table
 
 
 class Pinned:
@@ -54,9 +55,16 @@ class PassInputs:
         """Send everything, with the first paths, of which a sequence has `max_rows`."""
         self._buffer.send(slice(self._before_paths + num_paths * self._depth))
 
-    def attention(self, table: Tensor, places: slice) -> TableAttention:
-        """Attention of these rows, or of one step. `table`: see `TableAttention`."""
+    def attention(self, table: Tensor, places: slice) -> Attention:
+        """Attention of these rows, or of one step. `table`: see `attend_rows`."""
         sequences = len(table)
         positions = self.on_device[1, places].view(sequences, -1)
         row_paths = self.on_device[4, : positions.numel()].view(positions.shape)
-        return TableAttention(table, self._lengths[:sequences], self._branches[:sequences], row_paths, positions)
+        return partial(
+            attend_by_table,
+            table=table,
+            lengths=self._lengths[:sequences],
+            branches=self._branches[:sequences],
+            row_paths=row_paths,
+            positions=positions,
+        )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from amusd.models.attention import AttentionInputs
-from amusd.models.cpu_attention import CpuAttention, Part, seen_by_chain
+from amusd.models.cpu_attention import Part, cpu_attention, seen_by_chain
 from amusd.models.kv_cache import KVCache, KVMemory
 from amusd.models.network import Network
 from amusd.models.numerics import PROMPT_STEP
@@ -90,7 +90,7 @@ class RowCounts:
         positions, token_ids = self._positions[tokens], self._token_ids[tokens]
         start = time.perf_counter()
         with torch.inference_mode():
-            logits = self._network(token_ids, positions, _OwnValues(), memory, with_logits=True)
+            logits = self._network(token_ids, positions, _own_values, memory, with_logits=True)
         self._seconds.setdefault(len(tokens), []).append(time.perf_counter() - start)
         assert logits is not None
         return logits
@@ -106,14 +106,12 @@ class RowCounts:
             query = torch.randn(self._width, heads, dim, generator=generator)
             found = {}
             for rows in (*agreeing, self._width):
-                attention = CpuAttention([Part(range(rows), seen_by_chain(end - self._width, rows, end), 0)], rows)
-                found[rows] = attention.attend(AttentionInputs(query[:rows], keys, values, dim**-0.5))
+                attention = cpu_attention([Part(range(rows), seen_by_chain(end - self._width, rows, end), 0)], rows)
+                found[rows] = attention(AttentionInputs(query[:rows], keys, values, dim**-0.5))
             agreeing = [rows for rows in agreeing if torch.equal(found[rows], found[self._width][:rows])]
         return agreeing
 
 
-class _OwnValues:
-    """Attention of rows to themselves alone."""
-
-    def attend(self, layer: AttentionInputs) -> Tensor:
-        return layer.values.transpose(0, 1).repeat_interleave(layer.query.shape[1] // len(layer.keys), dim=1)
+def _own_values(layer: AttentionInputs) -> Tensor:
+    """An `Attention` of rows to themselves alone."""
+    return layer.values.transpose(0, 1).repeat_interleave(layer.query.shape[1] // len(layer.keys), dim=1)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from amusd.models.attention import AttentionInputs
-from amusd.models.cpu_attention import CpuAttention, Part, seen_by_chain
+from amusd.models.cpu_attention import Part, cpu_attention, seen_by_chain
 from amusd.models.numerics import PROMPT_STEP, TRACK_STRIDE
 
 WIDTH = 8
@@ -34,8 +34,8 @@ class Layer:
 
     def attend(self, query: Tensor, visible: Tensor) -> Tensor:
         """[rows, heads, dim], from the slots that `visible` [rows, slots] allows."""
-        attention = CpuAttention([Part(range(len(query)), visible, 0)], len(query))
-        return attention.attend(AttentionInputs(query, self.keys, self.values, query.shape[2] ** -0.5))
+        attention = cpu_attention([Part(range(len(query)), visible, 0)], len(query))
+        return attention(AttentionInputs(query, self.keys, self.values, query.shape[2] ** -0.5))
 
     def exact(self, query: Tensor, visible: Tensor) -> Tensor:
         """The same in float64."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from amusd.errors import ConfigError
 from amusd.models.cached_model import CachedModel
-from amusd.models.cpu_attention import CpuAttention, Part, seen_by_chain
+from amusd.models.cpu_attention import Part, cpu_attention, seen_by_chain
 from amusd.models.draft_layouts import read_published
 from amusd.models.eagle import load_eagle
 from amusd.models.kv_cache import KVMemory
@@ -189,7 +189,7 @@ def chain_logits(model: CachedModel, features: Tensor) -> Tensor:
     for start, end in [(0, len(features)), *((row, row + 1) for row in range(len(features), len(TOKENS) - 1))]:
         memory.slots_of_pass = range(start, end)
         memory.parents_of_pass = torch.tensor(parents[start:end])
-        attention = CpuAttention([Part(range(end - start), seen_by_chain(start, end - start, end), 0)], end - start)
+        attention = cpu_attention([Part(range(end - start), seen_by_chain(start, end - start, end), 0)], end - start)
         tokens = torch.tensor(TOKENS[start + 1 : end + 1])
         with torch.inference_mode():
             logits = network(tokens, torch.arange(start, end), attention, memory, with_logits=True)
