@@ -7,8 +7,8 @@ Ranks share heads, cache and weights (`sharding.py`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -24,7 +24,7 @@ from amusd.models.fused import rotate_and_store, silu_and_multiply
 from amusd.models.kv_cache import KVMemory
 from amusd.models.linear import INT8, Linear, MakeLinear, Weights, make_linear, multiplies_fp16
 from amusd.models.load_options import LoadOptions, loaded_dtype
-from amusd.models.sharding import JoinedLinear, Ranks, SummedLinear, share, share_of_outputs
+from amusd.models.sharding import Ranks, share, share_of_outputs
 from amusd.models.vocabulary import EMBEDDING, HEAD
 
 _VECTOR = 32
@@ -73,40 +73,37 @@ def fit_weights(
     return {name: given[name] for name in wanted}
 
 
-@dataclass(frozen=True, slots=True)
-class _Heads:
-    queries: range
-    keys: range
-    dim: int
-    epsilon: float
-    scaling: float
-
-
 class _Layer:
-    """One transformer block."""
+    """One transformer block, or a rank's share of it."""
 
     def __init__(
         self,
         weights: dict[str, Tensor],
-        heads: _Heads,
+        config: ModelConfig,
         device: torch.device,
         dtype: torch.dtype,
         make: MakeLinear,
         ranks: Ranks,
     ) -> None:
-        self._heads = heads
-        self.normed = Norm(weights.get("input_layernorm.weight"), heads.epsilon, device, dtype)
-        self._mlp_norm = Norm(weights["post_attention_layernorm.weight"], heads.epsilon, device, dtype)
-        pairs = _pairs_side_by_side(heads.dim)
+        self._dim, self._epsilon, self._ranks = config.head_dim, config.rms_norm_eps, ranks
+        queries, keys = _heads(config, ranks)
+        self._num_queries, self._num_keys = len(queries), len(keys)
+        self.normed = Norm(weights.get("input_layernorm.weight"), self._epsilon, device, dtype)
+        self._mlp_norm = Norm(weights["post_attention_layernorm.weight"], self._epsilon, device, dtype)
         query, key, value, output = (Weights.pop(weights, f"self_attn.{name}_proj") for name in "qkvo")
         gate, up, down = (Weights.pop(weights, f"mlp.{name}_proj") for name in ("gate", "up", "down"))
-        units = share(len(gate.matrix), ranks)
-        orders = [_reorder(pairs, heads.queries), _reorder(pairs, heads.keys), _slots(heads.keys, heads.dim)]
+        pairs, units = _pairs_side_by_side(self._dim), _slots(share(len(gate.matrix), ranks), 1)
+        orders = _reorder(pairs, queries), _reorder(pairs, keys), _slots(keys, self._dim)
         self.query_key_value = _fuse([query, key, value], device, orders, make)
-        self.output = _split_inputs(output, device, _slots(heads.queries, heads.dim), make, ranks)
-        self.gate_up = _fuse([gate, up], device, [_slots(units, 1)] * 2, make)
-        self.down = _split_inputs(down, device, _slots(units, 1), make, ranks)
-        self._head_norm = _head_norm_weights(weights, heads, pairs, device)
+        self.output = _split_inputs(output, device, _slots(queries, self._dim), make, ranks)
+        self.gate_up = _fuse([gate, up], device, [units, units], make)
+        self.down = _split_inputs(down, device, units, make, ranks)
+        self._head_norm: Tensor | None = None
+        """[query heads + key heads, dim] float32: norm weights of each head."""
+        if "self_attn.q_norm.weight" in weights:
+            of_query, of_key = (weights[f"self_attn.{name}_norm.weight"].float()[pairs] for name in "qk")
+            expanded = of_query.expand(len(queries), -1), of_key.expand(len(keys), -1)
+            self._head_norm = torch.cat(expanded).to(device)
 
     def __call__(
         self, hidden: Tensor, inputs: Tensor, rotation: Tensor, attention: Attention, memory: KVMemory, index: int
@@ -117,29 +114,35 @@ class _Layer:
         """
         rows = hidden.shape[0]
         query, keys, values = self.place(inputs, rotation, memory, index)
-        attended = attention(AttentionInputs(query, keys, values, self._heads.scaling))
+        attended = attention(AttentionInputs(query, keys, values, self._dim**-0.5))
         attended = attended.to(hidden.dtype, memory_format=torch.contiguous_format).reshape(rows, -1)
-        hidden = self.output.add_to(hidden, attended)
+        hidden = self._add_to(hidden, self.output, attended)
         gate_up = self.gate_up(self._mlp_norm(hidden))
         if gate_up.device.type != "cpu":
-            return self.down.add_to(hidden, silu_and_multiply(gate_up))
+            return self._add_to(hidden, self.down, silu_and_multiply(gate_up))
         gate, up = gate_up.chunk(2, dim=-1)
-        return self.down.add_to(hidden, F.silu(gate).mul_(up))
+        return self._add_to(hidden, self.down, F.silu(gate).mul_(up))
+
+    def _add_to(self, hidden: Tensor, part: Linear, rows: Tensor) -> Tensor:
+        """`hidden` plus the product of all ranks' inputs, summed before rounding; may overwrite `hidden`."""
+        if self._ranks.size == 1:
+            return part.add_to(hidden, rows)
+        return (self._ranks.sum(part(rows)) + hidden).to(hidden.dtype)
 
     def place(self, inputs: Tensor, rotation: Tensor, memory: KVMemory, index: int) -> tuple[Tensor, Tensor, Tensor]:
         """Write keys and values of `inputs` [rows, any] into the memory; returns attention's inputs."""
-        heads, num_queries = self._heads, len(self._heads.queries)
-        joint = self.query_key_value(inputs).view(len(inputs), -1, heads.dim)  # query, key and value heads
+        num_queries, num_keys, dim = self._num_queries, self._num_keys, self._dim
+        joint = self.query_key_value(inputs).view(len(inputs), -1, dim)  # query, key and value heads
         if joint.device.type != "cpu":
-            storage = memory.joint(index, 2 * len(heads.keys), heads.dim, joint.device)
-            places = memory.slots_of_pass, num_queries, heads.epsilon
+            storage = memory.joint(index, 2 * num_keys, dim, joint.device)
+            places = memory.slots_of_pass, num_queries, self._epsilon
             query: Tensor = rotate_and_store(joint, rotation, self._head_norm, storage, *places)
             return query, *memory.views(index)
         joint = joint.float()
-        rotated = joint[:, : num_queries + len(heads.keys)]
+        rotated = joint[:, : num_queries + num_keys]
         if self._head_norm is not None:
-            rotated.copy_(F.rms_norm(rotated, (heads.dim,), None, heads.epsilon) * self._head_norm)
-        torch.view_as_complex(rotated.view(len(inputs), -1, heads.dim // 2, 2)).mul_(rotation.unsqueeze(1))
+            rotated.copy_(F.rms_norm(rotated, (dim,), None, self._epsilon) * self._head_norm)
+        torch.view_as_complex(rotated.view(len(inputs), -1, dim // 2, 2)).mul_(rotation.unsqueeze(1))
         keys, values = memory.update_joint(joint[:, num_queries:], index)
         return joint[:, :num_queries], keys, values
 
@@ -169,39 +172,29 @@ class Decoder:
             stored = 1 if int8 else min(stored, weights[EMBEDDING].itemsize)
         read = (tensor.numel() for name, tensor in weights.items() if name != EMBEDDING)
         self.weight_bytes = sum(read) * stored // ranks.size
-        groups = config.num_attention_heads // config.num_key_value_heads
-        keys = share(config.num_key_value_heads, ranks)
-        heads = _Heads(
-            queries=range(keys.start * groups, keys.stop * groups),
-            keys=keys,
-            dim=config.head_dim,
-            epsilon=config.rms_norm_eps,
-            scaling=config.head_dim**-0.5,
-        )
         self.device = device
         self._make = make
         self.attention_shape: tuple[int, int, int] | None = None
-        if not any(width % _VECTOR for width in (config.hidden_size, config.intermediate_size, heads.dim)):
-            self.attention_shape = len(heads.queries), len(heads.keys), heads.dim
+        if not any(width % _VECTOR for width in (config.hidden_size, config.intermediate_size, config.head_dim)):
+            queries, keys = _heads(config, ranks)
+            self.attention_shape = len(queries), len(keys), config.head_dim
         self._rotation = _rotary_table(config, max_positions).to(device)
         self._layers: list[_Layer] = []
         for index in range(config.num_hidden_layers):
             prefix = f"model.layers.{index}."
             names = [name for name in weights if name.startswith(prefix)]
             block = {name.removeprefix(prefix): weights.pop(name) for name in names}
-            self._layers.append(_Layer(block, heads, device, rows, make, ranks))
+            self._layers.append(_Layer(block, config, device, rows, make, ranks))
         embedding, head = weights.pop(EMBEDDING), Weights.pop(weights, "lm_head")
         is_tied = head.matrix is embedding
-        self._norm = Norm(weights.pop("model.norm.weight", None), heads.epsilon, device, rows)
+        self._norm = Norm(weights.pop("model.norm.weight", None), config.rms_norm_eps, device, rows)
         self._embedding = embedding.to(device, rows, copy=True)
         del embedding
         if is_tied and not multiplies_fp16(device, rows):  # whose weights are a copy in any case
             head = replace(head, matrix=self._embedding)
         self.num_ids, self.vocab_size = len(self._embedding), len(head.matrix)
-        own = head.each(partial(share_of_outputs, ranks=ranks)) if ranks.size > 1 else head
-        self._head = make(own.to(device, copy=not is_tied or ranks.size > 1))
-        if ranks.size > 1:
-            self._head = JoinedLinear(self._head, self.vocab_size, ranks)
+        self._ranks = ranks
+        self._head = make(head.each(partial(share_of_outputs, ranks=ranks)).to(device, copy=not is_tied))
         self.cache_dtype = torch.float32 if device.type == "cpu" else rows
         self.taps = FeatureTaps(options.features, device, rows) if options.features else None
 
@@ -228,7 +221,10 @@ class Decoder:
             hidden = self._norm(hidden)
         if self.taps is not None:
             self.taps.write(states | {last: hidden}, memory)
-        return self._head(hidden) if with_logits else None
+        return self._logits(hidden) if with_logits else None
+
+    def _logits(self, normed: Tensor) -> Tensor:
+        return self._ranks.join(self._head(normed))[:, : self.vocab_size]
 
     def store(self, inputs: Tensor, positions: Tensor, memory: KVMemory) -> None:
         """Write every layer's keys and values of `inputs` [rows, width], used in place of normed rows."""
@@ -280,9 +276,15 @@ def _pairs_side_by_side(dim: int) -> Tensor:
     return torch.arange(dim).view(2, dim // 2).t().reshape(dim)
 
 
-def _slots(items: range, width: int) -> Tensor:
-    """[items * width]: places of these `items` of equal width in a row."""
-    return torch.arange(items.start * width, items.stop * width)
+def _heads(config: ModelConfig, ranks: Ranks) -> tuple[range, range]:
+    """This rank's query heads and key heads."""
+    keys, group = share(config.num_key_value_heads, ranks), config.num_attention_heads // config.num_key_value_heads
+    return range(keys.start * group, keys.stop * group), keys
+
+
+def _slots(items: range, width: int) -> slice:
+    """Places of these `items` of equal width in a row."""
+    return slice(items.start * width, items.stop * width)
 
 
 def _reorder(pairs: Tensor, heads: range) -> Tensor:
@@ -290,24 +292,14 @@ def _reorder(pairs: Tensor, heads: range) -> Tensor:
     return (torch.arange(heads.start, heads.stop).unsqueeze(1) * dim + pairs).flatten()
 
 
-def _fuse(projections: list[Weights], device: torch.device, orders: list[Tensor], make: MakeLinear) -> Linear:
+def _fuse(
+    projections: list[Weights], device: torch.device, orders: Sequence[Tensor | slice], make: MakeLinear
+) -> Linear:
     parts = [projection.outputs(order) for projection, order in zip(projections, orders, strict=True)]
     return make(Weights.join(parts).to(device))
 
 
-def _split_inputs(weights: Weights, device: torch.device, inputs: Tensor, make: MakeLinear, ranks: Ranks) -> Linear:
-    if ranks.size == 1:
-        return make(weights.to(device, copy=True))
+def _split_inputs(weights: Weights, device: torch.device, inputs: slice, make: MakeLinear, ranks: Ranks) -> Linear:
     if ranks.rank > 0:
         weights = replace(weights, bias=None)  # it is added once
-    return SummedLinear(make(weights.inputs(inputs).to(device)), ranks)
-
-
-def _head_norm_weights(
-    weights: Mapping[str, Tensor], heads: _Heads, pairs: Tensor, device: torch.device
-) -> Tensor | None:
-    """[query heads + key heads, dim] float32: norm weights of each head; None without such norms."""
-    if "self_attn.q_norm.weight" not in weights:
-        return None
-    query, key = (weights[f"self_attn.{name}_norm.weight"].float()[pairs] for name in "qk")
-    return torch.cat((query.expand(len(heads.queries), -1), key.expand(len(heads.keys), -1))).to(device)
+    return make(weights.inputs(inputs).to(device, copy=True))

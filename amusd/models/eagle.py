@@ -74,7 +74,7 @@ class EagleDecoder(Decoder):
             hidden = layer(hidden, layer.normed(hidden), rotation, attention, memory, index)
         normed = self._norm(hidden)
         memory.write_features(normed if self._norm_output else hidden)
-        return self._head(normed) if with_logits else None
+        return self._logits(normed) if with_logits else None
 
 
 def load_eagle(path: str | Path, target_path: str | Path, options: LoadOptions) -> CachedModel:

@@ -60,13 +60,13 @@ class Weights:
         filled = [biases[0].new_zeros(len(part.matrix)) if part.bias is None else part.bias for part in parts if biases]
         return cls(torch.cat([part.matrix for part in parts]), torch.cat(filled) if filled else None)
 
-    def outputs(self, order: Tensor) -> Weights:
-        """A copy with these outputs."""
+    def outputs(self, order: Tensor | slice) -> Weights:
+        """The layer with these outputs."""
         return self.each(lambda tensor: tensor[order])
 
-    def inputs(self, order: Tensor) -> Weights:
-        """A copy with these inputs."""
-        return Weights(self.matrix[:, order], None if self.bias is None else self.bias.clone())
+    def inputs(self, part: slice) -> Weights:
+        """A view of these inputs."""
+        return Weights(self.matrix[:, part], self.bias)
 
     def to(self, device: torch.device, *, copy: bool = False) -> Weights:
         """The same on `device`. `copy`: new tensors, since a view keeps a whole checkpoint file mapped."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from amusd.models.linear import Linear
 from amusd.models.passes import Command
 from amusd.sampling.sampler import Level
 
@@ -60,33 +59,3 @@ def share_of_outputs(weight: Tensor, ranks: Ranks) -> Tensor:
     part = weight[ranks.rank * rows : (ranks.rank + 1) * rows]
     missing = rows - len(part)
     return part if missing == 0 else torch.cat((part, part.new_zeros((missing, *weight.shape[1:]))))
-
-
-class SummedLinear(Linear):
-    """A `Linear` whose inputs are split among ranks; one of them has the bias."""
-
-    def __init__(self, part: Linear, ranks: Ranks) -> None:
-        self._part = part
-        self._ranks = ranks
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        """[rows, this rank's inputs] -> [rows, out]."""
-        return self._ranks.sum(self._part(rows)).to(rows.dtype)
-
-    def add_to(self, residual: Tensor, rows: Tensor) -> Tensor:
-        """`residual` [rows, out] plus the product, as a new tensor; summed before rounding."""
-        return (self._ranks.sum(self._part(rows)) + residual).to(residual.dtype)
-
-
-class JoinedLinear(Linear):
-    """A `Linear` whose outputs are split among ranks and joined on all."""
-
-    def __init__(self, part: Linear, num_outputs: int, ranks: Ranks) -> None:
-        """`part`: made of `share_of_outputs`."""
-        self._part = part
-        self._num_outputs = num_outputs
-        self._ranks = ranks
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        """[rows, in] -> [rows, out]."""
-        return self._ranks.join(self._part(rows))[:, : self._num_outputs]
