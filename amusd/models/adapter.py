@@ -64,7 +64,7 @@ class HuggingFaceNetwork:
         *,
         with_logits: bool,
     ) -> Tensor | None:
-        """See `Network`."""
+        """See `Decoder`."""
         module = self._model if with_logits else self._model.base_model
         output = module(
             input_ids=token_ids.unsqueeze(0),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from amusd.errors import DeviceError, RankLostError
 from amusd.models.captured import CapturedPasses
 from amusd.models.eager import EagerPasses
-from amusd.models.graphs import Completion, send
+from amusd.models.graphs import send, wait_for
 from amusd.models.kv_cache import KVCache, KVMemory
 from amusd.models.load_options import LoadOptions
 from amusd.models.network import Network
@@ -44,7 +45,9 @@ class CachedModel:
         self.vocab_size, self.num_ids = network.vocab_size, network.num_ids
         self.weight_bytes, self.feature_width = network.weight_bytes, network.feature_width
         self.feature_columns: Mapping[str, slice] = {} if network.taps is None else network.taps.columns
-        self._completion = Completion(network.device)
+        self._event: Any = None
+        if network.device.type == "cuda":
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch is untyped here
         self._eager = None
         if self.capture is None:
             # How the sums of ranks are rounded may depend on the place of a row.
@@ -174,7 +177,8 @@ class CachedModel:
         """Wait for the device. Raises `DeviceError` after a deadline, `RankLostError` for several ranks."""
         ranks = self.ranks
         try:
-            self._completion.wait(ranks.check)
+            if self._event is not None:
+                wait_for(self.device, self._event, ranks.check)
         except DeviceError as error:
             if ranks.size == 1:
                 raise

@@ -152,6 +152,7 @@ class Decoder:
 
     implementation = "amusd"
     feature_width = 0
+    """Width of the feature that each row reads (`KVMemory.parents_of_pass`); 0: none."""
 
     def __init__(
         self,
@@ -172,9 +173,14 @@ class Decoder:
             stored = 1 if int8 else min(stored, weights[EMBEDDING].itemsize)
         read = (tensor.numel() for name, tensor in weights.items() if name != EMBEDDING)
         self.weight_bytes = sum(read) * stored // ranks.size
+        """Bytes of weights that one pass reads, with the head and without the embedding."""
         self.device = device
         self._make = make
         self.attention_shape: tuple[int, int, int] | None = None
+        """Query heads, key heads and their size, if every width is a multiple of the CPU's vector.
+
+        None: the rest of a width may be computed by other instructions.
+        """
         if not any(width % _VECTOR for width in (config.hidden_size, config.intermediate_size, config.head_dim)):
             queries, keys = _heads(config, ranks)
             self.attention_shape = len(queries), len(keys), config.head_dim
@@ -193,10 +199,12 @@ class Decoder:
         if is_tied and not multiplies_fp16(device, rows):  # whose weights are a copy in any case
             head = replace(head, matrix=self._embedding)
         self.num_ids, self.vocab_size = len(self._embedding), len(head.matrix)
+        """Token ids that it takes in, `[0, num_ids)`, and scores; a reduced head scores fewer."""
         self._ranks = ranks
         self._head = make(head.each(partial(share_of_outputs, ranks=ranks)).to(device, copy=not is_tied))
         self.cache_dtype = torch.float32 if device.type == "cpu" else rows
         self.taps = FeatureTaps(options.features, device, rows) if options.features else None
+        """Write features for drafters; None: no drafter reads any."""
 
     def __call__(
         self,
@@ -207,7 +215,11 @@ class Decoder:
         *,
         with_logits: bool,
     ) -> Tensor | None:
-        """See `Network`."""
+        """Logits [rows, vocab] of `token_ids` [rows]; None without `with_logits`.
+
+        `positions` [rows]: of the model; `attention`: what rows see; `memory`: where they are written
+        (`slots_of_pass`).
+        """
         hidden = F.embedding(token_ids, self._embedding)  # [rows, width]
         rotation = self._rotation[positions]  # [rows, dim / 2]
         tapped = () if self.taps is None else self.taps.layers

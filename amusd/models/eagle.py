@@ -55,7 +55,7 @@ class EagleDecoder(Decoder):
         *,
         with_logits: bool,
     ) -> Tensor | None:
-        """See `Network`."""
+        """See `Decoder`."""
         embedded = F.embedding(token_ids, self._embedding)  # [rows, width]
         rotation = self._rotation[positions]
         features = memory.features(self.feature_width, self.device)

@@ -102,32 +102,20 @@ def _capturing(device: torch.device) -> Iterator[None]:
             gc.enable()
 
 
-class Completion:
-    """Waits for all work given to a device."""
+def wait_for(device: torch.device, event: Any, check: Callable[[], None]) -> None:
+    """Wait for all work given to a GPU, with an `event` of torch. Raises `DeviceError` after `DEVICE_SECONDS`.
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._event: Any = None
-        if device.type == "cuda":
-            with torch.cuda.device(device):
-                self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch is untyped here
-
-    def wait(self, check: Callable[[], None]) -> None:
-        """Wait for the device. Raises `DeviceError` after `DEVICE_SECONDS`.
-
-        `check` is called every few milliseconds and may raise. Other threads run meanwhile.
-        """
-        if self._event is None:
-            return
-        with torch.cuda.device(self._device):
-            self._event.record()
+    `check` is called every few milliseconds and may raise. Other threads run meanwhile.
+    """
+    with torch.cuda.device(device):
+        event.record()
+    now = time.monotonic()
+    deadline, next_check = now + DEVICE_SECONDS, now + _CHECK_SECONDS
+    while not event.query():
+        _yield()  # lets other threads have the interpreter, which `query` does not
         now = time.monotonic()
-        deadline, next_check = now + DEVICE_SECONDS, now + _CHECK_SECONDS
-        while not self._event.query():
-            _yield()  # lets other threads have the interpreter, which `query` does not
-            now = time.monotonic()
-            if now > deadline:
-                raise DeviceError(f"{self._device} did not finish a pass within {DEVICE_SECONDS:g} seconds")
-            if now > next_check:
-                check()
-                next_check = now + _CHECK_SECONDS
+        if now > deadline:
+            raise DeviceError(f"{device} did not finish a pass within {DEVICE_SECONDS:g} seconds")
+        if now > next_check:
+            check()
+            next_check = now + _CHECK_SECONDS
