@@ -95,13 +95,13 @@ class DraftRestart:
         self._dismiss_at = math.inf
         self._start_next()
 
-    def first(self, own: Hello) -> tuple[Transport, Hello]:
-        """Wait for the first draft, to which the target says `own`.
+    def first(self, tokenizer_hash: str) -> tuple[Transport, Hello]:
+        """Wait for the first draft, to which the target says its `tokenizer_hash`.
 
         One that is killed is started again; one that ends by itself would do so again. Raises `ConfigError` when the
         pair cannot work together, `PeerError` when no draft comes.
         """
-        self._own = own
+        self._own = Hello(0, tokenizer_hash, ())
         deadline = self._deadline = time.monotonic() + self._timeout_seconds
         while True:
             try:

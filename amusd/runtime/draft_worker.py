@@ -29,7 +29,10 @@ SIGN_NS = 100_000_000
 
 @dataclass
 class DraftWorker:
-    """Serves the sequences that the target opens over `link` until shutdown or loss."""
+    """Serves the sequences that the target opens over `link` until shutdown or loss.
+
+    Its drafters are made with it, before a sequence needs one: a GPU takes seconds.
+    """
 
     link: Transport
     drafters: Mapping[str, DrafterFactory]
@@ -38,16 +41,19 @@ class DraftWorker:
     max_num_seqs: int = 1
     _sequences: dict[int, DraftSequence] = field(default_factory=dict)
     _not_over: frozenset[int] = frozenset()
-    _free: dict[str, dict[int, Drafter]] = field(default_factory=dict)
+    _free: dict[str, dict[int, Drafter]] = field(init=False)
     """Drafters without a sequence, by name and by the number of their last one; the least recently used first."""
     _costs: dict[tuple[str, bool], RowCost] = field(default_factory=dict)
     """Times of steps by rows, for each drafter and for chains and trees apart."""
     _running: bool = True
     _last_sent_ns: int = 0
 
+    def __post_init__(self) -> None:
+        number = self.max_num_seqs
+        self._free = {name: dict(enumerate(make(number), -number)) for name, make in self.drafters.items()}
+
     def run(self) -> None:
         """Run until `Shutdown` or the end of the link. Raises `RankLostError`: this draft is no more."""
-        self.prepare()
         try:
             while self._running:
                 self.step()
@@ -60,12 +66,6 @@ class DraftWorker:
             for sequence in tuple(self._sequences.values()):
                 self._forget(sequence)
             self.recorder.flush()
-
-    def prepare(self) -> None:
-        """Make the drafters before a sequence needs one: a GPU takes seconds. Idempotent."""
-        if not self._free:
-            number = self.max_num_seqs
-            self._free = {name: dict(enumerate(make(number), -number)) for name, make in self.drafters.items()}
 
     @property
     def has_work(self) -> bool:

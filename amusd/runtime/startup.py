@@ -62,7 +62,7 @@ def connect_target(
         restart = _start_draft(config, drafts, can_repeat=can_repeat)
         try:
             model, tokenizer = load()
-            link, peer = restart.first(target_hello(tokenizer))
+            link, peer = restart.first(tokenizer.fingerprint)
         except BaseException:
             restart.close()
             raise
@@ -75,11 +75,6 @@ def connect_target(
 def _start_draft(config: EngineConfig, drafts: DraftSource, *, can_repeat: bool) -> DraftRestart:
     make_link = partial(listen, config.transport, devices=link_devices(config))
     return DraftRestart(drafts, make_link, config.startup_timeout_seconds, can_repeat=can_repeat)
-
-
-def target_hello(tokenizer: Tokenizer) -> Hello:
-    """The first message of the target on every link."""
-    return Hello(0, tokenizer.fingerprint, ())
 
 
 def make_leader(config: EngineConfig, meeting: Meeting | None) -> Leader | None:
@@ -203,7 +198,7 @@ def start_inner(
     running.callback(process.stop)
     restart = _start_draft(config, process, can_repeat=False)
     running.callback(restart.close)
-    link, peer = restart.first(target_hello(tokenizer))
+    link, peer = restart.first(tokenizer.fingerprint)
     remote = RemoteDraft(link, peer, stage.kind, middle.num_ids)
     running.callback(remote.shut_down)
     return lambda number: [RemoteDrafter(remote) for _ in range(number)]
@@ -220,6 +215,5 @@ def serve(
     """Shake hands over `link` and draft until the target is done, for up to `max_num_seqs` sequences."""
     hello = Hello(incarnation, drafters.tokenizer_hash, tuple(drafters.factories))
     worker = DraftWorker(link, drafters.factories, incarnation, recorder, max_num_seqs)
-    worker.prepare()  # before the target counts on it
     await_hello(link, hello, timeout_seconds)
     worker.run()

@@ -166,7 +166,6 @@ class Simulator:
         own_end = SimpleNamespace(send=send_to_target, receive=clock.receive_at_draft, close=lambda: None)
         other_end = SimpleNamespace(send=send_to_draft, receive=clock.receive_at_target, close=lambda: None)
         draft = DraftWorker(cast("Transport", own_end), {DRAFTER: make}, 1, recorder, max_num_seqs=self.num_slots)
-        draft.prepare()
         clock.draft_acts.extend((draft.take_in, draft.propose))
         return cast("Transport", other_end), Hello(1, "", (DRAFTER,))
 

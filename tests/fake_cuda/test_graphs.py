@@ -51,7 +51,7 @@ def test_workers_capture_few_graphs_in_one_pool_and_leave_other_threads_alone(ve
             drafters=load_drafters(engine(32_768), "cuda:1").factories,
             incarnation=1,
             recorder=Recorder("draft"),
-        ).prepare()
+        )
     drafted = gpus.record.captures[len(graphs) :]
     assert 1 <= len(graphs) <= MAX_GRAPHS
     assert 1 <= len(drafted) <= MAX_GRAPHS

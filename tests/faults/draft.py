@@ -178,7 +178,6 @@ class DraftProcess:
             self._end.send(self._own)
         if receive_hello(self._end, self._own, self._deadline, 0.0) is not None:
             self._worker = self._new_worker(self._end)
-            self._worker.prepare()
         self._wake_in(20 * MS)
 
     def _new_worker(self, link: End) -> WatchedDraft:

@@ -21,7 +21,6 @@ from faults.world import World
 
 from amusd.policies.base import Policy
 from amusd.policies.schedules import AutoPolicy, BranchingPolicy, ChainPolicy, SynchronousPolicy, WindowedPolicy
-from amusd.protocol.messages import Hello
 from amusd.runtime.draft_restart import DraftRestart
 from amusd.runtime.target_sequence import Request, TargetSequence
 from amusd.sampling.stopping import StopChecker
@@ -196,9 +195,8 @@ class Simulation:
             raise Violation("liveness: no candidate was accepted after the last fault")
 
     def _start(self) -> WatchedTarget:
-        own = Hello(0, "", ())
         restart = DraftRestart(self.drafts, self._listen, HANDSHAKE_SECONDS)
-        link, peer = restart.first(own)
+        link, peer = restart.first("")
         recorder = Recorder("target", now_ns=self.world.time_ns)
         client = WatchedClient(
             recorder=recorder,

@@ -26,7 +26,7 @@ from amusd.models.passes import ModelOutput, Rows
 from amusd.models.tokenizer import Tokenizer
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.draft_restart import DraftRestart
-from amusd.runtime.startup import serve, target_hello
+from amusd.runtime.startup import serve
 from amusd.runtime.target_sequence import Request, TargetSequence
 from amusd.runtime.target_worker import TargetWorker
 from amusd.sampling.stopping import StopChecker
@@ -167,7 +167,7 @@ def engine_of(
         drafts, lambda nonce: wrap_target_link(drafts.listen(nonce)), TIMEOUT_SECONDS, can_repeat=restarts
     )
     try:
-        link, peer = restart.first(target_hello(tokenizer))
+        link, peer = restart.first(tokenizer.fingerprint)
         client = DraftClient(recorder, model.vocab_size, link, peer, draft_restart=restart if restarts else None)
         worker = TargetWorker(model, recorder, client, max_num_seqs)
         with Engine(worker, tokenizer, drafters=list(factories)) as engine:

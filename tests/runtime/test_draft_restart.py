@@ -19,8 +19,6 @@ from amusd.runtime.draft_restart import (
     DraftRestart,
 )
 
-OWN = Hello(0, "", ())
-
 
 class Source:
     pid = None
@@ -58,7 +56,7 @@ class Search:
         monkeypatch.setattr(handshake, "time", time)
         self.restart = DraftRestart(self.source, self._listen, 10.0)
         self.links[0].inbox.append(hello(1))
-        assert self.restart.first(OWN) == (self.links.pop(), hello(1))
+        assert self.restart.first("") == (self.links.pop(), hello(1))
         self.source.told.clear()
 
     def _listen(self, _nonce: int) -> Link:
@@ -95,7 +93,7 @@ def test_a_first_draft_that_is_lost_and_does_not_end_is_waited_for_until_the_sta
     monkeypatch.setattr(search.source, "dismiss", lambda: None)
     again = DraftRestart(search.source, search._listen, 10.0)
     with pytest.raises(PeerLostError, match="has not ended within startup_timeout_seconds"):
-        again.first(OWN)
+        again.first("")
     assert search.clock.ns / 1e9 < 11.0
 
 

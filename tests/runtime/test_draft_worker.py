@@ -62,7 +62,6 @@ class Draft:
             self.recorder,
             max_num_seqs=max_num_seqs,
         )
-        self.worker.prepare()
         self.max_length = max_length
         self.options = {"max_lookahead": 8, "tokens_per_message": 1} | opening
         self.say(*map(self.opening, range(1, num_open + 1)))

@@ -58,7 +58,6 @@ class Middle:
             incarnation=1,
             recorder=Recorder("draft"),
         )
-        self.worker.prepare()
         peer = Hello(1, "", ("inner",))
         self.draft = RemoteDraft(own, peer, "inner", 6)
         self.inner = RemoteDrafter(self.draft)
