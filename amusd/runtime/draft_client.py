@@ -91,12 +91,7 @@ class DraftClient:
             return "failed"
         if self.link is None:
             return "none" if self.draft_restart is None else "away"
-        return "silent" if self.is_silent else "present"
-
-    @property
-    def is_silent(self) -> bool:
-        """Whether the draft owes an answer for longer than `max_silence_seconds`."""
-        return self._silence.is_too_long
+        return "silent" if self._silence.is_too_long else "present"
 
     @property
     def patience_seconds(self) -> float:

@@ -209,13 +209,13 @@ def without_waits(target: Target, num_tokens: int) -> TargetSequence:
 def test_a_draft_that_does_not_answer_is_silent_though_nothing_waits_for_it() -> None:
     target = Target()
     metrics = without_waits(target, 100).metrics  # a second
-    assert target.client.is_silent
+    assert target.client.presence == "silent"
     assert metrics.num_tokens_alone == pytest.approx(100 - SILENCE / PASS_SECONDS, abs=2)
     assert target.client.losses == []
     late = target.open()
     target.link.inbox.append(candidate(late, (1,)))
     target.client.drain()
-    assert not target.client.is_silent
+    assert target.client.presence == "present"
     assert target.client.may_hear(late)
 
 
@@ -251,7 +251,7 @@ def test_a_draft_that_refuses_a_sequence_is_neither_silent_nor_replaced() -> Non
     target = Target()
     target.client.link = Refusing(target.clock)
     sequence = without_waits(target, 1000)
-    assert (target.client.is_silent, target.client.losses, sequence.metrics.draft) == (False, [], None)
+    assert (target.client.presence, target.client.losses, sequence.metrics.draft) == ("present", [], None)
 
 
 def test_what_comes_behind_the_last_token_does_not_wait_for_the_drafts_counts() -> None:
