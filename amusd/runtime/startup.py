@@ -177,7 +177,10 @@ def serve_draft(
         for note in drafters.notes if incarnation == 1 else ():
             say_once(f"draft: {note}")
         with device_errors(device, only_full=True):
-            serve(link, drafters, recorder, incarnation, config.startup_timeout_seconds, config.max_num_seqs)
+            worker = DraftWorker(link, drafters.factories, incarnation, recorder, config.max_num_seqs)
+            hello = Hello(incarnation, drafters.tokenizer_hash, tuple(drafters.factories))
+            await_hello(link, hello, config.startup_timeout_seconds)
+            worker.run()
 
 
 def start_inner(
@@ -202,18 +205,3 @@ def start_inner(
     remote = RemoteDraft(link, peer, stage.kind, middle.num_ids)
     running.callback(remote.shut_down)
     return lambda number: [RemoteDrafter(remote) for _ in range(number)]
-
-
-def serve(
-    link: Transport,
-    drafters: LoadedDrafters,
-    recorder: Recorder,
-    incarnation: int,
-    timeout_seconds: float,
-    max_num_seqs: int = 1,
-) -> None:
-    """Shake hands over `link` and draft until the target is done, for up to `max_num_seqs` sequences."""
-    hello = Hello(incarnation, drafters.tokenizer_hash, tuple(drafters.factories))
-    worker = DraftWorker(link, drafters.factories, incarnation, recorder, max_num_seqs)
-    await_hello(link, hello, timeout_seconds)
-    worker.run()

@@ -30,9 +30,7 @@ from amusd.drafters.synthetic import right_with_probability
 from amusd.engine import Engine
 from amusd.runtime import draft_process, startup
 from amusd.runtime.draft_process import DraftProcess
-from amusd.runtime.startup import connect_target, serve
-from amusd.tracing.recorder import Recorder
-from amusd.transport.base import Transport
+from amusd.runtime.startup import connect_target
 from tests.warm import Popen
 
 NUM_TOKENS = 60
@@ -48,17 +46,9 @@ main()
 
 
 def main() -> None:
-    startup.prepare_draft = lambda _config: LoadedDrafters({}, tokenizer_hash="")
-    startup.serve_draft = serve_table_draft  # type: ignore[assignment]
-    draft_process.main()
-
-
-def serve_table_draft(
-    _config: EngineConfig, link: Transport, recorder: Recorder, incarnation: int, _drafters: object
-) -> None:
     good = oracle(NUM_TOKENS, right_with_probability(0.8, 3))
-    drafters = LoadedDrafters({"oracle": one_by_one(good)}, tokenizer_hash="")
-    serve(link, drafters, recorder, incarnation, TIMEOUT_SECONDS)
+    startup.prepare_draft = lambda _config: LoadedDrafters({"oracle": one_by_one(good)}, tokenizer_hash="")
+    draft_process.main()
 
 
 class Survivor:

@@ -14,7 +14,7 @@ from passes import forward
 from table_model import TableModel, TableTokenizer
 
 from amusd.child import Ended
-from amusd.config import DecodingConfig, SamplingParams
+from amusd.config import DecodingConfig, EngineConfig, SamplingParams
 from amusd.drafters.base import Drafter, DrafterFactory
 from amusd.drafters.factory import LoadedDrafters
 from amusd.drafters.synthetic import Schedule
@@ -26,7 +26,7 @@ from amusd.models.passes import ModelOutput, Rows
 from amusd.models.tokenizer import Tokenizer
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.draft_restart import DraftRestart
-from amusd.runtime.startup import serve
+from amusd.runtime.startup import serve_draft
 from amusd.runtime.target_sequence import Request, TargetSequence
 from amusd.runtime.target_worker import TargetWorker
 from amusd.sampling.stopping import StopChecker
@@ -99,7 +99,7 @@ class DraftThread:
     def _run(self, drafts: DraftThreads, incarnation: int) -> None:
         loaded = LoadedDrafters(drafts.factories, tokenizer_hash="")
         try:
-            serve(self.link, loaded, self.recorder, incarnation, TIMEOUT_SECONDS, drafts.max_num_seqs)
+            serve_draft(EngineConfig(max_num_seqs=drafts.max_num_seqs), self.link, self.recorder, incarnation, loaded)
         except BaseException as error:  # noqa: BLE001 - handed to the test
             self.error = error
         finally:
