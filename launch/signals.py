@@ -32,7 +32,8 @@ def raise_on_signals() -> None:
         return
 
     def on_signal(signum: int, _frame: FrameType | None) -> None:
-        ignore_signals()
+        for number in _SIGNALS:  # not by `SIG_IGN`, of which Python complains where a signal has just arrived
+            signal.signal(number, lambda _number, _frame: None)
         threading.Thread(target=_end, args=(signum,), name="end", daemon=True).start()
         if _is_loading("torch"):  # nothing is to be saved yet, and C++ answers an exception with a page of text
             os.write(sys.stderr.fileno(), b"amusd: interrupted\n")
@@ -59,15 +60,6 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
         if os.getppid() != parent:  # it died before the call
             os.kill(os.getpid(), signal.SIGTERM)
-
-
-def ignore_signals() -> None:
-    """Ignore signals in a process that is about to end.
-
-    Not by `SIG_IGN`, of which Python complains where a signal has just arrived.
-    """
-    for number in _SIGNALS:
-        signal.signal(number, lambda _number, _frame: None)
 
 
 def _end(signum: int) -> None:

@@ -72,7 +72,7 @@ def run_bench(config: RunConfig, run_directory: Path, console: Console) -> int:
     prompt = (tokenizer.encode(TEXT) * CONTEXT_LENGTH)[:CONTEXT_LENGTH]
     result = {
         **measure_models(target, drafts, generate, prompt, console),
-        "transport": {name: _link(taken) for name, taken in transport.items()},
+        "transport": transport,
         "complete": True,
         "environment": read_json(run_directory / "environment.json"),
     }
@@ -82,20 +82,15 @@ def run_bench(config: RunConfig, run_directory: Path, console: Console) -> int:
 
 def measure_links(
     links: Mapping[Any, TransportConfig], hardware: HardwareConfig, num_messages: int
-) -> Iterator[tuple[str, tuple[float, float] | str]]:
-    """Name and one-way times (`measure_one_way`) of each link, or why it does not work here."""
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Name and one-way times of each link, or why it does not work here (`unavailable`)."""
     cores = [cores_for(role, allowed_cores(), hardware) for role in ("target", "draft")]
     for name, link in links.items():
         try:
-            yield name, measure_one_way(link, num_messages=num_messages, cores=(cores[0], cores[1]))
+            median, slow = measure_one_way(link, num_messages=num_messages, cores=(cores[0], cores[1]))
+            yield name, {"one_way_us_p50": median, "one_way_us_p99": slow}
         except (ConfigError, PeerLostError) as error:  # noqa: PERF203 - a link takes seconds
-            yield name, str(error)
-
-
-def _link(taken: tuple[float, float] | str) -> dict[str, Any]:
-    if isinstance(taken, str):
-        return {"unavailable": taken}
-    return dict(zip(("one_way_us_p50", "one_way_us_p99"), taken, strict=True))
+            yield name, {"unavailable": str(error)}
 
 
 def measure_models(

@@ -78,12 +78,11 @@ def _links(config: EngineConfig) -> Iterator[Finding]:
     links = ON_ONE_MACHINE if wanted.address is None else {wanted.address.partition("://")[0]: wanted}
     needed = {name for name, link in links.items() if wanted.address or link.kind in ("zeromq", wanted.kind)}
     for name, taken in measure_links(links, config.hardware, num_messages=400):
-        if isinstance(taken, str):
-            yield f"link {name}", False if name in needed else None, taken
+        if "unavailable" in taken:
+            yield f"link {name}", False if name in needed else None, taken["unavailable"]
         else:
-            median, slow = taken
-            text = f"{median:.0f} us one way between two processes, {slow:.0f} us at the 99th percentile"
-            yield f"link {name}", True, text
+            text = f"{taken['one_way_us_p50']:.0f} us one way between two processes, "
+            yield f"link {name}", True, f"{text}{taken['one_way_us_p99']:.0f} us at the 99th percentile"
     with closing(listen(wanted, 0, link_devices(config))) as made:
         yield "transport", True, made.address
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import enum
 import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from operator import attrgetter
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from amusd.protocol.messages import CERTAINTY
 from amusd.protocol.prefix_hash import CommittedPrefix
@@ -20,15 +19,12 @@ MAX_NUMBERS = 4 * MAX_NODES
 """Most numbers remembered, or in one message: a node that is offered again has several."""
 
 
-class Reception(enum.Enum):
-    """The fate of a candidate message."""
+Reception: TypeAlias = Literal["taken", "contradicted", "stale"]
+"""The fate of a candidate message.
 
-    TAKEN = "taken"
-    """Some tokens are in the tree, or agree with what was committed meanwhile."""
-    CONTRADICTED = "contradicted"
-    """They disagree with a token committed meanwhile."""
-    STALE = "stale"
-    """They follow contradicted or lost nodes, or are from another life of the draft."""
+`taken`: some tokens are in the tree, or agree with what was committed meanwhile; `contradicted`: they disagree with a
+token committed meanwhile; `stale`: they follow contradicted or lost nodes, or are from another life of the draft.
+"""
 
 
 @dataclass(slots=True)
@@ -64,26 +60,26 @@ class CandidateTree:
     def add(self, node: CandidateNode, base: int, parent: int) -> Reception:
         """Put a node where it belongs (T1). A known number is ignored."""
         if node.number in self.nodes:
-            return Reception.TAKEN
+            return "taken"
         above, end = self.nodes.get(parent), self._prefix.length
         if (above is None and parent) or len(self.nodes) >= MAX_NUMBERS:
-            return Reception.STALE
+            return "stale"
         node.position = base if above is None else above.position + 1
         if node.position < end:
             if self._prefix.slice(node.position, node.position + 1)[0] != node.token_id:
-                return Reception.CONTRADICTED
+                return "contradicted"
             self.nodes[node.number] = node
-            return Reception.TAKEN
+            return "taken"
         siblings = self.children if above is None or node.position == end else above.children
         known = siblings.get(node.token_id)
         if known is not None:
             known.number = max(known.number, node.number)  # one that is offered again goes by its new number from now
         elif len(self.nodes) >= MAX_NODES or node.position >= self._max_length:
-            return Reception.STALE
+            return "stale"
         else:
             known = siblings[node.token_id] = node
         self.nodes[node.number] = known
-        return Reception.TAKEN
+        return "taken"
 
     def path(self) -> list[CandidateNode]:
         """The likeliest path (T3)."""

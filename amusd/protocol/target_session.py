@@ -141,7 +141,7 @@ class TargetSession:
         """
         addressed = candidate.sequence_id == self.sequence_id and candidate.incarnation == self._incarnation
         if not (addressed and self.attached):
-            return Reception.STALE
+            return "stale"
         self._check(candidate, len(rows))
         if not self._prefix_fits(candidate):  # I6 is at stake
             raise PeerProtocolError(f"candidate was drafted from another prefix of {candidate.base} tokens")
@@ -155,10 +155,10 @@ class TargetSession:
         nodes = map(CandidateNode, candidate.token_ids, count(candidate.first), weights, rows or repeat(None))
         placed = zip(nodes, candidate.parents, strict=True)
         found = {self._tree.add(node, candidate.base, parent) for node, parent in placed}
-        self._contradicted |= Reception.CONTRADICTED in found
-        if not found or Reception.TAKEN in found:
-            return Reception.TAKEN
-        return Reception.CONTRADICTED if Reception.CONTRADICTED in found else Reception.STALE
+        self._contradicted |= "contradicted" in found
+        if not found or "taken" in found:
+            return "taken"
+        return "contradicted" if "contradicted" in found else "stale"
 
     # The target's side
 

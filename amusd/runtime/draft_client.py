@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from amusd.errors import PeerProtocolError, first_line
-from amusd.protocol.candidate_tree import Reception
 from amusd.protocol.messages import (
     MAX_FEATURE_BYTES,
     Candidate,
@@ -305,7 +304,7 @@ class DraftClient:
     def _receive_candidate(self, message: Candidate) -> str:
         sequence = self._sequences.get(message.sequence_id)
         if sequence is None:
-            return Reception.STALE.value
+            return "stale"
         if sequence.told is not None and message.incarnation == self._incarnation:
             sequence.told.heard(self._now())
         try:
@@ -314,8 +313,8 @@ class DraftClient:
         except (PeerProtocolError, ValueError):  # ValueError: rows that no draft could have drawn from
             sequence.metrics.num_refused += 1
             return REFUSED
-        sequence.metrics.num_stale_candidates += reception is not Reception.TAKEN
-        return reception.value
+        sequence.metrics.num_stale_candidates += reception != "taken"
+        return reception
 
     def _receive_counts(self, message: Progress) -> None:
         sequence = self._sequences.get(message.sequence_id) if message.open_ns else None

@@ -7,7 +7,6 @@ from msgspec.structs import replace
 from protocol.sessions import hash_of, hear, nodes_of, offered
 
 from amusd.errors import PeerProtocolError
-from amusd.protocol.candidate_tree import Reception
 from amusd.protocol.draft_session import DraftSession
 from amusd.protocol.messages import Candidate, Open, Verdict
 from amusd.protocol.target_session import TargetSession
@@ -66,10 +65,10 @@ def test_all_accepted_and_the_next_token_differs() -> None:
     session.receive(candidate(4, 5))
     judge(session, 4, 5, 9, accepted=2)
     assert not session.draft_restarting
-    assert session.receive(candidate(6, first=3, parent=2)) is Reception.CONTRADICTED
+    assert session.receive(candidate(6, first=3, parent=2)) == "contradicted"
     assert session.draft_restarting
     session.begin(6)
-    assert session.receive(candidate(7, first=4, parent=3)) is Reception.STALE
+    assert session.receive(candidate(7, first=4, parent=3)) == "stale"
     assert not session.draft_restarting  # what follows a contradicted token is no news
 
 
@@ -98,7 +97,7 @@ def test_a_late_message_of_an_earlier_request_or_life_changes_nothing(of_another
     session, other = target(), draft(4)
     session.receive(candidate(4))
     before = (session.committed, session.num_candidates, session.verdict())
-    assert session.receive(replace(candidate(9), **of_another)) is Reception.STALE
+    assert session.receive(replace(candidate(9), **of_another)) == "stale"
     assert (session.committed, session.num_candidates, session.verdict()) == before
     assert other.hear(replace(Verdict(1, 1, 0, 3, (9,), 0), **of_another)) is None
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from protocol.sessions import hash_of, hear, nodes_of, offered
 
-from amusd.protocol.candidate_tree import Reception
 from amusd.protocol.draft_session import DraftSession, Guesses, Node, next_nodes
 from amusd.protocol.messages import CERTAINTY, Candidate, Open, Verdict
 from amusd.protocol.target_session import TargetSession
@@ -52,7 +51,7 @@ def test_a_node_at_the_new_base_of_the_draft_is_remembered_when_it_was_committed
     session.receive(nodes(1, (0, 4, HALF), (1, 5, HALF)))
     judge(session, 4, 5, accepted=2)
     behind = (*PROMPT, 4)  # the draft has heard of 4 alone
-    assert session.receive(nodes(3, (2, 6, HALF), behind=behind)) is Reception.TAKEN
+    assert session.receive(nodes(3, (2, 6, HALF), behind=behind)) == "taken"
     assert session.begin(6).candidates == (6,)
 
 
@@ -76,10 +75,10 @@ def test_a_node_that_was_offered_again_goes_by_its_new_number() -> None:
     session.receive(nodes(4, (2, 6, HALF)))  # number 3 was lost
     session.receive(nodes(5, (0, 4, HALF), (5, 5, HALF), (6, 6, HALF)))
     judge(session, 4, accepted=1)
-    assert session.receive(nodes(8, (7, 7, HALF))) is Reception.TAKEN
+    assert session.receive(nodes(8, (7, 7, HALF))) == "taken"
     assert session.begin(6).candidates == (5, 6, 7)
     session.commit((5, 6, 7, 8), 3)
-    assert session.receive(nodes(9, (8, 8, HALF), (9, 10, HALF))) is Reception.TAKEN
+    assert session.receive(nodes(9, (8, 8, HALF), (9, 10, HALF))) == "taken"
     assert session.begin(6).candidates == (10,)
 
 
@@ -200,7 +199,7 @@ def random_tree(rng: random.Random) -> tuple[TargetSession, dict[tuple[int, ...]
         chances[paths[-1]] = chances[paths[parent]] * weight / CERTAINTY
         sent.append((parent, token, weight))
     session = target()
-    assert session.receive(nodes(1, *sent)) is Reception.TAKEN
+    assert session.receive(nodes(1, *sent)) == "taken"
     return session, chances
 
 
@@ -235,7 +234,7 @@ FORKED = [(parent, token_id, round(share * CERTAINTY)) for parent, token_id, sha
 
 def test_what_is_judged_is_the_path_that_was_taken() -> None:
     session = target()
-    assert session.receive(nodes(1, *FORKED)) is Reception.TAKEN
+    assert session.receive(nodes(1, *FORKED)) == "taken"
     block = session.begin(4, num_tracks=3, max_rows=6)
     assert (block.candidates, block.alternatives, block.parents) == ((5, 7), (6, 8, 9), (0, 1, 0, 3, 4))
     assert block.judged_along(()) == block.judged_along((5,)) == (5, 7)
