@@ -56,11 +56,6 @@ class Leader(ProcessGroup):
         """See `Ranks`. Raises `PeerError` when one is gone."""
         self._send(self._encode(work, level))
 
-    def close(self) -> None:
-        """Let the followers end. Idempotent."""
-        super().close()
-        self.meeting.stop()
-
     def _send(self, frame: bytes) -> None:
         try:
             with self._using:
