@@ -117,10 +117,13 @@ def make_stock_config(settings: Mapping[str, Any]) -> Any:
         return AutoConfig.for_model(**settings)
 
 
-def load_stock_tokenizer(folder: Path) -> Any:
-    """Load transformers' tokenizer of a checkpoint folder."""
+def load_stock_tokenizer(folder: Path) -> tuple[Any, Mapping[str, str], str | None]:
+    """Load what a `Tokenizer` is made of: its backend, the special tokens and the chat template."""
     with quiet_transformers():
-        return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
+        stock: Any = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
+    template = stock.chat_template
+    chosen = template.get("default") if isinstance(template, dict) else template
+    return stock.backend_tokenizer, stock.special_tokens_map, chosen
 
 
 def load_stock(path: str | Path, config: Any, options: LoadOptions, shared: SharedVocabulary | None) -> Any:

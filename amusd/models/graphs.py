@@ -9,6 +9,7 @@ References: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import time
@@ -43,38 +44,37 @@ def run_each_time(work: Work) -> Replay:
     return work
 
 
-class CudaGraphs:
-    """Captures the graphs of one worker. A `Capture`."""
+def graph_capture(device: torch.device) -> Capture:
+    """What captures the graphs of one worker."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._stream: Any = None
-        self._pool: Any = None
+    @functools.cache
+    def stream_and_pool() -> tuple[Any, Any]:
+        return torch.cuda.Stream(device), torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]  # of torch
 
-    def __call__(self, work: Work) -> Replay:
+    def capture(work: Work) -> Replay:
         """Capture `work`, which runs three times with its present inputs. Raises `DeviceError`."""
-        with torch.cuda.device(self.device):
-            if self._stream is None:
-                self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # torch is untyped here
-                self._pool = torch.cuda.graph_pool_handle()
-            self._stream.wait_stream(torch.cuda.current_stream(self.device))
-            with torch.cuda.stream(self._stream):
+        with torch.cuda.device(device):
+            stream, pool = stream_and_pool()
+            stream.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(stream):
                 for _ in range(_WARM_UP_RUNS):
                     work()
-            torch.cuda.current_stream(self.device).wait_stream(self._stream)
+            torch.cuda.current_stream(device).wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
             # thread_local: threads of the link, of NCCL and of the allocator may use the device meanwhile.
             with (
-                _capturing(self.device),
-                torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"),
+                _capturing(device),
+                torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
             ):
                 work()
 
         def replay() -> None:
-            with torch.cuda.device(self.device):
+            with torch.cuda.device(device):
                 graph.replay()
 
         return replay
+
+    return capture
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from amusd.models.eagle import load_eagle
 from amusd.models.embedded_draft import load_embedded_draft
 from amusd.models.embedded_target import DESCRIPTION, Report, embedded_target_path
 from amusd.models.features import FeatureSpec
-from amusd.models.graphs import Capture, CudaGraphs, run_each_time
+from amusd.models.graphs import Capture, graph_capture, run_each_time
 from amusd.models.huggingface import load_model
 from amusd.models.linear import INT8, fastest_dtype, why_not_int8
 from amusd.models.load_options import LoadOptions
@@ -44,7 +44,7 @@ def capture_for(device: str, *, cuda_graphs: bool) -> Capture | None:
     """How passes are captured on `device`; None on a CPU."""
     if not device.startswith("cuda"):
         return None
-    return CudaGraphs(torch.device(device)) if cuda_graphs else run_each_time
+    return graph_capture(torch.device(device)) if cuda_graphs else run_each_time
 
 
 def load_target(

@@ -21,7 +21,7 @@ from amusd.models.configuration import ModelConfig
 from amusd.models.decoder import Decoder, weight_shapes
 from amusd.models.huggingface import build_model
 from amusd.models.load_options import LoadOptions, loaded_dtype
-from amusd.models.tokenizer import Tokenizer, files_of
+from amusd.models.tokenizer import Tokenizer
 from amusd.models.vocabulary import EMBEDDING, HEAD
 
 _LLAMA3 = {
@@ -108,7 +108,7 @@ class SyntheticTokenizer(Tokenizer):
         """Ids are in `[0, vocab_size)`; none ends an answer."""
         backend = Backend(models.WordLevel({f" {number}": number for number in range(vocab_size)}))
         backend.decoder = decoders.Fuse()
-        super().__init__(files_of(backend))
+        super().__init__(backend)
 
     def encode(self, text: str) -> list[int]:
         """The ids that `decode` has written, or one for each byte of another text."""

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import msgspec
@@ -39,23 +39,22 @@ class Tokenizer:
 
     def __init__(
         self,
-        files: Any,
+        backend: Backend,
+        special_tokens: Mapping[str, str] = MappingProxyType({}),
+        template: str | None = None,
         eos_token_ids: frozenset[int] = frozenset(),
         num_ids: int | None = None,
         *,
         is_plain: bool = False,
     ) -> None:
-        """`files`: a tokenizer of transformers, or what `files_of` makes. `eos_token_ids`: beside its own.
+        """`special_tokens`: by transformers' names. `template`: of chats. `eos_token_ids`: beside its own.
 
         `num_ids`: of the model, padding included; None: those of the tokenizer. `is_plain`: its chat template needs
         jinja alone.
         """
-        self._backend: Backend = files.backend_tokenizer
-        self._backend.no_truncation()
-        self._backend.no_padding()
-        self._special_tokens: Mapping[str, str] = files.special_tokens_map
-        template = files.chat_template
-        self._template: str | None = template.get("default") if isinstance(template, dict) else template
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend, self._special_tokens, self._template = backend, special_tokens, template
         self.has_chat_template = bool(self._template)
         self._is_plain = is_plain
         self.num_ids = self._backend.get_vocab_size() if num_ids is None else num_ids
@@ -148,36 +147,30 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     is_plain = hasattr(model_config, PLAIN)
     with one_line_errors(path, "its tokenizer cannot be loaded"):
         if is_plain:
-            files: Any = _read_plainly(folder)
+            backend, special_tokens, template = _read_plainly(folder)
         else:
             from amusd.models.adapter import load_stock_tokenizer
 
-            files = load_stock_tokenizer(folder)
-        num_tokens = files.backend_tokenizer.get_vocab_size(with_added_tokens=False)
+            backend, special_tokens, template = load_stock_tokenizer(folder)
+        num_tokens = backend.get_vocab_size(with_added_tokens=False)
         if num_tokens > config.vocab_size:
             raise ConfigError(
                 f"model {path}: its tokenizer has {num_tokens} tokens, and {CONFIG} says vocab_size={config.vocab_size}"
             )
-        return Tokenizer(files, frozenset[int]().union(*map(_as_ids, ends)), config.vocab_size, is_plain=is_plain)
+        end_ids = frozenset[int]().union(*map(_as_ids, ends))
+        return Tokenizer(backend, special_tokens, template, end_ids, config.vocab_size, is_plain=is_plain)
 
 
-def _read_plainly(folder: Path) -> SimpleNamespace:
+def _read_plainly(folder: Path) -> tuple[Backend, Mapping[str, str], str | None]:
     settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     special_tokens = {name: text for name, text in settings.items() if name.endswith("_token")}
     template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
-    return files_of(Backend.from_file(str(folder / _TOKENIZER)), special_tokens, template)
-
-
-def files_of(
-    backend: Backend, special_tokens: Mapping[str, str] = MappingProxyType({}), template: str | None = None
-) -> SimpleNamespace:
-    """What a `Tokenizer` is made of, under transformers' names."""
-    return SimpleNamespace(backend_tokenizer=backend, special_tokens_map=special_tokens, chat_template=template)
+    return Backend.from_file(str(folder / _TOKENIZER)), special_tokens, template
 
 
 def read_fingerprint(file: Path) -> str:
     """The fingerprint of a `tokenizer.json`, whatever stands beside it."""
-    return Tokenizer(files_of(Backend.from_file(str(file)))).fingerprint
+    return Tokenizer(Backend.from_file(str(file))).fingerprint
 
 
 def _byte_of_character() -> Mapping[str, int]:

@@ -18,7 +18,7 @@ from amusd.config import Distribution
 from amusd.models.cached_model import CachedModel, extend
 from amusd.models.checkpoint import write_checkpoint
 from amusd.models.configuration import ModelConfig
-from amusd.models.graphs import CudaGraphs, run_each_time
+from amusd.models.graphs import graph_capture, run_each_time
 from amusd.models.huggingface import load_model
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
@@ -56,7 +56,7 @@ def load(
             dtype=dtype,
             device=device,
             model_impl=model_impl,
-            capture=None if device == "cpu" else CudaGraphs(torch.device(device)) if graphs else run_each_time,
+            capture=None if device == "cpu" else graph_capture(torch.device(device)) if graphs else run_each_time,
             tokens_per_step=4,
         ),
     )

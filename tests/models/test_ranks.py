@@ -172,7 +172,7 @@ RULES = {
 
 
 class Captures:
-    """A `Capture` that runs work as `CudaGraphs` does, and notes the graphs that were captured and replayed."""
+    """A `Capture` that runs work as `graph_capture` does, and notes the graphs that were captured and replayed."""
 
     def __init__(self) -> None:
         self.num_graphs = 0

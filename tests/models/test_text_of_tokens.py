@@ -56,7 +56,7 @@ LAYOUTS: dict[str, tuple[Any, Draw]] = {
 
 
 def wrap(tokenizer: Any) -> Tokenizer:
-    return Tokenizer(tokenizer, num_ids=len(tokenizer) + NUM_PADDED)
+    return Tokenizer(tokenizer.backend_tokenizer, num_ids=len(tokenizer) + NUM_PADDED)
 
 
 def read(decoder: IncrementalDecoder, token_ids: Sequence[int]) -> tuple[list[str], list[Spelling]]:

@@ -33,7 +33,7 @@ def test_the_chat_template_is_applied_with_the_generation_prompt(tmp_path: Path)
         "{% for m in messages %}<turn>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<answer>{% endif %}"
     )
     raw = tiny.byte_tokenizer(("<eos>", "<turn>", "<answer>"), template)
-    tokenizer = Tokenizer(raw)
+    tokenizer = Tokenizer(raw.backend_tokenizer, raw.special_tokens_map, template)
     ids = tokenizer.encode_chat(user_turn("hi"))
     assert raw.convert_ids_to_tokens(ids) == ["<turn>", "h", "i", "<answer>"]
     assert tokenizer.decode(ids) == "hi"
@@ -48,7 +48,7 @@ def test_the_chat_template_is_applied_with_the_generation_prompt(tmp_path: Path)
     ],
 )
 def test_a_chat_template_that_fails_is_one_line(template: str, reason: str) -> None:
-    tokenizer = Tokenizer(tiny.byte_tokenizer(chat_template=template))
+    tokenizer = Tokenizer(tiny.byte_tokenizer().backend_tokenizer, template=template)
     with pytest.raises(ConfigError) as caught:
         tokenizer.encode_chat(user_turn("hi"))
     assert str(caught.value).startswith(f"prompt: the target's chat template refuses it: {reason}")
@@ -71,7 +71,7 @@ def test_fingerprints_are_equal_for_one_vocabulary_whatever_the_embedding(tmp_pa
         tiny.byte_tokenizer(chat_template=template).save_pretrained(tmp_path / name)
         fingerprints.append(load_tokenizer(tmp_path / name).fingerprint)
     assert fingerprints[0] == fingerprints[1]
-    assert Tokenizer(tiny.byte_tokenizer(("<end>",))).fingerprint not in fingerprints
+    assert Tokenizer(tiny.byte_tokenizer(("<end>",)).backend_tokenizer).fingerprint not in fingerprints
 
 
 @given(vocab_size=st.integers(2, 2_000), text=st.text(), data=st.data())

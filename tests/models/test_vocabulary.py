@@ -79,8 +79,8 @@ def test_tokens_are_compared_by_their_text_and_special_ones_by_their_name() -> N
 def test_added_words_are_texts_and_ids_beyond_the_model_are_left_out() -> None:
     tokenizer = tiny.byte_tokenizer()
     tokenizer.add_tokens([AddedToken("  ", special=False)])
-    assert Tokenizer(tokenizer).token_texts()[257] == b"  "
-    assert 257 not in Tokenizer(tokenizer, num_ids=257).token_texts()
+    assert Tokenizer(tokenizer.backend_tokenizer).token_texts()[257] == b"  "
+    assert 257 not in Tokenizer(tokenizer.backend_tokenizer, num_ids=257).token_texts()
 
 
 # What the model computes

@@ -164,7 +164,7 @@ def test_of_alternatives_that_read_alike_the_likelier_stands() -> None:
     alike = tuple(zip(ids_of(SENTENCEPIECE, ALIKE), [-0.5, -1.0, -2.0, -3.0, -4.0, -5.0], strict=True))
     found = [Token(ids_of(SENTENCEPIECE, ["▁true"])[0], "", -0.5, alike)]
     asked = read({"prompt": "a", "logprobs": 6}, is_chat=False)
-    out = writer_of(asked, Tokenizer(SENTENCEPIECE), PROMPT_IDS)
+    out = writer_of(asked, Tokenizer(SENTENCEPIECE.backend_tokenizer), PROMPT_IDS)
     (choice,) = out.whole([(found, made([""])[1])])["choices"]
     (top,) = choice["logprobs"]["top_logprobs"]
     assert top == {" true": -0.5, "t": -1.0, "</s>": -2.0, "bytes:\\xc3": -3.0, "bytes:\\xc4": -5.0}

@@ -18,7 +18,7 @@ from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.target_worker import TargetWorker
 
 RAW = sentencepiece_tokenizer("{% for turn in messages %}<s>{{ turn.content }}{% endfor %}")
-TOKENIZER = Tokenizer(RAW, num_ids=len(RAW) + 6)
+TOKENIZER = Tokenizer(RAW.backend_tokenizer, RAW.special_tokens_map, RAW.chat_template, num_ids=len(RAW) + 6)
 BIAS = dict.fromkeys((*ids_of(RAW, ["▁" + word for word in WORDS] + ["<tool>"]), len(RAW)), 100.0)
 PROMPT = "why is the"
 FIELDS: dict[str, Any] = {"model": MODEL, "max_tokens": 20, "seed": 1, "mode": "autoregressive"}
