@@ -79,11 +79,6 @@ class DraftClient:
     _next_sequence_id: int = 0
 
     @property
-    def has_draft(self) -> bool:
-        """A draft is connected."""
-        return self.link is not None
-
-    @property
     def presence(self) -> DraftPresence:
         """The state of the draft."""
         if self.failure is not None:
@@ -116,7 +111,7 @@ class DraftClient:
     def open(self, sequence: TargetSequence) -> None:
         """Have the draft work on a new sequence that wants one."""
         self._next_sequence_id = sequence.sequence_id + 1
-        if not sequence.uses_draft:
+        if sequence.request.drafter is None:
             return
         self._sequences[sequence.sequence_id] = sequence
         if not self.look_for_next():
@@ -124,7 +119,7 @@ class DraftClient:
 
     def look_for_next(self) -> bool:
         """Have a draft that replaces a lost one work on the open sequences; whether there is one."""
-        if self.draft_restart is None or self.has_draft:
+        if self.draft_restart is None or self.link is not None:
             return False
         found = self.draft_restart.poll()
         self.failure = self.draft_restart.failure
@@ -173,7 +168,7 @@ class DraftClient:
 
     def accepted(self) -> None:
         """Candidates were accepted: their draft is worth replacing."""
-        if self.draft_restart is not None and self.has_draft:
+        if self.draft_restart is not None and self.link is not None:
             self.draft_restart.accepted()
 
     def close(self, sequence: TargetSequence) -> None:
@@ -258,7 +253,7 @@ class DraftClient:
         return *self._sequences, self._next_sequence_id
 
     def _attach(self, sequence: TargetSequence) -> None:
-        if self.has_draft:
+        if self.link is not None:
             sequence.session.attach(self._incarnation)
             sequence.told = Told(self._now(), self._max_silence_seconds, self._incarnation)
             self._send_opening(sequence)

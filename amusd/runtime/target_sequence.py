@@ -101,16 +101,6 @@ class TargetSequence:
         return self.cache.length >= len(self.request.prompt) - 1
 
     @property
-    def uses_draft(self) -> bool:
-        """A draft is wanted."""
-        return self.request.drafter is not None
-
-    @property
-    def tells_draft(self) -> bool:
-        """The draft is to hear what the last pass committed."""
-        return self.finish_reason is None and self.decision.tells_draft
-
-    @property
     def kept(self) -> Sequence[int]:
         """The tokens whose keys and values may serve another sequence.
 

@@ -198,7 +198,7 @@ class TargetWorker:
 
     def _tell(self, outcomes: dict[TargetSequence, PassOutcome]) -> None:
         """Tell the draft what is committed: together, so that its next step is for all sequences."""
-        told = [sequence for sequence in outcomes if sequence.tells_draft]
+        told = [each for each in outcomes if each.finish_reason is None and each.decision.tells_draft]
         self._send_features(told)
         for sequence in told:
             self.client.answer(sequence)
@@ -238,7 +238,7 @@ class TargetWorker:
             if outcome.num_accepted:
                 self.client.accepted()
             session, decision, may_hear = sequence.session, sequence.decision, self.client.may_hear(sequence)
-            is_alone = sequence.uses_draft and not may_hear
+            is_alone = sequence.request.drafter is not None and not may_hear
             self.counts.add(outcome, is_alone=is_alone)
             sequence.metrics.passed(committed_ns - sequence.start_ns, times.duration_ns, outcome, is_alone=is_alone)
             sequence.observer.passed(times, outcome, rests=not decision.tells_draft, is_alone=not may_hear)

@@ -173,15 +173,15 @@ def test_the_next_draft_is_not_silent_and_has_said_no_nonsense() -> None:
     nonsense = Hello(1, "", ())
     target.link.inbox += [nonsense] * (MAX_NONSENSE - 1)
     target.client.drain()
-    assert target.client.has_draft
+    assert target.client.link is not None
     target.link.is_lost = True
     target.client.take(0.0)
-    assert (target.client.has_draft, target.link.is_closed, sequence.session.attached) == (False, True, False)
+    assert (target.client.link, target.link.is_closed, sequence.session.attached) == (None, True, False)
     assert target.client.look_for_next()
     assert target.client.may_hear(sequence)
     target.next.link.inbox.append(nonsense)
     target.client.drain()
-    assert target.client.has_draft
+    assert target.client.link is not None
     assert target.client.losses == ["the link is cut"]
 
 
