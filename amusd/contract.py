@@ -56,7 +56,8 @@ def check_drafter(
                 for each in (manager, fresh):
                     if each.has_work:
                         propose([each])
-                _expect(_same(_tree(manager), _tree(fresh)), f"step {step} behind {manager.session.committed} differs")
+                if not _same(_tree(manager), _tree(fresh)):
+                    raise AssertionError(f"step {step} behind {manager.session.committed} differs")
             fresh.close()
         text = manager.session.committed
         for _ in range(2):
@@ -91,8 +92,3 @@ def _same(one: Sequence[tuple[int, int, float]], other: Sequence[tuple[int, int,
     return len(one) == len(other) and all(
         a[:2] == b[:2] and math.isclose(a[2], b[2], rel_tol=_RELATIVE) for a, b in zip(one, other, strict=True)
     )
-
-
-def _expect(holds: bool, otherwise: str) -> None:
-    if not holds:
-        raise AssertionError(otherwise)

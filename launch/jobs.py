@@ -97,11 +97,11 @@ class Jobs:
                 tell(f"job {number}: {' '.join(overrides)}")
                 write_json(self._directory / OVERRIDES_FILE, overrides)
             config = dataclasses.replace(config_of(composed), run_dir=str(self._directory))
-            if number is not None and is_complete(self._directory):
-                check_unchanged(self._directory, config)
-                tell(f"job {number}: done before")
-                return 0
             if number is not None:
+                if is_complete(self._directory):
+                    check_unchanged(self._directory, config)
+                    tell(f"job {number}: done before")
+                    return 0
                 clear_run(self._directory)
             return self.run(config, number)
         finally:
