@@ -97,7 +97,7 @@ def causal_attention(start: int, rows: int, first: int = 0) -> Attention:
 
 
 def attend_by_table(
-    layer: AttentionInputs, table: Tensor, lengths: Tensor, branches: Tensor, row_paths: Tensor, positions: Tensor
+    table: Tensor, lengths: Tensor, branches: Tensor, row_paths: Tensor, positions: Tensor, layer: AttentionInputs
 ) -> Tensor:
     """An `Attention` of a few rows per sequence, neighbours, each along its own path of slots (`attend_rows`)."""
     query, keys, values, scaling, softcap, sinks = layer

@@ -21,7 +21,7 @@ from amusd.models.draft_layouts import MEDUSA, PublishedDraft, medusa_heads, rea
 from amusd.models.graphs import send
 from amusd.models.huggingface import device_errors, prepare
 from amusd.models.kv_cache import KVMemory
-from amusd.models.linear import INT8, Linear, MakeLinear, Weights, make_linear
+from amusd.models.linear import Linear, Weights
 from amusd.models.load_options import LoadOptions, loaded_dtype
 
 BlockModel: TypeAlias = "MedusaModel | DFlashModel"
@@ -35,13 +35,12 @@ class MedusaModel:
     def __init__(self, draft: PublishedDraft, options: LoadOptions) -> None:
         self.device = torch.device(options.device)
         self._dtype = loaded_dtype(options.dtype)
-        make: MakeLinear = partial(make_linear, dtype=self._dtype, int8=options.dtype == INT8)
         self.max_length = options.max_model_len
         self.feature_width = int(draft.target.hidden_size)
         self.num_ids = self.vocab_size = int(draft.target.vocab_size)
 
         def layer(name: str) -> Linear:
-            return make(Weights.pop(weights, name).to(self.device, copy=True))
+            return options.linear(Weights.pop(weights, name).to(self.device, copy=True))
 
         weights, heads = dict(draft.weights), medusa_heads(draft.weights)
         self.max_depth = len(heads)

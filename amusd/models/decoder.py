@@ -22,7 +22,7 @@ from amusd.models.configuration import ModelConfig
 from amusd.models.features import FeatureTaps
 from amusd.models.fused import rotate_and_store, silu_and_multiply
 from amusd.models.kv_cache import KVMemory
-from amusd.models.linear import INT8, Linear, MakeLinear, Weights, make_linear, multiplies_fp16
+from amusd.models.linear import INT8, Linear, Weights, multiplies_fp16
 from amusd.models.load_options import LoadOptions, loaded_dtype
 from amusd.models.sharding import Ranks, share, share_of_outputs
 from amusd.models.vocabulary import EMBEDDING, HEAD
@@ -76,15 +76,8 @@ def fit_weights(
 class _Layer:
     """One transformer block, or a rank's share of it."""
 
-    def __init__(
-        self,
-        weights: dict[str, Tensor],
-        config: ModelConfig,
-        device: torch.device,
-        dtype: torch.dtype,
-        make: MakeLinear,
-        ranks: Ranks,
-    ) -> None:
+    def __init__(self, weights: dict[str, Tensor], config: ModelConfig, options: LoadOptions) -> None:
+        device, dtype, ranks = torch.device(options.device), loaded_dtype(options.dtype), options.ranks
         self._dim, self._epsilon, self._ranks = config.head_dim, config.rms_norm_eps, ranks
         queries, keys = _heads(config, ranks)
         self._num_queries, self._num_keys = len(queries), len(keys)
@@ -94,10 +87,10 @@ class _Layer:
         gate, up, down = (Weights.pop(weights, f"mlp.{name}_proj") for name in ("gate", "up", "down"))
         pairs, units = _pairs_side_by_side(self._dim), _slots(share(len(gate.matrix), ranks), 1)
         orders = _reorder(pairs, queries), _reorder(pairs, keys), _slots(keys, self._dim)
-        self.query_key_value = _fuse([query, key, value], device, orders, make)
-        self.output = _split_inputs(output, device, _slots(queries, self._dim), make, ranks)
-        self.gate_up = _fuse([gate, up], device, [units, units], make)
-        self.down = _split_inputs(down, device, units, make, ranks)
+        self.query_key_value = _fuse([query, key, value], orders, options)
+        self.output = _split_inputs(output, _slots(queries, self._dim), options)
+        self.gate_up = _fuse([gate, up], [units, units], options)
+        self.down = _split_inputs(down, units, options)
         self._head_norm: Tensor | None = None
         """[query heads + key heads, dim] float32: norm weights of each head."""
         if "self_attn.q_norm.weight" in weights:
@@ -167,7 +160,6 @@ class Decoder:
         """
         device, ranks, int8 = torch.device(options.device), options.ranks, options.dtype == INT8
         rows = loaded_dtype(options.dtype)
-        make: MakeLinear = partial(make_linear, dtype=rows, int8=int8)
         stored = rows.itemsize
         if multiplies_fp16(device, rows):
             stored = 1 if int8 else min(stored, weights[EMBEDDING].itemsize)
@@ -175,7 +167,6 @@ class Decoder:
         self.weight_bytes = sum(read) * stored // ranks.size
         """Bytes of weights that one pass reads, with the head and without the embedding."""
         self.device = device
-        self._make = make
         self.attention_shape: tuple[int, int, int] | None = None
         """Query heads, key heads and their size, if every width is a multiple of the CPU's vector.
 
@@ -190,7 +181,7 @@ class Decoder:
             prefix = f"model.layers.{index}."
             names = [name for name in weights if name.startswith(prefix)]
             block = {name.removeprefix(prefix): weights.pop(name) for name in names}
-            self._layers.append(_Layer(block, config, device, rows, make, ranks))
+            self._layers.append(_Layer(block, config, options))
         embedding, head = weights.pop(EMBEDDING), Weights.pop(weights, "lm_head")
         is_tied = head.matrix is embedding
         self._norm = Norm(weights.pop("model.norm.weight", None), config.rms_norm_eps, device, rows)
@@ -201,7 +192,7 @@ class Decoder:
         self.num_ids, self.vocab_size = len(self._embedding), len(head.matrix)
         """Token ids that it takes in, `[0, num_ids)`, and scores; a reduced head scores fewer."""
         self._ranks = ranks
-        self._head = make(head.each(partial(share_of_outputs, ranks=ranks)).to(device, copy=not is_tied))
+        self._head = options.linear(head.each(partial(share_of_outputs, ranks=ranks)).to(device, copy=not is_tied))
         self.cache_dtype = torch.float32 if device.type == "cpu" else rows
         self.taps = FeatureTaps(options.features, device, rows) if options.features else None
         """Write features for drafters; None: no drafter reads any."""
@@ -304,14 +295,12 @@ def _reorder(pairs: Tensor, heads: range) -> Tensor:
     return (torch.arange(heads.start, heads.stop).unsqueeze(1) * dim + pairs).flatten()
 
 
-def _fuse(
-    projections: list[Weights], device: torch.device, orders: Sequence[Tensor | slice], make: MakeLinear
-) -> Linear:
+def _fuse(projections: list[Weights], orders: Sequence[Tensor | slice], options: LoadOptions) -> Linear:
     parts = [projection.outputs(order) for projection, order in zip(projections, orders, strict=True)]
-    return make(Weights.join(parts).to(device))
+    return options.linear(Weights.join(parts).to(torch.device(options.device)))
 
 
-def _split_inputs(weights: Weights, device: torch.device, inputs: slice, make: MakeLinear, ranks: Ranks) -> Linear:
-    if ranks.rank > 0:
+def _split_inputs(weights: Weights, inputs: slice, options: LoadOptions) -> Linear:
+    if options.ranks.rank > 0:
         weights = replace(weights, bias=None)  # it is added once
-    return make(weights.inputs(inputs).to(device, copy=True))
+    return options.linear(weights.inputs(inputs).to(torch.device(options.device), copy=True))

@@ -7,6 +7,7 @@ References: Li et al., EAGLE, arXiv:2401.15077; EAGLE-2, arXiv:2406.16858; EAGLE
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -26,14 +27,9 @@ from amusd.models.load_options import LoadOptions
 class EagleDecoder(Decoder):
     """The layers of an EAGLE drafter as a `Network`."""
 
-    def __init__(
-        self,
-        weights: dict[str, Tensor],
-        draft: PublishedDraft,
-        options: LoadOptions,
-        max_positions: int,
-    ) -> None:
-        """`weights`: of its network; `max_positions`: see `Decoder`."""
+    def __init__(self, draft: PublishedDraft, options: LoadOptions, max_positions: int) -> None:
+        """`max_positions`: see `Decoder`, which takes the weights out of `draft`."""
+        weights = draft.weights
         super().__init__(weights, draft.config, options, max_positions)
         self.feature_width = int(draft.config.hidden_size)
         self._norm_before_residual = bool(draft.settings.get("norm_before_residual", False))
@@ -41,7 +37,7 @@ class EagleDecoder(Decoder):
         self._feature_norm: Norm | None = None
         self._fc = None
         if "fc.weight" in weights:
-            self._fc = self._make(Weights.pop(weights, "fc").to(self.device, copy=True))
+            self._fc = options.linear(Weights.pop(weights, "fc").to(self.device, copy=True))
         else:
             norm = weights.pop("hidden_norm.weight")
             self._feature_norm = Norm(norm, draft.config.rms_norm_eps, self.device, self._embedding.dtype)
@@ -83,8 +79,4 @@ def load_eagle(path: str | Path, target_path: str | Path, options: LoadOptions) 
     Raises as `read_published` and `load_model`.
     """
     draft = read_published(path, target_path, "eagle")
-
-    def make(max_positions: int) -> EagleDecoder:
-        return EagleDecoder(draft.weights, draft, options, max_positions)
-
-    return build_model(draft.config, options, make, draft.output_ids)
+    return build_model(draft.config, options, partial(EagleDecoder, draft, options), draft.output_ids)

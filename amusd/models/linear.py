@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
@@ -75,10 +74,6 @@ class Weights:
     def each(self, change: Callable[[Tensor], Tensor]) -> Weights:
         """The same with `change` applied to matrix and bias; it may select outputs."""
         return Weights(change(self.matrix), None if self.bias is None else change(self.bias))
-
-
-MakeLinear: TypeAlias = Callable[[Weights], Linear]
-"""Makes a linear layer of weights, which may be dropped afterwards."""
 
 
 def make_linear(weights: Weights, dtype: torch.dtype, *, int8: bool = False) -> Linear:

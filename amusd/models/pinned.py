@@ -60,11 +60,5 @@ class PassInputs:
         sequences = len(table)
         positions = self.on_device[1, places].view(sequences, -1)
         row_paths = self.on_device[4, : positions.numel()].view(positions.shape)
-        return partial(
-            attend_by_table,
-            table=table,
-            lengths=self._lengths[:sequences],
-            branches=self._branches[:sequences],
-            row_paths=row_paths,
-            positions=positions,
-        )
+        lengths, branches = self._lengths[:sequences], self._branches[:sequences]
+        return partial(attend_by_table, table, lengths, branches, row_paths, positions)
