@@ -56,13 +56,7 @@ class HuggingFaceNetwork:
         self.taps = FeatureTaps(options.features, self.device, model.dtype) if options.features else None
 
     def __call__(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        attention: Attention,
-        memory: KVMemory,
-        *,
-        with_logits: bool,
+        self, token_ids: Tensor, positions: Tensor, attention: Attention, memory: KVMemory, *, with_logits: bool
     ) -> Tensor | None:
         """See `Decoder`."""
         module = self._model if with_logits else self._model.base_model

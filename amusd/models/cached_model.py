@@ -114,7 +114,6 @@ class CachedModel:
 
         Raises `ValueError` unless the last pass over `cache` had `parents`.
         """
-        cache.check_keep(rows)
         self.compute(Keep(cache, rows))
 
     def wipe(self, cache: KVCache) -> None:

@@ -148,11 +148,7 @@ class Decoder:
     """Width of the feature that each row reads (`KVMemory.parents_of_pass`); 0: none."""
 
     def __init__(
-        self,
-        weights: dict[str, Tensor],
-        config: ModelConfig,
-        options: LoadOptions,
-        max_positions: int,
+        self, weights: dict[str, Tensor], config: ModelConfig, options: LoadOptions, max_positions: int
     ) -> None:
         """`weights`: by the names of `weight_shapes`; removed one by one as they are taken in.
 
@@ -198,13 +194,7 @@ class Decoder:
         """Write features for drafters; None: no drafter reads any."""
 
     def __call__(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        attention: Attention,
-        memory: KVMemory,
-        *,
-        with_logits: bool,
+        self, token_ids: Tensor, positions: Tensor, attention: Attention, memory: KVMemory, *, with_logits: bool
     ) -> Tensor | None:
         """Logits [rows, vocab] of `token_ids` [rows]; None without `with_logits`.
 

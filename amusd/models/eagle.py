@@ -43,13 +43,7 @@ class EagleDecoder(Decoder):
             self._feature_norm = Norm(norm, draft.config.rms_norm_eps, self.device, self._embedding.dtype)
 
     def __call__(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        attention: Attention,
-        memory: KVMemory,
-        *,
-        with_logits: bool,
+        self, token_ids: Tensor, positions: Tensor, attention: Attention, memory: KVMemory, *, with_logits: bool
     ) -> Tensor | None:
         """See `Decoder`."""
         embedded = F.embedding(token_ids, self._embedding)  # [rows, width]

@@ -37,11 +37,7 @@ _FROM_TARGET = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 
 
 def load_embedded_draft(
-    path: str | Path,
-    options: LoadOptions,
-    *,
-    vocab_size: int = VOCAB_SIZE,
-    draft_file: Path = DRAFT_FILE,
+    path: str | Path, options: LoadOptions, *, vocab_size: int = VOCAB_SIZE, draft_file: Path = DRAFT_FILE
 ) -> CachedModel:
     """Load the draft for the target in `path`, with a head of its `vocab_size` most frequent tokens.
 

@@ -156,10 +156,12 @@ class KVCache:
         self.length += rows
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Continue the sequence with these rows of the last pass over paths, which fit (`check_keep`).
+        """Continue the sequence with these rows of the last pass. Raises `ValueError` if that was not over paths.
 
         Captured: the slots are swapped in the table. Otherwise keys and values are copied to the positions' own slots.
         """
+        if not self.path_slots:
+            raise ValueError("the last pass was not one over paths")
         kept = [self.path_slots[row] for row in rows]
         moves = [(slot, position) for position, slot in enumerate(kept, start=self.length) if slot != position]
         if self.captured is not None:
@@ -171,13 +173,6 @@ class KVCache:
             sources, targets = (self.first + torch.tensor(moves)).unbind(1)
             self.memory.move(sources, targets)
         self.advance(len(rows))
-
-    def check_keep(self, rows: Sequence[int]) -> None:
-        """Raise `ValueError` unless the last pass was over paths and these rows fit."""
-        if not self.path_slots:
-            raise ValueError("the last pass was not one over paths")
-        if self.length + len(rows) > self.capacity:
-            raise ValueError(f"{len(rows)} rows at {self.length} exceed the capacity of {self.capacity}")
 
     def put_in_order(self) -> None:
         """Have each position in its own slot, as chunks of a prompt need it."""
