@@ -153,14 +153,17 @@ class Comparison:
             self.answer(contestant, [self.engine.encode("Hello")] * contestant.batch_size, params)
 
     def _wait_for_draft(self) -> None:
-        if self.engine.draft.presence != "away":
+        if not self._is_draft_away():
             return
         self.console.note("the draft was lost; nothing is measured before the next one is there")
         deadline = time.monotonic() + self.config.startup_timeout_seconds
-        while self.engine.draft.presence == "away" and time.monotonic() < deadline:
+        while self._is_draft_away() and time.monotonic() < deadline:
             time.sleep(LOOK_SECONDS)
             self.engine.turns.step()  # which looks for a draft
         self._warm_up()
+
+    def _is_draft_away(self) -> bool:
+        return self.engine.draft.presence == "away"
 
     @property
     def plain(self) -> Contestant:
