@@ -128,6 +128,12 @@ mixtures = st.lists(
 )
 
 
+def test_a_known_token_loses_nothing_that_the_model_gives_it() -> None:
+    logits = torch.tensor([[0.0, 4.0, 1.0]])
+    alone, known = rank(logits), rank(logits, mixtures=[((1, -3.0, 1.4),)])
+    assert dict(known[0]) == pytest.approx(dict(alone[0]))
+
+
 @settings(max_examples=80)
 @given(
     temperature=st.sampled_from([0.0, 0.3, 1.0, 1.7]),

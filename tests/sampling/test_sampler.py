@@ -99,6 +99,13 @@ def test_a_choice_is_the_noisy_argmax_of_the_definition(
         assert scores[column] >= scores.max() - ROUNDING * max(1, abs(scores.max()))
 
 
+@on_both
+def test_a_token_of_the_prompt_is_penalized(device: str) -> None:
+    with using(device):
+        sampler = SequenceSampler(Distribution(repetition_penalty=5.0), SamplingState(3, device=device), [1])
+        assert columns_of(sampler, torch.tensor([[1.0, 2.0, 0.0]]), 1, [2]) == [0]
+
+
 @pytest.mark.parametrize("changes", [{"top_p": 0.9999}, {"top_k": 921}])
 def test_a_cpu_looks_as_far_as_filters_reach(changes: dict[str, Any]) -> None:
     """Further than it looks first: each column is less likely by 1 % than the one before."""
