@@ -185,7 +185,8 @@ class CapturedPasses:
     def prepare(self, _: KVCache, steps: int, sampler: RowSampler | None) -> None:
         """Capture all shapes now, so that no answer waits for a capture."""
         self._is_sealed = False
-        for sequences, count in itertools.product(self._sequence_counts, self._model.numerics.row_counts):
+        row_counts = sorted({self._model.numerics.padded_rows(1), self._max_rows})
+        for sequences, count in itertools.product(self._sequence_counts, row_counts):
             for shape in _shapes(count, steps, sampler, sequences):
                 self._graph(shape)
         self._is_sealed = True

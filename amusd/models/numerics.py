@@ -58,11 +58,6 @@ class Numerics:
         """Rows to compute for `rows` tokens in captured passes: one or `width`, with `fixed` always that."""
         return 1 if rows == 1 and not self.fixed else self.width
 
-    @property
-    def row_counts(self) -> list[int]:
-        """Every number of rows that is computed."""
-        return sorted({self.padded_rows(1), self.width})
-
     def num_keys(self, start: int, rows: int) -> int:
         """Keys that attention reads for the computed rows `[start, start + rows)` of a block."""
         return self._border_after(start) or start + rows
