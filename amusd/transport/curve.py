@@ -40,23 +40,23 @@ class Keys:
         return key == self.peer
 
 
-def serve_with(socket: zmq.Socket[bytes], keys: Keys) -> ThreadAuthenticator:
-    """Let only the owner of `keys.peer` into an unbound socket; `stop` what is returned when it closes."""
-    socket.set(zmq.CURVE_SERVER, 1)
+def use_keys(socket: zmq.Socket[bytes], keys: Keys, *, listens: bool) -> ThreadAuthenticator | None:
+    """Let only the owner of `keys.peer` into an unbound socket, or make an unconnected one talk to nobody else.
+
+    `stop` what is returned when the socket closes. Raises ZMQError for keys that are none.
+    """
     socket.set(zmq.CURVE_SECRETKEY, keys.secret)
+    if not listens:
+        socket.set(zmq.CURVE_PUBLICKEY, keys.public)
+        socket.set(zmq.CURVE_SERVERKEY, keys.peer)
+        return None
+    socket.set(zmq.CURVE_SERVER, 1)
     socket.set(zmq.ZAP_DOMAIN, _DOMAIN.encode())
     socket.set(zmq.ZAP_ENFORCE_DOMAIN, 1)
     authenticator = ThreadAuthenticator(socket.context)
     authenticator.configure_curve_callback(_DOMAIN, keys)
     authenticator.start()
     return authenticator
-
-
-def ask_with(socket: zmq.Socket[bytes], keys: Keys) -> None:
-    """Make an unconnected socket talk to the owner of `keys.peer` only."""
-    socket.set(zmq.CURVE_SERVERKEY, keys.peer)
-    socket.set(zmq.CURVE_PUBLICKEY, keys.public)
-    socket.set(zmq.CURVE_SECRETKEY, keys.secret)
 
 
 def write_keys(folder: Path) -> None:

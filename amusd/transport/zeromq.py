@@ -23,7 +23,7 @@ from amusd.errors import ConfigError, PeerLostError
 from amusd.protocol.wire import MAX_FRAME_BYTES
 from amusd.transport.addresses import check_address
 from amusd.transport.base import MAX_QUEUED_MESSAGES, Transport, await_news
-from amusd.transport.curve import Keys, ask_with, serve_with
+from amusd.transport.curve import Keys, use_keys
 
 CLOSE_SECONDS = 1.0
 """How long `close` waits for the last messages to leave."""
@@ -74,14 +74,14 @@ class ZeroMQTransport(Transport):
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
         self._input = [(self._socket, int(zmq.POLLIN))]
-        self._authenticator = serve_with(self._socket, keys) if keys is not None and listens else None
+        self._authenticator = None
         try:
+            if keys is not None:
+                self._authenticator = use_keys(self._socket, keys, listens=listens)
             if listens:
                 self._socket.bind(checked)
                 self.address = self._socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
             else:
-                if keys is not None:
-                    ask_with(self._socket, keys)
                 self._socket.connect(checked)
         except zmq.ZMQError as error:
             self.close()

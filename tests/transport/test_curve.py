@@ -156,6 +156,13 @@ MISTAKES = {
         lambda folder: (folder / "target.key_secret").write_text("curve\n"),
         "no keys can be read there",
     ),
+    "a key of other letters": (
+        "keys",
+        lambda folder: (folder / "target.key_secret").write_text(
+            f'public-key = "{"~" * 40}"\nsecret-key = "{"~" * 40}"\n'
+        ),
+        "cannot be had: Invalid argument",
+    ),
     "a key too long": (
         "keys",
         lambda folder: (folder / "draft.key").write_text(f'public-key = "{"a" * 41}"\n'),
