@@ -26,8 +26,6 @@ class ServerMetrics(Collector):
         self._model, self._engine = model, engine
         self._registry = CollectorRegistry()
         self._registry.register(self)
-        self._prompt_tokens = self._new(Counter, "vllm:prompt_tokens", "Tokens of prompts.")
-        self._tokens = self._new(Counter, "vllm:generation_tokens", "Tokens of answers.")
         text = "Requests whose client went away, or whose answer failed."
         self._gone = self._new(Counter, "amusd:requests_aborted", text)
         self._success = self._new(Counter, "vllm:request_success", "Finished answers.", "finished_reason")
@@ -53,6 +51,8 @@ class ServerMetrics(Collector):
             (GaugeMetricFamily, "vllm:num_requests_running", "Answers that are computed.", running),
             (GaugeMetricFamily, "vllm:num_requests_waiting", "Answers that wait for others.", waiting),
             (GaugeMetricFamily, "amusd:draft_present", "1 while a draft is connected.", is_present),
+            (CounterMetricFamily, "vllm:prompt_tokens", "Tokens of prompts.", counts.num_prompt_tokens),
+            (CounterMetricFamily, "vllm:generation_tokens", "Tokens of answers.", counts.num_tokens),
             (CounterMetricFamily, "vllm:prefix_cache_queries", "Tokens of prompts.", counts.num_prompt_tokens),
             (CounterMetricFamily, "vllm:prefix_cache_hits", "Of these not computed again.", counts.num_cached_tokens),
             (CounterMetricFamily, "vllm:spec_decode_num_drafts", "Passes with candidates to judge.", counts.num_drafts),
@@ -66,15 +66,9 @@ class ServerMetrics(Collector):
             family.add_metric([self._model], float(value))
             yield family
 
-    def begun(self, num_prompt_tokens: int) -> None:
-        """The engine has got a request."""
-        self._prompt_tokens.inc(num_prompt_tokens)
-
-    def came(self, number: int, began: float | None) -> None:
-        """Tokens of an answer came. `began`: for its first ones, when its request came (`time.perf_counter`)."""
-        self._tokens.inc(number)
-        if began is not None:
-            self._first_token.observe(time.perf_counter() - began)
+    def answered(self, began: float) -> None:
+        """The first token of an answer came, whose request came at `began` (`time.perf_counter`)."""
+        self._first_token.observe(time.perf_counter() - began)
 
     def finished(self, generation: Generation) -> None:
         """An answer is complete."""

@@ -160,7 +160,6 @@ class AnsweredRequest(Response):
         num_prompt_tokens, seed = sum(map(len, encoded)), self._params.seed
         decoders = [IncrementalDecoder(engine.engine.tokenizer, ids) for ids, _ in places]
         self._writer = Writer(body, decoders, model=service.model, seed=seed, num_prompt_tokens=num_prompt_tokens)
-        service.metrics.begun(num_prompt_tokens)
 
     async def _whole(self) -> dict[str, Any]:
         tokens: list[list[Token]] = [[] for _ in self.answers]
@@ -184,10 +183,10 @@ class AnsweredRequest(Response):
     async def _pieces(self) -> AsyncGenerator[tuple[int, list[Token]], None]:
         metrics, has_begun = self._service.metrics, set[int]()
         async for index, tokens in read(self.answers, self._news):
-            if tokens:
-                metrics.came(len(tokens), None if index in has_begun else self._began)
+            if tokens and index not in has_begun:
+                metrics.answered(self._began)
                 has_begun.add(index)
-            else:
+            elif not tokens:
                 metrics.finished(self.answers[index].generation)
                 self._service.may_be_broken = False
             yield index, tokens

@@ -126,7 +126,7 @@ def test_health_and_figures_say_what_was_done(server: Running, client: OpenAI) -
     after = server.figures()
     added = {name: after[name] - before.get(name, 0) for name in after}
     assert added["vllm:generation_tokens_total{}"] == 20
-    assert added["vllm:prompt_tokens_total{}"] == 5
+    assert added["vllm:prompt_tokens_total{}"] == 10
     assert added['vllm:request_success_total{finished_reason="length",}'] == 2
     assert added["vllm:time_to_first_token_seconds_count{}"] == 2
     assert added["vllm:e2e_request_latency_seconds_count{}"] == 1
