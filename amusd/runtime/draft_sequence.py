@@ -9,6 +9,7 @@ from amusd.policies.estimates import RowCost
 from amusd.policies.verdict_clock import VerdictClock
 from amusd.protocol.messages import Candidate, Progress, Verdict
 from amusd.runtime.rollback import RollbackManager, propose
+from amusd.tracing.events import EventName
 from amusd.tracing.recorder import Recorder
 
 
@@ -99,7 +100,7 @@ class DraftSequence:
         self.recorder.span("sequence", self.opened_ns, end_ns, self.sequence_id, drafter=self.drafter_name)
         self.manager.close()
 
-    def account(self, name: str, start_ns: int, end_ns: int | None = None, /, **fields: object) -> None:
+    def account(self, name: EventName, start_ns: int, end_ns: int | None = None, /, **fields: object) -> None:
         """Count and record work that ends at `end_ns`, or now."""
         end_ns = self.recorder.now_ns() if end_ns is None else end_ns
         self.busy_ns += end_ns - start_ns

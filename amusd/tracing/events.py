@@ -7,19 +7,23 @@ A plain `Event` is the target's `target_prefill`, `target_wait` (because the pol
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 from msgspec import Struct, to_builtins
 
 NO_SEQUENCE = -1
 """Sequence id of what belongs to none."""
 _HEADS = ("name", "start_ns", "end_ns", "sequence_id")
+EventName: TypeAlias = Literal[
+    "sequence", "target_prefill", "target_pass", "target_wait", "draft_lost", "draft_back", "draft_prefill",
+    "draft_step", "draft_wait", "advance", "rollback", "target_gone", "send", "receive",
+]  # fmt: skip
 
 
 class Event(Struct, frozen=True, omit_defaults=True):
     """A span when `end_ns > start_ns`, else an instant. A field with a default is left out if it has that value."""
 
-    name: str
+    name: EventName
     start_ns: int
     end_ns: int
     sequence_id: int
@@ -132,7 +136,8 @@ DRAFT_WORK = ("draft_prefill", "draft_step", "advance", "rollback")
 TARGET_WORK = ("target_prefill", "target_pass")
 WAITS = ("target_wait", "draft_wait")
 
-WITH_FIELDS: dict[str, type[Event]] = {
+EVENT_CLASSES: dict[str, type[Event]] = {
+    **dict.fromkeys(get_args(EventName), Event),
     "sequence": WholeSequence,
     "target_pass": TargetPass,
     "draft_prefill": DraftPrefill,
@@ -142,4 +147,4 @@ WITH_FIELDS: dict[str, type[Event]] = {
     "send": MessageEvent,
     "receive": MessageEvent,
 }
-"""Events of other names are plain."""
+"""The class of each event by its name."""

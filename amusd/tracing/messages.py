@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
-from typing import Any, TypeAlias, get_args
+from typing import Any, Final, TypeAlias, get_args
 
 from amusd.protocol.messages import Candidate, Features, Message, Verdict
-from amusd.tracing.events import NO_SEQUENCE, Event, MessageEvent
+from amusd.tracing.events import NO_SEQUENCE, Event, EventName, MessageEvent
 from amusd.tracing.recorder import Recorder
 
-SEND, RECEIVE = "send", "receive"
+SEND: Final = "send"
+RECEIVE: Final = "receive"
 _RECORDED = ("first", "base", "start", "num_accepted", "epoch")
 _description = attrgetter("sequence_id", "message", "num_tokens", *_RECORDED)
 _KINDS = {kind: kind.__name__.lower() for kind in get_args(Message)}
@@ -24,7 +25,7 @@ Flow: TypeAlias = tuple[MessageEvent, MessageEvent]
 """One message: the events of its sending and of its receiving."""
 
 
-def record_message(recorder: Recorder, name: str, message: Message, **received: Any) -> None:
+def record_message(recorder: Recorder, name: EventName, message: Message, **received: Any) -> None:
     """Record that `message` is being sent (before it is) or has been received.
 
     `received`: `reception` and `num_ready`.

@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec import json
 
-from amusd.tracing.events import WITH_FIELDS, Event
+from amusd.tracing.events import EVENT_CLASSES, Event, EventName
 
 logger = logging.getLogger(__name__)
 
@@ -53,14 +53,14 @@ class Recorder:
         self.is_whole = True
         """Whether no event is missing in a file."""
 
-    def span(self, name: str, start_ns: int, end_ns: int, sequence_id: int, **fields: Any) -> None:
+    def span(self, name: EventName, start_ns: int, end_ns: int, sequence_id: int, **fields: Any) -> None:
         """Record something that took time."""
-        event = WITH_FIELDS.get(name, Event)(name, start_ns, end_ns, sequence_id, **fields)
+        event = EVENT_CLASSES[name](name, start_ns, end_ns, sequence_id, **fields)
         self._recorded.append(event)
         for listener in self.listeners:
             listener(event)
 
-    def instant(self, name: str, sequence_id: int, **fields: Any) -> None:
+    def instant(self, name: EventName, sequence_id: int, **fields: Any) -> None:
         """Record something that happened now."""
         now = self.now_ns()
         self.span(name, now, now, sequence_id, **fields)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from msgspec import convert, json
 
-from amusd.tracing.events import WITH_FIELDS, Event
+from amusd.tracing.events import EVENT_CLASSES, Event
 from amusd.tracing.messages import Flow, match_messages
 
 
@@ -52,4 +52,4 @@ def read_events(run_directory: Path, role: str) -> list[Event]:
     if not path.is_file():
         return []
     lines = json.Decoder(dict[str, Any]).decode_lines(path.read_bytes())
-    return [convert(line, WITH_FIELDS.get(str(line.get("name")), Event)) for line in lines]
+    return [convert(line, EVENT_CLASSES.get(str(line.get("name")), Event)) for line in lines]
