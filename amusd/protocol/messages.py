@@ -48,7 +48,7 @@ class Hello(_Message, frozen=True, tag=1):
     """Both ways, first on every link: refuse early what cannot work together."""
 
     incarnation: Count
-    """Life of the draft process, from 1; the target sends 0."""
+    """Life of the draft process, from 1; the target sends 0, and one of its further ranks its number."""
     tokenizer_hash: Text
     """Fingerprint (hex) of its tokenizer, which the peers compare; empty: any."""
     drafters: Names
@@ -173,7 +173,7 @@ class Progress(_Message, frozen=True, tag=6):
 
 
 class Failed(_Message, frozen=True, tag=7):
-    """Draft -> target: the sender cannot go on. Never swallowed."""
+    """Draft or further rank -> target: the sender cannot go on. Never swallowed."""
 
     kind: Text
     """Name of the error class."""

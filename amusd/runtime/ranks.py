@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from amusd.config import TransportConfig
-from amusd.errors import ConfigError, PeerLostError, RankLostError
+from amusd.errors import ConfigError, PeerLostError, PeerProtocolError, RankLostError
 from amusd.models.meeting import Meeting
 from amusd.models.passes import Command
 from amusd.models.process_group import ProcessGroup
@@ -72,6 +72,8 @@ class Leader(ProcessGroup):
         except PeerLostError:
             failure = self.meeting.failure(rank, REASON_SECONDS)
             raise failure or RankLostError(f"rank {rank} of the target is gone") from None
+        if message is None and self._links[rank].num_rejected:
+            raise PeerProtocolError(f"rank {rank} of the target sent no message of this version of amusd")
         if message is None:
             failure = self.meeting.failure(rank, 0.0)  # of a process that has ended before it has come
             if failure is not None:

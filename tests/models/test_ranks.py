@@ -103,6 +103,13 @@ def test_a_follower_that_cannot_load_is_heard_at_once(
         leader.await_followers("cpu", DEADLINE_SECONDS)
 
 
+def test_a_follower_of_another_version_is_not_waited_for(tmp_path: Path) -> None:
+    with closing(come(tmp_path, 1, 2)) as follower, closing(lead(tmp_path, 2)) as leader:
+        follower._link.send_frame(b"AMSD of another version, with all that a frame has")
+        with pytest.raises(PeerProtocolError, match="rank 1 of the target sent no message of this version"):
+            leader.await_followers("cpu", DEADLINE_SECONDS)
+
+
 def test_a_follower_whose_process_ends_before_it_has_come_is_not_waited_for(tmp_path: Path) -> None:
     meeting = Meeting(str(tmp_path))
     meeting.failure = Mock(return_value=RankLostError("killed by signal 9"))  # type: ignore[method-assign]
