@@ -98,7 +98,7 @@ class Drafter:
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
         """Start from `token_ids`, one at least, perhaps with what is kept of a sequence that begins alike.
 
-        It may raise `PeerProtocolError` where it cannot take the sequence.
+        It may raise `NoRoomError`.
         """
         self.committed, self.capacity, self.fan_out = list(token_ids), capacity, fan_out
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from amusd.drafters.base import Drafter, DrafterFactory, say_once
-from amusd.errors import PeerLostError, PeerProtocolError, RankLostError
+from amusd.errors import NoRoomError, PeerLostError, PeerProtocolError, RankLostError
 from amusd.policies.estimates import DRAFT_ROW_SHARE, RowCost
 from amusd.protocol.messages import Close, Features, Message, Open, Progress, Shutdown, Verdict
 from amusd.runtime.draft_sequence import DraftSequence, step_together
@@ -146,7 +146,7 @@ class DraftWorker:
                 free[last].forget()
             manager = RollbackManager(opening, free[last])
             del free[last]
-        except PeerProtocolError as error:  # the target goes on alone
+        except (PeerProtocolError, NoRoomError) as error:  # the target goes on alone
             self._refuse(opening.sequence_id)
             say_once(f"opened no sequence: {error}")  # the target asks again and again
             return
@@ -159,14 +159,14 @@ class DraftWorker:
     def _free_of(self, drafter: str) -> dict[int, Drafter]:
         """The free drafters of that name.
 
-        Raises `PeerProtocolError` for an unknown name, or where none is free; the target asks again.
+        Raises `PeerProtocolError` for an unknown name, and `NoRoomError` where none is free; the target asks again.
         """
         free = self._free.get(drafter)
         if free is None:
             names = ", ".join(self._free) or "none"
             raise PeerProtocolError(f"the target asks for a drafter {drafter[:MAX_SHOWN]!r}; this draft has: {names}")
         if not free:
-            raise PeerProtocolError(f"all {self.max_num_seqs} drafters {drafter!r} are at work")
+            raise NoRoomError(f"all {self.max_num_seqs} drafters {drafter!r} are at work")
         return free
 
     def _roll_back(self, sequence: DraftSequence) -> bool:

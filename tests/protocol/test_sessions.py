@@ -167,7 +167,7 @@ def test_an_impossible_commit_is_refused_and_changes_nothing(tokens: tuple[int, 
     session = target()
     session.receive(candidate(4, 5))
     session.begin(6)
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match=r"tokens to commit|accepted of|are not the candidates"):
         session.commit(tokens, accepted)
     assert session.committed == PROMPT
     session.commit((4, 5, 9), 2)
@@ -179,10 +179,10 @@ def test_the_limit_is_kept() -> None:
     session.attach(1)
     session.receive(candidate(4, 5, 6))
     assert session.begin(6).candidates == (4,)
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match="3 tokens to commit, between 1 and 2 allowed"):
         session.commit((4, 5, 6), 2)
     session.commit((4, 5), 2)
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match="the sequence is full"):
         session.begin(0)
 
 

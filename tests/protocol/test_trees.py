@@ -246,7 +246,7 @@ def test_what_is_judged_is_the_path_that_was_taken() -> None:
     assert list(found.values()) == ["cct", "ct", "aat", "at", "t"]
     assert Block(4, 3, (5,)).sources_along((5, 7), 2) == ("candidate",) * 2  # the second came late
     for tokens, num_accepted in (((7,), 1), ((6, 7), 2), ((5, 8, 1), 2)):
-        with pytest.raises(AssertionError):
+        with pytest.raises(AssertionError, match=r"accepted of|are not the candidates"):
             session.commit(tokens, num_accepted)
     assert session.commit((6, 8, 1), 2) == PassOutcome(
         num_candidates=2, num_judged=3, num_accepted=2, num_alternatives=3, num_accepted_alternatives=2, num_tokens=3
