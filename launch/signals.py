@@ -92,4 +92,5 @@ def end_of_program(work: Callable[[], int]) -> int:
     try:
         return exit_code_of(work)
     except KeyboardInterrupt as interruption:
-        return 128 + int(next(iter(interruption.args), signal.SIGINT))
+        told = next(iter(interruption.args), None)
+        return 128 + (told if isinstance(told, int) else signal.SIGINT)

@@ -24,7 +24,7 @@ LAYERS = (
     {"models"},
     {"drafters"},
     {"runtime"},
-    {"contract", "answer", "prompts", "schedule", "simulation"},
+    {"contract", "answer", "schedule", "simulation"},
     {"engine", "workload", "console"},
     {"async_engine"},
     {"serving"},

@@ -117,7 +117,7 @@ class _Request(Struct, kw_only=True):
     n: Annotated[int, Meta(ge=1)] = 1
     stream: bool = False
     stream_options: dict[str, bool] = {}
-    """`include_usage`: a last chunk with the usage. Others have no effect."""
+    """`include_usage`: a last chunk with the usage. Other switches have no effect."""
     mode: Mode | None = None
     token_sources: bool = False
     """Say of each token who proposed it."""

@@ -114,8 +114,8 @@ class Transport(ABC):
         logger.log(level, "%s: refused: %s", self.address, reason)
 
 
-def await_news(has_news: Callable[[], bool], sleep: Callable[[int], object], deadline: float) -> bool:
-    """Poll for news until `deadline` (monotonic seconds), for at most `SPIN_SECONDS`; then sleep. Whether it slept.
+def spin_then_sleep(has_news: Callable[[], bool], sleep: Callable[[int], object], deadline: float) -> bool:
+    """Poll for news until `deadline` (monotonic seconds), for at most `SPIN_SECONDS`; then sleep. True if it slept.
 
     Being woken costs more than a message. Each poll yields the core first, which the other end may need. `sleep` takes
     milliseconds in 32 bits: at most an hour.

@@ -3,7 +3,7 @@
 * They meet in a private folder with a socket file and a link to the target's memory, which is removed once the peer has
   come. An end that is killed while it waits leaves it behind.
 * A message is in the peer's reach when `send` returns.
-* A receiver spins (`base.await_news`), then sleeps until the socket has a byte: each message rings once.
+* A receiver spins (`base.spin_then_sleep`), then sleeps until the socket has a byte: each message rings once.
 * The socket ends with the peer's process. A stopped process is slow, not lost.
 """
 
@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from amusd.errors import ConfigError, PeerLostError
-from amusd.transport.base import Transport, await_news
+from amusd.transport.base import Transport, spin_then_sleep
 from amusd.transport.ring import RING_BYTES, Rings, make_memory
 
 SHARED_MEMORY = "shm://"
@@ -118,7 +118,7 @@ class SharedMemoryTransport(Transport):
                     raise PeerLostError(self._loss)
             if now >= deadline:
                 return None
-            if await_news(self._rings.has_news, self._poller.poll, deadline):
+            if spin_then_sleep(self._rings.has_news, self._poller.poll, deadline):
                 self._next_look = 0.0
         return frame
 

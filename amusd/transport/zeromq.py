@@ -5,7 +5,7 @@
 * With keys (`curve.py`) bytes are encrypted, and connections without an expected key are refused.
 * A stranger that connects beside the peer is not read. Without keys, one that connects first takes the peer's place:
   keep socket files in a private folder.
-* A receiver spins before it sleeps (`base.await_news`).
+* A receiver spins before it sleeps (`base.spin_then_sleep`).
 * A frame longer than `MAX_FRAME_BYTES` ends the connection before it is read.
 """
 
@@ -22,7 +22,7 @@ from zmq.utils.monitor import recv_monitor_message
 from amusd.errors import ConfigError, PeerLostError
 from amusd.protocol.wire import MAX_FRAME_BYTES
 from amusd.transport.addresses import check_address
-from amusd.transport.base import MAX_QUEUED_MESSAGES, Transport, await_news
+from amusd.transport.base import MAX_QUEUED_MESSAGES, Transport, spin_then_sleep
 from amusd.transport.curve import Keys, use_keys
 
 CLOSE_SECONDS = 1.0
@@ -117,7 +117,7 @@ class ZeroMQTransport(Transport):
                     raise PeerLostError("the peer closed the link")
             if now >= deadline:
                 return None
-            if not self._is_lost and await_news(self._has_input, self._poller.poll, deadline):
+            if not self._is_lost and spin_then_sleep(self._has_input, self._poller.poll, deadline):
                 self._next_look = 0.0
         return frame
 
