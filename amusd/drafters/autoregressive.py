@@ -101,7 +101,7 @@ class AutoregressiveDrafter(Drafter):
 
     def looked_up(self, part: Expansion) -> Sequence[int]:
         """A continuation behind a chain, up to its room; the model reads it with its next step."""
-        return () if self._ngrams is None else self._ngrams.continuation(part.room, part.path)
+        return () if self._ngrams is None else self._ngrams.continuation(part.room, part.path)[0]
 
     def rows(self, text: Sequence[int], candidates: Sequence[int] = (), steps: int = 1) -> Rows:
         """The end of `text` that the cache lacks, and `candidates` behind it."""

@@ -143,12 +143,11 @@ class NgramCache:
                 break
         return list(found.items())
 
-    def continuation(self, max_tokens: int, path: Sequence[int] = ()) -> tuple[int, ...]:
-        """Up to `max_tokens` tokens after the longest suffix, none below `min_match` tokens."""
-        return self.longest(max_tokens, path)[0]
+    def continuation(self, max_tokens: int, path: Sequence[int] = ()) -> tuple[tuple[int, ...], int]:
+        """Up to `max_tokens` tokens after the longest suffix, looping at the end of the text, and how many agree.
 
-    def longest(self, max_tokens: int, path: Sequence[int] = ()) -> tuple[tuple[int, ...], int]:
-        """The `continuation`, which loops at the end of the text, and how many tokens agree."""
+        None after fewer than `min_match` tokens.
+        """
         for length in self._lookup_lengths:
             if matches := self._matches(path, [length]):
                 agreement, index, end = matches[0]
@@ -191,7 +190,7 @@ class NgramDrafter(Drafter):
 
     def propose(self, path: Sequence[int], room: int) -> Sequence[int]:
         """See `Drafter`."""
-        return self._ngrams.continuation(room, path)
+        return self._ngrams.continuation(room, path)[0]
 
     def expand(self, root: Node, nodes: Sequence[Node], room: int = 1) -> Sequence[Guesses]:
         """The continuation of a chain, or the tokens that followed before what leads to each node."""
@@ -204,7 +203,7 @@ class NgramDrafter(Drafter):
         """The continuation of the longest suffix behind a tree's committed tokens, and its chance."""
         if self.fan_out == 1:
             return (), 0.0
-        found, agreement = self._ngrams.longest(LOOKUP_TOKENS)
+        found, agreement = self._ngrams.continuation(LOOKUP_TOKENS)
         return found, CHANCES[min(agreement, len(CHANCES) - 1)]
 
     def close(self) -> None:

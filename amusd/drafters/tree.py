@@ -87,7 +87,7 @@ class ModelTreeDrafter(AutoregressiveDrafter):
 
     def look_up(self) -> tuple[Sequence[int], float]:
         """What followed the longest suffix before; empty for a chain, which looks up with each step."""
-        found = () if self._ngrams is None or self.is_chain else self._ngrams.continuation(LOOKUP_TOKENS)
+        found = () if self._ngrams is None or self.is_chain else self._ngrams.continuation(LOOKUP_TOKENS)[0]
         return found, LOOKUP_WEIGHT if found else 0.0
 
     def plan(self, expansion: Expansion) -> TreePart:

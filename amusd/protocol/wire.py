@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import struct
 import zlib
-from typing import NamedTuple
 
 import msgspec
 
@@ -37,14 +36,6 @@ _MIN_FRAME_BYTES = _HEADER.size + _CHECKSUM.size
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 _REFUSALS = (msgspec.MsgspecError, ConfigError, ValueError, TypeError, OverflowError, RecursionError, struct.error)
-
-
-class Frame(NamedTuple):
-    """The content of a frame."""
-
-    nonce: int
-    sent_ns: int
-    message: Message
 
 
 def seal(frame: bytes) -> bytes:
@@ -65,8 +56,8 @@ def encode(message: Message, nonce: int, sent_ns: int = 0) -> bytes:
     return frame
 
 
-def decode(frame: bytes) -> Frame:
-    """The content of one frame. Raises PeerProtocolError, and nothing else, on any other bytes."""
+def decode(frame: bytes) -> tuple[int, int, Message]:
+    """Nonce, time of sending and message of a frame. Raises PeerProtocolError, and nothing else, on any other bytes."""
     if not _MIN_FRAME_BYTES <= len(frame) <= MAX_FRAME_BYTES:
         raise PeerProtocolError(f"frame of {len(frame)} bytes, {_MIN_FRAME_BYTES} to {MAX_FRAME_BYTES} are allowed")
     magic, version, nonce, sent_ns = _HEADER.unpack_from(frame)
@@ -84,4 +75,4 @@ def decode(frame: bytes) -> Frame:
         raise PeerProtocolError(f"not a message: {shown(error)}") from None
     if _ENCODER.encode(message) != body:
         raise PeerProtocolError(f"{type(message).__name__} in other bytes than those of its only frame")
-    return Frame(nonce, sent_ns, message)
+    return nonce, sent_ns, message

@@ -262,7 +262,7 @@ def _look_up(sequence: Sequence[int], start: int) -> list[int | None]:
     ngrams.open(sequence[:start])
     found: list[int | None] = []
     for position in range(start, len(sequence)):
-        proposed = ngrams.continuation(1)
+        proposed = ngrams.continuation(1)[0]
         found.append(proposed[0] if proposed else None)
         ngrams.commit(sequence[position : position + 1])
     return found

@@ -85,7 +85,7 @@ HOSTILE_OPENINGS = {
 def test_a_hostile_opening_is_refused(name: str) -> None:
     opening: Open = replace(OPENING, **HOSTILE_OPENINGS[name])  # type: ignore[arg-type]  # any field
     with pytest.raises((PeerProtocolError, ValueError)):
-        DraftSession(decode(encode(opening, NONCE)).message)  # type: ignore[arg-type]
+        DraftSession(decode(encode(opening, NONCE))[2])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("opening", [OPENING, TREE_OPENING], ids=["chain", "tree"])

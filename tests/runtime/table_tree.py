@@ -80,7 +80,7 @@ class TableTreeDrafter(Drafter):
             self._ngrams.commit(self.committed[self._ngrams.length :])
 
     def look_up(self) -> tuple[Sequence[int], float]:
-        tokens = () if self._ngrams is None else self._ngrams.continuation(LOOKUP_TOKENS)
+        tokens = () if self._ngrams is None else self._ngrams.continuation(LOOKUP_TOKENS)[0]
         return tokens, LOOKUP_WEIGHT if tokens else 0.0
 
     def close(self) -> None:
