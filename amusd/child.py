@@ -34,6 +34,8 @@ from amusd.huge_pages import environment_with_huge_pages
 Orders = dict[str, Any]
 
 _EXIT_SECONDS = 5.0
+_BINDINGS = {"GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND"}
+"""Variables that bind OpenMP's threads to the parent's cores."""
 _CHUNK_BYTES = 65_536
 _STANDARD_INPUT = 0
 
@@ -65,10 +67,9 @@ class Lives:
     def __init__(self, command: Sequence[str], settings: Mapping[str, Any]) -> None:
         """Start the server, without waiting. `command`: starts a process that calls `serve`; its output is dropped."""
         self._socket, theirs = socket.socketpair()
+        variables = {name: value for name, value in environment_with_huge_pages().items() if name not in _BINDINGS}
         with theirs:
-            self._server = subprocess.Popen(
-                command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=environment_with_huge_pages()
-            )
+            self._server = subprocess.Popen(command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=variables)
         self._unread = b""
         self._pid: int | None = None
         self._end: Ended | None = None

@@ -75,6 +75,13 @@ def is_gone(handle: int) -> bool:
         os.close(handle)
 
 
+def test_openmp_does_not_bind_a_life_to_the_cores_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOMP_CPU_AFFINITY", "0")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    with started() as lives:
+        assert end_of(lives, "assert 'GOMP_CPU_AFFINITY' not in os.environ; os.environ['OMP_NUM_THREADS']").code == 0
+
+
 def test_the_command_finds_this_very_package_whatever_the_current_directory_holds(tmp_path: Path) -> None:
     for name in ("amusd", "json"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('a module of the current directory')")
