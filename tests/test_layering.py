@@ -27,7 +27,7 @@ LAYERS = (
     {"contract", "answer", "schedule", "simulation"},
     {"engine", "workload", "console"},
     {"async_engine"},
-    {"serving"},
+    {"serving", "integrations"},
     {"commands"},
     {"__main__"},
 )

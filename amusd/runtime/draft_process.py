@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any
 
@@ -17,7 +17,7 @@ from amusd.child import Ended, Lives, Orders, command_of, serve
 from amusd.config import EngineConfig
 from amusd.errors import ConfigError, PeerLostError
 from amusd.files import keep_traceback
-from amusd.runtime.cores import allowed_cores, pin_rank
+from amusd.runtime.cores import allowed_cores, cores_for, pin_to
 from amusd.runtime.devices import device_of, link_devices
 from amusd.runtime.draft_restart import in_words
 from amusd.runtime.handshake import failure_report
@@ -43,16 +43,20 @@ class DraftProcess:
         events: str | None = None,
         tell_loss: Callable[[str], None] | None = None,
         on_met: Callable[[], None] = lambda: None,
+        cores: Collection[int] = (),
     ) -> None:
         """Have the first draft load, without waiting. `events`: as of `Recorder`.
 
         `tell_loss`: called with a line when a draft is killed from outside; if given, drafts log to standard error.
         `on_met`: called when a draft has said Hello; `pid` is its id by then.
+        `cores`: of the draft on a CPU; empty: the last ones of this process.
         """
+        size = config.target_tensor_parallel_size
+        own_cores = cores or cores_for("draft", allowed_cores(), config.hardware, num_target_ranks=size)
         self._settings = {
             "config": to_mapping(config),
             "events": events,
-            "cores": allowed_cores(),  # before the target keeps to its own
+            "cores": sorted(own_cores),  # found before the target keeps to its own
             "tells": tell_loss is not None,
         }
         self._lives = Lives(command_of(__name__), self._settings)
@@ -119,7 +123,7 @@ def _prepare(settings: Orders) -> Any:
         log.addHandler(logging.StreamHandler())
         log.setLevel(logging.INFO)
     if device_of(config, "draft") == "cpu":
-        pin_rank(config, "draft", settings["cores"])  # before there is torch
+        pin_to(set(settings["cores"]))  # before there is torch
     from amusd.runtime import startup
 
     return startup.prepare_draft(config)

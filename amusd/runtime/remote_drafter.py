@@ -18,8 +18,8 @@ from msgspec.structs import replace
 
 from amusd.config import Distribution
 from amusd.drafters.base import Drafter, say_once
-from amusd.errors import PeerLostError, PeerProtocolError
-from amusd.protocol.messages import Candidate, Close, Failed, Hello, Message, Open, Shutdown
+from amusd.errors import PeerProtocolError, first_line
+from amusd.protocol.messages import Candidate, Close, Failed, Hello, Message, Open, Progress, Shutdown
 from amusd.protocol.target_session import TargetSession
 from amusd.runtime.handshake import told_by
 from amusd.transport.base import Transport
@@ -67,15 +67,28 @@ class RemoteDraft:
         self._send(Shutdown())
         self.link.close()
 
-    def drain(self) -> None:
-        """Take in what has arrived, up to `MAX_DRAINED` messages. Does not wait."""
+    def drain(self, timeout: float = 0.0) -> bool:
+        """Take in what has arrived, up to `MAX_DRAINED` messages; wait `timeout` seconds for the first.
+
+        Returns whether there was any.
+        """
+        number = 0
         try:
-            for _ in range(MAX_DRAINED):  # a flood must not keep the middle from its step
-                if self.failure is not None or (message := self.link.receive(0.0)) is None:
-                    return
+            while self.failure is None and number < MAX_DRAINED:  # a flood must not keep the middle from its step
+                if (message := self.link.receive(0.0 if number else timeout)) is None:
+                    break
+                number += 1
                 self._handle(message)
-        except PeerLostError as error:
-            self._lose(str(error))
+        except Exception as error:  # noqa: BLE001 - the middle goes on, whatever it is
+            self.lose(first_line(error))
+        return number > 0
+
+    def lose(self, reason: str) -> None:
+        """Tell it nothing more, and forget its candidates."""
+        self.failure = reason
+        for session in self._sessions.values():
+            session.detach()
+        say_once(f"a draft is lost, and its target goes on alone: {reason}")
 
     @property
     def _not_over(self) -> tuple[int, ...]:
@@ -83,8 +96,10 @@ class RemoteDraft:
 
     def _handle(self, message: Message) -> None:
         if isinstance(message, Failed):
-            self._lose(told_by(message))
+            self.lose(told_by(message))
         session = self._sessions.get(getattr(message, "sequence_id", -1))
+        if session is not None and isinstance(message, Progress) and not message.open_ns:
+            session.detach()  # it has refused the sequence
         if session is None or not isinstance(message, Candidate):
             return
         with suppress(PeerProtocolError):  # a bug, or a hostile peer
@@ -95,14 +110,8 @@ class RemoteDraft:
             return
         try:
             self.link.send(message)
-        except PeerLostError as error:
-            self._lose(str(error))
-
-    def _lose(self, reason: str) -> None:
-        self.failure = reason
-        for session in self._sessions.values():
-            session.detach()
-        say_once(f"cascade: its inner draft is gone, and its model drafts alone: {reason}")
+        except Exception as error:  # noqa: BLE001 - the middle goes on, whatever it is
+            self.lose(first_line(error))
 
 
 class RemoteDrafter(Drafter):

@@ -1,0 +1,1 @@
+"""Drafts of this package inside other engines."""

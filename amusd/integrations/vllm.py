@@ -1,0 +1,341 @@
+"""A draft on a device of its own for vLLM: `AsyncProposer`, for `speculative_config={"method": "custom_class"}`.
+
+After each pass vLLM shows the proposer the tokens of every row of its batch. The proposer tells the draft process what
+is new and returns the candidates that have arrived; the draft drafts on while vLLM verifies them.
+
+Rules
+    V1  vLLM decides every token, by its own acceptance rule; candidates are greedy chains. The proposer cannot change
+        a text.
+    V2  A row has no name, so it is known by its tokens: a row belongs to the sequence whose tokens it begins with.
+        Sequences that no row belongs to are closed before new ones are opened.
+    V3  A draft that is slow, silent or lost costs candidates, never a pass: nothing is waited for beyond `wait_ms`, and
+        a lost draft is replaced.
+
+This module does not import vLLM, whose objects it reads as they come (checked with vLLM 0.32, model runner V1).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Annotated, Any
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Meta
+
+from amusd.config import GREEDY, DrafterConfig, EngineConfig, HardwareConfig, TargetConfig
+from amusd.config.engine import MAX_NUM_SEQS
+from amusd.drafters.base import say_once
+from amusd.errors import ConfigError
+from amusd.models.tokenizer import load_tokenizer
+from amusd.protocol.messages import Hello
+from amusd.protocol.target_session import TargetSession
+from amusd.runtime.devices import check_devices
+from amusd.runtime.draft_process import DraftProcess
+from amusd.runtime.draft_restart import DraftRestart
+from amusd.runtime.patience import TAKE_IN_SECONDS
+from amusd.runtime.remote_drafter import RemoteDraft
+from amusd.settings import Amount, Count, CountFromZero, PositiveAmount, Settings, from_mapping, shown
+from amusd.transport.base import Transport
+from amusd.transport.factory import listen
+
+QUIET_SECONDS = 1.0
+"""A draft that owes an answer for longer is told nothing more, so that its link does not fill."""
+SILENT_SECONDS = 10.0
+"""A draft that owes an answer for longer counts as lost."""
+
+Ids = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProposerConfig(Settings):
+    """What vLLM's `additional_config` says under `amusd`."""
+
+    section = "amusd"
+
+    drafter: DrafterConfig = field(default_factory=DrafterConfig)
+    """As of `amusd`: `{"kind": "hf", "model": FOLDER}`, `{"kind": "embedded"}` ... One that reads no hidden states."""
+    device: str | None = None
+    """The draft's device, as vLLM's process counts them; None: the GPU behind vLLM's, or on CPUs `cpu`."""
+    cores: tuple[CountFromZero, ...] = ()
+    """CPU cores of the draft, which vLLM must not use; empty: those of vLLM's process."""
+    wait_ms: Amount = 0.0
+    """How long a pass may wait, at most, for `min_candidates` of each row."""
+    min_candidates: Count = 1
+    """What it waits for."""
+    max_num_seqs: Annotated[int, Meta(ge=1, le=MAX_NUM_SEQS)] = 8
+    """Rows that are drafted for at a time; further ones get no candidates."""
+    startup_timeout_seconds: PositiveAmount = 300.0
+    """How long vLLM's start waits for the draft to load."""
+
+    def engine(self, vllm_config: Any) -> EngineConfig:
+        """The configuration of the draft's process. Raises `ConfigError`."""
+        model, ranks = vllm_config.model_config, vllm_config.parallel_config.world_size
+        is_on_gpu = vllm_config.device_config.device_type == "cuda"
+        device = self.device or (f"cuda:{ranks}" if is_on_gpu else "cpu")
+        check_devices([device])
+        for part in self.drafter.stages if self.drafter.kind != "auto" else ():
+            self.require(not part.can.needs_features, "drafter", "reads hidden states, which vLLM does not pass on")
+        self.require(
+            self.drafter.kind not in ("auto", "synthetic"), "drafter", 'name one, as {"kind": "hf", "model": ...}'
+        )
+        return EngineConfig(
+            target=TargetConfig(kind="hf", model=model.model),
+            drafters=(self.drafter,),
+            hardware=HardwareConfig(devices=("cpu", device), num_threads=max(1, len(self.cores))),
+            max_model_len=model.max_model_len,
+            max_num_seqs=self.max_num_seqs,
+            startup_timeout_seconds=self.startup_timeout_seconds,
+        )
+
+
+@dataclass
+class Counts:
+    """What became of the passes' rows that could have had candidates."""
+
+    rows: int = 0
+    """Rows that vLLM asked for, once each pass."""
+    rows_without: int = 0
+    """Of these: nothing had arrived, or nothing that still fitted."""
+    proposed: int = 0
+    accepted: int = 0
+    waited_seconds: float = 0.0
+    losses: int = 0
+    """Drafts that were lost."""
+
+
+@dataclass
+class _Row:
+    """A sequence that the draft works on."""
+
+    session: TargetSession
+    text: Ids
+    """What is committed."""
+
+    def begins(self, text: Ids) -> bool:
+        length = len(self.text)
+        return length <= len(text) and self.text[-1] == text[length - 1] and np.array_equal(self.text, text[:length])
+
+
+@dataclass
+class Batch:
+    """The rows of vLLM's batch and their sequences at the draft, pass by pass."""
+
+    drafts: DraftRestart
+    drafter: str
+    vocab_size: int
+    capacity: int
+    """Longest sequence in tokens."""
+    num_candidates: int
+    """Most candidates of a row in a pass."""
+    max_num_seqs: int = 8
+    wait_seconds: float = 0.0
+    min_candidates: int = 1
+    now: Callable[[], float] = time.monotonic
+    counts: Counts = field(default_factory=Counts)
+    draft: RemoteDraft | None = None
+    """The present draft; None between two drafts."""
+    _rows: list[_Row | None] = field(default_factory=list)
+    """By their index in the last pass; None: without a sequence."""
+    _asked: float | None = None
+    """Since when the draft owes an answer; None: it owes none."""
+    _num_unread: int = 0
+    """Tokens of sequences that were opened since its last answer."""
+
+    def met(self, link: Transport, peer: Hello) -> None:
+        """Work with this draft from now on."""
+        self.draft = RemoteDraft(link, peer, self.drafter, self.vocab_size)
+        self._rows, self._asked, self._num_unread = [], None, 0
+
+    def close(self) -> None:
+        """End the draft. Idempotent."""
+        if self.draft is not None:
+            self.draft.shut_down()
+            self.draft = None
+
+    def propose(self, texts: Sequence[Ids], num_new: Sequence[int]) -> list[list[int]]:
+        """Candidates behind each row's text, a list for each row.
+
+        `num_new`: how many tokens the last pass added to each; 0: its prompt is not taken in yet, and it wants none.
+        """
+        self._look_for_draft(any(number > 1 for number in num_new))
+        if self.draft is not None:
+            self._hear(self.draft, 0.0)  # an answer that came during the pass, or the draft would seem quiet
+            self._follow(self.draft, texts)
+            self._await_candidates(self.draft, num_new)
+            self._judge(self.draft)
+        rows = self._rows if self.draft is not None else [None] * len(texts)
+        found = [self._candidates(row) if new else [] for row, new in zip(rows, num_new, strict=True)]
+        self.counts.rows += sum(map(bool, num_new))
+        self.counts.rows_without += sum(not each for each, new in zip(found, num_new, strict=True) if new)
+        self.counts.proposed += sum(map(len, found))
+        self.counts.accepted += sum(max(0, new - 1) for new in num_new)
+        return found
+
+    def _candidates(self, row: _Row | None) -> list[int]:
+        return [] if row is None else [*row.session.candidates[: self.num_candidates]]
+
+    def _look_for_draft(self, was_right: bool) -> None:
+        if self.draft is not None:
+            if was_right:
+                self.drafts.accepted()
+            return
+        found = self.drafts.poll()
+        if found is not None:
+            self.met(*found)
+        elif self.drafts.failure is not None:
+            say_once(f"amusd: vLLM goes on without a draft: {self.drafts.failure}")
+
+    def _follow(self, draft: RemoteDraft, texts: Sequence[Ids]) -> None:
+        """Have a sequence for each row, as far as there is room, and tell the draft what is new (V2)."""
+        rows = self._matched(draft, texts)
+        num_open = sum(row is not None for row in rows)
+        for index, text in enumerate(texts):
+            row = rows[index]
+            if row is not None:
+                self._tell(draft, row, text)
+            elif num_open < self.max_num_seqs and len(text) < self.capacity:
+                rows[index] = _Row(draft.open(text.tolist(), self.capacity, GREEDY, follows=0), text.copy())
+                self._num_unread += len(text)
+                self._owes_answer()
+                num_open += 1
+        self._rows = rows
+
+    def _matched(self, draft: RemoteDraft, texts: Sequence[Ids]) -> list[_Row | None]:
+        """The sequence of each row: that of the same index, else the longest that fits. The others are closed."""
+        rows: list[_Row | None] = [None] * len(texts)
+        left = {index: row for index, row in enumerate(self._rows) if row is not None}
+        for index, text in enumerate(texts):
+            if index in left and left[index].begins(text):
+                rows[index] = left.pop(index)
+        for index, text in enumerate(texts):
+            fitting = [key for key, row in left.items() if rows[index] is None and row.begins(text)]
+            if fitting:
+                rows[index] = left.pop(max(fitting, key=lambda key: len(left[key].text)))
+        for row in left.values():
+            draft.close(row.session)
+        return rows
+
+    def _tell(self, draft: RemoteDraft, row: _Row, text: Ids) -> None:
+        new = text[len(row.text) :].tolist()
+        for token_id in new:
+            row.session.begin(0)
+            row.session.commit((token_id,), 0)
+        if new:
+            row.text = text.copy()
+            if not self._is_quiet:
+                draft.tell(row.session)
+            if row.session.may_get_more:
+                self._owes_answer()
+
+    @property
+    def _is_quiet(self) -> bool:
+        return self._asked is not None and self.now() - self._asked > QUIET_SECONDS
+
+    def _owes_answer(self) -> None:
+        if self._asked is None:
+            self._asked = self.now()
+
+    def _hear(self, draft: RemoteDraft, timeout: float) -> None:
+        """Take in what has arrived; wait for it for `timeout` seconds at most."""
+        if draft.drain(timeout):
+            self._asked, self._num_unread = None, 0
+
+    def _await_candidates(self, draft: RemoteDraft, num_new: Sequence[int]) -> None:
+        """Take in what has arrived; wait for `min_candidates` of each row for `wait_seconds` at most."""
+        self._hear(draft, 0.0)
+        wanting = [row.session for row, new in zip(self._rows, num_new, strict=True) if row is not None and new]
+        start, number = self.now(), min(self.min_candidates, self.num_candidates)
+        while draft.failure is None and not self._is_quiet and (left := start + self.wait_seconds - self.now()) > 0:
+            if all(session.num_candidates >= number or not session.may_get_more for session in wanting):
+                break
+            self._hear(draft, left)
+        self.counts.waited_seconds += self.now() - start
+
+    def _judge(self, draft: RemoteDraft) -> None:
+        """Let go of a draft that is lost, or silent for too long."""
+        patience = SILENT_SECONDS + TAKE_IN_SECONDS * self._num_unread
+        if draft.failure is None and self._asked is not None and self.now() - self._asked > patience:
+            draft.lose(f"it has said nothing for {patience:.1f} s")
+        if draft.failure is not None:
+            draft.link.drop()
+            self.drafts.lost(draft.failure)
+            self.draft, self._rows = None, []
+            self.counts.losses += 1
+
+
+class AsyncProposer:
+    """vLLM's proposer of candidates that a draft process has made meanwhile.
+
+    Its settings are those of `ProposerConfig`, in vLLM's `additional_config` under `amusd`.
+    """
+
+    def __init__(self, vllm_config: Any) -> None:
+        """Start the draft, and wait until it has loaded. Raises `ConfigError`, and `PeerError` if it does not come."""
+        self._running = ExitStack()
+        self.batch: Batch | None = None
+        parallel = vllm_config.parallel_config
+        if parallel.rank % parallel.tensor_parallel_size:
+            return  # vLLM takes the candidates of the first rank alone
+        settings = _settings_of(vllm_config)
+        engine = settings.engine(vllm_config)
+        fingerprint = load_tokenizer(vllm_config.model_config.model).fingerprint
+        with ExitStack() as running:
+            process = DraftProcess(engine, cores=settings.cores)
+            running.callback(process.stop)
+            drafts = DraftRestart(process, partial(listen, engine.transport), engine.startup_timeout_seconds)
+            running.callback(drafts.close)
+            self.batch = Batch(
+                drafts,
+                engine.drafters[0].kind,
+                vllm_config.model_config.get_vocab_size(),
+                engine.max_model_len,
+                vllm_config.speculative_config.num_speculative_tokens,
+                engine.max_num_seqs,
+                settings.wait_ms / 1e3,
+                settings.min_candidates,
+            )
+            running.callback(self.batch.close)
+            self.batch.met(*drafts.first(fingerprint))
+            self._running = running.pop_all()
+
+    def load_model(self, model: Any) -> None:
+        """Nothing: the draft's process has loaded its model. vLLM calls this on CPUs."""
+
+    def propose(
+        self,
+        sampled_token_ids: list[list[int]],
+        num_tokens_no_spec: Ids,
+        token_ids_cpu: Ids,
+        slot_mappings: object = None,  # noqa: ARG002 - what vLLM passes
+    ) -> list[list[int]]:
+        """Candidates for the next pass, a list for each row.
+
+        `sampled_token_ids`: what the last pass added to each. `token_ids_cpu`: [rows, columns], the tokens of each, of
+        which the first `num_tokens_no_spec` count.
+        """
+        if self.batch is None:
+            return [[] for _ in sampled_token_ids]
+        texts = [token_ids_cpu[row, : num_tokens_no_spec[row]] for row in range(len(sampled_token_ids))]
+        return self.batch.propose(texts, [len(new) for new in sampled_token_ids])
+
+    @property
+    def counts(self) -> dict[str, Any]:
+        """What became of the rows so far; see `Counts`."""
+        return {} if self.batch is None else asdict(self.batch.counts)
+
+    def close(self) -> None:
+        """End the draft. Idempotent; the end of vLLM's process ends it, too."""
+        self._running.close()
+
+
+def _settings_of(vllm_config: Any) -> ProposerConfig:
+    given = vllm_config.additional_config
+    found = given.get(ProposerConfig.section, {}) if isinstance(given, Mapping) else {}
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"amusd={shown(found)}: a mapping of settings")
+    return from_mapping(ProposerConfig, found)

@@ -1,0 +1,445 @@
+"""vLLM's proposer, driven by a runner that keeps rows as vLLM does, and by a draft that computes when it is let."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import numpy as np
+import psutil
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from memory_link import MemoryTransport, memory_pair
+from table_model import TableModel
+
+from amusd.drafters.autoregressive import AutoregressiveDrafter
+from amusd.errors import ConfigError
+from amusd.integrations import vllm
+from amusd.integrations.vllm import QUIET_SECONDS, SILENT_SECONDS, AsyncProposer, Batch
+from amusd.protocol.messages import Hello
+from amusd.runtime.cores import allowed_cores
+from amusd.runtime.draft_worker import DraftWorker
+from amusd.tracing.recorder import Recorder
+from amusd.transport.base import Transport
+from tests.launch.small_pair import save_pair
+
+CAPACITY, VOCAB_SIZE, NUM_CANDIDATES, MAX_NUM_SEQS = 40, 6, 4, 3
+MODEL = TableModel(VOCAB_SIZE, seed=3, max_length=CAPACITY)
+STRANGER = TableModel(VOCAB_SIZE, seed=5, max_length=CAPACITY)
+PROMPTS = ((1, 2, 3), (1, 2, 3, 4), (5,), (1, 2, 3), (0, 5, 5, 5, 5))
+
+
+def continuation(prompt: Sequence[int]) -> list[int]:
+    alone = AutoregressiveDrafter(MODEL)
+    alone.open(prompt, CAPACITY)
+    return [*prompt, *alone.propose((), CAPACITY - len(prompt))]
+
+
+TEXTS = {prompt: continuation(prompt) for prompt in PROMPTS}
+
+
+class Drafts:
+    """Lives of a draft in this thread, over a link of real frames: `let(n)` has it take up to n steps."""
+
+    failure: str | None = None
+
+    def __init__(self, model: TableModel = MODEL) -> None:
+        self._model = model
+        self.losses: list[str] = []
+        self.num_accepted = 0
+        self.is_there = True
+        self.worker: DraftWorker | None = None
+        self.its: MemoryTransport | None = None
+
+    def poll(self) -> tuple[Transport, Hello] | None:
+        if not self.is_there:
+            return None
+        life = len(self.losses) + 1
+        own, self.its = memory_pair()
+        drafters = {"hf": lambda number: [AutoregressiveDrafter(self._model) for _ in range(number)]}
+        self.worker = DraftWorker(self.its, drafters, life, Recorder("draft"), MAX_NUM_SEQS)
+        return own, Hello(life, "", ("hf",))
+
+    def lost(self, reason: str) -> None:
+        self.losses.append(reason)
+        self.worker = self.its = None
+
+    def accepted(self) -> None:
+        self.num_accepted += 1
+
+    def let(self, number: int) -> None:
+        for _ in range(number):
+            if self.worker is not None and (self.worker.has_work or self.num_unread):
+                self.worker.step()
+
+    @property
+    def num_unread(self) -> int:
+        return 0 if self.its is None else len(self.its._incoming.frames)
+
+    @property
+    def num_open(self) -> int:
+        assert self.worker is not None
+        return len(self.worker._sequences)
+
+    def kill(self) -> None:
+        if self.its is not None:
+            self.its.kill()
+            self.worker = None
+
+
+class Runner:
+    """Rows of tokens as vLLM's model runner has them, verified greedily against the target's own text."""
+
+    def __init__(self, drafts: Drafts, **settings: Any) -> None:
+        self.drafts = drafts
+        self.seconds = 0.0
+        self.batch = Batch(
+            drafts, "hf", VOCAB_SIZE, CAPACITY, NUM_CANDIDATES, MAX_NUM_SEQS, now=lambda: self.seconds, **settings
+        )
+        self.ids = np.zeros((8, CAPACITY), np.int32)
+        self.rows: list[tuple[int, ...]] = []
+        self.lengths: list[int] = []
+        self.proposed: list[list[int]] = []
+
+    def add(self, prompt: tuple[int, ...]) -> None:
+        self._write(len(self.rows), prompt)
+        self.rows.append(prompt)
+        self.lengths.append(len(prompt))
+        self.proposed.append([])
+
+    def remove(self, index: int) -> tuple[tuple[int, ...], int]:
+        """Take a row out; the last one moves to its place, as vLLM condenses a batch."""
+        gone, last = (self.rows[index], self.lengths[index]), len(self.rows) - 1
+        self.ids[index] = self.ids[last]
+        for values in (self.rows, self.lengths, self.proposed):
+            values[index] = values[last]  # type: ignore[index,call-overload]
+            values.pop()
+        return gone
+
+    def swap(self, one: int, other: int) -> None:
+        self.ids[[one, other]] = self.ids[[other, one]]
+        for values in (self.rows, self.lengths, self.proposed):
+            values[one], values[other] = values[other], values[one]  # type: ignore[index,call-overload]
+
+    def run(self, prefilling: frozenset[int] = frozenset()) -> list[int]:
+        """A pass; returns how many candidates of each row were right. Rows at their end leave before it."""
+        for index in reversed(range(len(self.rows))):
+            if self.lengths[index] >= CAPACITY:
+                self.remove(index)
+        num_right, num_new = [], []
+        for index, prompt in enumerate(self.rows):
+            left = TEXTS[prompt][self.lengths[index] :]
+            agree = [one == other for one, other in zip(self.proposed[index], left[:-1], strict=False)]
+            right = [*agree, False].index(False)
+            new = [] if index in prefilling and self.lengths[index] == len(prompt) else left[: right + 1]
+            self._write(index, new, self.lengths[index])
+            self.lengths[index] += len(new)
+            num_right.append(right)
+            num_new.append(len(new))
+        texts = [self.ids[index, :length] for index, length in enumerate(self.lengths)]
+        self.proposed = self.batch.propose(texts, num_new)
+        assert len(self.proposed) == len(self.rows)
+        for candidates, new in zip(self.proposed, num_new, strict=True):
+            assert len(candidates) <= (NUM_CANDIDATES if new else 0)
+        return num_right
+
+    def _write(self, index: int, token_ids: Sequence[int], start: int = 0) -> None:
+        self.ids[index, start : start + len(token_ids)] = token_ids
+
+
+ACTIONS = st.tuples(
+    st.sampled_from(["pass", "pass", "pass", "add", "remove", "leave", "return", "swap", "kill", "away", "mute"]),
+    st.integers(0, 9),
+    st.integers(0, 12),
+)
+
+
+@settings(max_examples=60)
+@given(st.lists(ACTIONS, max_size=40), st.sampled_from([MODEL, STRANGER]))
+def test_rows_may_come_move_leave_and_return_while_drafts_die_or_fall_silent(
+    actions: list[tuple[str, int, int]], model: TableModel
+) -> None:
+    runner, away = Runner(Drafts(model)), list[tuple[tuple[int, ...], int]]()
+    runner.add(PROMPTS[0])
+    for action, number, steps in actions:
+        index = number % max(1, len(runner.rows))
+        runner.drafts.let(steps)
+        if action == "add" and len(runner.rows) < 5:
+            runner.add(PROMPTS[number % len(PROMPTS)])
+        elif action == "remove" and runner.rows:
+            runner.remove(index)
+        elif action == "leave" and runner.rows:
+            away.append(runner.remove(index))
+        elif action == "return" and away and len(runner.rows) < 5:
+            prompt, length = away.pop()
+            runner.add(prompt)
+            runner.lengths[-1] = length
+            runner._write(len(runner.rows) - 1, TEXTS[prompt][:length])
+        elif action == "swap" and runner.rows:
+            runner.swap(index, 0)
+        elif action == "kill":
+            runner.drafts.kill()
+        elif action == "away":
+            runner.drafts.is_there = not runner.drafts.is_there
+        elif action == "mute":
+            runner.seconds += 2 * SILENT_SECONDS
+        right = runner.run(frozenset({number}))
+        if model is MODEL:  # what arrives and still fits is right
+            assert all(
+                candidates == TEXTS[prompt][length : length + len(candidates)]
+                for candidates, prompt, length in zip(runner.proposed, runner.rows, runner.lengths, strict=True)
+            )
+        assert len(right) == len(runner.rows)
+        if runner.drafts.worker is not None:
+            runner.drafts.let(20)
+            assert runner.drafts.num_open <= MAX_NUM_SEQS
+
+
+def test_candidates_that_arrive_during_a_pass_are_proposed_after_it() -> None:
+    runner = Runner(Drafts())
+    runner.add(PROMPTS[0])
+    runner.run()
+    assert runner.proposed == [[]]  # the draft has not begun
+    runner.drafts.let(9)
+    assert runner.run() == [0]
+    assert len(runner.proposed[0]) == NUM_CANDIDATES
+    assert runner.run() == [NUM_CANDIDATES]  # and while it verified them, the draft was not let
+    assert runner.batch.counts.accepted == NUM_CANDIDATES
+    assert runner.batch.counts.rows_without == 1
+    assert runner.drafts.num_accepted == 1
+
+
+def test_a_row_keeps_its_sequence_wherever_it_moves_and_others_are_closed() -> None:
+    runner = Runner(Drafts())
+    for prompt in PROMPTS[:3]:
+        runner.add(prompt)
+    runner.run()
+    runner.drafts.let(40)
+    assert runner.drafts.num_open == 3
+    runner.remove(0)
+    runner.swap(0, 1)
+    runner.run()
+    runner.drafts.let(2)
+    assert runner.drafts.num_open == 2
+    assert all(runner.proposed)  # which a sequence that begins anew would not have
+    runner.add(PROMPTS[4])
+    runner.add(PROMPTS[3])
+    runner.run()
+    assert len(runner.proposed[0]) == len(runner.proposed[1]) == NUM_CANDIDATES
+    runner.drafts.let(40)
+    assert runner.drafts.num_open == MAX_NUM_SEQS
+    runner.run()
+    assert [bool(candidates) for candidates in runner.proposed] == [True, True, True, False]  # there is no room for it
+
+
+def test_rows_that_cannot_be_told_apart_share_nothing() -> None:
+    runner = Runner(Drafts())
+    runner.add(PROMPTS[0])
+    runner.add(PROMPTS[0])
+    for _ in range(8):
+        runner.run()
+        runner.drafts.let(8)
+    assert all(runner.proposed)
+    assert runner.drafts.num_open == 2
+
+
+def test_a_prompt_in_chunks_has_the_draft_begin_but_gets_no_candidates() -> None:
+    runner = Runner(Drafts())
+    runner.add(PROMPTS[0])
+    runner.run(frozenset({0}))
+    runner.drafts.let(9)
+    runner.run(frozenset({0}))
+    assert runner.proposed == [[]]
+    runner.run()
+    assert len(runner.proposed[0]) == NUM_CANDIDATES
+
+
+def test_a_killed_draft_costs_candidates_until_the_next_one_has_the_rows() -> None:
+    runner = Runner(Drafts())
+    runner.add(PROMPTS[0])
+    runner.run()
+    runner.drafts.let(9)
+    runner.drafts.kill()
+    runner.drafts.is_there = False
+    runner.run()
+    assert runner.proposed == [[]]
+    assert len(runner.drafts.losses) == runner.batch.counts.losses == 1
+    runner.run()
+    runner.drafts.is_there = True
+    runner.run()
+    runner.drafts.let(9)
+    runner.run()
+    assert len(runner.proposed[0]) == NUM_CANDIDATES
+
+
+def test_a_draft_that_refuses_a_row_is_not_taken_for_a_mute_one() -> None:
+    runner = Runner(Drafts(TableModel(VOCAB_SIZE, seed=3, max_length=4)))
+    runner.add(PROMPTS[4])  # five tokens
+    for _ in range(4):
+        runner.run()
+        runner.drafts.let(4)
+        runner.seconds += SILENT_SECONDS
+    assert runner.proposed == [[]]
+    assert runner.drafts.losses == []
+
+
+def test_a_draft_whose_link_breaks_in_any_way_is_lost_and_vllm_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = Runner(Drafts())
+    runner.add(PROMPTS[0])
+    runner.run()
+    assert runner.batch.draft is not None
+    monkeypatch.setattr(runner.batch.draft.link, "receive", Mock(side_effect=OSError("no buffer space")))
+    runner.run()
+    assert runner.drafts.losses == ["no buffer space"]
+
+
+def test_a_mute_draft_is_told_less_then_replaced() -> None:
+    runner = Runner(Drafts())
+    runner.add(PROMPTS[0])
+    runner.run()
+    num_told = [runner.drafts.num_unread]
+    for seconds in (QUIET_SECONDS / 2, QUIET_SECONDS, SILENT_SECONDS - 2 * QUIET_SECONDS, 2 * QUIET_SECONDS):
+        assert runner.drafts.losses == []
+        runner.seconds += seconds
+        runner.run()
+        num_told.append(runner.drafts.num_unread)
+    assert num_told[:4] == [1, 2, 2, 2]
+    assert len(runner.drafts.losses) == 1
+    assert "said nothing" in runner.drafts.losses[0]
+    runner.run()
+    runner.drafts.let(9)
+    runner.run()
+    assert len(runner.proposed[0]) == NUM_CANDIDATES
+
+
+def test_a_late_draft_is_kept_and_told_all_at_once() -> None:
+    runner = Runner(Drafts())
+    runner.add(PROMPTS[0])
+    for _ in range(6):
+        runner.run()
+        runner.seconds += QUIET_SECONDS
+    runner.drafts.let(9)
+    runner.run()  # hears it, and tells it the text
+    runner.drafts.let(9)
+    runner.run()
+    assert len(runner.proposed[0]) == NUM_CANDIDATES
+    assert runner.drafts.losses == []
+
+
+class WaitedFor(Drafts):
+    """Its link lets the draft work while the runner waits, a step each 4 ms."""
+
+    runner: Runner
+
+    def poll(self) -> tuple[Transport, Hello] | None:
+        found = super().poll()
+        assert found is not None
+        link, receive = found[0], found[0].receive
+
+        def wait(timeout: float) -> Any:
+            if timeout > 0:
+                self.runner.seconds += min(timeout, 0.004)
+                if timeout >= 0.004:
+                    self.let(1)
+            return receive(0.0)
+
+        link.receive = wait  # type: ignore[method-assign]
+        return found
+
+
+@pytest.mark.parametrize(
+    ("wait_ms", "min_candidates", "num_proposed"), [(0, 1, 0), (3, 1, 0), (9, 1, 1), (9, 3, 2), (99, 3, 3), (99, 9, 4)]
+)
+def test_a_pass_waits_for_candidates_within_its_limit(wait_ms: int, min_candidates: int, num_proposed: int) -> None:
+    drafts = WaitedFor()
+    drafts.runner = runner = Runner(drafts, wait_seconds=wait_ms / 1e3, min_candidates=min_candidates)
+    runner.add(PROMPTS[0])
+    runner.run()
+    assert len(runner.proposed[0]) == num_proposed
+    assert runner.seconds <= wait_ms / 1e3
+
+
+# With a draft's process
+
+
+def config_of(folder: Path, **additional: Any) -> Any:
+    model = SimpleNamespace(model=str(folder / "target"), max_model_len=256, get_vocab_size=lambda: 260)
+    return SimpleNamespace(
+        model_config=model,
+        parallel_config=SimpleNamespace(rank=0, tensor_parallel_size=1, world_size=1),
+        speculative_config=SimpleNamespace(num_speculative_tokens=NUM_CANDIDATES),
+        device_config=SimpleNamespace(device_type="cpu"),
+        additional_config={"amusd": additional},
+    )
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder: Path = tmp_path_factory.mktemp("pair")
+    save_pair(folder)
+    return folder
+
+
+@pytest.fixture
+def proposer(pair: Path) -> Iterator[AsyncProposer]:
+    drafter = {"kind": "hf", "model": str(pair / "draft"), "dtype": "float32"}
+    found = AsyncProposer(config_of(pair, drafter=drafter, wait_ms=10_000, cores=allowed_cores()[-1:]))
+    yield found
+    found.close()
+    found.close()
+
+
+def ask(proposer: AsyncProposer, texts: Sequence[Sequence[int]], num_new: int = 1) -> list[list[int]]:
+    ids = np.zeros((4, 256), np.int32)
+    for row, text in enumerate(texts):
+        ids[row, : len(text)] = text
+    lengths = np.array([len(text) for text in texts] + [0] * (4 - len(texts)), np.int32)
+    return proposer.propose([[0] * num_new for _ in texts], lengths, ids, slot_mappings=None)
+
+
+def test_a_process_drafts_and_a_killed_one_is_replaced(proposer: AsyncProposer) -> None:
+    texts = [[7, 8, 9], [9, 9]]
+    first = ask(proposer, texts)
+    assert all(first)
+    assert proposer.batch is not None
+    process = proposer.batch.drafts._source  # type: ignore[attr-defined]
+    if sys.platform.startswith("linux"):
+        assert psutil.Process(process.pid).cpu_affinity() == allowed_cores()[-1:]
+    psutil.Process(process.pid).kill()
+    deadline = time.monotonic() + 60
+    while not (all(again := ask(proposer, texts)) and proposer.counts["losses"]) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert [one[0] for one in again] == [one[0] for one in first]
+    assert proposer.counts["losses"] == 1
+
+
+@pytest.mark.parametrize(
+    ("additional", "said"),
+    [
+        ({}, "amusd.drafter"),
+        ({"drafter": {"kind": "eagle", "model": "somewhere"}}, "hidden states"),
+        ({"drafter": {"kind": "ngram"}, "device": "cuda:99"}, "cuda:99"),
+        ({"drafter": {"kind": "ngram"}, "wait": 3}, "amusd.wait: no such key"),
+        ({"drafter": {"kind": "ngram"}, "wait_ms": math.inf}, "amusd.wait_ms"),
+    ],
+)
+def test_wrong_settings_end_in_one_line(pair: Path, additional: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as caught:
+        AsyncProposer(config_of(pair, **additional))
+    assert "\n" not in str(caught.value)
+
+
+def test_only_the_first_rank_of_vllm_has_a_draft(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm, "DraftProcess", lambda *_args, **_options: pytest.fail("a draft was started"))
+    config = config_of(pair)
+    config.parallel_config = SimpleNamespace(rank=1, tensor_parallel_size=2, world_size=2)
+    proposer = AsyncProposer(config)
+    assert ask(proposer, [[1], [2]]) == [[], []]
+    proposer.close()
