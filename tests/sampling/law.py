@@ -155,7 +155,7 @@ class Experiment:
             elif step < 0.6 and candidates:
                 self._take(session, candidates)
             elif step < 0.75 and verdicts:
-                message = decode(verdicts.popleft()).message
+                message = decode(verdicts.popleft())[2]
                 assert isinstance(message, Verdict)
                 manager.apply(message)
             elif step > 0.75 or not self.asynchronous:
@@ -163,7 +163,7 @@ class Experiment:
         return session.committed[len(PROMPT) : len(PROMPT) + NUM_TOKENS]
 
     def _take(self, session: TargetSession, candidates: deque[bytes]) -> None:
-        message = decode(candidates.popleft()).message
+        message = decode(candidates.popleft())[2]
         assert isinstance(message, Candidate)
         session.receive(message, unpack_rows(message.draft_probs, message.token_ids, VOCAB_SIZE))
 
