@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -35,18 +34,18 @@ from amusd.models.tokenizer import load_tokenizer
 from amusd.protocol.messages import Hello
 from amusd.protocol.target_session import TargetSession
 from amusd.runtime.devices import check_devices
-from amusd.runtime.draft_process import DraftProcess
 from amusd.runtime.draft_restart import DraftRestart
-from amusd.runtime.patience import TAKE_IN_SECONDS
+from amusd.runtime.patience import Silence
 from amusd.runtime.remote_drafter import RemoteDraft
+from amusd.runtime.startup import start_draft
 from amusd.settings import Amount, Count, CountFromZero, PositiveAmount, Settings, from_mapping, shown
 from amusd.transport.base import Transport
-from amusd.transport.factory import listen
 
 QUIET_SECONDS = 1.0
-"""A draft that owes an answer for longer is told nothing more, so that its link does not fill."""
-SILENT_SECONDS = 10.0
-"""A draft that owes an answer for longer counts as lost."""
+"""A draft that owes an answer for longer is told nothing more, so that its link does not fill.
+
+After `SILENCES` times as long it counts as lost.
+"""
 
 Ids = npt.NDArray[np.int32]
 
@@ -78,11 +77,10 @@ class ProposerConfig(Settings):
         is_on_gpu = vllm_config.device_config.device_type == "cuda"
         device = self.device or (f"cuda:{ranks}" if is_on_gpu else "cpu")
         check_devices([device])
-        for part in self.drafter.stages if self.drafter.kind != "auto" else ():
+        is_named = self.drafter.kind not in ("auto", "synthetic")
+        self.require(is_named, "drafter", 'name one, as {"kind": "hf", "model": ...}')
+        for part in self.drafter.stages:
             self.require(not part.can.needs_features, "drafter", "reads hidden states, which vLLM does not pass on")
-        self.require(
-            self.drafter.kind not in ("auto", "synthetic"), "drafter", 'name one, as {"kind": "hf", "model": ...}'
-        )
         return EngineConfig(
             target=TargetConfig(kind="hf", model=model.model),
             drafters=(self.drafter,),
@@ -100,7 +98,7 @@ class Counts:
     rows: int = 0
     """Rows that vLLM asked for, once each pass."""
     rows_without: int = 0
-    """Of these: nothing had arrived, or nothing that still fitted."""
+    """Those for which nothing had arrived, or nothing that still fitted."""
     proposed: int = 0
     accepted: int = 0
     waited_seconds: float = 0.0
@@ -141,15 +139,14 @@ class Batch:
     """The present draft; None between two drafts."""
     _rows: list[_Row | None] = field(default_factory=list)
     """By their index in the last pass; None: without a sequence."""
-    _asked: float | None = None
-    """Since when the draft owes an answer; None: it owes none."""
+    _silence: Silence = field(default_factory=Silence)
     _num_unread: int = 0
     """Tokens of sequences that were opened since its last answer."""
 
     def met(self, link: Transport, peer: Hello) -> None:
         """Work with this draft from now on."""
         self.draft = RemoteDraft(link, peer, self.drafter, self.vocab_size)
-        self._rows, self._asked, self._num_unread = [], None, 0
+        self._rows, self._silence, self._num_unread = [], Silence(), 0
 
     def close(self) -> None:
         """End the draft. Idempotent."""
@@ -201,7 +198,7 @@ class Batch:
             elif num_open < self.max_num_seqs and len(text) < self.capacity:
                 rows[index] = _Row(draft.open(text.tolist(), self.capacity, GREEDY, follows=0), text.copy())
                 self._num_unread += len(text)
-                self._owes_answer()
+                self._silence.asked(self._now_ns)
                 num_open += 1
         self._rows = rows
 
@@ -221,29 +218,26 @@ class Batch:
         return rows
 
     def _tell(self, draft: RemoteDraft, row: _Row, text: Ids) -> None:
-        new = text[len(row.text) :].tolist()
-        for token_id in new:
-            row.session.begin(0)
-            row.session.commit((token_id,), 0)
-        if new:
+        if new := text[len(row.text) :].tolist():
+            draft.commit(row.session, new)
             row.text = text.copy()
             if not self._is_quiet:
                 draft.tell(row.session)
             if row.session.may_get_more:
-                self._owes_answer()
+                self._silence.asked(self._now_ns)
+
+    @property
+    def _now_ns(self) -> int:
+        return round(self.now() * 1e9)
 
     @property
     def _is_quiet(self) -> bool:
-        return self._asked is not None and self.now() - self._asked > QUIET_SECONDS
-
-    def _owes_answer(self) -> None:
-        if self._asked is None:
-            self._asked = self.now()
+        return self._silence.seconds(self._now_ns) > QUIET_SECONDS
 
     def _hear(self, draft: RemoteDraft, timeout: float) -> None:
         """Take in what has arrived; wait for it for `timeout` seconds at most."""
         if draft.drain(timeout):
-            self._asked, self._num_unread = None, 0
+            self._silence, self._num_unread = Silence(), 0
 
     def _await_candidates(self, draft: RemoteDraft, num_new: Sequence[int]) -> None:
         """Take in what has arrived; wait for `min_candidates` of each row for `wait_seconds` at most."""
@@ -258,9 +252,9 @@ class Batch:
 
     def _judge(self, draft: RemoteDraft) -> None:
         """Let go of a draft that is lost, or silent for too long."""
-        patience = SILENT_SECONDS + TAKE_IN_SECONDS * self._num_unread
-        if draft.failure is None and self._asked is not None and self.now() - self._asked > patience:
-            draft.lose(f"it has said nothing for {patience:.1f} s")
+        reason = self._silence.judge(self._now_ns, QUIET_SECONDS, self._num_unread)
+        if draft.failure is None and reason is not None:
+            draft.lose(reason)
         if draft.failure is not None:
             draft.link.drop()
             self.drafts.lost(draft.failure)
@@ -285,10 +279,7 @@ class AsyncProposer:
         engine = settings.engine(vllm_config)
         fingerprint = load_tokenizer(vllm_config.model_config.model).fingerprint
         with ExitStack() as running:
-            process = DraftProcess(engine, cores=settings.cores)
-            running.callback(process.stop)
-            drafts = DraftRestart(process, partial(listen, engine.transport), engine.startup_timeout_seconds)
-            running.callback(drafts.close)
+            drafts = start_draft(engine, running, cores=settings.cores)
             self.batch = Batch(
                 drafts,
                 engine.drafters[0].kind,

@@ -53,6 +53,12 @@ class RemoteDraft:
         self._send(replace(opening, distribution=distribution, not_over=self._not_over, follows=follows))
         return session
 
+    def commit(self, session: TargetSession, token_ids: Sequence[int]) -> None:
+        """Make tokens final, of which the draft hears by `tell`."""
+        for token_id in token_ids:
+            session.begin(0)
+            session.commit((token_id,), 0)
+
     def tell(self, session: TargetSession) -> None:
         """Tell it what is committed by now."""
         self._send(session.verdict())
@@ -153,7 +159,5 @@ class RemoteDrafter(Drafter):
         if self._session is None or text[: len(known)] != known:
             self._begin(text)
         elif new := text[len(known) :]:
-            for token_id in new:
-                self._session.begin(0)
-                self._session.commit((token_id,), 0)
+            self._draft.commit(self._session, new)
             self._draft.tell(self._session)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -59,7 +59,7 @@ def connect_target(
         client = DraftClient(recorder, model.vocab_size)
     else:
         can_repeat = config.transport.kind not in ("gloo", "nccl")  # which make no second link
-        restart = _start_draft(config, drafts, can_repeat=can_repeat)
+        restart = _restart_of(config, drafts, can_repeat=can_repeat)
         try:
             model, tokenizer = load()
             link, peer = restart.first(tokenizer.fingerprint)
@@ -72,7 +72,18 @@ def connect_target(
         return TargetWorker(model, recorder, client, config.max_num_seqs, config.prefix_caching), tokenizer
 
 
-def _start_draft(config: EngineConfig, drafts: DraftSource, *, can_repeat: bool) -> DraftRestart:
+def start_draft(
+    config: EngineConfig, running: ExitStack, *, can_repeat: bool = True, cores: Collection[int] = ()
+) -> DraftRestart:
+    """Start a draft's process and what replaces it, without waiting; both end with `running`."""
+    process = DraftProcess(config, cores=cores)
+    running.callback(process.stop)
+    restart = _restart_of(config, process, can_repeat=can_repeat)
+    running.callback(restart.close)
+    return restart
+
+
+def _restart_of(config: EngineConfig, drafts: DraftSource, *, can_repeat: bool) -> DraftRestart:
     make_link = partial(listen, config.transport, devices=link_devices(config))
     return DraftRestart(drafts, make_link, config.startup_timeout_seconds, can_repeat=can_repeat)
 
@@ -197,11 +208,7 @@ def start_inner(
     config = replace(
         config, drafters=(stage,), hardware=hardware, transport=TransportConfig(), target_tensor_parallel_size=1
     )
-    process = DraftProcess(config)
-    running.callback(process.stop)
-    restart = _start_draft(config, process, can_repeat=False)
-    running.callback(restart.close)
-    link, peer = restart.first(tokenizer.fingerprint)
+    link, peer = start_draft(config, running, can_repeat=False).first(tokenizer.fingerprint)
     remote = RemoteDraft(link, peer, stage.kind, middle.num_ids)
     running.callback(remote.shut_down)
     return lambda number: [RemoteDrafter(remote) for _ in range(number)]

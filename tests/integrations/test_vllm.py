@@ -22,18 +22,20 @@ from table_model import TableModel
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.errors import ConfigError
 from amusd.integrations import vllm
-from amusd.integrations.vllm import QUIET_SECONDS, SILENT_SECONDS, AsyncProposer, Batch
+from amusd.integrations.vllm import QUIET_SECONDS, AsyncProposer, Batch
 from amusd.protocol.messages import Hello
 from amusd.runtime.cores import allowed_cores
 from amusd.runtime.draft_worker import DraftWorker
+from amusd.runtime.patience import SILENCES
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport
 from tests.launch.small_pair import save_pair
 
 CAPACITY, VOCAB_SIZE, NUM_CANDIDATES, MAX_NUM_SEQS = 40, 6, 4, 3
+SILENT_SECONDS = SILENCES * QUIET_SECONDS
 MODEL = TableModel(VOCAB_SIZE, seed=3, max_length=CAPACITY)
 STRANGER = TableModel(VOCAB_SIZE, seed=5, max_length=CAPACITY)
-PROMPTS = ((1, 2, 3), (1, 2, 3, 4), (5,), (1, 2, 3), (0, 5, 5, 5, 5))
+PROMPTS = ((1, 2, 3), (1, 2, 3, 4), (5,), (1, 2, 3), (0, 5, 5, 5, 5), (4, 0, 3))
 
 
 def continuation(prompt: Sequence[int]) -> list[int]:
@@ -239,6 +241,20 @@ def test_a_row_keeps_its_sequence_wherever_it_moves_and_others_are_closed() -> N
     assert [bool(candidates) for candidates in runner.proposed] == [True, True, True, False]  # there is no room for it
 
 
+def test_a_row_whose_last_token_alone_is_that_of_another_begins_anew() -> None:
+    runner = Runner(Drafts())
+    runner.add(PROMPTS[0])
+    runner.run(frozenset({0}))
+    runner.remove(0)
+    runner.add(PROMPTS[5])
+    for _ in range(2):
+        runner.run()
+        runner.drafts.let(9)
+    runner.run()
+    [candidates], [length] = runner.proposed, runner.lengths
+    assert candidates == TEXTS[PROMPTS[5]][length : length + NUM_CANDIDATES]
+
+
 def test_rows_that_cannot_be_told_apart_share_nothing() -> None:
     runner = Runner(Drafts())
     runner.add(PROMPTS[0])
@@ -437,7 +453,7 @@ def test_wrong_settings_end_in_one_line(pair: Path, additional: dict[str, Any], 
 
 
 def test_only_the_first_rank_of_vllm_has_a_draft(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm, "DraftProcess", lambda *_args, **_options: pytest.fail("a draft was started"))
+    monkeypatch.setattr(vllm, "start_draft", lambda *_args, **_options: pytest.fail("a draft was started"))
     config = config_of(pair)
     config.parallel_config = SimpleNamespace(rank=1, tensor_parallel_size=2, world_size=2)
     proposer = AsyncProposer(config)
