@@ -40,7 +40,7 @@ class MedusaModel:
         self.num_ids = self.vocab_size = int(draft.target.vocab_size)
 
         def layer(name: str) -> Linear:
-            return options.linear(Weights.pop(weights, name).to(self.device, copy=True))
+            return options.linear(Weights.pop(weights, name))
 
         weights, heads = dict(draft.weights), medusa_heads(draft.weights)
         self.max_depth = len(heads)

@@ -188,7 +188,7 @@ class Decoder:
         self.num_ids, self.vocab_size = len(self._embedding), len(head.matrix)
         """Token ids that it takes in, `[0, num_ids)`, and scores; a reduced head scores fewer."""
         self._ranks = ranks
-        self._head = options.linear(head.each(partial(share_of_outputs, ranks=ranks)).to(device, copy=not is_tied))
+        self._head = options.linear(head.each(partial(share_of_outputs, ranks=ranks)), copy=not is_tied)
         self.cache_dtype = torch.float32 if device.type == "cpu" else rows
         self.taps = FeatureTaps(options.features, device, rows) if options.features else None
         """Write features for drafters; None: no drafter reads any."""
@@ -287,10 +287,10 @@ def _reorder(pairs: Tensor, heads: range) -> Tensor:
 
 def _fuse(projections: list[Weights], orders: Sequence[Tensor | slice], options: LoadOptions) -> Linear:
     parts = [projection.outputs(order) for projection, order in zip(projections, orders, strict=True)]
-    return options.linear(Weights.join(parts).to(torch.device(options.device)))
+    return options.linear(Weights.join(parts), copy=False)
 
 
 def _split_inputs(weights: Weights, inputs: slice, options: LoadOptions) -> Linear:
     if options.ranks.rank > 0:
         weights = replace(weights, bias=None)  # it is added once
-    return options.linear(weights.inputs(inputs).to(torch.device(options.device), copy=True))
+    return options.linear(weights.inputs(inputs))

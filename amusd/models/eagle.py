@@ -37,7 +37,7 @@ class EagleDecoder(Decoder):
         self._feature_norm: Norm | None = None
         self._fc = None
         if "fc.weight" in weights:
-            self._fc = options.linear(Weights.pop(weights, "fc").to(self.device, copy=True))
+            self._fc = options.linear(Weights.pop(weights, "fc"))
         else:
             norm = weights.pop("hidden_norm.weight")
             self._feature_norm = Norm(norm, draft.config.rms_norm_eps, self.device, self._embedding.dtype)

@@ -35,8 +35,9 @@ class LoadOptions:
     """Those that share the model; their exchanges must be fit for `capture`."""
     features: Mapping[str, FeatureSpec] = field(default_factory=dict)
 
-    def linear(self, weights: Weights) -> Linear:
-        """A layer of weights on the device, which may be dropped afterwards."""
+    def linear(self, weights: Weights, *, copy: bool = True) -> Linear:
+        """A layer on the device. `copy`: the weights may be views, which keep a whole checkpoint file mapped."""
+        weights = weights.to(torch.device(self.device), copy=copy)
         return make_linear(weights, loaded_dtype(self.dtype), int8=self.dtype == INT8)
 
 
