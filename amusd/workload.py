@@ -140,6 +140,12 @@ def _parse(line: str, number: int, source: str) -> WorkloadPrompt:
 _DECISIVE = ("target", "drafter", "sampling", "mode", "verify_width", "max_verify_width", "max_model_len", "accept")
 
 
+class _Answer(msgspec.Struct):
+    id: int
+    prompt: Any
+    settings: str
+
+
 class AnswersFile:
     """The file `out`: answers to prompts in order, a JSON object a line; an incomplete line does not count.
 
@@ -161,13 +167,13 @@ class AnswersFile:
         places, done = {prompt.number: place for place, prompt in enumerate(prompts)}, 0
         for number, line in enumerate(self._lines(), start=1):
             try:
-                answer = json.loads(line)
-                place, prompt, settings = places.get(answer["id"], -1), answer["prompt"], answer["settings"]
-            except (ValueError, TypeError, KeyError, RecursionError):
+                answer = msgspec.json.decode(line, type=_Answer)
+            except (ValueError, RecursionError):
                 raise self._refusal(number, "is no answer that `amusd generate` has written") from None
-            if settings != self._settings:
+            if answer.settings != self._settings:
                 raise self._refusal(number, "was answered with other settings")
-            if place < done or prompts[place].asked != prompt:
+            place = places.get(answer.id, -1)
+            if place < done or prompts[place].asked != answer.prompt:
                 raise self._refusal(number, "answers another prompt")
             done = place + 1
         return done
