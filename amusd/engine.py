@@ -152,6 +152,7 @@ class Engine:
 
         The other arguments are those of `stream`.
         """
+        # of texts, conversations or lists of ids; or empty
         is_list = isinstance(prompt, (list, tuple)) and (not prompt or isinstance(prompt[0], (str, list, tuple)))
         if not is_list:
             return self.submit(prompt, params, **options).result()

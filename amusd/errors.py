@@ -5,9 +5,8 @@
     |                          missing, or an output that fails
     |   +-- ContextLengthError a prompt leaves no room for an answer
     |   +-- NotFiniteError     a model's logits are not numbers: its weights are damaged, or overflow in its dtype
-    +-- PeerError              the other process's: it reported its own failure (in a line)
-    |   +-- PeerProtocolError  it sent what the protocol forbids, or a sequence that cannot be taken, which the target
-    |   |                      decodes alone; nothing was changed by the message
+    +-- PeerError              the other process's: it failed, and said why in one line
+    |   +-- PeerProtocolError  it sent what the protocol forbids; nothing was changed by the message
     |   +-- PeerLostError      it is gone, or silent beyond the deadline
     |       +-- RankLostError  it shared this one's model
     +-- StateError             the caller's: asked of an engine or an answer when it cannot be had
@@ -44,7 +43,7 @@ class PeerError(AmusdError):
 
 
 class PeerProtocolError(PeerError):
-    """The peer sent what the protocol forbids, bytes that are no frame of this version, or a sequence too many."""
+    """The peer sent what the protocol forbids, or bytes that are no frame of this version. They changed nothing."""
 
 
 class PeerLostError(PeerError):

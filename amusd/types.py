@@ -28,7 +28,7 @@ it is lost for good.
 
 TokenSource: TypeAlias = Literal["target", "candidate", "alternative"]
 """Who said a token first, which depends on timing; the token does not. `candidate`: an accepted one of the likeliest
-path; `alternative`: an accepted one beside it.
+path; `alternative`: an accepted candidate beside that path.
 """
 
 FinishReason: TypeAlias = Literal["eos", "stop", "length", "aborted"]

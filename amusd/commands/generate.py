@@ -21,7 +21,7 @@ from amusd.schedule import SYNTHETIC
 from amusd.workload import AnswersFile, WorkloadPrompt, prompts_of
 
 Done: TypeAlias = tuple[dict[str, Any], str, Sequence[str]]
-"""Of a command: `result.json`, the text that standard output still lacks, and notes about the run."""
+"""A command's `result.json`, the text that standard output still lacks, and notes about the run."""
 
 
 def generate(config: RunConfig, engine: Engine, console: Console, prompt: WorkloadPrompt, run_directory: Path) -> Done:

@@ -24,7 +24,7 @@ from amusd.sampling.sampler import Level, samplers_of
 
 
 def command_encoder() -> Callable[[Command, Level | None], bytes]:
-    """Writes the messages of one leader: the memories that are gone, the sampler's level if any, and the command."""
+    """Return what writes one leader's messages: the memories that are gone, the sampler's level if any, the command."""
     count = itertools.count(1)
     memories: weakref.WeakKeyDictionary[KVMemory, int] = weakref.WeakKeyDictionary()
     dropped: list[int] = []

@@ -53,10 +53,10 @@ def failure_report(error: BaseException) -> Failed:
     return Failed(kind, text.encode(errors="replace").decode()[:MAX_TEXT_LENGTH])
 
 
-def reported(failure: Failed, when: str) -> ConfigError | PeerError:
-    """The error that a peer has reported; `when` says who failed, where it is not the user's mistake."""
+def reported(failure: Failed, who: str) -> ConfigError | PeerError:
+    """The error that a peer has reported: the user's mistake in its words, any other behind `who`."""
     text = told_by(failure)
-    return ConfigError(text) if failure.kind == ConfigError.__name__ else PeerError(f"{when}: {text}")
+    return ConfigError(text) if failure.kind == ConfigError.__name__ else PeerError(f"{who}: {text}")
 
 
 def told_by(failure: Failed) -> str:

@@ -72,9 +72,9 @@ class Leader(ProcessGroup):
         except PeerLostError:
             failure = self.meeting.failure(rank, REASON_SECONDS)
             raise failure or RankLostError(f"rank {rank} of the target is gone") from None
-        if message is None and self._links[rank].num_rejected:
-            raise PeerProtocolError(f"rank {rank} of the target sent no message of this version of amusd")
         if message is None:
+            if self._links[rank].num_rejected:
+                raise PeerProtocolError(f"rank {rank} of the target sent no message of this version of amusd")
             failure = self.meeting.failure(rank, 0.0)  # of a process that has ended before it has come
             if failure is not None:
                 raise failure
