@@ -531,6 +531,18 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "the last answer of a conversation is part of the prompt": ("answers[-1]", "answers[-1] + 1"),
         "lines are counted from 0": ('("\\n"), start=1):', '("\\n"), start=0):'),
     },
+    ("amusd/integrations/vllm.py", "tests/integrations/test_vllm.py"): {
+        "sequences without a row stay open": ("            draft.close(row.session)\n", "            pass\n"),
+        "a row keeps the sequence of another text": ("np.array_equal(self.text, text[:length])", "True"),
+        "a pass waits beyond its limit": ("start + self.wait_seconds - self.now()", "1.0"),
+        "a prompt in chunks gets candidates": ("self._candidates(row) if new else []", "self._candidates(row)"),
+        "a draft that says nothing is kept": ("if draft.failure is None and reason is not None:", "if False:"),
+        "a quiet draft is told everything": ("            if not self._is_quiet:\n", "            if True:\n"),
+        "each rank has a draft": ("if parallel.rank % parallel.tensor_parallel_size:", "if False:"),
+    },
+    ("amusd/runtime/ranks.py", "tests/models/test_ranks.py::test_a_follower_of_another_version_is_not_waited_for"): {
+        "a rank of another version is waited for": ("if self._links[rank].num_rejected:", "if False:"),
+    },
     ("launch/compose.py", "tests/launch/test_compose.py"): {
         "an interpolation in a text is resolved": ("    text = re.sub(", "    re.sub("),
         "a pair's drafter holds over the one chosen": ('from (argument, f"{key}.kind={value}")', "argument"),
