@@ -26,12 +26,12 @@ def main() -> None:
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what vLLM prints goes elsewhere
 
-    import psutil
     from vllm import LLM, SamplingParams
 
+    from amusd.runtime.cores import pin_to
+
     llm = LLM(**settings["llm"])
-    for thread in psutil.Process().threads():  # now that it has compiled, on all cores
-        os.sched_setaffinity(thread.id, settings["cores"])
+    pin_to(set(settings["cores"]))  # now that it has compiled, on all cores
     runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
     kills: list[int] = []
     propose_with_kills(getattr(runner, "drafter", None), kills)
