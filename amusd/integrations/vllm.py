@@ -4,29 +4,32 @@ After each pass vLLM shows the proposer the tokens of every row of its batch. Th
 is new and returns the candidates that have arrived; the draft drafts on while vLLM verifies them.
 
 Rules
-    V1  vLLM decides every token, by its own acceptance rule; candidates are greedy chains. The proposer cannot change
-        a text.
+    V1  vLLM decides every token, by its own acceptance rule. The proposer cannot change a text.
     V2  A row has no name, so it is known by its tokens: a row belongs to the sequence whose tokens it begins with.
         Sequences that no row belongs to are closed before new ones are opened.
     V3  A draft that is slow, silent or lost costs candidates, never a pass: nothing is waited for beyond `wait_ms`, and
         a lost draft is replaced.
+    V4  The draft drafts a tree, so that candidates are at hand after most of vLLM's choices. vLLM takes a chain for
+        each row: the tree's likeliest path.
 
 This module does not import vLLM, whose objects it reads as they come (checked with vLLM 0.32, model runner V1).
 """
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from itertools import accumulate
 from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 from msgspec import Meta
 
-from amusd.config import GREEDY, DrafterConfig, EngineConfig, HardwareConfig, TargetConfig
+from amusd.config import GREEDY, MAX_FAN_OUT, DrafterConfig, EngineConfig, HardwareConfig, TargetConfig
 from amusd.config.engine import MAX_NUM_SEQS
 from amusd.drafters.base import say_once
 from amusd.errors import ConfigError
@@ -38,9 +41,11 @@ from amusd.runtime.draft_restart import DraftRestart
 from amusd.runtime.patience import Silence
 from amusd.runtime.remote_drafter import RemoteDraft
 from amusd.runtime.startup import start_draft
-from amusd.settings import Amount, Count, CountFromZero, PositiveAmount, Settings, from_mapping, shown
+from amusd.settings import Amount, Count, CountFromZero, PositiveAmount, Settings, Share, from_mapping, shown
 from amusd.transport.base import Transport
 
+FAN_OUT = 8
+"""Most guesses behind a token."""
 QUIET_SECONDS = 1.0
 """A draft that owes an answer for longer is told nothing more, so that its link does not fill.
 
@@ -62,6 +67,10 @@ class ProposerConfig(Settings):
     """The draft's device, as vLLM's process counts them; None: the GPU behind vLLM's, or on CPUs `cpu`."""
     cores: tuple[CountFromZero, ...] = ()
     """CPU cores of the draft, which vLLM must not use; empty: those of vLLM's process."""
+    rows_per_step: Annotated[int, Meta(ge=1, le=MAX_FAN_OUT)] = 8
+    """Most tokens that the draft computes for a row in one step, to be ready for vLLM's choice; 1: a chain."""
+    min_chance: Share = 0.2
+    """A candidate is proposed only if the draft's probability of it and all before it is no lower."""
     wait_ms: Amount = 0.0
     """How long a pass may wait, at most, for `min_candidates` of each row."""
     min_candidates: Count = 1
@@ -130,6 +139,8 @@ class Batch:
     """Longest sequence in tokens."""
     num_candidates: int
     """Most candidates of a row in a pass."""
+    rows_per_step: int = 1
+    min_chance: float = 0.0
     max_num_seqs: int = 8
     wait_seconds: float = 0.0
     min_candidates: int = 1
@@ -174,7 +185,14 @@ class Batch:
         return found
 
     def _candidates(self, row: _Row | None) -> list[int]:
-        return [] if row is None else [*row.session.candidates[: self.num_candidates]]
+        """The tokens of the likeliest path that are likely enough; a chain's weights are unknown."""
+        if row is None:
+            return []
+        candidates, weights = row.session.candidates, row.session.weights
+        if weights:
+            number = sum(chance >= self.min_chance for chance in accumulate(weights, operator.mul))
+            candidates = candidates[:number]
+        return [*candidates[: self.num_candidates]]
 
     def _look_for_draft(self, was_right: bool) -> None:
         if self.draft is not None:
@@ -196,11 +214,15 @@ class Batch:
             if row is not None:
                 self._tell(draft, row, text)
             elif num_open < self.max_num_seqs and len(text) < self.capacity:
-                rows[index] = _Row(draft.open(text.tolist(), self.capacity, GREEDY, follows=0), text.copy())
+                rows[index] = _Row(self._open(draft, text), text.copy())
                 self._num_unread += len(text)
                 self._silence.asked(self._now_ns)
                 num_open += 1
         self._rows = rows
+
+    def _open(self, draft: RemoteDraft, text: Ids) -> TargetSession:
+        fan_out = min(self.rows_per_step, FAN_OUT)
+        return draft.open(text.tolist(), self.capacity, GREEDY, fan_out=fan_out, rows_per_step=self.rows_per_step)
 
     def _matched(self, draft: RemoteDraft, texts: Sequence[Ids]) -> list[_Row | None]:
         """The sequence of each row: that of the same index, else the longest that fits. The others are closed."""
@@ -286,9 +308,11 @@ class AsyncProposer:
                 vllm_config.model_config.get_vocab_size(),
                 engine.max_model_len,
                 vllm_config.speculative_config.num_speculative_tokens,
-                engine.max_num_seqs,
-                settings.wait_ms / 1e3,
-                settings.min_candidates,
+                rows_per_step=settings.rows_per_step if settings.drafter.can.tree else 1,
+                min_chance=settings.min_chance,
+                max_num_seqs=engine.max_num_seqs,
+                wait_seconds=settings.wait_ms / 1e3,
+                min_candidates=settings.min_candidates,
             )
             running.callback(self.batch.close)
             self.batch.met(*drafts.first(fingerprint))

@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from msgspec.structs import replace
-
 from amusd.config import Distribution
 from amusd.drafters.base import Drafter, say_once
 from amusd.errors import PeerProtocolError, first_line
@@ -42,15 +40,42 @@ class RemoteDraft:
     num_openings: int = 0
     _sessions: dict[int, TargetSession] = field(default_factory=dict)
 
-    def open(self, token_ids: Sequence[int], capacity: int, distribution: Distribution, follows: int) -> TargetSession:
-        """Have it draft behind `token_ids`, fewer than `capacity`. `follows`: see `Open`."""
+    def open(
+        self,
+        token_ids: Sequence[int],
+        capacity: int,
+        distribution: Distribution,
+        *,
+        follows: int = 0,
+        fan_out: int = 1,
+        rows_per_step: int = 1,
+    ) -> TargetSession:
+        """Have it draft behind `token_ids`, fewer than `capacity`; the options are fields of `Open`."""
         self.num_openings += 1
-        number, life = self.num_openings, self.peer.incarnation
-        session = TargetSession(sequence_id=number, prompt=token_ids, max_length=capacity, vocab_size=self.vocab_size)
-        session.attach(life)
-        self._sessions[number] = session
-        opening = Open(number, life, tuple(token_ids), capacity, self.drafter, LOOKAHEAD, tokens_per_message=1)
-        self._send(replace(opening, distribution=distribution, not_over=self._not_over, follows=follows))
+        session = TargetSession(
+            sequence_id=self.num_openings,
+            prompt=token_ids,
+            max_length=capacity,
+            vocab_size=self.vocab_size,
+            fan_out=fan_out,
+        )
+        session.attach(self.peer.incarnation)
+        self._sessions[self.num_openings] = session
+        opening = Open(
+            sequence_id=self.num_openings,
+            incarnation=self.peer.incarnation,
+            token_ids=tuple(token_ids),
+            max_length=capacity,
+            drafter=self.drafter,
+            max_lookahead=LOOKAHEAD,
+            tokens_per_message=1,
+            distribution=distribution,
+            fan_out=fan_out,
+            rows_per_step=rows_per_step,
+            not_over=self._not_over,
+            follows=follows,
+        )
+        self._send(opening)
         return session
 
     def commit(self, session: TargetSession, token_ids: Sequence[int]) -> None:
@@ -151,7 +176,7 @@ class RemoteDrafter(Drafter):
     def _begin(self, text: tuple[int, ...]) -> None:
         self.close()
         if self._draft.failure is None and len(text) < self.capacity:
-            self._session = self._draft.open(text, self.capacity, self.distribution, self._last_id)
+            self._session = self._draft.open(text, self.capacity, self.distribution, follows=self._last_id)
             self._last_id = self._session.sequence_id
 
     def _tell(self, text: tuple[int, ...]) -> None:

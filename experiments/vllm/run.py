@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # so that `experiments` can 
 
 import argparse
 import json
+import select
 import statistics
 import subprocess
 import time
@@ -31,11 +32,18 @@ from experiments.request import ROOT, Request, parser_of
 
 PLAIN, PROPOSER, OURS = "vllm, plain", "vllm, AsyncProposer", "amusd, auto"
 WARM_UP_TOKENS = 8
+REPLY_SECONDS, END_SECONDS = 900, 60
+"""How long vLLM may take to load and compile, or to answer a batch; and to end."""
+
 KILLS = (5, 20, 10)
 """Calls of the proposer, each counted from the kill before."""
 
-WAITS = ((0, 1), (10, 1), (20, 3))
-"""Of AsyncProposer: at most so many milliseconds for so many candidates."""
+VARIANTS: Mapping[str, Document] = {
+    "": {"rows_per_step": 8, "wait_seconds": 0.0},
+    ", chain": {"rows_per_step": 1},
+    ", waits 10 ms": {"rows_per_step": 8, "wait_seconds": 0.01},
+}
+"""Fields of `AsyncProposer.batch`, which stay until they are set again."""
 
 Answer = Callable[[Sequence[Sequence[int]], int], Document]
 """Prompts and number of tokens -> `token_ids`, `seconds`, `counts`."""
@@ -69,7 +77,7 @@ def measure(request: Request, arguments: argparse.Namespace) -> None:
         answers: dict[str, Answer] = {}
         for name, settings in systems(arguments, str(embedded_target_path()), str(draft)).items():
             vllm = stack.enter_context(Vllm(arguments.python, settings, request.runs / f"{name}.log"))
-            answers |= ours_with_waits(vllm, kills) if name == PROPOSER else {name: vllm.answer}
+            answers |= variants(vllm, kills) if name == PROPOSER else {name: vllm.answer}
         encode, own = _own_engine(stack)
         answers |= {} if arguments.exact else {OURS: own}
         prompts = [encode(prompt.turns) for prompt in request.load()]
@@ -140,7 +148,13 @@ class Vllm:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self._process.communicate()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
     def answer(self, prompts: Sequence[Sequence[int]], num_tokens: int, **more: Any) -> Document:
         """See `Answer`. `more`: as of `engine.py`."""
@@ -152,6 +166,8 @@ class Vllm:
 
     def _read(self) -> Document:
         assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], REPLY_SECONDS)[0]:
+            raise PeerError(f"vLLM has said nothing for {REPLY_SECONDS} s; see {self._log}")
         line = self._process.stdout.readline()
         if not line:
             raise PeerError(f"vLLM has ended; {self._log} says why")
@@ -159,14 +175,9 @@ class Vllm:
         return document
 
 
-def ours_with_waits(vllm: Vllm, kills: Sequence[int]) -> dict[str, Answer]:
-    """AsyncProposer with each of `WAITS`."""
-
-    def with_wait(milliseconds: float, number: int) -> Answer:
-        batch = {"wait_seconds": milliseconds / 1e3, "min_candidates": number}
-        return partial(vllm.answer, kills=kills, batch=batch)
-
-    return {f"{PROPOSER}, {wait[0]} ms for {wait[1]}": with_wait(*wait) for wait in WAITS}
+def variants(vllm: Vllm, kills: Sequence[int]) -> dict[str, Answer]:
+    """AsyncProposer with each of `VARIANTS`."""
+    return {f"{PROPOSER}{name}": partial(vllm.answer, kills=kills, batch=batch) for name, batch in VARIANTS.items()}
 
 
 def _own_engine(stack: ExitStack) -> tuple[Callable[[Any], list[int]], Answer]:

@@ -17,12 +17,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_link import MemoryTransport, memory_pair
+from passes import forward
 from table_model import TableModel
 
 from amusd.drafters.autoregressive import AutoregressiveDrafter
+from amusd.drafters.base import Drafter, path_to
 from amusd.errors import ConfigError
 from amusd.integrations import vllm
 from amusd.integrations.vllm import QUIET_SECONDS, AsyncProposer, Batch
+from amusd.protocol.draft_session import Guesses, Node
 from amusd.protocol.messages import Hello
 from amusd.runtime.cores import allowed_cores
 from amusd.runtime.draft_worker import DraftWorker
@@ -47,6 +50,23 @@ def continuation(prompt: Sequence[int]) -> list[int]:
 TEXTS = {prompt: continuation(prompt) for prompt in PROMPTS}
 
 
+class RankingDrafter(Drafter):
+    """Guesses the model's likeliest tokens behind any node, each a tenth as likely as the one before."""
+
+    def __init__(self, model: TableModel) -> None:
+        self._model = model
+        self.max_length = model.max_length
+
+    def expand(self, root: Node, nodes: Sequence[Node], room: int = 1) -> list[Guesses]:
+        return [self._guesses((*self.committed, *path_to(root, node))) for node in nodes]
+
+    def _guesses(self, text: Sequence[int]) -> Guesses:
+        cache = self._model.new_cache(len(text))
+        self._model.prefill(text[:-1], cache)
+        ranked = forward(self._model, text[-1:], cache).logits[0].argsort(descending=True).tolist()
+        return [(token_id, 0.9 / 10**rank) for rank, token_id in enumerate(ranked[: self.fan_out])]
+
+
 class Drafts:
     """Lives of a draft in this thread, over a link of real frames: `let(n)` has it take up to n steps."""
 
@@ -65,7 +85,7 @@ class Drafts:
             return None
         life = len(self.losses) + 1
         own, self.its = memory_pair()
-        drafters = {"hf": lambda number: [AutoregressiveDrafter(self._model) for _ in range(number)]}
+        drafters = {"hf": lambda number: [RankingDrafter(self._model) for _ in range(number)]}
         self.worker = DraftWorker(self.its, drafters, life, Recorder("draft"), MAX_NUM_SEQS)
         return own, Hello(life, "", ("hf",))
 
@@ -103,7 +123,14 @@ class Runner:
         self.drafts = drafts
         self.seconds = 0.0
         self.batch = Batch(
-            drafts, "hf", VOCAB_SIZE, CAPACITY, NUM_CANDIDATES, MAX_NUM_SEQS, now=lambda: self.seconds, **settings
+            drafts,
+            "hf",
+            VOCAB_SIZE,
+            CAPACITY,
+            NUM_CANDIDATES,
+            max_num_seqs=MAX_NUM_SEQS,
+            now=lambda: self.seconds,
+            **settings,
         )
         self.ids = np.zeros((8, CAPACITY), np.int32)
         self.rows: list[tuple[int, ...]] = []
@@ -164,11 +191,11 @@ ACTIONS = st.tuples(
 
 
 @settings(max_examples=60)
-@given(st.lists(ACTIONS, max_size=40), st.sampled_from([MODEL, STRANGER]))
+@given(st.lists(ACTIONS, max_size=40), st.sampled_from([MODEL, STRANGER]), st.sampled_from([1, 5]))
 def test_rows_may_come_move_leave_and_return_while_drafts_die_or_fall_silent(
-    actions: list[tuple[str, int, int]], model: TableModel
+    actions: list[tuple[str, int, int]], model: TableModel, rows_per_step: int
 ) -> None:
-    runner, away = Runner(Drafts(model)), list[tuple[tuple[int, ...], int]]()
+    runner, away = Runner(Drafts(model), rows_per_step=rows_per_step), list[tuple[tuple[int, ...], int]]()
     runner.add(PROMPTS[0])
     for action, number, steps in actions:
         index = number % max(1, len(runner.rows))
@@ -216,6 +243,28 @@ def test_candidates_that_arrive_during_a_pass_are_proposed_after_it() -> None:
     assert runner.batch.counts.accepted == NUM_CANDIDATES
     assert runner.batch.counts.rows_without == 1
     assert runner.drafts.num_accepted == 1
+
+
+@pytest.mark.parametrize(("rows_per_step", "is_ready"), [(1, False), (VOCAB_SIZE, True)])
+def test_a_tree_has_a_candidate_ready_behind_a_token_that_the_draft_did_not_expect(
+    rows_per_step: int, is_ready: bool
+) -> None:
+    runner = Runner(Drafts(STRANGER), rows_per_step=rows_per_step)
+    runner.add(PROMPTS[0])
+    runner.run()
+    runner.drafts.let(9)
+    runner.run()
+    assert bool(runner.proposed[0]) == is_ready
+
+
+def test_candidates_below_the_chance_asked_for_are_not_proposed() -> None:
+    for min_chance, most in ((0.0, NUM_CANDIDATES), (1.0, 0)):
+        runner = Runner(Drafts(), rows_per_step=VOCAB_SIZE, min_chance=min_chance)
+        runner.add(PROMPTS[0])
+        runner.run()
+        runner.drafts.let(9)
+        runner.run()
+        assert len(runner.proposed[0]) == most
 
 
 def test_a_row_keeps_its_sequence_wherever_it_moves_and_others_are_closed() -> None:
@@ -406,7 +455,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def proposer(pair: Path) -> Iterator[AsyncProposer]:
     drafter = {"kind": "hf", "model": str(pair / "draft"), "dtype": "float32"}
-    found = AsyncProposer(config_of(pair, drafter=drafter, wait_ms=10_000, cores=allowed_cores()[-1:]))
+    settings = {"drafter": drafter, "wait_ms": 10_000, "min_chance": 0.0, "cores": allowed_cores()[-1:]}
+    found = AsyncProposer(config_of(pair, **settings))
     yield found
     found.close()
     found.close()
