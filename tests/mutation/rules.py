@@ -5,10 +5,7 @@ from __future__ import annotations
 from mutation.runner import Rule
 
 DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
-    (
-        "amusd/answer/turns.py",
-        "tests/runtime/test_batches.py::test_more_requests_than_slots_are_admitted_in_the_order_in_which_they_were_submitted",
-    ): {
+    ("amusd/answer/turns.py", "tests/runtime/test_batches.py"): {
         "the last reader comes first": ("reference = self._queue.popleft()", "reference = self._queue.pop()"),
     },
     ("amusd/answer/turns.py", "tests/test_turns.py"): {
@@ -36,14 +33,8 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "a key that is none is passed over": ("if name not in names:", "if False:"),
         "a number of NumPy's is none": ('hasattr(value, "item")', "False"),
     },
-    (
-        "amusd/drafters/autoregressive.py",
-        "tests/drafters/test_together.py::test_one_without_numbers_keeps_no_other_from_proposing",
-    ): {
-        "a sequence without numbers keeps others from proposing": (
-            "self._undo(error)\n            return []",
-            "raise",
-        ),
+    ("amusd/drafters/autoregressive.py", "tests/drafters/test_together.py"): {
+        "a sequence without numbers keeps others from proposing": ("self._undo(error)\n            return []", "raise"),
     },
     ("amusd/drafters/block.py", "tests/drafters/test_formulas.py"): {
         "guesses are those of the place before": ("place = len(path)", "place = len(path) + 1"),
@@ -61,10 +52,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "states.append(torch.zeros_like(self._features[0]))",
         ),
         "it drafts before it knows the prompt": ("self.is_ready = len(token_ids) == 1", "self.is_ready = True"),
-        "under the ratio test EAGLE draws as the target does": (
-            "draws = False",
-            "draws = True",
-        ),
+        "under the ratio test EAGLE draws as the target does": ("draws = False", "draws = True"),
     },
     ("amusd/drafters/ngram.py", "tests/drafters/test_ngram_cache.py"): {
         "the first occurrence is looked up": ("index, end = matches[0]", "index, end = matches[-1]"),
@@ -142,10 +130,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     ("amusd/policies/observer.py", "tests/policies/test_observer.py"): {
         "a draft is mute into the next answer": ("= True\n        self._mute_at = None\n", "= True\n"),
         "a draft that is mute stays so when it brings more": ("num_candidates > self._mute_at:", "False:"),
-        "a pass that was held up makes rows dear": (
-            "if pass_seconds <= OUTLIER * usual_seconds:",
-            "if True:",
-        ),
+        "a pass that was held up makes rows dear": ("if pass_seconds <= OUTLIER * usual_seconds:", "if True:"),
         "passes without a draft count as its own": ("        if not is_alone:\n", "        if True:\n"),
         "the time between two answers is the pass's": ("        self._last_end_ns = None\n        ", "        "),
     },
@@ -158,10 +143,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "a wait costs a sequence more than its time": ("max(view.gain - loss, -delay)", "view.gain - loss"),
         "the synchronous target has no deadline": ("not is_whole and seconds_left > 0", "not is_whole"),
     },
-    (
-        "amusd/policies/schedules.py",
-        "tests/runtime/test_batches.py::test_a_block_is_waited_for_whoever_else_is_ready",
-    ): {
+    ("amusd/policies/schedules.py", "tests/runtime/test_batches.py"): {
         "blocks are verified before all have come": ("Wait(seconds_left, worth=math.inf)  #", "Wait(seconds_left)  #"),
     },
     ("amusd/policies/verdict_clock.py", "tests/policies/test_verdict_clock.py"): {
@@ -252,14 +234,8 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             '"candidate"',
         ),
     },
-    (
-        "amusd/runtime/draft_client.py",
-        "tests/runtime/test_batches.py::test_one_that_its_draft_cannot_take_has_another_one_wait_for_it_once",
-    ): {
-        "a draft that serves others is waited for in each pass": (
-            "sequence.told.waited_ns += waited_ns",
-            "pass",
-        ),
+    ("amusd/runtime/draft_client.py", "tests/runtime/test_batches.py"): {
+        "a draft that serves others is waited for in each pass": ("sequence.told.waited_ns += waited_ns", "pass"),
     },
     ("amusd/runtime/draft_client.py", "tests/runtime/test_draft_client.py"): {
         "what the link takes counts as silence": ("default=0.0) + self.round_trip_seconds", "default=0.0)"),
@@ -273,10 +249,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "a lost draft stays attached": ("sequence.session.detach()\n            sequence.metrics", "sequence.metrics"),
         "the link of a lost draft stays open": ("self.link.drop()\n            self.link = None", "self.link = None"),
         "the draft's counts are given to no sequence": ("sequence.metrics.reported(message)", "pass"),
-        "the target names a sequence that it closes": (
-            "        self._sequences.pop(number, None)\n",
-            "",
-        ),
+        "the target names a sequence that it closes": ("        self._sequences.pop(number, None)\n", ""),
     },
     ("amusd/runtime/draft_client.py", "tests/runtime/test_features.py"): {
         "a new draft is taken to have the features of the one before": (
@@ -287,10 +260,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "return before.sequence_id, max(0, min(told.num_features, shared))",
             "return before.sequence_id, 0",
         ),
-        "features are sent again with every verdict": (
-            "            sequence.told.num_features = end\n",
-            "",
-        ),
+        "features are sent again with every verdict": ("            sequence.told.num_features = end\n", ""),
     },
     ("tests/model_checking/protocol_model.py", "tests/model_checking/test_exploration.py"): {
         "I1: a token is taken back for a new life": ("committed=target.committed,", "committed=target.committed[:-1],"),
@@ -302,10 +272,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "values = verdict.values[base - verdict.start :]",
             "values = verdict.values",
         ),
-        "I5: two tokens of its own end a block": (
-            "min(num_accepted + 1, self.room(target))",
-            "(num_accepted + 2)",
-        ),
+        "I5: two tokens of its own end a block": ("min(num_accepted + 1, self.room(target))", "(num_accepted + 2)"),
         "I6: nobody looks at the incarnation": (" and candidate.incarnation == target.incarnation", ""),
         "I6: what follows a rejected candidate is kept": (" and node.path[: len(values)] == values", ""),
         "I6: an orphan hangs behind the text": (
@@ -376,26 +343,19 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     ("amusd/runtime/target_sequence.py", "tests/runtime/test_draft_client.py"): {
         "a draft that joins late is told the whole reference": ("[len(committed) - len(request.prompt) :]", ""),
     },
-    (
-        "amusd/runtime/target_worker.py",
-        "tests/runtime/test_batches.py::test_a_pass_that_is_not_finite_ends_its_own_answer_alone",
-    ): {
+    ("amusd/runtime/target_worker.py", "tests/runtime/test_batches.py"): {
         "a pass that is not finite ends every answer": (
             "                    sequence.error = error\n                    self.end(sequence)",
             "                    raise",
         ),
-    },
-    (
-        "amusd/runtime/target_worker.py",
-        "tests/runtime/test_batches.py::test_a_prompt_that_comes_in_alone_is_taken_in_at_once",
-    ): {
         "a prompt that comes in alone is taken in by chunks": ("if len(self.sequences) > 1:", "if True:"),
-    },
-    (
-        "amusd/runtime/target_worker.py",
-        "tests/runtime/test_batches.py::test_a_prompt_that_comes_in_lets_the_others_have_a_pass_between_two_chunks",
-    ): {
         "a prompt is taken in at once whoever waits": ("if len(self.sequences) > 1:", "if False:"),
+        "an admission that fails takes a slot": (
+            "self.client.open(sequence)  #",
+            "self.sequences.append(sequence), self.client.open(sequence), self.sequences.pop()  #",
+        ),
+        "prompts that come together take more than a chunk of a step": ("if end - start > num_left:", "if False:"),
+        "the cache of a slot keeps what it held": ("cache.truncate(num_cached)", "pass"),
     },
     ("amusd/runtime/target_sequence.py", "tests/runtime/test_prefix_caching.py"): {
         "rows of an answer are taken over for those of a prompt": (
@@ -416,35 +376,11 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     ("amusd/models/cached_model.py", "tests/models/test_captured.py"): {
         "a chunk of a prompt is written beside rows of other positions": ("cache.put_in_order()", "pass"),
     },
-    ("amusd/runtime/target_worker.py", "tests/runtime/test_batches.py::test_an_admission_that_fails_costs_no_slot"): {
-        "an admission that fails takes a slot": (
-            (
-                "        self.client.open(sequence)  # at once, so that the draft prefills while the target does\n"
-                "        self.sequences.append(sequence)\n"
-            ),
-            ("        self.sequences.append(sequence)\n        self.client.open(sequence)\n"),
-        ),
-    },
-    (
-        "amusd/runtime/target_worker.py",
-        "tests/runtime/test_gathering.py",
-    ): {
+    ("amusd/runtime/target_worker.py", "tests/runtime/test_gathering.py"): {
         "a pass waits for each of its sequences": (
             "or sum(decision.worth for decision in decisions.values()) <= 0:",
             "or False:",
         ),
-    },
-    (
-        "amusd/runtime/target_worker.py",
-        "tests/runtime/test_batches.py::test_prompts_that_come_together_are_taken_in_together_as_far_as_a_chunk_goes",
-    ): {
-        "prompts that come together take more than a chunk of a step": ("if end - start > num_left:", "if False:"),
-    },
-    (
-        "amusd/runtime/target_worker.py",
-        "tests/runtime/test_batches.py::test_the_slot_of_a_cancelled_answer_is_free_at_the_next_step",
-    ): {
-        "the cache of a slot keeps what it held": ("cache.truncate(num_cached)", "pass"),
     },
     ("amusd/runtime/target_worker.py", "tests/runtime/test_draft_client.py"): {
         "a wait is not bounded by patience": ("min(seconds, self.client.patience_seconds)", "seconds"),
@@ -484,7 +420,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "a stop string across tokens is not seen": ("range(1, len(string))", "()"),
         "stop wins over end-of-sequence": (
             "        if token_id in self.eos_token_ids:\n",
-            ("        if token_id in self.eos_token_ids and not any(string in self._held for string in self.stop):\n"),
+            "        if token_id in self.eos_token_ids and not any(string in self._held for string in self.stop):\n",
         ),
         "text is cut before the first string of the list": (
             "min((index for string in stop if (index := text.find(string)) >= 0), default=len(text))",
@@ -501,10 +437,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "what is not supported is ignored": ("value is None or value is False", "value is None or value is not False"),
     },
     ("amusd/serving/responses.py", "tests/serving/test_pure.py"): {
-        "the last tokens of a stream are lost when they show no text": (
-            "or (waiting and ends_untold)",
-            "",
-        ),
+        "the last tokens of a stream are lost when they show no text": ("or (waiting and ends_untold)", ""),
         "of alternatives that read alike the last one stands": ("entry in reversed(entries)", "entry in entries"),
     },
     ("amusd/serving/service.py", "tests/serving/test_api.py"): {
@@ -540,7 +473,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "a quiet draft is told everything": ("            if not self._is_quiet:\n", "            if True:\n"),
         "each rank has a draft": ("if parallel.rank % parallel.tensor_parallel_size:", "if False:"),
     },
-    ("amusd/runtime/ranks.py", "tests/models/test_ranks.py::test_a_follower_of_another_version_is_not_waited_for"): {
+    ("amusd/runtime/ranks.py", "tests/models/test_ranks.py"): {
         "a rank of another version is waited for": ("if self._links[rank].num_rejected:", "if False:"),
     },
     ("launch/compose.py", "tests/launch/test_compose.py"): {
