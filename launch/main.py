@@ -18,7 +18,7 @@ from amusd.errors import ConfigError
 from amusd.files import make_new_folder
 from amusd.huge_pages import restart_with_huge_pages
 
-from .signals import end_of_program
+from .signals import end_of_program, raise_on_signals
 
 COMMANDS = {
     "generate": "answer one prompt, whose text streams to the terminal, or a file of them into another file",
@@ -71,17 +71,29 @@ def _run(arguments: list[str]) -> int:
         return _trace(rest)
     if command in ("keys", "export-draft"):
         return _write_folder(command, rest)
-    if command == "doctor" and not any(argument.startswith("-") for argument in rest):
+    if any(word.startswith("-") or "hydra" in word.partition("=")[0] for word in rest):
+        return _run_hydra(command, rest)
+    return _run_once(command, rest)
+
+
+def _run_once(command: str, arguments: list[str]) -> int:
+    """One run, without Hydra's own program, which composes a configuration twice before a job begins."""
+    from .compose import compose_config
+
+    config = compose_config(arguments)
+    if command == "doctor":
         from amusd.commands.doctor import run_doctor
 
-        from .compose import compose_config
-
-        config = compose_config(rest)
         return run_doctor(config, Console(json_only=config.output == "json"))
-    return _run_jobs(command, rest)
+    from .jobs import Jobs
+
+    with closing(Jobs(command)) as jobs:
+        raise_on_signals()
+        return jobs.run(config)
 
 
-def _run_jobs(command: str, arguments: list[str]) -> int:
+def _run_hydra(command: str, arguments: list[str]) -> int:
+    """A sweep, or what else Hydra's own options ask for."""
     from .compose import for_hydra, text_of
     from .jobs import Jobs
     from .run_directory import new_folder

@@ -20,6 +20,7 @@ MISTAKES = [
     (["serve", "-m"], "-m: `amusd serve` has one configuration"),
     (["generate", "workload.path=/nowhere"], "workload.path=/nowhere: [Errno 2] No such file or directory"),
     (["generate", "max_lookahead=no"], "max_lookahead=no: "),
+    (["generate", "nope=1"], "Could not override 'nope'."),
     (["bench", "target_tensor_parallel_size=2"], "target_tensor_parallel_size=2: `amusd bench` measures one process"),
     (["simulate", "accept=0.8"], "accept=0.8: only allowed with drafter=synthetic, or to simulate, with verify_ms"),
     (["export-draft", "/proc/nowhere"], "/proc/nowhere: "),
@@ -45,14 +46,6 @@ def test_a_mistake_is_one_line_on_stderr_exit_code_2_and_nothing_left_behind(
     assert len(lines) == 1
     assert lines[0].startswith(f"amusd: {message}")
     assert list(tmp_path.glob("runs/*")) == []
-
-
-def test_a_wrong_key_is_hydras_message_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["generate", "nope=1"]) == 1
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err.startswith("Could not override 'nope'.")
-    assert "Traceback" not in printed.err
 
 
 def test_a_configuration_is_printed_and_may_start_from_a_file_of_ones_own(
