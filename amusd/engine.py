@@ -13,7 +13,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypedDict, cast, get_args, get_type_hints, overload
 
@@ -31,13 +31,12 @@ from amusd.models.embedded_target import Report
 from amusd.models.meeting import Meeting
 from amusd.models.tokenizer import Prompt, Tokenizer, user_turn
 from amusd.policies.factory import policy_name
-from amusd.runtime.devices import claim_device, settle_devices
-from amusd.runtime.draft_process import DraftProcess
+from amusd.runtime.devices import claim_device
 from amusd.runtime.draft_restart import DraftSource
-from amusd.runtime.followers import start_followers
 from amusd.runtime.startup import connect_target, load_with_followers, make_leader
 from amusd.runtime.target_sequence import Request
 from amusd.runtime.target_worker import TargetWorker
+from amusd.runtime.workers import start_workers
 from amusd.sampling.stopping import StopChecker
 from amusd.schedule import check_sampling, choose_policy, choose_schedule
 from amusd.settings import from_mapping
@@ -95,9 +94,7 @@ class Engine:
     def start(cls, config: EngineConfig) -> Engine:
         """As `launch`, from a whole configuration."""
         torch.set_num_threads(config.hardware.num_threads)
-        config = replace(config, hardware=settle_devices(config, warnings.warn))
-        meeting = start_followers(config) if config.target_tensor_parallel_size > 1 else None
-        drafts = DraftProcess(config) if config.drafters else None
+        config, drafts, meeting = start_workers(config, warnings.warn)
         return cls.connect(config, drafts, Recorder("target"), meeting=meeting)
 
     @classmethod

@@ -10,7 +10,7 @@ import io
 import os
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from amusd.console import Console, tell
 from amusd.errors import ConfigError
 from amusd.files import RESULT_FILE, keep_traceback, read_json, write_json
 from amusd.runtime.cores import allowed_cores, pin_rank, pin_to
-from amusd.runtime.devices import settle_devices
+from amusd.runtime.workers import start_workers
 from amusd.tracing.recorder import Recorder, as_format
 
 from .compose import config_of
@@ -187,26 +187,14 @@ class Jobs:
         return self._engine
 
     def _make_pair(self, config: RunConfig, events: str | None, console: Console) -> Engine:
-        from amusd.runtime.draft_process import DraftProcess
-        from amusd.runtime.followers import start_followers
-
-        wanted = config.engine_for(self._command)
         pin_to(set(self._cores))
-        with ExitStack() as failing:
-            drafts = DraftProcess(wanted, events=events, tell_loss=tell, on_met=self._record)
-            failing.callback(drafts.stop)  # it loads while torch is imported
-            meeting = start_followers(wanted) if wanted.target_tensor_parallel_size > 1 else None
-            if meeting is not None:
-                failing.callback(meeting.stop)
-            settled = dataclasses.replace(wanted, hardware=settle_devices(wanted, tell))
-            if set(settled.hardware.devices) == {"cpu"}:
-                pin_rank(settled, "target", self._cores)
-            from amusd.engine import Engine
+        wanted = config.engine_for(self._command)
+        settled, drafts, meeting = start_workers(wanted, tell, events=events, tell_loss=tell, on_met=self._record)
+        if set(settled.hardware.devices) == {"cpu"}:
+            pin_rank(settled, "target", self._cores)
+        from amusd.engine import Engine
 
-            recorder = Recorder("target", events)
-            engine = Engine.connect(settled, drafts, recorder, report=console.note, meeting=meeting)
-            failing.pop_all()
-        return engine
+        return Engine.connect(settled, drafts, Recorder("target", events), report=console.note, meeting=meeting)
 
     def _record(self) -> None:
         """Write `workers.json`: before the first token, and again for each further draft."""
