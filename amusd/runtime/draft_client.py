@@ -11,7 +11,6 @@ import logging
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,10 +45,9 @@ SETTLE_SECONDS = 0.01
 """The longest wait for them at once: a new request may come meanwhile."""
 
 MAX_DRAINED = 1_000
-
+"""Most messages taken in before a pass."""
 MAX_DRAIN_SECONDS = 0.02
-
-REFUSED = "refused"
+"""The longest time to take them in."""
 
 
 @dataclass
@@ -278,28 +276,23 @@ class DraftClient:
         return before.sequence_id, max(0, min(told.num_features, shared))
 
     def _handle(self, message: Message) -> None:
-        fields: dict[str, Any] = {}
-        makes_sense = False
         if isinstance(message, Candidate):
-            reception, sequence = self._receive_candidate(message), self._sequences.get(message.sequence_id)
-            makes_sense = reception != REFUSED
-            fields = {"reception": reception, "num_ready": 0 if sequence is None else sequence.session.num_candidates}
-        record_message(self.recorder, RECEIVE, message, **fields)
+            self._receive_candidate(message)
+            return
+        record_message(self.recorder, RECEIVE, message)
         if isinstance(message, Failed):
             self._lose(told_by(message))
         elif isinstance(message, Progress):
             self._receive_counts(message)
-        elif makes_sense:
-            self._silence = Silence()
         else:
-            self._silence.num_nonsense += 1
-            if self._silence.num_nonsense >= MAX_NONSENSE:
-                self._lose(f"it sent {MAX_NONSENSE} messages in a row that the protocol forbids")
+            self._count_nonsense()
 
-    def _receive_candidate(self, message: Candidate) -> str:
+    def _receive_candidate(self, message: Candidate) -> None:
         sequence = self._sequences.get(message.sequence_id)
-        if sequence is None:
-            return "stale"
+        if sequence is None:  # it has ended
+            self._record_candidate(message, "stale", 0)
+            self._silence = Silence()
+            return
         if sequence.told is not None and message.incarnation == self._incarnation:
             sequence.told.heard(self._now())
         try:
@@ -307,9 +300,20 @@ class DraftClient:
             reception = sequence.session.receive(message, rows)
         except (PeerProtocolError, ValueError):  # ValueError: rows that no draft could have drawn from
             sequence.metrics.num_refused += 1
-            return REFUSED
-        sequence.metrics.num_stale_candidates += reception != "taken"
-        return reception
+            self._record_candidate(message, "refused", sequence.session.num_candidates)
+            self._count_nonsense()
+        else:
+            sequence.metrics.num_stale_candidates += reception != "taken"
+            self._record_candidate(message, reception, sequence.session.num_candidates)
+            self._silence = Silence()
+
+    def _record_candidate(self, message: Candidate, reception: str, num_ready: int) -> None:
+        record_message(self.recorder, RECEIVE, message, reception=reception, num_ready=num_ready)
+
+    def _count_nonsense(self) -> None:
+        self._silence.num_nonsense += 1
+        if self._silence.num_nonsense >= MAX_NONSENSE:
+            self._lose(f"it sent {MAX_NONSENSE} messages in a row that the protocol forbids")
 
     def _receive_counts(self, message: Progress) -> None:
         sequence = self._sequences.get(message.sequence_id) if message.open_ns else None

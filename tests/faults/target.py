@@ -15,7 +15,7 @@ from amusd.policies.base import Wait
 from amusd.policies.observer import PassTimes
 from amusd.protocol.messages import Candidate
 from amusd.protocol.verification import PassOutcome
-from amusd.runtime.draft_client import REFUSED, DraftClient
+from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.target_sequence import Request, TargetSequence
 from amusd.runtime.target_worker import TargetWorker
 from amusd.sampling.stopping import StopChecker
@@ -53,7 +53,7 @@ class WatchedClient(DraftClient):
             if sequence.session._block is not None:
                 self.watch.evaluated(sequence.session, sequence.session.to_judge()[0])
 
-    def _receive_candidate(self, message: Candidate) -> str:
+    def _receive_candidate(self, message: Candidate) -> None:
         assert self.peer is not None
         if message.incarnation != self.peer.incarnation:
             self.world.counts["candidate of an earlier life"] += 1
@@ -61,11 +61,13 @@ class WatchedClient(DraftClient):
             self.world.counts["candidate of an earlier answer"] += 1
         else:
             self.watch.received(message)
-        reception = super()._receive_candidate(message)
+        super()._receive_candidate(message)
+
+    def _record_candidate(self, message: Candidate, reception: str, num_ready: int) -> None:
+        super()._record_candidate(message, reception, num_ready)
         self.world.happened(f"reception {reception}")
-        if reception == REFUSED:
+        if reception == "refused":
             raise Violation(f"honesty: {message} of an honest draft was taken for {reception}")
-        return reception
 
 
 @dataclass

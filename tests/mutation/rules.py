@@ -245,7 +245,10 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "self._silence = Silence()\n        self.losses",
             "self.losses",
         ),
-        "the draft is silent although it spoke": ("self._silence = Silence()\n        else", "pass\n        else"),
+        "the draft is silent although it spoke": (
+            "num_candidates)\n            self._silence = Silence()",
+            "num_candidates)",
+        ),
         "a lost draft stays attached": ("sequence.session.detach()\n            sequence.metrics", "sequence.metrics"),
         "the link of a lost draft stays open": ("self.link.drop()\n            self.link = None", "self.link = None"),
         "the draft's counts are given to no sequence": ("sequence.metrics.reported(message)", "pass"),
@@ -345,8 +348,8 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     },
     ("amusd/runtime/target_worker.py", "tests/runtime/test_batches.py"): {
         "a pass that is not finite ends every answer": (
-            "                    sequence.error = error\n                    self.end(sequence)",
-            "                    raise",
+            "                sequence.error = error\n                self.end(sequence)",
+            "                raise",
         ),
         "a prompt that comes in alone is taken in by chunks": ("if len(self.sequences) > 1:", "if True:"),
         "a prompt is taken in at once whoever waits": ("if len(self.sequences) > 1:", "if False:"),
