@@ -48,7 +48,7 @@ class Hello(_Message, frozen=True, tag=1):
     """Both ways, first on every link: refuse early what cannot work together."""
 
     incarnation: Count
-    """Life of the draft process, from 1; the target sends 0, and one of its further ranks its number."""
+    """Life of the draft process, from 1; 0 from the target, on the links between its ranks too."""
     tokenizer_hash: Text
     """Fingerprint (hex) of its tokenizer, which the peers compare; empty: any."""
     drafters: Names

@@ -112,7 +112,7 @@ class Follower(ProcessGroup):
     def ready(self, device: str, timeout_seconds: float) -> None:
         """Report a loaded model, and wait for the others. Raises `RankLostError`."""
         try:
-            self._link.send(Hello(self.rank, "", ()))
+            self._link.send(Hello(0, "", ()))
             frame = self._link.receive_frame(timeout_seconds)
         except PeerLostError:
             raise RankLostError("rank 0 of the target is gone") from None
