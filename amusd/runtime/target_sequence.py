@@ -23,6 +23,7 @@ from amusd.protocol.target_session import TargetSession
 from amusd.protocol.verification import Block, PassOutcome
 from amusd.runtime.patience import Told
 from amusd.runtime.verifier import Verifier
+from amusd.sampling.acceptance import Acceptance
 from amusd.sampling.stopping import StopChecker
 from amusd.tracing.metrics import GenerationMetrics
 from amusd.types import FinishReason, Token
@@ -154,14 +155,19 @@ class TargetSequence:
         self.block = self.verifier.begin(self.session, num_candidates, breadth, min_chance)
         return self.verifier.rows(self.block)
 
-    def commit(self, output: ModelOutput | None) -> PassOutcome:
+    def commit(self, output: ModelOutput) -> PassOutcome:
         """Judge the candidates of the pass; make final what is accepted, and the target's own token behind it.
 
-        The answer may end before that. The cache is cut back. Raises `NotFiniteError`, after which None makes the pass
-        again without candidates.
+        The answer may end before that. Raises `NotFiniteError`, after which nothing more is final.
         """
-        session, block, verifier = self.session, self.block, self.verifier
-        acceptance = verifier.judge_again(session, block) if output is None else verifier.judge(session, block, output)
+        return self._finish(self.verifier.judge(self.session, self.block, output))
+
+    def commit_again(self) -> PassOutcome:
+        """Make the pass again, without candidates, and commit its token. Raises `NotFiniteError` as `commit`."""
+        return self._finish(self.verifier.judge_again(self.session, self.block))
+
+    def _finish(self, acceptance: Acceptance) -> PassOutcome:
+        """Make accepted tokens final, up to the answer's end, and cut the cache back to them."""
         texts, self.finish_reason = self.stop.push(acceptance.token_ids)
         token_ids = acceptance.token_ids[: len(texts)]
         num_accepted = min(acceptance.num_accepted, len(texts))

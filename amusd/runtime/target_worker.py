@@ -27,7 +27,10 @@ from amusd.tracing.recorder import SEQUENCES_PER_RUN, Recorder
 
 @dataclass
 class TargetWorker:
-    """Decodes up to `max_num_seqs` sequences: `admit`, `step` until they are over, and `end`. For one thread."""
+    """Decodes up to `max_num_seqs` sequences: `prepare`, then `admit`, `step` until they are over, and `end`.
+
+    For one thread.
+    """
 
     model: CachedModel
     recorder: Recorder
@@ -37,9 +40,9 @@ class TargetWorker:
     counts: TargetCounts = field(default_factory=TargetCounts)
     _next_sequence_id: int = 1
     sequences: list[TargetSequence] = field(default_factory=list)
-    """Those at work."""
+    """The open ones, in the order of their admission."""
     _free_caches: dict[KVCache, TargetSequence | None] = field(init=False)
-    """The least recently used first, with the sequence whose keys and values it holds for the next one."""
+    """The least recently used first, each with the ended sequence whose keys and values it still holds."""
     _free_observers: list[Observer] = field(init=False)
     """The most recently used last."""
 
@@ -48,7 +51,10 @@ class TargetWorker:
         switches: Switches = {}
         self._free_caches = dict.fromkeys(caches)
         self._free_observers = [Observer(switches) for _ in caches]
-        prepare_to_verify(self.model, caches[0])
+
+    def prepare(self) -> None:
+        """Prepare every pass before the first sequence is admitted; a GPU takes seconds."""
+        prepare_to_verify(self.model, next(iter(self._free_caches)))
 
     @property
     def has_room(self) -> bool:
@@ -96,10 +102,7 @@ class TargetWorker:
         working = self._gather()
         if working:
             self._decide(working)
-            start_ns = self.recorder.now_ns()
-            outputs = self.model.run([sequence.begin() for sequence in working])
-            num_rows = sum(len(sequence.block.token_ids) for sequence in working)
-            times = PassTimes(start_ns, self.recorder.now_ns(), num_rows, len(working))
+            outputs, times = self._verify(working)
             outcomes = self._commit(working, outputs)
             self._tell(outcomes)
             self._count(outcomes, times)
@@ -123,9 +126,9 @@ class TargetWorker:
     # The steps, in their order
 
     def _gather(self) -> list[TargetSequence]:
-        """Take in a chunk of the first prompt, and of the next ones within a chunk; a lone prompt whole.
+        """Compute prompts: one chunk of tokens over all that wait, or the whole prompt of a lone sequence.
 
-        Returns the next pass's sequences.
+        Returns the sequences whose prompt is complete.
         """
         num_left = chunk = self.model.numerics.prefill_chunk
         for sequence in [sequence for sequence in self.sequences if not sequence.is_prefilled]:
@@ -178,33 +181,45 @@ class TargetWorker:
             sequence.observer.waited(end_ns - start_ns, num_before=before, num_after=num_after)
             self.recorder.span("target_wait", start_ns, end_ns, sequence.sequence_id, reason=decision.reason)
 
+    def _verify(self, working: Sequence[TargetSequence]) -> tuple[Sequence[ModelOutput], PassTimes]:
+        """Run one pass over the committed last token and the candidates of each sequence; an output for each."""
+        start_ns = self.recorder.now_ns()
+        outputs = self.model.run([sequence.begin() for sequence in working])
+        num_rows = sum(len(sequence.block.token_ids) for sequence in working)
+        return outputs, PassTimes(start_ns, self.recorder.now_ns(), num_rows, len(working))
+
     def _commit(
         self, working: Sequence[TargetSequence], outputs: Sequence[ModelOutput]
     ) -> dict[TargetSequence, PassOutcome]:
-        """Have each sequence judge its candidates. One whose logits are not finite ends without an outcome."""
+        """Have each sequence judge its candidates, and make tokens final.
+
+        One whose logits are not finite tries again by a pass of its own; if that fails, it ends without an outcome.
+        """
         self.client.drain()  # a candidate that came meanwhile is judged in the place of the bonus token
         outcomes: dict[TargetSequence, PassOutcome] = {}
-        judged: list[tuple[TargetSequence, ModelOutput | None]] = [*zip(working, outputs, strict=True)]
-        for sequence, output in judged:
+        failed: list[TargetSequence] = []
+        for sequence, output in zip(working, outputs, strict=True):
             try:
                 outcomes[sequence] = sequence.commit(output)
+            except NotFiniteError:  # noqa: PERF203 - the others go on
+                failed.append(sequence)
+        for sequence in failed:  # last: another pass overwrites the logits of this one
+            try:
+                outcomes[sequence] = sequence.commit_again()
             except NotFiniteError as error:  # noqa: PERF203 - the others go on
-                if output is None:
-                    sequence.error = error
-                    self.end(sequence)
-                else:
-                    judged.append((sequence, None))  # behind the others, whose logits another pass overwrites
+                sequence.error = error
+                self.end(sequence)
         return outcomes
 
     def _tell(self, outcomes: dict[TargetSequence, PassOutcome]) -> None:
-        """Tell the draft what is committed: together, so that its next step is for all sequences."""
+        """Tell the draft what is committed of all sequences at once, so that its next step is for all of them."""
         told = [each for each in outcomes if each.finish_reason is None and each.decision.tells_draft]
         self._send_features(told)
         for sequence in told:
             self.client.answer(sequence)
 
     def _send_features(self, sequences: Sequence[TargetSequence]) -> None:
-        """Send the draft what its drafters read of tokens that are committed by now: one copy from a GPU for all."""
+        """Send the draft the hidden states that its drafters read of committed tokens: one copy from a GPU for all."""
         columns_of = self.model.feature_columns
         reading = [sequence for sequence in sequences if sequence.request.drafter in columns_of]
         due = {sequence: positions for sequence in reading if (positions := self.client.features_due(sequence))}

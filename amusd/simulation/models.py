@@ -18,7 +18,6 @@ from amusd.drafters.base import Drafter, Expansion
 from amusd.models.numerics import Numerics
 from amusd.models.passes import Rows
 from amusd.protocol.draft_session import Guesses, Transition
-from amusd.sampling.sampler import RowSampler
 from amusd.simulation.clock import Clock
 from amusd.simulation.cost import Costs
 from amusd.simulation.tokens import all_guesses, target_token
@@ -63,9 +62,6 @@ class ScriptedModel:
     def new_caches(self, number: int, capacity: int) -> Sequence[ScriptedCache]:
         """One for each sequence at work."""
         return [ScriptedCache(capacity) for _ in range(number)]
-
-    def prepare(self, cache: ScriptedCache, samplers: Sequence[RowSampler] = (), steps: int = 1) -> None:
-        """Nothing to prepare."""
 
     def prefill(self, token_ids: Sequence[int], cache: ScriptedCache) -> None:
         """Take in a prompt, at the same cost whatever its length."""

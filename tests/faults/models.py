@@ -91,9 +91,6 @@ class HashModel:
     def new_caches(self, number: int, capacity: int) -> list[HashCache]:
         return [HashCache(capacity) for _ in range(number)]
 
-    def prepare(self, cache: HashCache, samplers: object = ()) -> None:
-        pass
-
     def prefill(self, token_ids: Sequence[int], cache: HashCache) -> None:
         self._append(token_ids, cache)
         self._spend("prefill")
