@@ -10,7 +10,6 @@
     |   +-- PeerLostError      it is gone, or silent beyond the deadline
     |       +-- RankLostError  it shared this one's model
     +-- StateError             the caller's: asked of an engine or an answer when it cannot be had
-    +-- NoRoomError            the draft's: it cannot take a sequence, which the target decodes alone
     +-- DeviceError            the device's: it is there but does not answer
 
 An `AssertionError` is ours: an invariant of docs/protocol.md does not hold, or a rollback went wrong.
@@ -56,10 +55,6 @@ class RankLostError(PeerLostError):
 
 class StateError(AmusdError, RuntimeError):
     """An engine or an answer is closed, unfinished or interrupted."""
-
-
-class NoRoomError(AmusdError):
-    """No drafter is free, or the sequence is longer than its model takes. Nothing was changed."""
 
 
 class DeviceError(AmusdError):

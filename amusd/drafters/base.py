@@ -96,10 +96,7 @@ class Drafter:
         """Set the target's whole text of the next sequence, prompt included, for a synthetic draft."""
 
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
-        """Start from `token_ids`, one at least, perhaps with what is kept of a sequence that begins alike.
-
-        It may raise `NoRoomError`.
-        """
+        """Start from `token_ids`, one at least, perhaps with what is kept of a sequence that begins alike."""
         self.committed, self.capacity, self.fan_out = list(token_ids), capacity, fan_out
 
     def propose(self, path: Sequence[int], room: int) -> Sequence[int]:  # noqa: ARG002 - for others

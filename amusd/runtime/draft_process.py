@@ -62,8 +62,7 @@ class DraftProcess:
         self._lives = Lives(command_of(__name__), self._settings)
         self._lock = threading.RLock()
         self._tell_loss = tell_loss
-        self.met = on_met
-        """See `DraftSource`."""
+        self._on_met = on_met
         self._is_dismissed = False
         self._last_end: Ended | None = None
 
@@ -93,6 +92,10 @@ class DraftProcess:
                 if self._tell_loss is not None and end.code < 0 and not self._is_dismissed:
                     self._tell_loss(in_words(end))
             return end
+
+    def met(self) -> None:
+        """See `DraftSource`."""
+        self._on_met()
 
     def dismiss(self) -> None:
         """See `DraftSource`."""

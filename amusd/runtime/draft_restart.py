@@ -47,9 +47,8 @@ class DraftSource(Protocol):
         """How the present draft ended; None if not within `timeout` seconds (0 polls)."""
         ...
 
-    @property
-    def met(self) -> Callable[[], None]:
-        """To be called when the present draft has said Hello."""
+    def met(self) -> None:
+        """Take note that the present draft has said Hello."""
         ...
 
     def dismiss(self) -> None:
@@ -67,7 +66,7 @@ def in_words(end: Ended) -> str:
 
 
 class DraftRestart:
-    """The target's search for a draft: for the first, and for the next where one is lost."""
+    """The target's search for a draft: for the first, which `start` starts, and for the next where one is lost."""
 
     def __init__(
         self,
@@ -77,10 +76,7 @@ class DraftRestart:
         *,
         can_repeat: bool = True,
     ) -> None:
-        """Have the first draft start, without waiting. Raises `ConfigError`.
-
-        `listen` makes a link's listening end from a nonce; without `can_repeat`, once.
-        """
+        """`listen` makes a link's listening end from a nonce; without `can_repeat`, once."""
         self.failure: str | None = None
         self._source = source
         self._listen = listen
@@ -93,7 +89,14 @@ class DraftRestart:
         self._num_fruitless = 0
         self._not_before = self._deadline = 0.0
         self._dismiss_at = math.inf
-        self._start_next()
+
+    def start(self) -> None:
+        """Have the next draft start, without waiting. Raises `ConfigError`."""
+        nonce = secrets.randbits(64)
+        self._link = self._listen(nonce)
+        self._told, self._dismiss_at = self._told + 1, math.inf
+        self._deadline = time.monotonic() + self._timeout_seconds
+        self._source.tell(self._told, self._link.address, nonce)
 
     def first(self, tokenizer_hash: str) -> tuple[Transport, Hello]:
         """Wait for the first draft, to which the target says its `tokenizer_hash`.
@@ -154,7 +157,7 @@ class DraftRestart:
         if self._link is None:
             if end is not None and now >= self._not_before:
                 try:
-                    self._start_next()
+                    self.start()
                 except ConfigError as error:  # the address of the former link may still be taken
                     raise PeerLostError(str(error)) from error
             return None
@@ -167,13 +170,6 @@ class DraftRestart:
         self._source.met()
         link, self._link = self._link, None
         return link, peer
-
-    def _start_next(self) -> None:
-        nonce = secrets.randbits(64)
-        self._link = self._listen(nonce)
-        self._told, self._dismiss_at = self._told + 1, math.inf
-        self._deadline = time.monotonic() + self._timeout_seconds
-        self._source.tell(self._told, self._link.address, nonce)
 
     def _fail(self, reason: str) -> None:
         self._drop()

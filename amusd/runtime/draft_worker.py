@@ -7,11 +7,11 @@ over, so a lost `Close` does no harm.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from amusd.drafters.base import Drafter, DrafterFactory, say_once
-from amusd.errors import NoRoomError, PeerLostError, PeerProtocolError, RankLostError
+from amusd.drafters.base import Drafter, say_once
+from amusd.errors import PeerLostError, PeerProtocolError, RankLostError
 from amusd.policies.estimates import DRAFT_ROW_SHARE, RowCost
 from amusd.protocol.messages import Close, Features, Message, Open, Progress, Shutdown, Verdict
 from amusd.runtime.draft_sequence import DraftSequence, step_together
@@ -29,16 +29,13 @@ SIGN_NS = 100_000_000
 
 @dataclass
 class DraftWorker:
-    """Serves the sequences that the target opens over `link` until shutdown or loss.
-
-    Its drafters are made with it, before a sequence needs one: a GPU takes seconds.
-    """
+    """Serves the sequences that the target opens over `link` until shutdown or loss."""
 
     link: Transport
-    drafters: Mapping[str, DrafterFactory]
+    drafters: Mapping[str, Sequence[Drafter]]
+    """Drafters by name, one for each sequence that may be open at a time."""
     incarnation: int
     recorder: Recorder
-    max_num_seqs: int = 1
     _sequences: dict[int, DraftSequence] = field(default_factory=dict)
     _not_over: frozenset[int] = frozenset()
     _free: dict[str, dict[int, Drafter]] = field(init=False)
@@ -49,8 +46,8 @@ class DraftWorker:
     _last_sent_ns: int = 0
 
     def __post_init__(self) -> None:
-        number = self.max_num_seqs
-        self._free = {name: dict(enumerate(make(number), -number)) for name, make in self.drafters.items()}
+        # no sequence has a negative number
+        self._free = {name: dict(enumerate(made, -len(made))) for name, made in self.drafters.items()}
 
     def run(self) -> None:
         """Run until `Shutdown` or the end of the link. Raises `RankLostError`: this draft is no more."""
@@ -145,29 +142,25 @@ class DraftWorker:
             if last != opening.follows:
                 free[last].forget()
             manager = RollbackManager(opening, free[last])
-            del free[last]
-        except (PeerProtocolError, NoRoomError) as error:  # the target goes on alone
+        except PeerProtocolError as error:  # the target goes on alone
             self._refuse(opening.sequence_id)
             say_once(f"opened no sequence: {error}")  # the target asks again and again
             return
+        del free[last]
         sequence = DraftSequence(manager, opening.drafter, self.recorder, start_ns)
         sequence.account("draft_prefill", start_ns, num_tokens=len(opening.token_ids), fan_out=opening.fan_out)
         self._sequences[opening.sequence_id] = sequence
         if not manager.session.has_work:  # a drafter of fewer positions: the target need not wait for it
             self._send(sequence)
 
-    def _free_of(self, drafter: str) -> dict[int, Drafter]:
-        """The free drafters of that name.
-
-        Raises `PeerProtocolError` for an unknown name, and `NoRoomError` where none is free; the target asks again.
-        """
-        free = self._free.get(drafter)
-        if free is None:
+    def _free_of(self, name: str) -> dict[int, Drafter]:
+        """The free drafters of that name. Raises `PeerProtocolError` for an unknown name, or where none is free."""
+        if name not in self._free:
             names = ", ".join(self._free) or "none"
-            raise PeerProtocolError(f"the target asks for a drafter {drafter[:MAX_SHOWN]!r}; this draft has: {names}")
-        if not free:
-            raise NoRoomError(f"all {self.max_num_seqs} drafters {drafter!r} are at work")
-        return free
+            raise PeerProtocolError(f"the target asks for a drafter {name[:MAX_SHOWN]!r}; this draft has: {names}")
+        if not self._free[name]:
+            raise PeerProtocolError(f"all {len(self.drafters[name])} drafters {name!r} are at work")
+        return self._free[name]
 
     def _roll_back(self, sequence: DraftSequence) -> bool:
         try:
@@ -178,7 +171,8 @@ class DraftWorker:
             return False
 
     def _refuse(self, sequence_id: int) -> None:
-        self._post(Progress(sequence_id, *[0] * 5))
+        """Say that nothing is drafted for it, which is what an `open_ns` of 0 means."""
+        self._post(Progress(sequence_id, num_steps=0, num_drafted=0, num_rollbacks=0, busy_ns=0, open_ns=0))
 
     def _send(self, sequence: DraftSequence) -> None:
         candidate = sequence.offer()

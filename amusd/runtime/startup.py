@@ -59,7 +59,7 @@ def connect_target(
         client = DraftClient(recorder, model.vocab_size)
     else:
         can_repeat = config.transport.kind not in ("gloo", "nccl")  # which make no second link
-        restart = _restart_of(config, drafts, can_repeat=can_repeat)
+        restart = _start(config, drafts, can_repeat=can_repeat)
         try:
             model, tokenizer = load()
             link, peer = restart.first(tokenizer.fingerprint)
@@ -69,7 +69,9 @@ def connect_target(
         delay = 2 * config.transport.delay_ms / 1e3
         client = DraftClient(recorder, model.vocab_size, link, peer, delay, restart if can_repeat else None)
     with device_errors(device_of(config, "target"), only_full=True):
-        return TargetWorker(model, recorder, client, config.max_num_seqs, config.prefix_caching), tokenizer
+        worker = TargetWorker(model, recorder, client, config.max_num_seqs, config.prefix_caching)
+        worker.prepare()
+    return worker, tokenizer
 
 
 def start_draft(
@@ -78,14 +80,16 @@ def start_draft(
     """Start a draft's process and what replaces it, without waiting; both end with `running`."""
     process = DraftProcess(config, cores=cores)
     running.callback(process.stop)
-    restart = _restart_of(config, process, can_repeat=can_repeat)
+    restart = _start(config, process, can_repeat=can_repeat)
     running.callback(restart.close)
     return restart
 
 
-def _restart_of(config: EngineConfig, drafts: DraftSource, *, can_repeat: bool) -> DraftRestart:
+def _start(config: EngineConfig, drafts: DraftSource, *, can_repeat: bool) -> DraftRestart:
     make_link = partial(listen, config.transport, devices=link_devices(config))
-    return DraftRestart(drafts, make_link, config.startup_timeout_seconds, can_repeat=can_repeat)
+    restart = DraftRestart(drafts, make_link, config.startup_timeout_seconds, can_repeat=can_repeat)
+    restart.start()
+    return restart
 
 
 def make_leader(config: EngineConfig, meeting: Meeting | None) -> Leader | None:
@@ -188,10 +192,11 @@ def serve_draft(
         for note in drafters.notes if incarnation == 1 else ():
             say_once(f"draft: {note}")
         with device_errors(device, only_full=True):
-            worker = DraftWorker(link, drafters.factories, incarnation, recorder, config.max_num_seqs)
-            hello = Hello(incarnation, drafters.tokenizer_hash, tuple(drafters.factories))
+            # before the target is told that they are ready: on a GPU it takes seconds
+            made = {name: make(config.max_num_seqs) for name, make in drafters.factories.items()}
+            hello = Hello(incarnation, drafters.tokenizer_hash, tuple(made))
             await_hello(link, hello, config.startup_timeout_seconds)
-            worker.run()
+            DraftWorker(link, made, incarnation, recorder).run()
 
 
 def start_inner(

@@ -153,9 +153,7 @@ class Simulator:
 
     def _start_draft(self, clock: Clock, recorder: Recorder) -> tuple[Transport, Hello]:
         random = self._random("draft")
-
-        def make(number: int) -> list[ScriptedDrafter]:
-            return [ScriptedDrafter(clock, self, random) for _ in range(number)]
+        drafters = [ScriptedDrafter(clock, self, random) for _ in range(self.num_slots)]
 
         def send_to_draft(message: Message) -> None:
             clock.to_draft.send(clock.target_ns, message)
@@ -165,7 +163,7 @@ class Simulator:
 
         own_end = SimpleNamespace(send=send_to_target, receive=clock.receive_at_draft, close=lambda: None)
         other_end = SimpleNamespace(send=send_to_draft, receive=clock.receive_at_target, close=lambda: None)
-        draft = DraftWorker(cast("Transport", own_end), {DRAFTER: make}, 1, recorder, max_num_seqs=self.num_slots)
+        draft = DraftWorker(cast("Transport", own_end), {DRAFTER: drafters}, 1, recorder)
         clock.draft_acts.extend((draft.take_in, draft.propose))
         return cast("Transport", other_end), Hello(1, "", (DRAFTER,))
 

@@ -18,8 +18,6 @@ from amusd.drafters.factory import load_drafters
 from amusd.models.cached_model import CachedModel
 from amusd.models.loading import DRAFT_ROWS, load_target
 from amusd.models.row_attention import num_splits
-from amusd.runtime.draft_worker import DraftWorker
-from amusd.tracing.recorder import Recorder
 
 MAX_GRAPHS = 24
 MAX_BYTES = 10**9
@@ -46,12 +44,8 @@ def test_workers_capture_few_graphs_in_one_pool_and_leave_other_threads_alone(ve
     with fake_cuda() as gpus, builders.two_layers():
         Target(load_target(engine(2048, verify_width=verify_width), "cuda:0")[0])
         graphs = gpus.record.captures
-        DraftWorker(
-            link=None,  # type: ignore[arg-type]  # nothing is received here
-            drafters=load_drafters(engine(32_768), "cuda:1").factories,
-            incarnation=1,
-            recorder=Recorder("draft"),
-        )
+        for make in load_drafters(engine(32_768), "cuda:1").factories.values():
+            make(1)
     drafted = gpus.record.captures[len(graphs) :]
     assert 1 <= len(graphs) <= MAX_GRAPHS
     assert 1 <= len(drafted) <= MAX_GRAPHS

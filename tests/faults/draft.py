@@ -182,16 +182,13 @@ class DraftProcess:
 
     def _new_worker(self, link: End) -> WatchedDraft:
         quality, silence = self.drafts.quality, self.drafts.silence
+        number = max(self.drafts.max_num_seqs, 1 + self.incarnation % 2)
+        drafters = [HashDrafter(self.spend, quality, silence, self.incarnation) for _ in range(number)]
         return WatchedDraft(
             link=link,
-            drafters={
-                "test": lambda number: [
-                    HashDrafter(self.spend, quality, silence, self.incarnation) for _ in range(number)
-                ],
-            },
+            drafters={"test": drafters},
             incarnation=self.incarnation,
             recorder=Recorder("draft", now_ns=self.world.time_ns),
-            max_num_seqs=max(self.drafts.max_num_seqs, 1 + self.incarnation % 2),
             process=self,
         )
 

@@ -196,6 +196,7 @@ class Simulation:
 
     def _start(self) -> WatchedTarget:
         restart = DraftRestart(self.drafts, self._listen, HANDSHAKE_SECONDS)
+        restart.start()
         link, peer = restart.first("")
         recorder = Recorder("target", now_ns=self.world.time_ns)
         client = WatchedClient(

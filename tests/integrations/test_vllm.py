@@ -85,8 +85,8 @@ class Drafts:
             return None
         life = len(self.losses) + 1
         own, self.its = memory_pair()
-        drafters = {"hf": lambda number: [RankingDrafter(self._model) for _ in range(number)]}
-        self.worker = DraftWorker(self.its, drafters, life, Recorder("draft"), MAX_NUM_SEQS)
+        drafters = {"hf": [RankingDrafter(self._model) for _ in range(MAX_NUM_SEQS)]}
+        self.worker = DraftWorker(self.its, drafters, life, Recorder("draft"))
         return own, Hello(life, "", ("hf",))
 
     def lost(self, reason: str) -> None:

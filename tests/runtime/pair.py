@@ -166,6 +166,7 @@ def engine_of(
     restart = DraftRestart(
         drafts, lambda nonce: wrap_target_link(drafts.listen(nonce)), TIMEOUT_SECONDS, can_repeat=restarts
     )
+    restart.start()
     try:
         link, peer = restart.first(tokenizer.fingerprint)
         client = DraftClient(recorder, model.vocab_size, link, peer, draft_restart=restart if restarts else None)

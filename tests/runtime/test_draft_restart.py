@@ -55,6 +55,7 @@ class Search:
         monkeypatch.setattr(draft_restart, "time", time)
         monkeypatch.setattr(handshake, "time", time)
         self.restart = DraftRestart(self.source, self._listen, 10.0)
+        self.restart.start()
         self.links[0].inbox.append(hello(1))
         assert self.restart.first("") == (self.links.pop(), hello(1))
         self.source.told.clear()
@@ -92,6 +93,7 @@ def test_a_first_draft_that_is_lost_and_does_not_end_is_waited_for_until_the_sta
     search.cuts_links = True
     monkeypatch.setattr(search.source, "dismiss", lambda: None)
     again = DraftRestart(search.source, search._listen, 10.0)
+    again.start()
     with pytest.raises(PeerLostError, match="has not ended within startup_timeout_seconds"):
         again.first("")
     assert search.clock.ns / 1e9 < 11.0

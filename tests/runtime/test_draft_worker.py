@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from oracle import OracleDrafter, always_right
 from runtime.clocked import Clock, Link
-from runtime.pair import KeepingRecorder, one_by_one
+from runtime.pair import KeepingRecorder
 from runtime.table_tree import TableTreeDrafter, spread
 
 from amusd.drafters.base import say_once
@@ -54,14 +54,8 @@ class Draft:
 
         self.recorder = KeepingRecorder("draft", now_ns=self.clock)
         tree = lambda: TableTreeDrafter(places=spread(1))  # noqa: E731
-        drafters = {"test": one_by_one(tree if opening.get("fan_out") else make)}
-        self.worker = DraftWorker(
-            self.link,  # type: ignore[arg-type]
-            drafters,
-            1,
-            self.recorder,
-            max_num_seqs=max_num_seqs,
-        )
+        drafters = [tree() if opening.get("fan_out") else make() for _ in range(max_num_seqs)]
+        self.worker = DraftWorker(self.link, {"test": drafters}, 1, self.recorder)  # type: ignore[arg-type]
         self.max_length = max_length
         self.options = {"max_lookahead": 8, "tokens_per_message": 1} | opening
         self.say(*map(self.opening, range(1, num_open + 1)))

@@ -153,7 +153,7 @@ def features_of(start: int, end: int) -> Features:
 def test_features_that_come_before_their_verdict_wait_for_it() -> None:
     target, draft = memory_pair()
     drafter = ReadingDrafter()
-    worker = DraftWorker(draft, {NAME: lambda _: [drafter]}, 1, Recorder("draft"))
+    worker = DraftWorker(draft, {NAME: [drafter]}, 1, Recorder("draft"))
     target.send(Open(1, 1, PROMPT, 100, NAME, 8, 1, not_over=(1, 2)))
     target.send(features_of(0, 7))
     worker.take_in()

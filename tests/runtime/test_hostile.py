@@ -31,7 +31,6 @@ from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport
 
 VOCAB = 97
-LOOKUP = {"ngram": lambda _: [NgramDrafter(2)]}
 OPENING = Open(1, 1, (1, 2, 1, 2), 20, "ngram", 4, 1, not_over=(1, 2))
 HOSTILE = {
     "an opening without room": replace(OPENING, sequence_id=2, max_length=3),
@@ -58,7 +57,7 @@ class OneByOne:
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_target_is_not_obeyed_and_the_next_message_is(name: str) -> None:
     target, draft = memory_pair()
-    worker = DraftWorker(OneByOne(draft), LOOKUP, 1, Recorder("draft"))
+    worker = DraftWorker(OneByOne(draft), {"ngram": [NgramDrafter(2)]}, 1, Recorder("draft"))
     for message in (OPENING, HOSTILE[name], Close(1), Shutdown()):
         target.send(message)
     worker.run()

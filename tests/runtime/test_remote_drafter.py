@@ -54,7 +54,7 @@ class Middle:
         self._its = its
         self.worker = DraftWorker(
             link=its,
-            drafters={"inner": lambda _: [INNER[inner]()]},
+            drafters={"inner": [INNER[inner]()]},
             incarnation=1,
             recorder=Recorder("draft"),
         )
