@@ -31,81 +31,96 @@ def seen_by_chain(start: int, rows: int, end: int) -> Tensor:
 
 
 def cpu_attention(parts: Sequence[Part], num_rows: int) -> Attention:
-    """The attention of a pass of `num_rows` rows; the last ones may be padding, for which it is anything finite."""
-    groups: list[_Group] = []
-    for part in sorted(parts, key=lambda part: (*part.visible.shape, part.first)):
-        if not (groups and groups[-1].add(part)):
-            groups.append(_Group(part))
-    sizes = [len(group.parts) * len(group.parts[0].visible) for group in groups]
-    gathered: list[int] = []
-    for part in (part for group in groups for part in group.parts):
-        gathered += [*part.rows, *[part.rows.start] * (len(part.visible) - len(part.rows))]
+    """The attention of a pass of `num_rows` rows; the last ones may be padding, whose result is anything finite."""
+    batches = _batched(parts)
+    sizes = [len(batch.rows) for batch in batches]
+    computed = [row for batch in batches for row in batch.rows]
     order, back = None, None
-    if gathered != [*range(num_rows)]:
-        places = {row: place for place, row in reversed([*enumerate(gathered)])}
-        order = torch.tensor(gathered)
+    if computed != [*range(num_rows)]:
+        places = {row: place for place, row in reversed([*enumerate(computed)])}
+        order = torch.tensor(computed)
         back = torch.tensor([places.get(row, 0) for row in range(num_rows)])
 
-    def attend(layer: AttentionInputs) -> Tensor:
+    def attend_in_batches(layer: AttentionInputs) -> Tensor:
         query = layer.query.float()
         if order is not None:
             query = query.index_select(0, order)
-        by_group = torch.split(query, sizes)
-        found = [group.attend(q, layer) for group, q in zip(groups, by_group, strict=True)]
+        queries = torch.split(query, sizes)
+        found = [batch.attend(own, layer) for batch, own in zip(batches, queries, strict=True)]
         attended = found[0] if len(found) == 1 else torch.cat(found)
         return attended if back is None else attended.index_select(0, back)
 
-    return attend
+    return attend_in_batches
 
 
-class _Group:
-    """Parts of one shape at equal distances, which one call computes."""
+def _batched(parts: Sequence[Part]) -> list[_Batch]:
+    """Batches of parts that have one shape, and whose regions lie at equal distances."""
+    batches: list[list[Part]] = []
+    for part in sorted(parts, key=lambda part: (*part.visible.shape, part.first)):
+        if batches and _goes_on(batches[-1], part):
+            batches[-1].append(part)
+        else:
+            batches.append([part])
+    return [_Batch(batch) for batch in batches]
 
-    def __init__(self, part: Part) -> None:
-        self.parts = [part]
-        self._distance = 0
-        # [parts, 1, groups * rows, end] by number of heads in a group; None: a lone row sees everything.
+
+def _goes_on(batch: Sequence[Part], part: Part) -> bool:
+    if part.visible.shape != batch[-1].visible.shape:
+        return False
+    return len(batch) == 1 or part.first - batch[-1].first == batch[1].first - batch[0].first
+
+
+class _Batch:
+    """Parts that one call computes: of one shape [rows, end], at equal distances in the memory."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._parts, self._number = parts, len(parts)
+        self._num_rows, self._end = parts[0].visible.shape
+        self._distance = parts[1].first - parts[0].first if len(parts) > 1 else 0
         self._masks: dict[int, Tensor | None] = {}
-
-    def add(self, part: Part) -> bool:
-        last = self.parts[-1]
-        distance = part.first - last.first
-        if part.visible.shape != last.visible.shape or (len(self.parts) > 1 and distance != self._distance):
-            return False
-        self.parts.append(part)
-        self._distance = distance
-        return True
+        self.rows: list[int] = []
+        """Rows of the pass that are computed, part by part; padding repeats the first row of its part."""
+        for part in parts:
+            self.rows += [*part.rows, *[part.rows.start] * (self._num_rows - len(part.rows))]
 
     def attend(self, query: Tensor, layer: AttentionInputs) -> Tensor:
-        """[rows, heads, dim] for the `query` of all parts, padding included, one part after another."""
-        keys, values = layer.keys, layer.values
-        number, (rows, end), key_heads, dim = len(self.parts), self.parts[0].visible.shape, *keys.shape[::2]
+        """[rows, heads, dim] for the `query` of `rows`."""
         if not layer.is_plain:
-            regions = [slice(part.first, part.first + end) for part in self.parts]
-            each = zip(self.parts, regions, torch.split(query, rows), strict=True)
-            layers = [(part, AttentionInputs(q, keys[:, own], values[:, own], *layer[3:])) for part, own, q in each]
-            return torch.cat([attend_masked(own, part.visible) for part, own in layers])
-        groups = query.shape[1] // key_heads
-        if groups not in self._masks:
-            self._masks[groups] = None
-            if number * rows > 1 or not self.parts[0].visible.all():
-                masks = [additive(part.visible, torch.float32).repeat(1, groups, 1) for part in self.parts]
-                self._masks[groups] = torch.stack(masks)
+            return self._attend_each(query, layer)
+        number, rows, key_heads, dim = self._number, self._num_rows, len(layer.keys), query.shape[2]
+        group = query.shape[1] // key_heads
         # The heads of a group are rows of one product, so keys and values are read once and never expanded.
-        folded = query.view(number, rows, key_heads, groups, dim).permute(0, 2, 3, 1, 4)
+        folded = query.view(number, rows, key_heads, group, dim).permute(0, 2, 3, 1, 4)
         found = F.scaled_dot_product_attention(
-            folded.reshape(number, key_heads, groups * rows, dim),
-            self._regions(keys, end),
-            self._regions(values, end),
-            self._masks[groups],
+            folded.reshape(number, key_heads, group * rows, dim),
+            self._regions(layer.keys),
+            self._regions(layer.values),
+            self._mask(group),
             scale=layer.scaling,
         )
-        by_row = found.view(number, key_heads, groups, rows, dim).permute(0, 3, 1, 2, 4)
-        return by_row.reshape(number * rows, key_heads * groups, dim)
+        by_row = found.view(number, key_heads, group, rows, dim).permute(0, 3, 1, 2, 4)
+        return by_row.reshape(number * rows, key_heads * group, dim)
 
-    def _regions(self, tensor: Tensor, end: int) -> Tensor:
+    def _attend_each(self, query: Tensor, layer: AttentionInputs) -> Tensor:
+        found = []
+        for part, own in zip(self._parts, torch.split(query, self._num_rows), strict=True):
+            region = slice(part.first, part.first + self._end)
+            inputs = layer._replace(query=own, keys=layer.keys[:, region], values=layer.values[:, region])
+            found.append(attend_masked(inputs, part.visible))
+        return torch.cat(found)
+
+    def _regions(self, tensor: Tensor) -> Tensor:
         """A view [parts, key_heads, end, dim] of [key_heads, slots, dim]."""
-        heads, slot, number = tensor.stride()
-        size = (len(self.parts), tensor.shape[0], end, tensor.shape[2])
-        offset = tensor.storage_offset() + self.parts[0].first * slot
-        return tensor.as_strided(size, (self._distance * slot, heads, slot, number), offset)
+        head, slot, item = tensor.stride()
+        size = (self._number, tensor.shape[0], self._end, tensor.shape[2])
+        offset = tensor.storage_offset() + self._parts[0].first * slot
+        return tensor.as_strided(size, (self._distance * slot, head, slot, item), offset)
+
+    def _mask(self, group: int) -> Tensor | None:
+        """[parts, 1, group * rows, end] for `group` query heads per key head; None: a lone row sees everything."""
+        if group not in self._masks:
+            self._masks[group] = None
+            if len(self.rows) > 1 or not self._parts[0].visible.all():
+                masks = [additive(part.visible, torch.float32).repeat(1, group, 1) for part in self._parts]
+                self._masks[group] = torch.stack(masks)
+        return self._masks[group]
