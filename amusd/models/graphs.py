@@ -1,7 +1,6 @@
 """CUDA graphs: work on fixed addresses, captured once and replayed with one launch.
 
-A worker's graphs share one side stream and one memory pool. Captures, replays and events name their device, since the
-current device decides where a capture listens.
+Captures, replays and events name their device, since the current device decides where a capture listens.
 
 References: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
 """
@@ -15,6 +14,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,36 +45,36 @@ def run_each_time(work: Work) -> Replay:
 
 
 def graph_capture(device: torch.device) -> Capture:
-    """What captures the graphs of one worker."""
+    """A `Capture` of CUDA graphs, for one worker. They share a side stream and a memory pool, made for the first."""
 
     @functools.cache
     def stream_and_pool() -> tuple[Any, Any]:
         return torch.cuda.Stream(device), torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]  # of torch
 
     def capture(work: Work) -> Replay:
-        """Capture `work`, which runs three times with its present inputs. Raises `DeviceError`."""
         with torch.cuda.device(device):
-            stream, pool = stream_and_pool()
-            stream.wait_stream(torch.cuda.current_stream(device))
-            with torch.cuda.stream(stream):
-                for _ in range(_WARM_UP_RUNS):
-                    work()
-            torch.cuda.current_stream(device).wait_stream(stream)
-            graph = torch.cuda.CUDAGraph()
-            # thread_local: threads of the link, of NCCL and of the allocator may use the device meanwhile.
-            with (
-                _capturing(device),
-                torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
-            ):
-                work()
-
-        def replay() -> None:
-            with torch.cuda.device(device):
-                graph.replay()
-
-        return replay
+            return partial(_replay, _captured(work, device, *stream_and_pool()), device)
 
     return capture
+
+
+def _captured(work: Work, device: torch.device, stream: Any, pool: Any) -> Any:
+    """The graph of `work`, which runs three times with its present inputs. Raises `DeviceError`."""
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        for _ in range(_WARM_UP_RUNS):
+            work()
+    torch.cuda.current_stream(device).wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    # thread_local: threads of the link, of NCCL and of the allocator may use the device meanwhile.
+    with _capturing(device), torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        work()
+    return graph
+
+
+def _replay(graph: Any, device: torch.device) -> None:
+    with torch.cuda.device(device):
+        graph.replay()
 
 
 @contextlib.contextmanager
