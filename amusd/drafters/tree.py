@@ -19,7 +19,7 @@ from amusd.drafters.ngram import LOOKUP_TOKENS, NgramCache
 from amusd.errors import NotFiniteError
 from amusd.models.cached_model import CachedModel
 from amusd.models.kv_cache import KVCache
-from amusd.models.passes import ModelOutput, Places, Rows, SamplerRows
+from amusd.models.passes import ModelOutput, Paths, Rows, SamplerRows
 from amusd.protocol.draft_session import MAX_NODES, MIN_PROBABILITY, Guesses, Node, Transition
 from amusd.sampling.ranking import Mixture, Ranking, RowRanker
 from amusd.sampling.sampler import DRAFT_LEVELS, SamplingState, SequenceSampler, samplers_of
@@ -121,8 +121,8 @@ class ModelTreeDrafter(AutoregressiveDrafter):
             others = len(tokens) - len(behind)
             words = self._ranking.rows_behind(self.length, behind, mixtures, others)
             wanted = SamplerRows(self._ranking.sampler, words)
-        places = Places(self._prefix[: self._num_computed], paths)
-        return Rows(self._reduced(tokens), self._cache, wanted, places=places), mixtures
+        slots = Paths(self._prefix[: self._num_computed], paths)
+        return Rows(self._reduced(tokens), self._cache, wanted, paths=slots), mixtures
 
     def rank(self, number: int, part: TreePart, output: ModelOutput) -> Sequence[Guesses]:
         """Rank the tokens behind the last `number` rows by the logits of the pass."""

@@ -138,9 +138,9 @@ class CachedModel:
             case Forward(_, steps):
                 outputs: list[ModelOutput] = passes.run(batch, steps, sampler)
                 for each in batch:
-                    cache, places = each.cache, each.places
-                    cache.path_slots = () if places is None or each.parents is None else places.slots
-                    if places is None:
+                    cache, paths = each.cache, each.paths
+                    cache.path_slots = () if paths is None or each.parents is None else paths.slots
+                    if paths is None:
                         cache.advance(min(len(each.token_ids) + steps - 1, cache.capacity - cache.length))
                 return outputs
             case Keep(cache, rows):
@@ -187,19 +187,19 @@ class CachedModel:
             ranks.check()
 
     def _laid_out(self, rows: Rows) -> Rows:
-        """The same with the places of paths. Raises `ValueError` for what no pass can hold."""
+        """The same rows with the slots of their paths. Raises `ValueError` for what no pass can hold."""
         cache, numerics, parents = rows.cache, self.numerics, rows.parents
         count, start = len(rows.token_ids), cache.length
-        is_chain = parents is None and rows.places is None
+        is_chain = parents is None and rows.paths is None
         most = min(numerics.max_rows(start), cache.capacity - start) if is_chain else numerics.width
         if not 1 <= count <= most:
             raise ValueError(f"{count} tokens at {start}: allowed are 1 to {most}")
         if parents is None:
             return rows
-        places = lay_out(parents, cache, numerics)
-        if (last := max(places.positions)) >= min(cache.capacity, start + numerics.max_rows(start)):
+        paths = lay_out(parents, cache, numerics)
+        if (last := max(paths.positions)) >= min(cache.capacity, start + numerics.max_rows(start)):
             raise ValueError(f"a path to position {last} from {start}: allowed are {numerics.max_rows(start)} rows")
-        return replace(rows, places=places)
+        return replace(rows, paths=paths)
 
 
 def extend(model: CachedModel, token_ids: Sequence[int], cache: KVCache, num_tokens: int) -> list[int]:

@@ -24,8 +24,8 @@ from amusd.errors import DeviceError
 from amusd.models.attention import causal_attention
 from amusd.models.graphs import Replay, send
 from amusd.models.kv_cache import KVCache
-from amusd.models.passes import PADDING_ID, ModelOutput, Places, Rows
-from amusd.models.pinned import PassInputs, Pinned
+from amusd.models.passes import PADDING_ID, PARENT, POSITION, SLOT, TOKEN, ModelOutput, Rows
+from amusd.models.pinned import CACHE, LAST_ROW, LENGTH, PATH, PassInputs, Pinned
 from amusd.sampling.sampler import RowSampler
 
 if TYPE_CHECKING:
@@ -121,66 +121,88 @@ class CapturedPasses:
         self._model.wait()
 
     def _places(self, shape: PassShape) -> slice:
-        first = self._num_caches * (self._max_rows + shape.step - 1) if shape.step else 0
+        first = self._first_place(shape.step)
         return slice(first, first + shape.sequences * shape.rows)
+
+    def _first_place(self, step: int) -> int:
+        return self._num_caches * (self._max_rows + step - 1) if step else 0
 
     def _places_of(self, index: int, rows: Rows, shapes: Sequence[PassShape]) -> slice | list[int]:
         first = index * shapes[0].rows
         end = first + len(rows.token_ids)
         if len(shapes) == 1:
             return slice(first, end)
-        return [*range(first, end), *(self._places(shape).start + index for shape in shapes[1:])]
+        return [*range(first, end), *(self._first_place(shape.step) + index for shape in shapes[1:])]
 
     def _write(self, batch: Sequence[Rows], shape: PassShape, num_further: int) -> int:
         """Write a pass's inputs, padding included; returns how many paths `PassInputs.send` must send.
 
-        The last replay is over, so no one reads the inputs. Chains are read through the table alone.
+        The last replay is over, so no one reads the inputs.
         """
-        inputs, num_paths = self._inputs, 0
-        _, positions, slots, _, row_paths = inputs.rows
-        num_first, changed = self._num_caches * self._max_rows, list[int]()
-        inputs.rows[:], positions[:] = PADDING_ID, _NO_POSITION  # which sees nothing
-        slots[: shape.sequences * shape.rows] = self._scratch[: shape.sequences, : shape.rows].ravel()
-        slots[num_first:] = self._scratch[:, self._max_rows :].T.ravel()
-        inputs.sequences[:] = [[0], [self._allocated], [0]]
+        self._write_padding(shape)
+        inputs, num_paths, changed = self._inputs, 0, list[int]()
         for index, rows in enumerate(batch):
-            first, count, cache = index * shape.rows, len(rows.token_ids), rows.cache
-            inputs.sequences[:, index] = cache.number, self._allocated, first + count - 1
+            cache, paths, first = rows.cache, rows.paths, index * shape.rows
             rows.write(inputs.rows, first)
-            table = cache.slots if rows.places is None or rows.parents is not None else rows.places.prefix
-            num_sent = cache.num_sent if table is cache.slots else 0
-            if rows.places is not None:
-                inputs.sequences[1, index] = end = len(rows.places.prefix)
-                own = row_paths[first : first + count]
-                num_paths = index * self._max_rows + self._write_paths(rows.places, cache.first, index, own)
+            inputs.sequences[CACHE, index] = cache.number
+            inputs.sequences[LAST_ROW, index] = first + len(rows.token_ids) - 1
+            if paths is None:  # a chain, which is read through the table alone
+                self._write_further(index, rows, num_further)
+                table = cache.slots[: cache.length + len(rows.token_ids) + num_further]
             else:
-                last, end = cache.length + count, cache.length + count + num_further
-                further = slice(num_first + index, num_first + num_further * self._num_caches, self._num_caches)
-                fitting = min(num_further, cache.capacity - last)
-                positions[further] = np.minimum(np.arange(last, end), self._model.max_length - 1)
-                slots[further][:fitting] = cache.first + cache.slots[last : last + fitting]
-            known, sent = (
-                self._slots.host[cache.first + num_sent : cache.first + end],
-                cache.first + table[num_sent:end],
-            )
-            changes = cache.first + num_sent + np.flatnonzero(known != sent)
-            known[:], cache.num_sent = sent, end if table is cache.slots else 0
-            changed += [*changes[:1], *changes[-1:]]
+                inputs.sequences[LENGTH, index] = len(paths.prefix)
+                num_paths = index * self._max_rows + self._write_paths(index, first, rows)
+                table = paths.prefix
+            changed += self._write_table(cache, table, is_own=paths is None or rows.parents is not None)
         if changed:
             self._slots.send(slice(min(changed), max(changed) + 1))
         return num_paths
 
-    def _write_paths(self, places: Places, first: int, index: int, row_paths: npt.NDArray[np.int64]) -> int:
+    def _write_padding(self, shape: PassShape) -> None:
+        inputs, further = self._inputs, self._first_place(1)
+        inputs.rows[:], inputs.rows[POSITION] = PADDING_ID, _NO_POSITION
+        inputs.rows[SLOT, : shape.sequences * shape.rows] = self._scratch[: shape.sequences, : shape.rows].ravel()
+        inputs.rows[SLOT, further:] = self._scratch[:, self._max_rows :].T.ravel()
+        inputs.sequences[:] = 0
+        inputs.sequences[LENGTH] = self._allocated
+
+    def _write_further(self, index: int, rows: Rows, number: int) -> None:
+        """Write positions and slots of a chain's further steps; slots beyond the capacity stay those of padding."""
+        cache, start = rows.cache, rows.cache.length + len(rows.token_ids)
+        places = slice(self._first_place(1) + index, self._first_place(number + 1), self._num_caches)
+        self._inputs.rows[POSITION, places] = np.minimum(np.arange(start, start + number), self._model.max_length - 1)
+        fitting = min(number, cache.capacity - start)
+        self._inputs.rows[SLOT, places][:fitting] = cache.first + cache.slots[start : start + fitting]
+
+    def _write_paths(self, index: int, first: int, rows: Rows) -> int:
+        """Write a sequence's paths and the path of each row, whose places begin at `first`; returns their number.
+
+        A row after the last one of a path goes on with that path.
+        """
+        assert rows.paths is not None
         path_of: dict[tuple[int, ...], int] = {}
         num_paths = 0
-        for row, path in sorted(enumerate(places.paths), key=lambda pair: len(pair[1])):
-            slots = tuple(path)
+        for row, branch in sorted(enumerate(rows.paths.branches), key=lambda pair: len(pair[1])):
+            slots = tuple(branch)
             number = path_of.pop(slots[:-1], None)
             if number is None:
                 number, num_paths = num_paths, num_paths + 1
-            path_of[slots] = row_paths[row] = number
-            self._inputs.paths[index, number, : len(slots)] = np.add(slots, first)
+            path_of[slots] = self._inputs.rows[PATH, first + row] = number
+            self._inputs.paths[index, number, : len(slots)] = np.add(slots, rows.cache.first)
         return num_paths
+
+    def _write_table(self, cache: KVCache, slots: npt.NDArray[np.int64], *, is_own: bool) -> list[int]:
+        """Have a cache's part of the table begin with `slots`; returns the first and last entry that changed, if any.
+
+        `is_own`: they are the cache's own slots, so those that the table has need no comparison.
+        """
+        start = cache.num_in_table if is_own else 0
+        cache.num_in_table = len(slots) if is_own else 0
+        known = self._slots.host[cache.first + start : cache.first + len(slots)]
+        wanted = cache.first + slots[start:]
+        changed = np.flatnonzero(known != wanted)
+        known[:] = wanted
+        return [cache.first + start + int(entry) for entry in (*changed[:1], *changed[-1:])]
 
     def prepare(self, _: KVCache, steps: int, sampler: RowSampler | None) -> None:
         """Capture all shapes now, so that no answer waits for a capture."""
@@ -218,11 +240,11 @@ class CapturedPasses:
         inputs, memory, places = self._inputs, self._memory, self._places(shape)
         table = self._slots.device.view(self._num_caches, self._allocated)
         if self._num_caches > 1:
-            table = table.index_select(0, inputs.caches[: shape.sequences])
+            table = table.index_select(0, inputs.sent_sequences[CACHE, : shape.sequences])
         token_ids = self._token_ids(shape)
-        memory.slots_of_pass = inputs.on_device[2, places]
-        memory.parents_of_pass = inputs.on_device[3, places]
-        positions = inputs.on_device[1, places].clamp(min=0)
+        memory.slots_of_pass = inputs.sent_rows[SLOT, places]
+        memory.parents_of_pass = inputs.sent_rows[PARENT, places]
+        positions = inputs.sent_rows[POSITION, places].clamp(min=0)
         attention = inputs.attention(table, places)
         logits = self._model.network(token_ids, positions, attention, memory, with_logits=True)
         assert logits is not None
@@ -231,9 +253,9 @@ class CapturedPasses:
 
     def _token_ids(self, shape: PassShape) -> Tensor:
         if shape.step == 0:
-            return self._inputs.on_device[0, self._places(shape)]
+            return self._inputs.sent_rows[TOKEN, self._places(shape)]
         if shape.step == 1:
-            last = self._columns.index_select(0, self._inputs.last_rows[: shape.sequences])
+            last = self._columns.index_select(0, self._inputs.sent_sequences[LAST_ROW, : shape.sequences])
         else:
             last = self._columns[self._places(replace(shape, step=shape.step - 1))]
         return last if self._model.output_ids is None else self._model.output_ids[last]

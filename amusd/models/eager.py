@@ -18,7 +18,7 @@ from amusd.models.cpu_attention import Part, cpu_attention, seen_by_chain
 from amusd.models.kv_cache import KVCache
 from amusd.models.network import Network
 from amusd.models.numerics import Numerics
-from amusd.models.passes import PADDING_ID, ModelOutput, Rows
+from amusd.models.passes import PADDING_ID, PARENT, POSITION, SLOT, TOKEN, ModelOutput, Rows
 from amusd.models.row_counts import WIDTHS, RowCounts
 
 _KEYS_STEP = 64
@@ -34,8 +34,8 @@ class EagerPasses:
         self._numerics = numerics
         self._row_counts = RowCounts(network, numerics.width, max_length, only_width=not may_vary)
         most = max(WIDTHS[-1] * numerics.width, numerics.prefill_chunk)
-        self._columns = np.zeros((4, most), dtype=np.int64)  # see `Rows.write`
-        self._inputs = torch.from_numpy(self._columns).unbind()
+        self._inputs = np.zeros((4, most), dtype=np.int64)  # see `Rows.write`
+        self._tensors = torch.from_numpy(self._inputs).unbind()
 
     def run(self, batch: Sequence[Rows], *_: object) -> list[ModelOutput]:
         """Compute a pass; returns each sequence's output."""
@@ -83,27 +83,28 @@ class EagerPasses:
         computed = self._row_counts.quickest(num_rows) if is_padded else num_rows
         parts = []
         for rows, first, end in zip(batch, ends, ends[1:], strict=False):
-            rows.write(self._columns, first)
+            rows.write(self._inputs, first)
             own = range(first, computed if is_alone else end)
             count = self._row_counts.of_attention(len(own), rows.cache) if is_padded else len(own)
             parts.append(Part(own, self._visible(rows, count), rows.cache.first))
-        self._columns[:, num_rows:computed] = PADDING_ID  # at position 0
-        token_ids, positions, slots, parents = self._inputs
+        self._inputs[:, num_rows:computed] = PADDING_ID  # at position 0
+        slots, parents = self._tensors[SLOT], self._tensors[PARENT]
         memory.slots_of_pass, memory.parents_of_pass = slots[:num_rows], parents[:computed]
-        if is_alone and batch[0].places is None:  # neighbours are written faster
+        if is_alone and batch[0].paths is None:  # neighbours are written faster
             start = batch[0].cache.first + batch[0].cache.length
             memory.slots_of_pass = range(start, start + num_rows)
-        inputs = token_ids[:computed], positions[:computed], cpu_attention(parts, computed), memory
-        logits = self._network(*inputs, with_logits=with_logits)
+        token_ids, positions = self._tensors[TOKEN][:computed], self._tensors[POSITION][:computed]
+        attention = cpu_attention(parts, computed)
+        logits = self._network(token_ids, positions, attention, memory, with_logits=with_logits)
         return None if logits is None else logits[:num_rows]
 
     def _visible(self, rows: Rows, count: int) -> Tensor:
         """[count, keys] bool: what each row of one sequence sees."""
-        cache, places, numerics = rows.cache, rows.places, self._numerics
+        cache, paths, numerics = rows.cache, rows.paths, self._numerics
         start = cache.length
-        if places is None:
+        if paths is None:
             return seen_by_chain(start, count, numerics.num_keys(start, count))
-        keys = numerics.num_keys(len(places.prefix), 1)  # `fixed`: a function of the position alone
-        if keys < places.num_keys:
-            keys = min(-(-places.num_keys // _KEYS_STEP) * _KEYS_STEP, cache.allocated)
-        return torch.from_numpy(places.visible(keys, count))
+        keys = numerics.num_keys(len(paths.prefix), 1)  # `fixed`: a function of the position alone
+        if keys < paths.num_keys:
+            keys = min(-(-paths.num_keys // _KEYS_STEP) * _KEYS_STEP, cache.allocated)
+        return torch.from_numpy(paths.visible(keys, count))

@@ -131,7 +131,7 @@ class KVCache:
         self.spare = spare
         self.slots = np.arange(allocated)
         """[allocated] int64: slot of each position."""
-        self.num_sent = 0
+        self.num_in_table = 0
         """First positions whose slots the table of captured passes holds."""
         self.path_slots: Sequence[int] = ()
         """Slots of the last pass over paths; empty after another pass, `keep` or a rollback."""
@@ -165,7 +165,7 @@ class KVCache:
         kept = [self.path_slots[row] for row in rows]
         moves = [(slot, position) for position, slot in enumerate(kept, start=self.length) if slot != position]
         if self.captured is not None:
-            self.num_sent = min(self.num_sent, self.length)
+            self.num_in_table = min(self.num_in_table, self.length)
             for position, slot in enumerate(kept, start=self.length):
                 other = position + int((self.slots[position:] == slot).argmax())
                 self.slots[[position, other]] = self.slots[[other, position]]
@@ -177,7 +177,7 @@ class KVCache:
     def put_in_order(self) -> None:
         """Have each position in its own slot, as chunks of a prompt need it."""
         length, self.length = self.length, 0  # nothing is held if the move is interrupted
-        self.num_sent, self.path_slots = 0, ()
+        self.num_in_table, self.path_slots = 0, ()
         positions = np.flatnonzero(self.slots[:length] != np.arange(length))
         if len(positions):
             sources, targets = (torch.from_numpy(self.first + part) for part in (self.slots[positions], positions))

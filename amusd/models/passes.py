@@ -21,6 +21,8 @@ from amusd.models.numerics import Numerics
 from amusd.protocol.verification import place_rows
 from amusd.sampling.sampler import RowSampler
 
+TOKEN, POSITION, SLOT, PARENT = range(4)
+"""Rows of an array of a pass's inputs: ids, positions, slots in the memory, and the slot of the token before each."""
 PADDING_ID = 0
 
 
@@ -34,44 +36,44 @@ class SamplerRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
-    """Slots of rows over one cache: each row ends a path after a shared prefix."""
+class Paths:
+    """Slots of the paths over one cache on which rows lie: a shared prefix, then a branch that ends in the row."""
 
     prefix: npt.NDArray[np.int64]
-    """Slots of the tokens before the paths, in order."""
-    paths: Sequence[Sequence[int]]
-    """Slots from the prefix to each row, its own last; of this pass or earlier ones."""
+    """Slots of the tokens that all paths share, in order."""
+    branches: Sequence[Sequence[int]]
+    """For each row the slots after the prefix, its own last; of this pass or earlier ones."""
 
     @property
     def positions(self) -> list[int]:
         """The position of each row."""
         before = len(self.prefix) - 1
-        return [before + len(path) for path in self.paths]
+        return [before + len(branch) for branch in self.branches]
 
     @property
     def slots(self) -> list[int]:
         """The slot of each row."""
-        return [path[-1] for path in self.paths]
+        return [branch[-1] for branch in self.branches]
 
     @property
     def parents(self) -> list[int]:
         """Slot of the token before each row; 0 without one."""
         before = int(self.prefix[-1]) if len(self.prefix) else 0
-        return [path[-2] if len(path) > 1 else before for path in self.paths]
+        return [branch[-2] if len(branch) > 1 else before for branch in self.branches]
 
     @property
     def num_keys(self) -> int:
         """Slots from the first to the last that is read."""
-        return max(int(self.prefix.max(initial=-1)), *(max(path) for path in self.paths)) + 1
+        return max(int(self.prefix.max(initial=-1)), *(max(branch) for branch in self.branches)) + 1
 
     def visible(self, num_keys: int, num_rows: int) -> npt.NDArray[np.bool_]:
         """[num_rows, num_keys]: slots that each row sees, its own included; padding sees what the first does."""
         seen = np.zeros((num_rows, num_keys), dtype=np.bool_)
         seen[0, self.prefix] = True
         seen[1:] = seen[0]
-        padding = [self.paths[0]] * (num_rows - len(self.paths))
-        for row, path in zip(seen, [*self.paths, *padding], strict=True):
-            row[list(path)] = True
+        padding = [self.branches[0]] * (num_rows - len(self.branches))
+        for row, branch in zip(seen, [*self.branches, *padding], strict=True):
+            row[list(branch)] = True
         return seen
 
 
@@ -86,23 +88,23 @@ class Rows:
     """None: the most likely tokens."""
     parents: Sequence[int] | None = None
     """[rows - 1] for paths: the row before each but the first."""
-    places: Places | None = None
-    """For a tree, whose slots the caller gives out; the model finds those of paths. None: a chain."""
+    paths: Paths | None = None
+    """For a tree, whose slots the caller gives out; the model adds those of `parents`. None: a chain."""
 
-    def write(self, columns: npt.NDArray[np.int64], first: int) -> None:
-        """Write each row's token, position, slot in the memory and the slot before it to `columns` [4, rows].
+    def write(self, inputs: npt.NDArray[np.int64], first: int) -> None:
+        """Write what the network reads of each row to the columns of `inputs` from `first` on.
 
-        `first`: the first of the rows.
+        `inputs`: [4 or more, rows]; its rows are `TOKEN`, `POSITION`, `SLOT` and `PARENT`.
         """
-        cache, places, count = self.cache, self.places, len(self.token_ids)
-        start, rows = cache.length, slice(first, first + count)
-        columns[0][rows] = self.token_ids
-        columns[1][rows] = np.arange(start, start + count) if places is None else places.positions
-        slots = cache.slots[start : start + count] if places is None else places.slots
-        columns[2][rows] = np.add(slots, cache.first)
+        cache, paths, count = self.cache, self.paths, len(self.token_ids)
+        start, own = cache.length, slice(first, first + count)
+        inputs[TOKEN][own] = self.token_ids
+        inputs[POSITION][own] = np.arange(start, start + count) if paths is None else paths.positions
+        slots = cache.slots[start : start + count] if paths is None else paths.slots
+        inputs[SLOT][own] = np.add(slots, cache.first)
         before = np.maximum(np.arange(start - 1, start + count - 1), 0)
-        parents = cache.slots[before] if places is None else places.parents
-        columns[3][rows] = np.add(parents, cache.first)
+        parents = cache.slots[before] if paths is None else paths.parents
+        inputs[PARENT][own] = np.add(parents, cache.first)
 
 
 class Prepare(msgspec.Struct, frozen=True, tag=True):
@@ -201,8 +203,8 @@ def check_finite(largest: npt.ArrayLike) -> None:
         raise NotFiniteError(f"the largest logit is {np.extract(~finite, largest)[0]}")
 
 
-def lay_out(parents: Sequence[int], cache: KVCache, numerics: Numerics) -> Places:
-    """Places of paths behind a cache's tokens, which share their first row. `parents`: see `Rows`.
+def lay_out(parents: Sequence[int], cache: KVCache, numerics: Numerics) -> Paths:
+    """Slots of paths that share their first row, behind a cache's tokens. `parents`: see `Rows`.
 
     A row's slot is its position plus a stride for each track before its own. In captured passes, whose sums do not
     depend on slots, it is the next one. Raises `ValueError` if the tracks do not suffice, or a row comes before its
@@ -213,7 +215,7 @@ def lay_out(parents: Sequence[int], cache: KVCache, numerics: Numerics) -> Place
     slots = cache.slots[start : start + len(rows)].tolist()
     if cache.captured is None:
         slots = [start + depth + track * numerics.track_stride for depth, track in rows]
-    paths = [slots[:1]]
+    branches = [slots[:1]]
     for row, parent in enumerate(parents, start=1):
-        paths.append([*paths[parent], slots[row]])
-    return Places(cache.slots[:start], paths)
+        branches.append([*branches[parent], slots[row]])
+    return Paths(cache.slots[:start], branches)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -11,6 +12,12 @@ import torch
 from torch import Tensor
 
 from amusd.models.attention import Attention, attend_by_table
+from amusd.models.passes import POSITION
+
+CACHE, LENGTH, LAST_ROW = range(3)
+"""Rows of the array of sequences: its cache's number, where its paths begin, and the place of its last real row."""
+PATH = 4
+"""Row of the array of rows, after those that `Rows.write` writes: which of its sequence's paths a row ends."""
 
 
 class Pinned:
@@ -31,25 +38,24 @@ class Pinned:
 
 
 class PassInputs:
-    """The inputs of a pass, sent in one copy.
+    """The inputs of a pass, parts of one buffer, which is sent in one copy.
 
-        sequences   cache, length and last real row of each
-        rows        of each place: token, position, slot, the slot before it, and the row's path
-        paths       slots of each sequence's paths from position `length` on; a chain needs none
+        sequences   [3, sequences]: `CACHE`, `LENGTH` and `LAST_ROW` of each
+        rows        [5, places]: `TOKEN`, `POSITION`, `SLOT`, `PARENT` (`passes.py`) and `PATH` of each
+        paths       [sequences, max_rows, depth]: slots of each sequence's paths from position `LENGTH` on; of no chain
 
     Places of a sequence's rows are neighbours; those of further steps follow all rows.
     """
 
     def __init__(self, num_sequences: int, max_rows: int, max_steps: int, max_depth: int, device: torch.device) -> None:
         shapes = (3, num_sequences), (5, num_sequences * (max_rows + max_steps)), (num_sequences, max_rows, max_depth)
-        counts = [int(np.prod(shape)) for shape in shapes]
+        counts = [math.prod(shape) for shape in shapes]
         self._buffer = Pinned((sum(counts),), torch.int64, device)
         self._before_paths, self._depth = counts[0] + counts[1], max_depth
         host = np.split(self._buffer.host, np.cumsum(counts)[:-1])
         self.sequences, self.rows, self.paths = (part.reshape(shape) for part, shape in zip(host, shapes, strict=True))
-        parts = zip(torch.split(self._buffer.device, counts), shapes, strict=True)
-        sequences, self.on_device, self._branches = (part.view(shape) for part, shape in parts)
-        self.caches, self._lengths, self.last_rows = sequences.unbind()
+        sent = zip(torch.split(self._buffer.device, counts), shapes, strict=True)
+        self.sent_sequences, self.sent_rows, self._sent_paths = (part.view(shape) for part, shape in sent)
 
     def send(self, num_paths: int) -> None:
         """Send everything, with the first paths, of which a sequence has `max_rows`."""
@@ -58,7 +64,7 @@ class PassInputs:
     def attention(self, table: Tensor, places: slice) -> Attention:
         """Attention of these rows, or of one step. `table`: see `attend_rows`."""
         sequences = len(table)
-        positions = self.on_device[1, places].view(sequences, -1)
-        row_paths = self.on_device[4, : positions.numel()].view(positions.shape)
-        lengths, branches = self._lengths[:sequences], self._branches[:sequences]
+        positions = self.sent_rows[POSITION, places].view(sequences, -1)
+        row_paths = self.sent_rows[PATH, : positions.numel()].view(positions.shape)
+        lengths, branches = self.sent_sequences[LENGTH, :sequences], self._sent_paths[:sequences]
         return partial(attend_by_table, table, lengths, branches, row_paths, positions)

@@ -14,7 +14,7 @@ from amusd.models.huggingface import load_model
 from amusd.models.load_options import LoadOptions
 from amusd.models.loading import capture_for
 from amusd.models.numerics import Numerics
-from amusd.models.passes import Places, Rows
+from amusd.models.passes import Paths, Rows
 from amusd.models.row_attention import attend_rows
 from amusd.models.self_test import measure_width_invariance
 from experiments.gpu_proof import adapter
@@ -66,8 +66,8 @@ def _small_logits(folder: Path, device: str, dtype: str) -> dict[str, Tensor]:
     cache = model.new_cache(512, spare=16)
     model.prefill(prompt[:-6], cache)
     chain = model.run([Rows(prompt[-6:], cache)])[0].logits.float().cpu()
-    places = Places(np.arange(_SMALL_LENGTH), [[501], [502]])
-    tree = model.run([Rows([7, 8], cache, places=places)])[0].logits.float().cpu()
+    paths = Paths(np.arange(_SMALL_LENGTH), [[501], [502]])
+    tree = model.run([Rows([7, 8], cache, paths=paths)])[0].logits.float().cpu()
     return {"chain": chain, "tree": tree}
 
 

@@ -22,7 +22,7 @@ from amusd.models.graphs import graph_capture, run_each_time
 from amusd.models.huggingface import load_model
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
-from amusd.models.passes import Places, Rows
+from amusd.models.passes import Paths, Rows
 from amusd.models.synthetic import SHAPES, random_weights
 from amusd.sampling.ranking import Ranking
 from amusd.sampling.sampler import SamplingState, SequenceSampler
@@ -133,7 +133,7 @@ def test_paths_and_trees_of_graphs_choose_what_passes_computed_anew_choose(folde
             assert found[0] == rows[2]
             model.keep([0, 2], cache)
             tokens += [rows[2], found[2]]
-        logits = model.run([Rows([7, 8], cache, places=Places(np.arange(len(TOKENS)), [[630], [629]]))])[0].logits
+        logits = model.run([Rows([7, 8], cache, paths=Paths(np.arange(len(TOKENS)), [[630], [629]]))])[0].logits
         chosen.append((tokens, logits.argmax(-1).tolist()))
         cache.truncate(0)
     assert chosen[0] == chosen[1]

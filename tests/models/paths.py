@@ -15,18 +15,18 @@ from torch import Tensor
 
 from amusd.models.cached_model import CachedModel
 from amusd.models.kv_cache import KVCache
-from amusd.models.passes import Places, Rows
+from amusd.models.passes import Paths, Rows
 from amusd.protocol.verification import Tracks
 
 
 def tree_rows(
     token_ids: Sequence[int], prefix: npt.NDArray[np.int64], paths: Sequence[Sequence[int]], cache: KVCache
 ) -> Rows:
-    return Rows(token_ids, cache, places=Places(prefix, paths))
+    return Rows(token_ids, cache, paths=Paths(prefix, paths))
 
 
 @dataclass
-class Paths:
+class RandomPaths:
     """Rows of one pass: a path of right tokens among wrong ones, wherever the tracks have room."""
 
     token_ids: list[int]
@@ -34,9 +34,9 @@ class Paths:
     right: list[int]
 
 
-def random_paths(rng: random.Random, right: Sequence[int], max_rows: int, num_tracks: int, width: int) -> Paths:
+def random_paths(rng: random.Random, right: Sequence[int], max_rows: int, num_tracks: int, width: int) -> RandomPaths:
     """`right`: the tokens from the first row on, of which some come up; `max_rows`: of one path; `width`: of all."""
-    found = Paths([right[0]], [], [0])
+    found = RandomPaths([right[0]], [], [0])
     tracks, places = Tracks(num_tracks), [(0, 0)]
     num_right = rng.randint(1, min(max_rows, len(right)))
     for _ in range(rng.randint(0, 30)):
