@@ -17,9 +17,15 @@ from amusd.models.fused import rotate_and_store, silu_and_multiply
 from amusd.models.row_attention import attend_rows
 from amusd.sampling.noisy_scores import noisy_scores
 
-for operator in (rotate_and_store, silu_and_multiply, attend_rows):
-    operator.register_fake(operator._init_fn)  # on `meta` it gives shapes
-noisy_scores.register_fake(lambda logits, *_others: torch.empty_like(logits, dtype=torch.float32))
+# What these operators give on `meta`, where nothing is computed
+attend_rows.register_fake(lambda query, *_: query.new_empty(query.shape))
+silu_and_multiply.register_fake(lambda gate_up: gate_up.new_empty((*gate_up.shape[:-1], gate_up.shape[-1] // 2)))
+rotate_and_store.register_fake(
+    lambda joint, _rotation, _norm, storage, _slots, num_queries, _epsilon: storage.new_empty(
+        (len(joint), num_queries, joint.shape[2])
+    )
+)
+noisy_scores.register_fake(lambda logits, *_: torch.empty_like(logits, dtype=torch.float32))
 
 
 class _Generator(torch.Generator):
