@@ -6,6 +6,8 @@ import pytest
 import torch
 from fake_cuda.device import fake_cuda
 
+from experiments.gpu_proof import smoke
+
 
 def test_only_copies_between_pinned_memory_and_a_device_do_not_block() -> None:
     with fake_cuda() as gpus:
@@ -43,3 +45,10 @@ def test_what_waits_for_the_device_fails_inside_a_capture(read: object) -> None:
             tensor += 1
             with pytest.raises(RuntimeError, match="not permitted"):
                 read(tensor)  # type: ignore[operator]
+
+
+def test_operators_give_on_meta_the_shapes_that_they_give_on_a_cpu() -> None:
+    for name, compute, operands in smoke.kernel_cases(torch.bfloat16):
+        found = compute(*(operand.to("meta") for operand in operands)), compute(*operands)
+        shapes, expected = ([(each.shape, each.dtype, each.stride()) for each in results] for results in found)
+        assert shapes == expected, name
