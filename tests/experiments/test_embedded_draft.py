@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,32 +18,19 @@ from amusd.models.embedded_draft import load_embedded_draft, read_draft
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 from amusd.sampling.ranking import UNPROPOSED
-
-FOLDER = Path(__file__).parents[2] / "experiments" / "embedded_draft"
-MODULES = ("dataset", "losses", "progress", "teacher", "student", "label", "train", "package", "evaluate")
-
-
-@pytest.fixture(scope="module")
-def scripts() -> Iterator[dict[str, ModuleType]]:
-    sys.path.insert(0, str(FOLDER))
-    try:
-        yield {name: importlib.import_module(name) for name in MODULES}
-    finally:
-        sys.path.remove(str(FOLDER))
-        for name in MODULES:
-            sys.modules.pop(name, None)
+from tests.experiments.conftest import Call
 
 
 def test_the_loss_and_its_gradient_are_those_of_the_formula(scripts: dict[str, ModuleType]) -> None:
     generator = torch.Generator().manual_seed(0)
-    states, teacher = (torch.randn(700, 16, dtype=torch.float64, generator=generator) for _ in range(2))
+    states, teacher = (torch.randn(520, 16, dtype=torch.float64, generator=generator) for _ in range(2))
     head = torch.randn(30, 16, dtype=torch.float64, generator=generator) / 3
-    columns = torch.stack([torch.randperm(30, generator=generator)[:3] for _ in range(700)])
-    columns[torch.rand(700, 3, generator=generator) < 0.2] = -1  # what the draft cannot propose
-    biases = 3 * torch.rand(700, 3, generator=generator) - 1
+    columns = torch.stack([torch.randperm(30, generator=generator)[:3] for _ in range(520)])
+    columns[torch.rand(520, 3, generator=generator) < 0.2] = -1  # what the draft cannot propose
+    biases = 3 * torch.rand(520, 3, generator=generator) - 1
     biases[::7] = -torch.inf  # nothing is known
     biases[::5, 1:], columns[::5, 1:] = -torch.inf, columns[::5, :1]  # nor twice more, in the column of what is
-    slopes = 0.2 + torch.rand(700, 3, generator=generator)
+    slopes = 0.2 + torch.rand(520, 3, generator=generator)
     states.requires_grad_(requires_grad=True)
     p, q = (teacher @ head.t()).softmax(-1), (states @ head.t()).softmax(-1)
     rows = []
@@ -66,23 +51,14 @@ def test_the_loss_and_its_gradient_are_those_of_the_formula(scripts: dict[str, M
 
 
 def test_a_draft_is_made_from_nothing_and_loads(
-    scripts: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    scripts: dict[str, ModuleType], call: Call, text: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def call(name: str, **options: object) -> None:
-        arguments = [f"--{key.replace('_', '-')}={value}" for key, value in options.items()]
-        monkeypatch.setattr(sys, "argv", [name, *arguments])
-        scripts[name].main()
-
     monkeypatch.setattr(scripts["train"], "HELD_OUT_SHARE", 0.1)
     monkeypatch.setattr(scripts["label"], "TOKENS_PER_BATCH", 200)
     tiny.save_checkpoint(tmp_path / "target", tiny.tiny_config(), tiny.byte_tokenizer())
     teacher = tiny.tiny_causal_lm(tiny.tiny_config()).requires_grad_(requires_grad=False)
     for name in ("label", "train"):
         monkeypatch.setattr(scripts[name], "load_teacher", lambda device: teacher)
-    random = np.random.default_rng(0)
-    length, columns = random.integers(20, 40, 20), np.arange(40)
-    answer = (columns >= 8) & (columns < length[:, None])
-    text = scripts["dataset"].Text(random.integers(3, 97, (20, 40)), length, answer, np.ones(20, np.float32), 4)
     corpora, first, shipped = tmp_path / "corpora", tmp_path / "draft", tmp_path / "draft.safetensors"
     for name, rows in (("a", np.arange(12)), ("b", np.arange(12, 20))):
         scripts["dataset"].write_text(tmp_path / f"{name}.npz", text.select(rows))

@@ -31,6 +31,7 @@ def test_results_say_where_they_come_from(name: str) -> None:
 
 def test_a_command_is_run_and_its_document_comes_back(tmp_path: Path) -> None:
     overrides = ["accept=0.8", "verify_ms=40", "draft_ms=4", "simulate.num_tokens=16"]
+    overrides += ["simulate.synchronous_lengths=[2]", "simulate.min_candidates=[0]"]
     result = common.run_amusd("simulate", overrides, tmp_path / "run")
     assert result == common.read_json(tmp_path / "run" / "result.json")
     assert result["rows"][0]["speedup"] == 1
