@@ -258,22 +258,9 @@ class DraftClient:
 
     def _send_opening(self, sequence: TargetSequence) -> None:
         assert sequence.told is not None
-        follows, sequence.told.num_features = self._held_of(sequence)
+        sequence.told.num_features = sequence.num_held_features(self._incarnation)
         self._silence.asked(self.recorder.now_ns())
-        self._send(sequence.opening(self._incarnation, self._not_over, follows))
-
-    def _held_of(self, sequence: TargetSequence) -> tuple[int, int]:
-        """The sequence that the draft goes on from, and how many features it has of it; zeros without one.
-
-        The last feature is always sent: drafters wait for it.
-        """
-        before, told = sequence.before, None if sequence.before is None else sequence.before.told
-        if before is None or told is None or before.request.drafter != sequence.request.drafter:
-            return 0, 0
-        if not told.is_answered or told.incarnation != self._incarnation:
-            return 0, 0
-        shared = min(sequence.metrics.num_cached_tokens, sequence.session.committed_length - 2)
-        return before.sequence_id, max(0, min(told.num_features, shared))
+        self._send(sequence.opening(self._incarnation, self._not_over))
 
     def _handle(self, message: Message) -> None:
         if isinstance(message, Candidate):

@@ -110,10 +110,11 @@ class TargetSequence:
         known = self.request.prompt if self.model.numerics.fixed else self.session.committed
         return known[:-1][: self.cache.length]
 
-    def opening(self, incarnation: int, not_over: tuple[int, ...], follows: int) -> Open:
+    def opening(self, incarnation: int, not_over: tuple[int, ...]) -> Open:
         """The first message to a draft of this incarnation."""
         request, policy, committed = self.request, self.request.policy, self.session.committed
         assert request.drafter is not None
+        followed = self._followed(incarnation)
         return Open(
             sequence_id=self.sequence_id,
             incarnation=incarnation,
@@ -128,8 +129,26 @@ class TargetSequence:
             rows_per_step=policy.rows_per_step,
             max_steps=policy.max_steps,
             not_over=not_over,
-            follows=follows,
+            follows=0 if followed is None else followed.sequence_id,
         )
+
+    def num_held_features(self, incarnation: int) -> int:
+        """First positions whose features a draft of this incarnation has, from the sequence that this one follows.
+
+        The last position does not count: drafters wait for its features.
+        """
+        followed = self._followed(incarnation)
+        if followed is None or followed.told is None:
+            return 0
+        shared = min(self.metrics.num_cached_tokens, self.session.committed_length - 2)
+        return max(0, min(followed.told.num_features, shared))
+
+    def _followed(self, incarnation: int) -> TargetSequence | None:
+        """The ended sequence whose drafter can go on with this one; None if the draft has no such drafter."""
+        before, told = self.before, None if self.before is None else self.before.told
+        if before is None or told is None or before.request.drafter != self.request.drafter:
+            return None
+        return before if told.is_answered and told.incarnation == incarnation else None
 
     def decide(self, waited_ns: int, *, may_hear: bool) -> Decision:
         """Ask the policy about the next pass, which could have begun `waited_ns` ago.

@@ -254,15 +254,11 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "the draft's counts are given to no sequence": ("sequence.metrics.reported(message)", "pass"),
         "the target names a sequence that it closes": ("        self._sequences.pop(number, None)\n", ""),
     },
+    ("amusd/runtime/target_sequence.py", "tests/runtime/test_features.py"): {
+        "a new draft is taken to have the features of the one before": (" and told.incarnation == incarnation", ""),
+        "features that the draft has are sent again": ("max(0, min(followed.told.num_features, shared))", "0"),
+    },
     ("amusd/runtime/draft_client.py", "tests/runtime/test_features.py"): {
-        "a new draft is taken to have the features of the one before": (
-            "told.incarnation != self._incarnation",
-            "False",
-        ),
-        "features that the draft has are sent again": (
-            "return before.sequence_id, max(0, min(told.num_features, shared))",
-            "return before.sequence_id, 0",
-        ),
         "features are sent again with every verdict": ("            sequence.told.num_features = end\n", ""),
     },
     ("tests/model_checking/protocol_model.py", "tests/model_checking/test_exploration.py"): {
