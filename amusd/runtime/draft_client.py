@@ -303,19 +303,25 @@ class DraftClient:
             self._lose(f"it sent {MAX_NONSENSE} messages in a row that the protocol forbids")
 
     def _receive_counts(self, message: Progress) -> None:
+        """Take in the counts of a closed sequence, or of an open one at long work; a refusal has none."""
         sequence = self._sequences.get(message.sequence_id) if message.open_ns else None
-        silence = Silence() if sequence is None else self._silence.signed(self.recorder.now_ns())
+        now_ns = self.recorder.now_ns()
+        silence = Silence() if sequence is None else self._silence.signed(now_ns)
         for closed in [each for each in self._closed if each.sequence_id == message.sequence_id]:
-            self.forget(closed)
-            sequence = closed
             assert closed.told is not None
             closed.told.is_answered |= message.open_ns > 0
+            self.forget(closed)
+            sequence = closed
         if sequence is not None:
             sequence.metrics.reported(message)
-            for each in self._sequences.values():  # it is at long work, for any of them
-                if each.told is not None and silence is not self._silence:
-                    each.told.waited_ns = 0
+        if silence is None:
+            self._silence.asked(now_ns)
+            return
         self._silence = silence
+        if sequence is not None:  # the draft works, so nobody has waited in vain
+            for each in self._sequences.values():
+                if each.told is not None:
+                    each.told.waited_ns = 0
 
     def _judge_silence(self) -> None:
         if not self._sequences:

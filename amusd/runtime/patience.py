@@ -59,13 +59,10 @@ class Silence:
     first_sign_ns: int | None = None
     """Time of the first sign of work since its last candidate."""
 
-    def signed(self, now_ns: int) -> Silence:
-        """What it owes after a sign of work: nothing at first, after `MAX_SIGN_SECONDS` a candidate."""
+    def signed(self, now_ns: int) -> Silence | None:
+        """The state after a sign of work, in which nothing is owed; None after `MAX_SIGN_SECONDS` of signs alone."""
         first_ns = now_ns if self.first_sign_ns is None else self.first_sign_ns
-        if now_ns - first_ns <= MAX_SIGN_SECONDS * 1e9:
-            return Silence(first_sign_ns=first_ns)
-        self.asked(now_ns)
-        return self
+        return Silence(first_sign_ns=first_ns) if now_ns - first_ns <= MAX_SIGN_SECONDS * 1e9 else None
 
     def asked(self, now_ns: int) -> None:
         """It owes an answer from now on, if it has owed none."""
