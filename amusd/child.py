@@ -1,12 +1,12 @@
-"""Child processes: each life is forked from a server, which has loaded what all of them need.
+"""Child processes, which a server forks once it has loaded what all of them need.
 
-Only a process without a GPU can be forked; where `prepare` returns None, each life is a new process. `Lives` is the
-parent's end, `serve` the child's; lines of JSON go over a socket, the child's standard input:
+Only a process without a GPU can be forked: where `prepare` returns None, the server itself is the one child.
+`ForkServer` is the parent's end, `serve` the server's; lines of JSON go over a socket, the server's standard input:
 
-    parent: the settings, once; then the orders of one life after another
-    child:  [process id of the life]; [the same, its exit code or minus the signal]
+    parent: the settings, once; then the orders of one child after another
+    server: [process id of the child]; [the same, its exit code or minus the signal]
 
-When the parent closes the socket or ends, all of its lives end.
+When the parent closes the socket or ends, the server and its child end.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def command_of(module: str) -> list[str]:
 
 
 class Ended(NamedTuple):
-    """A life that is over."""
+    """A child that has ended."""
 
     pid: int
     code: int
@@ -61,15 +61,15 @@ class Ended(NamedTuple):
         return f"{who} (pid {self.pid}) {how}"
 
 
-class Lives:
-    """The parent's end: one life at a time, from one server."""
+class ForkServer:
+    """The parent's end of a server that runs one child at a time."""
 
     def __init__(self, command: Sequence[str], settings: Mapping[str, Any]) -> None:
         """Start the server, without waiting. `command`: starts a process that calls `serve`; its output is dropped."""
         self._socket, theirs = socket.socketpair()
         variables = {name: value for name, value in environment_with_huge_pages().items() if name not in _BINDINGS}
         with theirs:
-            self._server = subprocess.Popen(command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=variables)
+            self._process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=variables)
         self._unread = b""
         self._pid: int | None = None
         self._end: Ended | None = None
@@ -80,27 +80,27 @@ class Lives:
 
     @property
     def pid(self) -> int:
-        """Process id of the newest life, or of the server that prepares for it."""
+        """Process id of the newest child, or of the server that prepares for it."""
         self.ended(0.0)
-        return self._pid or self._server.pid
+        return self._pid or self._process.pid
 
     @property
     def is_preparing(self) -> bool:
-        """Whether there is no life yet."""
+        """Whether there is no child yet."""
         return self._pid is None
 
     @property
     def is_over(self) -> bool:
-        """Whether the server has ended, too."""
-        return self._server.poll() is not None
+        """Whether the server itself has ended."""
+        return self._process.poll() is not None
 
     def start(self, orders: Mapping[str, Any]) -> None:
-        """Order the next life, without waiting; the last one has ended."""
+        """Order the next child, without waiting; the last one has ended."""
         self._pid, self._end = None, None
         self._send(orders)
 
     def ended(self, timeout: float) -> Ended | None:
-        """How the newest life ended; None if not within `timeout` seconds (0 polls)."""
+        """How the newest child ended; None if not within `timeout` seconds (0 polls)."""
         deadline = time.monotonic() + timeout
         try:
             while self._end is None:
@@ -110,29 +110,29 @@ class Lives:
                     self._pid, *code = json.loads(line)
                     self._end = Ended(self._pid or 0, *code) if code else None
                 if not data and self._end is None:  # the server has closed the socket, but may not have ended yet
-                    code = self._server.wait(_left(deadline))
-                    self._end = Ended(self._pid or self._server.pid, code)
+                    code = self._process.wait(_left(deadline))
+                    self._end = Ended(self._pid or self._process.pid, code)
         except (BlockingIOError, TimeoutError, subprocess.TimeoutExpired):
             return None
         return self._end
 
     def kill(self) -> None:
-        """Kill the newest life, or the server that prepares for it, without waiting."""
+        """Kill the newest child, or the server that prepares for it, without waiting."""
         if self.ended(0.0) is None:
-            self._server.send_signal(signal.SIGCONT)  # one that was stopped could not report the end
+            self._process.send_signal(signal.SIGCONT)  # one that was stopped could not report the end
             with suppress(ProcessLookupError):
-                os.kill(self._pid or self._server.pid, signal.SIGKILL)
+                os.kill(self._pid or self._process.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """End the server and its life. Idempotent."""
+        """End the server and its child. Idempotent."""
         self._socket.close()
-        self._server.send_signal(signal.SIGCONT)
+        self._process.send_signal(signal.SIGCONT)
         try:
-            self._server.wait(_EXIT_SECONDS)
+            self._process.wait(_EXIT_SECONDS)
         except subprocess.TimeoutExpired:
-            self._server.kill()
+            self._process.kill()
             with suppress(subprocess.TimeoutExpired):  # it is stuck in the kernel
-                self._server.wait(_EXIT_SECONDS)
+                self._process.wait(_EXIT_SECONDS)
 
     def _send(self, values: Mapping[str, Any]) -> None:
         self._socket.settimeout(_EXIT_SECONDS)
@@ -155,21 +155,22 @@ def _left(deadline: float) -> float:
 
 def serve(
     prepare: Callable[[Orders], Any],
-    live: Callable[[Orders, Orders, Any], int],
+    work: Callable[[Orders, Orders, Any], int],
     leave: Callable[[Orders], object] = lambda _settings: None,
 ) -> int:
-    """Run `live` for each line of orders, and return this process's exit code.
+    """Run `work` for each line of orders, and return this process's exit code.
 
-    `prepare` gets the settings; `live` gets them, its orders and what was prepared, and returns an exit code. It runs
+    `prepare` gets the settings; `work` gets them, its orders and what was prepared, and returns an exit code. It runs
     in a fork; if None was prepared, in this process, once. `leave` is called when the parent is gone.
     """
     for number in (signal.SIGINT, signal.SIGHUP):  # of a terminal, are for the parent, which ends this process
         signal.signal(number, signal.SIG_IGN)
     settings: Orders = {}
-    lives: list[int] = []
+    children: list[int] = []
+    """The one at work, if there is one."""
 
     def end() -> NoReturn:
-        for pid in lives:  # one that is stopped does not end by itself
+        for pid in children:  # one that is stopped does not end by itself
             os.kill(pid, signal.SIGKILL)
         leave(settings)
         os._exit(0)
@@ -180,20 +181,20 @@ def serve(
         prepared = prepare(settings)
         if prepared is not None:
             gc.collect()
-            gc.freeze()  # or a collection in a life would write to, and so copy, all that it shares
+            gc.freeze()  # or a collection in a child would write to, and so copy, all that it shares
         for line in lines:
-            work = partial(live, settings, json.loads(line), prepared)
+            orders = json.loads(line)
             if prepared is None:
                 _report(os.getpid())
-                return work()
-            lives.append(_fork(work))
-            code = os.waitstatus_to_exitcode(os.waitpid(lives[0], 0)[1])
-            _report(lives.pop(), code)
+                return work(settings, orders, None)
+            children.append(_fork(partial(work, settings, orders, prepared)))
+            code = os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1])
+            _report(children.pop(), code)
     return 0
 
 
-def _fork(live: Callable[[], int]) -> int:
-    """Process id of a fork that runs `live`."""
+def _fork(work: Callable[[], int]) -> int:
+    """Process id of a fork that runs `work`."""
     pid = os.fork()
     if pid > 0:
         return pid
@@ -201,7 +202,7 @@ def _fork(live: Callable[[], int]) -> int:
     try:
         _on_hang_up(lambda: os._exit(0))  # nobody is left to work for
         _report(os.getpid())  # before anybody can have met it
-        code = live()
+        code = work()
     except BaseException:  # noqa: BLE001 - the end of the process: told in full, and the exit code says so
         traceback.print_exc()
     finally:

@@ -1,4 +1,4 @@
-"""Lives that are forked from one process: told apart, ended, replaced; nothing outlives whoever has started them."""
+"""Children that are forked from one process: told apart, ended, replaced; nothing outlives whoever has started them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from amusd import child
-from amusd.child import Ended, Lives, command_of
+from amusd.child import Ended, ForkServer, command_of
 
 pytestmark = [
     pytest.mark.timeout(120),
@@ -32,40 +32,40 @@ def prepare(settings):
     exec(settings["prepares"])
     return settings["forks"] or None
 
-def live(settings, orders, prepared):
+def work(settings, orders, prepared):
     exec(orders["does"])
     return orders["code"]
 
-sys.exit(serve(prepare, live))
+sys.exit(serve(prepare, work))
 """
 WAITS = f"time.sleep({SECONDS})"
 
 
 @contextmanager
-def started(prepares: str = "", *, forks: bool = True) -> Iterator[Lives]:
-    lives = Lives([sys.executable, "-c", SERVER], {"prepares": prepares, "forks": forks})
+def started(prepares: str = "", *, forks: bool = True) -> Iterator[ForkServer]:
+    server = ForkServer([sys.executable, "-c", SERVER], {"prepares": prepares, "forks": forks})
     try:
-        yield lives
+        yield server
     finally:
-        lives.close()
+        server.close()
 
 
-def end_of(lives: Lives, does: str = "", *, code: int = 0) -> Ended:
-    lives.start({"does": does, "code": code})
-    end = lives.ended(SECONDS)
+def end_of(server: ForkServer, does: str = "", *, code: int = 0) -> Ended:
+    server.start({"does": does, "code": code})
+    end = server.ended(SECONDS)
     assert end is not None
     return end
 
 
-def start(lives: Lives) -> int:
-    lives.start({"does": WAITS, "code": 0})
-    while lives.is_preparing:
-        assert lives.ended(0.01) is None
-    return lives.pid
+def start(server: ForkServer) -> int:
+    server.start({"does": WAITS, "code": 0})
+    while server.is_preparing:
+        assert server.ended(0.01) is None
+    return server.pid
 
 
-def parent_of(life: int) -> int:
-    return psutil.Process(life).ppid()
+def parent_of(pid: int) -> int:
+    return psutil.Process(pid).ppid()
 
 
 def is_gone(handle: int) -> bool:
@@ -75,11 +75,11 @@ def is_gone(handle: int) -> bool:
         os.close(handle)
 
 
-def test_openmp_does_not_bind_a_life_to_the_cores_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_openmp_does_not_bind_a_child_to_the_cores_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOMP_CPU_AFFINITY", "0")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    with started() as lives:
-        assert end_of(lives, "assert 'GOMP_CPU_AFFINITY' not in os.environ; os.environ['OMP_NUM_THREADS']").code == 0
+    with started() as server:
+        assert end_of(server, "assert 'GOMP_CPU_AFFINITY' not in os.environ; os.environ['OMP_NUM_THREADS']").code == 0
 
 
 def test_the_command_finds_this_very_package_whatever_the_current_directory_holds(tmp_path: Path) -> None:
@@ -89,56 +89,56 @@ def test_the_command_finds_this_very_package_whatever_the_current_directory_hold
     assert f"cannot import name 'main' from 'amusd.child' ({child.__file__})" in done.stderr
 
 
-def test_each_life_is_a_process_of_its_own_forked_from_one(capfd: pytest.CaptureFixture[str]) -> None:
+def test_each_child_is_a_process_of_its_own_forked_from_one(capfd: pytest.CaptureFixture[str]) -> None:
     before = psutil.Process().num_fds()
-    with started() as lives:
-        ends = [end_of(lives, code=7), end_of(lives, "raise ValueError('as told')")]
-        killed = start(lives)
-        server = parent_of(killed)
-        lives.kill()
-        ends += [lives.ended(SECONDS) or pytest.fail("it was not killed"), end_of(lives)]
-        assert parent_of(start(lives)) == server
+    with started() as server:
+        ends = [end_of(server, code=7), end_of(server, "raise ValueError('as told')")]
+        killed = start(server)
+        server_pid = parent_of(killed)
+        server.kill()
+        ends += [server.ended(SECONDS) or pytest.fail("it was not killed"), end_of(server)]
+        assert parent_of(start(server)) == server_pid
     assert [end.code for end in ends] == [7, 1, -signal.SIGKILL, 0]
     assert ends[2].pid == killed
-    assert len({server, *(end.pid for end in ends)}) == 5
+    assert len({server_pid, *(end.pid for end in ends)}) == 5
     assert "ValueError: as told" in capfd.readouterr().err
     assert psutil.Process().num_fds() == before
 
 
-def test_where_nothing_is_prepared_each_life_is_the_process_itself() -> None:
-    with started(forks=False) as lives:
-        life = start(lives)
-        assert parent_of(life) == os.getpid()
-        os.kill(life, signal.SIGKILL)
-        assert lives.ended(SECONDS) == Ended(life, -signal.SIGKILL)
-        assert lives.is_over
+def test_where_nothing_is_prepared_each_child_is_the_process_itself() -> None:
+    with started(forks=False) as server:
+        pid = start(server)
+        assert parent_of(pid) == os.getpid()
+        os.kill(pid, signal.SIGKILL)
+        assert server.ended(SECONDS) == Ended(pid, -signal.SIGKILL)
+        assert server.is_over
 
 
 @pytest.mark.parametrize("lost", ["server is stopped", "server is killed"])
-def test_a_lost_server_does_not_hide_the_end_of_its_life(lost: str) -> None:
-    with started() as lives:
-        life = start(lives)
-        server = parent_of(life)
-        os.kill(server, signal.SIGSTOP if lost == "server is stopped" else signal.SIGKILL)
-        lives.kill()
-        assert lives.ended(SECONDS) == Ended(life, -signal.SIGKILL)
-        assert lives.is_over is (lost == "server is killed")
+def test_a_lost_server_does_not_hide_the_end_of_its_child(lost: str) -> None:
+    with started() as server:
+        pid = start(server)
+        server_pid = parent_of(pid)
+        os.kill(server_pid, signal.SIGSTOP if lost == "server is stopped" else signal.SIGKILL)
+        server.kill()
+        assert server.ended(SECONDS) == Ended(pid, -signal.SIGKILL)
+        assert server.is_over is (lost == "server is killed")
 
 
-@pytest.mark.parametrize("stopped", ["nothing", "life", "server"])
-def test_no_life_outlives_the_end_of_its_parents_line(stopped: str) -> None:
-    with started() as lives:
-        life = start(lives)
-        handle = os.pidfd_open(life)
+@pytest.mark.parametrize("stopped", ["nothing", "child", "server"])
+def test_no_child_outlives_the_end_of_its_parents_line(stopped: str) -> None:
+    with started() as server:
+        pid = start(server)
+        handle = os.pidfd_open(pid)
         if stopped != "nothing":
-            os.kill(life if stopped == "life" else parent_of(life), signal.SIGSTOP)
+            os.kill(pid if stopped == "child" else parent_of(pid), signal.SIGSTOP)
     assert is_gone(handle)
 
 
 def test_what_still_prepares_ends_with_its_parents_line(tmp_path: Path) -> None:
     (tmp_path / "prepares").touch()
-    with started(f"os.remove({str(tmp_path / 'prepares')!r}); {WAITS}") as lives:
-        server = psutil.Process(lives.pid)
+    with started(f"os.remove({str(tmp_path / 'prepares')!r}); {WAITS}") as server:
+        process = psutil.Process(server.pid)
         while any(tmp_path.iterdir()):
-            assert server.is_running()
-    assert lives.ended(0.0) == Ended(server.pid, 0)
+            assert process.is_running()
+    assert server.ended(0.0) == Ended(process.pid, 0)

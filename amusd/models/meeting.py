@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from amusd.child import Lives
+from amusd.child import ForkServer
 from amusd.errors import RankLostError
 
 LOOPBACK = "127.0.0.1"
@@ -16,36 +16,38 @@ LOOPBACK = "127.0.0.1"
 class Meeting:
     """What a rank knows of the others before they are linked; for several threads."""
 
-    def __init__(self, address: str, host: str = LOOPBACK, store: Any = None, lives: Sequence[Lives] = ()) -> None:
+    def __init__(
+        self, address: str, host: str = LOOPBACK, store: Any = None, others: Sequence[ForkServer] = ()
+    ) -> None:
         """`address`: a private folder on one machine, else `tcp://HOST:PORT`, where rank R uses port PORT + R.
 
         `host`: this machine's, for gloo. `store`: torch's, for the process group; None: a file in the folder.
-        `lives`: the processes of ranks 1 and up, if they were started here; `stop` ends them and removes the folder.
+        `others`: the processes of ranks 1 and up, if they were started here; `stop` ends them and removes the folder.
         """
         self.address = address
         self.host = host
         self.store = store
-        self._lives = lives
+        self._others = others
         self._lock = threading.Lock()
 
     @property
     def pids(self) -> list[int]:
         """Process ids of the ranks that were started here."""
         with self._lock:
-            return [lives.pid for lives in self._lives]
+            return [other.pid for other in self._others]
 
     def failure(self, rank: int, timeout: float, /) -> RankLostError | None:
         """Why a rank's process, started here, failed within so many seconds."""
-        if not self._lives:
+        if not self._others:
             return None
         with self._lock:
-            end = self._lives[rank - 1].ended(timeout)
+            end = self._others[rank - 1].ended(timeout)
         return RankLostError(end.in_words(f"rank {rank} of the target")) if end is not None and end.code else None
 
     def stop(self) -> None:
         """End the processes of ranks that were started here. Idempotent."""
         with self._lock:
-            for lives in self._lives:
-                lives.close()
-        if self._lives:
+            for other in self._others:
+                other.close()
+        if self._others:
             shutil.rmtree(self.address, ignore_errors=True)

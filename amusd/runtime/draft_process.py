@@ -1,6 +1,6 @@
 """The draft's process: the target's end, which starts, replaces and ends it, and its own.
 
-Where possible a server process loads the draft once and forks each life of it (`amusd/child.py`), so that a lost draft
+Where possible a server process loads what drafts need once and forks each draft (`amusd/child.py`), so that a lost one
 is replaced within a tenth of a second.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any
 
-from amusd.child import Ended, Lives, Orders, command_of, serve
+from amusd.child import Ended, ForkServer, Orders, command_of, serve
 from amusd.config import EngineConfig
 from amusd.errors import ConfigError, PeerLostError
 from amusd.files import keep_traceback
@@ -59,7 +59,7 @@ class DraftProcess:
             "cores": sorted(own_cores),  # found before the target keeps to its own
             "tells": tell_loss is not None,
         }
-        self._lives = Lives(command_of(__name__), self._settings)
+        self._server = ForkServer(command_of(__name__), self._settings)
         self._lock = threading.RLock()
         self._tell_loss = tell_loss
         self._on_met = on_met
@@ -70,23 +70,23 @@ class DraftProcess:
     def pid(self) -> int:
         """Process id of the newest draft, or of the process that prepares for it."""
         with self._lock:
-            return self._lives.pid
+            return self._server.pid
 
     def tell(self, incarnation: int, address: str, nonce: int) -> None:
         """See `DraftSource`."""
         with self._lock:
             self._is_dismissed = False
-            if self._lives.is_over:
-                self._lives.close()
-                self._lives = Lives(command_of(__name__), self._settings)
+            if self._server.is_over:
+                self._server.close()
+                self._server = ForkServer(command_of(__name__), self._settings)
             has_failed = self._last_end is not None and self._last_end.code == _FAILED
             orders = {"address": address, "nonce": nonce, "incarnation": incarnation, "has_failed": has_failed}
-            self._lives.start(orders)
+            self._server.start(orders)
 
     def ending(self, timeout: float, /) -> Ended | None:
         """See `DraftSource`."""
         with self._lock:
-            end = self._lives.ended(timeout)
+            end = self._server.ended(timeout)
             if end is not None and end is not self._last_end:
                 self._last_end = end
                 if self._tell_loss is not None and end.code < 0 and not self._is_dismissed:
@@ -102,24 +102,24 @@ class DraftProcess:
         with self._lock:
             if self.ending(0.0) is None:
                 self._is_dismissed = True
-                self._lives.kill()
+                self._server.kill()
 
     def stop(self) -> None:
         """End the draft and its server, by force after `STOP_SECONDS`. Idempotent."""
         self._is_dismissed = True  # what ends this process may end the draft, too, and that is no loss
         with self._lock:
-            if self.ending(0.0 if self._lives.is_preparing else STOP_SECONDS) is None:  # what loads sees no link end
-                self._lives.kill()
-            self._lives.close()
+            if self.ending(0.0 if self._server.is_preparing else STOP_SECONDS) is None:  # what loads sees no link end
+                self._server.kill()
+            self._server.close()
 
 
 def main() -> None:
     """Be the process that `DraftProcess` starts."""
-    sys.exit(serve(_prepare, _live))
+    sys.exit(serve(_prepare, _draft))
 
 
 def _prepare(settings: Orders) -> Any:
-    """Load what all lives share; returns it, or None where each life loads for itself."""
+    """Load what all drafts share; returns it, or None where each draft loads for itself."""
     config = from_mapping(EngineConfig, settings["config"])
     if settings["tells"]:
         log = logging.getLogger("amusd")
@@ -132,10 +132,10 @@ def _prepare(settings: Orders) -> Any:
     return startup.prepare_draft(config)
 
 
-def _live(settings: Orders, orders: Orders, prepared: Any) -> int:
+def _draft(settings: Orders, orders: Orders, prepared: Any) -> int:
     """Draft until the target is done; return the exit code. Whatever goes wrong is reported to the target.
 
-    The traceback of an error is shown unless the life before has failed, too.
+    The traceback of an error is shown unless the draft before has failed, too.
     """
     from amusd.runtime import startup
 

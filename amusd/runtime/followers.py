@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import threading
 
-from amusd.child import Lives, Orders, command_of, serve
+from amusd.child import ForkServer, Orders, command_of, serve
 from amusd.config import EngineConfig
 from amusd.models.meeting import Meeting
 from amusd.runtime.cores import allowed_cores, pin_rank
@@ -18,18 +18,18 @@ def start_followers(config: EngineConfig) -> Meeting:
     """Start the target's ranks 1 and up, without waiting; returns where they meet, which ends them."""
     address = tempfile.mkdtemp(prefix="amusd-ranks-")
     settings = {"config": to_mapping(config), "cores": allowed_cores(), "address": address}
-    others = [Lives(command_of(__name__), settings) for _ in range(1, config.target_tensor_parallel_size)]
-    for rank, lives in enumerate(others, 1):
-        lives.start({"rank": rank})
-    return Meeting(address, lives=others)
+    others = [ForkServer(command_of(__name__), settings) for _ in range(1, config.target_tensor_parallel_size)]
+    for rank, other in enumerate(others, 1):
+        other.start({"rank": rank})
+    return Meeting(address, others=others)
 
 
 def main() -> None:
-    """The child's whole life."""
-    serve(lambda _settings: None, _live, _leave)
+    """Be the process that `start_followers` starts."""
+    serve(lambda _settings: None, _follow, _leave)
 
 
-def _live(settings: Orders, orders: Orders, _prepared: object) -> int:
+def _follow(settings: Orders, orders: Orders, _prepared: object) -> int:
     config, rank = from_mapping(EngineConfig, settings["config"]), orders["rank"]
     if device_of(config, "target", rank) == "cpu":
         pin_rank(config, "target", settings["cores"], rank)
