@@ -58,7 +58,7 @@ class HuggingFaceNetwork:
     def __call__(
         self, token_ids: Tensor, positions: Tensor, attention: Attention, memory: KVMemory, *, with_logits: bool
     ) -> Tensor | None:
-        """See `Decoder`."""
+        """See `Network`."""
         module = self._model if with_logits else self._model.base_model
         output = module(
             input_ids=token_ids.unsqueeze(0),

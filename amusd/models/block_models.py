@@ -16,7 +16,7 @@ from torch import Tensor
 from amusd.errors import ConfigError
 from amusd.models.attention import attend_masked
 from amusd.models.configuration import position_limit
-from amusd.models.decoder import Decoder
+from amusd.models.decoder_weights import load_decoder
 from amusd.models.draft_layouts import MEDUSA, PublishedDraft, medusa_heads, read_published
 from amusd.models.graphs import send
 from amusd.models.huggingface import device_errors, prepare
@@ -112,7 +112,7 @@ class DFlashModel:
         self.num_slots = self.max_length + self.block_size
         self.feature_width = int(draft.config.hidden_size)
         self.output_ids = None if draft.output_ids is None else draft.output_ids.to(options.device)
-        self.network = Decoder(draft.weights, draft.config, options, self.num_slots)
+        self.network = load_decoder(draft.weights, draft.config, options, self.num_slots)
         self.device = self.network.device
         self.vocab_size, self.num_ids = self.network.vocab_size, self.network.num_ids
 

@@ -28,7 +28,7 @@ from torch import Tensor
 from amusd.errors import ConfigError
 from amusd.models.checkpoint import CONFIG, OF_DRAFTERS, find_checkpoint, one_line_errors, open_checkpoint, read_json
 from amusd.models.configuration import MODEL_TYPES, ModelConfig, as_own, load_config
-from amusd.models.decoder import fit_weights, weight_shapes
+from amusd.models.decoder_weights import fit_weights, weight_shapes
 from amusd.models.features import FeatureSpec
 from amusd.models.tokenizer import load_tokenizer, read_fingerprint
 from amusd.models.vocabulary import EMBEDDING, HEAD

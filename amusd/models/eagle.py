@@ -7,6 +7,7 @@ References: Li et al., EAGLE, arXiv:2401.15077; EAGLE-2, arXiv:2406.16858; EAGLE
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -17,54 +18,49 @@ from torch import Tensor
 from amusd.models.attention import Attention
 from amusd.models.cached_model import CachedModel
 from amusd.models.decoder import Decoder, Norm
+from amusd.models.decoder_weights import load_decoder, load_norm
 from amusd.models.draft_layouts import PublishedDraft, read_published
 from amusd.models.huggingface import build_model
 from amusd.models.kv_cache import KVMemory
-from amusd.models.linear import Weights
+from amusd.models.linear import Linear, Weights
 from amusd.models.load_options import LoadOptions
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class EagleDecoder(Decoder):
     """The layers of an EAGLE drafter as a `Network`."""
 
-    def __init__(self, draft: PublishedDraft, options: LoadOptions, max_positions: int) -> None:
-        """`max_positions`: see `Decoder`, which takes the weights out of `draft`."""
-        weights = draft.weights
-        super().__init__(weights, draft.config, options, max_positions)
-        self.feature_width = int(draft.config.hidden_size)
-        self._norm_before_residual = bool(draft.settings.get("norm_before_residual", False))
-        self._norm_output = bool(draft.settings.get("norm_output", False))
-        self._feature_norm: Norm | None = None
-        self._fc = None
-        if "fc.weight" in weights:
-            self._fc = options.linear(Weights.pop(weights, "fc"))
-        else:
-            norm = weights.pop("hidden_norm.weight")
-            self._feature_norm = Norm(norm, draft.config.rms_norm_eps, self.device, self._embedding.dtype)
+    fc: Linear | None
+    """EAGLE-1, -2: reduces embedding and feature to the first layer's rows; None: that layer takes in both."""
+    feature_norm: Norm
+    """EAGLE-3: of the feature, before the first layer."""
+    norm_before_residual: bool
+    """EAGLE-3: the first layer adds to the normed feature, not to the feature as it is."""
+    norm_output: bool
+    """Later rows read a row's state behind the last norm, not the one before it."""
 
     def __call__(
         self, token_ids: Tensor, positions: Tensor, attention: Attention, memory: KVMemory, *, with_logits: bool
     ) -> Tensor | None:
-        """See `Decoder`."""
-        embedded = F.embedding(token_ids, self._embedding)  # [rows, width]
-        rotation = self._rotation[positions]
+        """See `Network`."""
+        embedded = F.embedding(token_ids, self.embedding)  # [rows, width]
+        rotation = self.rotation[positions]
         features = memory.features(self.feature_width, self.device)
         state = features.index_select(0, memory.parents_of_pass).to(embedded.dtype)  # [rows, width]
-        first, *others = self._layers
-        if self._fc is not None:
-            hidden = self._fc(torch.cat((embedded, state), dim=1))
-            inputs = first.normed(hidden)
+        first, *others = self.layers
+        if self.fc is not None:
+            hidden = self.fc(torch.cat((embedded, state), dim=1))
+            inputs = first.norm(hidden)
         else:
-            assert self._feature_norm is not None
-            normed = self._feature_norm(state)
-            inputs = torch.cat((first.normed(embedded), normed), dim=1)
-            hidden = normed if self._norm_before_residual else state
+            normed = self.feature_norm(state)
+            inputs = torch.cat((first.norm(embedded), normed), dim=1)
+            hidden = normed if self.norm_before_residual else state
         hidden = first(hidden, inputs, rotation, attention, memory, 0)
         for index, layer in enumerate(others, start=1):
-            hidden = layer(hidden, layer.normed(hidden), rotation, attention, memory, index)
-        normed = self._norm(hidden)
-        memory.write_features(normed if self._norm_output else hidden)
-        return self._logits(normed) if with_logits else None
+            hidden = layer(hidden, layer.norm(hidden), rotation, attention, memory, index)
+        normed = self.norm(hidden)
+        memory.write_features(normed if self.norm_output else hidden)
+        return self.logits_of(normed) if with_logits else None
 
 
 def load_eagle(path: str | Path, target_path: str | Path, options: LoadOptions) -> CachedModel:
@@ -73,4 +69,17 @@ def load_eagle(path: str | Path, target_path: str | Path, options: LoadOptions) 
     Raises as `read_published` and `load_model`.
     """
     draft = read_published(path, target_path, "eagle")
-    return build_model(draft.config, options, partial(EagleDecoder, draft, options), draft.output_ids)
+    return build_model(draft.config, options, partial(_load_network, draft, options), draft.output_ids)
+
+
+def _load_network(draft: PublishedDraft, options: LoadOptions, max_positions: int) -> EagleDecoder:
+    weights = draft.weights
+    decoder = load_decoder(weights, draft.config, options, max_positions)
+    decoder.feature_width = int(draft.config.hidden_size)
+    return EagleDecoder(
+        **vars(decoder),
+        fc=options.linear(Weights.pop(weights, "fc")) if "fc.weight" in weights else None,
+        feature_norm=load_norm(weights.pop("hidden_norm.weight", None), draft.config.rms_norm_eps, options),
+        norm_before_residual=bool(draft.settings.get("norm_before_residual", False)),
+        norm_output=bool(draft.settings.get("norm_output", False)),
+    )

@@ -20,7 +20,8 @@ from amusd.files import make_new_folder
 from amusd.models.cached_model import CachedModel
 from amusd.models.checkpoint import one_line_errors, write_checkpoint
 from amusd.models.configuration import ModelConfig, load_config
-from amusd.models.decoder import Decoder, fit_weights, weight_shapes
+from amusd.models.decoder import Decoder
+from amusd.models.decoder_weights import fit_weights, load_decoder, weight_shapes
 from amusd.models.draft_layouts import target_weight
 from amusd.models.huggingface import build_model
 from amusd.models.load_options import LoadOptions
@@ -50,7 +51,7 @@ def load_embedded_draft(
     def make(max_positions: int) -> Decoder:
         weights = _with_ends(path, draft, config)
         reduce_head(weights, output_ids)
-        return Decoder(weights, config, options, max_positions)
+        return load_decoder(weights, config, options, max_positions)
 
     return build_model(config, options, make, output_ids)
 

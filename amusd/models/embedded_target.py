@@ -18,7 +18,7 @@ from torch import Tensor
 from amusd.errors import ConfigError, first_line
 from amusd.models.checkpoint import write_checkpoint
 from amusd.models.configuration import PLAIN, ModelConfig
-from amusd.models.decoder import weight_shapes
+from amusd.models.decoder_weights import weight_shapes
 from amusd.models.synthetic import SHAPES
 from amusd.models.vocabulary import HEAD
 

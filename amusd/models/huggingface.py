@@ -19,7 +19,7 @@ from amusd.errors import ConfigError, DeviceError, first_line
 from amusd.models.cached_model import CachedModel
 from amusd.models.checkpoint import CONFIG, one_line_errors, open_checkpoint
 from amusd.models.configuration import ModelConfig, check_supported, load_config, position_limit, quantization_of
-from amusd.models.decoder import Decoder, fit_weights, weight_shapes
+from amusd.models.decoder_weights import fit_weights, load_decoder, weight_shapes
 from amusd.models.graphs import run_each_time
 from amusd.models.linear import INT8, why_not_int8
 from amusd.models.load_options import LoadOptions
@@ -77,7 +77,7 @@ def _load_network(
             weights = read_weights(path, stored, config)
             if shared is not None:
                 adopt_vocabulary(weights, shared)
-            make: Callable[[], Network] = partial(Decoder, weights, config, options, max_length)
+            make: Callable[[], Network] = partial(load_decoder, weights, config, options, max_length)
         else:
             from amusd.models.adapter import HuggingFaceNetwork, load_stock
 

@@ -5,11 +5,43 @@ A network never reads a value on the host, so a pass over fixed addresses can be
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from amusd.models.adapter import HuggingFaceNetwork
-    from amusd.models.decoder import Decoder
+import torch
+from torch import Tensor
 
-Network: TypeAlias = "Decoder | HuggingFaceNetwork"
-"""Both have the attributes that `Decoder` describes."""
+from amusd.models.attention import Attention
+from amusd.models.features import FeatureTaps
+from amusd.models.kv_cache import KVMemory
+
+
+class Network(Protocol):
+    """What `CachedModel` needs of a network."""
+
+    implementation: str
+    """Whose code it is: `amusd` or `transformers`."""
+    device: torch.device
+    cache_dtype: torch.dtype
+    num_ids: int
+    """Token ids that it takes in: `[0, num_ids)`."""
+    vocab_size: int
+    """Columns of the logits; a reduced head has fewer than `num_ids`."""
+    weight_bytes: int
+    """Bytes of weights that one pass reads, with the head and without the embedding."""
+    attention_shape: tuple[int, int, int] | None
+    """Query heads, key heads and their size, if every width is a multiple of the CPU's vector.
+
+    None: the rest of a width may be computed by other instructions.
+    """
+    feature_width: int
+    """Width of the feature that each row reads (`KVMemory.parents_of_pass`); 0: none."""
+    taps: FeatureTaps | None
+    """Write features for drafters; None: no drafter reads any."""
+
+    def __call__(
+        self, token_ids: Tensor, positions: Tensor, attention: Attention, memory: KVMemory, *, with_logits: bool
+    ) -> Tensor | None:
+        """Logits [rows, vocab_size] of `token_ids` [rows] at `positions` [rows]; None without `with_logits`.
+
+        `attention`: what each row sees. `memory`: where keys and values are written, at its `slots_of_pass`.
+        """

@@ -18,7 +18,8 @@ from torch import Tensor
 from amusd.config import ModelShape
 from amusd.models.cached_model import CachedModel
 from amusd.models.configuration import ModelConfig
-from amusd.models.decoder import Decoder, weight_shapes
+from amusd.models.decoder import Decoder
+from amusd.models.decoder_weights import load_decoder, weight_shapes
 from amusd.models.huggingface import build_model
 from amusd.models.load_options import LoadOptions, loaded_dtype
 from amusd.models.tokenizer import Tokenizer
@@ -77,7 +78,7 @@ def load_synthetic(shape: ModelShape, options: LoadOptions) -> CachedModel:
 
     def make(max_positions: int) -> Decoder:
         weights = random_weights(config, dtype=loaded_dtype(options.dtype), device=options.device, seed=0)
-        return Decoder(weights, config, options, max_positions)
+        return load_decoder(weights, config, options, max_positions)
 
     return build_model(config, options, make)
 

@@ -16,7 +16,7 @@ from amusd.models.adapter import HuggingFaceNetwork
 from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
 from amusd.models.configuration import as_own
-from amusd.models.decoder import Decoder
+from amusd.models.decoder_weights import load_decoder
 from amusd.models.huggingface import build_model, prepare_device
 from amusd.models.load_options import LoadOptions
 from amusd.models.loading import DRAFT_ROWS, capture_for
@@ -86,7 +86,7 @@ def _wrapped(arguments: dict[str, Any], device: str, dtype: str, options: dict[s
     weights = random_weights(config, dtype=getattr(torch, dtype), device=device, seed=0)
     prepare_device(device)
     if settings.model_impl != "transformers":
-        return build_model(config, settings, lambda length: Decoder(weights, config, settings, length))
+        return build_model(config, settings, lambda length: load_decoder(weights, config, settings, length))
     with torch.device("meta"):
         stock = AutoModelForCausalLM.from_config(
             AutoConfig.for_model(**arguments), dtype=getattr(torch, dtype), attn_implementation=register_attention()

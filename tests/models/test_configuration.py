@@ -14,7 +14,7 @@ from models.published import CONFIGS, write_config
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from amusd.models.configuration import ModelConfig, load_config, position_limit
-from amusd.models.decoder import weight_shapes
+from amusd.models.decoder_weights import weight_shapes
 from amusd.models.tokenizer import Tokenizer, load_tokenizer, user_turn
 
 FIELDS = (

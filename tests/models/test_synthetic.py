@@ -10,7 +10,7 @@ from passes import forward
 
 from amusd.config import EngineConfig, HardwareConfig, ModelShape
 from amusd.models.configuration import ModelConfig
-from amusd.models.decoder import Decoder, weight_shapes
+from amusd.models.decoder_weights import load_decoder, weight_shapes
 from amusd.models.huggingface import build_model
 from amusd.models.load_options import LoadOptions
 from amusd.models.loading import load_target
@@ -62,7 +62,7 @@ def test_eighty_layers_have_finite_logits_around_one(shape: ModelShape, dtype: s
     config = small_config(shape, 80)
     options = LoadOptions(numerics=Numerics(width=8, fixed=True), max_model_len=64, dtype=dtype)
     weights = random_weights(config, dtype=getattr(torch, dtype), device="cpu", seed=0)
-    model = build_model(config, options, lambda length: Decoder(weights, config, options, length))
+    model = build_model(config, options, lambda length: load_decoder(weights, config, options, length))
     cache = model.new_cache(48)
     model.prefill(list(range(32)), cache)
     logits = forward(model, [1, 2, 3], cache).logits.float()

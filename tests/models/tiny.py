@@ -15,7 +15,7 @@ from amusd.models.adapter import HuggingFaceNetwork
 from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
 from amusd.models.configuration import as_own
-from amusd.models.decoder import Decoder
+from amusd.models.decoder_weights import load_decoder
 from amusd.models.huggingface import build_model
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
@@ -114,7 +114,7 @@ def wrap_model(
         return build_model(model.config, options, lambda _: HuggingFaceNetwork(model, options), output_ids)
     options = replace(options, dtype=str(model.dtype).removeprefix("torch."))
     return build_model(
-        config, options, lambda length: Decoder(weights or weights_of(model), config, options, length), output_ids
+        config, options, lambda length: load_decoder(weights or weights_of(model), config, options, length), output_ids
     )
 
 

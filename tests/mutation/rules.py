@@ -83,8 +83,8 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         ),
     },
     ("amusd/models/eagle.py", "tests/models/test_eagle.py"): {
-        "the first layer never adds to the normed feature": ("= normed if self._norm_before_residual else ", "= "),
-        "rows always write their state as it is": ("(normed if self._norm_output else hidden)", "(hidden)"),
+        "the first layer never adds to the normed feature": ("= normed if self.norm_before_residual else ", "= "),
+        "rows always write their state as it is": ("(normed if self.norm_output else hidden)", "(hidden)"),
     },
     ("amusd/models/linear.py", "tests/models/test_int8.py"): {
         "int8 products overflow on CPUs without VNNI": (" if has_vnni else _LARGEST_WITHOUT_VNNI", ""),
@@ -96,7 +96,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "a track reaches beyond the border of keys": ("1 + num_free", "2 + num_free"),
     },
     ("amusd/models/passes.py", "tests/models/test_tree_pass.py"): {
-        "rows of a tree see each other": ("row[list(path)] = True", "seen[:, list(path)] = True"),
+        "rows of a tree see each other": ("row[list(branch)] = True", "seen[:, list(branch)] = True"),
     },
     ("amusd/models/row_counts.py", "tests/models/test_batch.py"): {
         "of the numbers of rows that agree the least is taken, however slow": (

@@ -1,0 +1,203 @@
+"""Makes a `Decoder` of a model's weights: checks, splits, reorders and packs them, on their device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from torch import Tensor
+
+from amusd.errors import ConfigError
+from amusd.models.checkpoint import CONFIG
+from amusd.models.configuration import ModelConfig
+from amusd.models.decoder import Decoder, Layer, Norm, norm_on_cpu
+from amusd.models.features import FeatureTaps
+from amusd.models.linear import INT8, Linear, Weights, multiplies_fp16
+from amusd.models.load_options import LoadOptions, loaded_dtype
+from amusd.models.sharding import Ranks, share, share_of_outputs
+from amusd.models.vocabulary import EMBEDDING, HEAD
+
+_VECTOR = 32
+"""Most numbers in a CPU's vector: bfloat16 in 64 bytes."""
+
+
+def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the weights of a `ModelConfig` model, without biases."""
+    width, units, dim = config.hidden_size, config.intermediate_size, config.head_dim
+    queries, keys = config.num_attention_heads * dim, config.num_key_value_heads * dim
+    block: dict[str, tuple[int, ...]] = {
+        "input_layernorm": (width,),
+        "self_attn.q_proj": (queries, width),
+        "self_attn.k_proj": (keys, width),
+        "self_attn.v_proj": (keys, width),
+        "self_attn.o_proj": (width, queries),
+        "post_attention_layernorm": (width,),
+        "mlp.gate_proj": (units, width),
+        "mlp.up_proj": (units, width),
+        "mlp.down_proj": (width, units),
+    }
+    if config.model_type == "qwen3":
+        block |= {"self_attn.q_norm": (dim,), "self_attn.k_norm": (dim,)}
+    layers, ends = range(config.num_hidden_layers), (config.vocab_size, width)
+    inner = {f"model.layers.{index}.{name}.weight": shape for index in layers for name, shape in block.items()}
+    return {EMBEDDING: ends, **inner, "model.norm.weight": (width,), HEAD: ends}
+
+
+def fit_weights(
+    owner: str, given: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], *, all_given: bool = False
+) -> dict[str, Tensor]:
+    """The weights that `shapes` names, and their biases.
+
+    Raises `ConfigError` if one is missing or misshaped, or with `all_given` if one is left over.
+    """
+    biases = {name.removesuffix("weight") + "bias": shape[:1] for name, shape in shapes.items() if len(shape) > 1}
+    wanted = {**shapes, **{name: shape for name, shape in biases.items() if name in given}}
+    if missing := wanted.keys() - given.keys():
+        raise ConfigError(f"{owner}: lacks weights, {min(missing)} among them")
+    if all_given and (extra := given.keys() - wanted.keys()):
+        raise ConfigError(f"{owner}: its file has weights without a place, {min(extra)} among them")
+    for name, shape in wanted.items():
+        if given[name].shape != shape:
+            found = list(given[name].shape)
+            raise ConfigError(f"{owner}: {name} has shape {found}, and {CONFIG} asks for {list(shape)}")
+    return {name: given[name] for name in wanted}
+
+
+def load_decoder(weights: dict[str, Tensor], config: ModelConfig, options: LoadOptions, max_positions: int) -> Decoder:
+    """Make the decoder of a model, or this rank's share.
+
+    `weights`: by the names of `weight_shapes`; removed one by one as they are taken in. `max_positions`: rows of the
+    rotary table.
+    """
+    device, dtype, ranks = torch.device(options.device), loaded_dtype(options.dtype), options.ranks
+    weight_bytes = _bytes_per_pass(weights, options)
+    layers = []
+    for index in range(config.num_hidden_layers):
+        prefix = f"model.layers.{index}."
+        names = [name for name in weights if name.startswith(prefix)]
+        layers.append(_load_layer({name.removeprefix(prefix): weights.pop(name) for name in names}, config, options))
+    norm = load_norm(weights.pop("model.norm.weight", None), config.rms_norm_eps, options)
+    stored, head = weights.pop(EMBEDDING), Weights.pop(weights, "lm_head")
+    is_tied = head.matrix is stored
+    embedding = stored.to(device, dtype, copy=True)
+    del stored
+    if is_tied and not multiplies_fp16(device, dtype):  # whose weights are a copy in any case
+        head = replace(head, matrix=embedding)
+    return Decoder(
+        embedding=embedding,
+        rotation=_rotary_table(config, max_positions).to(device),
+        layers=layers,
+        norm=norm,
+        head=options.linear(head.each(partial(share_of_outputs, ranks=ranks)), copy=not is_tied),
+        taps=FeatureTaps(options.features, device, dtype) if options.features else None,
+        ranks=ranks,
+        device=device,
+        cache_dtype=torch.float32 if device.type == "cpu" else dtype,
+        num_ids=len(embedding),
+        vocab_size=len(head.matrix),
+        weight_bytes=weight_bytes,
+        attention_shape=_attention_shape(config, ranks),
+    )
+
+
+def _load_layer(weights: dict[str, Tensor], config: ModelConfig, options: LoadOptions) -> Layer:
+    dim, epsilon = config.head_dim, config.rms_norm_eps
+    queries, keys = _heads(config, options.ranks)
+    query, key, value, output = (Weights.pop(weights, f"self_attn.{name}_proj") for name in "qkvo")
+    gate, up, down = (Weights.pop(weights, f"mlp.{name}_proj") for name in ("gate", "up", "down"))
+    pairs, units = _pairs_side_by_side(dim), _slots(share(len(gate.matrix), options.ranks), 1)
+    head_norm = None
+    if "self_attn.q_norm.weight" in weights:
+        of_query, of_key = (weights[f"self_attn.{name}_norm.weight"].float()[pairs] for name in "qk")
+        expanded = of_query.expand(len(queries), -1), of_key.expand(len(keys), -1)
+        head_norm = torch.cat(expanded).to(options.device)
+    orders = _reorder(pairs, queries), _reorder(pairs, keys), _slots(keys, dim)
+    return Layer(
+        norm=load_norm(weights.get("input_layernorm.weight"), epsilon, options),
+        query_key_value=_fuse([query, key, value], orders, options),
+        head_norm=head_norm,
+        output=_split_inputs(output, _slots(queries, dim), options),
+        mlp_norm=load_norm(weights["post_attention_layernorm.weight"], epsilon, options),
+        gate_up=_fuse([gate, up], [units, units], options),
+        down=_split_inputs(down, units, options),
+        num_queries=len(queries),
+        num_keys=len(keys),
+        dim=dim,
+        epsilon=epsilon,
+        ranks=options.ranks,
+    )
+
+
+def load_norm(weight: Tensor | None, epsilon: float, options: LoadOptions) -> Norm:
+    """The norm with `weight` [width]; None: identity."""
+    if weight is None:
+        return lambda rows: rows
+    # A view would keep the whole checkpoint file mapped.
+    own = weight.to(options.device, loaded_dtype(options.dtype), copy=True)
+    if own.device.type == "cpu":
+        return partial(norm_on_cpu, weight=torch.cat((own, own)), epsilon=epsilon)
+    return partial(F.rms_norm, normalized_shape=(len(own),), weight=own, eps=epsilon)
+
+
+def _bytes_per_pass(weights: Mapping[str, Tensor], options: LoadOptions) -> int:
+    """Bytes of weights that one pass of a rank reads, with the head and without the embedding."""
+    dtype = loaded_dtype(options.dtype)
+    item = dtype.itemsize
+    if multiplies_fp16(torch.device(options.device), dtype):
+        item = 1 if options.dtype == INT8 else min(item, weights[EMBEDDING].itemsize)
+    return sum(tensor.numel() for name, tensor in weights.items() if name != EMBEDDING) * item // options.ranks.size
+
+
+def _attention_shape(config: ModelConfig, ranks: Ranks) -> tuple[int, int, int] | None:
+    if any(width % _VECTOR for width in (config.hidden_size, config.intermediate_size, config.head_dim)):
+        return None
+    queries, keys = _heads(config, ranks)
+    return len(queries), len(keys), config.head_dim
+
+
+def _rotary_table(config: ModelConfig, num_positions: int) -> Tensor:
+    """[positions, dim / 2] complex64: `scaling * exp(i * position * frequency)`."""
+    rope, dim, scaling = config.rope_parameters, config.head_dim, 1.0
+    if rope["rope_type"] == "default":
+        frequencies = 1.0 / (rope["rope_theta"] ** (torch.arange(0, dim, 2, dtype=torch.int64).float() / dim))
+    else:
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+        frequencies, scaling = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, "cpu")
+    angles = torch.outer(torch.arange(num_positions, dtype=torch.float32), frequencies)
+    return torch.polar(torch.tensor(float(scaling)).expand_as(angles).contiguous(), angles)
+
+
+def _pairs_side_by_side(dim: int) -> Tensor:
+    """[dim]: the order that makes the rotated pairs `(i, i + dim / 2)` neighbours."""
+    return torch.arange(dim).view(2, dim // 2).t().reshape(dim)
+
+
+def _heads(config: ModelConfig, ranks: Ranks) -> tuple[range, range]:
+    """This rank's query heads and key heads."""
+    keys, group = share(config.num_key_value_heads, ranks), config.num_attention_heads // config.num_key_value_heads
+    return range(keys.start * group, keys.stop * group), keys
+
+
+def _slots(items: range, width: int) -> slice:
+    """Places of these `items` of equal width in a row."""
+    return slice(items.start * width, items.stop * width)
+
+
+def _reorder(pairs: Tensor, heads: range) -> Tensor:
+    dim = len(pairs)
+    return (torch.arange(heads.start, heads.stop).unsqueeze(1) * dim + pairs).flatten()
+
+
+def _fuse(projections: list[Weights], orders: Sequence[Tensor | slice], options: LoadOptions) -> Linear:
+    parts = [projection.outputs(order) for projection, order in zip(projections, orders, strict=True)]
+    return options.linear(Weights.join(parts), copy=False)
+
+
+def _split_inputs(weights: Weights, inputs: slice, options: LoadOptions) -> Linear:
+    if options.ranks.rank > 0:
+        weights = replace(weights, bias=None)  # it is added once
+    return options.linear(weights.inputs(inputs))
