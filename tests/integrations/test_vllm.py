@@ -17,15 +17,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_link import MemoryTransport, memory_pair
-from passes import forward
+from runtime.table_tree import TableTreeDrafter
 from table_model import TableModel
 
 from amusd.drafters.autoregressive import AutoregressiveDrafter
-from amusd.drafters.base import Drafter, path_to
 from amusd.errors import ConfigError
 from amusd.integrations import vllm
 from amusd.integrations.vllm import QUIET_SECONDS, AsyncProposer, Batch
-from amusd.protocol.draft_session import Guesses, Node
 from amusd.protocol.messages import Hello
 from amusd.runtime.cores import allowed_cores
 from amusd.runtime.draft_worker import DraftWorker
@@ -33,6 +31,7 @@ from amusd.runtime.patience import SILENCES
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport
 from tests.launch.small_pair import save_pair
+from tests.warm import Popen
 
 CAPACITY, VOCAB_SIZE, NUM_CANDIDATES, MAX_NUM_SEQS = 40, 6, 4, 3
 SILENT_SECONDS = SILENCES * QUIET_SECONDS
@@ -48,23 +47,6 @@ def continuation(prompt: Sequence[int]) -> list[int]:
 
 
 TEXTS = {prompt: continuation(prompt) for prompt in PROMPTS}
-
-
-class RankingDrafter(Drafter):
-    """Guesses the model's likeliest tokens behind any node, each a tenth as likely as the one before."""
-
-    def __init__(self, model: TableModel) -> None:
-        self._model = model
-        self.max_length = model.max_length
-
-    def expand(self, root: Node, nodes: Sequence[Node], room: int = 1) -> list[Guesses]:
-        return [self._guesses((*self.committed, *path_to(root, node))) for node in nodes]
-
-    def _guesses(self, text: Sequence[int]) -> Guesses:
-        cache = self._model.new_cache(len(text))
-        self._model.prefill(text[:-1], cache)
-        ranked = forward(self._model, text[-1:], cache).logits[0].argsort(descending=True).tolist()
-        return [(token_id, 0.9 / 10**rank) for rank, token_id in enumerate(ranked[: self.fan_out])]
 
 
 class Drafts:
@@ -85,7 +67,7 @@ class Drafts:
             return None
         life = len(self.losses) + 1
         own, self.its = memory_pair()
-        drafters = {"hf": [RankingDrafter(self._model) for _ in range(MAX_NUM_SEQS)]}
+        drafters = {"hf": [TableTreeDrafter(self._model) for _ in range(MAX_NUM_SEQS)]}
         self.worker = DraftWorker(self.its, drafters, life, Recorder("draft"))
         return own, Hello(life, "", ("hf",))
 
@@ -119,8 +101,8 @@ class Drafts:
 class Runner:
     """Rows of tokens as vLLM's model runner has them, verified greedily against the target's own text."""
 
-    def __init__(self, drafts: Drafts, **settings: Any) -> None:
-        self.drafts = drafts
+    def __init__(self, *prompts: tuple[int, ...], drafts: Drafts | None = None, **settings: Any) -> None:
+        self.drafts = drafts = drafts or Drafts()
         self.seconds = 0.0
         self.batch = Batch(
             drafts,
@@ -136,6 +118,8 @@ class Runner:
         self.rows: list[tuple[int, ...]] = []
         self.lengths: list[int] = []
         self.proposed: list[list[int]] = []
+        for prompt in prompts:
+            self.add(prompt)
 
     def add(self, prompt: tuple[int, ...]) -> None:
         self._write(len(self.rows), prompt)
@@ -195,8 +179,7 @@ ACTIONS = st.tuples(
 def test_rows_may_come_move_leave_and_return_while_drafts_die_or_fall_silent(
     actions: list[tuple[str, int, int]], model: TableModel, rows_per_step: int
 ) -> None:
-    runner, away = Runner(Drafts(model), rows_per_step=rows_per_step), list[tuple[tuple[int, ...], int]]()
-    runner.add(PROMPTS[0])
+    runner, away = Runner(PROMPTS[0], drafts=Drafts(model), rows_per_step=rows_per_step), list[Any]()
     for action, number, steps in actions:
         index = number % max(1, len(runner.rows))
         runner.drafts.let(steps)
@@ -232,8 +215,7 @@ def test_rows_may_come_move_leave_and_return_while_drafts_die_or_fall_silent(
 
 
 def test_candidates_that_arrive_during_a_pass_are_proposed_after_it() -> None:
-    runner = Runner(Drafts())
-    runner.add(PROMPTS[0])
+    runner = Runner(PROMPTS[0])
     runner.run()
     assert runner.proposed == [[]]  # the draft has not begun
     runner.drafts.let(9)
@@ -249,8 +231,7 @@ def test_candidates_that_arrive_during_a_pass_are_proposed_after_it() -> None:
 def test_a_tree_has_a_candidate_ready_behind_a_token_that_the_draft_did_not_expect(
     rows_per_step: int, is_ready: bool
 ) -> None:
-    runner = Runner(Drafts(STRANGER), rows_per_step=rows_per_step)
-    runner.add(PROMPTS[0])
+    runner = Runner(PROMPTS[0], drafts=Drafts(STRANGER), rows_per_step=rows_per_step)
     runner.run()
     runner.drafts.let(9)
     runner.run()
@@ -259,8 +240,7 @@ def test_a_tree_has_a_candidate_ready_behind_a_token_that_the_draft_did_not_expe
 
 def test_candidates_below_the_chance_asked_for_are_not_proposed() -> None:
     for min_chance, most in ((0.0, NUM_CANDIDATES), (1.0, 0)):
-        runner = Runner(Drafts(), rows_per_step=VOCAB_SIZE, min_chance=min_chance)
-        runner.add(PROMPTS[0])
+        runner = Runner(PROMPTS[0], rows_per_step=VOCAB_SIZE, min_chance=min_chance)
         runner.run()
         runner.drafts.let(9)
         runner.run()
@@ -268,9 +248,7 @@ def test_candidates_below_the_chance_asked_for_are_not_proposed() -> None:
 
 
 def test_a_row_keeps_its_sequence_wherever_it_moves_and_others_are_closed() -> None:
-    runner = Runner(Drafts())
-    for prompt in PROMPTS[:3]:
-        runner.add(prompt)
+    runner = Runner(*PROMPTS[:3])
     runner.run()
     runner.drafts.let(40)
     assert runner.drafts.num_open == 3
@@ -291,8 +269,7 @@ def test_a_row_keeps_its_sequence_wherever_it_moves_and_others_are_closed() -> N
 
 
 def test_a_row_whose_last_token_alone_is_that_of_another_begins_anew() -> None:
-    runner = Runner(Drafts())
-    runner.add(PROMPTS[0])
+    runner = Runner(PROMPTS[0])
     runner.run(frozenset({0}))
     runner.remove(0)
     runner.add(PROMPTS[5])
@@ -305,9 +282,7 @@ def test_a_row_whose_last_token_alone_is_that_of_another_begins_anew() -> None:
 
 
 def test_rows_that_cannot_be_told_apart_share_nothing() -> None:
-    runner = Runner(Drafts())
-    runner.add(PROMPTS[0])
-    runner.add(PROMPTS[0])
+    runner = Runner(PROMPTS[0], PROMPTS[0])
     for _ in range(8):
         runner.run()
         runner.drafts.let(8)
@@ -316,8 +291,7 @@ def test_rows_that_cannot_be_told_apart_share_nothing() -> None:
 
 
 def test_a_prompt_in_chunks_has_the_draft_begin_but_gets_no_candidates() -> None:
-    runner = Runner(Drafts())
-    runner.add(PROMPTS[0])
+    runner = Runner(PROMPTS[0])
     runner.run(frozenset({0}))
     runner.drafts.let(9)
     runner.run(frozenset({0}))
@@ -327,8 +301,7 @@ def test_a_prompt_in_chunks_has_the_draft_begin_but_gets_no_candidates() -> None
 
 
 def test_a_killed_draft_costs_candidates_until_the_next_one_has_the_rows() -> None:
-    runner = Runner(Drafts())
-    runner.add(PROMPTS[0])
+    runner = Runner(PROMPTS[0])
     runner.run()
     runner.drafts.let(9)
     runner.drafts.kill()
@@ -345,8 +318,7 @@ def test_a_killed_draft_costs_candidates_until_the_next_one_has_the_rows() -> No
 
 
 def test_a_draft_that_refuses_a_row_is_not_taken_for_a_mute_one() -> None:
-    runner = Runner(Drafts(TableModel(VOCAB_SIZE, seed=3, max_length=4)))
-    runner.add(PROMPTS[4])  # five tokens
+    runner = Runner(PROMPTS[4], drafts=Drafts(TableModel(VOCAB_SIZE, seed=3, max_length=4)))  # for five tokens
     for _ in range(4):
         runner.run()
         runner.drafts.let(4)
@@ -356,8 +328,7 @@ def test_a_draft_that_refuses_a_row_is_not_taken_for_a_mute_one() -> None:
 
 
 def test_a_draft_whose_link_breaks_in_any_way_is_lost_and_vllm_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = Runner(Drafts())
-    runner.add(PROMPTS[0])
+    runner = Runner(PROMPTS[0])
     runner.run()
     assert runner.batch.draft is not None
     monkeypatch.setattr(runner.batch.draft.link, "receive", Mock(side_effect=OSError("no buffer space")))
@@ -366,8 +337,7 @@ def test_a_draft_whose_link_breaks_in_any_way_is_lost_and_vllm_goes_on(monkeypat
 
 
 def test_a_mute_draft_is_told_less_then_replaced() -> None:
-    runner = Runner(Drafts())
-    runner.add(PROMPTS[0])
+    runner = Runner(PROMPTS[0])
     runner.run()
     num_told = [runner.drafts.num_unread]
     for seconds in (QUIET_SECONDS / 2, QUIET_SECONDS, SILENT_SECONDS - 2 * QUIET_SECONDS, 2 * QUIET_SECONDS):
@@ -385,8 +355,7 @@ def test_a_mute_draft_is_told_less_then_replaced() -> None:
 
 
 def test_a_late_draft_is_kept_and_told_all_at_once() -> None:
-    runner = Runner(Drafts())
-    runner.add(PROMPTS[0])
+    runner = Runner(PROMPTS[0])
     for _ in range(6):
         runner.run()
         runner.seconds += QUIET_SECONDS
@@ -424,8 +393,8 @@ class WaitedFor(Drafts):
 )
 def test_a_pass_waits_for_candidates_within_its_limit(wait_ms: int, min_candidates: int, num_proposed: int) -> None:
     drafts = WaitedFor()
-    drafts.runner = runner = Runner(drafts, wait_seconds=wait_ms / 1e3, min_candidates=min_candidates)
-    runner.add(PROMPTS[0])
+    settings = {"wait_seconds": wait_ms / 1e3, "min_candidates": min_candidates}
+    drafts.runner = runner = Runner(PROMPTS[0], drafts=drafts, **settings)
     runner.run()
     assert len(runner.proposed[0]) == num_proposed
     assert runner.seconds <= wait_ms / 1e3
@@ -453,7 +422,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def proposer(pair: Path) -> Iterator[AsyncProposer]:
+def proposer(pair: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AsyncProposer]:
+    monkeypatch.setattr("amusd.child.subprocess.Popen", Popen)
     drafter = {"kind": "hf", "model": str(pair / "draft"), "dtype": "float32"}
     settings = {"drafter": drafter, "wait_ms": 10_000, "min_chance": 0.0, "cores": allowed_cores()[-1:]}
     found = AsyncProposer(config_of(pair, **settings))

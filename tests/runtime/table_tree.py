@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from passes import forward
-from runtime.pair import VOCAB_SIZE, target_model
+from runtime.pair import target_model
 from table_model import TableModel
 from torch import Tensor
 
-from amusd.drafters.base import Drafter
+from amusd.drafters.base import Drafter, path_to
 from amusd.drafters.ngram import NgramCache
 from amusd.drafters.synthetic import right_with_probability
 from amusd.drafters.tree import LOOKUP_TOKENS, LOOKUP_WEIGHT
@@ -46,6 +46,7 @@ class TableTreeDrafter(Drafter):
         self, model: TableModel | None = None, places: Places | None = None, ngrams: NgramCache | None = None
     ) -> None:
         self._model = model or target_model()
+        self.max_length = self._model.max_length
         self._places = places or first()
         self._ngrams = ngrams
         self._row = lru_cache(maxsize=4096)(self._compute_row)
@@ -54,7 +55,9 @@ class TableTreeDrafter(Drafter):
         assert len(token_ids) <= capacity
         super().open(token_ids, capacity, fan_out)
         self._computed: set[Node] = set()
-        self._ranking = Ranking(self.distribution, SamplingState(VOCAB_SIZE), token_ids, number=fan_out + 1)
+        vocab_size = self._model.vocab_size
+        number = min(fan_out + 1, vocab_size)
+        self._ranking = Ranking(self.distribution, SamplingState(vocab_size), token_ids, number=number)
         if self._ngrams is not None:
             self._ngrams.open(token_ids)
 
@@ -87,13 +90,7 @@ class TableTreeDrafter(Drafter):
         self._computed = set()
 
     def _guesses(self, root: Node, node: Node) -> Guesses:
-        path: list[int] = []
-        here = node
-        while here is not root:
-            path.append(here.token_id)
-            assert here.parent is not None
-            here = here.parent
-        context = (*self.committed, *reversed(path))
+        context = (*self.committed, *path_to(root, node))
         self._ranking.see(context)
         (ranked,) = self._ranking.rank(self._row(context), self._ranking.rows_behind(len(context), [()]))
         best, *others = (token_id for token_id, _ in ranked)
