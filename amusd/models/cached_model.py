@@ -1,7 +1,15 @@
 """A causal language model on one device, which knows nothing of candidates, messages or sampling.
 
-`compute` has every rank follow one command, and `EagerPasses` or `CapturedPasses` pad and join rows and launch the
-network.
+How a forward pass is made:
+
+    CachedModel.run       checks the `Rows` of each sequence, and gives those with parents their slots (`lay_out`)
+    Ranks.announce        tells the other ranks of the model to do the same (`rank_commands.py`)
+    EagerPasses.run       on a CPU: joins the rows of all sequences, pads them, says what each row sees
+    CapturedPasses.run    on a GPU: writes rows to fixed addresses, replays a graph, which also samples
+    Network               computes logits of token ids and positions; each layer writes keys and values to `KVMemory`
+                          at the slots of the rows, then calls the pass's `Attention`
+    ModelOutput           holds a sequence's logits, and the columns chosen from them
+    KVCache.advance       counts the rows of a chain; after rows with parents `keep` says which of them stay
 """
 
 from __future__ import annotations
