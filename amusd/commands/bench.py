@@ -20,13 +20,13 @@ from amusd.config import HardwareConfig, RunConfig, TransportConfig
 from amusd.console import Console, table, tell
 from amusd.errors import ConfigError, PeerLostError
 from amusd.files import read_json
-from amusd.models.adapter import quiet_transformers
 from amusd.models.cached_model import CachedModel, extend
 from amusd.models.checkpoint import find_checkpoint
 from amusd.models.kv_cache import KVCache
 from amusd.models.loading import describe_drafter, load_draft_model, load_target, model_path, target_dtype
 from amusd.models.numerics import Numerics
 from amusd.models.passes import Rows
+from amusd.models.transformers_models import quiet_transformers
 from amusd.runtime.cores import allowed_cores, cores_for, pin_to
 from amusd.runtime.devices import claim_device, device_of, settle_devices
 from amusd.transport.factory import ON_ONE_MACHINE

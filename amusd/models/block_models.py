@@ -15,11 +15,11 @@ from torch import Tensor
 
 from amusd.errors import ConfigError
 from amusd.models.attention import attend_masked
+from amusd.models.building import device_errors, prepare
 from amusd.models.configuration import position_limit
 from amusd.models.decoder_weights import load_decoder
 from amusd.models.draft_layouts import MEDUSA, PublishedDraft, medusa_heads, read_published
 from amusd.models.graphs import send
-from amusd.models.huggingface import device_errors, prepare
 from amusd.models.kv_cache import KVMemory
 from amusd.models.linear import Linear, Weights
 from amusd.models.load_options import LoadOptions, loaded_dtype

@@ -43,7 +43,7 @@ def load_config(path: str | Path, num_layers: int | None = None, model_impl: str
         if PLAIN in settings and model_impl != "transformers":
             config: Any = ModelConfig(**settings)
         else:
-            from amusd.models.adapter import load_stock_config
+            from amusd.models.transformers_models import load_stock_config
 
             config = load_stock_config(folder)
             if model_impl != "transformers":

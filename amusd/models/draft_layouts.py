@@ -154,7 +154,7 @@ def _canonical(name: str) -> str:
 
 
 def _layer_config(settings: Mapping[str, Any], weights: Mapping[str, Tensor], target: Any) -> ModelConfig:
-    from amusd.models.adapter import make_stock_config
+    from amusd.models.transformers_models import make_stock_config
 
     sizes = dict(settings.get("transformer_layer_config", settings))
     sizes["num_hidden_layers"] = max(1, sum(name.endswith(".post_attention_layernorm.weight") for name in weights))

@@ -16,11 +16,11 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
 from amusd.models.attention import Attention
+from amusd.models.building import build_model
 from amusd.models.cached_model import CachedModel
 from amusd.models.decoder import Decoder, Norm
 from amusd.models.decoder_weights import load_decoder, load_norm
 from amusd.models.draft_layouts import PublishedDraft, read_published
-from amusd.models.huggingface import build_model
 from amusd.models.kv_cache import KVMemory
 from amusd.models.linear import Linear, Weights
 from amusd.models.load_options import LoadOptions

@@ -17,13 +17,13 @@ from torch import Tensor
 
 from amusd.errors import ConfigError
 from amusd.files import make_new_folder
+from amusd.models.building import build_model
 from amusd.models.cached_model import CachedModel
 from amusd.models.checkpoint import one_line_errors, write_checkpoint
 from amusd.models.configuration import ModelConfig, load_config
 from amusd.models.decoder import Decoder
 from amusd.models.decoder_weights import fit_weights, load_decoder, weight_shapes
 from amusd.models.draft_layouts import target_weight
-from amusd.models.huggingface import build_model
 from amusd.models.load_options import LoadOptions
 from amusd.models.vocabulary import EMBEDDING, HEAD, reduce_head
 

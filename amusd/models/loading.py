@@ -12,6 +12,7 @@ import torch
 from amusd.config import DrafterConfig, EngineConfig, ModelShape, TargetConfig
 from amusd.errors import ConfigError
 from amusd.models.block_models import BlockModel, load_block_model
+from amusd.models.building import load_model
 from amusd.models.cached_model import CachedModel
 from amusd.models.configuration import ModelConfig, check_supported, load_config
 from amusd.models.draft_layouts import read_published
@@ -20,7 +21,6 @@ from amusd.models.embedded_draft import load_embedded_draft
 from amusd.models.embedded_target import DESCRIPTION, Report, embedded_target_path
 from amusd.models.features import FeatureSpec
 from amusd.models.graphs import Capture, graph_capture, run_each_time
-from amusd.models.huggingface import load_model
 from amusd.models.linear import INT8, fastest_dtype, why_not_int8
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics

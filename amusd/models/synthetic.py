@@ -16,11 +16,11 @@ from tokenizers import decoders, models
 from torch import Tensor
 
 from amusd.config import ModelShape
+from amusd.models.building import build_model
 from amusd.models.cached_model import CachedModel
 from amusd.models.configuration import ModelConfig
 from amusd.models.decoder import Decoder
 from amusd.models.decoder_weights import load_decoder, weight_shapes
-from amusd.models.huggingface import build_model
 from amusd.models.load_options import LoadOptions, loaded_dtype
 from amusd.models.tokenizer import Tokenizer
 from amusd.models.vocabulary import EMBEDDING, HEAD

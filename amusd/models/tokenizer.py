@@ -149,7 +149,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         if is_plain:
             backend, special_tokens, template = _read_plainly(folder)
         else:
-            from amusd.models.adapter import load_stock_tokenizer
+            from amusd.models.transformers_models import load_stock_tokenizer
 
             backend, special_tokens, template = load_stock_tokenizer(folder)
         num_tokens = backend.get_vocab_size(with_added_tokens=False)

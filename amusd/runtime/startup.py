@@ -17,9 +17,9 @@ from amusd.drafters.base import DrafterFactory, say_once
 from amusd.drafters.factory import LoadedDrafters, StartInner, load_drafters
 from amusd.errors import ConfigError, PeerLostError
 from amusd.huge_pages import use_huge_pages
+from amusd.models.building import device_errors
 from amusd.models.cached_model import CachedModel
 from amusd.models.embedded_target import Report
-from amusd.models.huggingface import device_errors
 from amusd.models.loading import check_target, describe_drafter, load_target
 from amusd.models.meeting import Meeting
 from amusd.models.process_group import backend_for

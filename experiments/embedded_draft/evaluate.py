@@ -26,10 +26,10 @@ from teacher import load_teacher, stop_ids
 from amusd.config import WorkloadConfig
 from amusd.drafters.factory import MIN_LOOKUP
 from amusd.drafters.ngram import NgramCache
+from amusd.models.building import load_model
 from amusd.models.cached_model import CachedModel
 from amusd.models.embedded_draft import DRAFT_FILE, VOCAB_SIZE, load_embedded_draft
 from amusd.models.embedded_target import embedded_target_path
-from amusd.models.huggingface import load_model
 from amusd.models.linear import fastest_dtype
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics

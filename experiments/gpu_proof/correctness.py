@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from amusd.models.huggingface import load_model
+from amusd.models.building import load_model
 from amusd.models.load_options import LoadOptions
 from amusd.models.loading import capture_for
 from amusd.models.numerics import Numerics

@@ -25,9 +25,9 @@ from torch import Tensor
 
 from amusd.config import Distribution
 from amusd.errors import first_line
+from amusd.models.building import prepare_device
 from amusd.models.fused import rotate_and_store, silu_and_multiply
 from amusd.models.graphs import Replay, run_each_time
-from amusd.models.huggingface import prepare_device
 from amusd.models.loading import capture_for
 from amusd.models.meeting import Meeting
 from amusd.models.process_group import ProcessGroup

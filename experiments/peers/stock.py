@@ -44,7 +44,7 @@ class StockModel:
         import torch
         from transformers import AutoModelForCausalLM
 
-        from amusd.models.adapter import quiet_transformers
+        from amusd.models.transformers_models import quiet_transformers
 
         with quiet_transformers():
             model = AutoModelForCausalLM.from_pretrained(
@@ -78,7 +78,7 @@ class StockModel:
         import torch
         from transformers import GenerationConfig
 
-        from amusd.models.adapter import quiet_transformers
+        from amusd.models.transformers_models import quiet_transformers
 
         settings = GenerationConfig(
             max_new_tokens=num_tokens, do_sample=False, pad_token_id=0, prompt_lookup_num_tokens=prompt_lookup

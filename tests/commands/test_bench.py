@@ -10,8 +10,8 @@ from models import tiny
 from amusd.commands.bench import bench_text, load_transformers, measure_links, measure_models
 from amusd.config import HardwareConfig, TransportConfig
 from amusd.console import Console
+from amusd.models.building import load_model
 from amusd.models.cached_model import CachedModel, extend
-from amusd.models.huggingface import load_model
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 

@@ -22,11 +22,11 @@ from amusd.drafters.cascade import CascadeDrafter
 from amusd.drafters.ngram import NgramCache, NgramDrafter
 from amusd.drafters.synthetic import right_with_probability
 from amusd.drafters.tree import ModelTreeDrafter
-from amusd.models.adapter import adopt_into
 from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
+from amusd.models.transformers_models import adopt_into
 from amusd.models.vocabulary import share_vocabulary
 from amusd.protocol.draft_session import Transition
 

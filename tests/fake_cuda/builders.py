@@ -12,16 +12,16 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from amusd.config import ModelShape
 from amusd.models import synthetic
-from amusd.models.adapter import HuggingFaceNetwork
 from amusd.models.attention import register_attention
+from amusd.models.building import build_model, prepare_device
 from amusd.models.cached_model import CachedModel
 from amusd.models.configuration import as_own
 from amusd.models.decoder_weights import load_decoder
-from amusd.models.huggingface import build_model, prepare_device
 from amusd.models.load_options import LoadOptions
 from amusd.models.loading import DRAFT_ROWS, capture_for
 from amusd.models.numerics import Numerics
 from amusd.models.synthetic import SHAPES, random_weights
+from amusd.models.transformers_models import HuggingFaceNetwork
 
 _SMALL = {
     "model_type": "llama",

@@ -15,11 +15,11 @@ import torch
 from passes import forward
 
 from amusd.config import Distribution
+from amusd.models.building import load_model
 from amusd.models.cached_model import CachedModel, extend
 from amusd.models.checkpoint import write_checkpoint
 from amusd.models.configuration import ModelConfig
 from amusd.models.graphs import graph_capture, run_each_time
-from amusd.models.huggingface import load_model
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 from amusd.models.passes import Paths, Rows

@@ -11,9 +11,9 @@ from models.blocks import random_ids
 from passes import forward
 
 from amusd.config import DrafterConfig, EngineConfig, TargetConfig
+from amusd.models.building import load_model
 from amusd.models.cached_model import CachedModel, extend
 from amusd.models.embedded_draft import DRAFT_FILE, export_draft, load_embedded_draft, read_draft
-from amusd.models.huggingface import load_model
 from amusd.models.load_options import LoadOptions
 from amusd.models.loading import load_draft_model
 from amusd.models.numerics import Numerics

@@ -14,8 +14,8 @@ from models.test_batch import check_batches
 from passes import forward
 from torch import Tensor
 
+from amusd.models.building import load_model
 from amusd.models.cached_model import CachedModel
-from amusd.models.huggingface import load_model
 from amusd.models.kv_cache import KVCache
 from amusd.models.linear import fastest_dtype
 from amusd.models.load_options import LoadOptions

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from amusd.config import DrafterConfig, EngineConfig, TargetConfig
 from amusd.models import linear
-from amusd.models.huggingface import load_model
+from amusd.models.building import load_model
 from amusd.models.linear import Int8Linear, largest_int8_weight, to_int8, why_not_int8
 from amusd.models.load_options import LoadOptions
 from amusd.models.loading import draft_dtype, target_dtype

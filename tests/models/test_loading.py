@@ -22,9 +22,9 @@ from passes import forward
 from amusd.config import DrafterConfig, EngineConfig, TargetConfig
 from amusd.drafters.factory import load_drafters
 from amusd.errors import ConfigError
+from amusd.models.building import load_model
 from amusd.models.cached_model import CachedModel
 from amusd.models.checkpoint import open_checkpoint
-from amusd.models.huggingface import load_model
 from amusd.models.load_options import LoadOptions
 from amusd.models.loading import load_target
 from amusd.models.numerics import Numerics

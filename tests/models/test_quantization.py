@@ -23,12 +23,12 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from amusd.config import EngineConfig, TargetConfig
 from amusd.errors import DeviceError
-from amusd.models.adapter import forbid_kernels
+from amusd.models.building import load_model
 from amusd.models.graphs import Replay, Work
-from amusd.models.huggingface import load_model
 from amusd.models.load_options import LoadOptions
 from amusd.models.loading import load_target
 from amusd.models.numerics import Numerics
+from amusd.models.transformers_models import forbid_kernels
 
 METHOD = "halves"
 RULE = Numerics(width=8, fixed=True, prefill_chunk=32)

@@ -14,7 +14,7 @@ from models.test_decoder import CASES, LENGTH, PROMPT, Case, lean_model, stock_m
 from torch import Tensor
 
 from amusd.errors import ConfigError
-from amusd.models.huggingface import load_model
+from amusd.models.building import load_model
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 from amusd.models.sharding import Ranks

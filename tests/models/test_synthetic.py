@@ -9,9 +9,9 @@ import torch
 from passes import forward
 
 from amusd.config import EngineConfig, HardwareConfig, ModelShape
+from amusd.models.building import build_model
 from amusd.models.configuration import ModelConfig
 from amusd.models.decoder_weights import load_decoder, weight_shapes
-from amusd.models.huggingface import build_model
 from amusd.models.load_options import LoadOptions
 from amusd.models.loading import load_target
 from amusd.models.numerics import Numerics

@@ -11,14 +11,14 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from amusd.models.adapter import HuggingFaceNetwork
 from amusd.models.attention import register_attention
+from amusd.models.building import build_model
 from amusd.models.cached_model import CachedModel
 from amusd.models.configuration import as_own
 from amusd.models.decoder_weights import load_decoder
-from amusd.models.huggingface import build_model
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
+from amusd.models.transformers_models import HuggingFaceNetwork
 
 VOCAB = 97
 MAX_LENGTH = 256

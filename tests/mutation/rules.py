@@ -61,7 +61,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     ("amusd/drafters/tree.py", "tests/drafters/test_tree.py"): {
         "slots of nodes that are gone are not freed": ("._free.append(self._paths.pop(node)[-1])", "._paths.pop(node)"),
     },
-    ("amusd/models/adapter.py", "tests/models/test_quantization.py"): {
+    ("amusd/models/transformers_models.py", "tests/models/test_quantization.py"): {
         "kernels from a hub run": ("    is_kernels_available.cache_clear()\n", ""),
     },
     ("amusd/models/block_models.py", "tests/models/test_block_models.py"): {

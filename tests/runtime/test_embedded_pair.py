@@ -22,9 +22,9 @@ from amusd.drafters.ngram import NgramCache, NgramDrafter
 from amusd.drafters.synthetic import right_with_probability
 from amusd.drafters.tree import ModelTreeDrafter
 from amusd.engine import Engine
+from amusd.models.building import load_model
 from amusd.models.cached_model import CachedModel
 from amusd.models.embedded_draft import load_embedded_draft
-from amusd.models.huggingface import load_model
 from amusd.models.linear import fastest_dtype
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics

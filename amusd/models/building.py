@@ -1,4 +1,4 @@
-"""Loads causal language models, into the lean decoder where it covers them.
+"""Builds causal language models of checkpoints, with the lean decoder where it covers them.
 
 A model that cannot be rolled back is refused before any weight is read.
 """
@@ -79,7 +79,7 @@ def _load_network(
                 adopt_vocabulary(weights, shared)
             make: Callable[[], Network] = partial(load_decoder, weights, config, options, max_length)
         else:
-            from amusd.models.adapter import HuggingFaceNetwork, load_stock
+            from amusd.models.transformers_models import HuggingFaceNetwork, load_stock
 
             make = partial(HuggingFaceNetwork, load_stock(path, config, options, shared), options)
     del stored  # which would keep in memory what the network has copied
