@@ -14,8 +14,8 @@
 
 An `AssertionError` is ours: an invariant of docs/protocol.md does not hold, or a rollback went wrong.
 
-The command line turns a `ConfigError` into one line and exit code 2, a `PeerError` into one line and exit code 1, and
-lets everything else show its traceback.
+The command line turns a `ConfigError` into one line and exit code 2. Exit code 1 comes with one line for a `PeerError`,
+and with a traceback for a `PeerProtocolError` and everything else, which are bugs.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import FrameType
 
 from amusd.console import tell
-from amusd.errors import ConfigError, PeerError
+from amusd.errors import ConfigError, PeerError, PeerProtocolError
 
 GRACE_SECONDS = 1.5
 _WATCH = "signals"
@@ -80,10 +80,10 @@ def exit_code_of(work: Callable[[], int]) -> int:
         tell(str(error))
         return 2
     except Exception as error:  # noqa: BLE001 - the end of the work: told in full, and the exit code says so
-        if isinstance(error, PeerError) and "\n" not in str(error):
-            tell(str(error))  # no bug of this process
+        if isinstance(error, PeerProtocolError) or not isinstance(error, PeerError) or "\n" in str(error):
+            traceback.print_exc()  # a bug, perhaps the other side's
         else:
-            traceback.print_exc()
+            tell(str(error))
         return 1
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from amusd.config import TransportConfig
-from amusd.errors import ConfigError, PeerLostError, PeerProtocolError, RankLostError
+from amusd.errors import ConfigError, PeerLostError, RankLostError
 from amusd.models.meeting import Meeting
 from amusd.models.passes import Command
 from amusd.models.process_group import ProcessGroup
@@ -74,7 +74,7 @@ class Leader(ProcessGroup):
             raise failure or RankLostError(f"rank {rank} of the target is gone") from None
         if message is None:
             if self._links[rank].num_rejected:
-                raise PeerProtocolError(f"rank {rank} of the target sent no message of this version of amusd")
+                raise ConfigError(f"rank {rank} of the target speaks another protocol: install one amusd for all ranks")
             failure = self.meeting.failure(rank, 0.0)  # of a process that has ended before it has come
             if failure is not None:
                 raise failure

@@ -6,9 +6,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import amusd_launch
 import pytest
+from amusd_launch.signals import exit_code_of
+
+from amusd.errors import ConfigError, PeerLostError, PeerProtocolError
 
 BEGINS = """
 import sys
@@ -31,6 +35,24 @@ def test_a_signal_amid_the_import_of_torch_ends_the_process_in_a_line(tmp_path: 
     )
     done = end_of("import torch", str(tmp_path))
     assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGTERM, "", "amusd: interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "is_shown"),
+    [
+        (ConfigError("wrong"), 2, False),
+        (PeerLostError("gone"), 1, False),
+        (PeerProtocolError("nonsense"), 1, True),
+        (ValueError("a bug"), 1, True),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_may_be_a_bug_shows_where_and_all_else_is_a_line(
+    error: Exception, code: int, is_shown: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code_of(Mock(side_effect=error)) == code
+    printed = capsys.readouterr().err
+    assert printed.startswith("Traceback") if is_shown else printed == f"amusd: {error}\n"
 
 
 @pytest.mark.parametrize("sleeps", ["time.sleep(60)", "hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)"])

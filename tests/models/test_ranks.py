@@ -106,7 +106,7 @@ def test_a_follower_that_cannot_load_is_heard_at_once(
 def test_a_follower_of_another_version_is_not_waited_for(tmp_path: Path) -> None:
     with closing(come(tmp_path, 1, 2)) as follower, closing(lead(tmp_path, 2)) as leader:
         follower._link.send_frame(b"AMSD of another version, with all that a frame has")
-        with pytest.raises(PeerProtocolError, match="rank 1 of the target sent no message of this version"):
+        with pytest.raises(ConfigError, match="rank 1 of the target speaks another protocol"):
             leader.await_followers("cpu", DEADLINE_SECONDS)
 
 
