@@ -152,10 +152,9 @@ def _draft(settings: Orders, orders: Orders, prepared: Any) -> int:
         with suppress(PeerLostError):  # the target must hear the reason, not only that the link went dead
             link.send(failure_report(error))
         recorder.flush()
-        code = _TARGET_GONE if isinstance(error, PeerLostError) else _FAILED
-        code = _USERS_MISTAKE if isinstance(error, ConfigError) else code
-        runs_own_code = any(drafter.factory is not None for drafter in config.drafters)
-        has_traceback = code == _FAILED or (runs_own_code and error.__cause__ is not None)
+        code = _exit_code_of(error)
+        runs_users_code = any(drafter.factory is not None for drafter in config.drafters)
+        has_traceback = code == _FAILED or (runs_users_code and error.__cause__ is not None)
         if has_traceback and recorder.folder is not None:
             keep_traceback(recorder.folder.parent, "draft", error)
         if code == _FAILED and not orders["has_failed"]:
@@ -164,3 +163,9 @@ def _draft(settings: Orders, orders: Orders, prepared: Any) -> int:
     finally:
         link.close()
     return 0
+
+
+def _exit_code_of(error: Exception) -> int:
+    if isinstance(error, ConfigError):
+        return _USERS_MISTAKE
+    return _TARGET_GONE if isinstance(error, PeerLostError) else _FAILED
