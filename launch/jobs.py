@@ -90,23 +90,29 @@ class Jobs:
     def _do(self, composed: DictConfig) -> int:
         hydra = HydraConfig.get()
         self._directory = Path(hydra.runtime.output_dir)
-        number = hydra.job.num if hydra.mode is RunMode.MULTIRUN else None
         try:
-            if number is not None:
-                overrides = [text for text in hydra.overrides.task if not text.startswith(("run_dir=", "output="))]
-                tell(f"job {number}: {' '.join(overrides)}")
-                write_json(self._directory / OVERRIDES_FILE, overrides)
-            config = dataclasses.replace(config_of(composed), run_dir=str(self._directory))
-            if number is not None:
-                if is_complete(self._directory):
-                    check_unchanged(self._directory, config)
-                    tell(f"job {number}: done before")
-                    return 0
-                clear_run(self._directory)
-            return self.run(config, number)
+            if hydra.mode is RunMode.MULTIRUN:
+                return self._do_point(composed, hydra.job.num, hydra.overrides.task)
+            return self.run(self._config_of(composed))
         finally:
             with suppress(OSError):
                 self._directory.rmdir()  # Hydra has made it; only an empty one can be removed
+
+    def _do_point(self, composed: DictConfig, number: int, typed: Sequence[str]) -> int:
+        """Do one job of a sweep, unless it was done before."""
+        overrides = [text for text in typed if not text.startswith(("run_dir=", "output="))]
+        tell(f"job {number}: {' '.join(overrides)}")
+        write_json(self._directory / OVERRIDES_FILE, overrides)
+        config = self._config_of(composed)
+        if is_complete(self._directory):
+            check_unchanged(self._directory, config)
+            tell(f"job {number}: done before")
+            return 0
+        clear_run(self._directory)
+        return self.run(config, number)
+
+    def _config_of(self, composed: DictConfig) -> RunConfig:
+        return dataclasses.replace(config_of(composed), run_dir=str(self._directory))
 
     def run(self, config: RunConfig, number: int | None = None) -> int:
         """Do one job; return its exit code. `number`: in a sweep, whose JSON is in files alone.
