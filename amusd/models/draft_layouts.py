@@ -22,23 +22,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
 from amusd.errors import ConfigError
 from amusd.models.checkpoint import CONFIG, OF_DRAFTERS, find_checkpoint, one_line_errors, open_checkpoint, read_json
 from amusd.models.configuration import MODEL_TYPES, ModelConfig, as_own, load_config
 from amusd.models.decoder_weights import fit_weights, weight_shapes
-from amusd.models.features import FeatureSpec
+from amusd.models.features import INPUT_NORMS, FeatureSpec
 from amusd.models.tokenizer import load_tokenizer, read_fingerprint
 from amusd.models.vocabulary import EMBEDDING, HEAD
 
 EAGLE, EAGLE3, MEDUSA, DFLASH = "eagle", "eagle3", "medusa", "dflash"
 
 _COPIES_OF_TARGET = ("verifier_norm.", "verifier_lm_head.", "rotary_emb.")
-_INPUT_NORMS = ("input_norm.", "fc_norm.")
-_REDUCTION = {EAGLE: (), EAGLE3: ("fc.", *_INPUT_NORMS), DFLASH: ("fc.", *_INPUT_NORMS, "hidden_norm.")}
-"""Beginnings of the names of what the target computes."""
+_REDUCTION = {EAGLE: (), EAGLE3: ("fc.", *INPUT_NORMS), DFLASH: ("fc.", *INPUT_NORMS, "hidden_norm.")}
+"""Beginnings of the names of the weights with which the target reduces its states (`FeatureSpec`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,28 +54,6 @@ class PublishedDraft:
     """Configuration of its layers; None for Medusa."""
     output_ids: Tensor | None = None
     """[columns] int64, ascending: the token of each column of the head; None: column `j` scores `j`."""
-
-
-class _Reduction(torch.nn.Module):
-    """Reduces states to features: optional norms and `fc`, in their stored dtype."""
-
-    def __init__(self, weights: Mapping[str, Tensor], epsilon: float) -> None:
-        """`weights`: those that `_REDUCTION` names."""
-        super().__init__()
-        self._own = torch.nn.ParameterDict({name.replace(".", "_"): tensor for name, tensor in weights.items()})
-        self._norms = sorted(name.replace(".", "_") for name in weights if name.startswith(_INPUT_NORMS))
-        self._epsilon = epsilon
-
-    def forward(self, states: Tensor) -> Tensor:
-        """[rows, layers * hidden size] -> [rows, width]."""
-        if self._norms:
-            parts = zip(states.chunk(len(self._norms), dim=-1), self._norms, strict=True)
-            states = torch.cat([self._normed(part, name) for part, name in parts], dim=-1)
-        features = F.linear(states, self._own["fc_weight"], self._own.get("fc_bias"))
-        return self._normed(features, "hidden_norm_weight") if "hidden_norm_weight" in self._own else features
-
-    def _normed(self, rows: Tensor, name: str) -> Tensor:
-        return F.rms_norm(rows, rows.shape[-1:], self._own[name], self._epsilon)
 
 
 def read_published(path: str | Path, target_path: str | Path, kind: str) -> PublishedDraft:
@@ -130,9 +106,8 @@ def _read_layers(
     shapes = _shapes(family, config, weights, target, len(layers))
     weights = fit_weights(f"drafter={kind} {path}", weights, shapes, all_given=True)
     reduction = {name: weights.pop(name) for name in [*weights] if name.startswith(_REDUCTION[family])}
-    features = FeatureSpec(layers, target.hidden_size)
-    if reduction:
-        features = FeatureSpec(layers, len(reduction["fc.weight"]), _Reduction(reduction, config.rms_norm_eps))
+    width = len(reduction["fc.weight"]) if reduction else target.hidden_size
+    features = FeatureSpec(layers, width, reduction, config.rms_norm_eps)
     return PublishedDraft(path, settings, target, weights, features, config, output_ids)
 
 

@@ -7,22 +7,44 @@ as in transformers' `hidden_states`: state `j` goes into layer `j`; the last one
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
 from amusd.models.kv_cache import KVMemory
 
+INPUT_NORMS = ("input_norm.", "fc_norm.")
+
 
 @dataclass(frozen=True, slots=True)
 class FeatureSpec:
-    """The feature of a token that one drafter reads."""
+    """The feature of a token that one drafter reads: states side by side, which the target may reduce."""
 
     layers: tuple[int, ...]
     width: int
-    reduce: torch.nn.Module | None = None
-    """[rows, len(layers) * hidden] -> [rows, width], computed by the target; None: identity."""
+    weights: Mapping[str, Tensor] = field(default_factory=dict)
+    """`fc` and optional norms, by the names of published drafters; empty: features are the states."""
+    epsilon: float = 0.0
+    """Added to the norms' mean square."""
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> FeatureSpec:
+        """The same with its weights there."""
+        return replace(self, weights={name: weight.to(device, dtype) for name, weight in self.weights.items()})
+
+    def reduce(self, states: Tensor) -> Tensor:
+        """[rows, len(layers) * hidden] -> [rows, width], in one dtype with the weights."""
+        if not self.weights:
+            return states
+        if norms := sorted(name for name in self.weights if name.startswith(INPUT_NORMS)):
+            parts = zip(states.chunk(len(norms), dim=-1), norms, strict=True)
+            states = torch.cat([self._norm(part, name) for part, name in parts], dim=-1)
+        features = F.linear(states, self.weights["fc.weight"], self.weights.get("fc.bias"))
+        return self._norm(features, "hidden_norm.weight") if "hidden_norm.weight" in self.weights else features
+
+    def _norm(self, rows: Tensor, name: str) -> Tensor:
+        return F.rms_norm(rows, rows.shape[-1:], self.weights[name], self.epsilon)
 
 
 class FeatureTaps:
@@ -30,8 +52,8 @@ class FeatureTaps:
 
     def __init__(self, specs: Mapping[str, FeatureSpec], device: torch.device, dtype: torch.dtype) -> None:
         """`specs`: by drafter; `device` and `dtype`: of the hidden states."""
-        self._parts = [(spec.layers, spec.reduce and spec.reduce.to(device, dtype)) for spec in specs.values()]
-        self.layers = frozenset(layer for spec in specs.values() for layer in spec.layers)
+        self._specs = [spec.to(device, dtype) for spec in specs.values()]
+        self.layers = frozenset(layer for spec in self._specs for layer in spec.layers)
         self.columns: dict[str, slice] = {}
         self.width = 0
         for name, spec in specs.items():
@@ -40,8 +62,5 @@ class FeatureTaps:
 
     def write(self, states: Mapping[int, Tensor], memory: KVMemory) -> None:
         """Write the features of a pass's rows. `states`: [rows, hidden] of each of the `layers`."""
-        features = []
-        for layers, reduce in self._parts:
-            joint = torch.cat([states[layer] for layer in layers], dim=-1)
-            features.append(joint if reduce is None else reduce(joint))
+        features = [spec.reduce(torch.cat([states[layer] for layer in spec.layers], dim=-1)) for spec in self._specs]
         memory.write_features(torch.cat(features, dim=-1))

@@ -208,7 +208,6 @@ def test_eagle3_gives_the_logits_of_the_paper(target: Path, tmp_path: Path) -> N
     folder, states = save_eagle3(tmp_path / "draft", weights), random(NUM_TRUE, 3 * WIDTH, seed=99)
     spec = read_published(folder, target, "eagle").features
     assert (spec.layers, spec.width) == ((2, 3, 3), WIDTH)
-    assert spec.reduce is not None
     features = spec.reduce(states)
     torch.testing.assert_close(features, states @ weights["fc.weight"].T)
     model = load_eagle(folder, target, OPTIONS)
@@ -263,7 +262,6 @@ def test_states_are_normed_before_fc_where_the_configuration_says_so(flag: str, 
         weights["input_norm.weight"] = random(3 * WIDTH, seed=90)
         normed = norm(states, weights["input_norm.weight"])
     spec = read_published(save_speculators(tmp_path / "draft", weights, **{flag: True}), target, "eagle").features
-    assert spec.reduce is not None
     torch.testing.assert_close(spec.reduce(states), normed @ weights["fc.weight"].T)
 
 
@@ -279,7 +277,7 @@ def test_eagle1_shares_embedding_and_head_of_the_target(bias: bool, file: str, t
     settings = {**SIZES, "model_type": "llama", "architectures": ["LlamaForCausalLM"], "bias": bias}
     folder = save(tmp_path / "draft", weights, file, **settings)
     spec = read_published(folder, target, "eagle").features
-    assert (spec.layers, spec.width, spec.reduce) == ((LAYERS,), WIDTH, None)
+    assert (spec.layers, spec.width, spec.weights) == ((LAYERS,), WIDTH, {})
     model, features = load_eagle(folder, target, OPTIONS), random(NUM_TRUE, WIDTH, seed=98)
     assert model.output_ids is None
     check(model, features, eagle1_logits(weights, shared_weights(target), features, TOKENS))
