@@ -17,7 +17,7 @@ from amusd.errors import ConfigError
 from amusd.models.attention import attend_masked
 from amusd.models.building import device_errors, prepare
 from amusd.models.configuration import position_limit
-from amusd.models.decoder_weights import load_decoder
+from amusd.models.decoder_weights import load_decoder, load_linear
 from amusd.models.draft_layouts import MEDUSA, PublishedDraft, medusa_heads, read_published
 from amusd.models.graphs import send
 from amusd.models.kv_cache import KVMemory
@@ -40,7 +40,7 @@ class MedusaModel:
         self.num_ids = self.vocab_size = int(draft.target.vocab_size)
 
         def layer(name: str) -> Linear:
-            return options.linear(Weights.pop(weights, name))
+            return load_linear(Weights.pop(weights, name), options)
 
         weights, heads = dict(draft.weights), medusa_heads(draft.weights)
         self.max_depth = len(heads)

@@ -15,7 +15,7 @@ from amusd.models.checkpoint import CONFIG
 from amusd.models.configuration import ModelConfig
 from amusd.models.decoder import Decoder, Layer, Norm, norm_on_cpu
 from amusd.models.features import FeatureTaps
-from amusd.models.linear import INT8, Linear, Weights, multiplies_fp16
+from amusd.models.linear import INT8, Linear, Weights, make_linear, multiplies_fp16
 from amusd.models.load_options import LoadOptions, loaded_dtype
 from amusd.models.sharding import Ranks, share, share_of_outputs
 from amusd.models.vocabulary import EMBEDDING, HEAD
@@ -91,7 +91,7 @@ def load_decoder(weights: dict[str, Tensor], config: ModelConfig, options: LoadO
         rotation=_rotary_table(config, max_positions).to(device),
         layers=layers,
         norm=norm,
-        head=options.linear(head.each(partial(share_of_outputs, ranks=ranks)), copy=not is_tied),
+        head=load_linear(head.each(partial(share_of_outputs, ranks=ranks)), options, copy=not is_tied),
         taps=FeatureTaps(options.features, device, dtype) if options.features else None,
         ranks=ranks,
         device=device,
@@ -129,6 +129,12 @@ def _load_layer(weights: dict[str, Tensor], config: ModelConfig, options: LoadOp
         epsilon=epsilon,
         ranks=options.ranks,
     )
+
+
+def load_linear(weights: Weights, options: LoadOptions, *, copy: bool = True) -> Linear:
+    """The layer on its device. `copy`: the weights may be views, which keep a whole checkpoint file mapped."""
+    own = weights.each(lambda tensor: tensor.to(options.device, copy=copy))
+    return make_linear(own, loaded_dtype(options.dtype), int8=options.dtype == INT8)
 
 
 def load_norm(weight: Tensor | None, epsilon: float, options: LoadOptions) -> Norm:
@@ -194,10 +200,10 @@ def _reorder(pairs: Tensor, heads: range) -> Tensor:
 
 def _fuse(projections: list[Weights], orders: Sequence[Tensor | slice], options: LoadOptions) -> Linear:
     parts = [projection.outputs(order) for projection, order in zip(projections, orders, strict=True)]
-    return options.linear(Weights.join(parts), copy=False)
+    return load_linear(Weights.join(parts), options, copy=False)
 
 
 def _split_inputs(weights: Weights, inputs: slice, options: LoadOptions) -> Linear:
     if options.ranks.rank > 0:
         weights = replace(weights, bias=None)  # it is added once
-    return options.linear(weights.inputs(inputs))
+    return load_linear(weights.inputs(inputs), options)

@@ -20,6 +20,7 @@ from amusd.models.network import Network
 from amusd.models.numerics import Numerics
 from amusd.models.passes import PADDING_ID, PARENT, POSITION, SLOT, TOKEN, ModelOutput, Rows
 from amusd.models.row_counts import WIDTHS, RowCounts
+from amusd.sampling.sampler import RowSampler
 
 _KEYS_STEP = 64
 """Keys of a tree are read up to a multiple of this, so that shapes repeat."""
@@ -37,12 +38,12 @@ class EagerPasses:
         self._inputs = np.zeros((4, most), dtype=np.int64)  # see `Rows.write`
         self._tensors = torch.from_numpy(self._inputs).unbind()
 
-    def run(self, batch: Sequence[Rows], *_: object) -> list[ModelOutput]:
-        """Compute a pass; returns each sequence's output."""
+    def run(self, batch: Sequence[Rows], _steps: int, _sampler: RowSampler | None) -> list[ModelOutput]:
+        """Compute a pass of one step; returns each sequence's output, from which the caller samples."""
         outputs: list[ModelOutput] = []
         with torch.inference_mode():
-            for part in self._calls(batch):
-                if (logits := self._call(part, with_logits=True)) is not None:
+            for part in self._split(batch):
+                if (logits := self._compute(part, with_logits=True)) is not None:
                     each = torch.split(logits, [len(rows.token_ids) for rows in part])
                     outputs += [ModelOutput(scores, rows.wanted) for scores, rows in zip(each, part, strict=True)]
         return outputs
@@ -50,16 +51,17 @@ class EagerPasses:
     def prefill(self, cache: KVCache, token_ids: Sequence[int]) -> None:
         """Take in a chunk of a prompt."""
         with torch.inference_mode():
-            self._call([Rows(token_ids, cache)], with_logits=False)
+            self._compute([Rows(token_ids, cache)], with_logits=False)
 
-    def prepare(self, cache: KVCache, *_: object) -> None:
+    def prepare(self, cache: KVCache, _steps: int, _sampler: RowSampler | None) -> None:
         """Find which numbers of rows passes over `cache`'s memory may have."""
         if self._numerics.fixed:
             self._row_counts.up_to(cache.memory.num_slots // cache.allocated * self._numerics.width)
             self._row_counts.quickest(1)
             self._row_counts.of_attention(1, cache)
 
-    def _calls(self, batch: Sequence[Rows]) -> list[list[Rows]]:
+    def _split(self, batch: Sequence[Rows]) -> list[list[Rows]]:
+        """The sequences of each call of the network."""
         if len(batch) == 1:
             return [[*batch]]
         most = WIDTHS[-1] * self._numerics.width
@@ -75,7 +77,7 @@ class EagerPasses:
             num_free -= len(rows.token_ids)
         return calls
 
-    def _call(self, batch: Sequence[Rows], *, with_logits: bool) -> Tensor | None:
+    def _compute(self, batch: Sequence[Rows], *, with_logits: bool) -> Tensor | None:
         """Logits [rows, vocab] of all sequences in order; None for a prompt."""
         ends = [0, *itertools.accumulate(len(rows.token_ids) for rows in batch)]
         num_rows, memory, is_alone = ends[-1], batch[0].cache.memory, len(batch) == 1

@@ -19,7 +19,7 @@ from amusd.models.attention import Attention
 from amusd.models.building import build_model
 from amusd.models.cached_model import CachedModel
 from amusd.models.decoder import Decoder, Norm
-from amusd.models.decoder_weights import load_decoder, load_norm
+from amusd.models.decoder_weights import load_decoder, load_linear, load_norm
 from amusd.models.draft_layouts import PublishedDraft, read_published
 from amusd.models.kv_cache import KVMemory
 from amusd.models.linear import Linear, Weights
@@ -78,7 +78,7 @@ def _load_network(draft: PublishedDraft, options: LoadOptions, max_positions: in
     decoder.feature_width = int(draft.config.hidden_size)
     return EagleDecoder(
         **vars(decoder),
-        fc=options.linear(Weights.pop(weights, "fc")) if "fc.weight" in weights else None,
+        fc=load_linear(Weights.pop(weights, "fc"), options) if "fc.weight" in weights else None,
         feature_norm=load_norm(weights.pop("hidden_norm.weight", None), draft.config.rms_norm_eps, options),
         norm_before_residual=bool(draft.settings.get("norm_before_residual", False)),
         norm_output=bool(draft.settings.get("norm_output", False)),

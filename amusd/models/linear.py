@@ -67,10 +67,6 @@ class Weights:
         """A view of these inputs."""
         return Weights(self.matrix[:, part], self.bias)
 
-    def to(self, device: torch.device, *, copy: bool = False) -> Weights:
-        """The same on `device`. `copy`: new tensors, since a view keeps a whole checkpoint file mapped."""
-        return self.each(lambda tensor: tensor.to(device, copy=copy))
-
     def each(self, change: Callable[[Tensor], Tensor]) -> Weights:
         """The same with `change` applied to matrix and bias; it may select outputs."""
         return Weights(change(self.matrix), None if self.bias is None else change(self.bias))

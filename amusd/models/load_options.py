@@ -9,7 +9,7 @@ import torch
 
 from amusd.models.features import FeatureSpec
 from amusd.models.graphs import Capture
-from amusd.models.linear import INT8, Linear, Weights, make_linear
+from amusd.models.linear import INT8
 from amusd.models.numerics import Numerics
 from amusd.models.sharding import ALONE, Ranks
 
@@ -34,11 +34,6 @@ class LoadOptions:
     ranks: Ranks = ALONE
     """Those that share the model; their exchanges must be fit for `capture`."""
     features: Mapping[str, FeatureSpec] = field(default_factory=dict)
-
-    def linear(self, weights: Weights, *, copy: bool = True) -> Linear:
-        """A layer on the device. `copy`: the weights may be views, which keep a whole checkpoint file mapped."""
-        weights = weights.to(torch.device(self.device), copy=copy)
-        return make_linear(weights, loaded_dtype(self.dtype), int8=self.dtype == INT8)
 
 
 def loaded_dtype(dtype: str) -> torch.dtype:
