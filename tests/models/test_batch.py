@@ -235,11 +235,11 @@ def test_the_self_test_looks_at_neighbours(replayed: bool, monkeypatch: pytest.M
     model = tiny_model(REPLAYED["fixed"] if replayed else FIXED, replayed=replayed)
     assert not any(measure_width_invariance(model, random_ids(20), 30))
     if not replayed:
-        call = EagerPasses._call
+        compute = EagerPasses._compute
 
         def spoilt(self: EagerPasses, parts: Sequence[object], *, with_logits: bool) -> Tensor | None:
-            logits = call(self, parts, with_logits=with_logits)  # type: ignore[arg-type]  # as it is
+            logits = compute(self, parts, with_logits=with_logits)  # type: ignore[arg-type]  # as it is
             return logits if logits is None or len(parts) == 1 else logits + 1
 
-        monkeypatch.setattr(EagerPasses, "_call", spoilt)
+        monkeypatch.setattr(EagerPasses, "_compute", spoilt)
         assert any(measure_width_invariance(model, random_ids(20), 30))
