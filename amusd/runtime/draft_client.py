@@ -71,9 +71,9 @@ class DraftClient:
     """Lost drafts that were replaced."""
     _silence: Silence = field(default_factory=Silence)
     _sequences: dict[int, TargetSequence] = field(default_factory=dict)
-    """Those at work that want a draft."""
+    """The open ones that want a draft, by number."""
     _closed: dict[TargetSequence, int] = field(default_factory=dict)
-    """Those whose counts are awaited, and until when."""
+    """Ended ones whose counts are awaited, each with the time (ns) until when."""
     _next_sequence_id: int = 0
 
     @property
@@ -201,7 +201,7 @@ class DraftClient:
         if self._send(Shutdown()) and self.link is not None:
             self.link.close()
 
-    # What it says
+    # What the draft says
 
     def drain(self) -> None:
         """Take in what has arrived, then judge whether the draft is silent."""

@@ -12,6 +12,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from amusd.child import Ended
@@ -65,38 +66,38 @@ def in_words(end: Ended) -> str:
     return end.in_words("the draft's process")
 
 
+@dataclass(eq=False)
 class DraftRestart:
     """The target's search for a draft: for the first, which `start` starts, and for the next where one is lost."""
 
-    def __init__(
-        self,
-        source: DraftSource,
-        listen: Callable[[int], Transport],
-        timeout_seconds: float,
-        *,
-        can_repeat: bool = True,
-    ) -> None:
-        """`listen` makes a link's listening end from a nonce; without `can_repeat`, once."""
-        self.failure: str | None = None
-        self._source = source
-        self._listen = listen
-        self._timeout_seconds = timeout_seconds
-        self._can_repeat = can_repeat
-        self._own: Hello | None = None
-        self._link: Transport | None = None
-        """The link of a draft that has not said Hello."""
-        self._told = 0
-        self._num_fruitless = 0
-        self._not_before = self._deadline = 0.0
-        self._dismiss_at = math.inf
+    source: DraftSource
+    listen: Callable[[int], Transport]
+    """Makes the listening end of a link, from a nonce."""
+    timeout_seconds: float
+    """How long a draft may take from its start to its Hello."""
+    can_repeat: bool = True
+    """False: `listen` works once, so that a lost draft is not replaced."""
+    failure: str | None = None
+    """Why there will be no further draft."""
+    _own: Hello | None = None
+    _link: Transport | None = None
+    """The link of a draft that has not said Hello."""
+    _told: int = 0
+    """Incarnation of the newest draft."""
+    _num_fruitless: int = 0
+    """Restarts in a row without an accepted candidate."""
+    _not_before: float = 0.0
+    """The next draft is started no earlier; this and the next two are monotonic seconds."""
+    _deadline: float = 0.0
+    _dismiss_at: float = math.inf
 
     def start(self) -> None:
         """Have the next draft start, without waiting. Raises `ConfigError`."""
         nonce = secrets.randbits(64)
-        self._link = self._listen(nonce)
+        self._link = self.listen(nonce)
         self._told, self._dismiss_at = self._told + 1, math.inf
-        self._deadline = time.monotonic() + self._timeout_seconds
-        self._source.tell(self._told, self._link.address, nonce)
+        self._deadline = time.monotonic() + self.timeout_seconds
+        self.source.tell(self._told, self._link.address, nonce)
 
     def first(self, tokenizer_hash: str) -> tuple[Transport, Hello]:
         """Wait for the first draft, to which the target says its `tokenizer_hash`.
@@ -105,15 +106,15 @@ class DraftRestart:
         pair cannot work together, `PeerError` when no draft comes.
         """
         self._own = Hello(0, tokenizer_hash, ())
-        deadline = self._deadline = time.monotonic() + self._timeout_seconds
+        deadline = self._deadline = time.monotonic() + self.timeout_seconds
         while True:
             try:
                 if (found := self._look(LOOK_SECONDS)) is not None:
                     return found
             except PeerLostError as error:
-                end = self._source.ending(FAREWELL_SECONDS)
+                end = self.source.ending(FAREWELL_SECONDS)
                 loss = error if end is None else PeerLostError(f"no Hello from the peer: {in_words(end)}")
-                if not self._can_repeat or (end is not None and end.code >= 0) or time.monotonic() >= deadline:
+                if not self.can_repeat or (end is not None and end.code >= 0) or time.monotonic() >= deadline:
                     raise loss from None
                 self.lost(str(loss))
                 if self.failure is not None:
@@ -150,10 +151,10 @@ class DraftRestart:
         now = time.monotonic()
         if now >= self._dismiss_at:
             self._dismiss_at = math.inf
-            self._source.dismiss()
+            self.source.dismiss()
         if self.failure is not None:
             return None
-        end = self._source.ending(0.0)  # before what it has said is taken in
+        end = self.source.ending(0.0)  # before what it has said is taken in
         if self._link is None:
             if end is not None and now >= self._not_before:
                 try:
@@ -167,7 +168,7 @@ class DraftRestart:
             if end is not None:
                 raise PeerLostError(in_words(end))
             return None
-        self._source.met()
+        self.source.met()
         link, self._link = self._link, None
         return link, peer
 

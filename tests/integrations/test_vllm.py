@@ -445,7 +445,7 @@ def test_a_process_drafts_and_a_killed_one_is_replaced(proposer: AsyncProposer) 
     first = ask(proposer, texts)
     assert all(first)
     assert proposer.batch is not None
-    process = proposer.batch.drafts._source  # type: ignore[attr-defined]
+    process = proposer.batch.drafts.source
     if sys.platform.startswith("linux"):
         assert psutil.Process(process.pid).cpu_affinity() == allowed_cores()[-1:]
     psutil.Process(process.pid).kill()

@@ -120,7 +120,7 @@ def test_whatever_fails_on_the_way_to_the_next_draft_costs_that_draft_alone(
         if step == "cut":
             search.cuts_links = True
         else:
-            patch.setattr(*((search.restart, "_listen") if step == "listen" else (search.source, step)), fail)
+            patch.setattr(search.restart if step == "listen" else search.source, step, fail)
         search.restart.lost("it says nothing") if step == "dismiss" else search.lose()
         search.clock.pass_by(FAREWELL_SECONDS)
         for _ in range(3):
