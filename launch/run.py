@@ -209,7 +209,8 @@ def _run_target(
 
         call_others()
         events_there = events if meeting.store is None else None
-        drafts = DraftElsewhere(link, events_there, config.startup_timeout_seconds)
+        drafts = DraftElsewhere(link)
+        drafts.meet(events_there, config.startup_timeout_seconds)
         recorder = Recorder("target", events)
         return Engine.connect(config.engine_for(command), drafts, recorder, report=console.note, meeting=meeting)
 
@@ -217,27 +218,29 @@ def _run_target(
         return jobs.run(config)
 
 
+@dataclasses.dataclass(eq=False)
 class DraftElsewhere:
-    """Drafts that the last rank starts (`start_drafts`). Satisfies `DraftSource`."""
+    """Drafts that the last rank starts, at the other end of `link` (`start_drafts`). Satisfies `DraftSource`."""
 
+    link: ZeroMQTransport
+    _end: Ended | None = None
+    """How the present draft ended, once it is known."""
     pid = None
 
-    def __init__(self, link: ZeroMQTransport, events: str | None, timeout_seconds: float) -> None:
-        """Await the last rank at `link`. `events`: as of `Recorder`, for the draft. Raises `PeerLostError`."""
-        if link.receive_frame(timeout_seconds) is None:
+    def meet(self, events: str | None, timeout_seconds: float) -> None:
+        """Wait for the last rank, and say where its drafts' events go, as of `Recorder`. Raises `PeerLostError`."""
+        if self.link.receive_frame(timeout_seconds) is None:
             raise PeerLostError(f"the last rank, which starts the draft, did not come in {timeout_seconds:g} s")
-        self._link = link
-        self._link.send_frame(msgspec.msgpack.encode(events))
-        self._end: Ended | None = None
+        self.link.send_frame(msgspec.msgpack.encode(events))
 
     def tell(self, incarnation: int, address: str, nonce: int) -> None:
         """See `DraftSource`."""
         self._end = None
-        self._link.send_frame(msgspec.msgpack.encode((incarnation, address, nonce)))
+        self.link.send_frame(msgspec.msgpack.encode((incarnation, address, nonce)))
 
     def ending(self, timeout: float, /) -> Ended | None:
         """See `DraftSource`."""
-        if self._end is None and (frame := self._link.receive_frame(timeout)) is not None:
+        if self._end is None and (frame := self.link.receive_frame(timeout)) is not None:
             self._end = msgspec.msgpack.decode(frame, type=Ended)
         return self._end
 
@@ -246,11 +249,11 @@ class DraftElsewhere:
 
     def dismiss(self) -> None:
         """See `DraftSource`."""
-        self._link.send_frame(msgspec.msgpack.encode(None))
+        self.link.send_frame(msgspec.msgpack.encode(None))
 
     def stop(self) -> None:
         """See `DraftSource`."""
-        self._link.close()
+        self.link.close()
 
 
 def start_drafts(config: EngineConfig, link: ZeroMQTransport) -> None:

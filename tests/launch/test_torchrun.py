@@ -100,7 +100,8 @@ def test_the_last_rank_starts_drafts_as_rank_0_says_and_ends_with_it(
     told = [(number, f"ipc:///{number}", number) for number in (1, 2)]
     with ThreadPoolExecutor(1) as pool:
         last = pool.submit(start_drafts, EngineConfig(), there)
-        drafts = DraftElsewhere(here, "out/events", DEADLINE_SECONDS)
+        drafts = DraftElsewhere(here)
+        drafts.meet("out/events", DEADLINE_SECONDS)
         drafts.tell(*told[0])
         assert drafts.ending(0.1) is None
         drafts.dismiss()
