@@ -146,18 +146,18 @@ def _run_rank(command: str, config: RunConfig, own: Place, stack: ExitStack) -> 
         return 0
     if not own.is_apart:
         meeting = meet_in_folder(address, stack)
-    engine, number = config.engine_for(command), config.target_tensor_parallel_size
-    if own.rank < number and engine.hardware.devices[own.rank] == "cpu":
-        num_here = min(own.local_size, number - (own.rank - own.local_rank))
+    engine, last = config.engine_for(command), own.size - 1
+    if own.rank < last and engine.hardware.devices[own.rank] == "cpu":
+        num_here = min(own.local_size, last - (own.rank - own.local_rank))
         pin_to(cores_for("target", cores, engine.hardware, rank=own.local_rank, num_target_ranks=num_here))
-    if 0 < own.rank < number:
+    if 0 < own.rank < last:
         from amusd.runtime.startup import run_follower
 
         run_follower(engine, own.rank, meeting)
         return 0
-    link = numbered_link(config.transport, meeting.address, number, "draft", listens=own.rank == 0)
+    link = numbered_link(config.transport, meeting.address, last, "draft", listens=own.rank == 0)
     stack.callback(link.close)
-    if own.rank > 0:
+    if own.rank == last:
         start_drafts(engine, link)
         return 0
     code = _run_target(command, config, meeting, link, lambda: store.set(ADDRESS, meeting.address))
