@@ -133,17 +133,12 @@ class Batch:
     """The rows of vLLM's batch and their sequences at the draft, pass by pass."""
 
     drafts: DraftRestart
-    drafter: str
+    settings: ProposerConfig
     vocab_size: int
     capacity: int
     """Longest sequence in tokens."""
     num_candidates: int
     """Most candidates of a row in a pass."""
-    rows_per_step: int = 1
-    min_chance: float = 0.0
-    max_num_seqs: int = 8
-    wait_seconds: float = 0.0
-    min_candidates: int = 1
     now: Callable[[], float] = time.monotonic
     counts: Counts = field(default_factory=Counts)
     draft: RemoteDraft | None = None
@@ -156,7 +151,7 @@ class Batch:
 
     def met(self, link: Transport, peer: Hello) -> None:
         """Work with this draft from now on."""
-        self.draft = RemoteDraft(link, peer, self.drafter, self.vocab_size)
+        self.draft = RemoteDraft(link, peer, self.settings.drafter.kind, self.vocab_size)
         self._rows, self._silence, self._num_unread = [], Silence(), 0
 
     def close(self) -> None:
@@ -190,7 +185,7 @@ class Batch:
             return []
         candidates, weights = row.session.candidates, row.session.weights
         if weights:
-            number = sum(chance >= self.min_chance for chance in accumulate(weights, operator.mul))
+            number = sum(chance >= self.settings.min_chance for chance in accumulate(weights, operator.mul))
             candidates = candidates[:number]
         return [*candidates[: self.num_candidates]]
 
@@ -213,7 +208,7 @@ class Batch:
             row = rows[index]
             if row is not None:
                 self._tell(draft, row, text)
-            elif num_open < self.max_num_seqs and len(text) < self.capacity:
+            elif num_open < self.settings.max_num_seqs and len(text) < self.capacity:
                 rows[index] = _Row(self._open(draft, text), text.copy())
                 self._num_unread += len(text)
                 self._silence.asked(self._now_ns)
@@ -221,8 +216,8 @@ class Batch:
         self._rows = rows
 
     def _open(self, draft: RemoteDraft, text: Ids) -> TargetSession:
-        fan_out = min(self.rows_per_step, FAN_OUT)
-        return draft.open(text.tolist(), self.capacity, GREEDY, fan_out=fan_out, rows_per_step=self.rows_per_step)
+        number = self.settings.rows_per_step if self.settings.drafter.can.tree else 1
+        return draft.open(text.tolist(), self.capacity, GREEDY, fan_out=min(number, FAN_OUT), rows_per_step=number)
 
     def _matched(self, draft: RemoteDraft, texts: Sequence[Ids]) -> list[_Row | None]:
         """The sequence of each row: that of the same index, else the longest that fits. The others are closed."""
@@ -262,11 +257,12 @@ class Batch:
             self._silence, self._num_unread = Silence(), 0
 
     def _await_candidates(self, draft: RemoteDraft, num_new: Sequence[int]) -> None:
-        """Take in what has arrived; wait for `min_candidates` of each row for `wait_seconds` at most."""
+        """Take in what has arrived; wait for `min_candidates` of each row for `wait_ms` at most."""
         self._hear(draft, 0.0)
         wanting = [row.session for row, new in zip(self._rows, num_new, strict=True) if row is not None and new]
-        start, number = self.now(), min(self.min_candidates, self.num_candidates)
-        while draft.failure is None and not self._is_quiet and (left := start + self.wait_seconds - self.now()) > 0:
+        start, number = self.now(), min(self.settings.min_candidates, self.num_candidates)
+        end = start + self.settings.wait_ms / 1e3
+        while draft.failure is None and not self._is_quiet and (left := end - self.now()) > 0:
             if all(session.num_candidates >= number or not session.may_get_more for session in wanting):
                 break
             self._hear(draft, left)
@@ -304,15 +300,10 @@ class AsyncProposer:
             drafts = start_draft(engine, running, cores=settings.cores)
             self.batch = Batch(
                 drafts,
-                engine.drafters[0].kind,
+                settings,
                 vllm_config.model_config.get_vocab_size(),
                 engine.max_model_len,
                 vllm_config.speculative_config.num_speculative_tokens,
-                rows_per_step=settings.rows_per_step if settings.drafter.can.tree else 1,
-                min_chance=settings.min_chance,
-                max_num_seqs=engine.max_num_seqs,
-                wait_seconds=settings.wait_ms / 1e3,
-                min_candidates=settings.min_candidates,
             )
             running.callback(self.batch.close)
             self.batch.met(*drafts.first(fingerprint))

@@ -1,11 +1,11 @@
 """One vLLM for `run.py`, in an environment that has vLLM: settings as an argument, lines of JSON in and out.
 
-    in   {"prompts": [[token ids] ...], "num_tokens": 64, "kills": [10, 30], "batch": {"wait_seconds": 0.01}}
+    in   {"prompts": [[token ids] ...], "num_tokens": 64, "kills": [10, 30], "settings": {"wait_ms": 10}}
     out  {"token_ids": [[...] ...], "seconds": 1.2, "counts": {...}}
 
-`kills`: the draft is killed before these calls of the proposer, each counted from the kill before. `batch`: fields of
-`AsyncProposer.batch` from now on (as a setting, each value would have vLLM compile the model anew). `counts`: what the
-calls of this order counted.
+`kills`: the draft is killed before these calls of the proposer, each counted from the kill before. `settings`: those of
+`AsyncProposer` from now on (at the start, each value would have vLLM compile the model anew). `counts`: what the calls
+of this order counted.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import os
 import sys
 import time
+from dataclasses import replace
 from typing import Any
 
 
@@ -41,8 +42,9 @@ def main() -> None:
         params = SamplingParams(temperature=0.0, max_tokens=order["num_tokens"], ignore_eos=True)
         prompts = [{"prompt_token_ids": token_ids} for token_ids in order["prompts"]]
         kills[:] = order.get("kills", ())
-        for name, value in order.get("batch", {}).items():
-            setattr(runner.drafter.batch, name, value)
+        if "settings" in order:
+            batch = runner.drafter.batch
+            batch.settings = replace(batch.settings, **order["settings"])
         before = counts_of(runner)
         start = time.perf_counter()
         found = llm.generate(prompts, params, use_tqdm=False)

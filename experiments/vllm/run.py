@@ -39,11 +39,11 @@ KILLS = (5, 20, 10)
 """Calls of the proposer, each counted from the kill before."""
 
 VARIANTS: Mapping[str, Document] = {
-    "": {"rows_per_step": 8, "wait_seconds": 0.0},
-    ", chain": {"rows_per_step": 1},
-    ", waits 10 ms": {"rows_per_step": 8, "wait_seconds": 0.01},
+    "": {"rows_per_step": 8, "wait_ms": 0},
+    ", chain": {"rows_per_step": 1, "wait_ms": 0},
+    ", waits 10 ms": {"rows_per_step": 8, "wait_ms": 10},
 }
-"""Fields of `AsyncProposer.batch`, which stay until they are set again."""
+"""Settings of `AsyncProposer`."""
 
 Answer = Callable[[Sequence[Sequence[int]], int], Document]
 """Prompts and number of tokens -> `token_ids`, `seconds`, `counts`."""
@@ -177,7 +177,9 @@ class Vllm:
 
 def variants(vllm: Vllm, kills: Sequence[int]) -> dict[str, Answer]:
     """AsyncProposer with each of `VARIANTS`."""
-    return {f"{PROPOSER}{name}": partial(vllm.answer, kills=kills, batch=batch) for name, batch in VARIANTS.items()}
+    return {
+        f"{PROPOSER}{name}": partial(vllm.answer, kills=kills, settings=settings) for name, settings in VARIANTS.items()
+    }
 
 
 def _own_engine(stack: ExitStack) -> tuple[Callable[[Any], list[int]], Answer]:

@@ -20,10 +20,11 @@ from memory_link import MemoryTransport, memory_pair
 from runtime.table_tree import TableTreeDrafter
 from table_model import TableModel
 
+from amusd.config import DrafterConfig
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.errors import ConfigError
 from amusd.integrations import vllm
-from amusd.integrations.vllm import QUIET_SECONDS, AsyncProposer, Batch
+from amusd.integrations.vllm import QUIET_SECONDS, AsyncProposer, Batch, ProposerConfig
 from amusd.protocol.messages import Hello
 from amusd.runtime.cores import allowed_cores
 from amusd.runtime.draft_worker import DraftWorker
@@ -104,16 +105,8 @@ class Runner:
     def __init__(self, *prompts: tuple[int, ...], drafts: Drafts | None = None, **settings: Any) -> None:
         self.drafts = drafts = drafts or Drafts()
         self.seconds = 0.0
-        self.batch = Batch(
-            drafts,
-            "hf",
-            VOCAB_SIZE,
-            CAPACITY,
-            NUM_CANDIDATES,
-            max_num_seqs=MAX_NUM_SEQS,
-            now=lambda: self.seconds,
-            **settings,
-        )
+        config = ProposerConfig(drafter=DrafterConfig(kind="hf", model="."), max_num_seqs=MAX_NUM_SEQS, **settings)
+        self.batch = Batch(drafts, config, VOCAB_SIZE, CAPACITY, NUM_CANDIDATES, now=lambda: self.seconds)
         self.ids = np.zeros((8, CAPACITY), np.int32)
         self.rows: list[tuple[int, ...]] = []
         self.lengths: list[int] = []
@@ -393,8 +386,7 @@ class WaitedFor(Drafts):
 )
 def test_a_pass_waits_for_candidates_within_its_limit(wait_ms: int, min_candidates: int, num_proposed: int) -> None:
     drafts = WaitedFor()
-    settings = {"wait_seconds": wait_ms / 1e3, "min_candidates": min_candidates}
-    drafts.runner = runner = Runner(PROMPTS[0], drafts=drafts, **settings)
+    drafts.runner = runner = Runner(PROMPTS[0], drafts=drafts, wait_ms=wait_ms, min_candidates=min_candidates)
     runner.run()
     assert len(runner.proposed[0]) == num_proposed
     assert runner.seconds <= wait_ms / 1e3
