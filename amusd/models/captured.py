@@ -214,8 +214,7 @@ class CapturedPasses:
         self._is_sealed = True
 
     def _graph(self, shape: PassShape) -> tuple[Replay, list[Tensor]]:
-        known = self._graphs.get(shape)
-        if known is None:
+        if shape not in self._graphs:
             if self._is_sealed:
                 raise DeviceError(f"a pass was not prepared: {shape}")
             if (sampler := shape.sampler) is not None and sampler not in self._words:
@@ -233,8 +232,8 @@ class CapturedPasses:
 
             assert self._model.capture is not None
             with torch.inference_mode():
-                known = self._graphs[shape] = (self._model.capture(work), logits)
-        return known
+                self._graphs[shape] = self._model.capture(work), logits
+        return self._graphs[shape]
 
     def _compute(self, shape: PassShape) -> Tensor:
         inputs, memory, places = self._inputs, self._memory, self._places(shape)

@@ -104,8 +104,7 @@ class _Batch:
     def _attend_each(self, query: Tensor, layer: AttentionInputs) -> Tensor:
         found = []
         for part, own in zip(self._parts, torch.split(query, self._num_rows), strict=True):
-            region = slice(part.first, part.first + self._end)
-            inputs = layer._replace(query=own, keys=layer.keys[:, region], values=layer.values[:, region])
+            inputs = layer._replace(query=own, keys=layer.keys[:, part.first :], values=layer.values[:, part.first :])
             found.append(attend_masked(inputs, part.visible))
         return torch.cat(found)
 

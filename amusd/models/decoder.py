@@ -16,10 +16,10 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
 from amusd.models.attention import Attention, AttentionInputs
-from amusd.models.features import FeatureTaps
 from amusd.models.fused import rotate_and_store, silu_and_multiply
 from amusd.models.kv_cache import KVMemory
 from amusd.models.linear import Linear
+from amusd.models.network import Network
 from amusd.models.sharding import Ranks
 
 Norm: TypeAlias = Callable[[Tensor], Tensor]
@@ -100,10 +100,9 @@ class Layer:
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class Decoder:
-    """A `Network` of layers, or a rank's share of it. Made by `load_decoder`."""
+class Decoder(Network):
+    """Embedding, layers and head, or a rank's share of them."""
 
-    implementation = "amusd"
     embedding: Tensor
     """[num_ids, width]."""
     rotation: Tensor
@@ -111,15 +110,7 @@ class Decoder:
     layers: Sequence[Layer]
     norm: Norm
     head: Linear
-    taps: FeatureTaps | None
     ranks: Ranks
-    device: torch.device
-    cache_dtype: torch.dtype
-    num_ids: int
-    vocab_size: int
-    weight_bytes: int
-    attention_shape: tuple[int, int, int] | None
-    feature_width: int = 0
 
     def __call__(
         self, token_ids: Tensor, positions: Tensor, attention: Attention, memory: KVMemory, *, with_logits: bool

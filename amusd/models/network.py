@@ -5,7 +5,8 @@ A network never reads a value on the host, so a pass over fixed addresses can be
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,11 +16,11 @@ from amusd.models.features import FeatureTaps
 from amusd.models.kv_cache import KVMemory
 
 
-class Network(Protocol):
+@dataclass(kw_only=True, eq=False, repr=False)
+class Network(ABC):
     """What `CachedModel` needs of a network."""
 
-    implementation: str
-    """Whose code it is: `amusd` or `transformers`."""
+    implementation = "amusd"
     device: torch.device
     cache_dtype: torch.dtype
     num_ids: int
@@ -28,16 +29,17 @@ class Network(Protocol):
     """Columns of the logits; a reduced head has fewer than `num_ids`."""
     weight_bytes: int
     """Bytes of weights that one pass reads, with the head and without the embedding."""
-    attention_shape: tuple[int, int, int] | None
+    taps: FeatureTaps | None
+    """Write features for drafters; None: no drafter reads any."""
+    feature_width: int = 0
+    """Width of the feature that each row reads (`KVMemory.parents_of_pass`); 0: none."""
+    attention_shape: tuple[int, int, int] | None = None
     """Query heads, key heads and their size, if every width is a multiple of the CPU's vector.
 
     None: the rest of a width may be computed by other instructions.
     """
-    feature_width: int
-    """Width of the feature that each row reads (`KVMemory.parents_of_pass`); 0: none."""
-    taps: FeatureTaps | None
-    """Write features for drafters; None: no drafter reads any."""
 
+    @abstractmethod
     def __call__(
         self, token_ids: Tensor, positions: Tensor, attention: Attention, memory: KVMemory, *, with_logits: bool
     ) -> Tensor | None:

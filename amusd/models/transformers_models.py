@@ -28,15 +28,14 @@ from amusd.models.configuration import quantization_of
 from amusd.models.features import FeatureTaps
 from amusd.models.kv_cache import KVMemory
 from amusd.models.load_options import LoadOptions, loaded_dtype
+from amusd.models.network import Network
 from amusd.models.vocabulary import EMBEDDING, HEAD, HEAD_BIAS, SharedVocabulary, adopt_vocabulary
 
 
-class HuggingFaceNetwork:
-    """A `Network` around a causal language model of transformers whose attention is `amusd.models.attention.attend`."""
+class HuggingFaceNetwork(Network):
+    """A causal language model of transformers whose attention is `amusd.models.attention.attend`."""
 
     implementation = "transformers"
-    feature_width = 0
-    attention_shape: tuple[int, int, int] | None = None
 
     def __init__(self, model: Any, options: LoadOptions) -> None:
         """`model`: of transformers, which the caller must not use any more."""
@@ -45,8 +44,8 @@ class HuggingFaceNetwork:
         model.eval().requires_grad_(requires_grad=False)
         _freeze_frequencies(model)
         self._model = model
-        self.device: torch.device = model.device
-        self.cache_dtype: torch.dtype = torch.float32 if self.device.type == "cpu" else model.dtype
+        self.device = model.device
+        self.cache_dtype = torch.float32 if self.device.type == "cpu" else model.dtype
         embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings()
         self.num_ids, self.vocab_size = len(embedding), int(head.out_features)
         tensors = itertools.chain(model.parameters(), model.buffers())  # quantizers keep weights in either
