@@ -2,14 +2,13 @@
 
 How a forward pass is made:
 
-    CachedModel.run       checks the `Rows` of each sequence, and gives those with parents their slots (`lay_out`)
-    Ranks.announce        tells the other ranks of the model to do the same (`rank_commands.py`)
-    EagerPasses.run       on a CPU: joins the rows of all sequences, pads them, says what each row sees
-    CapturedPasses.run    on a GPU: writes rows to fixed addresses, replays a graph, which also samples
-    Network               computes logits of token ids and positions; each layer writes keys and values to `KVMemory`
-                          at the slots of the rows, then calls the pass's `Attention`
-    ModelOutput           holds a sequence's logits, and the columns chosen from them
-    KVCache.advance       counts the rows of a chain; after rows with parents `keep` says which of them stay
+    CachedModel.run       checks each sequence's `Rows`, and lays out their paths
+    Ranks.announce        has the other ranks do the same (`rank_commands.py`)
+    EagerPasses.run       on a CPU: joins and pads the rows, and says what each sees
+    CapturedPasses.run    on a GPU: writes the rows to fixed addresses, and replays a graph, which also samples
+    Network               each layer writes keys and values to `KVMemory`, then calls the pass's `Attention`
+    ModelOutput           has a sequence's logits, and the columns chosen from them
+    KVCache.advance       counts the rows of a chain; of paths `CachedModel.keep` says which rows stay
 """
 
 from __future__ import annotations
@@ -106,10 +105,10 @@ class CachedModel:
     def run(self, batch: Sequence[Rows], steps: int = 1) -> list[ModelOutput]:
         """One pass over rows of several sequences, whose caches share their memory.
 
-        A chain has 1 to `numerics.max_rows(cache.length)` tokens, the first at position `cache.length`, which moves by
-        them. With `steps` each goes on with the token chosen after its last row while its cache has room; the last one
-        stays outside. Rows with `parents` are up to `numerics.width`, on `numerics.tracks_at(cache.length)` tracks; the
-        length stays until `keep`. Nodes of trees are up to `numerics.width`; the length does not matter.
+        A chain has 1 to `numerics.max_rows(cache.length)` tokens, by which `cache.length` moves. With `steps` it goes
+        on with the token chosen after its last row while its cache has room; the last one stays outside. Paths have up
+        to `numerics.width` rows on `numerics.tracks_at(cache.length)` tracks; the length stays until `keep`. Trees have
+        up to `numerics.width` nodes, at any length.
 
         A row's logits are those of its path alone. Raises `ValueError`, before any change, for what does not fit.
         """

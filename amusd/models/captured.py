@@ -4,8 +4,8 @@ A shape is the number of sequences, the rows of each, and the sampler. All else 
 and paths share a graph, and a rollback only changes numbers. Each further draft step is a graph that reads the token
 chosen by the step before.
 
-At a fixed width a memory has one shape, with rows for every cache. Otherwise the number of sequences is a power of two,
-with one row each or `width`.
+At a fixed width every pass has rows for all caches. Otherwise it has a power of two of sequences, with one row each or
+`width`.
 """
 
 from __future__ import annotations
@@ -135,10 +135,7 @@ class CapturedPasses:
         return [*range(first, end), *(self._first_place(shape.step) + index for shape in shapes[1:])]
 
     def _write(self, batch: Sequence[Rows], shape: PassShape, num_further: int) -> int:
-        """Write a pass's inputs, padding included; returns how many paths `PassInputs.send` must send.
-
-        The last replay is over, so no one reads the inputs.
-        """
+        """Write a pass's inputs, padding included; returns how many paths `PassInputs.send` must send."""
         self._write_padding(shape)
         inputs, num_paths, changed = self._inputs, 0, list[int]()
         for index, rows in enumerate(batch):
@@ -167,7 +164,7 @@ class CapturedPasses:
         inputs.sequences[LENGTH] = self._allocated
 
     def _write_further(self, index: int, rows: Rows, number: int) -> None:
-        """Write positions and slots of a chain's further steps; slots beyond the capacity stay those of padding."""
+        """Write positions and slots of a chain's further steps, up to the capacity; beyond it they are padding."""
         cache, start = rows.cache, rows.cache.length + len(rows.token_ids)
         places = slice(self._first_place(1) + index, self._first_place(number + 1), self._num_caches)
         self._inputs.rows[POSITION, places] = np.minimum(np.arange(start, start + number), self._model.max_length - 1)
@@ -175,9 +172,9 @@ class CapturedPasses:
         self._inputs.rows[SLOT, places][:fitting] = cache.first + cache.slots[start : start + fitting]
 
     def _write_paths(self, index: int, first: int, rows: Rows) -> int:
-        """Write a sequence's paths and the path of each row, whose places begin at `first`; returns their number.
+        """Write a sequence's paths, and the path of its rows from `first` on; returns the number of paths.
 
-        A row after the last one of a path goes on with that path.
+        A row shares its path with a parent that no other row has taken.
         """
         assert rows.paths is not None
         path_of: dict[tuple[int, ...], int] = {}
@@ -194,7 +191,7 @@ class CapturedPasses:
     def _write_table(self, cache: KVCache, slots: npt.NDArray[np.int64], *, is_own: bool) -> list[int]:
         """Have a cache's part of the table begin with `slots`; returns the first and last entry that changed, if any.
 
-        `is_own`: they are the cache's own slots, so those that the table has need no comparison.
+        `is_own`: they are the cache's own, of which the table has `num_in_table`.
         """
         start = cache.num_in_table if is_own else 0
         cache.num_in_table = len(slots) if is_own else 0

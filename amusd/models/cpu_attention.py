@@ -54,7 +54,7 @@ def cpu_attention(parts: Sequence[Part], num_rows: int) -> Attention:
 
 
 def _batched(parts: Sequence[Part]) -> list[_Batch]:
-    """Batches of parts that have one shape, and whose regions lie at equal distances."""
+    """Parts in order, those that one call can compute together."""
     batches: list[list[Part]] = []
     for part in sorted(parts, key=lambda part: (*part.visible.shape, part.first)):
         if batches and _goes_on(batches[-1], part):
@@ -71,7 +71,7 @@ def _goes_on(batch: Sequence[Part], part: Part) -> bool:
 
 
 class _Batch:
-    """Parts that one call computes: of one shape [rows, end], at equal distances in the memory."""
+    """Parts of one shape [rows, end], at equal distances in the memory, which one call computes."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self._parts, self._number = parts, len(parts)
@@ -79,7 +79,7 @@ class _Batch:
         self._distance = parts[1].first - parts[0].first if len(parts) > 1 else 0
         self._masks: dict[int, Tensor | None] = {}
         self.rows: list[int] = []
-        """Rows of the pass that are computed, part by part; padding repeats the first row of its part."""
+        """Rows of the pass, part by part; padding repeats the part's first row."""
         for part in parts:
             self.rows += [*part.rows, *[part.rows.start] * (self._num_rows - len(part.rows))]
 
@@ -116,7 +116,7 @@ class _Batch:
         return tensor.as_strided(size, (self._distance * slot, head, slot, item), offset)
 
     def _mask(self, group: int) -> Tensor | None:
-        """[parts, 1, group * rows, end] for `group` query heads per key head; None: a lone row sees everything."""
+        """[parts, 1, group * rows, end]; None: a lone row sees everything. `group`: query heads per key head."""
         if group not in self._masks:
             self._masks[group] = None
             if len(self.rows) > 1 or not self._parts[0].visible.all():

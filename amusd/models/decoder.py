@@ -2,7 +2,7 @@
 
 Query, key and value are one product, gate and up another; residual sums are made inside products; queries and keys are
 rotated by one complex product; keys and values are written in place. Rotation, attention and norms compute in float32.
-Ranks share heads, cache and weights (`sharding.py`). `load_decoder` makes a decoder of a model's weights.
+Ranks share heads, cache and weights (`sharding.py`). `decoder_weights.py` makes decoders.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Layer:
 
     norm: Norm
     query_key_value: Linear
-    """Query heads, key heads, then value heads; of the first two each rotated pair is side by side."""
+    """Query, key and value heads; rotated pairs are side by side."""
     head_norm: Tensor | None
-    """[query heads + key heads, dim] float32: norm weights of each head; None: these are not normed."""
+    """[query heads + key heads, dim] float32; None: there is no such norm."""
     output: Linear
     mlp_norm: Norm
     gate_up: Linear
@@ -132,7 +132,7 @@ class Decoder(Network):
         return self.logits_of(hidden) if with_logits else None
 
     def logits_of(self, normed: Tensor) -> Tensor:
-        """[rows, vocab], of all ranks, for rows behind the last norm."""
+        """[rows, vocab] for normed rows."""
         return self.ranks.join(self.head(normed))[:, : self.vocab_size]
 
     def store(self, inputs: Tensor, positions: Tensor, memory: KVMemory) -> None:

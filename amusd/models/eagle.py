@@ -31,13 +31,12 @@ class EagleDecoder(Decoder):
     """The layers of an EAGLE drafter as a `Network`."""
 
     fc: Linear | None
-    """EAGLE-1, -2: reduces embedding and feature to the first layer's rows; None: that layer takes in both."""
+    """EAGLE-1, -2: reduces embedding and feature to one width; None: the first layer takes in both."""
     feature_norm: Norm
-    """EAGLE-3: of the feature, before the first layer."""
     norm_before_residual: bool
-    """EAGLE-3: the first layer adds to the normed feature, not to the feature as it is."""
+    """EAGLE-3: the first layer adds to the normed feature."""
     norm_output: bool
-    """Later rows read a row's state behind the last norm, not the one before it."""
+    """The next row reads the normed state."""
 
     def __call__(
         self, token_ids: Tensor, positions: Tensor, attention: Attention, memory: KVMemory, *, with_logits: bool

@@ -20,7 +20,7 @@ INPUT_NORMS = ("input_norm.", "fc_norm.")
 
 @dataclass(frozen=True, slots=True)
 class FeatureSpec:
-    """The feature of a token that one drafter reads: states side by side, which the target may reduce."""
+    """The feature of a token that one drafter reads: states side by side, perhaps reduced by the target."""
 
     layers: tuple[int, ...]
     width: int
@@ -30,11 +30,11 @@ class FeatureSpec:
     """Added to the norms' mean square."""
 
     def to(self, device: torch.device, dtype: torch.dtype) -> FeatureSpec:
-        """The same with its weights there."""
+        """Move the weights."""
         return replace(self, weights={name: weight.to(device, dtype) for name, weight in self.weights.items()})
 
     def reduce(self, states: Tensor) -> Tensor:
-        """[rows, len(layers) * hidden] -> [rows, width], in one dtype with the weights."""
+        """[rows, len(layers) * hidden] -> [rows, width]."""
         if not self.weights:
             return states
         if norms := sorted(name for name in self.weights if name.startswith(INPUT_NORMS)):

@@ -45,5 +45,5 @@ class Network(ABC):
     ) -> Tensor | None:
         """Logits [rows, vocab_size] of `token_ids` [rows] at `positions` [rows]; None without `with_logits`.
 
-        `attention`: what each row sees. `memory`: where keys and values are written, at its `slots_of_pass`.
+        `memory`: written at its `slots_of_pass`, then read by `attention`.
         """

@@ -22,7 +22,7 @@ from amusd.protocol.verification import place_rows
 from amusd.sampling.sampler import RowSampler
 
 TOKEN, POSITION, SLOT, PARENT = range(4)
-"""Rows of an array of a pass's inputs: ids, positions, slots in the memory, and the slot of the token before each."""
+"""Of a row: its id, position and slot in the memory, and the slot of the token before it."""
 PADDING_ID = 0
 
 
@@ -37,12 +37,12 @@ class SamplerRows:
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """Slots of the paths over one cache on which rows lie: a shared prefix, then a branch that ends in the row."""
+    """Slots of the path of each row over one cache: a shared prefix, then the row's branch."""
 
     prefix: npt.NDArray[np.int64]
-    """Slots of the tokens that all paths share, in order."""
+    """In order."""
     branches: Sequence[Sequence[int]]
-    """For each row the slots after the prefix, its own last; of this pass or earlier ones."""
+    """The row's own slot is the last one; the others may be of earlier passes."""
 
     @property
     def positions(self) -> list[int]:
@@ -92,10 +92,7 @@ class Rows:
     """For a tree, whose slots the caller gives out; the model adds those of `parents`. None: a chain."""
 
     def write(self, inputs: npt.NDArray[np.int64], first: int) -> None:
-        """Write what the network reads of each row to the columns of `inputs` from `first` on.
-
-        `inputs`: [4 or more, rows]; its rows are `TOKEN`, `POSITION`, `SLOT` and `PARENT`.
-        """
+        """Write `TOKEN`, `POSITION`, `SLOT` and `PARENT` to columns of `inputs` [4 or more, rows], from `first` on."""
         cache, paths, count = self.cache, self.paths, len(self.token_ids)
         start, own = cache.length, slice(first, first + count)
         inputs[TOKEN][own] = self.token_ids

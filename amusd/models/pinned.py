@@ -15,9 +15,9 @@ from amusd.models.attention import Attention, attend_by_table
 from amusd.models.passes import POSITION
 
 CACHE, LENGTH, LAST_ROW = range(3)
-"""Rows of the array of sequences: its cache's number, where its paths begin, and the place of its last real row."""
+"""Of a sequence: its cache, where its paths begin, and the place of its last real row."""
 PATH = 4
-"""Row of the array of rows, after those that `Rows.write` writes: which of its sequence's paths a row ends."""
+"""Of a row, after what `Rows.write` writes: number of its path."""
 
 
 class Pinned:
@@ -40,9 +40,9 @@ class Pinned:
 class PassInputs:
     """The inputs of a pass, parts of one buffer, which is sent in one copy.
 
-        sequences   [3, sequences]: `CACHE`, `LENGTH` and `LAST_ROW` of each
-        rows        [5, places]: `TOKEN`, `POSITION`, `SLOT`, `PARENT` (`passes.py`) and `PATH` of each
-        paths       [sequences, max_rows, depth]: slots of each sequence's paths from position `LENGTH` on; of no chain
+        sequences   [3, sequences]: `CACHE`, `LENGTH`, `LAST_ROW`
+        rows        [5, places]: `TOKEN`, `POSITION`, `SLOT`, `PARENT`, `PATH`
+        paths       [sequences, max_rows, depth]: slots from position `LENGTH` on
 
     Places of a sequence's rows are neighbours; those of further steps follow all rows.
     """
