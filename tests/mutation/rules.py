@@ -466,7 +466,12 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     ("amusd/integrations/vllm.py", "tests/integrations/test_vllm.py"): {
         "sequences without a row stay open": ("            draft.close(row.session)\n", "            pass\n"),
         "a row keeps the sequence of another text": ("np.array_equal(self.text, text[:length])", "True"),
-        "a pass waits beyond its limit": ("start + self.wait_seconds - self.now()", "1.0"),
+        "a pass waits beyond its limit": ("(left := end - self.now()) > 0", "(left := 1.0) > 0"),
+        "candidates of any chance are proposed": ("chance >= self.settings.min_chance", "True"),
+        "nothing is prepared but a chain": (
+            "self.settings.rows_per_step if self.settings.drafter.can.tree else 1",
+            "1",
+        ),
         "a prompt in chunks gets candidates": ("self._candidates(row) if new else []", "self._candidates(row)"),
         "a draft that says nothing is kept": ("if draft.failure is None and reason is not None:", "if False:"),
         "a quiet draft is told everything": ("            if not self._is_quiet:\n", "            if True:\n"),
