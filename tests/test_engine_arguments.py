@@ -38,12 +38,7 @@ def test_a_prompt_that_cannot_be_is_one_line(prompt: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("drafter", "policy", "rule", "message"),
     [
-        (
-            "oracle2",
-            "auto",
-            "auto",
-            "drafter=oracle2: this engine has oracle, synthetic, cascade; did you mean ",
-        ),
+        ("oracle2", "auto", "auto", "drafter=oracle2: this engine has oracle, synthetic, cascade; did you mean "),
         ("synthetic", "auto", "rejection", "drafter=synthetic: has to be told "),
         ("oracle", "branching", "rejection", "policy=branching: not with sampling.acceptance=rejection"),
         ("cascade", "branching", "auto", "policy=branching: drafter=cascade drafts no trees; allowed: embedded, "),

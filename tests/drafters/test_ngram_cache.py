@@ -11,14 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from amusd.drafters.ngram import (
-    CHANCES,
-    MAX_CONTINUATIONS,
-    WEIGHTS,
-    EarlierAnswers,
-    NgramCache,
-    NgramDrafter,
-)
+from amusd.drafters.ngram import CHANCES, MAX_CONTINUATIONS, WEIGHTS, EarlierAnswers, NgramCache, NgramDrafter
 from amusd.protocol.draft_session import Node
 from amusd.protocol.messages import Open, Verdict
 from amusd.runtime.rollback import RollbackManager, propose

@@ -98,12 +98,7 @@ class Channel:
 
 class End(Transport):
     def __init__(
-        self,
-        side: Side,
-        incoming: Channel,
-        outgoing: Channel,
-        nonce: int,
-        passes: Callable[[int], bool],
+        self, side: Side, incoming: Channel, outgoing: Channel, nonce: int, passes: Callable[[int], bool]
     ) -> None:
         super().__init__("memory://", nonce)
         self.nonce = nonce

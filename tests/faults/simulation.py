@@ -141,10 +141,7 @@ class Answer:
 
 
 class Simulation:
-    def __init__(
-        self,
-        seed: int,
-    ) -> None:
+    def __init__(self, seed: int) -> None:
         self.scenario = scenario_of(seed)
         self.world = World(seed)
         self.weather = Weather(self.world)
@@ -168,10 +165,7 @@ class Simulation:
                     violation = str(error)
                 self.world.note(f"violation {violation}")
         return Report(
-            violation=violation,
-            log=self.world.log,
-            counts=self.world.counts,
-            passes_to_accept=self._passes_to_accept,
+            violation=violation, log=self.world.log, counts=self.world.counts, passes_to_accept=self._passes_to_accept
         )
 
     def _run(self) -> None:
@@ -216,10 +210,7 @@ class Simulation:
 
     def _admit(self, worker: WatchedTarget, asked: Asked) -> Answer:
         request = Request(
-            prompt=asked.prompt,
-            max_length=len(asked.prompt) + asked.num_tokens,
-            policy=asked.policy,
-            drafter="test",
+            prompt=asked.prompt, max_length=len(asked.prompt) + asked.num_tokens, policy=asked.policy, drafter="test"
         )
         stop = StopChecker((), (), asked.num_tokens, str)
         return Answer(asked, worker.admit(request, stop), worker.num_passes)

@@ -27,10 +27,7 @@ from amusd.models.synthetic import SHAPES, random_weights
 from amusd.sampling.ranking import Ranking
 from amusd.sampling.sampler import SamplingState, SequenceSampler
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 SMALLER = {"hidden_size": 192, "intermediate_size": 512, "num_attention_heads": 3}
 TOKENS = [1, 4093, 198, 28120, 314, 260, 6376, 4461, 47, 2, 198, 1, 520, 9531, 198]

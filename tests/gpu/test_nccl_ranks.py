@@ -46,13 +46,7 @@ def two_ranks(folder: Path, *, captures: bool, num_commands: int | None = None) 
     """A leader here and a follower in a process, which dies at a command where `num_commands` says so."""
     leader = lead(folder, 2, "nccl")
     checkout = Path(__file__).parents[2]
-    arguments = [
-        str(folder),
-        DEVICES[1],
-        "nccl",
-        str(int(captures)),
-        *([] if num_commands is None else [num_commands]),
-    ]
+    arguments = [str(folder), DEVICES[1], "nccl", str(int(captures)), *([] if num_commands is None else [num_commands])]
     command = [sys.executable, str(Path(__file__).with_name("nccl_rank.py")), *map(str, arguments)]
     process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(checkout)})
     try:

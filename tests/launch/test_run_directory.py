@@ -10,12 +10,7 @@ import pytest
 
 from amusd.config import RunConfig, SamplingParams
 from amusd.errors import ConfigError
-from launch.run_directory import (
-    clear_run,
-    create_run_directory,
-    read_config,
-    write_workers,
-)
+from launch.run_directory import clear_run, create_run_directory, read_config, write_workers
 
 
 def test_it_holds_the_resolved_configuration_and_the_environment(tmp_path: Path) -> None:

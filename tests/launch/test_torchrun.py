@@ -22,15 +22,7 @@ from amusd.child import Ended
 from amusd.config import EngineConfig, HardwareConfig, RunConfig, TransportConfig
 from amusd.errors import ConfigError
 from amusd.transport.factory import numbered_link
-from launch.run import (
-    DraftElsewhere,
-    Place,
-    compose,
-    meet_in_folder,
-    own_device,
-    place_from_environment,
-    start_drafts,
-)
+from launch.run import DraftElsewhere, Place, compose, meet_in_folder, own_device, place_from_environment, start_drafts
 from tests.launch.processes import SECONDS, WAITING, descendants, environment, run, torchrun_command
 from tests.launch.small_pair import PROMPT, plain_answer, save_pair
 from tests.warm import Popen

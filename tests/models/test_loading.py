@@ -176,10 +176,7 @@ BROKEN: Mapping[str, tuple[Damage, str]] = {
     "an unknown kind of model": (setting(model_type="perceptron"), "config.json: .*perceptron"),
     "more layers than there are": (setting(num_hidden_layers=3), r"lacks weights, model\.layers\.2\."),
     "another width than there is": (setting(intermediate_size=64), r"has shape \[48, 32\], and config.json asks"),
-    "AWQ": (
-        setting(quantization_config={"quant_method": "awq", "bits": 4}),
-        "ImportError: .*gptqmodel",
-    ),
+    "AWQ": (setting(quantization_config={"quant_method": "awq", "bits": 4}), "ImportError: .*gptqmodel"),
     "weights that are cut short": (half(WEIGHTS), f"{WEIGHTS}: "),
     "no weights": (without(WEIGHTS), f"none of {WEIGHTS}, {WEIGHTS}.index.json in it; a checkpoint is"),
     "no tokenizer": (

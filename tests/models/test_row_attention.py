@@ -12,14 +12,7 @@ import torch
 from torch import Tensor
 
 from amusd.models.row_attention import attend_rows
-from tests.models.attention_cases import (
-    Attend,
-    Inputs,
-    Shape,
-    check,
-    lay_out,
-    random_tokens,
-)
+from tests.models.attention_cases import Attend, Inputs, Shape, check, lay_out, random_tokens
 from tests.models.triton_process import TritonProcess, example
 
 

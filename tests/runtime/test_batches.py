@@ -155,10 +155,7 @@ def test_sixty_four_mixed_requests_are_each_their_own_plain_run(seed: int) -> No
     num_killed = 0
     with restarting_pair(
         {**CHAINS, **TREES}, max_num_seqs=4, eos_token_id=EOS, pass_seconds=0.001, prefill_chunk=CHUNK
-    ) as (
-        engine,
-        drafts,
-    ):
+    ) as (engine, drafts):
         while waiting or unread:
             while waiting and (len(unread) < 2 or (len(unread) < 12 and draw.random() < 0.2)):
                 one = waiting.pop()

@@ -11,13 +11,7 @@ from amusd.child import Ended
 from amusd.errors import PeerLostError
 from amusd.protocol.messages import Hello
 from amusd.runtime import draft_restart, handshake
-from amusd.runtime.draft_restart import (
-    BACK_OFF_SECONDS,
-    FAREWELL_SECONDS,
-    LOOK_SECONDS,
-    MAX_RESTARTS,
-    DraftRestart,
-)
+from amusd.runtime.draft_restart import BACK_OFF_SECONDS, FAREWELL_SECONDS, LOOK_SECONDS, MAX_RESTARTS, DraftRestart
 
 
 class Source:

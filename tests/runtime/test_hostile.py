@@ -12,17 +12,7 @@ from runtime.clocked import Clock, Link
 
 from amusd.drafters.ngram import NgramDrafter
 from amusd.errors import ConfigError, PeerError
-from amusd.protocol.messages import (
-    Candidate,
-    Close,
-    Failed,
-    Hello,
-    Message,
-    Open,
-    Progress,
-    Shutdown,
-    Verdict,
-)
+from amusd.protocol.messages import Candidate, Close, Failed, Hello, Message, Open, Progress, Shutdown, Verdict
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.handshake import await_hello

@@ -15,15 +15,7 @@ from memory_link import memory_pair
 from models import tiny
 from table_model import TableModel
 
-from amusd.config import (
-    GREEDY,
-    DecodingConfig,
-    Distribution,
-    DrafterConfig,
-    EngineConfig,
-    SamplingParams,
-    TargetConfig,
-)
+from amusd.config import GREEDY, DecodingConfig, Distribution, DrafterConfig, EngineConfig, SamplingParams, TargetConfig
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter
 from amusd.drafters.cascade import CascadeDrafter
@@ -53,10 +45,7 @@ class Middle:
         own, its = memory_pair()
         self._its = its
         self.worker = DraftWorker(
-            link=its,
-            drafters={"inner": [INNER[inner]()]},
-            incarnation=1,
-            recorder=Recorder("draft"),
+            link=its, drafters={"inner": [INNER[inner]()]}, incarnation=1, recorder=Recorder("draft")
         )
         peer = Hello(1, "", ("inner",))
         self.draft = RemoteDraft(own, peer, "inner", 6)
@@ -79,16 +68,9 @@ def own_text(context: list[int], number: int, distribution: Distribution) -> tup
 
 @pytest.mark.parametrize("distribution", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @settings(max_examples=40)
-@given(
-    inner=st.sampled_from(sorted(INNER)),
-    prompt=TOKENS,
-    actions=st.lists(ACTIONS, max_size=20),
-)
+@given(inner=st.sampled_from(sorted(INNER)), prompt=TOKENS, actions=st.lists(ACTIONS, max_size=20))
 def test_the_middles_text_is_its_own_whatever_its_draft_does(
-    distribution: Distribution,
-    inner: str,
-    prompt: list[int],
-    actions: list[tuple[str, list[int], int]],
+    distribution: Distribution, inner: str, prompt: list[int], actions: list[tuple[str, list[int], int]]
 ) -> None:
     """Also where the target has it take tokens back that its draft was told of: no message contradicts another."""
     middle = Middle(inner, distribution)

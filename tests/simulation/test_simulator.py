@@ -175,13 +175,7 @@ def check_fates(outcome: Outcome) -> None:
         assert sum(found["accepted"] for found in fates) == answer.num_accepted
 
 
-@given(
-    st.floats(0.4, 1),
-    st.floats(0, 0.6),
-    st.floats(1.5, 12),
-    st.floats(0, 0.3),
-    any_schedule,
-)
+@given(st.floats(0.4, 1), st.floats(0, 0.6), st.floats(1.5, 12), st.floats(0, 0.3), any_schedule)
 @settings(max_examples=25)
 def test_no_schedule_exceeds_the_bound_of_one_path(
     a: float, accept_next: float, c: float, delay: float, decoding: DecodingConfig
