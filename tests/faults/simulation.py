@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from faults.draft import HANDSHAKE_SECONDS, Drafts
@@ -57,28 +57,17 @@ class Scenario:
 
 
 def scenario_of(seed: int) -> Scenario:
-    draw = random.Random(f"scenario {seed}")
-    live = seed % 2 == 1
-    policies = _policies(draw)
-    num_prompts = 1 if live else 2
-    prompts = [_prompt(draw) for _ in range(num_prompts)]
-    calm_after = draw.randint(3, 40) if live else None
-    bare = draw.random() < 0.5
-    policy = draw.choice(policies)
-    num_tokens = 700 if live else draw.randint(1, 80)
-    requests = [Asked(prompt, policy, num_tokens) for prompt in prompts]
-    batch = random.Random(f"batch {seed}")
-    max_num_seqs = batch.randint(1, MAX_NUM_SEQS)
-    while len(requests) < max_num_seqs + (max_num_seqs > 1 and batch.randint(0, 3)):
-        policy = batch.choice(_policies(batch))
-        num_tokens = batch.choice((700, batch.randint(1, 80))) if live else batch.randint(1, 80)
-        cancelled_after = batch.randint(0, num_tokens) if batch.random() < 0.3 else None
-        requests.append(Asked(_prompt(batch), policy, num_tokens, cancelled_after))
+    """With an odd seed the faults end, and the first answer is long enough to show what comes then."""
+    draw, live = random.Random(f"scenario {seed}"), seed % 2 == 1
+    max_num_seqs = draw.randint(1, MAX_NUM_SEQS)
+    requests = [_asked(draw, live=live) for _ in range(max_num_seqs + draw.randint(0, 3))]
+    if live:
+        requests[0] = replace(requests[0], num_tokens=700, cancelled_after=None)
     return Scenario(
-        calm_after=calm_after,
-        bare=bare,
+        calm_after=draw.randint(3, 40) if live else None,
+        bare=draw.random() < 0.5,
         max_num_seqs=max_num_seqs,
-        arrival=batch.choice((0.02, 0.2, 1.0)),
+        arrival=draw.choice((0.02, 0.2, 1.0)),
         requests=tuple(requests),
         quality=draw.choice((0.6, 0.8, 0.95, 1.0) if live else (0.0, 0.5, 0.8, 0.95, 1.0)),
         silence=draw.choice((0.0, 0.1)),
@@ -86,38 +75,26 @@ def scenario_of(seed: int) -> Scenario:
     )
 
 
-def _prompt(draw: random.Random) -> tuple[int, ...]:
-    return tuple(draw.randrange(VOCAB_SIZE) for _ in range(draw.randint(1, 6)))
+def _asked(draw: random.Random, *, live: bool) -> Asked:
+    prompt = tuple(draw.randrange(VOCAB_SIZE) for _ in range(draw.randint(1, 6)))
+    num_tokens = 700 if live and draw.random() < 0.5 else draw.randint(1, 80)
+    cancelled_after = draw.randint(0, num_tokens) if draw.random() < 0.3 else None
+    return Asked(prompt, _policy(draw), num_tokens, cancelled_after)
 
 
-def _policies(draw: random.Random) -> tuple[Policy, ...]:
+def _policy(draw: random.Random) -> Policy:
     lookahead = draw.randint(2, 10)
-    block = max(1, lookahead // 2)
-    return (
-        *(
-            ChainPolicy(
-                max_lookahead=lookahead,
-                tokens_per_message=draw.randint(1, 5),
-                min_candidates=draw.randint(0, 3),
-                max_wait_passes=1.0,
-            )
-            for _ in range(2)
-        ),
-        WindowedPolicy(max_lookahead=2 * block, tokens_per_message=block, timeout_seconds=0.2),
-        SynchronousPolicy(max_lookahead=block, tokens_per_message=block, timeout_seconds=0.2),
-        *(
-            BranchingPolicy(
-                max_lookahead=lookahead,
-                fan_out=draw.randint(1, 3),
-                rows_per_step=draw.randint(1, 4),
-                min_candidates=draw.randint(0, 3),
-                max_wait_passes=1.0,
-            )
-            for _ in range(2)
-        ),
-        AutoPolicy(max_lookahead=lookahead, fan_out=1, rows_per_step=1, max_wait_passes=1.0),
-        AutoPolicy(max_lookahead=lookahead, fan_out=3, rows_per_step=4, max_wait_passes=1.0, breadth=3),
-    )
+    waits = {"max_lookahead": lookahead, "min_candidates": draw.randint(0, 3), "max_wait_passes": 1.0}
+    block = {"tokens_per_message": max(1, lookahead // 2), "timeout_seconds": 0.2}
+    kind = draw.choice((ChainPolicy, BranchingPolicy, AutoPolicy, AutoPolicy, WindowedPolicy, SynchronousPolicy))
+    if kind is ChainPolicy:
+        return ChainPolicy(tokens_per_message=draw.randint(1, 5), **waits)
+    if kind is BranchingPolicy:
+        return BranchingPolicy(fan_out=draw.randint(1, 3), rows_per_step=draw.randint(1, 4), **waits)
+    if kind is AutoPolicy:
+        tree = draw.choice(({}, {"fan_out": 3, "rows_per_step": 4, "breadth": 3}))
+        return AutoPolicy(max_lookahead=lookahead, max_wait_passes=1.0, **tree)
+    return kind(max_lookahead=block["tokens_per_message"] * (2 if kind is WindowedPolicy else 1), **block)
 
 
 @dataclass(frozen=True)
