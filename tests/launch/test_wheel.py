@@ -54,5 +54,5 @@ def test_the_installed_command_composes_in_another_folder(installed: Path, tmp_p
     assert done.returncode == 0, done.stderr
     assert yaml.safe_load(done.stdout)["target"]["model"] == "Qwen/Qwen3-8B"
     done = run(*command, "generate", "drafter=nope", folder=tmp_path, PYTHONPATH=path)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("In 'config': Could not find 'drafter/nope'")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("amusd: In 'config': Could not find 'drafter/nope'")
