@@ -112,12 +112,13 @@ def step_together(sequences: Sequence[DraftSequence], cost: RowCost, recorder: R
     start_ns = recorder.now_ns()
     made = propose([sequence.manager for sequence in sequences], cost.row_share)
     step_ns = recorder.now_ns() - start_ns
-    num_rows, num_before = sum(len(nodes) for nodes, _ in made), 0
+    num_rows = sum(len(nodes) for nodes, _ in made)
     if all(node.parent for nodes, _ in made for node in nodes):  # for a root, after a miss, caches are cold
         cost.passed(num_rows, step_ns)
+    num_done, begin_ns = 0, start_ns
     for sequence, (nodes, found) in zip(sequences, made, strict=True):
         if nodes:
-            num_behind = num_before + len(nodes)
-            borders = (start_ns + step_ns * number // num_rows for number in (num_before, num_behind))
-            sequence.stepped(len(found), step_ns, *borders)
-            num_before = num_behind
+            num_done += len(nodes)
+            end_ns = start_ns + step_ns * num_done // num_rows
+            sequence.stepped(len(found), step_ns, begin_ns, end_ns)
+            begin_ns = end_ns

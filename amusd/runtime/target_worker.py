@@ -98,7 +98,7 @@ class TargetWorker:
         return number - number % self.model.numerics.prefill_chunk if self.model.numerics.fixed else number
 
     def step(self) -> None:
-        """Compute a chunk of a waiting prompt, and one pass over all other sequences."""
+        """Compute a chunk of the waiting prompts, then one pass over all sequences whose prompt is complete."""
         working = self._gather()
         if working:
             self._decide(working)
