@@ -31,7 +31,6 @@ from amusd.runtime.draft_restart import DraftRestart
 from amusd.runtime.handshake import told_by
 from amusd.runtime.patience import MAX_NONSENSE, Silence, Told
 from amusd.runtime.target_sequence import TargetSequence
-from amusd.sampling.acceptance import unpack_rows
 from amusd.tracing.messages import RECEIVE, SEND, record_message
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport
@@ -55,7 +54,6 @@ class DraftClient:
     """A target's client of its draft, for all sequences."""
 
     recorder: Recorder
-    vocab_size: int
     link: Transport | None = None
     """None without a draft, and between two drafts."""
     peer: Hello | None = None
@@ -283,14 +281,11 @@ class DraftClient:
         if sequence.told is not None and message.incarnation == self._incarnation:
             sequence.told.heard(self._now())
         try:
-            rows = unpack_rows(message.draft_probs, message.token_ids, self.vocab_size) if message.draft_probs else ()
-            reception = sequence.session.receive(message, rows)
-        except (PeerProtocolError, ValueError):  # ValueError: rows that no draft could have drawn from
-            sequence.metrics.num_refused += 1
+            reception = sequence.receive(message)
+        except PeerProtocolError:
             self._record_candidate(message, "refused", sequence.session.num_candidates)
             self._count_nonsense()
         else:
-            sequence.metrics.num_stale_candidates += reception != "taken"
             self._record_candidate(message, reception, sequence.session.num_candidates)
             self._silence = Silence()
 

@@ -56,7 +56,7 @@ def connect_target(
     """
     if drafts is None:
         model, tokenizer = load()
-        client = DraftClient(recorder, model.vocab_size)
+        client = DraftClient(recorder)
     else:
         can_repeat = config.transport.kind not in ("gloo", "nccl")  # which make no second link
         restart = _start(config, drafts, can_repeat=can_repeat)
@@ -67,7 +67,7 @@ def connect_target(
             restart.close()
             raise
         delay = 2 * config.transport.delay_ms / 1e3
-        client = DraftClient(recorder, model.vocab_size, link, peer, delay, restart if can_repeat else None)
+        client = DraftClient(recorder, link, peer, delay, restart if can_repeat else None)
     with device_errors(device_of(config, "target"), only_full=True):
         worker = TargetWorker(model, recorder, client, config.max_num_seqs, config.prefix_caching)
         worker.prepare()

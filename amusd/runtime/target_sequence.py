@@ -12,18 +12,19 @@ from itertools import repeat
 from typing import Any
 
 from amusd.config import GREEDY, Distribution
-from amusd.errors import NotFiniteError
+from amusd.errors import NotFiniteError, PeerProtocolError
 from amusd.models.cached_model import CachedModel
 from amusd.models.kv_cache import KVCache
 from amusd.models.passes import ModelOutput, Rows
 from amusd.policies.base import Decision, Policy, Verify, Wait
 from amusd.policies.observer import Observer
-from amusd.protocol.messages import Open
+from amusd.protocol.candidate_tree import Reception
+from amusd.protocol.messages import Candidate, Open
 from amusd.protocol.target_session import TargetSession
 from amusd.protocol.verification import Block, PassOutcome
 from amusd.runtime.patience import Told
 from amusd.runtime.verifier import Verifier
-from amusd.sampling.acceptance import Acceptance
+from amusd.sampling.acceptance import Acceptance, unpack_rows
 from amusd.sampling.stopping import StopChecker
 from amusd.tracing.metrics import GenerationMetrics
 from amusd.types import FinishReason, Token
@@ -149,6 +150,19 @@ class TargetSequence:
         if before is None or told is None or before.request.drafter != self.request.drafter:
             return None
         return before if told.is_answered and told.incarnation == incarnation else None
+
+    def receive(self, message: Candidate) -> Reception:
+        """Take in the draft's candidates. Raises `PeerProtocolError` for what no correct draft sends."""
+        rows: Sequence[Any] = ()
+        try:
+            if message.draft_probs:
+                rows = unpack_rows(message.draft_probs, message.token_ids, self.model.vocab_size)
+            reception = self.session.receive(message, rows)
+        except (PeerProtocolError, ValueError) as error:
+            self.metrics.num_refused += 1
+            raise PeerProtocolError(str(error)) from error
+        self.metrics.num_stale_candidates += reception != "taken"
+        return reception
 
     def decide(self, waited_ns: int, *, may_hear: bool) -> Decision:
         """Ask the policy about the next pass, which could have begun `waited_ns` ago.

@@ -132,7 +132,7 @@ class Simulator:
             width=self.max_candidates + 1,
             has_draft=has_draft,
         )
-        client = DraftClient(recorders[0], num_ids, *(self._start_draft(clock, recorders[1]) if has_draft else ()))
+        client = DraftClient(recorders[0], *(self._start_draft(clock, recorders[1]) if has_draft else ()))
         return TargetWorker(cast("CachedModel", model), recorders[0], client, self.num_slots)
 
     def _speed(self, sequences: Sequence[TargetSequence]) -> float:

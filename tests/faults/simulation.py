@@ -172,7 +172,6 @@ class Simulation:
         recorder = Recorder("target", now_ns=self.world.time_ns)
         client = WatchedClient(
             recorder=recorder,
-            vocab_size=VOCAB_SIZE,
             link=link,
             peer=peer,
             draft_restart=restart,

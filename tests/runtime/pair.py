@@ -169,7 +169,7 @@ def engine_of(
     restart.start()
     try:
         link, peer = restart.first(tokenizer.fingerprint)
-        client = DraftClient(recorder, model.vocab_size, link, peer, draft_restart=restart if restarts else None)
+        client = DraftClient(recorder, link, peer, draft_restart=restart if restarts else None)
         worker = TargetWorker(model, recorder, client, max_num_seqs)
         with Engine(worker, tokenizer, drafters=list(factories)) as engine:
             yield engine, drafts
@@ -203,7 +203,7 @@ def pair(factories: Factories, **options: Any) -> Iterator[tuple[Engine, DraftTh
 def plain_engine(max_num_seqs: int = 4, pass_seconds: float = 0.0, eos_token_id: int | None = None) -> Engine:
     """An engine without a draft."""
     recorder = KeepingRecorder("target")
-    client = DraftClient(recorder, VOCAB_SIZE)
+    client = DraftClient(recorder)
     worker = TargetWorker(paced_model(pass_seconds), recorder, client, max_num_seqs)
     return Engine(worker, TableTokenizer(VOCAB_SIZE, eos_token_id))
 

@@ -69,7 +69,7 @@ class Target:
         self.link, self.next = Link(self.clock), Next(self.clock)
         recorder = Recorder("target", now_ns=self.clock)
         succession: Any = self.next
-        self.client = DraftClient(recorder, VOCAB_SIZE, self.link, hello(1), round_trip_seconds, succession)
+        self.client = DraftClient(recorder, self.link, hello(1), round_trip_seconds, succession)
         model = SlowModel(VOCAB_SIZE, seed=7, max_length=2000)
         model.clock = self.clock
         self.worker = TargetWorker(model, recorder, self.client, max_num_seqs=4)

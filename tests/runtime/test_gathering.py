@@ -50,7 +50,7 @@ def begins(times_ns: Sequence[int], *, in_lock_step: bool = False) -> list[int]:
         clock.to_draft.send(clock.target_ns, message)
 
     link = cast("Transport", SimpleNamespace(send=send, receive=clock.receive_at_target))
-    client = DraftClient(recorder, 100, link, Hello(1, "", ("none",)))
+    client = DraftClient(recorder, link, Hello(1, "", ("none",)))
     worker = TargetWorker(cast("CachedModel", model), recorder, client, len(times_ns))
     for time_ns in times_ns:
         policy = ReadyAt(time_ns=time_ns, is_block=in_lock_step)

@@ -20,7 +20,6 @@ from amusd.tracing.metrics import GenerationMetrics
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport
 
-VOCAB = 97
 OPENING = Open(1, 1, (1, 2, 1, 2), 20, "ngram", 4, 1, not_over=(1, 2))
 HOSTILE = {
     "an opening without room": replace(OPENING, sequence_id=2, max_length=3),
@@ -83,7 +82,7 @@ def test_a_flood_of_large_messages_keeps_the_target_from_its_pass_for_a_moment_o
             return Progress(1, 0, 0, 0, 0, 1)
 
     greeting = Hello(1, "", ("ngram",))
-    client = DraftClient(Recorder("target", now_ns=clock), VOCAB, Flood(clock), greeting)
+    client = DraftClient(Recorder("target", now_ns=clock), Flood(clock), greeting)
     request: Any = SimpleNamespace(max_silence_seconds=1.0)
     sequence: Any = SimpleNamespace(request=request, metrics=GenerationMetrics(), told=None)
     client._sequences[1] = sequence

@@ -28,7 +28,7 @@ FIELDS: dict[str, Any] = {"model": MODEL, "max_tokens": 20, "seed": 1, "mode": "
 def server() -> Iterator[Running]:
     model = TableModel(TOKENIZER.num_ids, seed=7, max_length=400)
     recorder = KeepingRecorder("target")
-    worker = TargetWorker(model, recorder, DraftClient(recorder, model.vocab_size), 4)
+    worker = TargetWorker(model, recorder, DraftClient(recorder), 4)
     with serving(Engine(worker, TOKENIZER)) as running:
         yield running
 
