@@ -52,7 +52,7 @@ class Jobs:
     """The jobs of one command in this process. Close it at the end."""
 
     def __init__(self, command: str, make_engine: MakeEngine | None = None, *, keeps_engine: bool = True) -> None:
-        """`make_engine`: replaces a target here and a draft in a child process."""
+        """`make_engine`: by default a target in this process and a draft in a child process."""
         self.exit_code = 0
         self._command = command
         self._make_engine = make_engine or self._make_pair

@@ -166,7 +166,7 @@ def _run_rank(command: str, config: RunConfig, own: Place, stack: ExitStack) -> 
 
 
 def meet_in_folder(folder: str | None, stack: ExitStack) -> Meeting:
-    """In this folder, or a new one that goes with `stack`. Raises `ConfigError` for one that others may enter."""
+    """The meeting in this folder, or in a new one that `stack` removes. Raises `ConfigError` if others may enter it."""
     if folder is None:
         folder = stack.enter_context(TemporaryDirectory(prefix="amusd-ranks-", ignore_cleanup_errors=True))
     status = Path(folder).lstat()

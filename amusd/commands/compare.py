@@ -77,7 +77,7 @@ def compare(
 
 @dataclass
 class Comparison:
-    """Asks the contestants, and sees to it that a draft is there, and warm, when they are measured."""
+    """Measures the contestants in turns, each with a draft that is present and warm."""
 
     engine: Engine
     config: RunConfig
@@ -94,7 +94,7 @@ class Comparison:
 
     @property
     def repeatable(self) -> bool:
-        """Every mode should give the same answers. Under the ratio test only their law is the same."""
+        """Whether every mode should give the same answers; under the ratio test only their distribution is the same."""
         return self.config.sampling.rule != "rejection"
 
     def turns(self, prompts: Sequence[WorkloadPrompt]) -> Iterator[None]:

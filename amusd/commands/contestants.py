@@ -17,7 +17,7 @@ from amusd.runtime.devices import devices_of
 
 @dataclass(eq=False)
 class Contestant:
-    """One way to decode, and its answers to the prompts in order, over and over if it needs more of them."""
+    """One way to decode, and its answers in the order of the prompts, which repeat if it needs more of them."""
 
     decoding: DecodingConfig
     drafter: str | None
@@ -93,7 +93,7 @@ def with_the_best(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def quartiles(values: Sequence[float]) -> list[float] | None:
-    """The first and the third; None of a single value, which has no spread."""
+    """The first and the third quartile; None for fewer than two values."""
     return statistics.quantiles(values, n=4, method="inclusive")[::2] if len(values) > 1 else None
 
 
@@ -103,7 +103,7 @@ def ms_per_token(answer: Generation) -> float:
 
 
 def first_gap(engine: Engine, prompt: Sequence[int], expected: Sequence[int], found: Sequence[int]) -> float:
-    """By how much the target prefers its own token where two answers part; infinite if one goes on where one ends."""
+    """Logit of the expected token less that of the found one, where two answers part; infinite if one has just ended."""
     place = next((place for place, pair in enumerate(zip(expected, found, strict=False)) if pair[0] != pair[1]), None)
     if place is None:
         return float("inf")

@@ -88,9 +88,9 @@ def generate_file(config: RunConfig, engine: Engine, console: Console, run_direc
 
 
 def scripts_of(engine: Engine) -> Callable[..., tuple[int, ...]]:
-    """Return `script(prompt, params, decoding, drafter)`: what the synthetic drafter has to be told; else empty.
+    """Return `script(prompt, params, decoding, drafter)`, the reference of a synthetic drafter; empty for others.
 
-    It is the answer of plain decoding, decoded once, unmeasured.
+    It is plain decoding's answer, which is decoded once and not measured.
     """
 
     @functools.cache

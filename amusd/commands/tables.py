@@ -18,7 +18,7 @@ LEGEND_WIDTH = 118
 
 
 def settings_of(decoding: DecodingConfig) -> dict[str, Any]:
-    """What names a schedule in a row; None where a setting has no effect."""
+    """The settings that name a schedule in a row; None for one without effect."""
     policy, is_synchronous = policy_name(decoding), decoding.mode == "synchronous"
     in_blocks = is_synchronous or policy == "windowed"
     return {

@@ -39,8 +39,9 @@ class Service:
     is_closing: bool = False
     requests: set[AnsweredRequest] = field(default_factory=set)
     may_be_broken: bool = False
+    """Whether an answer has failed, and none was finished since."""
     trial: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Whoever asks for health may have one token made at a time."""
+    """Held while a health check generates its token."""
 
     def __post_init__(self) -> None:
         self.max_length = self.engine.engine.worker.model.max_length
@@ -117,7 +118,7 @@ class AnsweredRequest(Response):
         self._news = asyncio.Event()
         self.answers: list[Answer] = []
         self.num_answers = 0
-        """Answers with places; `answers` may lack some."""
+        """Answers that take room in the queue, submitted or not."""
         self._writer: Writer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

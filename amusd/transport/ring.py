@@ -127,7 +127,7 @@ class Rings:
         return frame
 
     def _fail(self, reason: str) -> NoReturn:
-        """What the other end has written makes no sense: it is lost."""
+        """Treat the other end as lost, because it has written what is impossible."""
         self._failure = reason
         raise PeerLostError(reason)
 
