@@ -173,7 +173,7 @@ class Jobs:
         if self._command == "serve":
             from amusd.commands.run import serve
 
-            return serve(config, lambda _engine: self._engine_of(config, number, console), console)
+            return serve(config, lambda: self._engine_of(config, number, console), console)
         engine = self._engine_of(config, number, console)
         from amusd.commands.run import answer
 

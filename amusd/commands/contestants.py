@@ -103,7 +103,7 @@ def ms_per_token(answer: Generation) -> float:
 
 
 def first_gap(engine: Engine, prompt: Sequence[int], expected: Sequence[int], found: Sequence[int]) -> float:
-    """Logit of the expected token less that of the found one, where two answers part; infinite if one has just ended."""
+    """Logit of the expected token less that of the found one, where two answers part; infinite if one only ends."""
     place = next((place for place, pair in enumerate(zip(expected, found, strict=False)) if pair[0] != pair[1]), None)
     if place is None:
         return float("inf")

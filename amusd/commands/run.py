@@ -8,7 +8,7 @@ from pathlib import Path
 from amusd.commands import plots
 from amusd.commands.compare import compare
 from amusd.commands.generate import generate, generate_file
-from amusd.config import EngineConfig, RunConfig
+from amusd.config import RunConfig
 from amusd.console import Console
 from amusd.engine import Engine
 from amusd.errors import ConfigError
@@ -17,13 +17,13 @@ from amusd.workload import WorkloadPrompt
 INSTALL_SERVE = "pip install 'amusd[serve]'"
 
 
-def serve(config: RunConfig, connect: Callable[[EngineConfig], Engine], console: Console) -> int:
-    """Serve; returns the exit code. `connect` makes the engine. Raises `ConfigError` for what cannot be had."""
+def serve(config: RunConfig, make_engine: Callable[[], Engine], console: Console) -> int:
+    """Serve; returns the exit code. Raises `ConfigError` as `run_server`, or without its packages."""
     try:
         from amusd.serving.server import run_server
     except ModuleNotFoundError as error:
         raise ConfigError(f"serve: needs {error.name}, which is not installed; {INSTALL_SERVE}") from None
-    run_server(config, connect, lambda line: console.note(f"amusd: {line}"))
+    run_server(config, make_engine, lambda line: console.note(f"amusd: {line}"))
     return 0
 
 

@@ -14,7 +14,7 @@ from pathlib import PurePath
 import uvicorn
 
 from amusd.async_engine import AsyncEngine
-from amusd.config import EngineConfig, RunConfig
+from amusd.config import RunConfig
 from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.serving.app import is_here, make_app
@@ -24,20 +24,20 @@ _LOOK_SECONDS = 0.02
 _END_SECONDS = 1.0
 
 
-def run_server(config: RunConfig, connect: Callable[[EngineConfig], Engine], tell: Callable[[str], None]) -> None:
+def run_server(config: RunConfig, make_engine: Callable[[], Engine], tell: Callable[[str], None]) -> None:
     """Serve until SIGINT, SIGTERM or SIGHUP; for the main thread. A second signal has its default effect.
 
-    `connect` makes the engine in its own thread. `tell` gets lines for the operator. Raises `ConfigError` for an
-    address that is unavailable, or open without a key, before anything is loaded; and what `connect` raises.
+    `make_engine` is called in another thread. `tell` gets lines for the operator. Raises `ConfigError` for an address
+    that is unavailable, or open without a key, before anything is loaded; and what `make_engine` raises.
     """
-    settings, host = config.engine_for("serve"), config.serve.host
+    host = config.serve.host
     if config.serve.api_key is None and not is_here(host):
         raise ConfigError(
             f"serve.host={host}: open to other machines without a key; set AMUSD_API_KEY or serve.api_key"
         )
 
     async def serve(own: socket.socket) -> None:
-        async with AsyncEngine(lambda: connect(settings)) as engine:
+        async with AsyncEngine(make_engine) as engine:
             await HttpServer(make_service(engine, config), tell).serve([own])
 
     with closing(listener(host, config.serve.port)) as own:
