@@ -56,3 +56,21 @@ def embedded_folder() -> Path:
     from amusd.models.embedded_target import embedded_target_path
 
     return embedded_target_path()
+
+
+@pytest.fixture(scope="session")
+def small_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small random `target`, and a smaller `draft`."""
+    from tests.launch.small_pair import save_pair
+
+    folder: Path = tmp_path_factory.mktemp("small_models")
+    save_pair(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def small_pair(small_models: Path) -> list[str]:
+    """The arguments that name them."""
+    from tests.launch.small_pair import arguments_of
+
+    return arguments_of(small_models)

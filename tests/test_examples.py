@@ -11,17 +11,9 @@ import pytest
 
 from tests.launch import processes
 from tests.launch.processes import ROOT
-from tests.launch.small_pair import save_pair
 
 EXAMPLES = ROOT / "examples"
 pytestmark = pytest.mark.timeout(600)
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models")
-    save_pair(folder)
-    return folder
 
 
 def run(command: list[str], folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -35,29 +27,28 @@ def script(name: str, models: Path, folder: Path, *arguments: str) -> subprocess
     return run([sys.executable, str(EXAMPLES / name), *pair, *arguments], folder)
 
 
-def test_one_answer_is_streamed(models: Path, tmp_path: Path) -> None:
-    done = script("stream.py", models, tmp_path, "--prompt", "a sentence")
+def test_one_answer_is_streamed(small_models: Path, tmp_path: Path) -> None:
+    done = script("stream.py", small_models, tmp_path, "--prompt", "a sentence")
     assert done.stdout.strip()
     assert done.stderr.startswith("8 tokens, ")
 
 
 @pytest.mark.long
-def test_several_prompts_are_answered_at_a_time(models: Path, tmp_path: Path) -> None:
-    done = script("many.py", models, tmp_path)
+def test_several_prompts_are_answered_at_a_time(small_models: Path, tmp_path: Path) -> None:
+    done = script("many.py", small_models, tmp_path)
     assert sorted(line.partition(":")[0] for line in done.stdout.splitlines()) == ["1", "2", "3", "4"]
 
 
-def test_the_modes_are_compared_on_prompts_of_ones_own(models: Path, tmp_path: Path) -> None:
-    done = script("compare.py", models, tmp_path, "--num-prompts=2")
+def test_the_modes_are_compared_on_prompts_of_ones_own(small_models: Path, tmp_path: Path) -> None:
+    done = script("compare.py", small_models, tmp_path, "--num-prompts=2")
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["autoregressive", "synchronous", "asynchronous"]
     assert done.stdout.splitlines()[0].endswith("2 of 2 answers as plain decoding's")
 
 
 @pytest.mark.long
-def test_a_sweep_takes_further_keys(models: Path, tmp_path: Path) -> None:
-    pair = ["target=hf", f"target.model={models / 'target'}", "drafter=hf", f"drafter.model={models / 'draft'}"]
-    small = ["hardware=cpu", "max_lookahead=4", "min_candidates=0,1", "sampling.max_new_tokens=4"]
-    command = [str(EXAMPLES / "sweep.sh"), *pair, *small]
+def test_a_sweep_takes_further_keys(small_pair: list[str], tmp_path: Path) -> None:
+    small = ["max_lookahead=4", "min_candidates=0,1", "sampling.max_new_tokens=4"]
+    command = [str(EXAMPLES / "sweep.sh"), *small_pair, *small]
     run(command, tmp_path, AMUSD=f"{sys.executable} -m launch.main")
     jobs = json.loads((tmp_path / "sweep" / "sweep.json").read_text())["jobs"]
     assert [job["swept"] for job in jobs] == [{"min_candidates": "0"}, {"min_candidates": "1"}]

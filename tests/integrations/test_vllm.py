@@ -31,7 +31,6 @@ from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.patience import SILENCES
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport
-from tests.launch.small_pair import save_pair
 from tests.warm import Popen
 
 CAPACITY, VOCAB_SIZE, NUM_CANDIDATES, MAX_NUM_SEQS = 40, 6, 4, 3
@@ -406,19 +405,12 @@ def config_of(folder: Path, **additional: Any) -> Any:
     )
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder: Path = tmp_path_factory.mktemp("pair")
-    save_pair(folder)
-    return folder
-
-
 @pytest.fixture
-def proposer(pair: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AsyncProposer]:
+def proposer(small_models: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AsyncProposer]:
     monkeypatch.setattr("amusd.child.subprocess.Popen", Popen)
-    drafter = {"kind": "hf", "model": str(pair / "draft"), "dtype": "float32"}
+    drafter = {"kind": "hf", "model": str(small_models / "draft"), "dtype": "float32"}
     settings = {"drafter": drafter, "wait_ms": 10_000, "min_chance": 0.0, "cores": allowed_cores()[-1:]}
-    found = AsyncProposer(config_of(pair, **settings))
+    found = AsyncProposer(config_of(small_models, **settings))
     yield found
     found.close()
     found.close()
@@ -458,15 +450,15 @@ def test_a_process_drafts_and_a_killed_one_is_replaced(proposer: AsyncProposer) 
         ({"drafter": {"kind": "ngram"}, "wait_ms": math.inf}, "amusd.wait_ms"),
     ],
 )
-def test_wrong_settings_end_in_one_line(pair: Path, additional: dict[str, Any], said: str) -> None:
+def test_wrong_settings_end_in_one_line(small_models: Path, additional: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said) as caught:
-        AsyncProposer(config_of(pair, **additional))
+        AsyncProposer(config_of(small_models, **additional))
     assert "\n" not in str(caught.value)
 
 
-def test_only_the_first_rank_of_vllm_has_a_draft(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_first_rank_of_vllm_has_a_draft(small_models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm, "start_draft", lambda *_args, **_options: pytest.fail("a draft was started"))
-    config = config_of(pair)
+    config = config_of(small_models)
     config.parallel_config = SimpleNamespace(rank=1, tensor_parallel_size=2, world_size=2)
     proposer = AsyncProposer(config)
     assert ask(proposer, [[1], [2]]) == [[], []]

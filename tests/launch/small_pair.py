@@ -14,24 +14,25 @@ from launch.compose import compose_config
 PROMPT = "a sentence"
 
 
-def save_pair(folder: Path, *, target_layers: int = 2, draft_layers: int = 1, num_heads: int = 2) -> list[str]:
-    """A small random target in float32, and a smaller draft; the arguments that name them.
-
-    With equally many layers the two are the same model. `num_heads`: of keys and values; no more ranks can share one.
-    """
+def save_pair(folder: Path) -> list[str]:
+    """Write a small random target of two key heads, and a smaller draft; return the arguments that name them."""
     template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-    for name, layers in (("target", target_layers), ("draft", draft_layers)):
+    for name, layers in (("target", 2), ("draft", 1)):
         tokenizer = tiny.byte_tokenizer(chat_template=template)
         config = tiny.tiny_config(
             "Qwen3Config",
             vocab_size=len(tokenizer),
             num_hidden_layers=layers,
-            num_key_value_heads=num_heads,
+            num_key_value_heads=2,
             max_position_embeddings=4096,
             eos_token_id=None,
             pad_token_id=None,
         )
         tiny.save_checkpoint(folder / name, config, tokenizer)
+    return arguments_of(folder)
+
+
+def arguments_of(folder: Path) -> list[str]:
     models = ["target=hf", f"target.model={folder / 'target'}", "drafter=hf", f"drafter.model={folder / 'draft'}"]
     dtypes = ["target.dtype=float32", "drafter.dtype=float32"]
     return [*models, *dtypes, "max_model_len=256", "hardware=cpu", "sampling.ignore_eos=true"]

@@ -16,7 +16,7 @@ from amusd.config import SamplingParams
 from amusd.engine import Engine
 from launch.compose import compose_config
 from tests.launch.processes import SECONDS, amusd_command, assert_gone, descendants, environment
-from tests.launch.small_pair import PROMPT, plain_answer, save_pair
+from tests.launch.small_pair import PROMPT, plain_answer
 from tests.warm import Popen
 
 pytestmark = [
@@ -27,29 +27,24 @@ pytestmark = [
 TWO = "target_tensor_parallel_size=2"
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    return save_pair(tmp_path_factory.mktemp("models"))
-
-
-def test_an_engine_from_python_splits_its_target_and_ends_all_its_processes(pair: list[str]) -> None:
-    config = compose_config([*pair, TWO]).engine()
+def test_an_engine_from_python_splits_its_target_and_ends_all_its_processes(small_pair: list[str]) -> None:
+    config = compose_config([*small_pair, TWO]).engine()
     params = SamplingParams(max_new_tokens=24, ignore_eos=True)
     before = {*descendants(os.getpid())}
     with Engine.start(dataclasses.replace(config, drafters=())) as engine:
         ranks = {*descendants(os.getpid())} - before
         assert len(ranks) == 1
-        assert engine.generate(PROMPT, params).token_ids == plain_answer(pair, 24)
+        assert engine.generate(PROMPT, params).token_ids == plain_answer(small_pair, 24)
     assert_gone([*ranks])
 
 
 @pytest.mark.parametrize("killed", [0, 1])
 def test_a_killed_rank_ends_the_run_with_one_clear_error_and_nothing_left(
-    tmp_path: Path, pair: list[str], killed: int
+    tmp_path: Path, small_pair: list[str], killed: int
 ) -> None:
     (temporary := tmp_path / "temporary").mkdir()
     arguments = [f"prompt={PROMPT}", "run_dir=out", "sampling.max_new_tokens=200", TWO]
-    command, pipe = amusd_command("generate", *pair, *arguments), subprocess.PIPE
+    command, pipe = amusd_command("generate", *small_pair, *arguments), subprocess.PIPE
     variables = environment(TMPDIR=str(temporary))
     with Popen(command, cwd=tmp_path, env=variables, stdout=pipe, stderr=pipe, bufsize=0) as process:
         assert process.stdout.read(1)

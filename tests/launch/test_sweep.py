@@ -18,15 +18,14 @@ from amusd.errors import ConfigError
 from launch.run_directory import check_unchanged, create_run_directory, is_complete
 from launch.sweep import summarize, summary_table
 from tests.launch.processes import SECONDS, amusd_command, environment, run
-from tests.launch.small_pair import save_pair
 from tests.warm import Popen
 
 pytestmark = pytest.mark.timeout(600)
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    return [*save_pair(tmp_path_factory.mktemp("models")), "prompt=a sentence", "sampling.max_new_tokens=8"]
+@pytest.fixture
+def pair(small_pair: list[str]) -> list[str]:
+    return [*small_pair, "prompt=a sentence", "sampling.max_new_tokens=8"]
 
 
 def job(folder: Path, number: int, *overrides: str, **result: Any) -> Path:

@@ -24,7 +24,7 @@ from amusd.errors import ConfigError
 from amusd.transport.factory import numbered_link
 from launch.run import DraftElsewhere, Place, compose, meet_in_folder, own_device, place_from_environment, start_drafts
 from tests.launch.processes import SECONDS, WAITING, descendants, environment, run, torchrun_command
-from tests.launch.small_pair import PROMPT, plain_answer, save_pair
+from tests.launch.small_pair import PROMPT, plain_answer
 from tests.warm import Popen
 
 DEADLINE_SECONDS = 30.0
@@ -155,15 +155,14 @@ def test_ranks_meet_in_no_folder_that_others_may_enter(
 
 
 @pytest.mark.timeout(200)
-def test_two_ranks_and_a_draft_give_the_tokens_of_one_process(tmp_path: Path) -> None:
-    pair = save_pair(tmp_path)
+def test_two_ranks_and_a_draft_give_the_tokens_of_one_process(tmp_path: Path, small_pair: list[str]) -> None:
     arguments = ["target_tensor_parallel_size=2", *WAITING, f"prompt={PROMPT}", "output=json", "run_dir=out"]
-    line = torchrun_command(*pair, *arguments, "sampling.max_new_tokens=24", num_processes=3)
+    line = torchrun_command(*small_pair, *arguments, "sampling.max_new_tokens=24", num_processes=3)
     (temporary := tmp_path / "temporary").mkdir()
     done = run(line, tmp_path, TMPDIR=str(temporary))
     assert done.returncode == 0, done.stderr
     together = json.loads(done.stdout)
-    expected = plain_answer(pair, 24)
+    expected = plain_answer(small_pair, 24)
     assert tuple(together["token_ids"]) == expected
     assert len(set(expected)) > 5, "this answer is too simple to tell models apart"
     assert together["mode"] == "asynchronous"
@@ -173,10 +172,9 @@ def test_two_ranks_and_a_draft_give_the_tokens_of_one_process(tmp_path: Path) ->
 
 
 @pytest.mark.timeout(200)
-def test_the_last_rank_replaces_a_killed_draft_which_is_its_child(tmp_path: Path) -> None:
-    pair = save_pair(tmp_path)
+def test_the_last_rank_replaces_a_killed_draft_which_is_its_child(tmp_path: Path, small_pair: list[str]) -> None:
     arguments = [f"prompt={PROMPT}", "sampling.max_new_tokens=200", "mode=synchronous", "num_speculative_tokens=3"]
-    line = torchrun_command(*pair, *arguments, "run_dir=out")
+    line = torchrun_command(*small_pair, *arguments, "run_dir=out")
     with Popen(line, cwd=tmp_path, env=environment(), stdout=PIPE, stderr=PIPE, bufsize=0) as process:
         assert process.stdout.read(1)
         ranks = psutil.Process(process.pid).children()
@@ -188,4 +186,4 @@ def test_the_last_rank_replaces_a_killed_draft_which_is_its_child(tmp_path: Path
     assert process.returncode == 0, said
     assert "and replaced once" in said.decode()
     result = json.loads((tmp_path / "out" / "result.json").read_text())
-    assert tuple(result["token_ids"]) == plain_answer(pair, 200)
+    assert tuple(result["token_ids"]) == plain_answer(small_pair, 200)

@@ -15,7 +15,7 @@ import pytest
 
 from amusd.transport.curve import write_keys
 from tests.launch.processes import SECONDS, environment, torchrun_command
-from tests.launch.small_pair import PROMPT, plain_answer, save_pair
+from tests.launch.small_pair import PROMPT, plain_answer
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 
@@ -46,16 +46,11 @@ def nodes() -> Iterator[tuple[str, str]]:
         yield names
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    return save_pair(tmp_path_factory.mktemp("models"))
-
-
 @contextmanager
-def running(folder: Path, pair: list[str], nodes: tuple[str, str]) -> Iterator[list[subprocess.Popen[bytes]]]:
+def running(folder: Path, small_pair: list[str], nodes: tuple[str, str]) -> Iterator[list[subprocess.Popen[bytes]]]:
     """torchrun on both nodes, whose answer has begun: rank 0 on the first one, rank 1 and the draft on the other."""
     write_keys(folder / "keys")
-    asked = [*pair, f"prompt={PROMPT}", f"sampling.max_new_tokens={NUM_TOKENS}", "run_dir=out"]
+    asked = [*small_pair, f"prompt={PROMPT}", f"sampling.max_new_tokens={NUM_TOKENS}", "run_dir=out"]
     asked += ["target_tensor_parallel_size=2", f"transport.keys={folder / 'keys'}"]
     asked += [f"transport.address=tcp://{ADDRESSES[0]}:29501", "mode=synchronous", "num_speculative_tokens=3"]
     with ExitStack() as stack:
@@ -91,12 +86,14 @@ def await_end(processes: list[psutil.Process]) -> None:
         time.sleep(0.05)
 
 
-def test_a_killed_draft_is_replaced_and_costs_no_token(tmp_path: Path, pair: list[str], nodes: tuple[str, str]) -> None:
-    with running(tmp_path, pair, nodes) as (first, other):
+def test_a_killed_draft_is_replaced_and_costs_no_token(
+    tmp_path: Path, small_pair: list[str], nodes: tuple[str, str]
+) -> None:
+    with running(tmp_path, small_pair, nodes) as (first, other):
         psutil.Process(other.pid).children(recursive=True)[-1].kill()
         assert [process.wait(SECONDS) for process in (first, other)] == [0, 0], errors(tmp_path, 0)
     result = json.loads((tmp_path / "node 0" / "out" / "result.json").read_text())
-    assert tuple(result["token_ids"]) == plain_answer(pair, NUM_TOKENS)
+    assert tuple(result["token_ids"]) == plain_answer(small_pair, NUM_TOKENS)
     assert result["metrics"]["num_draft_tokens"] > 0
     assert errors(tmp_path, 0).count("the draft was lost once") == 1
     assert "and replaced once" in errors(tmp_path, 0)
@@ -104,9 +101,9 @@ def test_a_killed_draft_is_replaced_and_costs_no_token(tmp_path: Path, pair: lis
 
 @pytest.mark.parametrize("loss", ["rank 1 is killed", "the cable is cut"])
 def test_the_end_of_a_rank_ends_the_target_in_one_line_and_in_bounded_time(
-    tmp_path: Path, pair: list[str], nodes: tuple[str, str], loss: str
+    tmp_path: Path, small_pair: list[str], nodes: tuple[str, str], loss: str
 ) -> None:
-    with running(tmp_path, pair, nodes) as (first, other):
+    with running(tmp_path, small_pair, nodes) as (first, other):
         workers = [worker for node in (first, other) for worker in psutil.Process(node.pid).children(recursive=True)]
         began = time.monotonic()
         if loss == "the cable is cut":

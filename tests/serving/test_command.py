@@ -25,7 +25,6 @@ from amusd.config import RunConfig, ServeConfig
 from amusd.errors import ConfigError
 from amusd.serving.server import run_server
 from tests.launch.processes import SECONDS, amusd_command, environment, run
-from tests.launch.small_pair import save_pair
 from tests.test_documents import blocks
 from tests.warm import ROOT, Popen
 
@@ -85,11 +84,6 @@ def served(folder: Path, *overrides: str, **variables: str) -> Iterator[Served]:
             own.end(signal.SIGTERM)
 
 
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    return save_pair(tmp_path_factory.mktemp("pair"))
-
-
 def ask(client: OpenAI, model: str, number: int, **options: Any) -> str:
     fields = {"max_tokens": 200, "seed": number, "temperature": number % 2, "extra_body": {"ignore_eos": True}}
     stream = client.completions.create(
@@ -104,8 +98,8 @@ def reading(own: Served, numbers: Sequence[int], **options: Any) -> Iterator[lis
         yield [threads.submit(ask, client, own.model, number, **options) for number in numbers]
 
 
-def test_a_killed_draft_costs_no_token_and_a_signal_waits_for_answers(tmp_path: Path, small: list[str]) -> None:
-    with served(tmp_path, *small, "serve.model_name=embedded", "max_num_seqs=2", AMUSD_API_KEY=KEY) as own:
+def test_a_killed_draft_costs_no_token_and_a_signal_waits_for_answers(tmp_path: Path, small_pair: list[str]) -> None:
+    with served(tmp_path, *small_pair, "serve.model_name=embedded", "max_num_seqs=2", AMUSD_API_KEY=KEY) as own:
         assert own.model == "embedded"
         assert httpx.get(f"{own.url}/v1/models", timeout=SECONDS).status_code == 401
         draft = json.loads((own.folder / "workers.json").read_text())["draft"][0]
@@ -138,8 +132,8 @@ def test_a_killed_draft_costs_no_token_and_a_signal_waits_for_answers(tmp_path: 
     assert "serve.api_key=(hidden): a run does not keep its key" in copied.stderr
 
 
-def test_a_second_signal_ends_it_at_once(tmp_path: Path, small: list[str]) -> None:
-    with served(tmp_path, *small, "max_num_seqs=1") as own:
+def test_a_second_signal_ends_it_at_once(tmp_path: Path, small_pair: list[str]) -> None:
+    with served(tmp_path, *small_pair, "max_num_seqs=1") as own:
         body = {"model": own.model, "prompt": "a", "max_tokens": 240, "n": 60, "ignore_eos": True, "stream": True}
         with httpx.stream("POST", f"{own.url}/v1/completions", json=body, timeout=SECONDS) as answer:
             pieces = answer.iter_raw()  # which ends the request when nobody refers to it
