@@ -7,7 +7,6 @@ import json
 import re
 import runpy
 import string
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -112,8 +111,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def loaded(factory: str, options: Mapping[str, Any] | None = None) -> LoadedDrafters:
-    drafter = DrafterConfig(kind="custom", factory=factory, options=options or {})
+def loaded(factory: str) -> LoadedDrafters:
+    drafter = DrafterConfig(kind="custom", factory=factory)
     return load_drafters(EngineConfig(drafters=(drafter,), hardware=HardwareConfig(devices=("cpu", "cpu"))), "cpu")
 
 

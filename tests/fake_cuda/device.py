@@ -35,13 +35,13 @@ class _Generator(torch.Generator):
 
 
 @contextmanager
-def fake_cuda(*, values: bool = False, num_devices: int = 2) -> Iterator[FakeGpus]:
-    """Inside, `cuda:0` and its like can be used in this thread, and what is asked of them is written down.
+def fake_cuda(*, values: bool = False) -> Iterator[FakeGpus]:
+    """Inside, `cuda:0` and `cuda:1` can be used in this thread, and what is asked of them is written down.
 
     `values`: compute on the CPU, so that replays of graphs do what real ones would (for small models). Otherwise only
     shapes and dtypes are known: a model takes no memory, and whatever comes to the host is 0.
     """
-    gpus = FakeGpus(num_devices, "cpu" if values else "meta")
+    gpus = FakeGpus(2, "cpu" if values else "meta")
     with ExitStack() as stack:
         stack.enter_context(mock.patch.multiple(torch.cuda, **doubles(gpus)))
         stack.enter_context(mock.patch.object(torch, "Generator", _Generator))

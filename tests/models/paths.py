@@ -57,9 +57,9 @@ def random_paths(rng: random.Random, right: Sequence[int], max_rows: int, num_tr
     return found
 
 
-def decoded_both_ways(model: CachedModel, num_tokens: int = 150, start: int = 20) -> tuple[Tensor, Tensor]:
-    """[tokens, vocabulary] each: logits behind tokens from `start` on, one after another, and in passes over paths."""
-    token_ids = random_ids(num_tokens)
+def decoded_both_ways(model: CachedModel, num_tokens: int) -> tuple[Tensor, Tensor]:
+    """[tokens, vocabulary] each: logits behind tokens from the 20th on, one after another, and in passes over paths."""
+    token_ids, start = random_ids(num_tokens), 20
     cache = model.new_cache(num_tokens + model.numerics.width)
     model.prefill(token_ids[:start], cache)
     expected = [forward(model, [token_id], cache).logits[0].clone() for token_id in token_ids[start:]]
@@ -67,13 +67,13 @@ def decoded_both_ways(model: CachedModel, num_tokens: int = 150, start: int = 20
 
 
 def decode_in_paths(
-    model: CachedModel, token_ids: Sequence[int], start: int, seed: int = 2, cache: KVCache | None = None
+    model: CachedModel, token_ids: Sequence[int], start: int, cache: KVCache | None = None
 ) -> list[Tensor]:
     """Logits behind each of `token_ids` from `start` on. Many of their rows were not in the first track.
 
     `cache`: one that holds the tokens before `start`, if there is one.
     """
-    rng = random.Random(seed)
+    rng = random.Random(2)
     if cache is None:
         cache = model.new_cache(len(token_ids) + model.numerics.width)
         model.prefill(token_ids[:start], cache)

@@ -70,13 +70,13 @@ class Twin:
     alone: KVCache
 
 
-def begin(model: CachedModel, rng: random.Random, number: int, length: int = CAPACITY) -> list[Twin]:
-    caches = model.new_caches(number, length)
+def begin(model: CachedModel, rng: random.Random, number: int) -> list[Twin]:
+    caches = model.new_caches(number, CAPACITY)
     sequences = []
     for index in range(number):
-        token_ids = random_ids(length, seed=rng.randrange(10**6))
-        sequences.append(Twin(token_ids, caches[index], model.new_cache(length)))
-        start = rng.randint(1, length // 2)
+        token_ids = random_ids(CAPACITY, seed=rng.randrange(10**6))
+        sequences.append(Twin(token_ids, caches[index], model.new_cache(CAPACITY)))
+        start = rng.randint(1, CAPACITY // 2)
         model.prefill(token_ids[:start], caches[index])
         model.prefill(token_ids[:start], sequences[-1].alone)
     return sequences

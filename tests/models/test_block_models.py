@@ -28,7 +28,6 @@ from torch import Tensor
 from amusd.errors import ConfigError
 from amusd.models.block_models import BlockModel, load_block_model
 from amusd.models.draft_layouts import read_published
-from amusd.models.load_options import LoadOptions
 
 NUM_HEADS, BLOCK, MASK = 3, 5, 90
 
@@ -58,13 +57,13 @@ def medusa_scores(weights: Weights, state: Tensor, num_blocks: int = 1) -> Tenso
     return torch.stack(rows)
 
 
-def dflash_weights(num_states: int = 2, num_layers: int = 2) -> Weights:
+def dflash_weights() -> Weights:
     weights: Weights = {
-        "fc.weight": random(WIDTH, num_states * WIDTH, seed=70),
+        "fc.weight": random(WIDTH, 2 * WIDTH, seed=70),
         "hidden_norm.weight": random(WIDTH, seed=71),
         "norm.weight": random(WIDTH, seed=72),
     }
-    for index in range(num_layers):
+    for index in range(2):
         layer = layer_weights(f"layers.{index}", WIDTH, head_norms=True)
         weights |= {name: tensor * (1 - 0.1 * index) for name, tensor in layer.items()}
     return weights
@@ -142,12 +141,12 @@ def test_medusa_s_further_heads_go_on_behind_an_older_state(target: Path, tmp_pa
     assert len(state.score(9, 5)) == 0
 
 
-def load_medusa(folder: Path, target: Path, options: LoadOptions = OPTIONS) -> BlockModel:
-    return load_block_model(folder, target, options, "medusa")
+def load_medusa(folder: Path, target: Path) -> BlockModel:
+    return load_block_model(folder, target, OPTIONS, "medusa")
 
 
-def load_dflash(folder: Path, target: Path, options: LoadOptions = OPTIONS) -> BlockModel:
-    return load_block_model(folder, target, options, "dflash")
+def load_dflash(folder: Path, target: Path) -> BlockModel:
+    return load_block_model(folder, target, OPTIONS, "dflash")
 
 
 def test_dflash_gives_the_scores_of_the_paper(target: Path, tmp_path: Path) -> None:

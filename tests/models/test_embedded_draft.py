@@ -42,11 +42,11 @@ def save_pair(folder: Path, name: str = "LlamaConfig", **changes: Any) -> tuple[
     return drafted.eval(), draft_file
 
 
-def load(folder: Path, draft_file: Path, vocab_size: int = 8) -> CachedModel:
+def load(folder: Path, draft_file: Path) -> CachedModel:
     return load_embedded_draft(
         folder,
         LoadOptions(numerics=Numerics(width=16, fixed=False), max_model_len=128, dtype="float32"),
-        vocab_size=vocab_size,
+        vocab_size=8,
         draft_file=draft_file,
     )
 

@@ -80,11 +80,11 @@ def test_code_in_a_checkpoint_is_never_run(tmp_path: Path) -> None:
     assert not canary.exists()
 
 
-def last_logits(model: CachedModel, token_ids: list[int], rows: int = 8) -> torch.Tensor:
-    """[rows, vocab] at the end of `token_ids`."""
+def last_logits(model: CachedModel, token_ids: list[int]) -> torch.Tensor:
+    """[8, vocab] at the end of `token_ids`."""
     cache = model.new_cache(len(token_ids))
-    model.prefill(token_ids[:-rows], cache)
-    return torch.cat([forward(model, [token_id], cache).logits for token_id in token_ids[-rows:]])
+    model.prefill(token_ids[:-8], cache)
+    return torch.cat([forward(model, [token_id], cache).logits for token_id in token_ids[-8:]])
 
 
 HEAD, EMBEDDING = "lm_head__weight", "model__embed_tokens__weight"

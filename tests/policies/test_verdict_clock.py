@@ -13,13 +13,13 @@ MS = 1_000_000
 durations = st.integers(1, 10**9)
 
 
-def clock(passes: Sequence[int], step: int, start: int = 0, num_unforeseen: int = 200) -> tuple[VerdictClock, int]:
+def clock(passes: Sequence[int], step: int, start: int = 0) -> tuple[VerdictClock, int]:
     """One that has heard verdicts after these passes, each begun at once; and the time of the last one.
 
-    Before them it has heard so many that nobody foresaw: what it does for their sake is what most tests are about.
+    Before them it has heard 200 that nobody foresaw: what it does for their sake is what most tests are about.
     """
     found, now = VerdictClock(), start
-    for _ in range(num_unforeseen):
+    for _ in range(200):
         found.heard(now, goes_on=False)
     found.stepped(step)
     found.heard(now, goes_on=True)

@@ -21,9 +21,9 @@ def target(**options: bool) -> TargetSession:
     return session
 
 
-def candidate(*tokens: int, first: int = 1, parent: int = 0, more: bool = True) -> Candidate:
+def candidate(*tokens: int, first: int = 1, parent: int = 0) -> Candidate:
     parents = (parent, *range(first, first + len(tokens) - 1)) if tokens else ()
-    return Candidate(1, 1, len(PROMPT), hash_of(PROMPT), first, parents, tokens, (), more)
+    return Candidate(1, 1, len(PROMPT), hash_of(PROMPT), first, parents, tokens, (), more=True)
 
 
 def grow(session: DraftSession, *tokens: int) -> None:
@@ -42,8 +42,8 @@ def text(session: DraftSession) -> tuple[int, ...]:
     return (*session.committed, *(node.token_id for node in session.root.below()))
 
 
-def judge(session: TargetSession, *tokens: int, accepted: int, block: int = 6) -> None:
-    session.begin(block)
+def judge(session: TargetSession, *tokens: int, accepted: int) -> None:
+    session.begin(6)
     session.commit(tokens, accepted)
 
 

@@ -27,9 +27,9 @@ def target() -> TargetSession:
     return session
 
 
-def nodes(first: int, *nodes: tuple[int, int, int], behind: tuple[int, ...] = PROMPT, more: bool = True) -> Candidate:
+def nodes(first: int, *nodes: tuple[int, int, int], behind: tuple[int, ...] = PROMPT) -> Candidate:
     parents, token_ids, weights = zip(*nodes, strict=True) if nodes else ((), (), ())
-    return Candidate(1, 1, len(behind), hash_of(behind), first, parents, token_ids, weights, more)
+    return Candidate(1, 1, len(behind), hash_of(behind), first, parents, token_ids, weights, more=True)
 
 
 def judge(session: TargetSession, *tokens: int, accepted: int) -> None:

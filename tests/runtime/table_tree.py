@@ -28,13 +28,13 @@ def first() -> Places:
     return lambda _position: 0
 
 
-def spread(seed: int, accept: float = 0.6, accept_next: float = 0.5) -> Places:
-    """At rank 0 with probability `accept`, else at each further rank with `accept_next`."""
+def spread(seed: int) -> Places:
+    """At rank 0 with probability 0.6, else at each further rank with 0.5."""
 
     def place(position: int) -> int:
-        if right_with_probability(accept, seed)(position):
+        if right_with_probability(0.6, seed)(position):
             return 0
-        return next((rank for rank in (1, 2) if right_with_probability(accept_next, seed + rank)(position)), 9)
+        return next((rank for rank in (1, 2) if right_with_probability(0.5, seed + rank)(position)), 9)
 
     return place
 

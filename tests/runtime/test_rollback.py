@@ -90,9 +90,9 @@ def paths(root: Node) -> list[tuple[int, ...]]:
     return found
 
 
-def manager_of(kind: str, num_steps: int = 4, fails: Callable[[str], bool] = lambda _: False) -> RollbackManager:
-    manager = RollbackManager(OPENINGS[kind], BrittleDrafter(DRAFTERS[kind](), fails))
-    for _ in range(num_steps):
+def manager_of(kind: str, drafter: Drafter) -> RollbackManager:
+    manager = RollbackManager(OPENINGS[kind], drafter)
+    for _ in range(4):
         propose([manager])
     return manager
 
@@ -152,7 +152,7 @@ def test_a_drafter_that_fails_at_any_call_never_disagrees_with_its_session(
 def test_a_drafter_that_cannot_follow_is_opened_again_with_what_the_verdict_commits(
     kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    manager = manager_of(kind, fails=lambda name: name == "follow")
+    manager = manager_of(kind, BrittleDrafter(DRAFTERS[kind](), lambda name: name == "follow"))
     verdict = contradiction(manager)
     num_nodes = manager.session.num_nodes
     with caplog.at_level(logging.WARNING):
@@ -170,9 +170,7 @@ def test_a_chain_whose_drafter_kept_what_was_contradicted_is_opened_again(caplog
         def follow(self, transition: Transition) -> None:
             """Does nothing, and says nothing."""
 
-    manager = RollbackManager(OPENINGS["chain"], Forgetful(DRAFTERS["chain"](), lambda _: False))
-    for _ in range(4):
-        propose([manager])
+    manager = manager_of("chain", Forgetful(DRAFTERS["chain"](), lambda _: False))
     verdict = contradiction(manager)
     with caplog.at_level(logging.WARNING):
         manager.apply(verdict)

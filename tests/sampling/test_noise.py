@@ -6,12 +6,11 @@ import torch
 
 from amusd.sampling.noise import Domain, codes_of, counters, gumbel, key_of
 
-NUM_IDS = 1 << 16
 EULER_GAMMA = 0.5772156649015329
 
 
-def row(seed: int, position: int, domain: Domain = Domain.MATCHING, num_ids: int = NUM_IDS) -> np.ndarray:
-    return counters(codes_of(num_ids).numpy().view(np.uint32), key_of(seed, position, domain))
+def row(seed: int, position: int, domain: Domain = Domain.MATCHING) -> np.ndarray:
+    return counters(codes_of(1 << 16).numpy().view(np.uint32), key_of(seed, position, domain))
 
 
 def chi_square(counts: np.ndarray, expected: float) -> float:

@@ -47,9 +47,9 @@ def rows_of(c: float, row_ms: float, spread: float = 0.0) -> dict[int, Duration]
     return {number: Duration.of_ms(c + row_ms * number, spread) for number in range(80)}
 
 
-def simulator(a: float, costs: Costs, *, num_answers: int = 1, num_tokens: int = 3000, seed: int = 3) -> Simulator:
-    answers = drawn_answers(a, num_answers=num_answers, num_tokens=num_tokens, seed=seed)
-    return Simulator(costs=costs, answers=answers, max_candidates=64, seed=seed)
+def simulator(a: float, costs: Costs, *, num_answers: int = 1, num_tokens: int = 3000) -> Simulator:
+    answers = drawn_answers(a, num_answers=num_answers, num_tokens=num_tokens, seed=3)
+    return Simulator(costs=costs, answers=answers, max_candidates=64, seed=3)
 
 
 def of_answers(answers: tuple[Answer, ...], costs: Costs, **changes: Any) -> Simulator:

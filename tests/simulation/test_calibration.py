@@ -34,8 +34,8 @@ COSTS = Costs(
 )
 
 
-def machine(costs: Costs = COSTS) -> Simulator:
-    return of_answers(drawn_answers(0.7, num_answers=3, num_tokens=100, seed=2), costs, max_candidates=7)
+def machine() -> Simulator:
+    return of_answers(drawn_answers(0.7, num_answers=3, num_tokens=100, seed=2), COSTS, max_candidates=7)
 
 
 def measured(
