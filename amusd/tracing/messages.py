@@ -6,8 +6,8 @@ ones.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from operator import attrgetter
 from typing import Any, Final, TypeAlias, get_args
 
@@ -42,17 +42,13 @@ def record_message(recorder: Recorder, name: EventName, message: Message, **rece
 def match_messages(sender: Sequence[Event], receiver: Sequence[Event]) -> list[Flow]:
     """The messages of one direction that arrived, in order; without what only one side recorded."""
     flows: list[Flow] = []
-    alike: dict[tuple[object, ...], deque[tuple[int, MessageEvent]]] = {}
-    for place, event in enumerate(_of_name(SEND, sender)):
-        alike.setdefault(_description(event), deque()).append((place, event))
-    last = -1
+    sent = list(_of_name(SEND, sender))
+    descriptions = [_description(event) for event in sent]
+    place = -1
     for received in _of_name(RECEIVE, receiver):
-        waiting = alike.get(_description(received), deque())
-        while waiting and waiting[0][0] < last:  # lost: a later one has arrived
-            waiting.popleft()
-        if waiting:
-            last, match = waiting.popleft()
-            flows.append((match, received))
+        with suppress(ValueError):  # its sender did not record it
+            place = descriptions.index(_description(received), place + 1)
+            flows.append((sent[place], received))
     return flows
 
 
