@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from amusd.errors import ConfigError
-from amusd.simulation.cost import NOTHING, Costs, Duration
+from amusd.simulation.cost import NOTHING, Costs, Duration, nearest
 from amusd.simulation.tokens import Trace
 from amusd.tracing.drafted import drafts_tree
 from amusd.tracing.events import (
@@ -139,15 +139,14 @@ def _durations_by(samples: Iterable[tuple[int, bool, int]]) -> dict[int, Duratio
     A missing situation takes the nearest number's time, or the other situation's.
     """
     found: dict[bool, dict[int, list[int]]] = {False: defaultdict(list), True: defaultdict(list)}
-    for number, together, ns in samples:
-        found[together][number].append(ns)
+    for number, is_together, ns in samples:
+        found[is_together][number].append(ns)
 
-    def nearest(number: int, *, together: bool) -> tuple[int, ...]:
-        measured = found[together] or found[not together]
-        return tuple(measured[min(measured, key=lambda known: (abs(known - number), known))])
-
-    numbers = sorted(set(found[False]) | set(found[True]))
-    return {n: Duration(nearest(n, together=False), together=nearest(n, together=True)) for n in numbers}
+    alone, together = found[False] or found[True], found[True] or found[False]
+    return {
+        number: Duration(tuple(alone[nearest(alone, number)]), together=tuple(together[nearest(together, number)]))
+        for number in sorted({*alone, *together})
+    }
 
 
 def _slope(steps: dict[int, Duration]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -47,6 +47,11 @@ class Duration:
 NOTHING = Duration((0,))
 
 
+def nearest(numbers: Iterable[int], wanted: int) -> int:
+    """The nearest of these numbers; of two, the lower one."""
+    return min(numbers, key=lambda number: (abs(number - wanted), number))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Costs:
     """The times of a pair of workers and of the link between them."""
@@ -80,24 +85,20 @@ class Costs:
         """Draw the time of a target pass over `num_candidates` in all."""
         num_rows = num_candidates + num_sequences
         more = self._below_knee(num_rows) - 1
-        duration = self.passes.get(more)
-        if duration is None:
-            duration = self.passes[min(self.passes, key=lambda known: (abs(known - more), known))]
-        ns = self._beyond_knee(duration.draw(random, draft_works), num_rows)
+        ns = self._beyond_knee(self.passes[nearest(self.passes, more)].draw(random, draft_works), num_rows)
         return ns + self.sequence_ns * (num_sequences - 1)
 
-    def step_ns(self, num_tokens: int, target_works: bool, random: Random, *, num_sequences: int = 1) -> int:
-        """Draw the time of a draft step on chains: `num_tokens` in a row, for each sequence."""
+    def step_ns(self, target_works: bool, random: Random, *, num_sequences: int) -> int:
+        """Draw the time of a draft step on chains: one token for each sequence."""
         more_ns = self.tree_row_ns * (self._below_knee(num_sequences) - 1)
-        drawn = (self.draft_token.draw(random, target_works) + more_ns for _ in range(num_tokens))
-        ns = sum(self._beyond_knee(each, num_sequences) for each in drawn)
-        return ns + num_tokens * self.draft_sequence_ns * (num_sequences - 1)
+        ns = self._beyond_knee(self.draft_token.draw(random, target_works) + more_ns, num_sequences)
+        return ns + self.draft_sequence_ns * (num_sequences - 1)
 
     def tree_step_ns(self, num_nodes: int, target_works: bool, random: Random, *, num_sequences: int = 1) -> int:
         """Draw the time of a draft step on trees with `num_nodes` in all."""
         steps, counted = self.tree_steps or {1: self.draft_token}, self._below_knee(num_nodes)
-        nearest = min(steps, key=lambda known: (abs(known - counted), known))
-        ns = max(0, steps[nearest].draw(random, target_works) + self.tree_row_ns * (counted - nearest))
+        known = nearest(steps, counted)
+        ns = max(0, steps[known].draw(random, target_works) + self.tree_row_ns * (counted - known))
         return self._beyond_knee(ns, num_nodes) + self.draft_sequence_ns * (num_sequences - 1)
 
     def _below_knee(self, num_rows: int) -> int:

@@ -133,7 +133,7 @@ class ScriptedDrafter(Drafter):
         costs, random, clock = self._simulator.costs, self._step_random, self._clock
         if self.fan_out == 1:
             going_on = (sum(num > index for num in nums) for index in range(max(nums)))
-            ns = sum(costs.step_ns(1, clock.target_works, random, num_sequences=num) for num in going_on)
+            ns = sum(costs.step_ns(clock.target_works, random, num_sequences=num) for num in going_on)
         else:
             ns = costs.tree_step_ns(sum(nums), clock.target_works, random, num_sequences=len(nums))
         clock.draft_ns += ns

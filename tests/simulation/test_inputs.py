@@ -20,17 +20,17 @@ def test_sequences_share_the_fixed_part_of_a_pass_and_of_a_step() -> None:
     costs = replace(costs, sequence_ns=50, draft_sequence_ns=7)
 
     def taken(costs: Costs, number: int, num_sequences: int) -> tuple[int, int, int]:
-        """A pass over so many candidates, a step of two tokens, a step over so many nodes."""
+        """A pass over so many candidates, a step of a token each, a step over so many nodes."""
         pass_ns = costs.pass_ns(number, False, Random(0), num_sequences=num_sequences)
-        step_ns = costs.step_ns(2, False, Random(0), num_sequences=num_sequences)
+        step_ns = costs.step_ns(False, Random(0), num_sequences=num_sequences)
         return pass_ns, step_ns, costs.tree_step_ns(number, False, Random(0), num_sequences=num_sequences)
 
-    assert taken(costs, 9, 1) == (1090, 200, 140)
-    assert taken(costs, 9, 4) == (1120 + 150, 230 + 42, 140 + 21)
+    assert taken(costs, 9, 1) == (1090, 100, 140)
+    assert taken(costs, 9, 4) == (1120 + 150, 115 + 21, 140 + 21)
     # from four rows on, each costs a quarter of what four do; the caches are read all the same
     bent = replace(costs, knee_rows=4)
-    assert taken(bent, 4, 4) == (2060 + 150, 2 * 115 + 42, 115 + 21)
-    assert taken(bent, 10, 8)[1:] == (2 * 230 + 98, round(2.5 * 115) + 49)
+    assert taken(bent, 4, 4) == (2060 + 150, 115 + 21, 115 + 21)
+    assert taken(bent, 10, 8)[1:] == (230 + 49, round(2.5 * 115) + 49)
 
 
 @given(rates, st.integers(1, 5), st.integers(1, 60), st.integers(0, 5))
