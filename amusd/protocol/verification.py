@@ -52,9 +52,8 @@ class Block:
 
     def sources_along(self, token_ids: Sequence[int], num_accepted: int) -> tuple[TokenSource, ...]:
         """Source of each committed token; the first `num_accepted` were candidates."""
-        sources: list[TokenSource] = [
-            "candidate" if place < num_accepted else "target" for place in range(len(token_ids))
-        ]
+        sources: list[TokenSource] = ["candidate"] * num_accepted
+        sources += ["target"] * (len(token_ids) - num_accepted)
         if self.alternatives:
             for place, row in enumerate(self.path_along(token_ids[:num_accepted])[1:]):
                 if row > len(self.candidates):
