@@ -139,7 +139,7 @@ class DraftClient:
         told = sequence.told
         if told is None:
             return
-        is_due = told.is_due(self._now())
+        is_due = told.take_reminder(self._now())
         if is_due and not told.is_answered:
             self._send_opening(sequence)
         if is_due or self.may_hear(sequence):

@@ -36,8 +36,8 @@ class Told:
         self._seconds = self._first_seconds
         self._due = now + self._seconds
 
-    def is_due(self, now: float) -> bool:
-        """Whether to tell it now; sets the next time."""
+    def take_reminder(self, now: float) -> bool:
+        """Whether a reminder is due; the one after it is due in twice the time."""
         if now < self._due:
             return False
         self._seconds *= 2

@@ -285,7 +285,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         ),
     },
     ("amusd/runtime/draft_client.py", "tests/faults/test_simulation.py"): {
-        "liveness: a silent draft is never reminded": ("is_due = told.is_due(self._now())", "is_due = False"),
+        "liveness: a silent draft is never reminded": ("is_due = told.take_reminder(self._now())", "is_due = False"),
     },
     ("amusd/runtime/target_sequence.py", "tests/faults/test_simulation.py"): {
         "L1: the target does not go on without a candidate": (
