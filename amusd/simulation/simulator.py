@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -137,8 +137,8 @@ class Simulator:
 
     def _speed(self, sequences: Sequence[TargetSequence]) -> float:
         answers = [sequence.metrics for sequence in sequences if sequence.metrics.num_tokens]
-        num_tokens, slot_ns = (sum(getattr(one, name) for one in answers) for name in ("num_tokens", "total_ns"))
-        return float(self.num_slots * num_tokens * 1e9 / slot_ns)
+        slot_ns = sum(answer.total_ns for answer in answers)
+        return self.num_slots * sum(answer.num_tokens for answer in answers) * 1e9 / slot_ns
 
     def _admit(self, worker: TargetWorker, decoding: DecodingConfig, number: int) -> TargetSequence:
         num_tokens = len(self.answers[number - 1])
@@ -155,17 +155,14 @@ class Simulator:
         random = self._random("draft")
         drafters = [ScriptedDrafter(clock, self, random) for _ in range(self.num_slots)]
 
-        def send_to_draft(message: Message) -> None:
-            clock.to_draft.send(clock.target_ns, message)
+        def end(send: Callable[[Message], None], receive: Callable[[float], Message | None]) -> Transport:
+            return cast("Transport", SimpleNamespace(send=send, receive=receive, close=lambda: None))
 
-        def send_to_target(message: Message) -> None:
-            clock.to_target.send(clock.draft_ns, message)
-
-        own_end = SimpleNamespace(send=send_to_target, receive=clock.receive_at_draft, close=lambda: None)
-        other_end = SimpleNamespace(send=send_to_draft, receive=clock.receive_at_target, close=lambda: None)
-        draft = DraftWorker(cast("Transport", own_end), {DRAFTER: drafters}, 1, recorder)
+        draft_end = end(lambda message: clock.to_target.send(clock.draft_ns, message), clock.receive_at_draft)
+        target_end = end(lambda message: clock.to_draft.send(clock.target_ns, message), clock.receive_at_target)
+        draft = DraftWorker(draft_end, {DRAFTER: drafters}, 1, recorder)
         clock.draft_acts.extend((draft.take_in, draft.propose))
-        return cast("Transport", other_end), Hello(1, "", (DRAFTER,))
+        return target_end, Hello(1, "", (DRAFTER,))
 
     def _random(self, purpose: str) -> Random:
         return Random(f"{purpose} {self.seed}")  # noqa: S311 - nothing here is secret
