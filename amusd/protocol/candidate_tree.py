@@ -66,7 +66,7 @@ class CandidateTree:
             return "stale"
         node.position = base if above is None else above.position + 1
         if node.position < end:
-            if self._prefix.slice(node.position, node.position + 1)[0] != node.token_id:
+            if self._prefix.token_ids[node.position] != node.token_id:
                 return "contradicted"
             self.nodes[node.number] = node
             return "taken"
@@ -102,34 +102,37 @@ class CandidateTree:
 
     def block(self, depth: int, tracks: Tracks, number: int, min_chance: float) -> Block:
         """The last committed token with the `number` likeliest candidates, down to `depth`, that have a track."""
-        guesses: list[tuple[float, int, CandidateNode, int, int]] = []  # a heap: the likeliest first, then the oldest
+        guesses: list[tuple[float, int, CandidateNode, int]] = []  # a heap: the likeliest first, then the oldest
         order, start = count(), self._prefix.length - 1
 
-        def look_behind(children: Children, chance: float, row: int, track: int) -> None:
+        def guess_behind(parent: int, children: Children, chance: float) -> None:
             for node in children.values():
-                heapq.heappush(guesses, (-chance * node.weight / CERTAINTY, next(order), node, row, track))
+                heapq.heappush(guesses, (-chance * node.weight / CERTAINTY, next(order), node, parent))
 
-        look_behind(self.children, 1.0, 0, 0)
-        chosen: list[tuple[CandidateNode, int]] = []  # with the one it follows, from 1; 0: the last committed token
-        main = [0]
-        while guesses and len(chosen) < number and -guesses[0][0] >= min_chance:
-            chance, _, node, parent, parent_track = heapq.heappop(guesses)
-            track = None if node.position > start + depth else tracks.place(node.position, parent_track)
+        # What is chosen, by its place from 1 on; place 0 is the last committed token's.
+        nodes: list[CandidateNode] = []
+        parents: list[int] = []
+        lanes = [0]
+        guess_behind(0, self.children, 1.0)
+        while guesses and len(nodes) < number and -guesses[0][0] >= min_chance:
+            chance, _, node, parent = heapq.heappop(guesses)
+            track = None if node.position > start + depth else tracks.place(node.position, lanes[parent])
             if track is None:
                 continue
-            chosen.append((node, parent))
-            if track == 0:
-                main.append(len(chosen))
-            look_behind(node.children, -chance, len(chosen), track)
-        others = [index for index in range(1, len(chosen) + 1) if index not in main]
-        rows = {index: row for row, index in enumerate((*main, *others))}
+            nodes.append(node)
+            parents.append(parent)
+            lanes.append(track)
+            guess_behind(len(nodes), node.children, -chance)
+        main = [place for place, track in enumerate(lanes) if track == 0]
+        others = [place for place, track in enumerate(lanes) if track > 0]
+        rows = {place: row for row, place in enumerate((*main, *others))}
         return Block(
             start=start,
-            last_token=self._prefix.slice(start, start + 1)[0],
-            candidates=tuple(chosen[index - 1][0].token_id for index in main[1:]),
-            alternatives=tuple(chosen[index - 1][0].token_id for index in others),
-            alternative_parents=tuple(rows[chosen[index - 1][1]] for index in others),
-            drawn_from=tuple(chosen[index - 1][0].row for index in main[1:]),
+            last_token=self._prefix.token_ids[start],
+            candidates=tuple(nodes[place - 1].token_id for place in main[1:]),
+            alternatives=tuple(nodes[place - 1].token_id for place in others),
+            alternative_parents=tuple(rows[parents[place - 1]] for place in others),
+            drawn_from=tuple(nodes[place - 1].row for place in main[1:]),
         )
 
     def advance(self, token_ids: Sequence[int]) -> bool:

@@ -125,7 +125,7 @@ class DraftSession:
     @property
     def committed(self) -> tuple[int, ...]:
         """The committed tokens that the draft knows."""
-        return self._prefix.token_ids
+        return tuple(self._prefix.token_ids)
 
     @property
     def room(self) -> int:
@@ -137,18 +137,19 @@ class DraftSession:
         """Whether something is worth computing before the next verdict."""
         if self._max_steps and self._num_steps - self._num_steps_before >= self._max_steps:
             return False
-        return self._may_grow(self.root) and (not self.root.computed or self._has_guess())
+        return self.value_of_next(0) > 0
 
     def value_of_next(self, num_taken: int) -> float:
         """Value of the next node for a step that took `num_taken` of this tree; 0: there is none.
 
         Its probability, divided by one more than the tokens that the tree is expected to have ready.
         """
-        if not self.root.computed:
-            probability = 1.0 if num_taken == 0 and self._may_grow(self.root) else 0.0
-        else:
-            has_next = num_taken < self._rows_per_step and self._may_grow(self.root) and self._has_guess()
-            probability = -self._guesses[0][0] if has_next else 0.0
+        probability = 0.0
+        if self._may_grow(self.root):
+            if not self.root.computed:
+                probability = 1.0 if num_taken == 0 else 0.0
+            elif num_taken < self._rows_per_step and self._has_guess():
+                probability = -self._guesses[0][0]
         return probability / (1.0 + self._num_ready)
 
     def take_next(self, num_taken: int) -> Node:
@@ -284,12 +285,11 @@ class DraftSession:
             raise PeerProtocolError(f"verdict starts at {verdict.start}, the draft knows {self.base} tokens alone")
         if committed_length > self._max_length:
             raise PeerProtocolError(f"verdict commits {committed_length} tokens, limit {self._max_length}")
-        if self._prefix.slice(verdict.start, self.base) != verdict.token_ids[: self.base - verdict.start]:
+        if tuple(self._prefix.token_ids[verdict.start :]) != verdict.token_ids[: self.base - verdict.start]:
             raise PeerProtocolError("verdict changes tokens that were committed before")
 
     def _new_root(self) -> Node:
-        position = self.base - 1
-        return Node(None, self._prefix.slice(position, position + 1)[0], position, probability=1.0, weight=1.0)
+        return Node(None, self._prefix.token_ids[-1], self.base - 1, probability=1.0, weight=1.0)
 
     def _guess(self, parent: Node, token_id: int, weight: float, step: int) -> Node:
         node = Node(parent, token_id, parent.position + 1, parent.probability * weight, weight, step=step)

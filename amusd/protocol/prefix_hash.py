@@ -30,23 +30,15 @@ class CommittedPrefix:
     """Tokens that the target chose, and the hash of each prefix. It only grows."""
 
     def __init__(self, token_ids: Sequence[int]) -> None:
-        self._token_ids: list[int] = []
+        self.token_ids: list[int] = []
+        """All committed tokens. Read them; only `append` adds some."""
         self._hashes: list[int] = [EMPTY]
         self.append(token_ids)
 
     @property
     def length(self) -> int:
         """Number of committed tokens."""
-        return len(self._token_ids)
-
-    @property
-    def token_ids(self) -> tuple[int, ...]:
-        """All committed tokens."""
-        return tuple(self._token_ids)
-
-    def slice(self, start: int, stop: int) -> tuple[int, ...]:
-        """Tokens at `[start, stop)`."""
-        return tuple(self._token_ids[start:stop])
+        return len(self.token_ids)
 
     def hash_before(self, position: int) -> int:
         """Rolling hash of `[0, position)`."""
@@ -57,5 +49,5 @@ class CommittedPrefix:
         value = self._hashes[-1]
         for token_id in token_ids:
             value = extend(value, token_id)
-            self._token_ids.append(token_id)
+            self.token_ids.append(token_id)
             self._hashes.append(value)

@@ -73,7 +73,7 @@ class TargetSession:
     @property
     def committed(self) -> tuple[int, ...]:
         """All final tokens, prompt included."""
-        return self._prefix.token_ids
+        return tuple(self._prefix.token_ids)
 
     @property
     def committed_length(self) -> int:
@@ -227,7 +227,7 @@ class TargetSession:
             incarnation=self._incarnation,
             epoch=self.epoch,
             start=start,
-            token_ids=self._prefix.slice(start, self._prefix.length),
+            token_ids=tuple(self._prefix.token_ids[start:]),
             num_accepted=self._num_accepted,
         )
 

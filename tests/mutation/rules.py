@@ -152,7 +152,10 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     },
     ("amusd/protocol/draft_session.py", "tests/protocol/test_fuzz.py"): {
         "an opening with too many tokens is taken": ("not 1 <= len(opening.token_ids) <= opening.max_length", "False"),
-        "a verdict may change what was committed": ("self._prefix.slice(verdict.start, self.base) !=", "() and () !="),
+        "a verdict may change what was committed": (
+            "tuple(self._prefix.token_ids[verdict.start :]) !=",
+            "() and () !=",
+        ),
     },
     ("amusd/protocol/draft_session.py", "tests/protocol/test_sessions.py"): {
         "a verdict for an earlier life is heard": ("and verdict.incarnation == self.incarnation", ""),
@@ -196,7 +199,10 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "is_contradicted = bool(self.children)",
         ),
         "what was committed is forgotten": ("nodes[node.number] = node\n            self.children", "self.children"),
-        "the draft's own token is not compared with the committed one": ("[0] != node.token_id", "[0] is None"),
+        "the draft's own token is not compared with the committed one": (
+            "[node.position] != node.token_id",
+            "[node.position] is None",
+        ),
         "a node without a parent hangs behind what is committed now": ("node.position = base ", "node.position = end "),
         "an orphan hangs behind the base": ("(above is None and parent) or", ""),
     },
