@@ -110,13 +110,13 @@ class DraftSequence:
 def step_together(sequences: Sequence[DraftSequence], cost: RowCost, recorder: Recorder) -> None:
     """One step for sequences with work, each of which has a share of its time by rows."""
     start_ns = recorder.now_ns()
-    made = propose([sequence.manager for sequence in sequences], cost.row_share)
+    shares = propose([sequence.manager for sequence in sequences], cost.row_share)
     step_ns = recorder.now_ns() - start_ns
-    num_rows = sum(len(nodes) for nodes, _ in made)
-    if all(node.parent for nodes, _ in made for node in nodes):  # for a root, after a miss, caches are cold
+    num_rows = sum(len(nodes) for nodes, _ in shares)
+    if all(node.parent for nodes, _ in shares for node in nodes):  # for a root, after a miss, caches are cold
         cost.passed(num_rows, step_ns)
     num_done, begin_ns = 0, start_ns
-    for sequence, (nodes, found) in zip(sequences, made, strict=True):
+    for sequence, (nodes, found) in zip(sequences, shares, strict=True):
         if nodes:
             num_done += len(nodes)
             end_ns = start_ns + step_ns * num_done // num_rows

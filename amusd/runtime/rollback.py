@@ -13,6 +13,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -144,21 +145,22 @@ def _unpack(message: Features) -> Tensor:
     return rows
 
 
-def propose(
-    managers: Sequence[RollbackManager], row_share: float = 0.0
-) -> Sequence[tuple[Sequence[Node], Sequence[Guesses]]]:
-    """One step for sequences whose drafters were made together, over the most valuable nodes.
+StepShare: TypeAlias = tuple[Sequence[Node], Sequence[Guesses]]
+"""What a step did for one sequence: the nodes that it computed, and the guesses behind them; both may be empty."""
 
-    It is urgent where it computes a root, which has no candidate yet. Returns the computed nodes of each, none where
-    the step was for others, and what was found behind them. `row_share`: see `next_nodes`.
+
+def propose(managers: Sequence[RollbackManager], row_share: float = 0.0) -> Sequence[StepShare]:
+    """One step for sequences whose drafters were made together, over the most valuable nodes; the share of each.
+
+    It is urgent where it computes a root, which has no candidate yet. `row_share`: see `next_nodes`.
     """
     chosen = next_nodes([manager.session for manager in managers], row_share)
-    working = [manager for manager, nodes in zip(managers, chosen, strict=True) if nodes]
-    is_urgent = any(manager.session.root in nodes for manager, nodes in zip(managers, chosen, strict=True))
-    parts = [manager.plan(nodes, is_urgent=is_urgent) for manager, nodes in zip(managers, chosen, strict=True) if nodes]
-    drafters = [manager.drafter for manager in working]
+    working = [(manager, nodes) for manager, nodes in zip(managers, chosen, strict=True) if nodes]
+    is_urgent = any(manager.session.root in nodes for manager, nodes in working)
+    parts = [manager.plan(nodes, is_urgent=is_urgent) for manager, nodes in working]
+    drafters = [manager.drafter for manager, _ in working]
     found = iter(drafters[0].expand_together(drafters, parts) if drafters else ())
-    made = [(nodes, next(found) if nodes else ()) for nodes in chosen]
-    for manager, work in zip(managers, made, strict=True):
-        manager.take(*work)
-    return made
+    shares = [(nodes, next(found) if nodes else ()) for nodes in chosen]
+    for manager, (nodes, guesses) in zip(managers, shares, strict=True):
+        manager.take(nodes, guesses)
+    return shares
