@@ -98,8 +98,8 @@ class TorchDistributedTransport(Transport):
         self._loss: str | None = None
         self._blocks: Any = None
         """The group of gloo, once the peer has come."""
-        self._bodies: list[Bodies] = []
-        """Those to the peer and from it."""
+        self._bodies: dict[int, Bodies] = {}
+        """By the sender's rank."""
         self._is_closing = False
         self._sender = threading.Thread(target=self._carry, name=f"{self._backend}-send", daemon=True)
         self._reader = threading.Thread(target=self._read, name=f"{self._backend}-receive", daemon=True)
@@ -202,7 +202,7 @@ class TorchDistributedTransport(Transport):
                 raise RuntimeError(_CLOSED)
             time.sleep(_MEET_SECONDS)
         blocks = gloo_group(_c10d.PrefixStore("blocks", store), self._rank, 2, FORM_SECONDS)
-        bodies = [Bodies(blocks), Bodies(blocks)]
+        bodies = dict.fromkeys(range(2), Bodies(blocks))
         if self._backend == "nccl":
             for sender in range(2):  # NCCL takes one exchange of a group after the other: each direction has its own
                 group = device_bodies(_c10d.PrefixStore(f"bodies/{sender}", store), self._rank, self._device)
@@ -210,14 +210,14 @@ class TorchDistributedTransport(Transport):
                     group.send(b"\0", self._peer)
                 else:
                     group.receive(1, self._peer)
-                bodies[sender != self._rank] = group
+                bodies[sender] = group
         self._blocks, self._bodies = blocks, bodies
 
     def _write(self, frame: bytes) -> None:
         is_short = len(frame) <= BLOCK_BYTES - _LENGTH.size
         self._send_block(len(frame), frame if is_short else b"")
         if not is_short:
-            self._bodies[0].send(frame, self._peer)
+            self._bodies[self._rank].send(frame, self._peer)
 
     def _send_block(self, length: int, content: bytes = b"", patience: timedelta = _FOREVER) -> None:
         block = torch.frombuffer(
@@ -236,14 +236,14 @@ class TorchDistributedTransport(Transport):
             raise PeerProtocolError(f"the peer announced {length} bytes, at most {MAX_FRAME_BYTES} are allowed")
         if length <= BLOCK_BYTES - _LENGTH.size:
             return bytes(block[_LENGTH.size : _LENGTH.size + length])
-        return self._bodies[1].receive(length, self._peer)
+        return self._bodies[self._peer].receive(length, self._peer)
 
     def _interrupt(self) -> None:
         """End all waits, for good."""
         if self._blocks is None:
             return
         if self._backend == "nccl":
-            for bodies in self._bodies:
+            for bodies in self._bodies.values():
                 with suppress(RuntimeError):
                     bodies.group.abort()
         break_gloo(self._blocks, self._peer)
