@@ -68,16 +68,16 @@ def _costs_of(parts: Sequence[Timeline]) -> Costs:
     draft_works_at, target_works_at = _work_of(draft, *DRAFT_WORK), _work_of(target, *TARGET_WORK)
     tree_steps = _durations_by(_steps([part.draft for part in parts if drafts_tree(part.draft)], target_works_at))
     steps = _steps([part.draft for part in parts if not drafts_tree(part.draft)], target_works_at)
-    tokens = ((1, together, round(ns / num)) for num, together, ns in steps for _ in range(num))
+    tokens = ((together, round(ns / num)) for num, together, ns in steps for _ in range(num))
     return Costs(
         passes=_durations_by(
             (event.num_scored, draft_works_at(event.start_ns), event.duration_ns)
             for event in _of_kind(TargetPass, target)
         ),
-        draft_token=_durations_by(tokens).get(1) or tree_steps.get(min(tree_steps, default=0), NOTHING),
+        draft_token=_duration_of(tokens) or tree_steps.get(min(tree_steps, default=0), NOTHING),
         tree_steps=tree_steps,
         tree_row_ns=_slope(tree_steps),
-        host=_durations_by(chain.from_iterable(map(_pauses, parts))).get(0, NOTHING),
+        host=_duration_of(chain.from_iterable(map(_pauses, parts))) or NOTHING,
         target_prefill=_durations("target_prefill", target),
         draft_prefill=_durations("draft_prefill", draft),
         advance=_durations("advance", draft),
@@ -105,8 +105,8 @@ def _steps(
             yield step.num_tokens, target_works_at(step.start_ns), step.duration_ns + (pause or 0)
 
 
-def _pauses(part: Timeline) -> Iterator[tuple[int, bool, int]]:
-    """The host's time between two passes, waits not counted; whether there was a draft."""
+def _pauses(part: Timeline) -> Iterator[tuple[bool, int]]:
+    """Whether there was a draft, and the host's time between two passes, waits not counted."""
     last: Event | None = None
     waited_ns = 0
     for event in part.target:
@@ -114,7 +114,7 @@ def _pauses(part: Timeline) -> Iterator[tuple[int, bool, int]]:
             waited_ns += event.duration_ns
         elif event.name == "target_pass":
             if last is not None:
-                yield 0, bool(part.draft), max(0, event.start_ns - last.end_ns - waited_ns)
+                yield bool(part.draft), max(0, event.start_ns - last.end_ns - waited_ns)
             last, waited_ns = event, 0
 
 
@@ -147,6 +147,11 @@ def _durations_by(samples: Iterable[tuple[int, bool, int]]) -> dict[int, Duratio
         number: Duration(tuple(alone[nearest(alone, number)]), together=tuple(together[nearest(together, number)]))
         for number in sorted({*alone, *together})
     }
+
+
+def _duration_of(samples: Iterable[tuple[bool, int]]) -> Duration | None:
+    """As `_durations_by`, for one number alone; None without samples."""
+    return _durations_by((0, together, ns) for together, ns in samples).get(0)
 
 
 def _slope(steps: dict[int, Duration]) -> int:
