@@ -48,7 +48,7 @@ class Node:
     """Probability that the text goes through it, given the root."""
     weight: float
     number: int = 0
-    """Its name towards the target, from 1; 0 before it is offered."""
+    """Its number in messages, from 1; 0: the root, or not offered yet."""
     step: int = 0
     """The step that guessed it, from 1; 0: looked up."""
     row: bytes = b""
@@ -183,8 +183,7 @@ class DraftSession:
         for token_id in token_ids:
             if not self._may_grow(node):
                 break
-            known = node.child(token_id)
-            node = known if known is not None else self._guess(node, token_id, weight, 0)
+            node = node.child(token_id) or self._guess(node, token_id, weight, 0)
         return self.num_nodes - before
 
     def offer(self) -> Candidate | None:
@@ -203,7 +202,7 @@ class DraftSession:
             base=self.base,
             prefix_hash=self._prefix.hash_before(self.base),
             first=first,
-            parents=tuple(self._number_of(node.parent) for node in nodes),
+            parents=tuple(node.parent.number if node.parent else 0 for node in nodes),
             token_ids=tuple(node.token_id for node in nodes),
             weights=() if self.is_chain else tuple(min(CERTAINTY, round(node.weight * CERTAINTY)) for node in nodes),
             more=more,
@@ -249,7 +248,8 @@ class DraftSession:
 
     def _go_on_from(self, root: Node) -> None:
         """Keep the tree below `root` alone."""
-        self.root, root.parent = root, None
+        self.root = root
+        root.parent, root.number = None, 0
         alive = tuple(root.below())
         left = set(alive)
         self._unsent = [node for node in self._unsent if node in left]
@@ -328,9 +328,6 @@ class DraftSession:
                 return True
             heapq.heappop(self._guesses)  # too far ahead; a later root may bring it back (`hear` rebuilds the heap)
         return False
-
-    def _number_of(self, parent: Node | None) -> int:
-        return 0 if parent is None or parent is self.root else parent.number
 
 
 def next_nodes(sessions: Sequence[DraftSession], row_share: float = 0.0) -> list[tuple[Node, ...]]:

@@ -77,7 +77,7 @@ class TargetSession:
 
     @property
     def committed_length(self) -> int:
-        """How many they are."""
+        """Number of committed tokens."""
         return self._prefix.length
 
     @property
@@ -97,7 +97,7 @@ class TargetSession:
 
     @property
     def weights(self) -> tuple[float, ...]:
-        """Draft's probability of each given those before it; empty for a chain."""
+        """The draft's probability of each candidate given those before it; empty for a chain."""
         return () if self._is_chain else tuple(node.weight / CERTAINTY for node in self._tree.path())
 
     @property

@@ -11,7 +11,7 @@ Fate: TypeAlias = Literal["accepted", "overtaken", "wasted"]
 """How a drafted token ended. `overtaken`: right, but the target chose it before the candidate could be judged."""
 
 Step: TypeAlias = tuple[DraftStep, dict[Fate, int]]
-"""One draft step, and how many of the tokens that it proposed ended how."""
+"""A draft step, and the number of its tokens by fate."""
 
 
 def drafts_tree(draft: Sequence[Event]) -> bool:

@@ -172,7 +172,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     },
     ("amusd/protocol/draft_session.py", "tests/model_checking/test_transitions.py"): {
         "the tree is kept behind a token that was not in it": ("node if is_foreseen else self._new_root()", "node"),
-        "every node claims to follow the root": ("self.root else parent.number", "self.root else 0"),
+        "every node claims to follow the root": ("node.parent.number if node.parent else 0", "0"),
         "numbers are given twice": ("= verdict.epoch\n", "= verdict.epoch\n            self._next_number = 1\n"),
         "the draft does not hear that something was lost": ("if verdict.epoch > self.epoch:", "if False:"),
         "what was lost is not offered again": ("self._unsent = offered + self._unsent", "pass"),
@@ -236,8 +236,8 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "a late candidate is not counted": ("and not self.num_accepted_alternatives", "and False"),
         "rows of one position share a track": ("                taken.add(track)\n", ""),
         "a rejected candidate counts as said by the draft": (
-            '"candidate" if place < num_accepted else "target"',
-            '"candidate"',
+            '["target"] * (len(token_ids) - num_accepted)',
+            '["candidate"] * (len(token_ids) - num_accepted)',
         ),
     },
     ("amusd/runtime/draft_client.py", "tests/runtime/test_batches.py"): {
