@@ -1,4 +1,4 @@
-"""The load generator, against a server that speaks the protocol: schedules and figures."""
+"""The load generator, against a server over table models: schedules and figures."""
 
 from __future__ import annotations
 
@@ -7,14 +7,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("httpx", reason="httpx is not installed: pip install httpx")
-
+from oracle import always_right
+from runtime.pair import oracle, pair, plain_engine
+from serving.running import MODEL, serving
 
 from experiments import common
 from experiments.serving import run as sweep
-from experiments.serving.client import Endpoint, Sample
-from tests.experiments.openai_double import OpenAIDouble
+from experiments.serving.client import Body, Endpoint, Sample
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[Body]:
+    """The bodies of the requests, as they are sent."""
+    found, measure = list[Body](), sweep.measure
+
+    async def recorded(endpoint: Endpoint, users: int, bodies: list[Body]) -> Any:
+        found.extend(bodies)
+        return await measure(endpoint, users, bodies)
+
+    monkeypatch.setattr(sweep, "measure", recorded)
+    return found
 
 
 def sample(**changed: Any) -> Sample:
@@ -46,31 +58,32 @@ def test_goodput_counts_answers_within_both_limits(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_same_load_goes_to_any_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], sent: list[Body]
 ) -> None:
-    with OpenAIDouble() as server:
+    with serving(plain_engine(), mode="autoregressive") as server:
+        typed = ["--url", server.url, "--users", "1", "2", "--tokens", "8"]
         out = ["--out", str(tmp_path / "a.json"), "--runs", str(tmp_path / "runs")]
-        monkeypatch.setattr(sys, "argv", ["experiments/serving/run.py", "--url", server.url, "--users", "1", "2", *out])
+        monkeypatch.setattr(sys, "argv", ["experiments/serving/run.py", *typed, *out])
         sweep.main()
     rows = common.read_results(tmp_path / "a.json")["rows"]
-    assert [(row["name"], row["users"], row["num_complete"]) for row in rows] == [("a model", 1, 2), ("a model", 2, 4)]
-    asked = server.bodies[-1]
-    assert (asked["stream"], asked["stream_options"]) == (True, {"include_usage": True})
-    assert asked["messages"][0]["role"] == "user"
-    assert "mode" not in asked
-    assert capsys.readouterr().out.splitlines()[-1].split()[:4] == ["a", "model", "2", "4/4"]
+    assert [(row["name"], row["users"], row["num_complete"]) for row in rows] == [(MODEL, 1, 2), (MODEL, 2, 4)]
+    assert (sent[-1]["stream"], sent[-1]["stream_options"]) == (True, {"include_usage": True})
+    assert sent[-1]["messages"][0]["role"] == "user"
+    assert "mode" not in sent[-1]
+    assert capsys.readouterr().out.splitlines()[-1].split()[:3] == [MODEL, "2", "4/4"]
 
 
-def test_modes_take_turns_and_each_answer_is_beside_plain_decodings() -> None:
-    bodies = [{"seed": seed} for seed in range(3)]
+def test_modes_take_turns_and_each_answer_is_beside_plain_decodings(sent: list[Body]) -> None:
     blocks: sweep.Blocks = {}
-    with OpenAIDouble() as server:
-        endpoint = Endpoint(url=server.url, model="a model")
+    with pair({"oracle": oracle(60, always_right())}, max_num_seqs=2) as (engine, _), serving(engine) as server:
+        fields = {"max_tokens": 8, "stream": True, "stream_options": {"include_usage": True}}
+        bodies = [server.chat(seed=seed, **fields) for seed in range(3)]
+        endpoint = Endpoint(url=server.url, model=MODEL)
         for number in range(2):
             for users in (1, 2):
                 sweep.send_block(blocks, endpoint, users, number, bodies, sweep.MODES)
     modes = list(sweep.MODES)
-    first, second = ([body["mode"] for body in server.bodies[start : start + 6]] for start in (0, 18))
+    first, second = ([body["mode"] for body in sent[start : start + 6]] for start in (0, 18))
     assert first == [mode for mode in modes for _ in range(2)]
     assert second == [mode for mode in (*modes[1:], modes[0]) for _ in range(2)]
     rows = sweep.rows_of(blocks)
