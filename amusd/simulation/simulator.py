@@ -87,7 +87,7 @@ class Simulator:
     def run(self, decoding: DecodingConfig, events_folder: Path | None = None) -> Outcome:
         """Decode all answers, `batch_size` at a time, under the schedule of `decoding`.
 
-        The events are in the outcome, or written to `events_folder`.
+        The events are in the outcome, and written to `events_folder`, if any.
         """
         clock = Clock(
             Direction(self.costs.to_draft, self._random("to draft")),
@@ -95,9 +95,12 @@ class Simulator:
         )
         where = None if events_folder is None else as_format(events_folder)
         recorders = [
-            Recorder(role, where, now_ns, keeps=where is None)
-            for role, now_ns in (("target", lambda: clock.target_ns), ("draft", lambda: clock.draft_ns))
+            Recorder("target", where, lambda: clock.target_ns),
+            Recorder("draft", where, lambda: clock.draft_ns),
         ]
+        timeline = Timeline([], [])
+        for recorder, events in zip(recorders, timeline, strict=True):
+            recorder.listeners = (events.append,)
         worker = self._target_worker(decoding, clock, recorders)
         sequences: list[TargetSequence] = []
         speed: float | None = None
@@ -111,7 +114,7 @@ class Simulator:
         clock.finish()
         return Outcome(
             answers=tuple(sequence.metrics for sequence in sequences),
-            timeline=Timeline(*(recorder.events for recorder in recorders)),
+            timeline=timeline,
             num_slots=self.num_slots,
             tokens_per_second=speed or self._speed(sequences),
         )

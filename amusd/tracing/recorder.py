@@ -35,17 +35,15 @@ class Recorder:
         role: str,
         events: str | None = None,
         now_ns: Callable[[], int] = time.monotonic_ns,
-        *,
-        keeps: bool = False,
     ) -> None:
         """`events`: the folder of a run's events as a format of its number: `/sweep/{run}/events` (`as_format`).
 
-        None: they go to no file, and `flush` forgets them unless it `keeps` them.
+        None: they go to no file, and `flush` forgets them.
         """
         self.role = role
         self.now_ns = now_ns
         """The time in nanoseconds: a worker's only clock, which tests and simulations can set."""
-        self._events, self._keeps = events, keeps
+        self._events = events
         self.listeners: tuple[Callable[[Event], None], ...] = ()
         """Called with each event in the worker's thread: they must return at once, and raise nothing."""
         self._recorded: list[Event] = []
@@ -80,8 +78,6 @@ class Recorder:
 
         Call between requests. If the file fails, `is_whole` becomes False, and a line says so once.
         """
-        if self._keeps:
-            return
         runs: dict[int, list[Event]] = {}
         for event in self._recorded if self._events is not None else ():
             if event.sequence_id >= 0:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,8 +15,8 @@ from amusd.tracing.messages import Flow, match_messages
 class Timeline(NamedTuple):
     """The events of both workers; the draft's may be empty."""
 
-    target: Sequence[Event]
-    draft: Sequence[Event]
+    target: list[Event]
+    draft: list[Event]
 
     @property
     def to_draft(self) -> list[Flow]:

@@ -76,7 +76,7 @@ class Survivor:
     """An engine, what it is asked, and what it should say."""
 
     engine: Engine
-    recorder: Recorder
+    events: list[Event]
     prompts: Sequence[Prompt]
     num_tokens: int
     expected: list[tuple[int, ...]] = field(default_factory=list)
@@ -85,11 +85,11 @@ class Survivor:
 
     def plain(self, number: int, num_tokens: int) -> tuple[tuple[int, ...], Sequence[Event]]:
         """Plain decoding's tokens, and the events of it."""
-        before = len(self.recorder.events)
+        before = len(self.events)
         params = SamplingParams(max_new_tokens=num_tokens, ignore_eos=True)
         decoding = DecodingConfig(mode="autoregressive")
         token_ids = self.engine.generate(self.prompts[number], params, decoding=decoding).token_ids
-        return token_ids, self.recorder.events[before:]
+        return token_ids, self.events[before:]
 
     def answer(self, number: int, kill_at: int | None = None, delay: float = 0.0) -> int:
         """Answer once, killing the draft `delay` seconds after token `kill_at`; returns when in ns, or 0."""
@@ -108,11 +108,11 @@ class Survivor:
 
     def cycle(self, number: int, chance: random.Random) -> Document:
         """Kill, wait for the return, measure plain decoding; what it took."""
-        before = len(self.recorder.events)
+        before = len(self.events)
         kill_at = chance.randrange(self.num_tokens // 2)
         killed_ns = self.answer(number, kill_at, chance.uniform(0.0, 0.06))  # a pass and a half
         deadline = time.monotonic() + RETURN_SECONDS
-        while (found := cycle_of(self.recorder.events[before:], killed_ns)) is None:
+        while (found := cycle_of(self.events[before:], killed_ns)) is None:
             if time.monotonic() >= deadline:
                 raise ConfigError(f"no draft came back within {RETURN_SECONDS:g} s: {self.engine.draft.losses[-1:]}")
             self.answer(number)
@@ -135,14 +135,15 @@ def measure(request: Request, *, num_cycles: int, seed: int) -> Document:
     prompts = [prompt.turns for prompt in request.load()]
     config = EngineConfig()
     torch.set_num_threads(config.hardware.num_threads)
-    recorder = Recorder("target", keeps=True)
+    recorder, events = Recorder("target"), list[Event]()
+    recorder.listeners = (events.append,)
     process, chance = DraftProcess(config), random.Random(seed)  # noqa: S311
     pin_to(cores_for("target", allowed_cores(), config.hardware))  # the draft has its own from `process`
     with tempfile.TemporaryDirectory(prefix="amusd-") as links:
         tempfile.tempdir = links  # socket files go nowhere else, so that what stays behind is seen
         cycles = []
         with Engine.connect(config, process, recorder) as engine:
-            pair = Survivor(engine, recorder, prompts, request.num_tokens)
+            pair = Survivor(engine, events, prompts, request.num_tokens)
             pair.expected = [pair.plain(number, request.num_tokens)[0] for number in range(len(prompts))]
             for number in range(WARM_UP_CYCLES):
                 pair.cycle(number % len(prompts), chance)

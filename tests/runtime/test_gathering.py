@@ -21,6 +21,7 @@ from amusd.sampling.stopping import StopChecker
 from amusd.simulation.clock import Clock, Direction
 from amusd.simulation.cost import NOTHING, Costs, Duration
 from amusd.simulation.models import ScriptedModel
+from amusd.tracing.events import Event
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport
 
@@ -44,7 +45,9 @@ def begins(times_ns: Sequence[int], *, in_lock_step: bool = False) -> list[int]:
     clock = Clock(Direction(NOTHING, Random(1)), Direction(NOTHING, Random(1)))
     costs = Costs(passes={0: Duration.of_ms(1.0)}, draft_token=Duration.of_ms(1.0))
     model = ScriptedModel(clock, costs, Random(1), prompt_length=1, vocab_size=100, width=8, has_draft=True)
-    recorder = Recorder("target", None, lambda: clock.target_ns, keeps=True)
+    events: list[Event] = []
+    recorder = Recorder("target", now_ns=lambda: clock.target_ns)
+    recorder.listeners = (events.append,)
 
     def send(message: Message) -> None:
         clock.to_draft.send(clock.target_ns, message)
@@ -57,7 +60,7 @@ def begins(times_ns: Sequence[int], *, in_lock_step: bool = False) -> list[int]:
         request = Request(prompt=(1,), max_length=9, policy=policy, drafter="none", max_silence_seconds=100.0)
         worker.admit(request, StopChecker((), (), 8, str))
     worker.step()
-    passes = [event for event in recorder.events if event.name == "target_pass"]
+    passes = [event for event in events if event.name == "target_pass"]
     assert [event.sequence_id for event in passes] == list(range(1, len(times_ns) + 1))
     return [event.start_ns for event in passes]
 
