@@ -61,23 +61,28 @@ class RunningRatio:
         self._denominator = kept * self._denominator + denominator
 
 
-class _Waits:
+class Waits:
+    """How long the target waits for one more candidate."""
+
     def __init__(self) -> None:
         self._seconds = self._squares = self._num_candidates = 0.0
         self._shortest: float | None = None
 
     @property
-    def seconds(self) -> float:
+    def candidate_seconds(self) -> float:
+        """The wait for one candidate; 0 before the first wait."""
         if self._shortest is None:
             return self._seconds
         return (self._seconds + LEAST_WAIT * self._shortest) / (self._num_candidates + LEAST_WAIT)
 
     @property
-    def longest(self) -> float:
+    def longest_seconds(self) -> float:
+        """The wait after which no candidate is expected any more."""
         return LONGEST_WAIT * self._squares / self._seconds if self._seconds else math.inf
 
     def waited(self, seconds: float, *, came: bool) -> None:
-        seconds = min(seconds, self.longest)
+        """Take in a wait, which brought a candidate or none."""
+        seconds = min(seconds, self.longest_seconds)
         self._seconds = MEMORY * self._seconds + seconds
         self._squares = MEMORY * self._squares + seconds**2
         self._num_candidates = MEMORY * self._num_candidates + came
@@ -85,6 +90,7 @@ class _Waits:
             self._shortest = seconds if self._shortest is None else min(self._shortest, seconds)
 
     def passed(self) -> None:
+        """Forget a part of the past."""
         self._seconds *= FORGETTING
         self._squares *= FORGETTING
         self._num_candidates *= FORGETTING
@@ -97,16 +103,12 @@ class Estimates:
         self.acceptance = RunningRatio(OUTCOME_MEMORY, PRIOR_ACCEPTANCE * PRIOR_WEIGHT, PRIOR_WEIGHT)
         self._correction = RunningRatio(OUTCOME_MEMORY, PRIOR_WEIGHT, PRIOR_WEIGHT)
         self.tokens_per_second = RunningRatio(MEMORY)
-        self._waits = _Waits(), _Waits()
+        self._first_waits, self._further_waits = Waits(), Waits()
         self.lead_gain = 0.0
 
-    def candidate_seconds(self, num_candidates: int) -> float:
-        """Wait for one more than `num_candidates`; 0 before the first wait."""
-        return self._waits[num_candidates > 0].seconds
-
-    def longest_wait(self, num_candidates: int) -> float:
-        """Time after which one more than `num_candidates` is not expected."""
-        return self._waits[num_candidates > 0].longest
+    def waits(self, num_candidates: int) -> Waits:
+        """Waits with `num_candidates` at hand."""
+        return self._further_waits if num_candidates else self._first_waits
 
     def chances(self, num_candidates: int, weights: Sequence[float]) -> tuple[float, ...]:
         """Chance of each candidate at hand. `weights`: the draft's own estimates, or empty."""
@@ -123,17 +125,13 @@ class Estimates:
         `gain`: tokens expected from one more candidate; `first_weight`: the draft's probability of the first candidate.
         """
         self.lead_gain = MEMORY * self.lead_gain + (1 - MEMORY) * gain
-        for waits in self._waits:
-            waits.passed()
+        self._first_waits.passed()
+        self._further_waits.passed()
         num_tested = outcome.num_accepted + (outcome.num_accepted < outcome.num_judged)
         self.acceptance.add(outcome.num_accepted, num_tested, num_tested)
         self.tokens_per_second.add(outcome.num_tokens, seconds)
         if outcome.num_candidates and first_weight is not None:
             self._correction.add(outcome.num_accepted > outcome.num_accepted_alternatives, first_weight)
-
-    def waited(self, num_candidates: int, seconds: float, *, came: bool) -> None:
-        """Take in a wait with `num_candidates` at hand, which brought one more or none."""
-        self._waits[num_candidates > 0].waited(seconds, came=came)
 
 
 class RowCost:
@@ -141,7 +139,8 @@ class RowCost:
 
     def __init__(self, prior_row_share: float = 0.0) -> None:
         """`prior_row_share`: the share assumed before passes of different sizes."""
-        self._num = self._rows = self._ns = self._rows_squared = self._rows_ns = 0.0
+        self._sums: tuple[float, ...] = (0.0,) * 5
+        """Over passes, which fade: their number, rows, nanoseconds, rows squared, and rows times nanoseconds."""
         self.row_share = prior_row_share
         """Cost of a further row as a share of a pass with one row, in [0, 1]."""
         self.row_ns = 0.0
@@ -149,18 +148,16 @@ class RowCost:
 
     def passed(self, num_rows: int, ns: int) -> None:
         """Take in a pass over `num_rows` that took `ns`."""
-        self._num = ROW_MEMORY * self._num + 1
-        self._rows = ROW_MEMORY * self._rows + num_rows
-        self._ns = ROW_MEMORY * self._ns + ns
-        self._rows_squared = ROW_MEMORY * self._rows_squared + num_rows**2
-        self._rows_ns = ROW_MEMORY * self._rows_ns + num_rows * ns
-        variation = self._rows_squared - self._rows**2 / self._num
+        added = 1, num_rows, ns, num_rows**2, num_rows * ns
+        self._sums = tuple(ROW_MEMORY * past + new for past, new in zip(self._sums, added, strict=True))
+        num, sum_rows, sum_ns, sum_squares, sum_products = self._sums
+        variation = sum_squares - sum_rows**2 / num
         most_ns = ns / num_rows  # as if rows shared nothing
         if variation < MIN_ROW_VARIATION:
             # a cost that is too high keeps rows away, and with them the passes that would correct it
             self.row_ns = min(ROW_FORGETTING * self.row_ns, most_ns)
             return
-        slope = (self._rows_ns - self._rows * self._ns / self._num) / variation
-        one_row = self._ns / self._num + slope * (1 - self._rows / self._num)
+        slope = (sum_products - sum_rows * sum_ns / num) / variation
+        one_row = sum_ns / num + slope * (1 - sum_rows / num)
         self.row_ns = min(max(0.0, slope), most_ns)
         self.row_share = min(1.0, max(0.0, slope / one_row)) if one_row > 0 else 1.0

@@ -81,6 +81,7 @@ class Observer:
     def view(self, session: TargetSession, *, max_candidates: int, waited_ns: int) -> TargetView:
         """What the policy may look at. `max_candidates`: of the next pass; `waited_ns`: since it could begin."""
         weights, num_candidates = session.weights, session.num_candidates
+        waits = self._estimates.waits(num_candidates)
         self._first_weight = next(iter(weights), None)
         if self._mute_at is not None and num_candidates > self._mute_at:
             self._mute_at = None
@@ -94,8 +95,8 @@ class Observer:
             chances=self._estimates.chances(num_candidates, weights),
             acceptance=self._estimates.acceptance.value,
             tokens_per_second=self._estimates.tokens_per_second.value,
-            candidate_seconds=self._estimates.candidate_seconds(num_candidates),
-            longest_wait=self._estimates.longest_wait(num_candidates),
+            candidate_seconds=waits.candidate_seconds,
+            longest_wait=waits.longest_seconds,
             draft_is_mute=self._mute_at is not None,
             lead_gain=self._estimates.lead_gain,
             row_seconds=self._row_cost.row_ns * self._num_sequences / 1e9,
@@ -108,10 +109,11 @@ class Observer:
     def waited(self, ns: int, *, num_before: int, num_after: int) -> None:
         """Take in a wait for a message, with the candidates at hand before and after it."""
         came, seconds = num_after > num_before, ns / 1e9
-        longest = min(self._estimates.longest_wait(num_before), self._pass_seconds or math.inf)
+        waits = self._estimates.waits(num_before)
+        longest = min(waits.longest_seconds, self._pass_seconds or math.inf)
         if not came and seconds >= NEARLY * longest:  # shorter ones ended with a message of something else
             self._mute_at = num_after
-        self._estimates.waited(num_before, seconds, came=came)
+        waits.waited(seconds, came=came)
 
     def passed(self, times: PassTimes, outcome: PassOutcome, *, rests: bool = False, is_alone: bool = False) -> None:
         """Take in the pass that the last view was decided for.

@@ -17,9 +17,7 @@ class VerdictClock:
 
     def __init__(self) -> None:
         self._pass_start_ns: int | None = None
-        self._pass_ns: float | None = None
-        self._deviation_ns = 0.0
-        self._step_ns = 0.0
+        self._pass_ns = self._deviation_ns = self._step_ns = 0.0  # 0: nothing is known
         self._foreseen = 0.5
 
     def heard(self, now_ns: int, *, goes_on: bool) -> None:
@@ -27,12 +25,9 @@ class VerdictClock:
         self._foreseen = OUTCOME_MEMORY * self._foreseen + (1 - OUTCOME_MEMORY) * goes_on
         if self._pass_start_ns is not None:
             pass_ns = now_ns - self._pass_start_ns
-            if self._pass_ns is None:
-                self._pass_ns = float(pass_ns)
-            else:
-                deviation_ns = abs(pass_ns - self._pass_ns)
-                self._deviation_ns = MEMORY * self._deviation_ns + (1 - MEMORY) * deviation_ns
-                self._pass_ns = MEMORY * self._pass_ns + (1 - MEMORY) * pass_ns
+            usual_ns = self._pass_ns or pass_ns
+            self._deviation_ns = MEMORY * self._deviation_ns + (1 - MEMORY) * abs(pass_ns - usual_ns)
+            self._pass_ns = MEMORY * usual_ns + (1 - MEMORY) * pass_ns
         self._pass_start_ns = now_ns if goes_on else None
 
     def sent(self, now_ns: int) -> None:
@@ -42,11 +37,11 @@ class VerdictClock:
 
     def stepped(self, duration_ns: int) -> None:
         """Take in a step that took `duration_ns`."""
-        self._step_ns = MEMORY * self._step_ns + (1 - MEMORY) * duration_ns if self._step_ns else float(duration_ns)
+        self._step_ns = MEMORY * (self._step_ns or duration_ns) + (1 - MEMORY) * duration_ns
 
     def patience_ns(self, now_ns: int) -> int:
         """How long to wait for the verdict before a step; 0: a step fits, or nothing is known."""
-        if self._pass_start_ns is None or self._pass_ns is None:
+        if self._pass_start_ns is None or not self._pass_ns:
             return 0
         due_ns = self._pass_start_ns + self._pass_ns
         last_ns = due_ns + DEVIATIONS * self._deviation_ns

@@ -136,13 +136,13 @@ def judged_first(estimates: Estimates, weight: float, *, accepted: bool) -> None
 
 def test_the_longest_wait_is_thrice_the_usual_one() -> None:
     estimates = Estimates()
-    assert estimates.longest_wait(0) == estimates.longest_wait(3) == math.inf
+    assert estimates.waits(0).longest_seconds == estimates.waits(3).longest_seconds == math.inf
     for _ in range(50):
-        estimates.waited(0, 0.004, came=True)
-        estimates.waited(3, 0.0, came=True)
-        estimates.waited(3, 0.002, came=True)
-    assert estimates.longest_wait(0) == pytest.approx(0.012)
-    assert estimates.longest_wait(3) == pytest.approx(0.006)
+        estimates.waits(0).waited(0.004, came=True)
+        estimates.waits(3).waited(0.0, came=True)
+        estimates.waits(3).waited(0.002, came=True)
+    assert estimates.waits(0).longest_seconds == pytest.approx(0.012)
+    assert estimates.waits(3).longest_seconds == pytest.approx(0.006)
 
 
 def test_acceptance_counts_what_was_tested_and_forgets_slowly() -> None:
@@ -160,24 +160,24 @@ def test_acceptance_counts_what_was_tested_and_forgets_slowly() -> None:
 
 def test_waits_in_vain_make_a_candidate_dear_until_they_are_forgotten() -> None:
     estimates = Estimates()
-    estimates.waited(0, 0.01, came=True)
+    estimates.waits(0).waited(0.01, came=True)
     for _ in range(50):
-        estimates.waited(0, 0.04, came=False)
-    assert estimates.candidate_seconds(0) > 1
+        estimates.waits(0).waited(0.04, came=False)
+    assert estimates.waits(0).candidate_seconds > 1
     for _ in range(600):
         passed(estimates, 0, 0)
-    assert estimates.candidate_seconds(0) == pytest.approx(0.01, rel=0.01)
+    assert estimates.waits(0).candidate_seconds == pytest.approx(0.01, rel=0.01)
 
 
 def test_one_stall_of_the_machine_does_not_end_all_waiting() -> None:
     estimates = Estimates()
     for _ in range(20):
-        estimates.waited(0, 0.006, came=True)
-    estimates.waited(0, 0.3, came=True)
-    assert 0.006 < estimates.candidate_seconds(0) < 0.008
+        estimates.waits(0).waited(0.006, came=True)
+    estimates.waits(0).waited(0.3, came=True)
+    assert 0.006 < estimates.waits(0).candidate_seconds < 0.008
     for _ in range(12):  # it was none: the draft has become slow
-        estimates.waited(0, 0.3, came=True)
-    assert estimates.candidate_seconds(0) > 0.04
+        estimates.waits(0).waited(0.3, came=True)
+    assert estimates.waits(0).candidate_seconds > 0.04
 
 
 def test_the_chances_are_what_the_draft_says_corrected_by_what_came_of_it() -> None:
