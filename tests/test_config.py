@@ -109,18 +109,18 @@ def test_what_python_and_the_command_line_have_other_forms_for_is_converted() ->
 
 
 @pytest.mark.parametrize(
-    ("named", "target", "synthetic", "expected"),
+    ("target", "synthetic", "expected"),
     [
-        ("auto", TargetConfig(), None, "embedded"),
-        ("auto", TargetConfig(kind="hf", model="/m"), None, "ngram"),
-        ("auto", TargetConfig(), "llama-8b", "synthetic"),
+        (TargetConfig(), None, "embedded"),
+        (TargetConfig(kind="hf", model="/m"), None, "ngram"),
+        (TargetConfig(), "llama-8b", "synthetic"),
     ],
 )
 def test_where_no_drafter_is_named_it_is_one_that_fits_the_target(
-    named: Any, target: TargetConfig, synthetic: Any, expected: str
+    target: TargetConfig, synthetic: Any, expected: str
 ) -> None:
-    hardware, drafter = HardwareConfig(synthetic=synthetic), DrafterConfig(kind=named)
-    assert RunConfig(target=target, hardware=hardware, drafter=drafter).drafter.kind == expected
+    config = RunConfig(target=target, hardware=HardwareConfig(synthetic=synthetic), drafter=DrafterConfig(kind="auto"))
+    assert config.drafter.kind == expected
 
 
 def test_accept_reaches_the_synthetic_drafter_alone_and_wins_over_its_own() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from fake_cuda.record import Capture, Copy, Graph, Kernel, Operand, Record, StreamId, Wait
-from fake_cuda.tensors import CudaTensor, Direction
+from fake_cuda.tensors import CudaTensor, Direction, nothing
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -91,7 +91,7 @@ class FakeGpus:
         if graph is not None and graph.stream == work.stream:
             graph.nodes.append(work)
         else:
-            self.record.append(replace(work, repeat=_nothing))  # which would keep every tensor alive
+            self.record.append(replace(work, repeat=nothing))  # which would keep every tensor alive
 
     # What the doubles of `torch.cuda` need (`streams.py`)
 
@@ -125,7 +125,3 @@ class FakeGpus:
 
     def end(self) -> None:
         self._capturing = None
-
-
-def _nothing() -> None:
-    pass

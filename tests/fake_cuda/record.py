@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
-from fake_cuda.tensors import Direction
+from fake_cuda.tensors import Direction, nothing
 
 
 class StreamId(NamedTuple):
@@ -27,7 +27,7 @@ class Kernel:
     name: str
     stream: StreamId
     operands: tuple[Operand, ...] = ()
-    repeat: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
+    repeat: Callable[[], None] = field(default=nothing, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Copy:
     num_bytes: int
     is_blocking: bool
     stream: StreamId
-    repeat: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
+    repeat: Callable[[], None] = field(default=nothing, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

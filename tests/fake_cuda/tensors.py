@@ -69,7 +69,7 @@ def run(name: str, call: Callable[..., Any], args: Any, kwargs: Any, *, is_mutab
     _wait_for_data(name, args, leaves, operands[0])
     if name in _READS_ON_HOST:
         devices.check_may_wait(name)
-        devices.copied("out", index, operands[0].element_size(), _nothing, waits=True)
+        devices.copied("out", index, operands[0].element_size(), nothing, waits=True)
         if operands[0].inner.is_meta:
             return torch.zeros((), dtype=operands[0].dtype).item()
     inner_args, inner_kwargs = tree_unflatten([inner_of(leaf) for leaf in leaves], spec)
@@ -88,7 +88,7 @@ def run(name: str, call: Callable[..., Any], args: Any, kwargs: Any, *, is_mutab
                 if old is not new:
                     old.copy_(new)
 
-        devices.launched(name, index, operands, _nothing if operands[0].inner.is_meta else repeat)
+        devices.launched(name, index, operands, nothing if operands[0].inner.is_meta else repeat)
 
     def wrap(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
@@ -163,13 +163,13 @@ def _wait_for_data(name: str, args: Any, leaves: list[Any], operand: CudaTensor)
     indices = tree_leaves(args[1]) if name in _INDEXING else []
     if name in _SHAPE_DEPENDS_ON_DATA or any(_is_mask(leaf) for leaf in indices):
         devices.check_may_wait(name)
-        devices.copied("out", index, torch.int64.itemsize, _nothing, waits=True)
+        devices.copied("out", index, torch.int64.itemsize, nothing, waits=True)
     for tensor in leaves:
         if isinstance(tensor, Tensor) and tensor.device != operand.device and tensor.dim():
             if all(tensor is not leaf for leaf in indices):
                 raise RuntimeError(f"{name}: tensors on {operand.device} and {tensor.device}")
             devices.check_may_wait(name)
-            devices.copied("in", index, tensor.nbytes, _nothing, waits=True)
+            devices.copied("in", index, tensor.nbytes, nothing, waits=True)
 
 
 def _is_mask(leaf: Any) -> bool:
@@ -180,5 +180,5 @@ def inner_of(leaf: Any) -> Any:
     return leaf.inner if isinstance(leaf, CudaTensor) else leaf
 
 
-def _nothing() -> None:
+def nothing() -> None:
     pass

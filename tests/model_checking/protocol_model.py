@@ -49,10 +49,11 @@ class Verdict(NamedTuple):
     values: Values
 
 
-class Placed(NamedTuple):
-    """A node of the target's tree under one of its numbers: the newest, or an older one that is still known."""
+class Node(NamedTuple):
+    """A node of a tree. In the target's it stands under each of its numbers that is still known."""
 
     number: int
+    """0: the draft has not offered it yet."""
     path: Values
     """The values behind the committed prefix that lead to it, its own last."""
     drafted_from: Values
@@ -60,7 +61,7 @@ class Placed(NamedTuple):
 
 class Target(NamedTuple):
     committed: Values = ()
-    tree: frozenset[Placed] = frozenset()
+    tree: frozenset[Node] = frozenset()
     passed: frozenset[tuple[int, int]] = frozenset()
     """Number and position of committed nodes that the draft may still name."""
     epoch: int = 0
@@ -72,21 +73,12 @@ class Target(NamedTuple):
     """The candidates of the pass under way."""
 
 
-class Drafted(NamedTuple):
-    """A node of the draft's tree."""
-
-    number: int
-    """0: not offered yet."""
-    path: Values
-    drafted_from: Values
-
-
 class Draft(NamedTuple):
     incarnation: int = 1
     epoch: int = 0
     known: Values = ()
     """The committed tokens that it has heard of."""
-    tree: tuple[Drafted, ...] = ()
+    tree: tuple[Node, ...] = ()
     """Offered nodes by number, then the others in the order in which they will be offered."""
     next_number: int = 1
 
@@ -141,7 +133,7 @@ def contradicts(left: Values, right: Values) -> bool:
     return num_equal(left, right) < min(len(left), len(right))
 
 
-def in_order(tree: Iterable[Drafted]) -> tuple[Drafted, ...]:
+def in_order(tree: Iterable[Node]) -> tuple[Node, ...]:
     """Offered nodes by number; the others stay in their order."""
     return tuple(sorted(tree, key=lambda node: node.number or float("inf")))
 
@@ -246,7 +238,7 @@ class ProtocolModel:
         return target
 
     def hang(self, target: Target, number: int, path: Values, token: Token) -> Target:
-        return target._replace(tree=target.tree | {Placed(number, path, token.drafted_from)})
+        return target._replace(tree=target.tree | {Node(number, path, token.drafted_from)})
 
     def begin(self, target: Target) -> Iterator[Target]:
         """A pass over any path of the tree, or over none."""
@@ -269,7 +261,7 @@ class ProtocolModel:
             if values[:depth] in newest
         }
         kept = frozenset(
-            Placed(node.number, node.path[len(values) :], node.drafted_from)
+            Node(node.number, node.path[len(values) :], node.drafted_from)
             for node in target.tree
             if node.number == newest[node.path] and len(node.path) > len(values) and node.path[: len(values)] == values
         )
@@ -303,7 +295,7 @@ class ProtocolModel:
             if len(parent) < limit and len(values) < bounds.fan_out:
                 for value in range(bounds.vocab_size):
                     if value not in values:
-                        node = Drafted(0, (*parent, value), draft.known + parent)
+                        node = Node(0, (*parent, value), draft.known + parent)
                         yield draft._replace(tree=(*draft.tree, node))
 
     def offer(self, draft: Draft) -> tuple[Draft, Candidate]:

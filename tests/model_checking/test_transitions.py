@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 from model_checking import protocol_model
 from model_checking.explorer import explore
-from model_checking.protocol_model import Bounds, Draft, Placed, ProtocolModel, Refused, Target, Values
+from model_checking.protocol_model import Bounds, Draft, ProtocolModel, Refused, Target, Values
 from protocol.sessions import Unhashed, nodes_of
 
 from amusd.errors import PeerProtocolError
@@ -241,7 +241,7 @@ def session_facts(session: TargetSession) -> object:
     nodes = session._tree.nodes.items()
     return (
         session.committed[ORIGIN:],
-        frozenset(Placed(number, paths[id(node)], ()) for number, node in nodes if id(node) in paths),
+        frozenset(protocol_model.Node(number, paths[id(node)], ()) for number, node in nodes if id(node) in paths),
         frozenset((number, node.position - ORIGIN) for number, node in nodes if id(node) not in paths),
         session.epoch,
         session._next_number,

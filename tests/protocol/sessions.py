@@ -28,6 +28,11 @@ def nodes_of(session: DraftSession) -> tuple[Node, ...]:
     return next_nodes([session])[0]
 
 
+def judge(session: TargetSession, *tokens: int, accepted: int) -> None:
+    session.begin(6)
+    session.commit(tokens, accepted)
+
+
 def hear(session: DraftSession, verdict: Verdict) -> Transition:
     transition = session.hear(verdict)
     assert transition is not None

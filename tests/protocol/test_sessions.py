@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
-from protocol.sessions import hash_of, hear, nodes_of, offered
+from protocol.sessions import hash_of, hear, judge, nodes_of, offered
 
 from amusd.errors import PeerProtocolError
 from amusd.protocol.draft_session import DraftSession
@@ -40,11 +40,6 @@ def draft(*tail: int) -> DraftSession:
 
 def text(session: DraftSession) -> tuple[int, ...]:
     return (*session.committed, *(node.token_id for node in session.root.below()))
-
-
-def judge(session: TargetSession, *tokens: int, accepted: int) -> None:
-    session.begin(6)
-    session.commit(tokens, accepted)
 
 
 def test_a_pass_that_ends_the_answer_has_not_judged_what_lies_behind_the_end() -> None:

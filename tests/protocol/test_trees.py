@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from protocol.sessions import hash_of, hear, nodes_of, offered
+from protocol.sessions import hash_of, hear, judge, nodes_of, offered
 
 from amusd.protocol.draft_session import DraftSession, Guesses, Node, next_nodes
 from amusd.protocol.messages import CERTAINTY, Candidate, Open, Verdict
@@ -30,11 +30,6 @@ def target() -> TargetSession:
 def nodes(first: int, *nodes: tuple[int, int, int], behind: tuple[int, ...] = PROMPT) -> Candidate:
     parents, token_ids, weights = zip(*nodes, strict=True) if nodes else ((), (), ())
     return Candidate(1, 1, len(behind), hash_of(behind), first, parents, token_ids, weights, more=True)
-
-
-def judge(session: TargetSession, *tokens: int, accepted: int) -> None:
-    session.begin(6)
-    session.commit(tokens, accepted)
 
 
 # The target
