@@ -98,7 +98,7 @@ class Tracks:
         self._number = number
         self._taken: dict[int, set[int]] = {}
 
-    def place(self, position: int, parent: int = 0) -> int | None:
+    def place(self, position: int, parent: int) -> int | None:
         """The lowest free track for a row whose parent is in track `parent`; None without one."""
         taken = self._taken.setdefault(position, set())
         for track in range(parent, self._number):

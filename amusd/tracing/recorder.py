@@ -64,11 +64,6 @@ class Recorder:
         self.span(name, now, now, sequence_id, **fields)
 
     @property
-    def events(self) -> tuple[Event, ...]:
-        """Everything recorded since the last `flush`."""
-        return tuple(self._recorded)
-
-    @property
     def folder(self) -> Path | None:
         """Where the events of the latest run go."""
         return None if self._events is None else Path(self._events.format(run=self._run))
@@ -101,5 +96,5 @@ class Recorder:
 
 
 def as_format(path: Path) -> str:
-    """A path as a format without fields, to which `/{run}/events` can be added."""
+    """The path with its braces doubled, as `str.format` reads them; `/{run}/events` may be added."""
     return str(path).replace("{", "{{").replace("}", "}}")

@@ -35,7 +35,10 @@ class SharedMemoryTransport(Transport):
     def __init__(
         self, nonce: int, address: str, rings: Rings, connection: socket.socket, door: ExitStack | None = None
     ) -> None:
-        """`connection`: to the peer, or with `door` the listening socket; `door` removes what it needs."""
+        """`connection`: the socket to the peer, or with `door` the listening one.
+
+        `door`: closes that socket, the memory's descriptor and the folder once the peer has come.
+        """
         super().__init__(address, nonce)
         self._rings = rings
         self._connection = connection

@@ -30,6 +30,7 @@ from amusd.runtime.startup import serve_draft
 from amusd.runtime.target_sequence import Request, TargetSequence
 from amusd.runtime.target_worker import TargetWorker
 from amusd.sampling.stopping import StopChecker
+from amusd.tracing.events import Event
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport
 from amusd.types import Mode, Token
@@ -75,6 +76,10 @@ def reference(num_tokens: int, prompt: tuple[int, ...] = PROMPT) -> tuple[int, .
 
 class KeepingRecorder(Recorder):
     """Keeps its events over `flush`."""
+
+    @property
+    def events(self) -> list[Event]:
+        return self._recorded
 
     def flush(self) -> None:
         pass
