@@ -23,7 +23,7 @@ def test_the_text_of_every_rule_is_found_once_in_its_file() -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.what)
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.file}: {rule.what}")
 def test_a_defect_is_noticed(rule: Rule, tree: Path) -> None:
     check_passes(rule.tests, tree)
     assert is_killed(rule, tree)
