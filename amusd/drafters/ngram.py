@@ -51,8 +51,10 @@ class SuffixIndex:
         """Append tokens."""
         for token_id in token_ids:
             self.token_ids.append(token_id)
-            for suffix in self._suffixes():
-                self._ends.setdefault(suffix, []).append(len(self.token_ids))
+            end = len(self.token_ids)
+            for length in self._lengths:
+                if length <= end:
+                    self._ends.setdefault(tuple(self.token_ids[-length:]), []).append(end)
 
     def matches(self, context: Sequence[int], lengths: Sequence[int]) -> list[tuple[int, int]]:
         """Earlier places with the last tokens of `context`, for suffixes of these `lengths`.
@@ -66,9 +68,6 @@ class SuffixIndex:
                 places.update(self._ends.get(tuple(context[-length:]), ())[-most:])  # one may be the end itself
         found = [(self._agreement(end, context), end) for end in places if end < len(self.token_ids)]
         return sorted(found, reverse=True)
-
-    def _suffixes(self) -> list[tuple[int, ...]]:
-        return [tuple(self.token_ids[-n:]) for n in self._lengths if n <= len(self.token_ids)]
 
     def _agreement(self, end: int, context: Sequence[int]) -> int:
         number = 0
@@ -114,19 +113,15 @@ class NgramCache:
         self._num_opened = len(token_ids)
         self.commit(token_ids)
 
-    @property
-    def length(self) -> int:
-        """Tokens held."""
-        return len(self._index.token_ids)
-
     def commit(self, token_ids: Sequence[int]) -> None:
         """Append tokens."""
         self._index.append(token_ids)
 
     def close(self) -> None:
         """Forget the sequence; its answer, with the prompt's last tokens, becomes an earlier one."""
-        if self.length > self._num_opened:
-            self._earlier.add(self._index.token_ids[max(0, self._num_opened - self._max_match) :], self._lengths)
+        token_ids = self._index.token_ids
+        if len(token_ids) > self._num_opened:
+            self._earlier.add(token_ids[max(0, self._num_opened - self._max_match) :], self._lengths)
         self.open(())
 
     def guesses(self, path: Sequence[int] = ()) -> list[tuple[int, float, float]]:

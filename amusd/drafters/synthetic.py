@@ -1,7 +1,7 @@
 """A draft for measurements: it costs what a model's steps cost, and is right with a chosen probability.
 
 In a tree the target's token is the first guess with probability `accept`; otherwise each further guess is right with
-probability `accept_next`, given that those before it are wrong.
+probability `ACCEPT_NEXT`, given that those before it are wrong.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from amusd.protocol.draft_session import Guesses
 Schedule = Callable[[int], bool]
 """Position (absolute) -> whether its proposal is the target's own token."""
 _UNJUDGED = 0
-
-
+"""The token behind the reference, where the target's is not known."""
 ACCEPT_NEXT = 0.4
 """Probability that a tree's further guess is right where those before it are wrong."""
 
@@ -40,7 +39,7 @@ def right_with_probability(probability: float, seed: int) -> Schedule:
 
 
 def guess_weights(accept: float, accept_next: float, num_places: int) -> tuple[float, ...]:
-    """Return each guess's probability: `accept` for the first, then `accept_next` times what is left."""
+    """Each guess's probability: `accept` for the first, then `accept_next` times what is left."""
     weights, left = [accept], 1.0 - accept
     for _ in range(num_places - 1):
         weights.append(left * accept_next)
@@ -55,12 +54,10 @@ class SyntheticDrafter(ModelTreeDrafter):
     (possible with `verify_width=bucketed`), nothing is right any more.
     """
 
-    def __init__(
-        self, model: CachedModel, accept: float, accept_next: float = ACCEPT_NEXT, *, cache: KVCache | None = None
-    ) -> None:
+    def __init__(self, model: CachedModel, accept: float, *, cache: KVCache | None = None) -> None:
         """`cache`: see `ModelTreeDrafter`."""
         super().__init__(model, cache=cache)
-        self._accept, self._accept_next = accept, accept_next
+        self._accept = accept
         self.set_reference(())
 
     def set_reference(self, token_ids: Sequence[int]) -> None:
@@ -91,9 +88,9 @@ class SyntheticDrafter(ModelTreeDrafter):
         position = len(text)
         is_right = self._reference[:position] == text and position < len(self._reference)
         right = self._reference[position] if is_right else -1
-        others = [right_with_probability(self._accept_next, self._seed + rank) for rank in range(1, number)]
+        others = [right_with_probability(ACCEPT_NEXT, self._seed + rank) for rank in range(1, number)]
         rank = next((rank for rank, is_at in enumerate([self._is_first, *others]) if is_at(position)), number)
-        weights = guess_weights(self._accept, self._accept_next, number)
+        weights = guess_weights(self._accept, ACCEPT_NEXT, number)
         tokens = [place if right < 0 or place < right else place + 1 for place in range(number)]  # all wrong
         if right >= 0 and rank < number:
             tokens[rank] = right

@@ -32,7 +32,7 @@ _MASK64 = (1 << 64) - 1
 _MASK32 = (1 << 32) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 FIRST_FACTOR, _SECOND, _THIRD = 0x7FEB352D, 0x846CA68B, 0x9E485565
-"""The first round of `counters` needs no fold, as codes are folded already."""
+"""Factors of the rounds of `counters`. The first round needs no shift, as `code_of` ends with one."""
 ROUNDS = ((16, _SECOND), (15, _THIRD))
 LAST_SHIFT = 16
 _CODE_ROUNDS, _LAST_CODE_SHIFT = ((17, _SECOND), (15, _THIRD), (16, FIRST_FACTOR)), 15
@@ -43,9 +43,11 @@ class Domain(enum.IntEnum):
     """A use of noise, independent of the others."""
 
     MATCHING = 0
-    """Shared by draft and target; forbidden under another rule."""
+    """The choices of draft and target where a candidate must equal the target's choice."""
     DRAFT = 1
+    """The draft's draws under the ratio test, as the two below."""
     ACCEPT = 2
+    """Whether a candidate is kept."""
     RESAMPLE = 3
     """The token in place of a rejected candidate, or after all of them."""
 

@@ -24,7 +24,6 @@ DRAFT_SUPPORT = 1024
 class DraftSampler(SequenceSampler):
     """A draft's draws: each leaves the row that it was drawn from."""
 
-    draws = True
     domain = Domain.DRAFT
     _rows: tuple[bytes, ...] = ()
 
@@ -51,7 +50,6 @@ class DraftSampler(SequenceSampler):
 class RatioTest(SequenceSampler):
     """The target's verdicts: a candidate is kept with probability min(1, p / q), see `acceptance.py`."""
 
-    draws = True
     domain = Domain.RESAMPLE
 
     def accept(
@@ -75,6 +73,7 @@ class RatioTest(SequenceSampler):
     def _facts(
         self, number: int, start: int, judged: Sequence[int], drawn_from: Sequence[ProbabilityRow]
     ) -> npt.NDArray[np.float64]:
+        """[rows, 2 + 2 n]: the candidate, the least p that keeps it, and the n tokens and probabilities of q."""
         most = max((len(row.token_ids) for row in drawn_from), default=1)
         facts = np.zeros((number, 2 + 2 * most))
         facts[:, 1] = np.inf  # without a candidate none is kept

@@ -3,8 +3,6 @@
 A `RowSampler` ends a pass, captured with it on a GPU: it reads words of each row and gives its column. A
 `SequenceSampler` writes the words for one request.
 
-    words of a row   key of the noise, temperature, filters, penalties, sequence, columns asked for, the row's path
-
 Each word has a neutral value, so rows of several requests share a pass.
 """
 
@@ -29,14 +27,24 @@ from amusd.sampling.processors import Columns, Row, best_columns, filtered, floa
 from amusd.types import TopLogprobs
 
 Words = npt.NDArray[np.int64]
-"""[rows, words]: a sampler's inputs; some hold the bits of float64 numbers."""
-KEY, TEMPERATURE, SEQUENCE, PATH = 0, 1, 9, 13
-"""Places among the words. Sequence 0: none; the path, of columns + 1, is padded with 0."""
-FILTERS, PENALTIES = slice(2, 6), slice(6, 9)
+"""[rows, words]: a sampler's inputs. The places of a row's words follow; numbers are stored as float64 bits."""
+KEY = 0
+"""Key of the noise, unsigned."""
+TEMPERATURE = 1
+"""Number; 0: no noise."""
+FILTERS = slice(2, 6)
+"""See `processors.filtered`."""
+PENALTIES = slice(6, 9)
+"""Numbers: repetition, presence and frequency penalty."""
+SEQUENCE = 9
+"""1 + the sequence's number in its `SamplingState`; 0: neither bias nor counts."""
 MAX_MIXED = 3
 ASKED = slice(10, 10 + MAX_MIXED)
-"""Their columns, or -1."""
-_PATH = 64
+"""Columns whose scores a `RowRanker` returns; -1: none."""
+PATH = 10 + MAX_MIXED
+"""From here on 1 + the column of each token of the row's path; padded with 0."""
+_MIN_PATH = 64
+"""Least number of words for a path."""
 
 
 class Level(enum.IntEnum):
@@ -84,7 +92,7 @@ class SamplingState:
         """[1 + sequences, columns]: added to logits; row 0 is zero."""
         self.counts = torch.zeros(2, 1 + num_sequences, 1 + vocab_size, device=self.device)
         """[2, 1 + sequences, 1 + columns]: tokens of prompts and answers; column 0: tokens without a column."""
-        self._max_path = max(max_path, _PATH)
+        self._max_path = max(max_path, _MIN_PATH)
 
     @classmethod
     def of(cls, model: Any, cache: Any) -> tuple[SamplingState, int]:
@@ -145,16 +153,17 @@ class SamplingState:
     def words_of(self, distribution: Distribution, sequence: int | None = None) -> Words:
         """[words] of a request's rows, without key and path. `sequence`: its number, None without penalties."""
         words = np.zeros(PATH + self._max_path, dtype=np.int64)
+        numbers = words.view(np.float64)
         filters = distribution if distribution.temperature > 0 else GREEDY  # no filter changes an argmax
         temperature = distribution.temperature or 1.0
-        last = min(filters.top_k or self.num_columns, self.num_columns) - 1
+        words[FILTERS.start] = min(filters.top_k or self.num_columns, self.num_columns) - 1
         top_p = filters.top_p if filters.top_p < 1 else 2.0
         margin = temperature * np.log(filters.min_p) if filters.min_p else -np.inf
+        numbers[FILTERS][1:] = top_p, margin, 1 / temperature
         penalties = distribution.repetition_penalty, distribution.presence_penalty, distribution.frequency_penalty
-        words[FILTERS.start], words[SEQUENCE] = last, 0 if sequence is None else 1 + sequence
-        numbers = words.view(np.float64)
+        numbers[PENALTIES] = penalties
         numbers[TEMPERATURE] = distribution.temperature
-        numbers[FILTERS.start + 1 : PENALTIES.stop] = top_p, margin, 1 / temperature, *penalties
+        words[SEQUENCE] = 0 if sequence is None else 1 + sequence
         words[ASKED] = -1
         return words
 
@@ -234,7 +243,7 @@ class RowSampler:
         """A row with bias and penalties, and the columns that filters leave; None: all."""
         if self.level > Level.FILTERED:
             row = self.state.penalized_row(row, words)
-        return row, kept_columns(row, words[FILTERS]) if self.level else None
+        return row, None if self.level is Level.PLAIN else kept_columns(row, words[FILTERS])
 
 
 def scores_of(outputs: npt.NDArray[np.int32], number: int) -> tuple[float, TopLogprobs]:
@@ -249,7 +258,6 @@ class SequenceSampler:
     """Writes the inputs of a `RowSampler` for one request."""
 
     domain = Domain.MATCHING
-    draws = False
 
     def __init__(
         self,
@@ -274,8 +282,8 @@ class SequenceSampler:
 
     @property
     def can_replay(self) -> bool:
-        """Whether a device can go on with what it chose; the host alone knows the context."""
-        return not (self.needs_context or self.draws)
+        """Whether a device can choose several tokens in a row: the host counts the context and makes drawn rows."""
+        return self.domain is Domain.MATCHING and not self.needs_context
 
     def see(self, token_ids: Sequence[int]) -> None:
         """Tell which tokens the sequence holds now."""

@@ -41,7 +41,7 @@ def test_the_model_does_what_it_would_do_for_a_drafter_of_its_own() -> None:
     models = real, synthetic = Model(), Model()
     drafters = (
         AutoregressiveDrafter(real),
-        SyntheticDrafter(synthetic, 0.5, 0.0, cache=synthetic.new_cache(200)),  # type: ignore[arg-type]
+        SyntheticDrafter(synthetic, 0.5, cache=synthetic.new_cache(200)),  # type: ignore[arg-type]
     )
     for drafter in drafters:
         drafter.open(PROMPT, 100)

@@ -16,7 +16,7 @@ from amusd.tracing.metrics import total
 
 def synthetic(accept: float) -> dict[str, Callable[[], Drafter]]:
     model = target_model()
-    return {"synthetic": lambda: SyntheticDrafter(model, accept, 0.0, cache=model.new_cache(400))}  # type: ignore[arg-type]
+    return {"synthetic": lambda: SyntheticDrafter(model, accept, cache=model.new_cache(400))}  # type: ignore[arg-type]
 
 
 def test_a_candidate_whose_predecessors_were_accepted_is_accepted_with_the_probability() -> None:
