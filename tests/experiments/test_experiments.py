@@ -11,6 +11,7 @@ import pytest
 from experiments import common, request
 from experiments.equal_devices import run as equal_devices
 from launch.compose import compose_config
+from tests.warm import Popen
 
 ROOT = Path(__file__).parents[2]
 NAMES = sorted(path.parent.name for path in (ROOT / "experiments").glob("*/figures"))
@@ -29,7 +30,8 @@ def test_results_say_where_they_come_from(name: str) -> None:
         assert len(results.get("jobs") or results["rows"]) > 0
 
 
-def test_a_command_is_run_and_its_document_comes_back(tmp_path: Path) -> None:
+def test_a_command_is_run_and_its_document_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("experiments.common.subprocess.Popen", Popen)
     overrides = ["accept=0.8", "verify_ms=40", "draft_ms=4", "simulate.num_tokens=16"]
     overrides += ["simulate.synchronous_lengths=[2]", "simulate.min_candidates=[0]"]
     result = common.run_amusd("simulate", overrides, tmp_path / "run")

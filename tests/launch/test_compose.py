@@ -27,8 +27,6 @@ MISTAKES = [
     ("sky", "Error parsing override 'sky'"),
     ("drafter=ngrams", "In 'config': Could not find 'drafter/ngrams' Available options in 'drafter': auto cascade"),
     ("target=hf", "target.model=None: a folder or hub name is needed with target=hf"),
-    ("mode=sync", "mode=sync: expected autoregressive, synchronous, asynchronous"),
-    ("max_lookahead=no", "max_lookahead=no: "),
     ("max_lookahead=${nothing}", "Interpolation key 'nothing' not found"),
     ("sampling=3", "sampling=3: "),
     ("sampling.temperature=-1", "sampling.temperature=-1"),
