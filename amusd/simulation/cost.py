@@ -81,7 +81,7 @@ class Costs:
     to_target: Duration = NOTHING
     to_draft: Duration = NOTHING
 
-    def pass_ns(self, num_candidates: int, draft_works: bool, random: Random, *, num_sequences: int = 1) -> int:
+    def pass_ns(self, num_candidates: int, draft_works: bool, random: Random, *, num_sequences: int) -> int:
         """Draw the time of a target pass over `num_candidates` in all."""
         num_rows = num_candidates + num_sequences
         more = self._below_knee(num_rows) - 1
@@ -94,7 +94,7 @@ class Costs:
         ns = self._beyond_knee(self.draft_token.draw(random, target_works) + more_ns, num_sequences)
         return ns + self.draft_sequence_ns * (num_sequences - 1)
 
-    def tree_step_ns(self, num_nodes: int, target_works: bool, random: Random, *, num_sequences: int = 1) -> int:
+    def tree_step_ns(self, num_nodes: int, target_works: bool, random: Random, *, num_sequences: int) -> int:
         """Draw the time of a draft step on trees with `num_nodes` in all."""
         steps, counted = self.tree_steps or {1: self.draft_token}, self._below_knee(num_nodes)
         known = nearest(steps, counted)

@@ -27,12 +27,12 @@ def target_token(position: int) -> int:
     return 2 * position
 
 
-def draft_token(position: int, is_right: bool, place: int = 0) -> int:
+def draft_token(position: int, is_right: bool, place: int) -> int:
     """Return the draft's id at that position; wrong guesses at different places differ."""
     return 2 * position if is_right else 2 * (position + place) + 1
 
 
-def vocab_size(num_tokens: int, num_places: int = 1) -> int:
+def vocab_size(num_tokens: int, num_places: int) -> int:
     """Return how many ids answers of this length need, with `num_places` guesses at each position."""
     return 2 * (num_tokens + num_places - 1)
 

@@ -101,8 +101,8 @@ class TorchDistributedTransport(Transport):
         self._bodies: dict[int, Bodies] = {}
         """By the sender's rank."""
         self._is_closing = False
-        self._sender = threading.Thread(target=self._carry, name=f"{self._backend}-send", daemon=True)
-        self._reader = threading.Thread(target=self._read, name=f"{self._backend}-receive", daemon=True)
+        self._sender = threading.Thread(target=self._run_sender, name=f"{self._backend}-send", daemon=True)
+        self._reader = threading.Thread(target=self._run_reader, name=f"{self._backend}-receive", daemon=True)
         self._sender.start()
 
     @classmethod
@@ -159,8 +159,8 @@ class TorchDistributedTransport(Transport):
         with suppress(queue.Full):  # then the sender does not wait for more
             self._outbox.put_nowait(None)
 
-    def _carry(self) -> None:
-        """First thread: meet the peer, then send the outbox."""
+    def _run_sender(self) -> None:
+        """Meet the peer, then send the outbox."""
         try:
             self._meet()
             self._reader.start()
@@ -177,8 +177,8 @@ class TorchDistributedTransport(Transport):
             if self._is_closing:
                 self._interrupt()  # also where `close` waits for these threads no more
 
-    def _read(self) -> None:
-        """Second thread: fill the inbox until the peer is lost or this end is closed."""
+    def _run_reader(self) -> None:
+        """Fill the inbox until the peer is lost or this end is closed."""
         reason = _CLOSED_BY_PEER
         try:
             while not self._is_closing and (frame := self._read_next()) is not None:

@@ -39,7 +39,7 @@ _REFUSALS = {
     int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL): "no key where one is needed, a wrong one, or not ZeroMQ",
     int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL): "the other end broke off before it had shown a key",
 }
-_REFUSAL = (
+_NO_KEY_HELD = (
     "connections failed over their keys and none held; both ends need transport.keys, from one `amusd keys`, or neither"
 )
 _WATCHED_EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
@@ -175,7 +175,7 @@ class ZeroMQTransport(Transport):
                 self._is_attached, self.refusal = True, None
             elif kind in _REFUSALS:
                 self.reject(_REFUSALS[kind])
-                self.refusal = self.refusal if self._is_attached else f"{self.address}: {_REFUSAL}"
+                self.refusal = self.refusal if self._is_attached else f"{self.address}: {_NO_KEY_HELD}"
             elif kind == zmq.EVENT_DISCONNECTED:
                 self._peer_fds.discard(value)
                 self._is_lost = self._is_lost or (self._is_attached and not self._peer_fds)
