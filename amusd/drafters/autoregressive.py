@@ -67,8 +67,7 @@ class AutoregressiveDrafter(Drafter):
     @classmethod
     def expand_together(cls, drafters: Sequence[Self], parts: Sequence[Expansion]) -> list[Sequence[Guesses]]:
         """What is looked up for each, or as many tokens as are worth passes."""
-        together = zip(drafters, parts, strict=True)
-        found: list[Sequence[int]] = [drafter.looked_up(part) for drafter, part in together]
+        found = [drafter.looked_up(part) for drafter, part in zip(drafters, parts, strict=True)]
         asking = [index for index, tokens in enumerate(found) if not tokens]
         paths, numbers = [parts[index].path for index in asking], [parts[index].num_tokens for index in asking]
         made = cls.propose_together([drafters[index] for index in asking], paths, numbers)

@@ -110,8 +110,7 @@ class Drafter:
     @classmethod
     def expand_together(cls, drafters: Sequence[Self], parts: Sequence[Expansion]) -> list[Sequence[Guesses]]:
         """`expand` of several drafters that were made together; in one pass if they have a model."""
-        together = zip(drafters, parts, strict=True)
-        return [drafter.expand(part.root, part.nodes, part.room) for drafter, part in together]
+        return [drafter.expand(part.root, part.nodes, part.room) for drafter, part in zip(drafters, parts, strict=True)]
 
     def take_rows(self) -> tuple[bytes, ...]:
         """Rows that the last step's tokens were drawn from, under the ratio test; else empty."""
@@ -128,7 +127,7 @@ class Drafter:
         self.commit([*(node.token_id for node in transition.kept), *transition.token_ids])
 
     def commit(self, token_ids: Sequence[int]) -> None:
-        """Take in committed tokens, whose features are no longer waited for."""
+        """Take in committed tokens. The drafter can guess from now on, with or without features."""
         self.committed = [*self.committed, *token_ids]
         self.is_ready = True
 
@@ -140,7 +139,7 @@ class Drafter:
         """End the sequence, and keep what may serve the next one. Idempotent."""
 
     def forget(self) -> None:
-        """Keep nothing of the sequence before: the next one has nothing to do with it."""
+        """Drop what was kept of the last sequence: the next one does not continue it."""
         self.committed = ()
 
 

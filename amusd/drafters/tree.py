@@ -27,7 +27,6 @@ from amusd.sampling.sampler import DRAFT_LEVELS, SamplingState, SequenceSampler,
 LOOKUP_WEIGHT = 0.85
 """How often a token of a looked-up continuation is right (`experiments/embedded_draft/README.md`)."""
 
-
 TreePart: TypeAlias = tuple[Rows, Sequence[Mixture]]
 """A tree's rows of a pass, and what is known of the tokens behind each of the last ones; nothing without a lookup."""
 

@@ -17,9 +17,10 @@ OUTLIER = 10.0
 """A pass this many times as long as usual was held up by something else."""
 
 
-Drafter: TypeAlias = tuple[str | None, bool]
-Switches: TypeAlias = dict[tuple[Drafter, int], DraftingSwitch]
-"""By drafter and number of sequences in a pass, rounded down to a power of two."""
+UsedDrafter: TypeAlias = tuple[str | None, bool]
+"""A drafter's name, and whether it drafts trees."""
+Switches: TypeAlias = dict[tuple[UsedDrafter, int], DraftingSwitch]
+"""By drafter, and by the number of bits of the number of sequences in a pass."""
 
 
 class PassTimes(NamedTuple):
@@ -46,8 +47,8 @@ class Observer:
     def __init__(self, switches: Switches | None = None) -> None:
         self._pass_seconds = 0.0
         self._row_cost, self._num_sequences = RowCost(), 1
-        self._drafter: Drafter = (None, False)
-        self._of_drafters: dict[Drafter, Estimates] = {}
+        self._drafter: UsedDrafter = (None, False)
+        self._estimates_of: dict[UsedDrafter, Estimates] = {}
         self._estimates = Estimates()
         self._switches = {} if switches is None else switches
         self._last_end_ns: int | None = None
@@ -60,7 +61,7 @@ class Observer:
     def open(self, drafter: str | None, *, has_tree: bool) -> None:
         """Begin an answer. Each drafter has estimates with and without trees."""
         self._drafter = drafter, has_tree
-        self._estimates = self._of_drafters.setdefault(self._drafter, Estimates())
+        self._estimates = self._estimates_of.setdefault(self._drafter, Estimates())
         self._last_end_ns = None
         self._draft_knows = True
         self._mute_at = None
@@ -120,19 +121,20 @@ class Observer:
 
         `rests`: the draft is not told of it. `is_alone`: no draft can be heard.
         """
-        start_ns, end_ns, num_rows, num_sequences = times
-        self._draft_knows, self._num_sequences = not rests, num_sequences
+        self._draft_knows, self._num_sequences = not rests, times.num_sequences
         if self._mute_at is not None:
             self._mute_at = 0
         pass_seconds = times.duration_ns / 1e9
-        seconds = (end_ns - (start_ns if self._last_end_ns is None else self._last_end_ns)) / 1e9
-        self._last_end_ns = end_ns
+        last_end_ns = times.start_ns if self._last_end_ns is None else self._last_end_ns
+        seconds = (times.end_ns - last_end_ns) / 1e9
+        self._last_end_ns = times.end_ns
         usual_seconds = self._pass_seconds or pass_seconds
         self._pass_seconds = MEMORY * usual_seconds + (1 - MEMORY) * pass_seconds
         if pass_seconds <= OUTLIER * usual_seconds:
-            self._row_cost.passed(num_rows, times.duration_ns)
+            self._row_cost.passed(times.num_rows, times.duration_ns)
         if not rests:
             gain = 0.0 if is_alone else self._gain
             self._estimates.passed(outcome, seconds, gain=gain, first_weight=self._first_weight)
         if not is_alone:
+            num_sequences = self._num_sequences
             self._switch.passed(outcome.num_tokens, seconds, pass_seconds, rests=rests, num_sequences=num_sequences)

@@ -45,6 +45,8 @@ PATH = 10 + MAX_MIXED
 """From here on 1 + the column of each token of the row's path; padded with 0."""
 _MIN_PATH = 64
 """Least number of words for a path."""
+PROMPT, ANSWER = 0, 1
+"""Places in `SamplingState.counts`."""
 
 
 class Level(enum.IntEnum):
@@ -57,7 +59,7 @@ class Level(enum.IntEnum):
 
     @classmethod
     def of(cls, distribution: Distribution) -> Level:
-        """What a distribution needs."""
+        """The lowest level that a distribution can be sampled with."""
         if distribution.is_plain:
             return cls.PLAIN
         return cls.PENALIZED if distribution.has_penalties or distribution.logit_bias else cls.FILTERED
@@ -91,7 +93,7 @@ class SamplingState:
         self.bias = torch.zeros(1 + num_sequences, vocab_size, device=self.device)
         """[1 + sequences, columns]: added to logits; row 0 is zero."""
         self.counts = torch.zeros(2, 1 + num_sequences, 1 + vocab_size, device=self.device)
-        """[2, 1 + sequences, 1 + columns]: tokens of prompts and answers; column 0: tokens without a column."""
+        """[2, 1 + sequences, 1 + columns]: how often prompts and answers hold each; first those without a column."""
         self._max_path = max(max_path, _MIN_PATH)
 
     @classmethod
@@ -117,10 +119,10 @@ class SamplingState:
             columns, numbers = (self.send(torch.tensor(each)) for each in zip(*known, strict=True))
             self.bias[1 + sequence].index_add_(0, columns, numbers.float())
         self.counts[:, 1 + sequence] = 0
-        self.count(0, sequence, prompt, 1)
+        self.count(PROMPT, sequence, prompt, 1)
 
     def count(self, part: int, sequence: int, token_ids: Sequence[int], by: int) -> None:
-        """Add `by` for each token to the counts of the prompt (0) or the answer (1)."""
+        """Add `by` for each token to the counts of `PROMPT` or `ANSWER`."""
         if token_ids:
             columns = self.send(torch.tensor([1 + self.column_of(each) for each in token_ids]))
             self.counts[part, 1 + sequence].index_add_(0, columns, torch.full_like(columns, by, dtype=torch.float32))
@@ -319,8 +321,8 @@ class SequenceSampler:
         del self._context[length:]
         answer, held = self._context[self._num_prompt_tokens :], self._held
         same = num_common(answer, held)
-        self.state.count(1, self._sequence, held[same:], -1)
-        self.state.count(1, self._sequence, answer[same:], 1)
+        self.state.count(ANSWER, self._sequence, held[same:], -1)
+        self.state.count(ANSWER, self._sequence, answer[same:], 1)
         self._held = answer
 
 
