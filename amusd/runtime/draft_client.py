@@ -31,7 +31,7 @@ from amusd.runtime.draft_restart import DraftRestart
 from amusd.runtime.handshake import told_by
 from amusd.runtime.patience import MAX_NONSENSE, Silence, Told
 from amusd.runtime.target_sequence import TargetSequence
-from amusd.tracing.messages import RECEIVE, SEND, record_message
+from amusd.tracing.messages import record_message
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport
 from amusd.types import DraftPresence
@@ -264,7 +264,7 @@ class DraftClient:
         if isinstance(message, Candidate):
             self._receive_candidate(message)
             return
-        record_message(self.recorder, RECEIVE, message)
+        record_message(self.recorder, "receive", message)
         if isinstance(message, Failed):
             self._lose(told_by(message))
         elif isinstance(message, Progress):
@@ -290,7 +290,7 @@ class DraftClient:
             self._silence = Silence()
 
     def _record_candidate(self, message: Candidate, reception: str, num_ready: int) -> None:
-        record_message(self.recorder, RECEIVE, message, reception=reception, num_ready=num_ready)
+        record_message(self.recorder, "receive", message, reception=reception, num_ready=num_ready)
 
     def _count_nonsense(self) -> None:
         self._silence.num_nonsense += 1
@@ -332,7 +332,7 @@ class DraftClient:
         """Send to the draft, if there is one; False where there is none, or none any more."""
         if self.link is None:
             return False
-        record_message(self.recorder, SEND, message)
+        record_message(self.recorder, "send", message)
         try:
             self.link.send(message)
         except Exception as error:  # noqa: BLE001 - the target goes on, whatever it is

@@ -16,7 +16,7 @@ from amusd.policies.estimates import DRAFT_ROW_SHARE, RowCost
 from amusd.protocol.messages import Close, Features, Message, Open, Progress, Shutdown, Verdict
 from amusd.runtime.draft_sequence import DraftSequence, step_together
 from amusd.runtime.rollback import RollbackManager
-from amusd.tracing.messages import RECEIVE, SEND, record_message
+from amusd.tracing.messages import record_message
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport
 
@@ -105,7 +105,7 @@ class DraftWorker:
         patience = min((sequence.patience_seconds for sequence in working), default=None)
         message = self._wait() if patience is None else self.link.receive(patience)
         while message is not None:
-            record_message(self.recorder, RECEIVE, message)
+            record_message(self.recorder, "receive", message)
             self._handle(message)
             message = self.link.receive(0.0) if self._running else None
 
@@ -185,12 +185,12 @@ class DraftWorker:
             return
         progress = sequence.progress()
         self._forget(sequence)
-        record_message(self.recorder, SEND, progress)
+        record_message(self.recorder, "send", progress)
         self.recorder.flush()  # the target may read the events as soon as it has the counts
         self.link.send(progress)
 
     def _post(self, message: Message) -> None:
-        record_message(self.recorder, SEND, message)
+        record_message(self.recorder, "send", message)
         self.link.send(message)
         self._last_sent_ns = self.recorder.now_ns()
 

@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from operator import attrgetter
-from typing import Any, Final, TypeAlias, get_args
+from typing import Any, TypeAlias, get_args
 
 from amusd.protocol.messages import Candidate, Features, Message, Verdict
 from amusd.tracing.events import NO_SEQUENCE, Event, EventName, MessageEvent
 from amusd.tracing.recorder import Recorder
 
-SEND: Final = "send"
-RECEIVE: Final = "receive"
 _RECORDED = ("first", "base", "start", "num_accepted", "epoch")
 _description = attrgetter("sequence_id", "message", "num_tokens", *_RECORDED)
 _KINDS = {kind: kind.__name__.lower() for kind in get_args(Message)}
@@ -42,15 +40,15 @@ def record_message(recorder: Recorder, name: EventName, message: Message, **rece
 def match_messages(sender: Sequence[Event], receiver: Sequence[Event]) -> list[Flow]:
     """The messages of one direction that arrived, in order; without what only one side recorded."""
     flows: list[Flow] = []
-    sent = list(_of_name(SEND, sender))
+    sent = list(_of_name("send", sender))
     descriptions = [_description(event) for event in sent]
     place = -1
-    for received in _of_name(RECEIVE, receiver):
+    for received in _of_name("receive", receiver):
         with suppress(ValueError):  # its sender did not record it
             place = descriptions.index(_description(received), place + 1)
             flows.append((sent[place], received))
     return flows
 
 
-def _of_name(name: str, events: Sequence[Event]) -> Iterator[MessageEvent]:
+def _of_name(name: EventName, events: Sequence[Event]) -> Iterator[MessageEvent]:
     return (event for event in events if isinstance(event, MessageEvent) and event.name == name)
