@@ -125,17 +125,17 @@ class Simulator:
 
     def _target_worker(self, decoding: DecodingConfig, clock: Clock, recorders: Sequence[Recorder]) -> TargetWorker:
         has_draft = decoding.mode != "autoregressive"
-        num_ids = vocab_size(max(map(len, self.answers)), decoding.fan_out)
         model = ScriptedModel(
             clock,
             self.costs,
             self._random("target"),
             prompt_length=self._prompt_length,
-            vocab_size=num_ids,
+            vocab_size=vocab_size(max(map(len, self.answers)), decoding.fan_out),
             width=self.max_candidates + 1,
             has_draft=has_draft,
         )
-        client = DraftClient(recorders[0], *(self._start_draft(clock, recorders[1]) if has_draft else ()))
+        link, greeting = self._start_draft(clock, recorders[1]) if has_draft else (None, None)
+        client = DraftClient(recorders[0], link, greeting)
         return TargetWorker(cast("CachedModel", model), recorders[0], client, self.num_slots)
 
     def _speed(self, sequences: Sequence[TargetSequence]) -> float:
