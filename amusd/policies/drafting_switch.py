@@ -17,7 +17,9 @@ FIRST_LOOK = 32
 FIRST_REST = 6
 """Passes of the first rest; four times as many after one that paid."""
 SECOND_LOOK = 16
+"""Passes between a rest that paid and the next."""
 LONGEST = 1024
+"""Most passes between rests, and of a rest."""
 MOST_SLOWDOWN = 2.0
 MEMORY = 0.98
 

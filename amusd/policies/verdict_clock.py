@@ -7,7 +7,9 @@ a draft waits for the verdict if its next step would run into it, unless the ste
 from __future__ import annotations
 
 MEMORY = 0.8
+"""Weight of the past in estimates of time, per pass or step."""
 OUTCOME_MEMORY = 0.95
+"""The same in the share of foreseen verdicts."""
 DEVIATIONS = 2.0
 """How long a late verdict is waited for, in mean deviations."""
 

@@ -18,7 +18,9 @@ from amusd.sampling.noise import UNIT, Bits, counters, gumbel
 from amusd.sampling.processors import Columns, Row, likely_columns
 
 _FEW = 128
+"""Columns that get noise first."""
 _SLACK = 1e-6
+"""Share by which the bound on counters is widened, for rounding."""
 
 
 def noisy_argmax(logits: Tensor, codes: Tensor, keys: Tensor, scale: Tensor) -> Tensor:

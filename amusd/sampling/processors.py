@@ -20,6 +20,7 @@ Row = npt.NDArray[np.float32]
 """[columns]."""
 Columns = npt.NDArray[np.intp]
 _SOME, _STRIDE = 512, 16
+"""How many columns are looked at first, found by a look at each 16th column."""
 _UNIT = 2.0**40
 """The weight of the likeliest column; 2^22 columns sum up to an int64."""
 

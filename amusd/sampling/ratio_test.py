@@ -91,13 +91,10 @@ class RatioTest(SequenceSampler):
         candidates, least, ids, q_probs = torch.split(facts, [1, 1, most, most], 1)
         p = _shaped(self, logits, words).double().softmax(1)
         is_kept = least < p.gather(1, candidates.long())
-        recovered = self._drawn(residual(p, ids.long(), q_probs), words)
+        excess = residual(p, ids.long(), q_probs).log().float()
+        temperature = torch.ones(len(p), device=p.device)  # which is in p already
+        recovered = noisy_argmax(excess, self.state.codes, words[:, KEY], temperature)
         return torch.cat((is_kept.long(), recovered.unsqueeze(1)), 1)
-
-    def _drawn(self, weights: Tensor, words: Tensor) -> Tensor:
-        """[rows]: a column drawn from the weights [rows, columns] of each row."""
-        ones = torch.ones(len(weights), device=weights.device)
-        return noisy_argmax(weights.log().float(), self.state.codes, words[:, KEY], ones)
 
 
 def residual(p: Tensor, ids: Tensor, q_probs: Tensor) -> Tensor:
