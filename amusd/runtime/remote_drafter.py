@@ -25,6 +25,7 @@ from amusd.transport.base import Transport
 LOOKAHEAD = 16
 """Tokens that the draft may be ahead of the middle."""
 MAX_DRAINED = 4 * LOOKAHEAD
+"""Most messages taken in at once, for each sequence."""
 
 
 @dataclass
@@ -99,13 +100,10 @@ class RemoteDraft:
         self.link.close()
 
     def drain(self, timeout: float = 0.0) -> bool:
-        """Take in what has arrived, up to `MAX_DRAINED` messages; wait `timeout` seconds for the first.
-
-        Returns whether there was any.
-        """
-        number = 0
+        """Take in what has arrived; wait `timeout` seconds for the first message. Returns whether there was any."""
+        number, most = 0, MAX_DRAINED * max(1, len(self._sessions))
         try:
-            while self.failure is None and number < MAX_DRAINED:  # a flood must not keep the middle from its step
+            while self.failure is None and number < most:  # a flood must not keep the middle from its step
                 if (message := self.link.receive(0.0 if number else timeout)) is None:
                     break
                 number += 1
