@@ -36,7 +36,9 @@ MAX_CONTINUATIONS = 3
 LOOKUP_TOKENS = 8
 """Most tokens of a path that a tree looks up."""
 _MAX_OCCURRENCES = 32
+"""Latest places of a suffix that are compared."""
 _MIXED_LENGTHS = (1, 2)
+"""Suffixes whose continuations a tree mixes in, in tokens."""
 
 
 class SuffixIndex:
@@ -99,11 +101,11 @@ class NgramCache:
     """Finds what followed a sequence's last tokens before, in it or in earlier answers."""
 
     def __init__(self, min_match: int = 1, max_match: int = MAX_MATCH, earlier: EarlierAnswers | None = None) -> None:
-        """`min_match`: agreeing tokens for a `continuation`; more than `max_match` make no difference."""
+        """`min_match`: least tokens that agree before a `continuation`; no more than `max_match` are compared."""
         self._max_match = max_match
         self._earlier = earlier or EarlierAnswers(0)
-        doubled = [min_match << shift for shift in range(max_match.bit_length())]
-        self._lookup_lengths = [length for length in reversed(doubled) if length <= max_match]
+        doubled = (min_match << shift for shift in range(max_match.bit_length()))
+        self._lookup_lengths = sorted((length for length in doubled if length <= max_match), reverse=True)
         self._lengths = sorted({*_MIXED_LENGTHS, *self._lookup_lengths})
         self.open(())
 

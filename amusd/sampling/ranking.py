@@ -31,9 +31,11 @@ from amusd.sampling.sampler import ASKED, KEY, MAX_MIXED, TEMPERATURE, RowSample
 _LEAST_PROBABILITY = 1e-37
 """Below it a float32 loses its digits."""
 _LARGEST = 700.0
+"""Above it exp of a float64 is infinite."""
 UNPROPOSED = -2.8
 """The logarithm of q for a token that the draft cannot propose."""
 _ROWS_KEPT = 16
+"""Rows of noise that are kept: nodes at one position share theirs."""
 Mixture = Sequence[tuple[int, float, float]]
 """Up to `MAX_MIXED` tokens, each with a bias and a slope above 0."""
 
