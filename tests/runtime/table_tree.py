@@ -80,7 +80,7 @@ class TableTreeDrafter(Drafter):
         super().follow(transition)
         self._computed &= set(alive)
         if self._ngrams is not None:
-            self._ngrams.commit(self.committed[self._ngrams.length :])
+            self._ngrams.commit([*(node.token_id for node in kept), *token_ids])
 
     def look_up(self) -> tuple[Sequence[int], float]:
         tokens = () if self._ngrams is None else self._ngrams.continuation(LOOKUP_TOKENS)[0]
