@@ -5,9 +5,10 @@ References: Cai et al., Medusa, arXiv:2401.10774. Chen et al., DFlash, arXiv:260
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
@@ -15,8 +16,8 @@ from torch import Tensor
 
 from amusd.errors import ConfigError
 from amusd.models.attention import attend_masked
-from amusd.models.building import device_errors, prepare
-from amusd.models.configuration import position_limit
+from amusd.models.building import prepared
+from amusd.models.decoder import Decoder
 from amusd.models.decoder_weights import load_decoder, load_linear
 from amusd.models.draft_layouts import MEDUSA, PublishedDraft, medusa_heads, read_published
 from amusd.models.graphs import send
@@ -32,22 +33,15 @@ class MedusaModel:
 
     output_ids = None
 
-    def __init__(self, draft: PublishedDraft, options: LoadOptions) -> None:
+    def __init__(
+        self, target: Any, blocks: Sequence[Sequence[Linear]], outputs: Sequence[Linear], options: LoadOptions
+    ) -> None:
+        """`target`: its configuration; `blocks`: residual layers of each head; `outputs`: of each head, or of all."""
         self.device = torch.device(options.device)
-        self._dtype = loaded_dtype(options.dtype)
-        self.max_length = options.max_model_len
-        self.feature_width = int(draft.target.hidden_size)
-        self.num_ids = self.vocab_size = int(draft.target.vocab_size)
-
-        def layer(name: str) -> Linear:
-            return load_linear(Weights.pop(weights, name), options)
-
-        weights, heads = dict(draft.weights), medusa_heads(draft.weights)
-        self.max_depth = len(heads)
-        outputs = [f"{names[-1]}.weight" for names in heads]
-        are_equal = all(torch.equal(weights[name], weights[outputs[0]]) for name in outputs)  # as before training
-        self._blocks = [[layer(name) for name in names[:-1]] for names in heads]
-        self._outputs = [layer(names[-1]) for names in heads[: 1 if are_equal else None]]
+        self.max_length, self.max_depth = options.max_model_len, len(blocks)
+        self.feature_width = int(target.hidden_size)
+        self.num_ids = self.vocab_size = int(target.vocab_size)
+        self._blocks, self._outputs, self._dtype = blocks, outputs, loaded_dtype(options.dtype)
 
     def new_state(self) -> MedusaState:
         """A sequence's state, without features."""
@@ -101,20 +95,18 @@ class MedusaState:
 class DFlashModel:
     """Layers whose rows, the root and masks after it, see all features and each other."""
 
-    def __init__(self, draft: PublishedDraft, options: LoadOptions) -> None:
-        """Raises `ConfigError` for an incomplete or unknown configuration."""
+    def __init__(self, draft: PublishedDraft, network: Decoder, max_length: int) -> None:
+        """`network`: of `draft`, whose rotary table reaches a block beyond `max_length`."""
         self.block_size, self.mask_token_id = _block_settings(draft)
         starts_at_root = bool(draft.settings.get("sample_from_anchor", False))
         self.num_skipped = 0 if starts_at_root else 1
         """Rows of the block whose scores are not wanted, such as the root's."""
         self.max_depth = self.block_size - self.num_skipped
-        self.max_length = position_limit(draft.config, options.max_model_len)
-        self.num_slots = self.max_length + self.block_size
+        self.max_length, self.num_slots = max_length, max_length + self.block_size
         self.feature_width = int(draft.config.hidden_size)
-        self.output_ids = None if draft.output_ids is None else draft.output_ids.to(options.device)
-        self.network = load_decoder(draft.weights, draft.config, options, self.num_slots)
-        self.device = self.network.device
-        self.vocab_size, self.num_ids = self.network.vocab_size, self.network.num_ids
+        self.network, self.device = network, network.device
+        self.output_ids = None if draft.output_ids is None else draft.output_ids.to(self.device)
+        self.vocab_size, self.num_ids = network.vocab_size, network.num_ids
 
     def new_state(self) -> DFlashState:
         """A sequence's state, without features."""
@@ -182,6 +174,20 @@ def _block_settings(draft: PublishedDraft) -> tuple[int, int]:
 def load_block_model(path: str | Path, target_path: str | Path, options: LoadOptions, kind: str) -> BlockModel:
     """Load a `medusa` or `dflash` drafter from a folder or hub name. Raises as `load_eagle`."""
     draft = read_published(path, target_path, kind)
-    prepare(draft.config, options)
-    with device_errors(options.device):
-        return MedusaModel(draft, options) if kind == MEDUSA else DFlashModel(draft, options)
+    with prepared(draft.config, options) as max_length:
+        if kind == MEDUSA:
+            return _load_medusa(draft, options)
+        block_size, _ = _block_settings(draft)
+        return DFlashModel(
+            draft, load_decoder(draft.weights, draft.config, options, max_length + block_size), max_length
+        )
+
+
+def _load_medusa(draft: PublishedDraft, options: LoadOptions) -> MedusaModel:
+    weights, heads = dict(draft.weights), medusa_heads(draft.weights)
+    stored = [weights[f"{names[-1]}.weight"] for names in heads]
+    are_equal = all(torch.equal(tensor, stored[0]) for tensor in stored)  # as before training
+    blocks = [[load_linear(Weights.pop(weights, name), options) for name in names[:-1]] for names in heads]
+    different = heads[:1] if are_equal else heads
+    outputs = [load_linear(Weights.pop(weights, names[-1]), options) for names in different]
+    return MedusaModel(draft.target, blocks, outputs, options)

@@ -41,29 +41,16 @@ def load_model(
     """Load a checkpoint: a folder, or a hub name if no such folder exists.
 
     `shared`: for a draft that must read its target's ids. `report` gets a line about each promise that transformers'
-    layers break. `num_layers`: load only the first ones. Raises as `prepare`, and `ConfigError` for unreadable files.
+    layers break. `num_layers`: load only the first ones. Raises as `prepared`, and `ConfigError` for unreadable files.
     """
     config = load_config(path, num_layers, options.model_impl)
-    output_ids = None if shared is None else shared.output_ids
-    model = build_model(config, options, partial(_load_network, path, config, options, shared), output_ids)
+    with prepared(config, options) as max_length:
+        network = _load_network(path, config, options, shared, max_length)
+        model = CachedModel(network, options, max_length, None if shared is None else shared.output_ids)
     if isinstance(config, ModelConfig):
         return model
     with one_line_errors(path, "transformers' code for it, without kernels from a hub, cannot compute a token"):
         return _try_out(model, options, lambda line: report(f"model {path}: {line}"))
-
-
-def build_model(
-    config: Any, options: LoadOptions, make: Callable[[int], Network], output_ids: Tensor | None = None
-) -> CachedModel:
-    """Make a model with the network that `make` reads and builds for a number of positions.
-
-    `output_ids`: see `CachedModel`. Raises as `prepare` before that, and `ConfigError` if the device is full.
-    """
-    prepare(config, options)
-    max_length = position_limit(config, options.max_model_len)
-    with device_errors(options.device):
-        own_ids = None if output_ids is None else output_ids.to(options.device)
-        return CachedModel(make(max_length), options, max_length, own_ids)
 
 
 def _load_network(
@@ -119,10 +106,11 @@ def read_weights(path: str | Path, stored: Mapping[str, Tensor], config: Any) ->
     return fit_weights(f"model {path}", given, weight_shapes(config))
 
 
-def prepare(config: Any, options: LoadOptions) -> None:
-    """Refuse what cannot run with `ConfigError`, before any weight is read, and prepare the device.
+@contextlib.contextmanager
+def prepared(config: Any, options: LoadOptions) -> Iterator[int]:
+    """Refuse what cannot run with `ConfigError`, prepare the device, and give the longest sequence in tokens.
 
-    `config`: None for a model without layers.
+    A device that is missing or full is a `ConfigError` meanwhile. `config`: None for a model without layers.
     """
     if config is not None:
         check_supported(config, options.max_model_len, options.ranks.size)
@@ -133,6 +121,8 @@ def prepare(config: Any, options: LoadOptions) -> None:
     if options.dtype == INT8 and (reason := why_not_int8(torch.device(options.device))) is not None:
         raise ConfigError(f"dtype=int8: there are no fast int8 products: {reason}")
     prepare_device(options.device)
+    with device_errors(options.device):
+        yield options.max_model_len if config is None else position_limit(config, options.max_model_len)
 
 
 def prepare_device(device: str) -> None:

@@ -44,6 +44,8 @@ class CachedModel:
 
     def __post_init__(self) -> None:
         network, options = self.network, self.options
+        if self.output_ids is not None:
+            self.output_ids = self.output_ids.to(network.device)
         self.numerics, self.capture = options.numerics, options.capture
         self.tokens_per_step, self.ranks = options.tokens_per_step, options.ranks
         self.captured_on = None if self.capture is None else network.device

@@ -8,7 +8,6 @@ References: Li et al., EAGLE, arXiv:2401.15077; EAGLE-2, arXiv:2406.16858; EAGLE
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,11 +15,11 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
 from amusd.models.attention import Attention
-from amusd.models.building import build_model
+from amusd.models.building import prepared
 from amusd.models.cached_model import CachedModel
 from amusd.models.decoder import Decoder, Norm
 from amusd.models.decoder_weights import load_decoder, load_linear, load_norm
-from amusd.models.draft_layouts import PublishedDraft, read_published
+from amusd.models.draft_layouts import read_published
 from amusd.models.kv_cache import KVMemory
 from amusd.models.linear import Linear, Weights
 from amusd.models.load_options import LoadOptions
@@ -68,17 +67,15 @@ def load_eagle(path: str | Path, target_path: str | Path, options: LoadOptions) 
     Raises as `read_published` and `load_model`.
     """
     draft = read_published(path, target_path, "eagle")
-    return build_model(draft.config, options, partial(_load_network, draft, options), draft.output_ids)
-
-
-def _load_network(draft: PublishedDraft, options: LoadOptions, max_positions: int) -> EagleDecoder:
-    weights = draft.weights
-    decoder = load_decoder(weights, draft.config, options, max_positions)
-    decoder.feature_width = int(draft.config.hidden_size)
-    return EagleDecoder(
-        **vars(decoder),
-        fc=load_linear(Weights.pop(weights, "fc"), options) if "fc.weight" in weights else None,
-        feature_norm=load_norm(weights.pop("hidden_norm.weight", None), draft.config.rms_norm_eps, options),
-        norm_before_residual=bool(draft.settings.get("norm_before_residual", False)),
-        norm_output=bool(draft.settings.get("norm_output", False)),
-    )
+    config, weights = draft.config, draft.weights
+    with prepared(config, options) as max_length:
+        decoder = load_decoder(weights, config, options, max_length)
+        decoder.feature_width = int(config.hidden_size)
+        network = EagleDecoder(
+            **vars(decoder),
+            fc=load_linear(Weights.pop(weights, "fc"), options) if "fc.weight" in weights else None,
+            feature_norm=load_norm(weights.pop("hidden_norm.weight", None), config.rms_norm_eps, options),
+            norm_before_residual=bool(draft.settings.get("norm_before_residual", False)),
+            norm_output=bool(draft.settings.get("norm_output", False)),
+        )
+        return CachedModel(network, options, max_length, draft.output_ids)

@@ -17,11 +17,10 @@ from torch import Tensor
 
 from amusd.errors import ConfigError
 from amusd.files import make_new_folder
-from amusd.models.building import build_model
+from amusd.models.building import prepared
 from amusd.models.cached_model import CachedModel
 from amusd.models.checkpoint import one_line_errors, write_checkpoint
 from amusd.models.configuration import ModelConfig, load_config
-from amusd.models.decoder import Decoder
 from amusd.models.decoder_weights import fit_weights, load_decoder, weight_shapes
 from amusd.models.draft_layouts import target_weight
 from amusd.models.load_options import LoadOptions
@@ -47,13 +46,10 @@ def load_embedded_draft(
     draft = read_draft(draft_file)
     config = load_config(path, draft.num_layers)
     output_ids = draft.output_ids[:vocab_size].sort().values
-
-    def make(max_positions: int) -> Decoder:
+    with prepared(config, options) as max_length:
         weights = _with_ends(path, draft, config)
         reduce_head(weights, output_ids)
-        return load_decoder(weights, config, options, max_positions)
-
-    return build_model(config, options, make, output_ids)
+        return CachedModel(load_decoder(weights, config, options, max_length), options, max_length, output_ids)
 
 
 def export_draft(target: Path, folder: Path, draft_file: Path = DRAFT_FILE) -> None:

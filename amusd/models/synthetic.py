@@ -16,10 +16,9 @@ from tokenizers import decoders, models
 from torch import Tensor
 
 from amusd.config import ModelShape
-from amusd.models.building import build_model
+from amusd.models.building import prepared
 from amusd.models.cached_model import CachedModel
 from amusd.models.configuration import ModelConfig
-from amusd.models.decoder import Decoder
 from amusd.models.decoder_weights import load_decoder, weight_shapes
 from amusd.models.load_options import LoadOptions, loaded_dtype
 from amusd.models.tokenizer import Tokenizer
@@ -75,12 +74,9 @@ def load_synthetic(shape: ModelShape, options: LoadOptions) -> CachedModel:
     Raises `ConfigError` without that device, or when it is too small.
     """
     config = ModelConfig(**SHAPES[shape])
-
-    def make(max_positions: int) -> Decoder:
+    with prepared(config, options) as max_length:
         weights = random_weights(config, dtype=loaded_dtype(options.dtype), device=options.device, seed=0)
-        return load_decoder(weights, config, options, max_positions)
-
-    return build_model(config, options, make)
+        return CachedModel(load_decoder(weights, config, options, max_length), options, max_length)
 
 
 def random_weights(config: ModelConfig, *, dtype: torch.dtype, device: str, seed: int) -> dict[str, Tensor]:

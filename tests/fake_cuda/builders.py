@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from amusd.config import ModelShape
 from amusd.models import synthetic
 from amusd.models.attention import register_attention
-from amusd.models.building import build_model, prepare_device
+from amusd.models.building import prepare_device, prepared
 from amusd.models.cached_model import CachedModel
 from amusd.models.configuration import as_own
 from amusd.models.decoder_weights import load_decoder
@@ -86,7 +86,8 @@ def _wrapped(arguments: dict[str, Any], device: str, dtype: str, options: dict[s
     weights = random_weights(config, dtype=getattr(torch, dtype), device=device, seed=0)
     prepare_device(device)
     if settings.model_impl != "transformers":
-        return build_model(config, settings, lambda length: load_decoder(weights, config, settings, length))
+        with prepared(config, settings) as length:
+            return CachedModel(load_decoder(weights, config, settings, length), settings, length)
     with torch.device("meta"):
         stock = AutoModelForCausalLM.from_config(
             AutoConfig.for_model(**arguments), dtype=getattr(torch, dtype), attn_implementation=register_attention()
@@ -94,4 +95,5 @@ def _wrapped(arguments: dict[str, Any], device: str, dtype: str, options: dict[s
     stock.load_state_dict(weights, assign=True)
     with torch.device(device):  # computed buffers, no weights
         stock.model.rotary_emb = type(stock.model.rotary_emb)(stock.config)
-    return build_model(stock.config, settings, lambda _: HuggingFaceNetwork(stock, settings))
+    with prepared(stock.config, settings) as length:
+        return CachedModel(HuggingFaceNetwork(stock, settings), settings, length)

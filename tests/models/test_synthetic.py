@@ -9,7 +9,7 @@ import torch
 from passes import forward
 
 from amusd.config import EngineConfig, HardwareConfig, ModelShape
-from amusd.models.building import build_model
+from amusd.models.cached_model import CachedModel
 from amusd.models.configuration import ModelConfig
 from amusd.models.decoder_weights import load_decoder, weight_shapes
 from amusd.models.load_options import LoadOptions
@@ -62,7 +62,7 @@ def test_eighty_layers_have_finite_logits_around_one(shape: ModelShape, dtype: s
     config = small_config(shape, 80)
     options = LoadOptions(numerics=Numerics(width=8, fixed=True), max_model_len=64, dtype=dtype)
     weights = random_weights(config, dtype=getattr(torch, dtype), device="cpu", seed=0)
-    model = build_model(config, options, lambda length: load_decoder(weights, config, options, length))
+    model = CachedModel(load_decoder(weights, config, options, 64), options, 64)
     cache = model.new_cache(48)
     model.prefill(list(range(32)), cache)
     logits = forward(model, [1, 2, 3], cache).logits.float()

@@ -12,7 +12,7 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from amusd.models.attention import register_attention
-from amusd.models.building import build_model
+from amusd.models.building import prepared
 from amusd.models.cached_model import CachedModel
 from amusd.models.configuration import as_own
 from amusd.models.decoder_weights import load_decoder
@@ -111,11 +111,12 @@ def wrap_model(
     """Ours with the weights and the dtype of a stock model; `weights`: instead of its own."""
     config = as_own(model.config)
     if options.model_impl == "transformers" or config is None:
-        return build_model(model.config, options, lambda _: HuggingFaceNetwork(model, options), output_ids)
+        with prepared(model.config, options) as length:
+            return CachedModel(HuggingFaceNetwork(model, options), options, length, output_ids)
     options = replace(options, dtype=str(model.dtype).removeprefix("torch."))
-    return build_model(
-        config, options, lambda length: load_decoder(weights or weights_of(model), config, options, length), output_ids
-    )
+    with prepared(config, options) as length:
+        network = load_decoder(weights or weights_of(model), config, options, length)
+        return CachedModel(network, options, length, output_ids)
 
 
 def wrapped_pair(name: str, numerics: Numerics | None = None, **options: Any) -> tuple[Any, CachedModel]:
