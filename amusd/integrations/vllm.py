@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Meta
 
-from amusd.config import GREEDY, MAX_FAN_OUT, DrafterConfig, EngineConfig, HardwareConfig, TargetConfig
+from amusd.config import MAX_FAN_OUT, DrafterConfig, EngineConfig, HardwareConfig, TargetConfig
 from amusd.config.engine import MAX_NUM_SEQS
 from amusd.drafters.base import say_once
 from amusd.errors import ConfigError
@@ -151,7 +151,8 @@ class Batch:
 
     def met(self, link: Transport, peer: Hello) -> None:
         """Work with this draft from now on."""
-        self.draft = RemoteDraft(link, peer, self.settings.drafter.kind, self.vocab_size)
+        number = self.settings.rows_per_step if self.settings.drafter.can.tree else 1
+        self.draft = RemoteDraft(link, peer, self.settings.drafter.kind, self.vocab_size, min(number, FAN_OUT), number)
         self._rows, self._silence, self._num_unread = [], Silence(), 0
 
     def close(self) -> None:
@@ -209,15 +210,11 @@ class Batch:
             if row is not None:
                 self._tell(draft, row, text)
             elif num_open < self.settings.max_num_seqs and len(text) < self.capacity:
-                rows[index] = _Row(self._open(draft, text), text.copy())
+                rows[index] = _Row(draft.open(text.tolist(), self.capacity), text.copy())
                 self._num_unread += len(text)
                 self._silence.asked(self._now_ns)
                 num_open += 1
         self._rows = rows
-
-    def _open(self, draft: RemoteDraft, text: Ids) -> TargetSession:
-        number = self.settings.rows_per_step if self.settings.drafter.can.tree else 1
-        return draft.open(text.tolist(), self.capacity, GREEDY, fan_out=min(number, FAN_OUT), rows_per_step=number)
 
     def _matched(self, draft: RemoteDraft, texts: Sequence[Ids]) -> list[_Row | None]:
         """The sequence of each row: that of the same index, else the longest that fits. The others are closed."""

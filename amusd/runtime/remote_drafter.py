@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from amusd.config import Distribution
+from amusd.config import GREEDY, Distribution
 from amusd.drafters.base import Drafter, say_once
 from amusd.errors import PeerProtocolError, first_line
 from amusd.protocol.messages import Candidate, Close, Failed, Hello, Message, Open, Progress, Shutdown
@@ -37,33 +37,25 @@ class RemoteDraft:
     drafter: str
     vocab_size: int
     """Token ids of the middle: `[0, vocab_size)`."""
+    fan_out: int = 1
+    """This and `rows_per_step`: as of `Open`."""
+    rows_per_step: int = 1
     failure: str | None = None
     num_openings: int = 0
     _sessions: dict[int, TargetSession] = field(default_factory=dict)
 
     def open(
-        self,
-        token_ids: Sequence[int],
-        capacity: int,
-        distribution: Distribution,
-        *,
-        follows: int = 0,
-        fan_out: int = 1,
-        rows_per_step: int = 1,
+        self, token_ids: Sequence[int], capacity: int, distribution: Distribution = GREEDY, follows: int = 0
     ) -> TargetSession:
-        """Have it draft behind `token_ids`, fewer than `capacity`; the options are fields of `Open`."""
-        self.num_openings += 1
+        """Have it draft behind `token_ids`, fewer than `capacity`. `follows`: as of `Open`."""
+        self.num_openings = number = self.num_openings + 1
         session = TargetSession(
-            sequence_id=self.num_openings,
-            prompt=token_ids,
-            max_length=capacity,
-            vocab_size=self.vocab_size,
-            fan_out=fan_out,
+            sequence_id=number, prompt=token_ids, max_length=capacity, vocab_size=self.vocab_size, fan_out=self.fan_out
         )
         session.attach(self.peer.incarnation)
-        self._sessions[self.num_openings] = session
+        self._sessions[number] = session
         opening = Open(
-            sequence_id=self.num_openings,
+            sequence_id=number,
             incarnation=self.peer.incarnation,
             token_ids=tuple(token_ids),
             max_length=capacity,
@@ -71,8 +63,8 @@ class RemoteDraft:
             max_lookahead=LOOKAHEAD,
             tokens_per_message=1,
             distribution=distribution,
-            fan_out=fan_out,
-            rows_per_step=rows_per_step,
+            fan_out=self.fan_out,
+            rows_per_step=self.rows_per_step,
             not_over=self._not_over,
             follows=follows,
         )
@@ -174,7 +166,7 @@ class RemoteDrafter(Drafter):
     def _begin(self, text: tuple[int, ...]) -> None:
         self.close()
         if self._draft.failure is None and len(text) < self.capacity:
-            self._session = self._draft.open(text, self.capacity, self.distribution, follows=self._last_id)
+            self._session = self._draft.open(text, self.capacity, self.distribution, self._last_id)
             self._last_id = self._session.sequence_id
 
     def _tell(self, text: tuple[int, ...]) -> None:
