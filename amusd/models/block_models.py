@@ -145,7 +145,6 @@ class DFlashState:
             attention = partial(attend_masked, visible=send(visible, model.device))
             positions = self._lay_out(position, rows)
             logits = model.network(send(tokens, model.device), positions, attention, self._memory, with_logits=True)
-        assert logits is not None
         self._known[position : position + rows] = False  # overwritten
         return logits[model.num_skipped :]
 

@@ -243,7 +243,6 @@ class CapturedPasses:
         positions = inputs.sent_rows[POSITION, places].clamp(min=0)
         attention = inputs.attention(table, places)
         logits = self._model.network(token_ids, positions, attention, memory, with_logits=True)
-        assert logits is not None
         self._choose(logits, shape.sampler, places)
         return logits
 

@@ -114,7 +114,7 @@ class Decoder(Network):
 
     def __call__(
         self, token_ids: Tensor, positions: Tensor, attention: Attention, memory: KVMemory, *, with_logits: bool
-    ) -> Tensor | None:
+    ) -> Tensor:
         """See `Network`."""
         hidden = F.embedding(token_ids, self.embedding)  # [rows, width]
         rotation = self.rotation[positions]  # [rows, dim / 2]
@@ -129,7 +129,7 @@ class Decoder(Network):
             hidden = self.norm(hidden)
         if self.taps is not None:
             self.taps.write(states | {last: hidden}, memory)
-        return self.logits_of(hidden) if with_logits else None
+        return self.logits_of(hidden) if with_logits else hidden[:0]
 
     def logits_of(self, normed: Tensor) -> Tensor:
         """[rows, vocab] for normed rows."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import itemgetter
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
@@ -199,11 +200,10 @@ def _reorder(pairs: Tensor, heads: range) -> Tensor:
 
 
 def _fuse(projections: list[Weights], orders: Sequence[Tensor | slice], options: LoadOptions) -> Linear:
-    parts = [projection.outputs(order) for projection, order in zip(projections, orders, strict=True)]
+    parts = [projection.each(itemgetter(order)) for projection, order in zip(projections, orders, strict=True)]
     return load_linear(Weights.join(parts), options, copy=False)
 
 
 def _split_inputs(weights: Weights, inputs: slice, options: LoadOptions) -> Linear:
-    if options.ranks.rank > 0:
-        weights = replace(weights, bias=None)  # it is added once
-    return load_linear(weights.inputs(inputs), options)
+    bias = weights.bias if options.ranks.rank == 0 else None  # it is added once
+    return load_linear(Weights(weights.matrix[:, inputs], bias), options)

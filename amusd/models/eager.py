@@ -43,9 +43,9 @@ class EagerPasses:
         outputs: list[ModelOutput] = []
         with torch.inference_mode():
             for part in self._split(batch):
-                if (logits := self._compute(part, with_logits=True)) is not None:
-                    each = torch.split(logits, [len(rows.token_ids) for rows in part])
-                    outputs += [ModelOutput(scores, rows.wanted) for scores, rows in zip(each, part, strict=True)]
+                logits = self._compute(part, with_logits=True)
+                each = torch.split(logits, [len(rows.token_ids) for rows in part])
+                outputs += [ModelOutput(scores, rows.wanted) for scores, rows in zip(each, part, strict=True)]
         return outputs
 
     def prefill(self, cache: KVCache, token_ids: Sequence[int]) -> None:
@@ -77,8 +77,8 @@ class EagerPasses:
             num_free -= len(rows.token_ids)
         return calls
 
-    def _compute(self, batch: Sequence[Rows], *, with_logits: bool) -> Tensor | None:
-        """Logits [rows, vocab] of all sequences in order; None for a prompt."""
+    def _compute(self, batch: Sequence[Rows], *, with_logits: bool) -> Tensor:
+        """Logits [rows, vocab] of all sequences in order; no rows for a prompt."""
         ends = [0, *itertools.accumulate(len(rows.token_ids) for rows in batch)]
         num_rows, memory, is_alone = ends[-1], batch[0].cache.memory, len(batch) == 1
         is_padded = self._numerics.fixed and with_logits
@@ -97,8 +97,7 @@ class EagerPasses:
             memory.slots_of_pass = range(start, start + num_rows)
         token_ids, positions = self._tensors[TOKEN][:computed], self._tensors[POSITION][:computed]
         attention = cpu_attention(parts, computed)
-        logits = self._network(token_ids, positions, attention, memory, with_logits=with_logits)
-        return None if logits is None else logits[:num_rows]
+        return self._network(token_ids, positions, attention, memory, with_logits=with_logits)[:num_rows]
 
     def _visible(self, rows: Rows, count: int) -> Tensor:
         """[count, keys] bool: what each row of one sequence sees."""

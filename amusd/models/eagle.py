@@ -39,7 +39,7 @@ class EagleDecoder(Decoder):
 
     def __call__(
         self, token_ids: Tensor, positions: Tensor, attention: Attention, memory: KVMemory, *, with_logits: bool
-    ) -> Tensor | None:
+    ) -> Tensor:
         """See `Network`."""
         embedded = F.embedding(token_ids, self.embedding)  # [rows, width]
         rotation = self.rotation[positions]
@@ -58,7 +58,7 @@ class EagleDecoder(Decoder):
             hidden = layer(hidden, layer.norm(hidden), rotation, attention, memory, index)
         normed = self.norm(hidden)
         memory.write_features(normed if self.norm_output else hidden)
-        return self.logits_of(normed) if with_logits else None
+        return self.logits_of(normed) if with_logits else normed[:0]
 
 
 def load_eagle(path: str | Path, target_path: str | Path, options: LoadOptions) -> CachedModel:

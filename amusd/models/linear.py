@@ -59,14 +59,6 @@ class Weights:
         filled = [biases[0].new_zeros(len(part.matrix)) if part.bias is None else part.bias for part in parts if biases]
         return cls(torch.cat([part.matrix for part in parts]), torch.cat(filled) if filled else None)
 
-    def outputs(self, order: Tensor | slice) -> Weights:
-        """The layer with these outputs."""
-        return self.each(lambda tensor: tensor[order])
-
-    def inputs(self, part: slice) -> Weights:
-        """A view of these inputs."""
-        return Weights(self.matrix[:, part], self.bias)
-
     def each(self, change: Callable[[Tensor], Tensor]) -> Weights:
         """The same with `change` applied to matrix and bias; it may select outputs."""
         return Weights(change(self.matrix), None if self.bias is None else change(self.bias))

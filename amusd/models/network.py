@@ -42,8 +42,8 @@ class Network(ABC):
     @abstractmethod
     def __call__(
         self, token_ids: Tensor, positions: Tensor, attention: Attention, memory: KVMemory, *, with_logits: bool
-    ) -> Tensor | None:
-        """Logits [rows, vocab_size] of `token_ids` [rows] at `positions` [rows]; None without `with_logits`.
+    ) -> Tensor:
+        """Logits [rows, vocab_size] of `token_ids` [rows] at `positions` [rows]; no rows without `with_logits`.
 
         `memory`: written at its `slots_of_pass`, then read by `attention`.
         """

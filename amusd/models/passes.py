@@ -94,14 +94,15 @@ class Rows:
     def write(self, inputs: npt.NDArray[np.int64], first: int) -> None:
         """Write `TOKEN`, `POSITION`, `SLOT` and `PARENT` to columns of `inputs` [4 or more, rows], from `first` on."""
         cache, paths, count = self.cache, self.paths, len(self.token_ids)
-        start, own = cache.length, slice(first, first + count)
-        inputs[TOKEN][own] = self.token_ids
-        inputs[POSITION][own] = np.arange(start, start + count) if paths is None else paths.positions
-        slots = cache.slots[start : start + count] if paths is None else paths.slots
-        inputs[SLOT][own] = np.add(slots, cache.first)
-        before = np.maximum(np.arange(start - 1, start + count - 1), 0)
-        parents = cache.slots[before] if paths is None else paths.parents
-        inputs[PARENT][own] = np.add(parents, cache.first)
+        columns = inputs[:, first : first + count]
+        columns[TOKEN] = self.token_ids
+        if paths is None:
+            columns[POSITION] = positions = np.arange(cache.length, cache.length + count)
+            columns[SLOT] = cache.slots[positions]
+            columns[PARENT] = cache.slots[np.maximum(positions - 1, 0)]
+        else:
+            columns[POSITION], columns[SLOT], columns[PARENT] = paths.positions, paths.slots, paths.parents
+        columns[[SLOT, PARENT]] += cache.first
 
 
 class Prepare(msgspec.Struct, frozen=True, tag=True):

@@ -56,7 +56,7 @@ class HuggingFaceNetwork(Network):
 
     def __call__(
         self, token_ids: Tensor, positions: Tensor, attention: Attention, memory: KVMemory, *, with_logits: bool
-    ) -> Tensor | None:
+    ) -> Tensor:
         """See `Network`."""
         module = self._model if with_logits else self._model.base_model
         output = module(
@@ -70,7 +70,8 @@ class HuggingFaceNetwork(Network):
         )
         if self.taps is not None:
             self.taps.write({layer: output.hidden_states[layer][0] for layer in self.taps.layers}, memory)
-        return output.logits[0] if with_logits else None
+        logits: Tensor = output.logits[0] if with_logits else output.last_hidden_state[0, :0]
+        return logits
 
 
 class _MemoryAsCache(Cache):  # type: ignore[misc]  # transformers is untyped here
