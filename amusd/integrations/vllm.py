@@ -37,6 +37,7 @@ from amusd.models.tokenizer import load_tokenizer
 from amusd.protocol.messages import Hello
 from amusd.protocol.target_session import TargetSession
 from amusd.runtime.devices import check_devices
+from amusd.runtime.draft_process import DraftProcess
 from amusd.runtime.draft_restart import DraftRestart
 from amusd.runtime.patience import Silence
 from amusd.runtime.remote_drafter import RemoteDraft
@@ -294,7 +295,7 @@ class AsyncProposer:
         engine = settings.engine(vllm_config)
         fingerprint = load_tokenizer(vllm_config.model_config.model).fingerprint
         with ExitStack() as running:
-            drafts = start_draft(engine, running, cores=settings.cores)
+            drafts = start_draft(engine, DraftProcess(engine, cores=settings.cores), running)
             self.batch = Batch(
                 drafts,
                 settings,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -54,20 +54,16 @@ def connect_target(
 
     Raises `ConfigError` when the pair cannot work together, `PeerError` when no draft comes.
     """
-    if drafts is None:
+    can_repeat = config.transport.kind not in ("gloo", "nccl")  # which make no second link
+    with ExitStack() as failing:
+        restart = None if drafts is None else start_draft(config, drafts, failing, can_repeat=can_repeat)
         model, tokenizer = load()
         client = DraftClient(recorder)
-    else:
-        can_repeat = config.transport.kind not in ("gloo", "nccl")  # which make no second link
-        restart = _start(config, drafts, can_repeat=can_repeat)
-        try:
-            model, tokenizer = load()
+        if restart is not None:
+            delay = 2 * config.transport.delay_ms / 1e3
             link, peer = restart.first(tokenizer.fingerprint)
-        except BaseException:
-            restart.close()
-            raise
-        delay = 2 * config.transport.delay_ms / 1e3
-        client = DraftClient(recorder, link, peer, delay, restart if can_repeat else None)
+            client = DraftClient(recorder, link, peer, delay, restart if can_repeat else None)
+        failing.pop_all()
     with device_errors(device_of(config, "target"), only_full=True):
         worker = TargetWorker(model, recorder, client, config.max_num_seqs, config.prefix_caching)
         worker.prepare()
@@ -75,19 +71,13 @@ def connect_target(
 
 
 def start_draft(
-    config: EngineConfig, running: ExitStack, *, can_repeat: bool = True, cores: Collection[int] = ()
+    config: EngineConfig, drafts: DraftSource, running: ExitStack, *, can_repeat: bool = True
 ) -> DraftRestart:
-    """Start a draft's process and what replaces it, without waiting; both end with `running`."""
-    process = DraftProcess(config, cores=cores)
-    running.callback(process.stop)
-    restart = _start(config, process, can_repeat=can_repeat)
-    running.callback(restart.close)
-    return restart
-
-
-def _start(config: EngineConfig, drafts: DraftSource, *, can_repeat: bool) -> DraftRestart:
+    """Have the first of `drafts` start, without waiting; they end with `running`."""
+    running.callback(drafts.stop)
     make_link = partial(listen, config.transport, devices=link_devices(config))
     restart = DraftRestart(drafts, make_link, config.startup_timeout_seconds, can_repeat=can_repeat)
+    running.callback(restart.close)
     restart.start()
     return restart
 
@@ -213,7 +203,8 @@ def start_inner(
     config = replace(
         config, drafters=(stage,), hardware=hardware, transport=TransportConfig(), target_tensor_parallel_size=1
     )
-    link, peer = start_draft(config, running, can_repeat=False).first(tokenizer.fingerprint)
+    drafts = start_draft(config, DraftProcess(config), running, can_repeat=False)
+    link, peer = drafts.first(tokenizer.fingerprint)
     remote = RemoteDraft(link, peer, stage.kind, middle.num_ids)
     running.callback(remote.shut_down)
     return lambda number: [RemoteDrafter(remote) for _ in range(number)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from memory_link import memory_pair
 
@@ -20,7 +22,7 @@ def load() -> tuple[CachedModel, Tokenizer]:
     raise AssertionError("weights are loaded")
 
 
-def publish(_address: str) -> None:
+def publish(*_orders: object) -> None:
     raise AssertionError("the draft is told where to connect")
 
 
@@ -29,8 +31,9 @@ def test_nccl_without_two_gpus_is_refused_before_weights_are_loaded(monkeypatch:
     hardware = HardwareConfig(devices=("cuda:0", "cpu"))
     config = EngineConfig(transport=TransportConfig(kind="nccl"), hardware=hardware)
     assert link_devices(config) == ("cuda:0", "cpu")
+    drafts = SimpleNamespace(tell=publish, stop=lambda: None)
     with pytest.raises(ConfigError, match="the target is on cuda:0, the draft on cpu") as caught:
-        connect_target(config, load, publish, Recorder("target"))
+        connect_target(config, load, drafts, Recorder("target"))
     assert "\n" not in str(caught.value)
 
 
