@@ -189,13 +189,16 @@ class Jobs:
             self.close()
             events = None if self._command == "serve" else events_of(self._directory, number)
             self._engine, self._config = self._make_engine(config, events, console), wanted
+            restart = self._engine.draft.draft_restart
+            if restart is not None:
+                restart.on_met = self._record
         self._record()
         return self._engine
 
     def _make_pair(self, config: RunConfig, events: str | None, console: Console) -> Engine:
         pin_to(set(self._cores))
         wanted = config.engine_for(self._command)
-        settled, drafts, meeting = start_workers(wanted, tell, events=events, tell_loss=tell, on_met=self._record)
+        settled, drafts, meeting = start_workers(wanted, tell, events=events, tell_loss=tell)
         if set(settled.hardware.devices) == {"cpu"}:
             pin_rank(settled, "target", self._cores)
         from amusd.engine import Engine

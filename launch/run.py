@@ -244,9 +244,6 @@ class DraftElsewhere:
             self._end = msgspec.msgpack.decode(frame, type=Ended)
         return self._end
 
-    def met(self) -> None:
-        """See `DraftSource`."""
-
     def dismiss(self) -> None:
         """See `DraftSource`."""
         self.link.send_frame(msgspec.msgpack.encode(None))

@@ -42,13 +42,11 @@ class DraftProcess:
         *,
         events: str | None = None,
         tell_loss: Callable[[str], None] | None = None,
-        on_met: Callable[[], None] = lambda: None,
         cores: Collection[int] = (),
     ) -> None:
         """Have the first draft load, without waiting. `events`: as of `Recorder`.
 
         `tell_loss`: called with a line when a draft is killed from outside; if given, drafts log to standard error.
-        `on_met`: called when a draft has said Hello; `pid` is its id by then.
         `cores`: of the draft on a CPU; empty: the last ones of this process.
         """
         size = config.target_tensor_parallel_size
@@ -62,7 +60,6 @@ class DraftProcess:
         self._server = ForkServer(command_of(__name__), self._settings)
         self._lock = threading.RLock()
         self._tell_loss = tell_loss
-        self._on_met = on_met
         self._is_dismissed = False
         self._last_end: Ended | None = None
 
@@ -92,10 +89,6 @@ class DraftProcess:
                 if self._tell_loss is not None and end.code < 0 and not self._is_dismissed:
                     self._tell_loss(in_words(end))
             return end
-
-    def met(self) -> None:
-        """See `DraftSource`."""
-        self._on_met()
 
     def dismiss(self) -> None:
         """See `DraftSource`."""

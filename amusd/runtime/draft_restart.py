@@ -48,10 +48,6 @@ class DraftSource(Protocol):
         """How the present draft ended; None if not within `timeout` seconds (0 polls)."""
         ...
 
-    def met(self) -> None:
-        """Take note that the present draft has said Hello."""
-        ...
-
     def dismiss(self) -> None:
         """End the present draft, whose link is closed. Does not wait."""
         ...
@@ -77,6 +73,8 @@ class DraftRestart:
     """How long a draft may take from its start to its Hello."""
     can_repeat: bool = True
     """False: `listen` works once, so that a lost draft is not replaced."""
+    on_met: Callable[[], object] = lambda: None
+    """Called when a draft has said Hello."""
     failure: str | None = None
     """Why there will be no further draft."""
     _own: Hello | None = None
@@ -168,7 +166,7 @@ class DraftRestart:
             if end is not None:
                 raise PeerLostError(in_words(end))
             return None
-        self.source.met()
+        self.on_met()
         link, self._link = self._link, None
         return link, peer
 

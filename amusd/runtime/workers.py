@@ -24,7 +24,6 @@ def start_workers(
     *,
     events: str | None = None,
     tell_loss: Callable[[str], None] | None = None,
-    on_met: Callable[[], None] = lambda: None,
 ) -> tuple[EngineConfig, DraftProcess | None, Meeting | None]:
     """Start what `config` needs, without waiting: all of it loads while this process imports torch.
 
@@ -34,7 +33,7 @@ def start_workers(
     with ExitStack() as failing:
         drafts, meeting = None, None
         if config.drafters:
-            drafts = DraftProcess(config, events=events, tell_loss=tell_loss, on_met=on_met)
+            drafts = DraftProcess(config, events=events, tell_loss=tell_loss)
             failing.callback(drafts.stop)
         if config.target_tensor_parallel_size > 1:
             meeting = start_followers(config)

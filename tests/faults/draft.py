@@ -237,9 +237,6 @@ class Drafts:
     def tell(self, incarnation: int, _address: str, nonce: int) -> None:
         self._process = DraftProcess(self, incarnation, nonce)
 
-    def met(self) -> None:
-        pass
-
     def stop(self) -> None:
         pass
 

@@ -136,9 +136,6 @@ class DraftThreads:
     def tell(self, incarnation: int, _address: str, nonce: int) -> None:
         self.lives.append(DraftThread(self, self._ends.pop(nonce), incarnation))
 
-    def met(self) -> None:
-        pass
-
     def dismiss(self) -> None:
         self.lives[-1].link.kill()
 

@@ -29,9 +29,6 @@ class Source:
         self.told.append(incarnation)
         self.has_ended = False
 
-    def met(self) -> None:
-        pass
-
     def dismiss(self) -> None:
         self.num_dismissed += 1
         self.has_ended = True
@@ -103,7 +100,7 @@ def test_a_draft_that_does_not_end_by_itself_is_dismissed(search: Search) -> Non
     assert search.source.num_dismissed == 1
 
 
-@pytest.mark.parametrize("step", ["dismiss", "ending", "listen", "tell", "met", "cut"])
+@pytest.mark.parametrize("step", ["dismiss", "ending", "listen", "tell", "on_met", "cut"])
 def test_whatever_fails_on_the_way_to_the_next_draft_costs_that_draft_alone(
     search: Search, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -114,7 +111,7 @@ def test_whatever_fails_on_the_way_to_the_next_draft_costs_that_draft_alone(
         if step == "cut":
             search.cuts_links = True
         else:
-            patch.setattr(search.restart if step == "listen" else search.source, step, fail)
+            patch.setattr(search.restart if step in ("listen", "on_met") else search.source, step, fail)
         search.restart.lost("it says nothing") if step == "dismiss" else search.lose()
         search.clock.pass_by(FAREWELL_SECONDS)
         for _ in range(3):
