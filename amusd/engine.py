@@ -31,9 +31,8 @@ from amusd.models.embedded_target import Report
 from amusd.models.meeting import Meeting
 from amusd.models.tokenizer import Prompt, Tokenizer, user_turn
 from amusd.policies.factory import policy_name
-from amusd.runtime.devices import claim_device
 from amusd.runtime.draft_restart import DraftSource
-from amusd.runtime.startup import connect_target, load_with_followers, make_leader
+from amusd.runtime.startup import connect_target
 from amusd.runtime.target_sequence import Request
 from amusd.runtime.target_worker import TargetWorker
 from amusd.runtime.workers import start_workers
@@ -117,12 +116,7 @@ class Engine:
                 others.callback(drafts.stop)
             if meeting is not None:
                 others.callback(meeting.stop)
-            claim_device(config, "target")
-            leader = make_leader(config, meeting)
-            if leader is not None:
-                others.callback(leader.close)
-            load = partial(load_with_followers, config, leader, report)
-            worker, tokenizer = connect_target(config, load, drafts, recorder)
+            worker, tokenizer = connect_target(config, drafts, recorder, others, report=report, meeting=meeting)
             drafters = [drafter.kind for drafter in config.drafters]
             return cls(worker, tokenizer, drafters, drafts, meeting, others.pop_all())
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -46,24 +45,30 @@ logger = logging.getLogger(__name__)
 
 def connect_target(
     config: EngineConfig,
-    load: Callable[[], tuple[CachedModel, Tokenizer]],
     drafts: DraftSource | None,
     recorder: Recorder,
+    running: ExitStack,
+    *,
+    report: Report | None = None,
+    meeting: Meeting | None = None,
 ) -> tuple[TargetWorker, Tokenizer]:
     """Listen, tell the draft where, load the target meanwhile, and shake hands. `drafts`: None for no draft.
 
-    Raises `ConfigError` when the pair cannot work together, `PeerError` when no draft comes.
+    What is started ends with `running`; `report` and `meeting` are those of `Engine.connect`. Raises `ConfigError` when
+    the pair cannot work together, `PeerError` when no draft comes.
     """
+    claim_device(config, "target")
+    leader = make_leader(config, meeting)
+    if leader is not None:
+        running.callback(leader.close)
     can_repeat = config.transport.kind not in ("gloo", "nccl")  # which make no second link
-    with ExitStack() as failing:
-        restart = None if drafts is None else start_draft(config, drafts, failing, can_repeat=can_repeat)
-        model, tokenizer = load()
-        client = DraftClient(recorder)
-        if restart is not None:
-            delay = 2 * config.transport.delay_ms / 1e3
-            link, peer = restart.first(tokenizer.fingerprint)
-            client = DraftClient(recorder, link, peer, delay, restart if can_repeat else None)
-        failing.pop_all()
+    restart = None if drafts is None else start_draft(config, drafts, running, can_repeat=can_repeat)
+    model, tokenizer = load_with_followers(config, leader, report)
+    client = DraftClient(recorder)
+    if restart is not None:
+        delay = 2 * config.transport.delay_ms / 1e3
+        link, peer = restart.first(tokenizer.fingerprint)
+        client = DraftClient(recorder, link, peer, delay, restart if can_repeat else None)
     with device_errors(device_of(config, "target"), only_full=True):
         worker = TargetWorker(model, recorder, client, config.max_num_seqs, config.prefix_caching)
         worker.prepare()

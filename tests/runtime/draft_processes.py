@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -30,7 +30,6 @@ from amusd.drafters.synthetic import right_with_probability
 from amusd.engine import Engine
 from amusd.runtime import draft_process, startup
 from amusd.runtime.draft_process import DraftProcess
-from amusd.runtime.startup import connect_target
 from tests.warm import Popen
 
 NUM_TOKENS = 60
@@ -82,16 +81,13 @@ class Survivor:
 def survivor(kind: str) -> Iterator[Survivor]:
     """An engine over table models and a link of this kind; its drafts have ended when this returns."""
     config = EngineConfig(transport=TransportConfig(kind=kind))  # type: ignore[arg-type]  # the tests choose it
-    tokenizer = TableTokenizer(VOCAB_SIZE)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("amusd.child.subprocess.Popen", Popen)
         patch.setattr(draft_process, "command_of", lambda _: [sys.executable, "-c", PROGRAM])
+        loaded = paced_model(PASS_SECONDS), TableTokenizer(VOCAB_SIZE)
+        patch.setattr(startup, "load_with_followers", lambda *_: loaded)
         drafts = DraftProcess(config)
-        try:
-            worker, _ = connect_target(
-                config, lambda: (paced_model(PASS_SECONDS), tokenizer), drafts, KeepingRecorder("target")
-            )
+        with ExitStack() as running:
+            worker, tokenizer = startup.connect_target(config, drafts, KeepingRecorder("target"), running)
             with Engine(worker, tokenizer, drafters=["oracle"], drafts=drafts) as engine:
                 yield Survivor(engine, drafts)
-        finally:
-            drafts.stop()

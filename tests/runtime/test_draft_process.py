@@ -38,7 +38,9 @@ WAITS = DecodingConfig(mode="synchronous", max_silence_seconds=SECONDS)
 
 @pytest.fixture(autouse=True)
 def _table_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("amusd.engine.load_with_followers", lambda *_: (paced_model(0.0), TableTokenizer(VOCAB_SIZE)))
+    monkeypatch.setattr(
+        "amusd.runtime.startup.load_with_followers", lambda *_: (paced_model(0.0), TableTokenizer(VOCAB_SIZE))
+    )
 
 
 @pytest.mark.parametrize(
@@ -110,7 +112,7 @@ import amusd.engine
 from runtime.pair import PROMPT, VOCAB_SIZE, paced_model, params
 from table_model import TableTokenizer
 
-amusd.engine.load_with_followers = lambda *_: (paced_model(0.0), TableTokenizer(VOCAB_SIZE))
+amusd.runtime.startup.load_with_followers = lambda *_: (paced_model(0.0), TableTokenizer(VOCAB_SIZE))
 
 
 def answer():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pytest
@@ -18,7 +19,7 @@ from amusd.runtime.startup import connect_target
 from amusd.tracing.recorder import Recorder
 
 
-def load() -> tuple[CachedModel, Tokenizer]:
+def load(*_: object) -> tuple[CachedModel, Tokenizer]:
     raise AssertionError("weights are loaded")
 
 
@@ -28,12 +29,14 @@ def publish(*_orders: object) -> None:
 
 def test_nccl_without_two_gpus_is_refused_before_weights_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: True)
+    monkeypatch.setattr("amusd.runtime.startup.claim_device", lambda *_: "cuda:0")
+    monkeypatch.setattr("amusd.runtime.startup.load_with_followers", load)
     hardware = HardwareConfig(devices=("cuda:0", "cpu"))
     config = EngineConfig(transport=TransportConfig(kind="nccl"), hardware=hardware)
     assert link_devices(config) == ("cuda:0", "cpu")
     drafts = SimpleNamespace(tell=publish, stop=lambda: None)
     with pytest.raises(ConfigError, match="the target is on cuda:0, the draft on cpu") as caught:
-        connect_target(config, load, drafts, Recorder("target"))
+        connect_target(config, drafts, Recorder("target"), ExitStack())
     assert "\n" not in str(caught.value)
 
 
