@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,13 +63,14 @@ def _load_network(
             weights = read_weights(path, stored, config)
             if shared is not None:
                 adopt_vocabulary(weights, shared)
-            make: Callable[[], Network] = partial(load_decoder, weights, config, options, max_length)
         else:
             from amusd.models.transformers_models import HuggingFaceNetwork, load_stock
 
-            make = partial(HuggingFaceNetwork, load_stock(path, config, options, shared), options)
+            stock = load_stock(path, config, options, shared)
     del stored  # which would keep in memory what the network has copied
-    return make()
+    if isinstance(config, ModelConfig):
+        return load_decoder(weights, config, options, max_length)
+    return HuggingFaceNetwork(stock, options)
 
 
 def _try_out(model: CachedModel, options: LoadOptions, report: Callable[[str], None]) -> CachedModel:

@@ -56,7 +56,8 @@ class CapturedPasses:
         self._num_caches = number = len(caches)
         self._max_rows = max_rows = model.numerics.width
         self._num_places = number * (max_rows + model.tokens_per_step)
-        self._graphs: dict[PassShape, tuple[Replay, list[Tensor]]] = {}  # with the logits of each, one tensor
+        self._graphs: dict[PassShape, Replay] = {}
+        self._logits: dict[PassShape, Tensor] = {}  # which a graph writes
         self._words: dict[RowSampler, tuple[Pinned, Pinned]] = {}  # inputs and outputs of each sampler
         self._is_sealed = False
         self._device = device = model.device
@@ -87,14 +88,13 @@ class CapturedPasses:
                 asked.host[those] = sampler.neutral if rows.wanted is None else rows.wanted.inputs
             asked.send()
         with torch.inference_mode():
-            for replay, _ in graphs:
+            for replay in graphs:
                 replay()
             self._results.fetch()
             if told is not None:
                 told.fetch()
         self._model.wait()
-        [logits] = graphs[0][1]
-        outputs = []
+        logits, outputs = self._logits[shapes[0]], []
         for index, (rows, those) in enumerate(zip(batch, places, strict=True)):
             columns, bits = self._results.host[:, those].copy()
             others = None if told is None else told.host[those].copy()
@@ -210,7 +210,7 @@ class CapturedPasses:
                 self._graph(shape)
         self._is_sealed = True
 
-    def _graph(self, shape: PassShape) -> tuple[Replay, list[Tensor]]:
+    def _graph(self, shape: PassShape) -> Replay:
         if shape not in self._graphs:
             if self._is_sealed:
                 raise DeviceError(f"a pass was not prepared: {shape}")
@@ -222,14 +222,13 @@ class CapturedPasses:
                 asked.host[:] = sampler.neutral
                 asked.send()
             self._inputs.send(self._write((), shape, shape.step))
-            logits: list[Tensor] = []
 
             def work() -> None:
-                logits[:] = [self._compute(shape)]
+                self._logits[shape] = self._compute(shape)
 
             assert self._model.capture is not None
             with torch.inference_mode():
-                self._graphs[shape] = self._model.capture(work), logits
+                self._graphs[shape] = self._model.capture(work)
         return self._graphs[shape]
 
     def _compute(self, shape: PassShape) -> Tensor:

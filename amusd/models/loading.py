@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -83,11 +82,9 @@ def load_target(
 
 def describe_target(config: EngineConfig, device: str) -> str:
     """The target's source, dtype and device, for people."""
-    if config.hardware.synthetic is not None:
-        model = f"random weights of {config.hardware.synthetic}"
-    else:
-        model = config.target.model or DESCRIPTION
-    return f"{model}, {target_dtype(config, device)} on {device}"
+    shape = config.hardware.synthetic
+    source = f"random weights of {shape}" if shape is not None else config.target.model or DESCRIPTION
+    return f"{source}, {target_dtype(config, device)} on {device}"
 
 
 def describe_drafter(config: DrafterConfig, engine: EngineConfig, device: str) -> str:
@@ -142,9 +139,10 @@ def load_draft_model(
         tokenizer, shared = _shared_with_target(own, engine) or (own, None)
         return load_model(path, options, shared), tokenizer
     if config.can.needs_features:
-        load = load_eagle if config.kind == "eagle" else partial(load_block_model, kind=config.kind)
         target_path = model_path(engine.target)
-        return load(path, target_path, options), load_tokenizer(target_path)
+        if config.kind == "eagle":
+            return load_eagle(path, target_path, options), load_tokenizer(target_path)
+        return load_block_model(path, target_path, options, config.kind), load_tokenizer(target_path)
     return load_embedded_draft(path, options), None if config.kind == "synthetic" else load_tokenizer(path)
 
 

@@ -12,11 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    AutoConfig,
-    AutoTokenizer,
-)
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoTokenizer
 from transformers.cache_utils import Cache
 from transformers.quantizers import AutoHfQuantizer
 from transformers.utils import is_accelerate_available, logging
