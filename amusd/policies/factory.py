@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from amusd.config import DecodingConfig
+from amusd.config import MAX_FAN_OUT, DecodingConfig
 from amusd.config.plugins import make
+from amusd.errors import ConfigError
 from amusd.policies.base import Policy
 from amusd.policies.schedules import (
     AutoPolicy,
@@ -42,7 +43,12 @@ def make_policy(decoding: DecodingConfig, *, can_branch: bool = False) -> Policy
         return WindowedPolicy(max_lookahead=2 * length, tokens_per_message=length, timeout_seconds=timeout)
     if decoding.policy == "chain":
         return ChainPolicy(max_lookahead=lookahead, min_candidates=least, max_wait_passes=wait)
-    return make("policy", decoding.policy, Policy, decoding, can_branch=can_branch)  # type: ignore[type-abstract]
+    own: Policy = make("policy", decoding.policy, Policy, decoding, can_branch=can_branch)  # type: ignore[type-abstract]
+    widths = own.max_lookahead, own.tokens_per_message, own.fan_out, own.rows_per_step
+    if min(widths) < 1 or max(widths[2:]) > MAX_FAN_OUT:
+        names = "max_lookahead, tokens_per_message, fan_out, rows_per_step"
+        raise ConfigError(f"policy={decoding.policy}: {names}={widths}: at least 1, the last two at most {MAX_FAN_OUT}")
+    return own
 
 
 def policy_name(decoding: DecodingConfig) -> str | None:
