@@ -58,8 +58,11 @@ def connect_target(
     the pair cannot work together, `PeerError` when no draft comes.
     """
     claim_device(config, "target")
-    leader = make_leader(config, meeting)
-    if leader is not None:
+    leader = None
+    if (size := config.target_tensor_parallel_size) > 1:
+        assert meeting is not None, "whoever starts the other ranks says where they meet"
+        check_target(config)
+        leader = Leader(config.transport, meeting, size, _backend(config, meeting))
         running.callback(leader.close)
     can_repeat = config.transport.kind not in ("gloo", "nccl")  # which make no second link
     restart = None if drafts is None else start_draft(config, drafts, running, can_repeat=can_repeat)
@@ -68,6 +71,7 @@ def connect_target(
     if restart is not None:
         delay = 2 * config.transport.delay_ms / 1e3
         link, peer = restart.first(tokenizer.fingerprint)
+        running.callback(link.drop)
         client = DraftClient(recorder, link, peer, delay, restart if can_repeat else None)
     with device_errors(device_of(config, "target"), only_full=True):
         worker = TargetWorker(model, recorder, client, config.max_num_seqs, config.prefix_caching)
@@ -85,15 +89,6 @@ def start_draft(
     running.callback(restart.close)
     restart.start()
     return restart
-
-
-def make_leader(config: EngineConfig, meeting: Meeting | None) -> Leader | None:
-    """The first of the target's ranks; None without others. Raises `ConfigError` for a wrong model."""
-    if config.target_tensor_parallel_size == 1:
-        return None
-    assert meeting is not None, "whoever starts the other ranks says where they meet"
-    check_target(config)
-    return Leader(config.transport, meeting, config.target_tensor_parallel_size, _backend(config, meeting))
 
 
 def _backend(config: EngineConfig, meeting: Meeting) -> Backend:
