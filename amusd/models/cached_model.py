@@ -114,6 +114,8 @@ class CachedModel:
 
         A row's logits are those of its path alone. Raises `ValueError`, before any change, for what does not fit.
         """
+        if not 1 <= steps <= self.tokens_per_step:
+            raise ValueError(f"{steps} steps: must be between 1 and {self.tokens_per_step}")
         samplers = [rows.wanted.sampler for rows in batch if rows.wanted is not None]
         sampler = max(samplers, key=lambda sampler: sampler.level, default=None)
         return self.compute(Forward(batch, steps), sampler) if batch else []

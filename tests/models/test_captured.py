@@ -68,6 +68,8 @@ def test_a_pass_that_was_not_prepared_is_an_error_and_not_a_delay() -> None:
     replayed.prepare(cache)
     with pytest.raises(DeviceError, match="was not prepared: PassShape"):
         replayed.run([Rows([5], cache)], steps=2)
+    with pytest.raises(ValueError, match="4 steps: must be between 1 and 3"):
+        replayed.run([Rows([5], cache)], steps=4)
 
 
 def test_a_logit_that_is_no_finite_number_comes_with_the_tokens() -> None:
