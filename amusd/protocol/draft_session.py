@@ -180,7 +180,7 @@ class DraftSession:
     def guess_path(self, token_ids: Sequence[int], weight: float) -> int:
         """Guess these tokens after the root, each with probability `weight`; returns how many are new."""
         node, before = self.root, self.num_nodes
-        for token_id in token_ids:
+        for token_id in token_ids if 0 < weight <= 1 else ():
             if not self._may_grow(node):
                 break
             node = node.child(token_id) or self._guess(node, token_id, weight, 0)

@@ -169,7 +169,8 @@ def test_an_unlikely_guess_is_made_when_a_verdict_has_made_it_likely() -> None:
 
 def test_what_was_looked_up_is_not_guessed_again() -> None:
     session = DraftSession(OPENING)
-    session.guess_path([4, 5], 0.85)
+    assert session.guess_path([4, 5], 0.0) == 0
+    assert session.guess_path([4, 5], 0.85) == 2
     (root,) = nodes_of(session)
     session.grow([root], [[(4, 0.6), (6, 0.2)]])
     assert [child.token_id for child in root.children] == [4, 6]
