@@ -171,7 +171,8 @@ def serve(
 
     def end() -> NoReturn:
         for pid in children:  # one that is stopped does not end by itself
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it has just ended
+                os.kill(pid, signal.SIGKILL)
         leave(settings)
         os._exit(0)
 
