@@ -273,24 +273,20 @@ class DraftClient:
             self._count_nonsense()
 
     def _receive_candidate(self, message: Candidate) -> None:
-        sequence = self._sequences.get(message.sequence_id)
-        if sequence is None:  # it has ended
-            self._record_candidate(message, "stale", 0)
-            self._silence = Silence()
-            return
-        if sequence.told is not None and message.incarnation == self._incarnation:
-            sequence.told.heard(self._now())
-        try:
-            reception = sequence.receive(message)
-        except PeerProtocolError:
-            self._record_candidate(message, "refused", sequence.session.num_candidates)
+        sequence, reception, num_ready = self._sequences.get(message.sequence_id), "stale", 0
+        if sequence is not None:  # else it has ended
+            if sequence.told is not None and message.incarnation == self._incarnation:
+                sequence.told.heard(self._now())
+            try:
+                reception = sequence.receive(message)
+            except PeerProtocolError:
+                reception = "refused"
+            num_ready = sequence.session.num_candidates
+        record_message(self.recorder, "receive", message, reception=reception, num_ready=num_ready)
+        if reception == "refused":
             self._count_nonsense()
         else:
-            self._record_candidate(message, reception, sequence.session.num_candidates)
             self._silence = Silence()
-
-    def _record_candidate(self, message: Candidate, reception: str, num_ready: int) -> None:
-        record_message(self.recorder, "receive", message, reception=reception, num_ready=num_ready)
 
     def _count_nonsense(self) -> None:
         self._silence.num_nonsense += 1
