@@ -28,17 +28,17 @@ from amusd.protocol.draft_session import Guesses
 from amusd.sampling.acceptance import accept_along
 from amusd.sampling.sampler import DRAFT_LEVELS, samplers_of
 
+NUM_INNER_TOKENS = 4
+"""Most candidates of the inner drafter in a pass."""
+
 
 class CascadeDrafter(AutoregressiveDrafter):
     """Drafts chains with `model`, and with `inner` for it."""
 
-    def __init__(
-        self, model: CachedModel, inner: Drafter, num_inner_tokens: int = 4, *, cache: KVCache | None = None
-    ) -> None:
-        """`num_inner_tokens`: most candidates of a pass; `cache`: one of `new_caches`."""
+    def __init__(self, model: CachedModel, inner: Drafter, *, cache: KVCache | None = None) -> None:
+        """`cache`: one of `new_caches`."""
         super().__init__(model, cache=cache)
         self.inner = inner
-        self._num_inner_tokens = num_inner_tokens
 
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
         """Start from `token_ids`, both drafters."""
@@ -84,7 +84,7 @@ class CascadeDrafter(AutoregressiveDrafter):
         """How many tokens to ask of the inner drafter; the pass makes one more."""
         length = self.length + len(path)
         most = min(room, self.model.numerics.max_rows(length - 1)) - 1
-        return max(0, min(self._num_inner_tokens, most, self.inner.capacity - length))
+        return max(0, min(NUM_INNER_TOKENS, most, self.inner.capacity - length))
 
     def judge(self, path: Sequence[int], candidates: Sequence[int], rows: Rows, output: ModelOutput) -> tuple[int, ...]:
         """The model's choices behind `path`, along the candidates; none if not finite."""
