@@ -299,10 +299,7 @@ class SequenceSampler:
         paths = [token_ids[:1]]
         for row, parent in enumerate(range(len(token_ids) - 1) if parents is None else parents, start=1):
             paths.append((*paths[parent], token_ids[row]))
-        words = self._words(start, paths, num_steps - 1)
-        if self.needs_context and parents is None:
-            self._context += token_ids
-        return words
+        return self._words(start, paths, num_steps - 1)
 
     def _words(self, length: int, paths: Sequence[Sequence[int]], num_further: int = 0) -> Words:
         ends = [length + len(path) for path in paths]
