@@ -1,20 +1,17 @@
-"""The measurements of a sweep's jobs in one place: `sweep.json`, `sweep.csv`, a table."""
+"""The measurements of a sweep's jobs in one place: `sweep.json`, and a table."""
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from amusd.commands.tables import rows_table
-from amusd.files import RESULT_FILE, read_json, write_json, write_whole
+from amusd.files import RESULT_FILE, read_json, write_json
 
 from .run_directory import OVERRIDES_FILE, SUMMARY_FILE
 
-CSV_FILE = "sweep.csv"
 _HIDDEN = (
     *("tokens_per_second_per_device", "p50_inter_token_ms", "p99_inter_token_ms", "target_idle_fraction"),
     *("draft_idle_fraction", "wasted_draft_fraction", "identical_to_autoregressive"),
@@ -23,7 +20,7 @@ _NO_RESULT = {"mode": "no result"}
 
 
 def summarize(folder: Path) -> dict[str, Any]:
-    """Write the tables of a sweep; return the document `sweep.json`."""
+    """Write and return the document `sweep.json`."""
     jobs = [_job(path) for path in sorted(folder.iterdir(), key=_number) if (path / OVERRIDES_FILE).is_file()]
     values = [dict(override.split("=", 1) for override in job["overrides"]) for job in jobs]
     keys = [key for key in dict.fromkeys(chain(*values)) if len({one.get(key) for one in values}) > 1]
@@ -31,17 +28,6 @@ def summarize(folder: Path) -> dict[str, Any]:
         job["swept"] = {key: own.get(key, "") for key in keys}
     document = {"run_dir": str(folder), "swept_keys": keys, "jobs": jobs}
     write_json(folder / SUMMARY_FILE, document)
-    rows = [
-        {name: value for name, value in row.items() if not isinstance(value, list | dict)}
-        for job in jobs
-        for row in _rows(job)
-        if job["rows"]
-    ]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(dict.fromkeys(chain(*rows))))
-    writer.writeheader()
-    writer.writerows(rows)
-    write_whole(folder / CSV_FILE, text.getvalue())
     return document
 
 

@@ -53,4 +53,3 @@ def test_a_sweep_takes_further_keys(small_pair: list[str], tmp_path: Path) -> No
     jobs = json.loads((tmp_path / "sweep" / "sweep.json").read_text())["jobs"]
     assert [job["swept"] for job in jobs] == [{"min_candidates": "0"}, {"min_candidates": "1"}]
     assert all(job["rows"] for job in jobs)
-    assert (tmp_path / "sweep" / "sweep.csv").is_file()
