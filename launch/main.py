@@ -6,7 +6,6 @@ or an output that cannot be written (one line); 130 Ctrl-C; 143 SIGTERM.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from contextlib import closing, suppress
@@ -40,7 +39,6 @@ usage: amusd COMMAND [KEY=VALUE ...]         answer, compare, predict, measure
        amusd trace RUN_DIR [sequence=N]
        amusd keys FOLDER
        amusd export-draft FOLDER
-       amusd -sc install=bash                completion in a shell, by Hydra
 
 {commands}
 """
@@ -63,8 +61,6 @@ def _run(arguments: list[str]) -> int:
     if command == "--version":
         Console().text(f"amusd {amusd.__version__}")
         return 0
-    if command in ("-sc", "--shell-completion"):
-        return _complete(arguments)
     if command not in COMMANDS:
         raise ConfigError(f"{command or 'amusd'}: name a command first; allowed: {', '.join(COMMANDS)}")
     if command == "trace":
@@ -150,13 +146,6 @@ def _summarize(folder: Path, *, is_json: bool) -> bool:
     console.document(document)
     tell(f"{len(document['jobs'])} jobs in {folder}")
     return all(job["rows"] for job in document["jobs"])
-
-
-def _complete(arguments: Sequence[str]) -> int:
-    """Have Hydra complete a shell's line, from which our commands are taken out: it does not know them."""
-    words = os.environ.get("COMP_LINE", "").split(" ")
-    os.environ["COMP_LINE"] = " ".join(word for word in words if word not in COMMANDS)
-    return _hydra(lambda _config: None, arguments, "amusd")
 
 
 def _write_folder(command: str, arguments: Sequence[str]) -> int:

@@ -91,16 +91,6 @@ def test_only_what_computes_starts_again_for_huge_pages(
     assert restart.call_count == number
 
 
-def test_a_shell_completes_choices_behind_a_command(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert main(["-sc", "install=bash"]) == 0
-    assert capsys.readouterr().out.endswith("-F hydra_bash_completion amusd\n")
-    monkeypatch.setenv("COMP_LINE", "amusd generate drafter=em")
-    assert main(["-sc", "query=bash"]) == 0
-    assert capsys.readouterr().out.split() == ["drafter=embedded"]
-
-
 @pytest.mark.skipif(not entry_points(group="console_scripts", name="amusd"), reason="amusd is not installed here")
 def test_python_runs_the_package_as_the_command(tmp_path: Path) -> None:
     done = run([sys.executable, "-m", "amusd", "--version"], tmp_path)
