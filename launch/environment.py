@@ -20,10 +20,7 @@ from amusd.config import EngineConfig
 from amusd.runtime.cores import allowed_cores
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-NCCL_SETTINGS = {
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",
-    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
-}
+NCCL_SETTINGS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "2", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
 """Settings that torch's NCCL groups read when made, for links (`transport=nccl`) and ranks.
 
 TORCH_NCCL_ASYNC_ERROR_HANDLING=2: a dead or late peer ends only the transfer; by default, and as torchrun sets it (1),

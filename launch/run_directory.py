@@ -37,11 +37,7 @@ SUMMARY_FILE = "sweep.json"
 """In the folder of a sweep, whose jobs are in numbered folders."""
 EVENTS_FOLDER = "events"
 _MEASURED = (RESULT_FILE, PARTIAL_FILE, error_file("target"), error_file("draft"))
-_FILES = (
-    *(CONFIG_FILE, ENVIRONMENT_FILE, WORKERS_FILE),
-    *_MEASURED,
-    *(ANSWERS_FILE, "trace.json", *FIGURE_FILES),
-)
+_FILES = (*(CONFIG_FILE, ENVIRONMENT_FILE, WORKERS_FILE), *_MEASURED, *(ANSWERS_FILE, "trace.json", *FIGURE_FILES))
 _MARKS_OF_A_RUN = (CONFIG_FILE, RESULT_FILE, SUMMARY_FILE, EVENTS_FOLDER)
 
 

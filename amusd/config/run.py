@@ -8,14 +8,7 @@ from functools import partial
 from typing import Any, Literal, cast, get_args
 
 from amusd.config.capabilities import check_runs_ahead
-from amusd.config.commands import (
-    HIDDEN,
-    CompareConfig,
-    RayConfig,
-    ServeConfig,
-    SimulateConfig,
-    WorkloadConfig,
-)
+from amusd.config.commands import HIDDEN, CompareConfig, RayConfig, ServeConfig, SimulateConfig, WorkloadConfig
 from amusd.config.decoding import DecodingConfig, SamplingParams
 from amusd.config.engine import MIN_VERIFY_WIDTH, DrafterConfig, DrafterKind, EngineConfig, EngineKeys, Length
 from amusd.errors import ConfigError

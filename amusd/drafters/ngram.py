@@ -143,7 +143,7 @@ class NgramCache:
     def continuation(self, max_tokens: int, path: Sequence[int] = ()) -> tuple[tuple[int, ...], int]:
         """Up to `max_tokens` tokens after the longest suffix, looping at the end of the text, and how many agree.
 
-        None after fewer than `min_match` tokens.
+        Empty if fewer than `min_match` tokens agree.
         """
         for length in self._lookup_lengths:
             if matches := self._matches(path, [length]):

@@ -67,7 +67,7 @@ class ProposerConfig(Settings):
     device: str | None = None
     """The draft's device, as vLLM's process counts them; None: the GPU behind vLLM's, or on CPUs `cpu`."""
     cores: tuple[CountFromZero, ...] = ()
-    """CPU cores of the draft, which vLLM must not use; empty: those of vLLM's process."""
+    """CPU cores of the draft, which vLLM must not use; empty: the last one of vLLM's process."""
     rows_per_step: Annotated[int, Meta(ge=1, le=MAX_FAN_OUT)] = 8
     """Most tokens that the draft computes for a row in one step, to be ready for vLLM's choice; 1: a chain."""
     min_chance: Share = 0.2

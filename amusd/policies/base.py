@@ -73,7 +73,7 @@ class Verify:
     worth: float = field(default=-1.0, compare=False)
     """Value in tokens of waiting instead of verifying."""
     min_chance: float = 0.0
-    """Candidates beside the likeliest path that are less likely are left out."""
+    """A pass over several paths leaves out candidates whose path from the root is less likely."""
     tells_draft: bool = True
     """Whether the draft hears what the pass commits; if not, it rests."""
 

@@ -56,7 +56,7 @@ class Observer:
         self._gain = 0.0
         self._draft_knows = True
         self._mute_at: int | None = None
-        """Candidates at hand when the draft fell silent: none is waited for before a further one has come."""
+        """Candidates at hand after a wait in vain: no further wait before there are more. None: waits are allowed."""
 
     def open(self, drafter: str | None, *, has_tree: bool) -> None:
         """Begin an answer. Each drafter has estimates with and without trees."""

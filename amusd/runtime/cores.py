@@ -19,12 +19,7 @@ def allowed_cores() -> list[int]:
 
 
 def cores_for(
-    role: Role,
-    allowed: list[int],
-    hardware: HardwareConfig,
-    *,
-    rank: int = 0,
-    num_target_ranks: int = 1,
+    role: Role, allowed: list[int], hardware: HardwareConfig, *, rank: int = 0, num_target_ranks: int = 1
 ) -> set[int]:
     """The first cores for the target's ranks, the last for the draft; none where they would share."""
     count = hardware.num_threads

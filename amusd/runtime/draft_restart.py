@@ -123,7 +123,7 @@ class DraftRestart:
                 time.sleep(LOOK_SECONDS)
 
     def lost(self, reason: str) -> None:
-        """The present draft is gone, or is to go."""
+        """Stop using the present draft, which is killed after `FAREWELL_SECONDS`."""
         self._dismiss_at = time.monotonic() + FAREWELL_SECONDS
         self._fail(reason)
 

@@ -16,6 +16,7 @@ from amusd.policies.estimates import DRAFT_ROW_SHARE, RowCost
 from amusd.protocol.messages import Close, Features, Message, Open, Progress, Shutdown, Verdict
 from amusd.runtime.draft_sequence import DraftSequence, step_together
 from amusd.runtime.rollback import RollbackManager
+from amusd.tracing.events import NO_SEQUENCE
 from amusd.tracing.messages import record_message
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport
@@ -58,7 +59,7 @@ class DraftWorker:
             raise
         except PeerLostError:
             # The target decides when a run ends; its going away is one way of saying so.
-            self.recorder.instant("target_gone", -1)
+            self.recorder.instant("target_gone", NO_SEQUENCE)
         finally:
             for sequence in tuple(self._sequences.values()):
                 self._forget(sequence)
@@ -118,7 +119,7 @@ class DraftWorker:
         return message
 
     def _handle(self, message: Message) -> None:
-        sequence = self._sequences.get(getattr(message, "sequence_id", -1))
+        sequence = self._sequences.get(getattr(message, "sequence_id", NO_SEQUENCE))
         if isinstance(message, Open):
             self._open(message)
         elif isinstance(message, Verdict) and sequence is not None:

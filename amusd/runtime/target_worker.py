@@ -115,7 +115,7 @@ class TargetWorker:
         self.client.forget(sequence)
 
     def begin_run(self, number: int) -> None:
-        """Send events to this run's file from now on."""
+        """Number sequences from `number` * `SEQUENCES_PER_RUN` + 1 on. Numbers must rise: the draft ignores others."""
         self._next_sequence_id = number * SEQUENCES_PER_RUN + 1
 
     def shut_down(self) -> None:

@@ -35,11 +35,7 @@ _WITHOUT_EFFECT = frozenset(
     stream_interval user
     """.split()  # noqa: SIM905 - a list has a line for each
 )
-_ASKS_FOR_NOTHING: Mapping[str, Any] = {
-    "best_of": 1,
-    "response_format": {"type": "text"},
-    "skip_special_tokens": True,
-}
+_ASKS_FOR_NOTHING: Mapping[str, Any] = {"best_of": 1, "response_format": {"type": "text"}, "skip_special_tokens": True}
 
 
 @dataclass(eq=False)

@@ -30,12 +30,7 @@ class Recorder:
     Sequence ids say which run an event belongs to; an event of no sequence belongs to the run of the one before.
     """
 
-    def __init__(
-        self,
-        role: str,
-        events: str | None = None,
-        now_ns: Callable[[], int] = time.monotonic_ns,
-    ) -> None:
+    def __init__(self, role: str, events: str | None = None, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
         """`events`: the folder of a run's events as a format of its number: `/sweep/{run}/events` (`as_format`).
 
         None: they go to no file, and `flush` forgets them.
