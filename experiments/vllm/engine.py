@@ -3,9 +3,9 @@
     in   {"prompts": [[token ids] ...], "num_tokens": 64, "kills": [10, 30], "settings": {"wait_ms": 10}}
     out  {"token_ids": [[...] ...], "seconds": 1.2, "counts": {...}}
 
-`kills`: the draft is killed before these calls of the proposer, each counted from the kill before. `settings`: those of
-`AsyncProposer` from now on (at the start, each value would have vLLM compile the model anew). `counts`: what the calls
-of this order counted.
+`kills`: the draft is killed before these calls of the proposer, each counted from the kill before. `settings`: how
+`AsyncProposer` waits from now on (given at the start, each value would have vLLM compile the model anew). `counts`:
+what the calls of this order counted.
 """
 
 from __future__ import annotations

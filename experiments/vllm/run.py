@@ -38,11 +38,7 @@ REPLY_SECONDS, END_SECONDS = 900, 60
 KILLS = (5, 20, 10)
 """Calls of the proposer, each counted from the kill before."""
 
-VARIANTS: Mapping[str, Document] = {
-    "": {"rows_per_step": 8, "wait_ms": 0},
-    ", chain": {"rows_per_step": 1, "wait_ms": 0},
-    ", waits 10 ms": {"rows_per_step": 8, "wait_ms": 10},
-}
+VARIANTS: Mapping[str, Document] = {"": {"wait_ms": 0}, ", waits 10 ms": {"wait_ms": 10}}
 """Settings of `AsyncProposer`."""
 
 Answer = Callable[[Sequence[Sequence[int]], int], Document]
