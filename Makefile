@@ -81,16 +81,15 @@ test-all: check  ## The same with the long statistical, fault and fuzz runs, and
 	$(BIN)/python -m pytest $(PYTEST) -m "not gpu" --new-interpreters
 
 # vLLM pins other versions than ours. Its torch for CPUs does not fit the torchvision and torchaudio that pip finds for it.
-VLLM_PYTHON := .venv-vllm/bin/python
-vllm: $(VLLM_PYTHON)  ## Make .venv-vllm, with vLLM for CPUs and this package, for docs/vllm.md.
+VLLM_STAMP := .venv-vllm/.installed
+vllm: $(VLLM_STAMP)  ## Make .venv-vllm, with vLLM for CPUs and this package, for docs/vllm.md.
 
-$(VLLM_PYTHON):
-	@rm -rf .venv-vllm .venv-vllm.partial
-	@$(PYTHON) -m venv .venv-vllm.partial
-	@PIP="$(PWD)/.venv-vllm.partial/bin/python -m pip --disable-pip-version-check --quiet --quiet"; \
+$(VLLM_STAMP):
+	@rm -rf .venv-vllm && $(PYTHON) -m venv .venv-vllm
+	@PIP="$(PWD)/.venv-vllm/bin/python -m pip --disable-pip-version-check --quiet --quiet"; \
 	$$PIP install $(VLLM) && $$PIP uninstall -y torchvision torchaudio torchcodec \
 		&& $$PIP install 'msgspec>=0.19' 'gguf>=0.17' 'hydra-core>=1.3.2,<1.4' && $$PIP install --no-deps $(PAIR) -e .
-	@mv .venv-vllm.partial .venv-vllm
+	@touch $(VLLM_STAMP)
 
 mutants: setup  ## Break one rule after another in a copy; its tests must notice (WORDS="policies sampling" for some).
 	$(BIN)/python -m tests.mutation $(WORDS)

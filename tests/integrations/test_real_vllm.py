@@ -19,6 +19,7 @@ from amusd.runtime.cores import allowed_cores
 from tests.launch.processes import ROOT
 
 PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
+INSTALLED = ROOT / ".venv-vllm" / ".installed"
 PROMPTS = [
     f"{ask} {what}?" for ask in ("Why is the sky", "Write a poem on") for what in ("blue", "high", "grey", "over us")
 ]
@@ -29,7 +30,7 @@ pytestmark = [
     pytest.mark.long,
     pytest.mark.embedded,
     pytest.mark.timeout(1200),
-    pytest.mark.skipif(not PYTHON.exists(), reason="there is no environment with vLLM; `make vllm` makes one"),
+    pytest.mark.skipif(not INSTALLED.exists(), reason="there is no environment with vLLM; `make vllm` makes one"),
 ]
 
 
