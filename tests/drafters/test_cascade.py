@@ -49,7 +49,7 @@ def step(drafters: Sequence[Drafter], paths: Sequence[list[int]], room: int = 60
 @pytest.mark.parametrize("distribution", [GREEDY, PENALTIES, RATIO_TEST], ids=["greedy", "penalties", "ratio test"])
 def test_what_the_inner_drafter_foresees_comes_in_one_pass(distribution: Distribution, schedule: Schedule) -> None:
     text, num_proposed = own_text(distribution, 15), 5 if schedule(0) else 1
-    drafter = CascadeDrafter(MODEL, OracleDrafter((*PROMPT, *text), schedule, 20, 4), 4)
+    drafter = CascadeDrafter(MODEL, OracleDrafter((*PROMPT, *text), schedule, 20, 4))
     drafter.set_distribution(distribution)
     drafter.open(PROMPT, 60)
     for start in (0, num_proposed, 2 * num_proposed):

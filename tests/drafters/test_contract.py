@@ -54,8 +54,8 @@ OTHER_TOKENIZER = model_with_another_tokenizer()
 FACTORIES: dict[str, Callable[[], Drafter]] = {
     "autoregressive": lambda: AutoregressiveDrafter(MODEL),
     "another_tokenizer": lambda: AutoregressiveDrafter(OTHER_TOKENIZER),
-    "cascade": lambda: CascadeDrafter(MODEL, AutoregressiveDrafter(OTHER_MODEL, NgramCache(2, 4)), 3),
-    "cascade_few_rows": lambda: CascadeDrafter(MODEL_OF_FEW_ROWS, NgramDrafter(1, 3), 4),
+    "cascade": lambda: CascadeDrafter(MODEL, AutoregressiveDrafter(OTHER_MODEL, NgramCache(2, 4))),
+    "cascade_few_rows": lambda: CascadeDrafter(MODEL_OF_FEW_ROWS, NgramDrafter(1, 3)),
     "cascade_fewer_ids": lambda: CascadeDrafter(MODEL, AutoregressiveDrafter(MODEL_OF_FEWER_IDS)),
     "lookup_first": lambda: AutoregressiveDrafter(MODEL, NgramCache(2, 4)),
     "ngram": lambda: NgramDrafter(1, 3),

@@ -50,7 +50,7 @@ class Middle:
         peer = Hello(1, "", ("inner",))
         self.draft = RemoteDraft(own, peer, "inner", 6)
         self.inner = RemoteDrafter(self.draft)
-        self.drafter = CascadeDrafter(MODEL, self.inner, 3)
+        self.drafter = CascadeDrafter(MODEL, self.inner)
         self.drafter.set_distribution(distribution)
 
     def let(self, number: int) -> None:

@@ -32,7 +32,7 @@ FILTERS: list[dict[str, Any]] = [
 ]
 STRANGER = TableModel(VOCAB_SIZE, seed=8, max_length=400)
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
-    "cascade": lambda: CascadeDrafter(target_model(), AutoregressiveDrafter(STRANGER, NgramCache(2, 4)), 3),
+    "cascade": lambda: CascadeDrafter(target_model(), AutoregressiveDrafter(STRANGER, NgramCache(2, 4))),
     "same": lambda: AutoregressiveDrafter(target_model()),
     "stranger": lambda: AutoregressiveDrafter(STRANGER),
     "ngram": lambda: NgramDrafter(1, 3),

@@ -94,7 +94,7 @@ def test_what_cannot_be_a_row_is_refused(data: bytes, token_id: int, reason: str
 def cascade(middle: PrefixModel) -> CascadeDrafter:
     """`middle` judges what a model near to it drafts."""
     inner = AutoregressiveDrafter(PrefixModel(5, of=middle))  # type: ignore[arg-type]
-    return CascadeDrafter(middle, inner, 2)  # type: ignore[arg-type]
+    return CascadeDrafter(middle, inner)  # type: ignore[arg-type]
 
 
 def stop_where_unsure(candidate: Candidate) -> Candidate:
