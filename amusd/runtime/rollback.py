@@ -36,6 +36,7 @@ class RollbackManager:
         self.num_looked_up = 0
         self.features: list[Features] = []
         """Those that have come and were not taken in yet."""
+        self._taken: list[tuple[int, Tensor]] = []
         self._capacity = min(opening.max_length, drafter.max_length or opening.max_length)
         self._fan_out = opening.fan_out
         self._sends_rows = opening.distribution.rule == "rejection"
@@ -53,7 +54,7 @@ class RollbackManager:
 
     @property
     def can_wait(self) -> bool:
-        """Whether a tree has guesses behind its root already, so that the next step is not urgent."""
+        """Whether the target has candidates for several verdicts, so nothing is urgent; not for a chain."""
         return bool(self.session.root.children) and not self.session.is_chain
 
     @property
@@ -88,7 +89,7 @@ class RollbackManager:
         except Exception as error:  # noqa: BLE001 - whatever went wrong, it may be mended
             logger.warning("the drafter could not follow a verdict, and is opened again: %r", error)
             transition = replace(transition, num_discarded=transition.num_discarded + self.session.drop_tree())
-            self._reopen()  # one that reads features goes on with the next ones
+            self._reopen()
         self._look_up()
         return transition
 
@@ -98,7 +99,9 @@ class RollbackManager:
         self.features = [message for message in self.features if message.end > self.session.base]
         for message in due if due and self._has_room() else ():
             with suppress(ValueError):
-                self.drafter.take_features(message.start, _unpack(message))
+                features = _unpack(message)
+                self.drafter.take_features(message.start, features)
+                self._taken.append((message.start, features))
 
     def close(self) -> None:
         """Release the drafter."""
@@ -112,6 +115,8 @@ class RollbackManager:
     def _reopen(self) -> None:
         try:
             self.drafter.open(self.session.committed, self._capacity, self._fan_out)
+            for start, features in self._taken:
+                self.drafter.take_features(start, features)
             self._check_agreement()
         except RankLostError:
             raise
