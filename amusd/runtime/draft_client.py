@@ -282,11 +282,14 @@ class DraftClient:
             except PeerProtocolError:
                 reception = "refused"
             num_ready = sequence.session.num_candidates
-        record_message(self.recorder, "receive", message, reception=reception, num_ready=num_ready)
+        self._record_candidate(message, reception, num_ready)
         if reception == "refused":
             self._count_nonsense()
         else:
             self._silence = Silence()
+
+    def _record_candidate(self, message: Candidate, reception: str, num_ready: int) -> None:
+        record_message(self.recorder, "receive", message, reception=reception, num_ready=num_ready)
 
     def _count_nonsense(self) -> None:
         self._silence.num_nonsense += 1

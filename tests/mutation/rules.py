@@ -225,8 +225,8 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "self.losses",
         ),
         "the draft is silent although it spoke": (
-            "num_candidates)\n            self._silence = Silence()",
-            "num_candidates)",
+            "        else:\n            self._silence = Silence()\n\n    def _record",
+            "\n    def _record",
         ),
         "a lost draft stays attached": ("sequence.session.detach()\n            sequence.metrics", "sequence.metrics"),
         "the link of a lost draft stays open": ("self.link.drop()\n            self.link = None", "self.link = None"),
