@@ -16,7 +16,7 @@ from amusd.errors import NotFiniteError, PeerProtocolError
 from amusd.models.cached_model import CachedModel
 from amusd.models.kv_cache import KVCache
 from amusd.models.passes import ModelOutput, Rows
-from amusd.policies.base import Decision, Policy, Verify
+from amusd.policies.base import Decision, Policy, Verify, Wait
 from amusd.policies.observer import Observer
 from amusd.protocol.candidate_tree import Reception
 from amusd.protocol.messages import Candidate, Open
@@ -176,9 +176,10 @@ class TargetSequence:
         if not may_hear:
             view = replace(view, may_get_more=False, drafting_pays=True)
         decision = self.request.policy.decide(view)
+        if not may_hear and isinstance(decision, Wait):  # a policy may not have asked whether anything can come
+            decision = Verify(view.num_candidates)
         self.decision = decision if isinstance(decision, Verify) else Verify(view.num_candidates)
-        # a policy may not have asked whether anything can come
-        return decision if may_hear else self.decision
+        return decision
 
     def begin(self) -> Rows:
         """The rows of the pass that begins now."""
