@@ -86,7 +86,7 @@ vllm: $(VLLM_STAMP)  ## Make .venv-vllm, with vLLM for CPUs and this package, fo
 
 $(VLLM_STAMP):
 	@rm -rf .venv-vllm && $(PYTHON) -m venv .venv-vllm
-	@PIP="$(PWD)/.venv-vllm/bin/python -m pip --disable-pip-version-check --quiet --quiet"; \
+	@PIP="$(CURDIR)/.venv-vllm/bin/python -m pip --disable-pip-version-check --quiet --quiet"; \
 	$$PIP install $(VLLM) && $$PIP uninstall -y torchvision torchaudio torchcodec \
 		&& $$PIP install 'msgspec>=0.19' 'gguf>=0.17' 'hydra-core>=1.3.2,<1.4' && $$PIP install --no-deps $(PAIR) -e .
 	@touch $(VLLM_STAMP)
