@@ -29,12 +29,12 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Meta
 
-from amusd.config import MAX_FAN_OUT, DrafterConfig, EngineConfig, HardwareConfig, TargetConfig
+from amusd.config import DrafterConfig, EngineConfig, HardwareConfig, TargetConfig
 from amusd.config.engine import MAX_NUM_SEQS
 from amusd.drafters.base import say_once
 from amusd.errors import ConfigError
 from amusd.models.tokenizer import load_tokenizer
-from amusd.protocol.messages import Hello
+from amusd.protocol.messages import Hello, Width
 from amusd.protocol.target_session import TargetSession
 from amusd.runtime.devices import check_devices
 from amusd.runtime.draft_process import DraftProcess
@@ -68,7 +68,7 @@ class ProposerConfig(Settings):
     """The draft's device, as vLLM's process counts them; None: the GPU behind vLLM's, or on CPUs `cpu`."""
     cores: tuple[CountFromZero, ...] = ()
     """CPU cores of the draft, which vLLM must not use; empty: the last one of vLLM's process."""
-    rows_per_step: Annotated[int, Meta(ge=1, le=MAX_FAN_OUT)] = 8
+    rows_per_step: Width = 8
     """Most tokens that the draft computes for a row in one step, to be ready for vLLM's choice; 1: a chain."""
     min_chance: Share = 0.2
     """A candidate is proposed only if the draft's probability of it and all before it is no lower."""

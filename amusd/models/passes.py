@@ -22,7 +22,7 @@ from amusd.protocol.verification import place_rows
 from amusd.sampling.sampler import RowSampler
 
 TOKEN, POSITION, SLOT, PARENT = range(4)
-"""Of a row: its id, position and slot in the memory, and the slot of the token before it."""
+"""A row's token id, position and slot in the memory, and the slot of the token before it."""
 PADDING_ID = 0
 
 

@@ -15,9 +15,9 @@ from amusd.models.attention import Attention, attend_by_table
 from amusd.models.passes import POSITION
 
 CACHE, LENGTH, LAST_ROW = range(3)
-"""Of a sequence: its cache, where its paths begin, and the place of its last real row."""
+"""A sequence's cache, where its paths begin, and the place of its last real row."""
 PATH = 4
-"""Of a row, after what `Rows.write` writes: number of its path."""
+"""The number of a row's path, behind what `Rows.write` writes of the row."""
 
 
 class Pinned:
