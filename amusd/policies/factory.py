@@ -48,6 +48,8 @@ def make_policy(decoding: DecodingConfig, *, can_branch: bool = False) -> Policy
     if min(widths) < 1 or max(widths[2:]) > MAX_FAN_OUT:
         names = "max_lookahead, tokens_per_message, fan_out, rows_per_step"
         raise ConfigError(f"policy={decoding.policy}: {names}={widths}: at least 1, the last two at most {MAX_FAN_OUT}")
+    if own.max_steps < 0:
+        raise ConfigError(f"policy={decoding.policy}: max_steps={own.max_steps}: at least 0")
     return own
 
 

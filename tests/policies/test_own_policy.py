@@ -20,6 +20,7 @@ def chain(decoding, *, can_branch):
 def wide(decoding, *, can_branch):
     return BranchingPolicy(max_lookahead=4, fan_out=3, rows_per_step=4, min_candidates=0, max_wait_passes=0.0)
 def blind(decoding, *, can_branch): return ChainPolicy(max_lookahead=0, min_candidates=0, max_wait_passes=0.0)
+def backward(decoding, *, can_branch): return ChainPolicy(max_steps=-1, min_candidates=0, max_wait_passes=0.0)
 def nothing(decoding, *, can_branch): return None
 def raises(decoding, *, can_branch): raise KeyError("x")
 """
@@ -37,6 +38,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ("nothing", "returns None; expected amusd.policies.base.Policy"),
         ("blind", "max_lookahead, tokens_per_message, fan_out, rows_per_step=(0, 1, 1, 1): at least 1"),
+        ("backward", "max_steps=-1: at least 0"),
         ("raises", "raises KeyError: 'x' ("),
         ("absent", "raises AttributeError: module 'own_mine' has no attribute 'absent'"),
     ],
