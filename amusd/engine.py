@@ -68,8 +68,7 @@ class Engine:
     def __post_init__(self) -> None:
         self.others.callback(self.worker.shut_down)  # first
         self.turns = Turns(self.worker)
-        self.draft = self.worker.client
-        """Knows of the draft: any thread may read `presence`, `failure`, `losses` and `num_restarts`."""
+        self.draft = self.worker.client.connection
 
     @classmethod
     def launch(

@@ -34,16 +34,15 @@ from amusd.config.engine import MAX_NUM_SEQS
 from amusd.drafters.base import say_once
 from amusd.errors import ConfigError
 from amusd.models.tokenizer import load_tokenizer
-from amusd.protocol.messages import Hello, Width
+from amusd.protocol.messages import Width
 from amusd.protocol.target_session import TargetSession
+from amusd.runtime.connection import Connection
 from amusd.runtime.devices import check_devices
 from amusd.runtime.draft_process import DraftProcess
-from amusd.runtime.draft_restart import DraftRestart
 from amusd.runtime.patience import Silence
 from amusd.runtime.remote_drafter import RemoteDraft
 from amusd.runtime.startup import start_draft
 from amusd.settings import Amount, Count, CountFromZero, PositiveAmount, Settings, Share, from_mapping, shown
-from amusd.transport.base import Transport
 
 FAN_OUT = 8
 """Most guesses behind a token."""
@@ -133,7 +132,7 @@ class _Row:
 class Batch:
     """The rows of vLLM's batch and their sequences at the draft, pass by pass."""
 
-    drafts: DraftRestart
+    connection: Connection
     settings: ProposerConfig
     vocab_size: int
     capacity: int
@@ -142,25 +141,15 @@ class Batch:
     """Most candidates of a row in a pass."""
     now: Callable[[], float] = time.monotonic
     counts: Counts = field(default_factory=Counts)
-    draft: RemoteDraft | None = None
-    """The present draft; None between two drafts."""
     _rows: list[_Row | None] = field(default_factory=list)
     """By their index in the last pass; None: without a sequence."""
-    _silence: Silence = field(default_factory=Silence)
     _num_unread: int = 0
     """Tokens of sequences that were opened since its last answer."""
 
-    def met(self, link: Transport, peer: Hello) -> None:
-        """Work with this draft from now on."""
+    def __post_init__(self) -> None:
         number = self.settings.rows_per_step if self.settings.drafter.can.tree else 1
-        self.draft = RemoteDraft(link, peer, self.settings.drafter.kind, self.vocab_size, min(number, FAN_OUT), number)
-        self._rows, self._silence, self._num_unread = [], Silence(), 0
-
-    def close(self) -> None:
-        """End the draft. Idempotent."""
-        if self.draft is not None:
-            self.draft.shut_down()
-            self.draft = None
+        kind, fan_out = self.settings.drafter.kind, min(number, FAN_OUT)
+        self.draft = RemoteDraft(self.connection, kind, self.vocab_size, fan_out, number)
 
     def propose(self, texts: Sequence[Ids], num_new: Sequence[int]) -> list[list[int]]:
         """Candidates behind each row's text, a list for each row.
@@ -168,12 +157,12 @@ class Batch:
         `num_new`: how many tokens the last pass added to each; 0: its prompt is not taken in yet, and it wants none.
         """
         self._look_for_draft(any(number > 1 for number in num_new))
-        if self.draft is not None:
-            self._hear(self.draft, 0.0)  # an answer that came during the pass, or the draft would seem quiet
-            self._follow(self.draft, texts)
-            self._await_candidates(self.draft, num_new)
-            self._judge(self.draft)
-        rows = self._rows if self.draft is not None else [None] * len(texts)
+        if self.connection.link is not None:
+            self._hear(0.0)  # an answer that came during the pass, or the draft would seem quiet
+            self._follow(texts)
+            self._await_candidates(num_new)
+            self._judge()
+        rows = self._rows or [None] * len(texts)
         found = [self._candidates(row) if new else [] for row, new in zip(rows, num_new, strict=True)]
         self.counts.rows += sum(map(bool, num_new))
         self.counts.rows_without += sum(not each for each, new in zip(found, num_new, strict=True) if new)
@@ -192,32 +181,27 @@ class Batch:
         return [*candidates[: self.num_candidates]]
 
     def _look_for_draft(self, was_right: bool) -> None:
-        if self.draft is not None:
-            if was_right:
-                self.drafts.accepted()
-            return
-        found = self.drafts.poll()
-        if found is not None:
-            self.met(*found)
-        elif self.drafts.failure is not None:
-            say_once(f"amusd: vLLM goes on without a draft: {self.drafts.failure}")
+        if was_right:
+            self.connection.accepted()
+        if not self.connection.find_next() and self.connection.failure is not None:
+            say_once(f"amusd: vLLM goes on without a draft: {self.connection.failure}")
 
-    def _follow(self, draft: RemoteDraft, texts: Sequence[Ids]) -> None:
+    def _follow(self, texts: Sequence[Ids]) -> None:
         """Have a sequence for each row, as far as there is room, and tell the draft what is new (V2)."""
-        rows = self._matched(draft, texts)
+        rows = self._matched(texts)
         num_open = sum(row is not None for row in rows)
         for index, text in enumerate(texts):
             row = rows[index]
             if row is not None:
-                self._tell(draft, row, text)
+                self._tell(row, text)
             elif num_open < self.settings.max_num_seqs and len(text) < self.capacity:
-                rows[index] = _Row(draft.open(text.tolist(), self.capacity), text.copy())
+                rows[index] = _Row(self.draft.open(text.tolist(), self.capacity), text.copy())
                 self._num_unread += len(text)
-                self._silence.asked(self._now_ns)
+                self.connection.silence.asked(self._now_ns)
                 num_open += 1
         self._rows = rows
 
-    def _matched(self, draft: RemoteDraft, texts: Sequence[Ids]) -> list[_Row | None]:
+    def _matched(self, texts: Sequence[Ids]) -> list[_Row | None]:
         """The sequence of each row: that of the same index, else the longest that fits. The others are closed."""
         rows: list[_Row | None] = [None] * len(texts)
         left = {index: row for index, row in enumerate(self._rows) if row is not None}
@@ -229,17 +213,17 @@ class Batch:
             if fitting:
                 rows[index] = left.pop(max(fitting, key=lambda key: len(left[key].text)))
         for row in left.values():
-            draft.close(row.session)
+            self.draft.close(row.session)
         return rows
 
-    def _tell(self, draft: RemoteDraft, row: _Row, text: Ids) -> None:
+    def _tell(self, row: _Row, text: Ids) -> None:
         if new := text[len(row.text) :].tolist():
-            draft.commit(row.session, new)
+            self.draft.commit(row.session, new)
             row.text = text.copy()
             if not self._is_quiet:
-                draft.tell(row.session)
+                self.draft.tell(row.session)
             if row.session.may_get_more:
-                self._silence.asked(self._now_ns)
+                self.connection.silence.asked(self._now_ns)
 
     @property
     def _now_ns(self) -> int:
@@ -247,35 +231,33 @@ class Batch:
 
     @property
     def _is_quiet(self) -> bool:
-        return self._silence.seconds(self._now_ns) > QUIET_SECONDS
+        return self.connection.silence.seconds(self._now_ns) > QUIET_SECONDS
 
-    def _hear(self, draft: RemoteDraft, timeout: float) -> None:
+    def _hear(self, timeout: float) -> None:
         """Take in what has arrived; wait for it for `timeout` seconds at most."""
-        if draft.drain(timeout):
-            self._silence, self._num_unread = Silence(), 0
+        if self.draft.drain(timeout):
+            self.connection.silence, self._num_unread = Silence(), 0
 
-    def _await_candidates(self, draft: RemoteDraft, num_new: Sequence[int]) -> None:
+    def _await_candidates(self, num_new: Sequence[int]) -> None:
         """Take in what has arrived; wait for `min_candidates` of each row for `wait_ms` at most."""
-        self._hear(draft, 0.0)
+        self._hear(0.0)
         wanting = [row.session for row, new in zip(self._rows, num_new, strict=True) if row is not None and new]
         start, number = self.now(), min(self.settings.min_candidates, self.num_candidates)
         end = start + self.settings.wait_ms / 1e3
-        while draft.failure is None and not self._is_quiet and (left := end - self.now()) > 0:
+        while self.connection.link is not None and not self._is_quiet and (left := end - self.now()) > 0:
             if all(session.num_candidates >= number or not session.may_get_more for session in wanting):
                 break
-            self._hear(draft, left)
+            self._hear(left)
         self.counts.waited_seconds += self.now() - start
 
-    def _judge(self, draft: RemoteDraft) -> None:
-        """Let go of a draft that is lost, or silent for too long."""
-        reason = self._silence.judge(self._now_ns, QUIET_SECONDS, self._num_unread)
-        if draft.failure is None and reason is not None:
-            draft.lose(reason)
-        if draft.failure is not None:
-            draft.link.drop()
-            self.drafts.lost(draft.failure)
-            self.draft, self._rows = None, []
-            self.counts.losses += 1
+    def _judge(self) -> None:
+        """Let go of a draft that is silent for too long, and of the rows of a lost one."""
+        reason = self.connection.silence.judge(self._now_ns, QUIET_SECONDS, self._num_unread)
+        if reason is not None:
+            self.connection.lose(reason)
+        if self.connection.link is None:
+            self._rows, self._num_unread = [], 0
+        self.counts.losses = len(self.connection.losses)
 
 
 class AsyncProposer:
@@ -297,14 +279,13 @@ class AsyncProposer:
         with ExitStack() as running:
             drafts = start_draft(engine, DraftProcess(engine, cores=settings.cores), running)
             self.batch = Batch(
-                drafts,
+                Connection(*drafts.first(fingerprint), drafts),
                 settings,
                 vllm_config.model_config.get_vocab_size(),
                 engine.max_model_len,
                 vllm_config.speculative_config.num_speculative_tokens,
             )
-            running.callback(self.batch.close)
-            self.batch.met(*drafts.first(fingerprint))
+            running.callback(self.batch.connection.shut_down)
             self._running = running.pop_all()
 
     def load_model(self, model: Any) -> None:

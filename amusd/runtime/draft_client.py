@@ -1,40 +1,33 @@
 """The target's client of its draft: whether one is there, what it is told, and what it says.
 
 A draft that is slow, wrong or gone costs time, never a token. A silent one is waited for `max_silence_seconds` in all,
-and told again at growing intervals, so that its link does not fill. A lost one (`patience.py`) is replaced
-(`draft_restart.py`).
+and told again at growing intervals, so that its link does not fill (`patience.py`). A lost one is replaced
+(`connection.py`).
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from amusd.errors import PeerProtocolError, first_line
+from amusd.errors import PeerProtocolError
 from amusd.protocol.messages import (
     MAX_FEATURE_BYTES,
     Candidate,
     Close,
-    Failed,
     Features,
-    Hello,
     Message,
     Progress,
-    Shutdown,
 )
-from amusd.runtime.draft_restart import DraftRestart
-from amusd.runtime.handshake import told_by
+from amusd.runtime.connection import Connection
 from amusd.runtime.patience import MAX_NONSENSE, Silence, Told
 from amusd.runtime.target_sequence import TargetSequence
 from amusd.tracing.messages import record_message
 from amusd.tracing.recorder import Recorder
-from amusd.transport.base import Transport
-from amusd.types import DraftPresence
 
 logger = logging.getLogger(__name__)
 
@@ -54,39 +47,22 @@ class DraftClient:
     """A target's client of its draft, for all sequences."""
 
     recorder: Recorder
-    link: Transport | None = None
-    """None without a draft, and between two drafts."""
-    peer: Hello | None = None
+    connection: Connection = field(default_factory=Connection)
     round_trip_seconds: float = 0.0
     """The link's own delay, which does not count as silence."""
-    draft_restart: DraftRestart | None = None
-    """Source of the next draft; None: a lost one is not replaced."""
-    failure: str | None = None
-    """Why no draft is used any more; None while there is or may be one."""
-    losses: list[str] = field(default_factory=list)
-    """Why drafts were lost, in one line each."""
-    num_restarts: int = 0
-    """Lost drafts that were replaced."""
-    _silence: Silence = field(default_factory=Silence)
     _sequences: dict[int, TargetSequence] = field(default_factory=dict)
     """The open ones that want a draft, by number."""
     _closed: dict[TargetSequence, int] = field(default_factory=dict)
     """Ended ones whose counts are awaited, each with the time (ns) until when."""
     _next_sequence_id: int = 0
 
-    @property
-    def presence(self) -> DraftPresence:
-        """The state of the draft."""
-        if self.failure is not None:
-            return "failed"
-        if self.link is None:
-            return "none" if self.draft_restart is None else "away"
-        return "silent" if self._silence.is_too_long else "present"
+    def __post_init__(self) -> None:
+        self.connection.on_lost = self._lost
 
     @property
     def patience_seconds(self) -> float:
         """How much longer to wait for the draft; 0: it is silent."""
-        return self._silence.seconds_left(self._max_silence_seconds)
+        return self.connection.silence.seconds_left(self._max_silence_seconds)
 
     @property
     def _max_silence_seconds(self) -> float:
@@ -115,17 +91,11 @@ class DraftClient:
 
     def look_for_next(self) -> bool:
         """Have a draft that replaces a lost one work on the open sequences; whether there is one."""
-        if self.draft_restart is None or self.link is not None:
+        if not self.connection.find_next():
             return False
-        found = self.draft_restart.poll()
-        self.failure = self.draft_restart.failure
-        if found is None:
-            return False
-        self.link, self.peer = found
-        self.num_restarts += 1
         for sequence in sorted(self._sequences.values(), key=lambda each: -each.session.remaining):
             sequence.metrics.num_draft_restarts += 1
-            self.recorder.instant("draft_back", sequence.sequence_id, incarnation=self.peer.incarnation)
+            self.recorder.instant("draft_back", sequence.sequence_id, incarnation=self.connection.incarnation)
             self._attach(sequence)
             if sequence.is_prefilled:
                 sequence.observer.draft_joined()
@@ -144,7 +114,7 @@ class DraftClient:
             self._send_opening(sequence)
         if is_due or self.may_hear(sequence):
             if told.is_answered:  # else the draft may have refused the sequence
-                self._silence.asked(self.recorder.now_ns())
+                self.connection.silence.asked(self.recorder.now_ns())
             self._send(sequence.session.verdict())
 
     def features_due(self, sequence: TargetSequence) -> range:
@@ -156,16 +126,12 @@ class DraftClient:
         """Send features, bfloat16 [rows, width], of positions from `start` on, as far as there is room."""
         for rows in torch.split(features, max(1, MAX_FEATURE_BYTES // (2 * features.shape[1]))):
             end, data = start + len(rows), rows.contiguous().view(torch.uint8).numpy().tobytes()
-            if sequence.told is None or self.link is None or not self.link.has_room(2 * len(data)):
+            link = self.connection.link
+            if sequence.told is None or link is None or not link.has_room(2 * len(data)):
                 return  # as much again is left to other messages
             sequence.told.num_features = end
-            self._send(Features(sequence.sequence_id, self._incarnation, start, end, data))
+            self._send(Features(sequence.sequence_id, self.connection.incarnation, start, end, data))
             start = end
-
-    def accepted(self) -> None:
-        """Candidates were accepted: their draft is worth replacing."""
-        if self.draft_restart is not None and self.link is not None:
-            self.draft_restart.accepted()
 
     def close(self, sequence: TargetSequence) -> None:
         """End a sequence, and await the draft's counts for a moment."""
@@ -191,14 +157,6 @@ class DraftClient:
         self._closed.pop(sequence, None)
         sequence.is_over = True
 
-    def shut_down(self) -> None:
-        """End the draft, and close the link."""
-        if self.draft_restart is not None:
-            self.draft_restart.close()
-            self.draft_restart = None
-        if self._send(Shutdown()) and self.link is not None:
-            self.link.close()
-
     # What the draft says
 
     def drain(self) -> None:
@@ -218,17 +176,13 @@ class DraftClient:
 
         `waiting`: the sequences that need it.
         """
-        if self.link is None:
-            return False
         start_ns = self.recorder.now_ns()
-        try:
-            message = self.link.receive(timeout)
-        except Exception as error:  # noqa: BLE001 - the target goes on, whatever it is
-            self._lose(first_line(error))
+        message = self.connection.receive(timeout)
+        if self.connection.link is None:
             return False
         if timeout > 0:
             waited_ns = self.recorder.now_ns() - start_ns
-            self._silence.waited_ns += waited_ns
+            self.connection.silence.waited_ns += waited_ns
             for sequence in waiting:
                 if sequence.told is not None:
                     sequence.told.waited_ns += waited_ns
@@ -240,34 +194,27 @@ class DraftClient:
         return self.recorder.now_ns() / 1e9
 
     @property
-    def _incarnation(self) -> int:
-        assert self.peer is not None
-        return self.peer.incarnation
-
-    @property
     def _not_over(self) -> tuple[int, ...]:
         return *self._sequences, self._next_sequence_id
 
     def _attach(self, sequence: TargetSequence) -> None:
-        if self.link is not None:
-            sequence.session.attach(self._incarnation)
-            sequence.told = Told(self._now(), self._max_silence_seconds, self._incarnation)
+        if self.connection.link is not None:
+            sequence.session.attach(self.connection.incarnation)
+            sequence.told = Told(self._now(), self._max_silence_seconds, self.connection.incarnation)
             self._send_opening(sequence)
 
     def _send_opening(self, sequence: TargetSequence) -> None:
         assert sequence.told is not None
-        sequence.told.num_features = sequence.num_held_features(self._incarnation)
-        self._silence.asked(self.recorder.now_ns())
-        self._send(sequence.opening(self._incarnation, self._not_over))
+        sequence.told.num_features = sequence.num_held_features(self.connection.incarnation)
+        self.connection.silence.asked(self.recorder.now_ns())
+        self._send(sequence.opening(self.connection.incarnation, self._not_over))
 
     def _handle(self, message: Message) -> None:
         if isinstance(message, Candidate):
             self._receive_candidate(message)
             return
         record_message(self.recorder, "receive", message)
-        if isinstance(message, Failed):
-            self._lose(told_by(message))
-        elif isinstance(message, Progress):
+        if isinstance(message, Progress):
             self._receive_counts(message)
         else:
             self._count_nonsense()
@@ -275,7 +222,7 @@ class DraftClient:
     def _receive_candidate(self, message: Candidate) -> None:
         sequence, reception, num_ready = self._sequences.get(message.sequence_id), "stale", 0
         if sequence is not None:  # else it has ended
-            if sequence.told is not None and message.incarnation == self._incarnation:
+            if sequence.told is not None and message.incarnation == self.connection.incarnation:
                 sequence.told.heard(self._now())
             try:
                 reception = sequence.receive(message)
@@ -286,21 +233,21 @@ class DraftClient:
         if reception == "refused":
             self._count_nonsense()
         else:
-            self._silence = Silence()
+            self.connection.silence = Silence()
 
     def _record_candidate(self, message: Candidate, reception: str, num_ready: int) -> None:
         record_message(self.recorder, "receive", message, reception=reception, num_ready=num_ready)
 
     def _count_nonsense(self) -> None:
-        self._silence.num_nonsense += 1
-        if self._silence.num_nonsense >= MAX_NONSENSE:
-            self._lose(f"it sent {MAX_NONSENSE} messages in a row that the protocol forbids")
+        self.connection.silence.num_nonsense += 1
+        if self.connection.silence.num_nonsense >= MAX_NONSENSE:
+            self.connection.lose(f"it sent {MAX_NONSENSE} messages in a row that the protocol forbids")
 
     def _receive_counts(self, message: Progress) -> None:
         """Take in the counts of a closed sequence, or of an open one at long work; a refusal has none."""
         sequence = self._sequences.get(message.sequence_id) if message.open_ns else None
         now_ns = self.recorder.now_ns()
-        silence = Silence() if sequence is None else self._silence.signed(now_ns)
+        silence = Silence() if sequence is None else self.connection.silence.signed(now_ns)
         for closed in [each for each in self._closed if each.sequence_id == message.sequence_id]:
             assert closed.told is not None
             closed.told.is_answered |= message.open_ns > 0
@@ -309,9 +256,9 @@ class DraftClient:
         if sequence is not None:
             sequence.metrics.reported(message)
         if silence is None:
-            self._silence.asked(now_ns)
+            self.connection.silence.asked(now_ns)
             return
-        self._silence = silence
+        self.connection.silence = silence
         if sequence is not None:  # the draft works, so nobody has waited in vain
             for each in self._sequences.values():
                 if each.told is not None:
@@ -322,35 +269,20 @@ class DraftClient:
             return
         waiting = [each for each in self._sequences.values() if each.told is None or not each.told.is_answered]
         num_new_tokens = sum(sequence.session.committed_length for sequence in waiting)
-        reason = self._silence.judge(self.recorder.now_ns(), self._max_silence_seconds, num_new_tokens)
-        if reason is not None and self.draft_restart is not None:
+        silence = self.connection.silence
+        reason = silence.judge(self.recorder.now_ns(), self._max_silence_seconds, num_new_tokens)
+        if reason is not None and self.connection.draft_restart is not None:
             logger.warning("amusd: the draft is replaced: %s", reason)
-            self._lose(reason)
+            self.connection.lose(reason)
 
     def _send(self, message: Message) -> bool:
         """Send to the draft, if there is one; False where there is none, or none any more."""
-        if self.link is None:
+        if self.connection.link is None:
             return False
         record_message(self.recorder, "send", message)
-        try:
-            self.link.send(message)
-        except Exception as error:  # noqa: BLE001 - the target goes on, whatever it is
-            self._lose(self._last_words() or first_line(error))
-            return False
-        return True
+        return self.connection.send(message)
 
-    def _last_words(self) -> str | None:
-        assert self.link is not None
-        with suppress(Exception):  # the link is of no more use, whatever it is
-            for _ in range(MAX_DRAINED):
-                message = self.link.receive(0.0)
-                if message is None or isinstance(message, Failed):
-                    return None if message is None else told_by(message)
-        return None
-
-    def _lose(self, reason: str) -> None:
-        """Go on without it, and look for the next one if that can be. The first line of the reason counts."""
-        reason = (reason.strip().splitlines() or ["it gave no reason"])[0]
+    def _lost(self, reason: str) -> None:
         for sequence in (*self._sequences.values(), *self._closed):
             sequence.told = None
             sequence.session.detach()
@@ -358,11 +290,3 @@ class DraftClient:
             self.recorder.instant("draft_lost", sequence.sequence_id, reason=reason)
         for closed in tuple(self._closed):
             self.forget(closed)
-        self._silence = Silence()
-        self.losses.append(reason)
-        if self.link is not None:
-            self.link.drop()
-            self.link = None
-        if self.draft_restart is not None:
-            self.draft_restart.lost(reason)
-        self.failure = reason if self.draft_restart is None else self.draft_restart.failure

@@ -97,8 +97,8 @@ class DraftRestart:
         self._deadline = time.monotonic() + self.timeout_seconds
         self.source.tell(self._told, self._link.address, nonce)
 
-    def first(self, tokenizer_hash: str) -> tuple[Transport, Hello]:
-        """Wait for the first draft, to which the target says its `tokenizer_hash`.
+    def first(self, tokenizer_hash: str) -> tuple[Transport, int]:
+        """Wait for the first draft, to which the target says its `tokenizer_hash`. Returns its link and incarnation.
 
         One that is killed is started again; one that ends by itself would do so again. Raises `ConfigError` when the
         pair cannot work together, `PeerError` when no draft comes.
@@ -131,8 +131,8 @@ class DraftRestart:
         """A candidate of the present draft was accepted: it is worth replacing."""
         self._num_fruitless = 0
 
-    def poll(self) -> tuple[Transport, Hello] | None:
-        """A draft that has said Hello, with its link; None without one."""
+    def poll(self) -> tuple[Transport, int] | None:
+        """The link and incarnation of a draft that has said Hello; None without one."""
         try:
             return self._look(0.0)
         except ConfigError as error:
@@ -145,7 +145,7 @@ class DraftRestart:
         """Stop looking. Idempotent."""
         self._give_up("the engine is closed")
 
-    def _look(self, timeout: float) -> tuple[Transport, Hello] | None:
+    def _look(self, timeout: float) -> tuple[Transport, int] | None:
         now = time.monotonic()
         if now >= self._dismiss_at:
             self._dismiss_at = math.inf
@@ -168,7 +168,7 @@ class DraftRestart:
             return None
         self.on_met()
         link, self._link = self._link, None
-        return link, peer
+        return link, peer.incarnation
 
     def _fail(self, reason: str) -> None:
         self._drop()

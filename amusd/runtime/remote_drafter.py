@@ -16,11 +16,10 @@ from dataclasses import dataclass, field
 
 from amusd.config import GREEDY, Distribution
 from amusd.drafters.base import Drafter, say_once
-from amusd.errors import PeerProtocolError, first_line
-from amusd.protocol.messages import Candidate, Close, Failed, Hello, Message, Open, Progress, Shutdown
+from amusd.errors import PeerProtocolError
+from amusd.protocol.messages import Candidate, Close, Message, Open, Progress
 from amusd.protocol.target_session import TargetSession
-from amusd.runtime.handshake import told_by
-from amusd.transport.base import Transport
+from amusd.runtime.connection import Connection
 
 LOOKAHEAD = 16
 """Tokens that the draft may be ahead of the middle."""
@@ -30,19 +29,20 @@ MAX_DRAINED = 4 * LOOKAHEAD
 
 @dataclass
 class RemoteDraft:
-    """A draft worker at the other end of `link`, for all sequences of the middle."""
+    """The draft of a target that is no `TargetWorker`, for all its sequences."""
 
-    link: Transport
-    peer: Hello
+    connection: Connection
     drafter: str
     vocab_size: int
-    """Token ids of the middle: `[0, vocab_size)`."""
+    """Token ids of the target: `[0, vocab_size)`."""
     fan_out: int = 1
     """This and `rows_per_step`: as of `Open`."""
     rows_per_step: int = 1
-    failure: str | None = None
     num_openings: int = 0
     _sessions: dict[int, TargetSession] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.connection.on_lost = self._lost
 
     def open(
         self, token_ids: Sequence[int], capacity: int, distribution: Distribution = GREEDY, follows: int = 0
@@ -52,11 +52,11 @@ class RemoteDraft:
         session = TargetSession(
             sequence_id=number, prompt=token_ids, max_length=capacity, vocab_size=self.vocab_size, fan_out=self.fan_out
         )
-        session.attach(self.peer.incarnation)
+        session.attach(self.connection.incarnation)
         self._sessions[number] = session
         opening = Open(
             sequence_id=number,
-            incarnation=self.peer.incarnation,
+            incarnation=self.connection.incarnation,
             token_ids=tuple(token_ids),
             max_length=capacity,
             drafter=self.drafter,
@@ -68,7 +68,7 @@ class RemoteDraft:
             not_over=self._not_over,
             follows=follows,
         )
-        self._send(opening)
+        self.connection.send(opening)
         return session
 
     def commit(self, session: TargetSession, token_ids: Sequence[int]) -> None:
@@ -79,36 +79,27 @@ class RemoteDraft:
 
     def tell(self, session: TargetSession) -> None:
         """Tell it what is committed by now."""
-        self._send(session.verdict())
+        self.connection.send(session.verdict())
 
     def close(self, session: TargetSession) -> None:
         """The sequence is over."""
-        del self._sessions[session.sequence_id]
-        self._send(Close(session.sequence_id, self._not_over))
-
-    def shut_down(self) -> None:
-        """Tell it that all is over, and close the link."""
-        self._send(Shutdown())
-        self.link.close()
+        self._sessions.pop(session.sequence_id, None)
+        self.connection.send(Close(session.sequence_id, self._not_over))
 
     def drain(self, timeout: float = 0.0) -> bool:
         """Take in what has arrived; wait `timeout` seconds for the first message. Returns whether there was any."""
         number, most = 0, MAX_DRAINED * max(1, len(self._sessions))
-        try:
-            while self.failure is None and number < most:  # a flood must not keep the middle from its step
-                if (message := self.link.receive(0.0 if number else timeout)) is None:
-                    break
-                number += 1
-                self._handle(message)
-        except Exception as error:  # noqa: BLE001 - the middle goes on, whatever it is
-            self.lose(first_line(error))
+        while number < most:  # a flood must not keep the target from its step
+            if (message := self.connection.receive(0.0 if number else timeout)) is None:
+                break
+            number += 1
+            self._handle(message)
         return number > 0
 
-    def lose(self, reason: str) -> None:
-        """Tell it nothing more, and forget its candidates."""
-        self.failure = reason
+    def _lost(self, reason: str) -> None:
         for session in self._sessions.values():
             session.detach()
+        self._sessions.clear()
         say_once(f"a draft is lost, and its target goes on alone: {reason}")
 
     @property
@@ -116,8 +107,6 @@ class RemoteDraft:
         return *self._sessions, self.num_openings + 1
 
     def _handle(self, message: Message) -> None:
-        if isinstance(message, Failed):
-            self.lose(told_by(message))
         session = self._sessions.get(getattr(message, "sequence_id", -1))
         if session is not None and isinstance(message, Progress) and not message.open_ns:
             session.detach()  # it has refused the sequence
@@ -125,14 +114,6 @@ class RemoteDraft:
             return
         with suppress(PeerProtocolError):  # a bug, or a hostile peer
             session.receive(message)  # what they were drawn from does not matter
-
-    def _send(self, message: Message) -> None:
-        if self.failure is not None:
-            return
-        try:
-            self.link.send(message)
-        except Exception as error:  # noqa: BLE001 - the middle goes on, whatever it is
-            self.lose(first_line(error))
 
 
 class RemoteDrafter(Drafter):
@@ -165,7 +146,7 @@ class RemoteDrafter(Drafter):
 
     def _begin(self, text: tuple[int, ...]) -> None:
         self.close()
-        if self._draft.failure is None and len(text) < self.capacity:
+        if self._draft.connection.link is not None and len(text) < self.capacity:
             self._session = self._draft.open(text, self.capacity, self.distribution, self._last_id)
             self._last_id = self._session.sequence_id
 

@@ -26,6 +26,7 @@ from amusd.models.rank_commands import follow
 from amusd.models.sharding import ALONE
 from amusd.models.tokenizer import Tokenizer
 from amusd.protocol.messages import Hello
+from amusd.runtime.connection import Connection
 from amusd.runtime.devices import check_devices, claim_device, device_of, devices_of, link_devices
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.draft_process import DraftProcess
@@ -69,10 +70,10 @@ def connect_target(
     model, tokenizer = load_with_followers(config, leader, report)
     client = DraftClient(recorder)
     if restart is not None:
-        delay = 2 * config.transport.delay_ms / 1e3
-        link, peer = restart.first(tokenizer.fingerprint)
+        link, incarnation = restart.first(tokenizer.fingerprint)
         running.callback(link.drop)
-        client = DraftClient(recorder, link, peer, delay, restart if can_repeat else None)
+        connection = Connection(link, incarnation, restart if can_repeat else None)
+        client = DraftClient(recorder, connection, 2 * config.transport.delay_ms / 1e3)
     with device_errors(device_of(config, "target"), only_full=True):
         worker = TargetWorker(model, recorder, client, config.max_num_seqs, config.prefix_caching)
         worker.prepare()
@@ -204,7 +205,7 @@ def start_inner(
         config, drafters=(stage,), hardware=hardware, transport=TransportConfig(), target_tensor_parallel_size=1
     )
     drafts = start_draft(config, DraftProcess(config), running, can_repeat=False)
-    link, peer = drafts.first(tokenizer.fingerprint)
-    remote = RemoteDraft(link, peer, stage.kind, middle.num_ids)
-    running.callback(remote.shut_down)
+    connection = Connection(*drafts.first(tokenizer.fingerprint))
+    running.callback(connection.shut_down)
+    remote = RemoteDraft(connection, stage.kind, middle.num_ids)
     return lambda number: [RemoteDrafter(remote) for _ in range(number)]

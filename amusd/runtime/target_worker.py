@@ -120,7 +120,7 @@ class TargetWorker:
 
     def shut_down(self) -> None:
         """Tell the draft that all is over."""
-        self.client.shut_down()
+        self.client.connection.shut_down()
         self.recorder.flush()
 
     # The steps, in their order
@@ -251,7 +251,7 @@ class TargetWorker:
         self.counts.num_passes += 1
         for sequence, outcome in outcomes.items():
             if outcome.num_accepted:
-                self.client.accepted()
+                self.client.connection.accepted()
             session, decision, may_hear = sequence.session, sequence.decision, self.client.may_hear(sequence)
             is_alone = sequence.request.drafter is not None and not may_hear
             self.counts.add(outcome, is_alone=is_alone)

@@ -12,7 +12,8 @@ from typing import cast
 from amusd.config import DecodingConfig
 from amusd.models.cached_model import CachedModel
 from amusd.policies.factory import make_policy
-from amusd.protocol.messages import Hello, Message
+from amusd.protocol.messages import Message
+from amusd.runtime.connection import Connection
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.target_sequence import Request, TargetSequence
@@ -134,8 +135,8 @@ class Simulator:
             width=self.max_candidates + 1,
             has_draft=has_draft,
         )
-        link, greeting = self._start_draft(clock, recorders[1]) if has_draft else (None, None)
-        client = DraftClient(recorders[0], link, greeting)
+        connection = self._start_draft(clock, recorders[1]) if has_draft else Connection()
+        client = DraftClient(recorders[0], connection)
         return TargetWorker(cast("CachedModel", model), recorders[0], client, self.num_slots)
 
     def _speed(self, sequences: Sequence[TargetSequence]) -> float:
@@ -154,7 +155,7 @@ class Simulator:
         )
         return worker.admit(request, StopChecker((), (), num_tokens, str))
 
-    def _start_draft(self, clock: Clock, recorder: Recorder) -> tuple[Transport, Hello]:
+    def _start_draft(self, clock: Clock, recorder: Recorder) -> Connection:
         random = self._random("draft")
         drafters = [ScriptedDrafter(clock, self, random) for _ in range(self.num_slots)]
 
@@ -165,7 +166,7 @@ class Simulator:
         target_end = end(lambda message: clock.to_draft.send(clock.target_ns, message), clock.receive_at_target)
         draft = DraftWorker(draft_end, {DRAFTER: drafters}, 1, recorder)
         clock.draft_acts.extend((draft.take_in, draft.propose))
-        return target_end, Hello(1, "", (DRAFTER,))
+        return Connection(target_end, 1)
 
     def _random(self, purpose: str) -> Random:
         return Random(f"{purpose} {self.seed}")  # noqa: S311 - nothing here is secret

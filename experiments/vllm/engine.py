@@ -72,7 +72,7 @@ def propose_with_kills(drafter: Any, kills: list[int]) -> None:
 
     def killing(*args: Any, **options: Any) -> Any:
         nonlocal num_calls
-        num_calls += drafter.batch.draft is not None  # what still loads is left alone
+        num_calls += drafter.batch.connection.link is not None  # what still loads is left alone
         if kills and num_calls >= kills[0]:
             del kills[0]
             num_calls = 0

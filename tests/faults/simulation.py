@@ -21,6 +21,7 @@ from faults.world import World
 
 from amusd.policies.base import Policy
 from amusd.policies.schedules import AutoPolicy, BranchingPolicy, ChainPolicy, SynchronousPolicy, WindowedPolicy
+from amusd.runtime.connection import Connection
 from amusd.runtime.draft_restart import DraftRestart
 from amusd.runtime.target_sequence import Request, TargetSequence
 from amusd.sampling.stopping import StopChecker
@@ -160,21 +161,19 @@ class Simulation:
             for answer in answers:
                 self._read(worker, answer)
             answers = [answer for answer in answers if not answer.sequence.is_over]
-        world.counts["restart"] += worker.client.num_restarts
-        world.counts["lost"] += len(worker.client.losses)
-        if scenario.calm_after is not None and self._passes_to_accept is None and worker.client.failure is None:
+        connection = worker.client.connection
+        world.counts["restart"] += connection.num_restarts
+        world.counts["lost"] += len(connection.losses)
+        if scenario.calm_after is not None and self._passes_to_accept is None and connection.failure is None:
             raise Violation("liveness: no candidate was accepted after the last fault")
 
     def _start(self) -> WatchedTarget:
         restart = DraftRestart(self.drafts, self._listen, HANDSHAKE_SECONDS)
         restart.start()
-        link, peer = restart.first("")
         recorder = Recorder("target", now_ns=self.world.time_ns)
         client = WatchedClient(
             recorder=recorder,
-            link=link,
-            peer=peer,
-            draft_restart=restart,
+            connection=Connection(*restart.first(""), restart),
             world=self.world,
             weather=self.weather,
             watch=self.watch,
@@ -233,7 +232,7 @@ class Simulation:
         if answer.sequence.metrics.num_accepted > answer.num_accepted_before:
             answer.is_live = True
             self._passes_to_accept = max(num_passes, self._passes_to_accept or 0)
-        elif num_passes > MAX_PASSES_TO_ACCEPT and worker.client.failure is None:
+        elif num_passes > MAX_PASSES_TO_ACCEPT and worker.client.connection.failure is None:
             raise Violation(f"liveness: no candidate was accepted within {num_passes} passes after the last fault")
         return answer.is_live
 

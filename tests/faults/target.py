@@ -54,8 +54,7 @@ class WatchedClient(DraftClient):
                 self.watch.evaluated(sequence.session, sequence.session.to_judge()[0])
 
     def _receive_candidate(self, message: Candidate) -> None:
-        assert self.peer is not None
-        if message.incarnation != self.peer.incarnation:
+        if message.incarnation != self.connection.incarnation:
             self.world.counts["candidate of an earlier life"] += 1
         elif message.sequence_id not in self._sequences:
             self.world.counts["candidate of an earlier answer"] += 1

@@ -25,7 +25,7 @@ from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.errors import ConfigError
 from amusd.integrations import vllm
 from amusd.integrations.vllm import QUIET_SECONDS, AsyncProposer, Batch, ProposerConfig
-from amusd.protocol.messages import Hello
+from amusd.runtime.connection import Connection
 from amusd.runtime.cores import allowed_cores
 from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.patience import SILENCES
@@ -62,14 +62,14 @@ class Drafts:
         self.worker: DraftWorker | None = None
         self.its: MemoryTransport | None = None
 
-    def poll(self) -> tuple[Transport, Hello] | None:
+    def poll(self) -> tuple[Transport, int] | None:
         if not self.is_there:
             return None
         life = len(self.losses) + 1
         own, self.its = memory_pair()
         drafters = {"hf": [TableTreeDrafter(self._model) for _ in range(MAX_NUM_SEQS)]}
         self.worker = DraftWorker(self.its, drafters, life, Recorder("draft"))
-        return own, Hello(life, "", ("hf",))
+        return own, life
 
     def lost(self, reason: str) -> None:
         self.losses.append(reason)
@@ -105,7 +105,9 @@ class Runner:
         self.drafts = drafts = drafts or Drafts()
         self.seconds = 0.0
         config = ProposerConfig(drafter=DrafterConfig(kind="hf", model="."), max_num_seqs=MAX_NUM_SEQS, **settings)
-        self.batch = Batch(drafts, config, VOCAB_SIZE, CAPACITY, NUM_CANDIDATES, now=lambda: self.seconds)
+        self.batch = Batch(
+            Connection(draft_restart=drafts), config, VOCAB_SIZE, CAPACITY, NUM_CANDIDATES, now=lambda: self.seconds
+        )
         self.ids = np.zeros((8, CAPACITY), np.int32)
         self.rows: list[tuple[int, ...]] = []
         self.lengths: list[int] = []
@@ -322,8 +324,7 @@ def test_a_draft_that_refuses_a_row_is_not_taken_for_a_mute_one() -> None:
 def test_a_draft_whose_link_breaks_in_any_way_is_lost_and_vllm_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = Runner(PROMPTS[0])
     runner.run()
-    assert runner.batch.draft is not None
-    monkeypatch.setattr(runner.batch.draft.link, "receive", Mock(side_effect=OSError("no buffer space")))
+    monkeypatch.setattr(runner.batch.connection.link, "receive", Mock(side_effect=OSError("no buffer space")))
     runner.run()
     assert runner.drafts.losses == ["no buffer space"]
 
@@ -364,7 +365,7 @@ class WaitedFor(Drafts):
 
     runner: Runner
 
-    def poll(self) -> tuple[Transport, Hello] | None:
+    def poll(self) -> tuple[Transport, int] | None:
         found = super().poll()
         assert found is not None
         link, receive = found[0], found[0].receive
@@ -429,7 +430,7 @@ def test_a_process_drafts_and_a_killed_one_is_replaced(proposer: AsyncProposer) 
     first = ask(proposer, texts)
     assert all(first)
     assert proposer.batch is not None
-    process = proposer.batch.drafts.source
+    process = proposer.batch.connection.draft_restart.source
     if sys.platform.startswith("linux"):
         assert psutil.Process(process.pid).cpu_affinity() == allowed_cores()[-1:]
     psutil.Process(process.pid).kill()

@@ -220,18 +220,20 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "what the link takes counts as silence": ("default=0.0) + self.round_trip_seconds", "default=0.0)"),
         "a silent draft is told of each pass": ("if is_due or self.may_hear(sequence):", "if True:"),
         "a draft that never answered is not told its opening again": ("if is_due and not told.is_answered", "if False"),
-        "the silence and nonsense of a draft are held against the next one": (
-            "self._silence = Silence()\n        self.losses",
-            "self.losses",
-        ),
         "the draft is silent although it spoke": (
-            "        else:\n            self._silence = Silence()\n\n    def _record",
+            "        else:\n            self.connection.silence = Silence()\n\n    def _record",
             "\n    def _record",
         ),
         "a lost draft stays attached": ("sequence.session.detach()\n            sequence.metrics", "sequence.metrics"),
-        "the link of a lost draft stays open": ("self.link.drop()\n            self.link = None", "self.link = None"),
         "the draft's counts are given to no sequence": ("sequence.metrics.reported(message)", "pass"),
         "the target names a sequence that it closes": ("        self._sequences.pop(number, None)\n", ""),
+    },
+    ("amusd/runtime/connection.py", "tests/runtime/test_draft_client.py"): {
+        "the silence and nonsense of a draft are held against the next one": (
+            "self.silence = Silence()\n        self.losses",
+            "self.losses",
+        ),
+        "the link of a lost draft stays open": ("self.link.drop()\n            self.link = None", "self.link = None"),
     },
     ("amusd/runtime/target_sequence.py", "tests/runtime/test_features.py tests/runtime/test_draft_client.py"): {
         "a new draft is taken to have the features of the one before": (" and told.incarnation == incarnation", ""),
@@ -425,13 +427,13 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "lines are counted from 0": ('("\\n"), start=1):', '("\\n"), start=0):'),
     },
     ("amusd/integrations/vllm.py", "tests/integrations/test_vllm.py"): {
-        "sequences without a row stay open": ("            draft.close(row.session)\n", "            pass\n"),
+        "sequences without a row stay open": ("            self.draft.close(row.session)\n", "            pass\n"),
         "a row keeps the sequence of another text": ("np.array_equal(self.text, text[:length])", "True"),
         "a pass waits beyond its limit": ("(left := end - self.now()) > 0", "(left := 1.0) > 0"),
         "candidates of any chance are proposed": ("chance >= self.settings.min_chance", "True"),
         "nothing is prepared but a chain": ("self.settings.rows_per_step if self.settings.drafter.can.tree else ", ""),
         "a prompt in chunks gets candidates": ("self._candidates(row) if new else []", "self._candidates(row)"),
-        "a draft that says nothing is kept": ("if draft.failure is None and reason is not None:", "if False:"),
+        "a draft that says nothing is kept": ("if reason is not None:", "if False:"),
         "a quiet draft is told everything": ("            if not self._is_quiet:\n", "            if True:\n"),
         "each rank has a draft": ("if parallel.rank % parallel.tensor_parallel_size:", "if False:"),
     },

@@ -24,6 +24,7 @@ from amusd.models.cached_model import CachedModel
 from amusd.models.numerics import Numerics
 from amusd.models.passes import ModelOutput, Rows
 from amusd.models.tokenizer import Tokenizer
+from amusd.runtime.connection import Connection
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.draft_restart import DraftRestart
 from amusd.runtime.startup import serve_draft
@@ -170,8 +171,8 @@ def engine_of(
     )
     restart.start()
     try:
-        link, peer = restart.first(tokenizer.fingerprint)
-        client = DraftClient(recorder, link, peer, draft_restart=restart if restarts else None)
+        connection = Connection(*restart.first(tokenizer.fingerprint), restart if restarts else None)
+        client = DraftClient(recorder, connection)
         worker = TargetWorker(model, recorder, client, max_num_seqs)
         with Engine(worker, tokenizer, drafters=list(factories)) as engine:
             yield engine, drafts

@@ -17,6 +17,7 @@ from table_model import TableModel
 
 from amusd.policies.schedules import ChainPolicy, SynchronousPolicy
 from amusd.protocol.messages import Candidate, Close, Hello, Message, Open, Progress, Verdict
+from amusd.runtime.connection import Connection
 from amusd.runtime.draft_client import SETTLE_SECONDS, DraftClient
 from amusd.runtime.patience import MAX_NONSENSE, MAX_SIGN_SECONDS, SILENCES, TAKE_IN_SECONDS
 from amusd.runtime.target_sequence import Request, TargetSequence
@@ -41,8 +42,8 @@ class Next:
     def lost(self, _reason: str) -> None:
         self.is_ready = True
 
-    def poll(self) -> tuple[Link, Hello] | None:
-        return (self.link, hello(2)) if self.is_ready else None
+    def poll(self) -> tuple[Link, int] | None:
+        return (self.link, 2) if self.is_ready else None
 
     def accepted(self) -> None:
         self.num_accepted += 1
@@ -69,7 +70,8 @@ class Target:
         self.link, self.next = Link(self.clock), Next(self.clock)
         recorder = Recorder("target", now_ns=self.clock)
         succession: Any = self.next
-        self.client = DraftClient(recorder, self.link, hello(1), round_trip_seconds, succession)
+        self.connection = Connection(self.link, 1, succession)
+        self.client = DraftClient(recorder, self.connection, round_trip_seconds)
         model = SlowModel(VOCAB_SIZE, seed=7, max_length=2000)
         model.clock = self.clock
         self.worker = TargetWorker(model, recorder, self.client, max_num_seqs=4)
@@ -142,7 +144,7 @@ def test_a_silent_draft_costs_one_pause_in_the_whole_answer() -> None:
 
 def test_a_silent_draft_that_nothing_replaces_is_told_again_at_longer_and_longer_intervals() -> None:
     target = Target()
-    target.client.draft_restart = None
+    target.connection.draft_restart = None
     for _ in decode(target.worker, *target.request(1000)):
         pass
     told = [at for at, message in target.link.sent if isinstance(message, Verdict)]
@@ -173,16 +175,17 @@ def test_the_next_draft_is_not_silent_and_has_said_no_nonsense() -> None:
     nonsense = Hello(1, "", ())
     target.link.inbox += [nonsense] * (MAX_NONSENSE - 1)
     target.client.drain()
-    assert target.client.link is not None
+    assert target.connection.link is not None
     target.link.is_lost = True
     target.client.take(0.0)
-    assert (target.client.link, target.link.is_closed, sequence.session.attached) == (None, True, False)
+    assert (target.connection.link, target.link.is_closed, sequence.session.attached) == (None, True, False)
+    assert (target.connection.presence, Connection().presence) == ("away", "none")
     assert target.client.look_for_next()
     assert target.client.may_hear(sequence)
     target.next.link.inbox.append(nonsense)
     target.client.drain()
-    assert target.client.link is not None
-    assert target.client.losses == ["the link is cut"]
+    assert target.connection.link is not None
+    assert target.connection.losses == ["the link is cut"]
 
 
 def test_a_life_counts_by_candidates_that_were_accepted_before_it_was_lost() -> None:
@@ -192,8 +195,8 @@ def test_a_life_counts_by_candidates_that_were_accepted_before_it_was_lost() -> 
         target.link.inbox.append(chain(1, PROMPT, (token_id,)))
         next(decode(target.worker, *target.request(20)))
         assert target.next.num_accepted == number
-    target.client._lose("its process ended")
-    target.client.accepted()
+    target.connection.lose("its process ended")
+    target.connection.accepted()
     assert target.next.num_accepted == 1
 
 
@@ -209,13 +212,13 @@ def without_waits(target: Target, num_tokens: int) -> TargetSequence:
 def test_a_draft_that_does_not_answer_is_silent_though_nothing_waits_for_it() -> None:
     target = Target()
     metrics = without_waits(target, 100).metrics  # a second
-    assert target.client.presence == "silent"
+    assert target.connection.presence == "silent"
     assert metrics.num_tokens_alone == pytest.approx(100 - SILENCE / PASS_SECONDS, abs=2)
-    assert target.client.losses == []
+    assert target.connection.losses == []
     late = target.open()
     target.link.inbox.append(candidate(late, (1,)))
     target.client.drain()
-    assert target.client.presence == "present"
+    assert target.connection.presence == "present"
     assert target.client.may_hear(late)
 
 
@@ -232,10 +235,10 @@ def test_a_draft_that_goes_on_saying_nothing_is_replaced_in_one_line_after_time_
     seconds = SILENCES * SILENCE + (0.0 if has_begun else TAKE_IN_SECONDS * len(PROMPT))
     target.clock.pass_by(seconds - 0.01)
     target.client.drain()
-    assert target.client.losses == []
+    assert target.connection.losses == []
     target.clock.pass_by(0.02)
     target.client.drain()
-    assert target.client.losses == [f"it has said nothing for {seconds:.1f} s"]
+    assert target.connection.losses == [f"it has said nothing for {seconds:.1f} s"]
     assert caplog.messages == [f"amusd: the draft is replaced: it has said nothing for {seconds:.1f} s"]
     assert target.client.look_for_next()
     assert target.client.may_hear(sequence)
@@ -249,9 +252,9 @@ def test_a_draft_that_refuses_a_sequence_is_neither_silent_nor_replaced() -> Non
                 self.inbox.append(Progress(message.sequence_id, *[0] * 5))
 
     target = Target()
-    target.client.link = Refusing(target.clock)
+    target.connection.link = Refusing(target.clock)
     sequence = without_waits(target, 1000)
-    assert (target.client.presence, target.client.losses, sequence.metrics.draft) == ("present", [], None)
+    assert (target.connection.presence, target.connection.losses, sequence.metrics.draft) == ("present", [], None)
 
 
 def test_what_comes_behind_the_last_token_does_not_wait_for_the_drafts_counts() -> None:
@@ -273,11 +276,11 @@ def test_a_draft_that_only_says_that_it_works_is_replaced() -> None:
             return Progress(1, 0, 0, 0, 0, 1) if message is None and timeout else message
 
     target = Target()
-    target.client.link = busy = Busy(target.clock)  # type: ignore[assignment]
+    target.connection.link = busy = Busy(target.clock)  # type: ignore[assignment]
     busy.inbox.append(chain(1, PROMPT, (1,)))
     assert len(list(decode(target.worker, *target.request(400)))) == 400
     assert target.clock.ns / 1e9 < MAX_SIGN_SECONDS + 3 * SILENCE + 400 * PASS_SECONDS
-    assert len(target.client.losses) == 1
+    assert len(target.connection.losses) == 1
 
 
 def test_a_draft_that_joins_late_is_told_the_rest_of_a_known_answer() -> None:

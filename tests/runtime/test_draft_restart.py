@@ -48,7 +48,7 @@ class Search:
         self.restart = DraftRestart(self.source, self._listen, 10.0)
         self.restart.start()
         self.links[0].inbox.append(hello(1))
-        assert self.restart.first("") == (self.links.pop(), hello(1))
+        assert self.restart.first("") == (self.links.pop(), 1)
         self.source.told.clear()
 
     def _listen(self, _nonce: int) -> Link:
@@ -125,7 +125,7 @@ def test_whatever_fails_on_the_way_to_the_next_draft_costs_that_draft_alone(
     search.clock.pass_by(60.0)
     search.poll_until_told()
     search.links[-1].inbox.append(hello(search.restart._told))
-    assert search.restart.poll() == (search.links[-1], hello(search.restart._told))
+    assert search.restart.poll() == (search.links[-1], search.restart._told)
     assert [link.is_closed for link in search.links] == [*[True] * (len(search.links) - 1), False]
 
 

@@ -13,7 +13,8 @@ import pytest
 
 from amusd.models.cached_model import CachedModel
 from amusd.policies.base import Decision, Policy, TargetView, Verify, Wait
-from amusd.protocol.messages import Hello, Message
+from amusd.protocol.messages import Message
+from amusd.runtime.connection import Connection
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.target_sequence import Request
 from amusd.runtime.target_worker import TargetWorker
@@ -53,7 +54,7 @@ def begins(times_ns: Sequence[int], *, in_lock_step: bool = False) -> list[int]:
         clock.to_draft.send(clock.target_ns, message)
 
     link = cast("Transport", SimpleNamespace(send=send, receive=clock.receive_at_target))
-    client = DraftClient(recorder, link, Hello(1, "", ("none",)))
+    client = DraftClient(recorder, Connection(link, 1))
     worker = TargetWorker(cast("CachedModel", model), recorder, client, len(times_ns))
     for time_ns in times_ns:
         policy = ReadyAt(time_ns=time_ns, is_block=in_lock_step)

@@ -13,6 +13,7 @@ from runtime.clocked import Clock, Link
 from amusd.drafters.ngram import NgramDrafter
 from amusd.errors import ConfigError, PeerError
 from amusd.protocol.messages import Candidate, Close, Failed, Hello, Message, Open, Progress, Shutdown, Verdict
+from amusd.runtime.connection import Connection
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.handshake import await_hello
@@ -82,7 +83,7 @@ def test_a_flood_of_large_messages_keeps_the_target_from_its_pass_for_a_moment_o
             return Progress(1, 0, 0, 0, 0, 1)
 
     greeting = Hello(1, "", ("ngram",))
-    client = DraftClient(Recorder("target", now_ns=clock), Flood(clock), greeting)
+    client = DraftClient(Recorder("target", now_ns=clock), Connection(Flood(clock), greeting.incarnation))
     request: Any = SimpleNamespace(max_silence_seconds=1.0)
     sequence: Any = SimpleNamespace(request=request, metrics=GenerationMetrics(), told=None)
     client._sequences[1] = sequence
