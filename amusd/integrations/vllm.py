@@ -191,10 +191,10 @@ class Batch:
         rows = self._matched(texts)
         num_open = sum(row is not None for row in rows)
         for index, text in enumerate(texts):
-            row = rows[index]
+            row, has_room = rows[index], num_open < self.settings.max_num_seqs and len(text) < self.capacity
             if row is not None:
                 self._tell(row, text)
-            elif num_open < self.settings.max_num_seqs and len(text) < self.capacity:
+            elif has_room and self.connection.link is not None:
                 rows[index] = _Row(self.draft.open(text.tolist(), self.capacity), text.copy())
                 self._num_unread += len(text)
                 self.connection.silence.asked(self._now_ns)

@@ -321,12 +321,20 @@ def test_a_draft_that_refuses_a_row_is_not_taken_for_a_mute_one() -> None:
     assert runner.drafts.losses == []
 
 
-def test_a_draft_whose_link_breaks_in_any_way_is_lost_and_vllm_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("act", ["receive", "send"])
+def test_a_draft_whose_link_breaks_in_any_way_is_lost_and_vllm_goes_on(
+    act: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runner = Runner(PROMPTS[0])
     runner.run()
-    monkeypatch.setattr(runner.batch.connection.link, "receive", Mock(side_effect=OSError("no buffer space")))
+    monkeypatch.setattr(runner.batch.connection.link, act, Mock(side_effect=OSError("no buffer space")))
+    for prompt in PROMPTS[2:4]:
+        runner.add(prompt)
     runner.run()
     assert runner.drafts.losses == ["no buffer space"]
+    runner.run()
+    runner.drafts.let(9)
+    assert runner.drafts.num_open == len(runner.batch.draft._sessions) == 3  # nothing is left of the lost one
 
 
 def test_a_mute_draft_is_told_less_then_replaced() -> None:
