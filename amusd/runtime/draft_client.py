@@ -38,7 +38,7 @@ SETTLE_SECONDS = 0.01
 
 MAX_DRAINED = 1_000
 """Most messages taken in before a pass."""
-MAX_DRAIN_SECONDS = 0.02
+MAX_DRAIN_NS = 20_000_000
 """The longest time to take them in."""
 
 
@@ -109,7 +109,7 @@ class DraftClient:
         told = sequence.told
         if told is None:
             return
-        is_due = told.take_reminder(self._now())
+        is_due = told.take_reminder(self.recorder.now_ns())
         if is_due and not told.is_answered:
             self._send_opening(sequence)
         if is_due or self.may_hear(sequence):
@@ -161,14 +161,14 @@ class DraftClient:
 
     def drain(self) -> None:
         """Take in what has arrived, then judge whether the draft is silent."""
-        end = self._now() + MAX_DRAIN_SECONDS
+        end_ns = self.recorder.now_ns() + MAX_DRAIN_NS
         for _ in range(MAX_DRAINED):  # a flood must not keep the target from its pass
             if not (self._sequences or self._closed):
                 return
             if not self.take(0.0):
                 self._judge_silence()
                 return
-            if self._now() >= end:
+            if self.recorder.now_ns() >= end_ns:
                 return
 
     def take(self, timeout: float, waiting: Iterable[TargetSequence] = ()) -> bool:
@@ -190,9 +190,6 @@ class DraftClient:
             self._handle(message)
         return message is not None
 
-    def _now(self) -> float:
-        return self.recorder.now_ns() / 1e9
-
     @property
     def _not_over(self) -> tuple[int, ...]:
         return *self._sequences, self._next_sequence_id
@@ -200,7 +197,8 @@ class DraftClient:
     def _attach(self, sequence: TargetSequence) -> None:
         if self.connection.link is not None:
             sequence.session.attach(self.connection.incarnation)
-            sequence.told = Told(self._now(), self._max_silence_seconds, self.connection.incarnation)
+            first_ns = round(self._max_silence_seconds * 1e9)
+            sequence.told = Told(self.recorder.now_ns(), first_ns, self.connection.incarnation)
             self._send_opening(sequence)
 
     def _send_opening(self, sequence: TargetSequence) -> None:
@@ -223,7 +221,7 @@ class DraftClient:
         sequence, reception, num_ready = self._sequences.get(message.sequence_id), "stale", 0
         if sequence is not None:  # else it has ended
             if sequence.told is not None and message.incarnation == self.connection.incarnation:
-                sequence.told.heard(self._now())
+                sequence.told.heard(self.recorder.now_ns())
             try:
                 reception = sequence.receive(message)
             except PeerProtocolError:
@@ -269,8 +267,7 @@ class DraftClient:
             return
         waiting = [each for each in self._sequences.values() if each.told is None or not each.told.is_answered]
         num_new_tokens = sum(sequence.session.committed_length for sequence in waiting)
-        silence = self.connection.silence
-        reason = silence.judge(self.recorder.now_ns(), self._max_silence_seconds, num_new_tokens)
+        reason = self.connection.silence.judge(self.recorder.now_ns(), self._max_silence_seconds, num_new_tokens)
         if reason is not None and self.connection.draft_restart is not None:
             logger.warning("amusd: the draft is replaced: %s", reason)
             self.connection.lose(reason)

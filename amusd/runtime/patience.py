@@ -17,8 +17,8 @@ TAKE_IN_SECONDS = 0.02
 class Told:
     """What the present draft was told of one sequence, and when to tell it again while it is silent."""
 
-    def __init__(self, now: float, first_seconds: float, incarnation: int) -> None:
-        """A draft of this `incarnation` is told now; then after `first_seconds`, twice that, and so on."""
+    def __init__(self, now_ns: int, first_ns: int, incarnation: int) -> None:
+        """A draft of this `incarnation` is told now; then after `first_ns`, twice that, and so on."""
         self.incarnation = incarnation
         self.is_answered = False
         """Whether the draft ever answered, and so has its opening."""
@@ -26,22 +26,22 @@ class Told:
         """First positions whose features it has."""
         self.waited_ns = 0
         """How long the sequence waited for the draft since it was last heard."""
-        self._first_seconds = self._seconds = first_seconds
-        self._due = now + first_seconds
+        self._first_ns = self._pause_ns = first_ns
+        self._due_ns = now_ns + first_ns
 
-    def heard(self, now: float) -> None:
+    def heard(self, now_ns: int) -> None:
         """The draft answered."""
         self.is_answered = True
         self.waited_ns = 0
-        self._seconds = self._first_seconds
-        self._due = now + self._seconds
+        self._pause_ns = self._first_ns
+        self._due_ns = now_ns + self._pause_ns
 
-    def take_reminder(self, now: float) -> bool:
+    def take_reminder(self, now_ns: int) -> bool:
         """Whether a reminder is due; the one after it is due in twice the time."""
-        if now < self._due:
+        if now_ns < self._due_ns:
             return False
-        self._seconds *= 2
-        self._due = now + self._seconds
+        self._pause_ns *= 2
+        self._due_ns = now_ns + self._pause_ns
         return True
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -89,28 +90,30 @@ class Verifier:
         Raises `NotFiniteError` if a logit that counts is not finite.
         """
         judged, drawn_from = session.to_judge()
-        judged = judged[: len(block.token_ids)]
+        judged = judged[: len(block.token_ids)]  # a pass that is made again has fewer rows
         if isinstance(self._sampler, RatioTest):
-            assert output.wanted is not None
-            output.check()
-            acceptance = self._sampler.accept(
-                output.logits, block.start, output.wanted.inputs, judged, drawn_from[: len(judged)]
-            )
-            if self._request.logprobs:
-                self.scores = [self._score(output, row, token) for row, token in enumerate(acceptance.token_ids)]
-            return acceptance
+            return self._by_ratio(self._sampler, block.start, output, judged, drawn_from[: len(judged)])
+        with_late = block if block.alternatives else replace(block, candidates=judged)
+        return self._by_equality(with_late, output, len(block.token_ids))
+
+    def _by_ratio(
+        self, test: RatioTest, start: int, output: ModelOutput, judged: Sequence[int], drawn_from: Sequence[Any]
+    ) -> Acceptance:
+        assert output.wanted is not None
+        output.check()
+        acceptance = test.accept(output.logits, start, output.wanted.inputs, judged, drawn_from)
+        if self._request.logprobs:
+            self.scores = [self._score(output, row, token) for row, token in enumerate(acceptance.token_ids)]
+        return acceptance
+
+    def _by_equality(self, block: Block, output: ModelOutput, num_rows: int) -> Acceptance:
         found: dict[int, npt.NDArray[np.int32]] = {}
 
         def choose(row: int) -> int:
             column, found[row] = output.sample(row)
             return column
 
-        def next_row(row: int, token_id: int) -> int | None:
-            if block.alternatives:
-                return block.next_row(row, token_id)
-            return row + 1 if row < len(judged) and judged[row] == token_id else None
-
-        acceptance, rows = accept_along(choose, next_row, len(block.token_ids))
+        acceptance, rows = accept_along(choose, block.next_row, num_rows)
         if block.alternatives:
             self._model.keep(rows, self._cache)
         if self._request.logprobs:

@@ -264,7 +264,10 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         ),
     },
     ("amusd/runtime/draft_client.py", "tests/faults/test_simulation.py"): {
-        "liveness: a silent draft is never reminded": ("is_due = told.take_reminder(self._now())", "is_due = False"),
+        "liveness: a silent draft is never reminded": (
+            "is_due = told.take_reminder(self.recorder.now_ns())",
+            "is_due = False",
+        ),
     },
     ("amusd/runtime/target_sequence.py", "tests/faults/test_simulation.py"): {
         "L1: the target does not go on without a candidate": (
@@ -276,7 +279,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "damage is believed": ("!= zlib.crc32(sealed)", "is None"),
     },
     ("amusd/runtime/patience.py", "tests/runtime/test_draft_client.py"): {
-        "reminders come at equal intervals": ("self._seconds *= 2", "self._seconds *= 1"),
+        "reminders come at equal intervals": ("self._pause_ns *= 2", "self._pause_ns *= 1"),
         "the first prompts have no time of their own": ("+ TAKE_IN_SECONDS * num_new_tokens", ""),
     },
     ("amusd/runtime/draft_restart.py", "tests/runtime/test_draft_restart.py tests/runtime/test_draft_process.py"): {
