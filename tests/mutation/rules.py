@@ -264,10 +264,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         ),
     },
     ("amusd/runtime/draft_client.py", "tests/faults/test_simulation.py"): {
-        "liveness: a silent draft is never reminded": (
-            "is_due = told.take_reminder(self.recorder.now_ns())",
-            "is_due = False",
-        ),
+        "liveness: a silent draft is never reminded": ("told.take_reminder(self.recorder.now_ns())", "False"),
     },
     ("amusd/runtime/target_sequence.py", "tests/faults/test_simulation.py"): {
         "L1: the target does not go on without a candidate": (
