@@ -127,6 +127,9 @@ def systems(arguments: argparse.Namespace, target: str, draft: str) -> dict[str,
 class Vllm:
     """A process of `engine.py`."""
 
+    exit_code: int | None = None
+    """Negative if a signal ended it; None while it runs."""
+
     def __init__(self, python: Path, settings: Mapping[str, Any], log: Path) -> None:
         """Start it; the context waits until it has loaded."""
         self._log = log
@@ -147,10 +150,10 @@ class Vllm:
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
-            self._process.wait(END_SECONDS)
+            self.exit_code = self._process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
+            self.exit_code = self._process.wait()
 
     def answer(self, prompts: Sequence[Sequence[int]], num_tokens: int, **more: Any) -> Document:
         """See `Answer`. `more`: as of `engine.py`."""
