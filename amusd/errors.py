@@ -1,21 +1,21 @@
-"""The errors that this package raises on purpose. The tree says whose fault each of them is.
+"""The errors that this package raises on purpose, by whose fault they are.
 
     AmusdError
-    +-- ConfigError            the user's: a key, a value, a model or a combination that cannot work, a package that is
-    |                          missing, or an output that fails
-    |   +-- ContextLengthError a prompt leaves no room for an answer
-    |   +-- NotFiniteError     a model's logits are not numbers: its weights are damaged, or overflow in its dtype
-    +-- PeerError              the other process's: it failed, and said why in one line
-    |   +-- PeerProtocolError  it sent what the protocol forbids; nothing was changed by the message
-    |   +-- PeerLostError      it is gone, or silent beyond the deadline
-    |       +-- RankLostError  it shared this one's model
-    +-- StateError             the caller's: asked of an engine or an answer when it cannot be had
-    +-- DeviceError            the device's: it is there but does not answer
+    +-- ConfigError            The user's: a key, a value, a model or a combination cannot work, a package is missing,
+    |   |                      or an output cannot be written.
+    |   +-- ContextLengthError A prompt leaves no room for an answer.
+    |   +-- NotFiniteError     A model's logits are not numbers: its weights are damaged, or overflow in its dtype.
+    +-- PeerError              The other process's: it failed, and said why in one line.
+    |   +-- PeerProtocolError  It sent a message that the protocol forbids. The message changed nothing.
+    |   +-- PeerLostError      It has ended, or was silent beyond the deadline.
+    |       +-- RankLostError  It was a rank of the same model.
+    +-- StateError             The caller's: the engine or answer is closed, unfinished or interrupted.
+    +-- DeviceError            The device's: it exists but does not answer.
 
-An `AssertionError` is ours: an invariant of docs/protocol.md does not hold, or a rollback went wrong.
+An `AssertionError` is a bug of this package: an invariant of docs/protocol.md is broken, or a rollback failed.
 
-The command line turns a `ConfigError` into one line and exit code 2. Exit code 1 comes with one line for a `PeerError`,
-and with a traceback for a `PeerProtocolError` and everything else, which are bugs.
+The command line reports a `ConfigError` in one line and exits with 2. All other errors exit with 1: a `PeerError` is
+reported in one line, but a `PeerProtocolError`, like any unexpected error, is a bug and gets a traceback.
 """
 
 from __future__ import annotations

@@ -1,15 +1,17 @@
 """The memory of a shared-memory link: two rings of records, one for each direction. Linux only.
 
-Each end writes one area and maps the other end's area read-only. An area is
+The memory has two areas. Each end writes its own area and maps the other one read-only. An area has
 
-    offset  size  published by its owner
-    0       8     position behind the last written record (bytes since the start, never wrapping)
-    64      8     position up to which it has read the other end's ring
-    4096    -     its ring of records, wrapped around the end
+    offset  size  content
+    0       8     written position: bytes that its owner has written into this ring since the start
+    64      8     read position: bytes that its owner has read from the other end's ring since the start
+    4096    -     the ring; a record that reaches its end goes on at its beginning
 
-and a record is {length u32, CRC-32 u32} and the frame, padded to 8 bytes. A writer stores the position last, in one
-aligned store, so a kill leaves only whole records. CPUs other than x86 may reorder stores; then the checksum, which
-covers the position, detects a partial record. All that is read from the other end is checked first.
+A record is {length u32, CRC-32 u32} and the frame, padded to 8 bytes. The writer stores the written position last, in
+one aligned store: if it is killed before, the reader sees no part of the record. CPUs other than x86 may show the
+position before the record; then the checksum is wrong, which also covers the position of the record.
+
+The reader checks every position and length that the other end has written before it uses it.
 """
 
 from __future__ import annotations
