@@ -148,7 +148,7 @@ class DraftSession:
         if self._may_grow(self.root):
             if not self.root.computed:
                 probability = 1.0 if num_taken == 0 else 0.0
-            elif num_taken < self._rows_per_step and self._has_guess():
+            elif num_taken < self._rows_per_step and self._guesses:
                 probability = -self._guesses[0][0]
         return probability / (1.0 + self._num_ready)
 
@@ -176,6 +176,9 @@ class DraftSession:
                 computed.append(node.children[0])
         for node in computed:
             node.computed = self._num_steps
+        if len(computed) > len(nodes):  # guesses behind which a chain went on
+            self._guesses = [guess for guess in self._guesses if not guess[-1].computed]
+            heapq.heapify(self._guesses)
 
     def guess_path(self, token_ids: Sequence[int], weight: float) -> int:
         """Guess these tokens after the root, each with probability `weight`; returns how many are new."""
@@ -313,21 +316,12 @@ class DraftSession:
         node.unmade = unmade
 
     def _push(self, node: Node) -> None:
-        heapq.heappush(self._guesses, (-node.probability, next(self._order), node))
+        """Queue a guess, unless nothing but another root can make it worth computing."""
+        if node.position + 1 < self._limit and node.probability >= MIN_PROBABILITY:
+            heapq.heappush(self._guesses, (-node.probability, next(self._order), node))
 
     def _may_grow(self, node: Node) -> bool:
         return node.position + 1 < self._limit and self.num_nodes < self._max_nodes
-
-    def _has_guess(self) -> bool:
-        """Whether the likeliest guess is worth computing. Drops those that never will be."""
-        while self._guesses:
-            probability, _, node = self._guesses[0]
-            if -probability < MIN_PROBABILITY:
-                return False
-            if self._may_grow(node) and not node.computed:
-                return True
-            heapq.heappop(self._guesses)  # too far ahead; a later root may bring it back (`hear` rebuilds the heap)
-        return False
 
 
 def next_nodes(sessions: Sequence[DraftSession], row_share: float = 0.0) -> list[tuple[Node, ...]]:
