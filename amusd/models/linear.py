@@ -66,10 +66,8 @@ class Weights:
 
 def make_linear(weights: Weights, dtype: torch.dtype, *, int8: bool = False) -> Linear:
     """The fastest linear layer for rows of `dtype` on the weights' device."""
-    if int8:
-        return Int8Linear(weights.matrix, weights.bias)
-    if multiplies_fp16(weights.matrix.device, dtype) and fits_fp16(weights.matrix):
-        return Fp16Linear(weights.matrix, weights.bias)
+    if int8 or (multiplies_fp16(weights.matrix.device, dtype) and fits_fp16(weights.matrix)):
+        return FbgemmLinear(weights.matrix, weights.bias, int8=int8)
     weights = weights.each(lambda tensor: tensor.to(dtype))
     kind = PackedLinear if can_pack(weights.matrix.device, dtype) else PlainLinear
     return kind(weights.matrix, weights.bias)
@@ -162,42 +160,33 @@ class PackedLinear(Linear):
         return result
 
 
-class Fp16Linear(Linear):
-    """A `Linear` over a copy of the weight in float16; float32 in and out."""
+class FbgemmLinear(Linear):
+    """A `Linear` over a copy of the weight in float16, or in int8, where all inputs share a scale; float32 in and out."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self._multiply = _function("linear_dynamic_fp16")
-        self._weight = torch.ops.quantized.linear_prepack_fp16(weight.float(), None if bias is None else bias.float())
+    def __init__(self, weight: Tensor, bias: Tensor | None, *, int8: bool = False) -> None:
+        quantized, bias, self._is_int8 = torch.ops.quantized, None if bias is None else bias.float(), int8
+        if int8:
+            self._weight = quantized.linear_prepack(_scaled_by_output(weight), bias)
+            self._multiply = quantized.linear_dynamic.default._op  # noqa: SLF001 - no public name
+        else:
+            self._weight = quantized.linear_prepack_fp16(weight.float(), bias)
+            self._multiply = quantized.linear_dynamic_fp16.default._op  # noqa: SLF001 - no public name
 
     def __call__(self, rows: Tensor) -> Tensor:
         """See `Linear`."""
         number = len(rows)
-        missing = _num_even_rows(number) - number
+        missing = 0 if self._is_int8 else _num_even_rows(number) - number
         result: Tensor = self._multiply(F.pad(rows, (0, 0, 0, missing)) if missing else rows, self._weight)
         return result[:number] if missing else result
 
 
-class Int8Linear(Linear):
-    """A `Linear` over a copy of the weight in int8, with one scale for all inputs; float32 in and out."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        values, scales = to_int8(weight, largest_int8_weight())
-        self._multiply = _function("linear_dynamic")
-        zeros = torch.zeros(len(scales), dtype=torch.long)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*quantize.* deprecated", category=UserWarning)
-            packable = torch._make_per_channel_quantized_tensor(values, scales.flatten().double(), zeros, 0)  # noqa: SLF001 - no public name
-        self._weight = torch.ops.quantized.linear_prepack(packable, None if bias is None else bias.float())
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        """See `Linear`."""
-        result: Tensor = self._multiply(rows, self._weight, reduce_range=False)
-        return result
-
-
-def _function(name: str) -> Callable[..., Tensor]:
-    function: Callable[..., Tensor] = getattr(torch.ops.quantized, name).default._op  # noqa: SLF001 - no public name
-    return function
+def _scaled_by_output(weight: Tensor) -> Tensor:
+    """The int8 weight as torch's quantized tensor."""
+    values, scales = to_int8(weight, largest_int8_weight())
+    zeros = torch.zeros(len(scales), dtype=torch.long)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*quantize.* deprecated", category=UserWarning)
+        return torch._make_per_channel_quantized_tensor(values, scales.flatten().double(), zeros, 0)  # noqa: SLF001 - no public name
 
 
 @cache

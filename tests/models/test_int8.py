@@ -16,7 +16,7 @@ from torch import Tensor
 from amusd.config import DrafterConfig, EngineConfig, TargetConfig
 from amusd.models import linear
 from amusd.models.building import load_model
-from amusd.models.linear import Int8Linear, largest_int8_weight, to_int8, why_not_int8
+from amusd.models.linear import FbgemmLinear, largest_int8_weight, to_int8, why_not_int8
 from amusd.models.load_options import LoadOptions
 from amusd.models.loading import draft_dtype, target_dtype
 from amusd.models.numerics import Numerics
@@ -46,7 +46,7 @@ def test_a_product_is_the_exact_one_within_the_steps_of_inputs_and_weights(
     weight, rows = random_tensor(num_outputs, num_inputs, seed=seed), size * random_tensor(num_rows, num_inputs, seed=7)
     bias = random_tensor(num_outputs, seed=2) if has_bias else None
     residual = random_tensor(num_rows, num_outputs, seed=3)
-    before, linear = residual.clone(), Int8Linear(weight, bias)
+    before, linear = residual.clone(), FbgemmLinear(weight, bias, int8=True)
     exact = rows.double() @ weight.double().t() + (0 if bias is None else bias.double())
     weight_step = weight.abs().amax(dim=1) / largest_int8_weight()
     input_step = ((rows.amax().clamp(min=0) - rows.amin().clamp(max=0)) / 255).clamp(min=SMALLEST_STEP)

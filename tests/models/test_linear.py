@@ -13,7 +13,7 @@ from torch import Tensor
 
 from amusd.errors import ConfigError
 from amusd.models.linear import (
-    Fp16Linear,
+    FbgemmLinear,
     PackedLinear,
     PlainLinear,
     Weights,
@@ -39,7 +39,7 @@ DTYPES = [
 HAS_FP16 = pytest.mark.skipif(not multiplies_fp16(CPU, torch.float32), reason="no products with weights in float16")
 KINDS = [
     *(pytest.param(PackedLinear, *dtype.values, id=str(dtype.id), marks=dtype.marks) for dtype in DTYPES),
-    pytest.param(Fp16Linear, torch.float32, id="weights in float16", marks=HAS_FP16),
+    pytest.param(FbgemmLinear, torch.float32, id="weights in float16", marks=HAS_FP16),
 ]
 
 
@@ -64,7 +64,7 @@ def assert_within_rounding(result: Tensor, exact: Tensor, magnitude: Tensor) -> 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize(("kind", "dtype"), KINDS)
 def test_a_packed_product_is_the_plain_one_within_rounding_and_a_sum_is_rounded_once(
-    kind: type[PackedLinear | Fp16Linear], dtype: torch.dtype, shape: tuple[int, int], has_bias: bool
+    kind: type[PackedLinear | FbgemmLinear], dtype: torch.dtype, shape: tuple[int, int], has_bias: bool
 ) -> None:
     weight, bias = layer(shape, dtype, has_bias=has_bias)
     packed, plain = kind(weight, bias), PlainLinear(weight, bias)
@@ -86,7 +86,7 @@ def test_a_packed_product_is_the_plain_one_within_rounding_and_a_sum_is_rounded_
 @settings(max_examples=25)
 @given(data=st.data())
 def test_at_a_fixed_number_of_rows_a_result_depends_neither_on_its_place_nor_on_its_neighbours(
-    kind: type[PackedLinear | Fp16Linear], dtype: torch.dtype, data: st.DataObject
+    kind: type[PackedLinear | FbgemmLinear], dtype: torch.dtype, data: st.DataObject
 ) -> None:
     shape = data.draw(st.sampled_from(SHAPES))
     num_rows = data.draw(st.integers(2, 40))
@@ -107,16 +107,16 @@ def test_at_a_fixed_number_of_rows_a_result_depends_neither_on_its_place_nor_on_
 def test_weights_that_come_in_16_bits_are_packed_in_16_bits() -> None:
     weight = random_tensor(40, 60, seed=1, dtype=torch.bfloat16).float() * 2.0**-10
     linear = make_linear(Weights(weight), torch.float32)
-    assert isinstance(linear, Fp16Linear)
+    assert isinstance(linear, FbgemmLinear)
     rows = random_tensor(8, 60, seed=2, dtype=torch.float32)
     torch.testing.assert_close(linear(rows), rows @ weight.t(), rtol=1e-5, atol=1e-6)
     weight[3, 5] = 1 / 3
-    assert not isinstance(make_linear(Weights(weight), torch.float32), Fp16Linear)
+    assert not isinstance(make_linear(Weights(weight), torch.float32), FbgemmLinear)
 
 
 @HAS_FP16
 def test_with_weights_in_float16_equal_rows_have_equal_results_at_any_number() -> None:
-    linear = Fp16Linear(random_tensor(31, 200, seed=1, dtype=torch.float16), None)
+    linear = FbgemmLinear(random_tensor(31, 200, seed=1, dtype=torch.float16), None)
     row = random_tensor(1, 200, seed=2, dtype=torch.float32)
     for number in range(1, 100):
         results = linear(row.repeat(number, 1))

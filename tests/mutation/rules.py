@@ -83,7 +83,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     },
     ("amusd/models/linear.py", "tests/models/test_int8.py tests/models/test_linear.py"): {
         "int8 products overflow on CPUs without VNNI": (" if has_vnni else _LARGEST_WITHOUT_VNNI", ""),
-        "float16 is taken for weights that it rounds": (" and fits_fp16(weights.matrix):", ":"),
+        "float16 is taken for weights that it rounds": (" and fits_fp16(weights.matrix))", ")"),
     },
     ("amusd/models/numerics.py", "tests/models/test_numerics.py"): {
         "a track reaches beyond the border of keys": ("1 + num_free", "2 + num_free"),
