@@ -13,9 +13,9 @@ from amusd.protocol.messages import CERTAINTY
 from amusd.protocol.prefix_hash import CommittedPrefix
 from amusd.protocol.verification import Block, Tracks
 
-MAX_NODES = 4096
+MAX_CANDIDATES = 4096
 """Most numbered candidates in one tree: far more than a draft computes in a few passes."""
-MAX_NUMBERS = 4 * MAX_NODES
+MAX_NUMBERS = 4 * MAX_CANDIDATES
 """Most numbers remembered, or in one message: a node that is offered again has several."""
 
 
@@ -74,7 +74,7 @@ class CandidateTree:
         known = siblings.get(node.token_id)
         if known is not None:
             known.number = max(known.number, node.number)  # one that is offered again goes by its new number from now
-        elif len(self.nodes) >= MAX_NODES or node.position >= self._max_length:
+        elif len(self.nodes) >= MAX_CANDIDATES or node.position >= self._max_length:
             return "stale"
         else:
             known = siblings[node.token_id] = node

@@ -1,4 +1,4 @@
-"""The draft's loop: receive, roll back, propose, send. It waits only when no sequence has room to run ahead.
+"""The draft's loop: receive, roll back, propose, send. It waits only if no sequence has room to run ahead.
 
 A sequence lives from its `Open` to its `Close`, and a number is used once. Both messages list the numbers that are not
 over, so a lost `Close` does no harm.
@@ -66,9 +66,9 @@ class DraftWorker:
             self.recorder.flush()
 
     @property
-    def has_work(self) -> bool:
-        """A sequence has room to run ahead."""
-        return any(sequence.manager.has_work for sequence in self._sequences.values())
+    def working(self) -> list[DraftSequence]:
+        """The sequences that have room to run ahead."""
+        return [sequence for sequence in self._sequences.values() if sequence.manager.has_work]
 
     def step(self) -> None:
         """Receive, roll back, propose, send. Raises `PeerLostError`."""
@@ -90,9 +90,8 @@ class DraftWorker:
     def propose(self) -> None:
         """Compute one step for sequences with work, and send the result. Raises `PeerLostError`."""
         alike: dict[tuple[str, bool], list[DraftSequence]] = defaultdict(list)
-        for sequence in self._sequences.values():
-            if sequence.manager.has_work:
-                alike[sequence.drafter_name, sequence.manager.session.is_chain].append(sequence)
+        for sequence in self.working:
+            alike[sequence.drafter_name, sequence.manager.session.is_chain].append(sequence)
         for kind, working in alike.items():
             step_together(working, self._costs.setdefault(kind, RowCost(DRAFT_ROW_SHARE)), self.recorder)
             for sequence in working:
@@ -101,9 +100,8 @@ class DraftWorker:
                 self._post(working[0].progress())
 
     def _receive(self) -> None:
-        working = [sequence for sequence in self._sequences.values() if sequence.manager.has_work]
-        # a step is for all of them, so it waits only as long as each would
-        patience = min((sequence.patience_seconds for sequence in working), default=None)
+        # a step is for all that work, so it waits only as long as each would
+        patience = min((sequence.patience_seconds for sequence in self.working), default=None)
         message = self._wait() if patience is None else self.link.receive(patience)
         while message is not None:
             record_message(self.recorder, "receive", message)

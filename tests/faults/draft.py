@@ -168,7 +168,7 @@ class DraftProcess:
             self._worker.step()
             if not self._worker._running:
                 self._ended("shut down")
-            elif self._worker.has_work or self._end.has_mail:
+            elif self._worker.working or self._end.has_mail:
                 self._wake_in(MS // 100)
             return
         if self._end is None:
@@ -194,7 +194,7 @@ class DraftProcess:
 
     def _passes(self, deadline_ns: int) -> bool:
         """A draft that waits although it could work sleeps; one that has nothing to do is woken by what arrives."""
-        if self._worker is not None and self._worker.has_work:
+        if self._worker is not None and self._worker.working:
             self.world.draft.ahead_ns += max(0, deadline_ns - self.world.draft.ns)
         return False
 

@@ -80,7 +80,7 @@ class Drafts:
 
     def let(self, number: int) -> None:
         for _ in range(number):
-            if self.worker is not None and (self.worker.has_work or self.num_unread):
+            if self.worker is not None and (self.worker.working or self.num_unread):
                 self.worker.step()
 
     @property

@@ -184,7 +184,7 @@ def test_where_no_drafter_is_free_a_sequence_is_refused_and_may_ask_again(caplog
 def test_the_time_of_a_step_is_shared_by_the_rows_that_each_sequence_had() -> None:
     draft = Draft(step_seconds=0.01, max_num_seqs=3, num_open=3, max_lookahead=5)
     draft.say(Verdict(2, 1, 0, len(PROMPT), ANSWER[:1], 1))
-    while draft.worker.has_work:
+    while draft.worker.working:
         draft.worker.step()
     steps = [event for event in draft.recorder.events if event.name == "draft_step"]
     ends = [(event.start_ns, event.end_ns) for event in steps]
@@ -210,7 +210,7 @@ def test_a_step_waits_for_verdicts_only_as_long_as_each_sequence_would() -> None
     for first, second, waited in ((0.02, 0.03, 0.02), (0.02, 0.0, 0.0), (0.0, 0.02, 0.0)):
         draft.worker._sequences[1].verdict_clock = Due(first)
         draft.worker._sequences[2].verdict_clock = Due(second)
-        assert draft.worker.has_work
+        assert draft.worker.working
         before = draft.clock.ns
         draft.worker.step()
         assert draft.clock.ns - before == round(waited * 1e9)

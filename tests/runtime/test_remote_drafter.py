@@ -56,7 +56,7 @@ class Middle:
 
     def let(self, number: int) -> None:
         for _ in range(number):
-            if self.worker.has_work or self._its._incoming.frames:
+            if self.worker.working or self._its._incoming.frames:
                 self.worker.step()
 
 
