@@ -161,7 +161,7 @@ class PackedLinear(Linear):
 
 
 class FbgemmLinear(Linear):
-    """A `Linear` over a copy of the weight in float16, or in int8, where all inputs share a scale; float32 in and out."""
+    """A `Linear` over a copy of the weight in float16 or int8; float32 in and out. In int8 all inputs share a scale."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, *, int8: bool = False) -> None:
         quantized, bias, self._is_int8 = torch.ops.quantized, None if bias is None else bias.float(), int8
