@@ -119,6 +119,10 @@ class Jobs:
 
         Raises `ConfigError`, `PeerError`, `KeyboardInterrupt`.
         """
+        if self._command == "doctor":
+            from amusd.commands.doctor import run_doctor
+
+            return run_doctor(config, Console(json_only=config.output == "json"))
         if self._command == "serve":
             config = with_api_key(config)
         prompts = self._prompts(config)

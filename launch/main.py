@@ -75,14 +75,9 @@ def _run(arguments: list[str]) -> int:
 def _run_once(command: str, arguments: list[str]) -> int:
     """One run, without Hydra's own program, which composes a configuration twice before a job begins."""
     from .compose import compose_config
-
-    config = compose_config(arguments)
-    if command == "doctor":
-        from amusd.commands.doctor import run_doctor
-
-        return run_doctor(config, Console(json_only=config.output == "json"))
     from .jobs import Jobs
 
+    config = compose_config(arguments)
     with closing(Jobs(command)) as jobs:
         raise_on_signals()
         return jobs.run(config)
@@ -95,8 +90,8 @@ def _run_hydra(command: str, arguments: list[str]) -> int:
     from .run_directory import new_folder
 
     is_sweep, is_json = not {"-m", "--multirun"}.isdisjoint(arguments), "output=json" in arguments
-    if is_sweep and command == "serve":
-        raise ConfigError("-m: `amusd serve` has one configuration; leave -m out")
+    if is_sweep and command in ("serve", "doctor"):
+        raise ConfigError(f"-m: `amusd {command}` has one configuration; leave -m out")
     folders = [text_of(argument) for argument in arguments if argument.startswith("run_dir=")]
     folder = Path(folders[-1]) if folders else new_folder()
     # Hydra's parser takes overrides that stand together

@@ -18,6 +18,7 @@ MISTAKES = [
     ([], "amusd: name a command first; allowed: generate, "),
     (["prompt=x"], "prompt=x: name a command first"),
     (["serve", "-m"], "-m: `amusd serve` has one configuration"),
+    (["doctor", "-m"], "-m: `amusd doctor` has one configuration"),
     (["generate", "workload.path=/nowhere"], "workload.path=/nowhere: [Errno 2] No such file or directory"),
     (["generate", "max_lookahead=no"], "max_lookahead=no: "),
     (["generate", "nope=1"], "Could not override 'nope'."),
@@ -76,6 +77,17 @@ def test_help_lists_commands_groups_and_keys(capsys: pytest.CaptureFixture[str])
     assert "\nmax_lookahead: 16\n" in text
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"amusd {amusd.__version__}\n"
+
+
+@pytest.mark.parametrize("options", [[], ["hydra.verbose=false"]])
+def test_the_doctor_is_called_with_and_without_options_of_hydra_and_leaves_no_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("amusd.commands.doctor.run_doctor", run_doctor := Mock(return_value=2))
+    assert main(["doctor", *options]) == 2
+    run_doctor.assert_called_once()
+    assert list(tmp_path.glob("runs/*")) == []
 
 
 @pytest.mark.parametrize(
