@@ -88,7 +88,7 @@ class Console:
             self._out.write(text)
             self._out.flush()
         except OSError as error:
-            discard(self._out)
+            _discard(self._out)
             if not isinstance(error, BrokenPipeError):
                 raise cannot_write("standard output", error) from None
 
@@ -140,7 +140,7 @@ def _printable(character: str) -> str:
     return character if character.isprintable() or character in "\n\t" else "\ufffd"
 
 
-def discard(out: TextIO) -> None:
+def _discard(out: TextIO) -> None:
     """Drop further writes to `out`, whose reader has left (`amusd ... | head`)."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, out.fileno())
@@ -158,7 +158,7 @@ def _write(err: TextIO, text: str) -> None:
         err.write(text)
         err.flush()
     except OSError:
-        discard(err)
+        _discard(err)
 
 
 def table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:

@@ -12,7 +12,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 import amusd
-from amusd.console import Console, discard, tell
+from amusd.console import Console, tell
 from amusd.errors import ConfigError
 from amusd.files import make_new_folder
 from amusd.huge_pages import restart_with_huge_pages
@@ -125,10 +125,7 @@ def _hydra(task: object, arguments: Sequence[str], program: str) -> int:
     finally:
         sys.argv = before
         if sys.stdout is not None:
-            try:
-                sys.stdout.flush()
-            except BrokenPipeError:
-                discard(sys.stdout)
+            Console().text("", end="")  # which flushes what Hydra has printed
     return 0
 
 

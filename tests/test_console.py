@@ -61,6 +61,14 @@ def test_a_command_without_a_standard_output_says_so_in_one_line(redirection: st
         assert json.loads((tmp_path / "run" / "result.json").read_text())["complete"] is True
 
 
+@needs_dev_full
+def test_help_that_cannot_be_written_is_a_mistake_of_one_line() -> None:
+    line = f"exec {sys.executable} -m launch.main generate --help >/dev/full"
+    done = subprocess.run(["sh", "-c", line], cwd=ROOT, capture_output=True, text=True, timeout=90)
+    assert done.returncode == 2
+    assert done.stderr == "amusd: standard output: cannot be written (No space left on device)\n"
+
+
 def test_a_command_whose_output_is_cut_off_says_nothing_and_succeeds() -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
