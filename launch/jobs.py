@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from amusd.engine import Engine
     from amusd.workload import WorkloadPrompt
 
-    MakeEngine = Callable[[RunConfig, str | None, Console], Engine]
+    MakeEngine = Callable[[EngineConfig, str | None, Console], Engine]
     """Makes an engine for a configuration; the text is the folder for events, as of `Recorder`."""
 
 
@@ -192,16 +192,15 @@ class Jobs:
         if self._engine is None or wanted != self._config:
             self.close()
             events = None if self._command == "serve" else events_of(self._directory, number)
-            self._engine, self._config = self._make_engine(config, events, console), wanted
+            self._engine, self._config = self._make_engine(wanted, events, console), wanted
             restart = self._engine.draft.draft_restart
             if restart is not None:
                 restart.on_met = self._record
         self._record()
         return self._engine
 
-    def _make_pair(self, config: RunConfig, events: str | None, console: Console) -> Engine:
+    def _make_pair(self, wanted: EngineConfig, events: str | None, console: Console) -> Engine:
         pin_to(set(self._cores))
-        wanted = config.engine_for(self._command)
         settled, drafts, meeting = start_workers(wanted, tell, events=events, tell_loss=tell)
         if set(settled.hardware.devices) == {"cpu"}:
             pin_rank(settled, "target", self._cores)

@@ -13,7 +13,7 @@ import dataclasses
 import os
 import stat
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -160,7 +160,7 @@ def _run_rank(command: str, config: RunConfig, own: Place, stack: ExitStack) -> 
     if own.rank == last:
         start_drafts(engine, link)
         return 0
-    code = _run_target(command, config, meeting, link, lambda: store.set(ADDRESS, meeting.address))
+    code = _run_target(command, config, meeting, link, store)
     store.set(ADDRESS, "")
     return code
 
@@ -201,18 +201,15 @@ def own_device(config: RunConfig, own: Place) -> str:
     return f"cuda:{own.local_rank % num_gpus}" if num_gpus else "cpu"
 
 
-def _run_target(
-    command: str, config: RunConfig, meeting: Meeting, link: ZeroMQTransport, call_others: Callable[[], None]
-) -> int:
-    def make_engine(config: RunConfig, events: str | None, console: Console) -> Engine:
+def _run_target(command: str, config: RunConfig, meeting: Meeting, link: ZeroMQTransport, store: Any) -> int:
+    def make_engine(wanted: EngineConfig, events: str | None, console: Console) -> Engine:
         from amusd.engine import Engine
 
-        call_others()
+        store.set(ADDRESS, meeting.address)
         events_there = events if meeting.store is None else None
         drafts = DraftElsewhere(link)
-        drafts.meet(events_there, config.startup_timeout_seconds)
-        recorder = Recorder("target", events)
-        return Engine.connect(config.engine_for(command), drafts, recorder, report=console.note, meeting=meeting)
+        drafts.meet(events_there, wanted.startup_timeout_seconds)
+        return Engine.connect(wanted, drafts, Recorder("target", events), report=console.note, meeting=meeting)
 
     with closing(Jobs(command, make_engine)) as jobs:
         return jobs.run(config)
