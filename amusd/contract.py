@@ -67,7 +67,9 @@ def check_drafter(
 def _manager(drafter: Drafter, token_ids: Sequence[int], fan_out: int) -> RollbackManager:
     rows = 4 if fan_out > 1 else 1
     opening = Open(0, 1, tuple(token_ids), CAPACITY, "", _LOOKAHEAD, 1, fan_out=fan_out, rows_per_step=rows)
-    return RollbackManager(opening, drafter)
+    manager = RollbackManager(opening, drafter)
+    manager.open()
+    return manager
 
 
 def _follow(manager: RollbackManager, token_ids: Sequence[int]) -> None:

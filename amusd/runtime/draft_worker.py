@@ -141,6 +141,7 @@ class DraftWorker:
             if last != opening.follows:
                 free[last].forget()
             manager = RollbackManager(opening, free[last])
+            manager.open()
         except PeerProtocolError as error:  # the target goes on alone
             self._refuse(opening.sequence_id)
             say_once(f"opened no sequence: {error}")  # the target asks again and again

@@ -28,24 +28,28 @@ logger = logging.getLogger(__name__)
 
 
 class RollbackManager:
-    """One sequence's session and drafter, which always agree."""
+    """One sequence's session and drafter, which agree once the manager is open."""
 
     def __init__(self, opening: Open, drafter: Drafter) -> None:
+        """Raises `PeerProtocolError` for an impossible `opening`."""
         self.session = DraftSession(opening, draft_length=drafter.max_length)
         self.drafter = drafter
+        self._opening = opening
         self.num_looked_up = 0
         self.features: list[Features] = []
         """Those that have come and were not taken in yet."""
         self._taken: list[tuple[int, Tensor]] = []
         self._capacity = min(opening.max_length, drafter.max_length or opening.max_length)
-        self._fan_out = opening.fan_out
-        self._sends_rows = opening.distribution.rule == "rejection"
-        drafter.set_reference((*opening.token_ids, *opening.reference))
-        drafter.set_distribution(opening.distribution)
+
+    def open(self) -> None:
+        """Have the drafter take in the text, and the features of it."""
+        self.drafter.set_reference((*self._opening.token_ids, *self._opening.reference))
+        self.drafter.set_distribution(self._opening.distribution)
         if self._has_room():
-            drafter.open(opening.token_ids, self._capacity, self._fan_out)
-            self._check_agreement()
-            self._look_up()
+            self.drafter.open(self.session.committed, self._capacity, self._opening.fan_out)
+            for start, features in self._taken:
+                self.drafter.take_features(start, features)
+            self._catch_up()
 
     @property
     def has_work(self) -> bool:
@@ -70,7 +74,10 @@ class RollbackManager:
     def take(self, nodes: Sequence[Node], found: Sequence[Guesses]) -> None:
         """Add what was `found` behind them."""
         if nodes:
-            self.session.grow(nodes, found, self._rows(found) if self._sends_rows else ())
+            rows: Sequence[bytes] = ()
+            if self._opening.distribution.rule == "rejection":
+                rows = self.drafter.take_rows() or [certain(token_id) for ((token_id, _),) in found]
+            self.session.grow(nodes, found, rows)
 
     def apply(self, verdict: Verdict) -> Transition | None:
         """Bring everything in line with `verdict`; None when it was stale.
@@ -83,14 +90,13 @@ class RollbackManager:
             return transition
         try:
             self.drafter.follow(transition)
-            self._check_agreement()
+            self._catch_up()
         except RankLostError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever went wrong, it may be mended
             logger.warning("the drafter could not follow a verdict, and is opened again: %r", error)
             transition = replace(transition, num_discarded=transition.num_discarded + self.session.drop_tree())
             self._reopen()
-        self._look_up()
         return transition
 
     def take_features(self) -> None:
@@ -114,24 +120,17 @@ class RollbackManager:
 
     def _reopen(self) -> None:
         try:
-            self.drafter.open(self.session.committed, self._capacity, self._fan_out)
-            for start, features in self._taken:
-                self.drafter.take_features(start, features)
-            self._check_agreement()
+            self.open()
         except RankLostError:
             raise
         except Exception as error:
             raise AssertionError(f"the drafter could not be opened again: {error}") from error
 
-    def _look_up(self) -> None:
-        self.num_looked_up += self.session.guess_path(*self.drafter.look_up())
-
-    def _rows(self, found: Sequence[Guesses]) -> tuple[bytes, ...]:
-        return self.drafter.take_rows() or tuple(certain(token_id) for ((token_id, _),) in found)
-
-    def _check_agreement(self) -> None:
+    def _catch_up(self) -> None:
+        """Check that the drafter has what is committed, and look up what may follow."""
         if self.drafter.length != self.session.base:
             raise AssertionError(f"drafter holds {self.drafter.length} tokens, session {self.session.base}")
+        self.num_looked_up += self.session.guess_path(*self.drafter.look_up())
 
 
 def _unpack(message: Features) -> Tensor:

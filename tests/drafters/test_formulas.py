@@ -61,6 +61,7 @@ class Pair:
         rows = 3 if fan_out > 1 else 1
         opening = Open(1, 1, self.prompt, CAPACITY, "test", 8, 1, (), distribution, fan_out, rows)
         self.manager = RollbackManager(opening, make())
+        self.manager.open()
         self.features = torch.randn(CAPACITY, WIDTH, generator=torch.Generator().manual_seed(1)).bfloat16().float()
         self.sent: set[int] = set()
 
@@ -202,6 +203,7 @@ def test_eagle_goes_on_with_the_features_of_a_sequence_that_began_alike(pairs: d
     prompt = (*pair.committed[:num_shared], *rng.choices(range(3, tiny.VOCAB), k=6))
     opening = Open(2, 1, prompt, CAPACITY, "test", 8, 1, fan_out=3, rows_per_step=3)
     pair.manager = RollbackManager(opening, drafter)
+    pair.manager.open()
     num_kept = min(num_known, num_shared)
     pair.sent = set(range(num_kept))
     assert not pair.manager.has_work

@@ -95,6 +95,7 @@ def answered(drafter: NgramDrafter, prompt: Sequence[int], answer: Sequence[int]
     manager = RollbackManager(
         Open(1, 1, tuple(prompt), 400, "ngram", 8, 1, fan_out=fan_out, rows_per_step=rows), drafter
     )
+    manager.open()
     for start in range(0, len(answer), 3):
         propose([manager])
         manager.apply(Verdict(1, 1, 0, manager.session.base, tuple(answer[start : start + 3]), 0))

@@ -78,6 +78,7 @@ def managers_of(kind: Kind, drafters: Sequence[Drafter], seed: int) -> list[Roll
         lookahead, per_message = rng.randint(2, 12), rng.choice([1, 1, 3])
         options = (lookahead, per_message, reference, distribution, *shape)
         managers.append(RollbackManager(Open(number, 1, prompt, MAX_LENGTH, "test", *options), drafter))
+        managers[-1].open()
     return managers
 
 

@@ -311,7 +311,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "if message.end <= self.session.base + 9]",
         ),
         "a drafter that is opened again is not told its features": ("features in self._taken:", "features in ():"),
-        "a drafter that fails is not opened again": ("self._reopen()\n        self", "raise\n        self"),
+        "a drafter that fails is not opened again": ("self._reopen()\n        return", "raise\n        return"),
         "a drafter may disagree with its session": ("if self.drafter.length != self.session.base:", "if False:"),
     },
     ("amusd/runtime/target_worker.py", "tests/runtime/test_batches.py tests/runtime/test_prefix_caching.py"): {

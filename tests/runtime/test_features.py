@@ -166,6 +166,7 @@ def test_features_that_come_before_their_verdict_wait_for_it() -> None:
 def test_a_drafter_that_is_opened_again_gets_its_features_again() -> None:
     drafter = ReadingDrafter()
     manager = RollbackManager(Open(1, 1, PROMPT, 100, NAME, 8, 1), drafter)
+    manager.open()
     manager.features.append(features_of(0, 4))
     manager.take_features()
     propose([manager])

@@ -92,6 +92,7 @@ def paths(root: Node) -> list[tuple[int, ...]]:
 
 def manager_of(kind: str, drafter: Drafter) -> RollbackManager:
     manager = RollbackManager(OPENINGS[kind], drafter)
+    manager.open()
     for _ in range(4):
         propose([manager])
     return manager
@@ -113,8 +114,9 @@ def test_a_drafter_that_fails_at_any_call_never_disagrees_with_its_session(
     """It follows a verdict all the same; any other failure surfaces, and has changed neither side alone."""
     rng, failed_in = random.Random(number), ""
     drafter = BrittleDrafter(DRAFTERS[kind](), failing_at(number), behind=behind)
+    manager = RollbackManager(OPENINGS[kind], drafter)
     try:
-        manager = RollbackManager(OPENINGS[kind], drafter)
+        manager.open()
     except DeviceLostError:
         assert number < 2
         return

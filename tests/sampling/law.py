@@ -142,6 +142,7 @@ class Experiment:
         sampler = RatioTest(distribution, SamplingState(VOCAB_SIZE), PROMPT)
         length = 8 if self.asynchronous else self.num_speculative_tokens
         manager = RollbackManager(Open(1, 1, PROMPT, MAX_LENGTH, "d", length, 1, (), distribution), drafter)
+        manager.open()
         candidates: deque[bytes] = deque()
         verdicts: deque[bytes] = deque()
         [cache] = self.target.new_caches(1, MAX_LENGTH)
