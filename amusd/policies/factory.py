@@ -11,8 +11,7 @@ from amusd.policies.base import Policy
 from amusd.policies.schedules import (
     AutoPolicy,
     AutoregressivePolicy,
-    BranchingPolicy,
-    ChainPolicy,
+    ContinuousPolicy,
     SynchronousPolicy,
     WindowedPolicy,
 )
@@ -37,12 +36,11 @@ def make_policy(decoding: DecodingConfig, *, can_branch: bool = False) -> Policy
         return replace(chain, tokens_per_message=WHOLE_TREE, max_steps=length, **trees) if decoding.tree else chain
     if decoding.policy == "auto":
         return AutoPolicy(max_lookahead=lookahead, max_wait_passes=wait, **(trees if can_branch else {}))
-    if decoding.policy == "branching":
-        return BranchingPolicy(max_lookahead=lookahead, min_candidates=least, max_wait_passes=wait, **trees)
     if decoding.policy == "windowed":
         return WindowedPolicy(max_lookahead=2 * length, tokens_per_message=length, timeout_seconds=timeout)
-    if decoding.policy == "chain":
-        return ChainPolicy(max_lookahead=lookahead, min_candidates=least, max_wait_passes=wait)
+    if decoding.policy in ("chain", "branching"):
+        policy = ContinuousPolicy(max_lookahead=lookahead, min_candidates=least, max_wait_passes=wait)
+        return replace(policy, always_waits=True, **trees) if decoding.policy == "branching" else policy
     own: Policy = make("policy", decoding.policy, Policy, decoding, can_branch=can_branch)  # type: ignore[type-abstract]
     widths = own.max_lookahead, own.tokens_per_message, own.fan_out, own.rows_per_step
     if min(widths) < 1 or max(widths[2:]) > MAX_FAN_OUT:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 from amusd.policies.base import Decision, Policy, TargetView, Verify, Wait
 
@@ -64,18 +63,20 @@ class WindowedPolicy(Policy):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChainPolicy(Policy):
-    """One continuous chain of candidates, of which the target verifies what has arrived.
+class ContinuousPolicy(Policy):
+    """The draft runs ahead without a stop, and the target verifies what has arrived: of a chain, or of a tree.
 
-    It waits for `min_candidates` only after a restart of the draft, for at most `max_wait_passes`.
+    With fewer than `min_candidates` it waits for the rest, for at most `max_wait_passes`. Unless it `always_waits`, it
+    does so only after a restart of the draft.
 
     References: AMUSD, https://arxiv.org/abs/2410.17375 (the chain); PipeSpec, https://arxiv.org/abs/2505.01572 (the
-    wait).
+    wait); SSD / Saguaro, https://arxiv.org/abs/2603.03251 (continuations for the likely verdicts); EAGLE-2,
+    https://arxiv.org/abs/2406.16858 (trees grown by confidence).
     """
 
-    always_waits: ClassVar[bool] = False
     min_candidates: int
     max_wait_passes: float
+    always_waits: bool = False
 
     def decide(self, view: TargetView) -> Decision:
         """Verify now, or wait for the rest of `min_candidates`."""
@@ -83,19 +84,6 @@ class ChainPolicy(Policy):
         if (view.draft_restarting or self.always_waits) and view.lacks(self.min_candidates) and seconds_left > 0:
             return Wait(seconds_left)
         return Verify(view.num_candidates)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BranchingPolicy(ChainPolicy):
-    """A tree of continuations for the likely verdicts: after a foreseen one the next block is at hand.
-
-    With fewer than `min_candidates` the target waits for the rest, for at most `max_wait_passes`.
-
-    References: SSD / Saguaro, https://arxiv.org/abs/2603.03251 (a cache of outcomes); EAGLE-2,
-    https://arxiv.org/abs/2406.16858 (trees grown by confidence).
-    """
-
-    always_waits: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from faults.weather import Weather
 from faults.world import World
 
 from amusd.policies.base import Policy
-from amusd.policies.schedules import AutoPolicy, BranchingPolicy, ChainPolicy, SynchronousPolicy, WindowedPolicy
+from amusd.policies.schedules import AutoPolicy, ContinuousPolicy, SynchronousPolicy, WindowedPolicy
 from amusd.runtime.connection import Connection
 from amusd.runtime.draft_restart import DraftRestart
 from amusd.runtime.target_sequence import Request, TargetSequence
@@ -87,15 +87,23 @@ def _policy(draw: random.Random) -> Policy:
     lookahead = draw.randint(2, 10)
     waits = {"max_lookahead": lookahead, "min_candidates": draw.randint(0, 3), "max_wait_passes": 1.0}
     block = {"tokens_per_message": max(1, lookahead // 2), "timeout_seconds": 0.2}
-    kind = draw.choice((ChainPolicy, BranchingPolicy, AutoPolicy, AutoPolicy, WindowedPolicy, SynchronousPolicy))
-    if kind is ChainPolicy:
-        return ChainPolicy(tokens_per_message=draw.randint(1, 5), **waits)
-    if kind is BranchingPolicy:
-        return BranchingPolicy(fan_out=draw.randint(1, 3), rows_per_step=draw.randint(1, 4), **waits)
-    if kind is AutoPolicy:
+    kind = draw.choice(("chain", "branching", "auto", "auto", "windowed", "synchronous"))
+    if kind == "chain":
+        return ContinuousPolicy(tokens_per_message=draw.randint(1, 5), **waits)
+    if kind == "branching":
+        tree = {"fan_out": draw.randint(1, 3), "rows_per_step": draw.randint(1, 4)}
+        return ContinuousPolicy(always_waits=True, **tree, **waits)
+    if kind == "auto":
         tree = draw.choice(({}, {"fan_out": 3, "rows_per_step": 4, "breadth": 3}))
         return AutoPolicy(max_lookahead=lookahead, max_wait_passes=1.0, **tree)
-    return kind(max_lookahead=block["tokens_per_message"] * (2 if kind is WindowedPolicy else 1), **block)
+    if kind == "windowed":
+        return WindowedPolicy(max_lookahead=2 * block["tokens_per_message"], **block)
+    return SynchronousPolicy(max_lookahead=block["tokens_per_message"], **block)
+
+
+def _name_of(policy: Policy) -> str:
+    always_waits = isinstance(policy, ContinuousPolicy) and policy.always_waits
+    return type(policy).__name__ + always_waits * " that always waits"
 
 
 @dataclass(frozen=True)
@@ -149,7 +157,7 @@ class Simulation:
     def _run(self) -> None:
         world, scenario = self.world, self.scenario
         world.note(f"{scenario}")
-        world.counts.update(type(asked.policy).__name__ for asked in scenario.requests)
+        world.counts.update(_name_of(asked.policy) for asked in scenario.requests)
         worker = self._start()
         self.weather.break_out()
         waiting, answers = deque(scenario.requests), list[Answer]()

@@ -11,10 +11,13 @@ from faults.simulation import MAX_NUM_SEQS, MAX_PASSES_TO_ACCEPT, run
 from faults.weather import FAULTS
 
 NUM_SEEDS = 100
-POLICIES = ("ChainPolicy", "WindowedPolicy", "SynchronousPolicy", "BranchingPolicy", "AutoPolicy")
 MUST_HAPPEN = {
     *FAULTS,
-    *POLICIES,
+    "AutoPolicy",
+    "ContinuousPolicy",
+    "ContinuousPolicy that always waits",
+    "SynchronousPolicy",
+    "WindowedPolicy",
     "rest",
     "partitioned",
     "lost",

@@ -13,14 +13,14 @@ from amusd.errors import ConfigError
 from amusd.policies.factory import make_policy
 
 CODE = """
-from amusd.policies.schedules import BranchingPolicy, ChainPolicy
+from amusd.policies.schedules import ContinuousPolicy
 
 def chain(decoding, *, can_branch):
-    return ChainPolicy(max_lookahead=decoding.max_lookahead, min_candidates=1 + can_branch, max_wait_passes=1.0)
+    return ContinuousPolicy(max_lookahead=decoding.max_lookahead, min_candidates=1 + can_branch, max_wait_passes=1.0)
 def wide(decoding, *, can_branch):
-    return BranchingPolicy(max_lookahead=4, fan_out=3, rows_per_step=4, min_candidates=0, max_wait_passes=0.0)
-def blind(decoding, *, can_branch): return ChainPolicy(max_lookahead=0, min_candidates=0, max_wait_passes=0.0)
-def backward(decoding, *, can_branch): return ChainPolicy(max_steps=-1, min_candidates=0, max_wait_passes=0.0)
+    return ContinuousPolicy(max_lookahead=4, fan_out=3, rows_per_step=4, min_candidates=0, max_wait_passes=0.0)
+def blind(decoding, *, can_branch): return ContinuousPolicy(max_lookahead=0, min_candidates=0, max_wait_passes=0.0)
+def backward(decoding, *, can_branch): return ContinuousPolicy(max_steps=-1, min_candidates=0, max_wait_passes=0.0)
 def nothing(decoding, *, can_branch): return None
 def raises(decoding, *, can_branch): raise KeyError("x")
 """

@@ -16,8 +16,7 @@ from amusd.policies.factory import make_policy, policy_name
 from amusd.policies.schedules import (
     AutoPolicy,
     AutoregressivePolicy,
-    BranchingPolicy,
-    ChainPolicy,
+    ContinuousPolicy,
     SynchronousPolicy,
     WindowedPolicy,
 )
@@ -26,7 +25,7 @@ from amusd.types import Mode
 VIEW = TargetView(
     num_candidates=0, max_candidates=7, may_get_more=True, draft_restarting=False, waited_seconds=0.0, pass_seconds=0.02
 )
-CHAIN = ChainPolicy(max_lookahead=16, tokens_per_message=1, min_candidates=3, max_wait_passes=1.0)
+CHAIN = ContinuousPolicy(max_lookahead=16, tokens_per_message=1, min_candidates=3, max_wait_passes=1.0)
 SYNCHRONOUS = SynchronousPolicy(max_lookahead=4, tokens_per_message=4, timeout_seconds=2.0)
 
 
@@ -62,7 +61,7 @@ def test_windows_are_verified_whole_and_waited_for() -> None:
     assert WINDOWED.decide(replace(VIEW, draft_restarting=True)) == Verify(0)
 
 
-BRANCHING = BranchingPolicy(max_lookahead=16, fan_out=4, rows_per_step=8, min_candidates=2, max_wait_passes=1.0)
+BRANCHING = replace(CHAIN, fan_out=4, rows_per_step=8, min_candidates=2, always_waits=True)
 AUTO = AutoPolicy(max_lookahead=16, fan_out=4, rows_per_step=8, max_wait_passes=1.0)
 KNOWN = replace(VIEW, acceptance=0.6, tokens_per_second=50.0, candidate_seconds=0.005)
 """A candidate more has to bring a quarter of a token."""
@@ -197,11 +196,15 @@ def test_each_mode_has_its_policy() -> None:
     assert isinstance(make_policy(DecodingConfig(mode="autoregressive")), AutoregressivePolicy)
     synchronous = make_policy(DecodingConfig(mode="synchronous", num_speculative_tokens=5))
     assert (synchronous.max_lookahead, synchronous.tokens_per_message) == (5, 5)
-    assert type(make_policy(DecodingConfig(policy="chain", max_lookahead=9), can_branch=True)) is ChainPolicy
+    chain = make_policy(DecodingConfig(policy="chain", max_lookahead=9), can_branch=True)
+    assert isinstance(chain, ContinuousPolicy)
+    assert not chain.always_waits
+    assert chain.fan_out == 1
     windowed = make_policy(DecodingConfig(policy="windowed", num_speculative_tokens=6))
     assert (windowed.max_lookahead, windowed.tokens_per_message) == (12, 6)
     branching = make_policy(DecodingConfig(policy="branching", fan_out=3, rows_per_step=5), can_branch=True)
-    assert (branching.fan_out, branching.rows_per_step) == (3, 5)
+    assert isinstance(branching, ContinuousPolicy)
+    assert (branching.fan_out, branching.rows_per_step, branching.always_waits) == (3, 5, True)
     assert make_policy(DecodingConfig(), can_branch=True).fan_out == DecodingConfig.fan_out
     assert make_policy(DecodingConfig(), can_branch=False).fan_out == 1
     assert [policy_name(DecodingConfig(mode=mode)) for mode in get_args(Mode)] == [

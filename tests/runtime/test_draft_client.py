@@ -15,7 +15,7 @@ from runtime.clocked import Clock, Link
 from runtime.pair import decode
 from table_model import TableModel
 
-from amusd.policies.schedules import ChainPolicy, SynchronousPolicy
+from amusd.policies.schedules import ContinuousPolicy, SynchronousPolicy
 from amusd.protocol.messages import Candidate, Close, Hello, Message, Open, Progress, Verdict
 from amusd.runtime.connection import Connection
 from amusd.runtime.draft_client import SETTLE_SECONDS, DraftClient
@@ -202,7 +202,7 @@ def test_a_life_counts_by_candidates_that_were_accepted_before_it_was_lost() -> 
 
 def without_waits(target: Target, num_tokens: int) -> TargetSequence:
     request, stop = target.request(num_tokens)
-    policy = ChainPolicy(max_lookahead=4, tokens_per_message=1, min_candidates=0, max_wait_passes=1.0)
+    policy = ContinuousPolicy(max_lookahead=4, tokens_per_message=1, min_candidates=0, max_wait_passes=1.0)
     sequence = target.worker.admit(replace(request, policy=policy), stop)
     while not sequence.is_over:
         target.worker.step()
