@@ -32,22 +32,20 @@ class DraftingSwitch:
         self.drafting_pays = True
         self._num_passes = 0.0
         self._look, self._rest = FIRST_LOOK, FIRST_REST
-        self._quickest = 0.0
+        self._quickest_rate = 0.0
+        """Passes per second, if all were as quick as the quickest."""
 
     @property
     def plain_tokens_per_second(self) -> float:
         """The yield of past rests; before the first one, a token in the quickest pass."""
         return self._plain.value or self._quickest_rate
 
-    @property
-    def _quickest_rate(self) -> float:
-        return 1 / self._quickest if self._quickest else 0.0
-
     def passed(
         self, num_tokens: int, seconds: float, pass_seconds: float, *, rests: bool, num_sequences: int = 1
     ) -> None:
         """Take in a pass for one of its `num_sequences`, which ended `seconds` after the one before."""
-        self._quickest = min(pass_seconds, self._quickest or pass_seconds)
+        if pass_seconds:  # 0 on a coarse clock
+            self._quickest_rate = max(self._quickest_rate, 1 / pass_seconds)
         self._num_passes += 1 / num_sequences
         (self._plain if rests else self._drafting).add(num_tokens, seconds, 1 / num_sequences)
         if round(self._num_passes, 3) >= (self._look if self.drafting_pays else self._rest):
