@@ -38,17 +38,13 @@ _DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 _REFUSALS = (msgspec.MsgspecError, ConfigError, ValueError, TypeError, OverflowError, RecursionError, struct.error)
 
 
-def seal(frame: bytes) -> bytes:
-    """The frame with its checksum."""
-    return frame + _CHECKSUM.pack(zlib.crc32(frame))
-
-
 def encode(message: Message, nonce: int, sent_ns: int = 0) -> bytes:
     """One frame. Raises ValueError when a field does not fit: the caller's mistake."""
     try:
         body = _ENCODER.encode(message)
         _DECODER.decode(body)  # the encoder takes any value
-        frame = seal(_HEADER.pack(_MAGIC, PROTOCOL_VERSION, nonce, sent_ns) + body)
+        frame = _HEADER.pack(_MAGIC, PROTOCOL_VERSION, nonce, sent_ns) + body
+        frame += _CHECKSUM.pack(zlib.crc32(frame))
     except _REFUSALS as error:
         raise ValueError(f"{type(message).__name__} does not fit a frame: {error}") from error
     if len(frame) > MAX_FRAME_BYTES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +16,7 @@ from amusd.config.decoding import MAX_BIASES
 from amusd.config.engine import MAX_NUM_SEQS
 from amusd.errors import PeerProtocolError
 from amusd.protocol import messages as m
-from amusd.protocol.wire import MAX_FRAME_BYTES, decode, encode, seal
+from amusd.protocol.wire import MAX_FRAME_BYTES, decode, encode
 
 NONCE = 0x0123456789ABCDEF
 FRAMES = {type(message).__name__: encode(message, NONCE) for message in EXAMPLES}
@@ -62,6 +63,10 @@ def with_a_bit_flipped(frame: bytes) -> Iterator[bytes]:
         flipped = bytearray(frame)
         flipped[bit // 8] ^= 1 << bit % 8
         yield bytes(flipped)
+
+
+def seal(frame: bytes) -> bytes:
+    return frame + zlib.crc32(frame).to_bytes(4, "little")
 
 
 def with_body(body: bytes) -> bytes:
