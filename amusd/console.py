@@ -24,10 +24,10 @@ class Console:
     A reader that leaves is no mistake; other failures raise `ConfigError`.
     """
 
-    def __init__(self, *, json_only: bool = False, out: TextIO | None = None, err: TextIO | None = None) -> None:
+    def __init__(self, *, json_only: bool = False, out: TextIO | None = None) -> None:
         self._json_only = json_only
         self._out = standard_output() if out is None else out
-        self._err = err or sys.stderr
+        self._err = sys.stderr
         self._progress_width = 0
 
     def text(self, text: str, end: str = "\n") -> None:

@@ -98,9 +98,9 @@ def _read(config: WorkloadConfig) -> str:
         raise ConfigError(f"workload.path={path}: {error}") from error
 
 
-def user_prompt(text: str, number: int = 1) -> WorkloadPrompt:
+def user_prompt(text: str) -> WorkloadPrompt:
     """A prompt that is one message."""
-    return WorkloadPrompt(number, ({"role": "user", "content": text},), None)
+    return WorkloadPrompt(1, ({"role": "user", "content": text},), None)
 
 
 class _Turn(msgspec.Struct):

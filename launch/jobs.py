@@ -119,20 +119,22 @@ class Jobs:
 
         Raises `ConfigError`, `PeerError`, `KeyboardInterrupt`.
         """
+        json_only = config.output == "json"
+        console = Console(json_only=json_only, out=io.StringIO() if json_only and number is not None else None)
         if self._command == "doctor":
             from amusd.commands.doctor import run_doctor
 
-            return run_doctor(config, Console(json_only=config.output == "json"))
+            return run_doctor(config, console)
         if self._command == "serve":
             config = with_api_key(config)
-        prompts = self._prompts(config)
+        prompts = self._prompts(config, console)
         if prompts is None:
             return 0
         self._directory = create_run_directory(config)
         config = dataclasses.replace(config, run_dir=str(self._directory))
         tell(f"run directory: {self._directory}")
         try:
-            return self._work(config, prompts, number)
+            return self._work(config, prompts, number, console)
         except ConfigError:
             discard_run(self._directory)
             raise
@@ -144,7 +146,7 @@ class Jobs:
             self.close()
             raise
 
-    def _prompts(self, config: RunConfig) -> list[WorkloadPrompt] | None:
+    def _prompts(self, config: RunConfig, console: Console) -> list[WorkloadPrompt] | None:
         """The prompts, checked before weights are loaded; None: all are answered."""
         from amusd.workload import AnswersFile, prompts_of
 
@@ -156,16 +158,13 @@ class Jobs:
         out = AnswersFile(config)
         if not prompts:
             tell(f"out={out.path}: all prompts are answered")
-            document = {"complete": True, "out": str(out.path), "num_prompts": 0}
-            Console(json_only=config.output == "json").document(document)
+            console.document({"complete": True, "out": str(out.path), "num_prompts": 0})
             return None
         with out.opened():
             return prompts  # it can be written, and no other run does
 
-    def _work(self, config: RunConfig, prompts: Sequence[WorkloadPrompt], number: int | None) -> int:
+    def _work(self, config: RunConfig, prompts: Sequence[WorkloadPrompt], number: int | None, console: Console) -> int:
         set_environment(config.engine_for(self._command))
-        json_only = config.output == "json"
-        console = Console(json_only=json_only, out=io.StringIO() if json_only and number is not None else None)
         if self._command == "bench":
             from amusd.commands.bench import run_bench
 
@@ -177,7 +176,7 @@ class Jobs:
         if self._command == "serve":
             from amusd.commands.run import serve
 
-            return serve(config, lambda: self._engine_of(config, number, console), console)
+            return serve(config, lambda: self._engine_of(config, number, console))
         engine = self._engine_of(config, number, console)
         from amusd.commands.run import answer
 

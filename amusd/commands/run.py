@@ -9,7 +9,7 @@ from amusd.commands import plots
 from amusd.commands.compare import compare
 from amusd.commands.generate import generate, generate_file
 from amusd.config import RunConfig
-from amusd.console import Console
+from amusd.console import Console, tell
 from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.workload import WorkloadPrompt
@@ -17,13 +17,13 @@ from amusd.workload import WorkloadPrompt
 INSTALL_SERVE = "pip install 'amusd[serve]'"
 
 
-def serve(config: RunConfig, make_engine: Callable[[], Engine], console: Console) -> int:
+def serve(config: RunConfig, make_engine: Callable[[], Engine]) -> int:
     """Serve; returns the exit code. Raises `ConfigError` as `run_server`, or without its packages."""
     try:
         from amusd.serving.server import run_server
     except ModuleNotFoundError as error:
         raise ConfigError(f"serve: needs {error.name}, which is not installed; {INSTALL_SERVE}") from None
-    run_server(config, make_engine, lambda line: console.note(f"amusd: {line}"))
+    run_server(config, make_engine, tell)
     return 0
 
 

@@ -21,12 +21,18 @@ from amusd.console import Console
 from amusd.drafters.ngram import NgramDrafter
 from amusd.files import ANSWERS_FILE, RESULT_FILE
 from amusd.settings import from_mapping
-from amusd.workload import user_prompt
+from amusd.workload import WorkloadPrompt, user_prompt
 
 NGRAM = {"ngram": lambda: NgramDrafter(2)}
 NUM_TOKENS = 12
 KILLED_AT = 2
-PROMPTS = [user_prompt("bad", 1), user_prompt("fade", 2), user_prompt("cafe", 3)]
+
+
+def numbered(text: str, number: int) -> WorkloadPrompt:
+    return replace(user_prompt(text), number=number)
+
+
+PROMPTS = [numbered("bad", 1), numbered("fade", 2), numbered("cafe", 3)]
 
 
 def run_config(*sizes: int, **changes: object) -> RunConfig:
@@ -119,7 +125,7 @@ def test_an_interrupted_comparison_keeps_the_turns_that_were_over(tmp_path: Path
 def compared() -> Iterator[Comparison]:
     """Plain and synchronous decoding of three prompts (a fourth does not fit), at one, two and five at a time."""
     config = run_config(1, 2, 5)
-    prompts = [PROMPTS[0], user_prompt("a" * 500, 4), PROMPTS[1], user_prompt("deafbead", 5)]
+    prompts = [PROMPTS[0], numbered("a" * 500, 4), PROMPTS[1], numbered("deafbead", 5)]
     with pair(NGRAM, max_num_seqs=config.engine_for("compare").max_num_seqs, pass_seconds=0.0) as (engine, _):
         comparison = Comparison(engine, config, contestants_of(config), Console(json_only=True))
         list(comparison.turns(prompts))

@@ -26,7 +26,7 @@ def configured(simulate: dict[str, Any] | None = None, **values: Any) -> RunConf
 
 def predicted(config: RunConfig, folder: Path) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
-    console = Console(json_only=True, out=io.StringIO(), err=io.StringIO())
+    console = Console(json_only=True, out=io.StringIO())
     return simulate(config, simulator_of(config), console, folder)
 
 
