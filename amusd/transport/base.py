@@ -19,6 +19,10 @@ MAX_QUEUED_MESSAGES = 10_000
 """A peer with more unread messages counts as lost."""
 SPIN_SECONDS = 0.002
 """How long a receiver polls before it sleeps: about a fast drafter's token."""
+LOOK_SECONDS = 0.001
+"""How often an end that works looks whether its peer is still there."""
+CLOSED = "this end of the link is closed"
+CLOSED_BY_PEER = "the peer closed the link"
 
 
 class Transport(ABC):

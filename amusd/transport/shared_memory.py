@@ -19,14 +19,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from amusd.errors import ConfigError, PeerLostError
-from amusd.transport.base import Transport, spin_then_sleep
+from amusd.transport.base import CLOSED, CLOSED_BY_PEER, LOOK_SECONDS, Transport, spin_then_sleep
 from amusd.transport.ring import RING_BYTES, Rings, make_memory
 
 SHARED_MEMORY = "shm://"
 """Scheme of the link's address, which is picked, never configured."""
-LOOK_SECONDS = 0.001
-
-_CLOSED_BY_PEER = "the peer closed the link"
 
 
 class SharedMemoryTransport(Transport):
@@ -97,7 +94,7 @@ class SharedMemoryTransport(Transport):
         except BlockingIOError:
             pass  # there are bytes enough to wake it
         except OSError:
-            self._lose(_CLOSED_BY_PEER)  # which the next call says
+            self._lose(CLOSED_BY_PEER)  # which the next call says
 
     def has_room(self, num_bytes: int) -> bool:
         """See `Transport`."""
@@ -130,7 +127,7 @@ class SharedMemoryTransport(Transport):
         if self._is_closed:
             return
         self._is_closed = True
-        self._lose("this end of the link is closed")
+        self._lose(CLOSED)
         self._rings.close()
         self._connection.close()
         if self._door is not None:
@@ -141,7 +138,7 @@ class SharedMemoryTransport(Transport):
         if self._door is None and self._loss is None:
             self._next_look = time.monotonic() + LOOK_SECONDS
             if not _is_connected(self._connection):
-                self._lose(_CLOSED_BY_PEER)
+                self._lose(CLOSED_BY_PEER)
 
     def _admit(self) -> None:
         """Take in the peer that has come; the door closes behind it."""

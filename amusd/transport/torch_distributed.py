@@ -31,7 +31,7 @@ from torch import distributed
 
 from amusd.errors import ConfigError, PeerLostError, PeerProtocolError
 from amusd.protocol.wire import MAX_FRAME_BYTES
-from amusd.transport.base import MAX_QUEUED_MESSAGES, Transport
+from amusd.transport.base import CLOSED, CLOSED_BY_PEER, MAX_QUEUED_MESSAGES, Transport
 
 Backend: TypeAlias = Literal["gloo", "nccl"]
 
@@ -52,8 +52,6 @@ _NO_TAG = 2**16  # of a receive that nobody sends to
 _FOREVER = timedelta(days=365)
 _MEET_SECONDS = 0.01  # how often an end looks whether the peer has come
 _JOIN_SECONDS = 1.0  # how long a thread may take to end once its waits were
-_CLOSED = "this end of the link is closed"
-_CLOSED_BY_PEER = "the peer closed the link"
 _c10d: Any = distributed  # whose own type stubs know little of what is used here
 
 logger = logging.getLogger(__name__)
@@ -127,7 +125,7 @@ class TorchDistributedTransport(Transport):
     def receive_frame(self, timeout: float) -> bytes | None:
         """The next bytes, or None after `timeout` seconds. Raises PeerLostError."""
         if self._is_closing:
-            raise PeerLostError(_CLOSED)
+            raise PeerLostError(CLOSED)
         try:
             frame = self._inbox.get(timeout > 0, timeout)
         except queue.Empty:
@@ -142,7 +140,7 @@ class TorchDistributedTransport(Transport):
         if self._is_closing:
             return
         self._is_closing = True
-        self._end_sending(_CLOSED)
+        self._end_sending(CLOSED)
         self._sender.join(CLOSE_SECONDS)
         self._interrupt()
         with suppress(queue.Empty):
@@ -170,7 +168,7 @@ class TorchDistributedTransport(Transport):
                 self._send_block(_GOODBYE, patience=timedelta(seconds=CLOSE_SECONDS))
         except RuntimeError as error:
             logger.debug("lost the peer: %s", error)
-            self._loss = self._loss or _CLOSED_BY_PEER
+            self._loss = self._loss or CLOSED_BY_PEER
             if self._reader.ident is None:  # else it first hands over what the peer sent
                 self._inbox.put(None)
         finally:
@@ -179,7 +177,7 @@ class TorchDistributedTransport(Transport):
 
     def _run_reader(self) -> None:
         """Fill the inbox until the peer is lost or this end is closed."""
-        reason = _CLOSED_BY_PEER
+        reason = CLOSED_BY_PEER
         try:
             while not self._is_closing and (frame := self._read_next()) is not None:
                 self._inbox.put(frame)
@@ -199,7 +197,7 @@ class TorchDistributedTransport(Transport):
         store.set(f"arrived/{self._rank}", "1")
         while not store.check([f"arrived/{self._peer}"]):
             if self._is_closing:
-                raise RuntimeError(_CLOSED)
+                raise RuntimeError(CLOSED)
             time.sleep(_MEET_SECONDS)
         blocks = gloo_group(_c10d.PrefixStore("blocks", store), self._rank, 2, FORM_SECONDS)
         bodies = dict.fromkeys(range(2), Bodies(blocks))

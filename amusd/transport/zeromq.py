@@ -22,13 +22,12 @@ from zmq.utils.monitor import recv_monitor_message
 from amusd.errors import ConfigError, PeerLostError
 from amusd.protocol.wire import MAX_FRAME_BYTES
 from amusd.transport.addresses import check_address
-from amusd.transport.base import MAX_QUEUED_MESSAGES, Transport, spin_then_sleep
+from amusd.transport.base import CLOSED, CLOSED_BY_PEER, LOOK_SECONDS, MAX_QUEUED_MESSAGES, Transport, spin_then_sleep
 from amusd.transport.curve import Keys, use_keys
 
 CLOSE_SECONDS = 1.0
 """How long `close` waits for the last messages to leave."""
 
-LOOK_SECONDS = 0.001
 GIVE_WAY_SECONDS = 0.001
 """A sender yields its core after a message, at most this often."""
 
@@ -99,7 +98,7 @@ class ZeroMQTransport(Transport):
             self._watch_peer()
         if self._is_lost or not self._try_send(frame):
             self._watch_peer()  # it may have gone since
-            raise PeerLostError("the peer closed the link" if self._is_lost else "the peer stopped reading")
+            raise PeerLostError(CLOSED_BY_PEER if self._is_lost else "the peer stopped reading")
         if time.monotonic() >= self._next_give_way:
             os.sched_yield()  # to libzmq's thread, which may share this core
             self._next_give_way = time.monotonic() + GIVE_WAY_SECONDS
@@ -107,14 +106,14 @@ class ZeroMQTransport(Transport):
     def receive_frame(self, timeout: float) -> bytes | None:
         """The next bytes, or None after `timeout` seconds (0 polls). Raises PeerLostError."""
         if self._is_closed:
-            raise PeerLostError("this end of the link is closed")
+            raise PeerLostError(CLOSED)
         deadline = time.monotonic() + timeout
         while (frame := self._take()) is None:
             now = time.monotonic()
             if now >= self._next_look:
                 self._watch_peer()
                 if self._is_lost and not self._has_input():  # everything that came before its loss has been read
-                    raise PeerLostError("the peer closed the link")
+                    raise PeerLostError(CLOSED_BY_PEER)
             if now >= deadline:
                 return None
             if not self._is_lost and spin_then_sleep(self._has_input, self._poller.poll, deadline):
@@ -166,7 +165,7 @@ class ZeroMQTransport(Transport):
     def _watch_peer(self) -> None:
         """Note connections that came and went, at most every `LOOK_SECONDS`."""
         if self._is_closed:
-            raise PeerLostError("this end of the link is closed")
+            raise PeerLostError(CLOSED)
         while _is_ready(self._monitor, zmq.POLLIN):
             event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
             kind, value = int(event["event"]), int(event["value"])
