@@ -31,12 +31,12 @@ from .compose import config_of
 from .environment import set_environment
 from .run_directory import (
     OVERRIDES_FILE,
+    WORKERS_FILE,
     check_unchanged,
     clear_run,
     create_run_directory,
     discard_run,
     is_complete,
-    write_workers,
 )
 from .signals import exit_code_of, raise_on_signals
 
@@ -211,7 +211,8 @@ class Jobs:
         """Write `workers.json`: before the first token, and again for each further draft."""
         if self._engine is not None:
             others = [] if self._engine.meeting is None else self._engine.meeting.pids
-            write_workers(self._directory, target=[os.getpid(), *others], draft=self._engine.draft_pid)
+            drafts = filter(None, [self._engine.draft_pid])
+            write_json(self._directory / WORKERS_FILE, {"target": [os.getpid(), *others], "draft": [*drafts]})
 
 
 def events_of(directory: Path, number: int | None = None) -> str:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-import json
 import secrets
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
@@ -32,6 +30,7 @@ from .environment import describe_environment
 CONFIG_FILE = "config.yaml"
 ENVIRONMENT_FILE = "environment.json"
 WORKERS_FILE = "workers.json"
+"""Process ids of the target's ranks and of the draft."""
 OVERRIDES_FILE = "overrides.json"
 SUMMARY_FILE = "sweep.json"
 """In the folder of a sweep, whose jobs are in numbered folders."""
@@ -102,9 +101,3 @@ def read_config(directory: Path) -> RunConfig:
     """The configuration that `create_run_directory` saved."""
     values = cast("dict[str, Any]", yaml.safe_load((directory / CONFIG_FILE).read_text(encoding="utf-8")))
     return from_mapping(RunConfig, values)
-
-
-def write_workers(directory: Path, *, target: Sequence[int], draft: int | None) -> None:
-    """Record the process ids of the target's ranks and of the draft."""
-    drafts = [] if draft is None else [draft]
-    write_whole(directory / WORKERS_FILE, json.dumps({"target": list(target), "draft": drafts}) + "\n")

@@ -10,7 +10,7 @@ import pytest
 
 from amusd.config import RunConfig, SamplingParams
 from amusd.errors import ConfigError
-from launch.run_directory import clear_run, create_run_directory, read_config, write_workers
+from launch.run_directory import clear_run, create_run_directory, read_config
 
 
 def test_it_holds_the_resolved_configuration_and_the_environment(tmp_path: Path) -> None:
@@ -37,8 +37,8 @@ def test_a_folder_that_holds_a_run_is_refused_and_left_alone(tmp_path: Path, mar
 def test_an_interrupted_run_is_cleared_for_another_try_and_notes_stay(tmp_path: Path) -> None:
     clear_run(tmp_path / "nowhere")
     directory = create_run_directory(RunConfig(run_dir=str(tmp_path / "run")))
-    write_workers(directory, target=[1], draft=2)
     for name in (
+        "workers.json",
         "result.json",
         "answers.jsonl",
         "partial.txt",
