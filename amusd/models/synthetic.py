@@ -24,22 +24,15 @@ from amusd.models.load_options import LoadOptions, loaded_dtype
 from amusd.models.tokenizer import Tokenizer
 from amusd.models.vocabulary import EMBEDDING, HEAD
 
-_LLAMA3 = {
-    "model_type": "llama",
-    "vocab_size": 128256,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 131072,
-    "rms_norm_eps": 1e-5,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
-}
-_SMOLLM2 = {
-    "model_type": "llama",
-    "vocab_size": 49152,
-    "num_key_value_heads": 3,
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 100000.0},
-}
+
+def _family(vocab_size: int, key_heads: int, positions: int, theta: float) -> Mapping[str, Any]:
+    sizes = {"vocab_size": vocab_size, "num_key_value_heads": key_heads, "max_position_embeddings": positions}
+    rope = {"rope_type": "default", "rope_theta": theta}
+    return {"model_type": "llama", **sizes, "rms_norm_eps": 1e-5, "rope_parameters": rope}
+
+
+_LLAMA3 = _family(vocab_size=128256, key_heads=8, positions=131072, theta=500000.0)
+_SMOLLM2 = _family(vocab_size=49152, key_heads=3, positions=8192, theta=100000.0)
 
 
 def _shape(
