@@ -52,12 +52,12 @@ def load_embedded_draft(
         return CachedModel(load_decoder(weights, config, options, max_length), options, max_length, output_ids)
 
 
-def export_draft(target: Path, folder: Path, draft_file: Path = DRAFT_FILE) -> None:
+def export_draft(target: Path, folder: Path) -> None:
     """Write the draft as a transformers checkpoint, with the target's whole head and tokenizer.
 
     Raises `ConfigError` if `folder` holds anything, or cannot be written.
     """
-    draft = read_draft(draft_file)
+    draft = read_draft(DRAFT_FILE)
     make_new_folder(folder)
     try:
         config = load_config(target, draft.num_layers)
@@ -69,8 +69,7 @@ def export_draft(target: Path, folder: Path, draft_file: Path = DRAFT_FILE) -> N
         for name in _FROM_TARGET:
             if (target / name).exists():
                 shutil.copyfile(target / name, folder / name)
-        if draft_file == DRAFT_FILE:
-            shutil.copyfile(MODEL_CARD, folder / "README.md")
+        shutil.copyfile(MODEL_CARD, folder / "README.md")
     except OSError as error:
         raise ConfigError(f"{folder}: {error}") from error
 

@@ -33,12 +33,12 @@ _SHAPE = SHAPES["smollm2-135m"]
 _FORMAT = 2
 
 
-def embedded_target_path(cache_dir: Path | None = None, report: Report | None = None) -> Path:
+def embedded_target_path(report: Report | None = None) -> Path:
     """Folder of the embedded target as a transformers checkpoint, made first if needed (about ten seconds).
 
     Raises `ConfigError` if a package is missing or the folder cannot be written.
     """
-    cache_dir = cache_dir or Path.home() / ".cache" / "amusd"
+    cache_dir = Path.home() / ".cache" / "amusd"
     folder, source = cache_dir / f"{_NAME}-v{_FORMAT}", _find_source()
     if folder.exists():
         return folder

@@ -62,9 +62,10 @@ def test_it_is_the_stored_layers_between_the_targets_embedding_and_head(name: st
     torch.testing.assert_close(logits, full[:, draft.output_ids], atol=1e-4, rtol=1e-4)
 
 
-def test_an_exported_draft_is_an_ordinary_checkpoint(tmp_path: Path) -> None:
+def test_an_exported_draft_is_an_ordinary_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stock, draft_file = save_pair(tmp_path / "target")
-    export_draft(tmp_path / "target", tmp_path / "out", draft_file)
+    monkeypatch.setattr("amusd.models.embedded_draft.DRAFT_FILE", draft_file)
+    export_draft(tmp_path / "target", tmp_path / "out")
     exported = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.bfloat16)
     with torch.inference_mode():
         expected = stock.to(torch.bfloat16)(torch.tensor([[5, 6, 7, 8]])).logits

