@@ -5,22 +5,11 @@ On CPUs the decoder works in place (`decoder.py`); the CPU kernels here are the 
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
-
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
-
-def register_triton(operator: Any, module: str, name: str) -> None:
-    """Let the function `name` of `module`, which imports triton, compute `operator` on GPUs."""
-
-    def launch(first: Tensor, *others: Any) -> Any:
-        with torch.cuda.device(first.device):  # Triton launches on the current device
-            return getattr(importlib.import_module(module), name)(first, *others)
-
-    operator.register_kernel("cuda")(launch)
+from amusd.sampling.noisy_scores import register_triton
 
 
 @torch.library.custom_op("amusd::rotate_and_store", mutates_args=("storage",), device_types="cpu")

@@ -22,7 +22,8 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
 from amusd.errors import ConfigError, first_line
-from amusd.models.fused import register_triton, silu_and_multiply
+from amusd.models.fused import silu_and_multiply
+from amusd.sampling.noisy_scores import register_triton
 
 BLOCK = 64
 SPLIT = 4 * BLOCK

@@ -8,7 +8,9 @@ References: Daliri, Musco, Suresh 2024, Coupling without communication, https://
 
 from __future__ import annotations
 
+import importlib
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,6 +53,16 @@ def choose(logits: Row, codes: Bits, key: int, scale: float, left: Columns | Non
     return int(able[(logits[able] + scale * gumbel(numbers[able])).argmax()])
 
 
+def register_triton(operator: Any, module: str, name: str) -> None:
+    """Let the function `name` of `module`, which imports triton, compute `operator` on GPUs."""
+
+    def launch(first: Tensor, *others: Any) -> Any:
+        with torch.cuda.device(first.device):  # Triton launches on the current device
+            return getattr(importlib.import_module(module), name)(first, *others)
+
+    operator.register_kernel("cuda")(launch)
+
+
 @torch.library.custom_op("amusd::noisy_scores", mutates_args=(), device_types="cpu")
 def noisy_scores(logits: Tensor, codes: Tensor, keys: Tensor, scale: Tensor) -> Tensor:
     """float32 [rows, columns]: `logits` [rows, columns] plus `scale` [rows] float32 times the noise.
@@ -61,9 +73,4 @@ def noisy_scores(logits: Tensor, codes: Tensor, keys: Tensor, scale: Tensor) -> 
     return torch.addcmul(logits.double(), torch.from_numpy(noise), scale.double().unsqueeze(1)).float()
 
 
-@noisy_scores.register_kernel("cuda")
-def _(logits: Tensor, codes: Tensor, keys: Tensor, scale: Tensor) -> Tensor:
-    from amusd.sampling.noisy_scores_triton import launch_noisy_scores  # Triton comes with torch's CUDA builds
-
-    with torch.cuda.device(logits.device):  # Triton launches on the current device
-        return launch_noisy_scores(logits, codes, keys, scale)
+register_triton(noisy_scores, "amusd.sampling.noisy_scores_triton", "noisy_scores")

@@ -12,8 +12,8 @@ from amusd.sampling.noise import FIRST_FACTOR, LAST_SHIFT, ROUNDS, UNIT
 _BLOCK = 1024
 
 
-def launch_noisy_scores(logits: Tensor, codes: Tensor, keys: Tensor, scale: Tensor) -> Tensor:
-    """See `noisy_scores.noisy_scores`."""
+def noisy_scores(logits: Tensor, codes: Tensor, keys: Tensor, scale: Tensor) -> Tensor:
+    """See `amusd.sampling.noisy_scores.noisy_scores`."""
     rows, columns = logits.shape
     logits, halves = logits.contiguous(), keys.unsqueeze(1).view(torch.int32)  # low, high
     scores = torch.empty((rows, columns), dtype=torch.float32, device=logits.device)
