@@ -176,10 +176,9 @@ def load_block_model(path: str | Path, target_path: str | Path, options: LoadOpt
     with prepared(draft.config, options) as max_length:
         if kind == MEDUSA:
             return _load_medusa(draft, options)
-        block_size, _ = _block_settings(draft)
-        return DFlashModel(
-            draft, load_decoder(draft.weights, draft.config, options, max_length + block_size), max_length
-        )
+        max_positions = max_length + _block_settings(draft)[0]
+        network = load_decoder(draft.weights, draft.config, options, max_positions)
+        return DFlashModel(draft, network, max_length)
 
 
 def _load_medusa(draft: PublishedDraft, options: LoadOptions) -> MedusaModel:

@@ -35,10 +35,8 @@ def open_checkpoint(path: str | Path, others: Sequence[str] = ()) -> dict[str, T
         if not is_local and not all((folder / name).exists() for name in names):
             folder = _download(str(path), names)
         if len(names) > 1 or (folder / names[0]).exists():
-            tensors: dict[str, Tensor] = {}
-            for name in names:
-                tensors |= _read(path, folder / name)
-            return tensors
+            files = [_read(path, folder / name) for name in names]
+            return {name: tensor for tensors in files for name, tensor in tensors.items()}
     raise ConfigError(f"model {path}: none of {', '.join((_WEIGHTS, _INDEX, *others))} in it; {_NEEDED}")
 
 

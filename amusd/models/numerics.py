@@ -45,8 +45,7 @@ class Numerics:
         """The rule for a device (`cpu`, `cuda:0` ...)."""
         if device == "cpu":
             # With `bucketed` each row costs time there: none is free for another path.
-            num_tracks = NUM_TRACKS if fixed else 1
-            return cls(width=width, fixed=fixed, num_tracks=num_tracks)
+            return cls(width=width, fixed=fixed, num_tracks=NUM_TRACKS if fixed else 1)
         return cls(width=width, fixed=fixed, prefill_chunk=1024, has_borders=False, num_tracks=NUM_TRACKS)
 
     def max_rows(self, start: int) -> int:

@@ -55,16 +55,14 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         self._backend, self._special_tokens, self._template = backend, special_tokens, template
-        self.has_chat_template = bool(self._template)
+        self.has_chat_template = bool(template)
         self._is_plain = is_plain
-        self.num_ids = self._backend.get_vocab_size() if num_ids is None else num_ids
-        self.eos_token_ids = eos_token_ids | _as_ids(
-            self._backend.token_to_id(self._special_tokens.get("eos_token", ""))
-        )
-        layout = msgspec.json.decode(self._backend.to_str())
-        self._added = self._backend.get_added_tokens_decoder()
+        self.num_ids = backend.get_vocab_size() if num_ids is None else num_ids
+        self.eos_token_ids = eos_token_ids | _as_ids(backend.token_to_id(special_tokens.get("eos_token", "")))
+        layout = msgspec.json.decode(backend.to_str())
+        self._added = backend.get_added_tokens_decoder()
         self._byte_of = _byte_of_character() if '"ByteLevel"' in json.dumps(layout.get("decoder")) else {}
-        content = {"vocab": self._backend.get_vocab(), "added": sorted(token.content for token in self._added.values())}
+        content = {"vocab": backend.get_vocab(), "added": sorted(token.content for token in self._added.values())}
         content["merges"] = layout["model"].get("merges", [])
         self.fingerprint: str = hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()
         """Equal for tokenizers that give every text the same ids; not of templates, padding and the layout of files."""
