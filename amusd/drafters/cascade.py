@@ -3,8 +3,8 @@
 The cascade proposes the model's own choices: those that the inner drafter foresaw, and one more. Both draw with the
 target's noise.
 
-Under the ratio test the inner drafter decides only how many tokens a pass makes, by the tokens before: whether a token
-is proposed does not depend on its value.
+Under the ratio test the inner drafter decides only how many tokens a pass makes. It decides by the tokens before, so
+whether a token is proposed does not depend on its value.
 
 References:
     Chen et al. 2024, Cascade Speculative Drafting, https://arxiv.org/abs/2312.11462 (there vertical cascade)
@@ -77,7 +77,7 @@ class CascadeDrafter(AutoregressiveDrafter):
         together = zip(drafters, paths, proposed, batch, drafters[0].model.run(batch), strict=True)
         chosen = [drafter.judge(path, tokens, rows, output) for drafter, path, tokens, rows, output in together]
         for each, path, tokens in zip(inner, paths, chosen, strict=True):
-            each.propose([*path, *tokens], 0)  # one on another device goes on at once
+            each.propose([*path, *tokens], 0)  # tells it the text: on another device it drafts on meanwhile
         return [chain_of(tokens) for tokens in chosen]
 
     def num_candidates(self, path: Sequence[int], room: int) -> int:

@@ -84,10 +84,7 @@ def _load(
 def _load_inner(
     config: DrafterConfig, engine: EngineConfig, device: str, middle: CachedModel, tokenizer: Tokenizer | None
 ) -> DrafterFactory:
-    """The factory of a cascade's inner drafters.
-
-    Raises `ConfigError` where it cannot draft for `middle`, which has this tokenizer.
-    """
+    """The factory of a cascade's inner drafters. Raises `ConfigError` if they cannot draft for `middle`."""
     inner = config.stages[1]
     if inner.kind == "ngram":
         return _ngram_factory(inner)

@@ -1,10 +1,10 @@
-"""Prompt lookup, and the n-gram cache that a small model's distribution is mixed with.
+"""Drafts what followed the last tokens before: alone (prompt lookup), or mixed with a small model's guesses.
 
-Both look the last tokens up in an index of suffixes of the text and, if asked, of earlier answers. What followed the
-longest suffix, the latest of equal ones, is the likeliest to follow again.
+The last tokens are looked up in the text and, if asked, in earlier answers. The likeliest to follow is what followed
+the longest match, or the latest of equally long ones.
 
-A token that followed the last n tokens before, and to which the model gives the probability q, weighs exp(bias) q^slope
-instead, if that is more; `WEIGHTS` has bias and slope for each n.
+Let a small model give a token the probability q. If the token followed the last n tokens before, its weight is
+exp(bias) q^slope or q, whichever is greater; `WEIGHTS` has the bias and the slope for each n.
 
 References:
     Prompt lookup decoding, https://github.com/apoorvumang/prompt-lookup-decoding

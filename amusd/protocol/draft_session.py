@@ -213,10 +213,7 @@ class DraftSession:
         )
 
     def hear(self, verdict: Verdict) -> Transition | None:
-        """Take in a verdict; None for a stale one, which changes nothing.
-
-        Raises `PeerProtocolError` for a verdict that no correct target sends.
-        """
+        """Take in a verdict; None for a stale one. Raises `PeerProtocolError` for an impossible one."""
         if not self._is_news(verdict):
             return None
         self._check(verdict)

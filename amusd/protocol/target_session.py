@@ -135,10 +135,7 @@ class TargetSession:
         self._tree = CandidateTree(self._prefix, self.max_length)
 
     def receive(self, candidate: Candidate, rows: Sequence[Any] = ()) -> Reception:
-        """Take in candidates, and `rows`: their `draft_probs`, checked.
-
-        Raises `PeerProtocolError` for what no correct draft sends.
-        """
+        """Take in candidates; `rows`: their `draft_probs`, checked. Raises `PeerProtocolError` for impossible ones."""
         addressed = candidate.sequence_id == self.sequence_id and candidate.incarnation == self._incarnation
         if not (addressed and self.attached):
             return "stale"

@@ -76,10 +76,7 @@ class DraftWorker:
         self.propose()
 
     def take_in(self) -> None:
-        """Receive, and bring each sequence in line with its verdict; wait if nothing can be done.
-
-        Raises `PeerLostError`.
-        """
+        """Receive, waiting if there is no work, and apply each sequence's verdict. Raises `PeerLostError`."""
         self._receive()
         for sequence in self._sequences.values():
             is_news = self._roll_back(sequence)
@@ -171,7 +168,7 @@ class DraftWorker:
             return False
 
     def _refuse(self, sequence_id: int) -> None:
-        """Say that nothing is drafted for it, which is what an `open_ns` of 0 means."""
+        """Tell the target, by an `open_ns` of 0, that nothing is drafted for this sequence."""
         self._post(Progress(sequence_id, num_steps=0, num_drafted=0, num_rollbacks=0, busy_ns=0, open_ns=0))
 
     def _send(self, sequence: DraftSequence) -> None:

@@ -1,4 +1,4 @@
-"""The first messages on a link: whether the two can work together."""
+"""The first messages on a link, which tell whether its two ends can work together."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ def await_hello(link: Transport, own: Hello, timeout_seconds: float) -> Hello:
 
 
 def receive_hello(link: Transport, own: Hello, deadline: float, timeout: float) -> Hello | None:
-    """The peer's `Hello`, which the target answers; None when none has come within `timeout` seconds (0 polls).
+    """Wait up to `timeout` seconds for the peer's `Hello`; return it, or None. The target answers with its `own`.
 
-    Raises `ConfigError` when the two do not fit or the peer reports one, `PeerError` when the peer failed
-    otherwise, `PeerProtocolError` when it begins with anything else, `PeerLostError` when it is gone, or has not come
-    by `deadline` (monotonic seconds).
+    Raises `ConfigError` if the two do not fit, `PeerError` or `ConfigError` if the peer reports one, `PeerLostError` if
+    it is gone or has not come by `deadline` (monotonic seconds), `PeerProtocolError` if it begins otherwise.
     """
     message = link.receive(timeout)
     if isinstance(message, Hello):

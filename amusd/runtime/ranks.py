@@ -31,7 +31,7 @@ REASON_SECONDS = 1.0
 class Leader(ProcessGroup):
     """The first rank. The others end when it closes."""
 
-    def __init__(self, config: TransportConfig, meeting: Meeting, size: int, backend: Backend = "gloo") -> None:
+    def __init__(self, config: TransportConfig, meeting: Meeting, size: int, backend: Backend) -> None:
         """Listen for the followers. Raises `ConfigError`."""
         super().__init__(0, size, meeting, backend)
         self._encode = command_encoder()
@@ -43,10 +43,7 @@ class Leader(ProcessGroup):
             raise
 
     def await_followers(self, device: str, timeout_seconds: float) -> None:
-        """Wait until all are ready, and meet them.
-
-        Raises `ConfigError` for the user's mistake, `PeerError` when one fails or does not come.
-        """
+        """Wait until all are ready, and meet them. Raises `ConfigError`, or `PeerError` if one fails or is late."""
         if missing := self._missing(timeout_seconds):
             raise RankLostError(f"rank {missing[0]} of the target was not ready in {timeout_seconds:g} s")
         self._send(b"meet")
@@ -65,7 +62,7 @@ class Leader(ProcessGroup):
             raise self._reason(RankLostError("a rank of the target is gone")) from None
 
     def _has_reported(self, rank: int) -> bool:
-        """Whether a follower has said that it is ready, or that another one is lost. Raises why that rank ends."""
+        """Whether a follower has reported that it is ready, or that another is lost. Raises the reason if it failed."""
         try:
             with self._using:
                 message = self._links[rank].receive(0.0)
@@ -84,7 +81,7 @@ class Leader(ProcessGroup):
         return True
 
     def _missing(self, timeout_seconds: float) -> list[int]:
-        """The ranks that have reported nothing by then. Raises why one ends."""
+        """The ranks that have not reported in this time. Raises the reason if one failed."""
         deadline = time.monotonic() + timeout_seconds
         waiting = list(self._links)
         while (waiting := [rank for rank in waiting if not self._has_reported(rank)]) and time.monotonic() < deadline:
@@ -102,9 +99,7 @@ class Leader(ProcessGroup):
 class Follower(ProcessGroup):
     """Another rank, connected once it is `ready`."""
 
-    def __init__(
-        self, config: TransportConfig, meeting: Meeting, rank: int, size: int, backend: Backend = "gloo"
-    ) -> None:
+    def __init__(self, config: TransportConfig, meeting: Meeting, rank: int, size: int, backend: Backend) -> None:
         """Look for the leader. Raises `ConfigError`."""
         super().__init__(rank, size, meeting, backend)
         self._link = self._links[0] = numbered_link(config, meeting.address, rank, "target", listens=False)
