@@ -14,15 +14,13 @@ from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.workload import WorkloadPrompt
 
-INSTALL_SERVE = "pip install 'amusd[serve]'"
-
 
 def serve(config: RunConfig, make_engine: Callable[[], Engine]) -> int:
     """Serve; returns the exit code. Raises `ConfigError` as `run_server`, or without its packages."""
     try:
         from amusd.serving.server import run_server
     except ModuleNotFoundError as error:
-        raise ConfigError(f"serve: needs {error.name}, which is not installed; {INSTALL_SERVE}") from None
+        raise ConfigError(f"serve: needs {error.name}, which is not installed; pip install 'amusd[serve]'") from None
     run_server(config, make_engine, tell)
     return 0
 
