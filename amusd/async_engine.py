@@ -113,7 +113,7 @@ class AsyncEngine:
         self._asked.set()
 
     def _live(self) -> None:
-        """What the thread does."""
+        """Make and run the engine: the body of the thread."""
         try:
             engine = self._make()
         except BaseException as error:  # noqa: BLE001 - raised again, where the engine is awaited

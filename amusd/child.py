@@ -1,7 +1,8 @@
-"""Child processes, which a server forks once it has loaded what all of them need.
+"""Child processes that a server forks, one after another, after it has loaded what all of them need.
 
-Only a process without a GPU can be forked: where `prepare` returns None, the server itself is the one child.
-`ForkServer` is the parent's end, `serve` the server's; lines of JSON go over a socket, the server's standard input:
+A process that uses a GPU cannot be forked. Then `prepare` returns None, and the server itself is the only child.
+`ForkServer` is the parent's end, and `serve` runs the server. They exchange lines of JSON over a socket, which is the
+server's standard input:
 
     parent: the settings, once; then the orders of one child after another
     server: [process id of the child]; [the same, its exit code or minus the signal]

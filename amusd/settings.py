@@ -33,7 +33,7 @@ Text: TypeAlias = Annotated[str, Meta(min_length=1)]
 class Settings:
     """A group of settings. A field's type says what it takes; `__post_init__` refuses all else.
 
-    A mapping stands for a group or for pairs, a single value for a list of one, a NumPy number for Python's.
+    A field also takes a mapping for a group or a list of pairs, a single value for a list of one, and NumPy's numbers.
     """
 
     section = ""

@@ -149,7 +149,8 @@ class _Answer(msgspec.Struct):
 class AnswersFile:
     """The file `out`: answers to prompts in order, a JSON object a line; an incomplete line does not count.
 
-    Each has `id`, its prompt's line number, `prompt`, and `settings`: a digest of those that decide the answers.
+    Each object has `id` (the line number of its prompt), `prompt`, the answer, and `settings`: a digest of all settings
+    that can change an answer.
     """
 
     def __init__(self, config: RunConfig) -> None:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from amusd.workload import WorkloadPrompt
 
     MakeEngine = Callable[[EngineConfig, str | None, Console], Engine]
-    """Makes an engine for a configuration; the text is the folder for events, as of `Recorder`."""
+    """Makes an engine from a configuration, the `events` of its `Recorder`, and the console for notes."""
 
 
 class Jobs:
@@ -115,7 +115,7 @@ class Jobs:
         return dataclasses.replace(config_of(composed), run_dir=str(self._directory))
 
     def run(self, config: RunConfig, number: int | None = None) -> int:
-        """Do one job; return its exit code. `number`: in a sweep, whose JSON is in files alone.
+        """Do one job; return its exit code. `number`: its place in a sweep; then JSON goes to files only.
 
         Raises `ConfigError`, `PeerError`, `KeyboardInterrupt`.
         """
@@ -147,7 +147,7 @@ class Jobs:
             raise
 
     def _prompts(self, config: RunConfig, console: Console) -> list[WorkloadPrompt] | None:
-        """The prompts, checked before weights are loaded; None: all are answered."""
+        """The prompts, checked before weights are loaded; None if all are answered already."""
         from amusd.workload import AnswersFile, prompts_of
 
         if self._command not in ("generate", "compare"):

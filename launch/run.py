@@ -2,9 +2,12 @@
 
 Arguments and exit codes are those of `amusd`; `generate` is the default command.
 
-Ranks 0 to T-1 are the target's, and the last one starts drafts as rank 0 says. torchrun's store, which anybody who
-reaches its port can read and write, holds no secret, and nothing that would be run: the devices of several machines; on
-one machine the folder of the socket files, which has to be private. All else goes over ZeroMQ (`numbered_link`).
+Ranks 0 to T-1 are the target's. The last rank starts a draft whenever rank 0 asks for one.
+
+The ranks find each other through torchrun's store. It holds the address of rank 0, which on one machine is a private
+folder of socket files; with several machines it also holds the device of each rank. Anybody who reaches the store's
+port can read and write it, so it holds no secret and nothing that is executed. All else goes over ZeroMQ
+(`numbered_link`).
 """
 
 from __future__ import annotations
@@ -53,14 +56,14 @@ if TYPE_CHECKING:
 
 COMMANDS = ("generate", "compare", "serve")
 STORE_SECONDS = 60.0
-"""Longest wait for the store, and for what another rank puts there."""
+"""Longest wait for the store, and for a value that another rank puts there."""
 ADDRESS = "address"
-"""Name in the store of where rank 0 awaits the others; an empty text if it does not."""
+"""Key in the store of the address at which rank 0 waits for the others; the value is empty if there is no work."""
 LOOK_SECONDS = 0.02
 
 
 class Place(NamedTuple):
-    """This process among those of torchrun, of which `local_size` are on this machine."""
+    """The rank of this process and the number of processes, among all of torchrun and among those of this machine."""
 
     rank: int
     size: int
@@ -225,7 +228,7 @@ class DraftElsewhere:
     pid = None
 
     def meet(self, events: str | None, timeout_seconds: float) -> None:
-        """Wait for the last rank, and say where its drafts' events go, as of `Recorder`. Raises `PeerLostError`."""
+        """Wait for the last rank, and tell it the `events` of its drafts' `Recorder`. Raises `PeerLostError`."""
         if self.link.receive_frame(timeout_seconds) is None:
             raise PeerLostError(f"the last rank, which starts the draft, did not come in {timeout_seconds:g} s")
         self.link.send_frame(msgspec.msgpack.encode(events))

@@ -83,7 +83,7 @@ COLUMNS = (
 
 
 def rows_table(rows: Sequence[Row], hidden: Sequence[str] = (), leading: Mapping[str, str] | None = None) -> str:
-    """The columns in which any row has a figure, and what they mean; `hidden` ones are left out.
+    """A table of the columns in which any row has a figure, without `hidden` ones, and a legend of their meanings.
 
     `leading`: heading and name of columns before these.
     """

@@ -2,8 +2,8 @@
 
 * The ends meet in a private folder, by a file store: nobody else can come. Gloo listens on loopback.
 * A frame travels after its length (uint32, little-endian) in a block of `BLOCK_BYTES`. One that is too long follows the
-  block as a body, so that the receiver knows what to wait for. With `nccl` bodies go from device to device: a posted
-  receive is a kernel that spins there, so it is posted behind the block alone.
+  block as a body, so that the receiver knows what to wait for. With `nccl` bodies go from device to device. A posted
+  receive is a kernel that spins on the device, so it is posted only after the block has come.
 * Gloo has no polling receive, and a send ends only when the peer receives. So two threads do both; `send` and `receive`
   see bounded queues, and never wait for the peer.
 * A closing peer says goodbye; a dying process ends its connections. A stopped process is slow, not lost.
@@ -43,7 +43,7 @@ FORM_SECONDS = 30.0
 DEVICE_BODY_SECONDS = 10.0
 
 MAX_WAITING = 16
-"""With as many frames to send there is no room for more features."""
+"""`has_room` is False while this many frames wait to be sent."""
 
 _LENGTH = struct.Struct("<I")
 _GOODBYE = 0xFFFFFFFF
@@ -264,7 +264,7 @@ def gloo_group(store: Any, rank: int, size: int, seconds: float, host: str = "12
 
 
 def break_gloo(group: Any, peer: int) -> None:
-    """End all exchanges: none can be cancelled, but one that times out breaks the connection."""
+    """End all exchanges. Gloo cannot cancel one, but an exchange that times out breaks the connection."""
     with suppress(RuntimeError):
         group.recv([torch.empty(1)], peer, _NO_TAG).wait(timedelta(milliseconds=1))
 
