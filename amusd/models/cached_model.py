@@ -1,14 +1,14 @@
-"""A causal language model on one device, which knows nothing of candidates, messages or sampling.
+"""A causal language model on one device. It knows no candidates and no messages, and only passes samplers on.
 
-How a forward pass is made:
+The steps of a forward pass, in order:
 
-    CachedModel.run       checks each sequence's `Rows`, and lays out their paths
-    Ranks.announce        has the other ranks do the same (`rank_commands.py`)
-    EagerPasses.run       on a CPU: joins and pads the rows, and says what each sees
-    CapturedPasses.run    on a GPU: writes the rows to fixed addresses, and replays a graph, which also samples
-    Network               each layer writes keys and values to `KVMemory`, then calls the pass's `Attention`
-    ModelOutput           has a sequence's logits, and the columns chosen from them
-    KVCache.advance       counts the rows of a chain; of paths `CachedModel.keep` says which rows stay
+    CachedModel.run       checks each sequence's `Rows`, and gives the rows of paths their slots
+    Ranks.announce        tells the other ranks to compute the same pass (`rank_commands.py`)
+    EagerPasses.run       on a CPU: joins and pads the rows, and masks what a row must not see
+    CapturedPasses.run    on a GPU: copies the rows to fixed addresses, and replays a graph, which also samples
+    Network               computes logits: each layer writes keys and values to `KVMemory`, then calls `Attention`
+    ModelOutput           holds one sequence's logits, and the columns that a graph sampled
+    KVCache.advance       counts the rows of a chain; after paths, `CachedModel.keep` says which rows count
 """
 
 from __future__ import annotations

@@ -1,12 +1,17 @@
-"""Reads published drafters that work on their target's hidden states.
+"""Reads published drafters that work on their target's hidden states, and checks that they fit the target.
 
-    EAGLE-3     `fc` over three states, `midlayer.*` (or `layers.0.*`, in `speculators` form) whose attention takes in
-                embedding and feature side by side, `norm`, `lm_head` over a part of the vocabulary, `d2t`, `t2d`
-    EAGLE-1, -2 `fc` over embedding and feature, `layers.0.*` without a first norm; embedding and head are the target's
-    Medusa      `{head}.{layer}.linear.*` residual blocks and `{head}.{number of them}.weight`, for each head
-    DFlash      `fc` and `hidden_norm` over several states, `layers.*`, `norm`; embedding and head are the target's
+The weights of each layout:
 
-Layers are counted as in `features.py`; layouts count otherwise (`_feature_layers`).
+    EAGLE-1, -2 `fc` reduces embedding and state to one width. `layers.0.*` has no first norm. Embedding and head are
+                the target's.
+    EAGLE-3     `fc` reduces three states to a feature. The attention of `midlayer.*` (`layers.0.*` in `speculators`
+                files) reads embedding and feature side by side. `norm`. Column j of `lm_head` scores token
+                j + `d2t[j]`; `t2d`, a mask of the same tokens, is not used.
+    Medusa      Each head has residual blocks `{head}.{block}.linear.*`, then `{head}.{number of blocks}.weight`.
+    DFlash      `fc` and `hidden_norm` reduce several states to a feature. `layers.*`, `norm`. Embedding and head are
+                the target's.
+
+Layouts number the target's layers differently: `_feature_layers` gives the numbers of `features.py`.
 
 References:
     Li et al., EAGLE, arXiv:2401.15077, and EAGLE-3, arXiv:2503.01840. Cai et al., Medusa, arXiv:2401.10774. Chen et

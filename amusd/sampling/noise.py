@@ -1,13 +1,13 @@
-"""Counter-based noise: 32 bits for each (seed, absolute position, token id), and Gumbel noise made of them.
+"""Noise without a generator: a token's noise depends on the seed, its absolute position and its id alone.
 
-Nothing is rewound, and processes that know the seed agree. Integers are the same everywhere; the two logarithms may
-differ between devices in their last bits.
+So a rollback rewinds nothing, and processes with the same seed agree. Integers are equal on all devices; the two
+logarithms may differ in their last bits.
 
-    code(id)      a fixed hash of the token id
-    key           64 bits made of (seed, position, domain)
-    counter       three multiply-xorshift rounds over the code, keyed with both halves of the key
+    code          32 bits from the token id
+    key           64 bits from seed, position and domain
+    counter       32 bits from code and key, by three multiply-xorshift rounds
     v             (counter + 1/2) / 2^32, uniform in (0, 1)
-    gumbel        -log(-log(1 - v)): large where v is small, where it has the full relative precision
+    gumbel        -log(-log(1 - v)); its largest values come from the smallest v, which are the most precise
 
 References:
     The rounds are of the kind of C. Wellons' hash prospector, https://nullprogram.com/blog/2018/07/31/
