@@ -178,6 +178,4 @@ def _byte_of_character() -> Mapping[str, int]:
 
 
 def _as_ids(value: int | list[int] | None) -> frozenset[int]:
-    if value is None:
-        return frozenset()
-    return frozenset((value,)) if isinstance(value, int) else frozenset(value)
+    return frozenset((value,) if isinstance(value, int) else value or ())

@@ -54,9 +54,7 @@ class Domain(enum.IntEnum):
 
 def key_of(seed: int, position: int, domain: Domain) -> int:
     """The 64 bits of one position of one request."""
-    key = _mix64(seed & _MASK64)
-    key = _mix64(key ^ (position & _MASK64))
-    return _mix64(key ^ domain)
+    return _mix64(_mix64(_mix64(seed) ^ position) ^ domain)
 
 
 def uniform(key: int) -> float:
