@@ -68,12 +68,9 @@ class AutoregressiveDrafter(Drafter):
     def expand_together(cls, drafters: Sequence[Self], parts: Sequence[Expansion]) -> list[Sequence[Guesses]]:
         """What is looked up for each, or as many tokens as are worth passes."""
         found = [drafter.looked_up(part) for drafter, part in zip(drafters, parts, strict=True)]
-        asking = [index for index, tokens in enumerate(found) if not tokens]
-        paths, numbers = [parts[index].path for index in asking], [parts[index].num_tokens for index in asking]
-        made = cls.propose_together([drafters[index] for index in asking], paths, numbers)
-        for index, tokens in zip(asking, made, strict=True):
-            found[index] = tokens
-        return [chain_of(tokens) for tokens in found]
+        rooms = [0 if tokens else part.num_tokens for tokens, part in zip(found, parts, strict=True)]
+        made = cls.propose_together(drafters, [part.path for part in parts], rooms)
+        return [chain_of(looked_up or own) for looked_up, own in zip(found, made, strict=True)]
 
     @classmethod
     def propose_together(

@@ -66,11 +66,9 @@ class CascadeDrafter(AutoregressiveDrafter):
     def expand_together(cls, drafters: Sequence[Self], parts: Sequence[Expansion]) -> list[Sequence[Guesses]]:
         """One pass: the model's choices along what the inner drafters propose."""
         paths = [part.path for part in parts]
-        inner, wanted = [drafter.inner for drafter in drafters], []
-        for drafter, path, part in zip(drafters, paths, parts, strict=True):
-            number = drafter.num_candidates(path, part.room)
-            wanted.append(replace(part, num_tokens=number, room=number))
-        found = type(inner[0]).expand_together(inner, wanted)
+        inner = [drafter.inner for drafter in drafters]
+        inner_parts = [drafter.inner_part(part) for drafter, part in zip(drafters, parts, strict=True)]
+        found = type(inner[0]).expand_together(inner, inner_parts)
         proposed = [[token_id for ((token_id, _),) in guesses] for guesses in found]
         asked = zip(drafters, paths, proposed, strict=True)
         batch = [drafter.rows([*drafter.committed, *path], candidates) for drafter, path, candidates in asked]
@@ -80,11 +78,12 @@ class CascadeDrafter(AutoregressiveDrafter):
             each.propose([*path, *tokens], 0)  # tells it the text: on another device it drafts on meanwhile
         return [chain_of(tokens) for tokens in chosen]
 
-    def num_candidates(self, path: Sequence[int], room: int) -> int:
-        """How many tokens to ask of the inner drafter; the pass makes one more."""
-        length = self.length + len(path)
-        most = min(room, self.model.numerics.max_rows(length - 1)) - 1
-        return max(0, min(NUM_INNER_TOKENS, most, self.inner.capacity - length))
+    def inner_part(self, part: Expansion) -> Expansion:
+        """The inner drafter's part of a step. The pass makes one token more than it asks for."""
+        length = self.length + len(part.path)
+        most = min(part.room, self.model.numerics.max_rows(length - 1)) - 1
+        number = max(0, min(NUM_INNER_TOKENS, most, self.inner.capacity - length))
+        return replace(part, num_tokens=number, room=number)
 
     def judge(self, path: Sequence[int], candidates: Sequence[int], rows: Rows, output: ModelOutput) -> tuple[int, ...]:
         """The model's choices behind `path`, along the candidates; none if not finite."""
