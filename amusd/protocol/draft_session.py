@@ -93,16 +93,11 @@ class DraftSession:
         """`draft_length`: longest sequence of the drafter; None: any."""
         if not 1 <= len(opening.token_ids) <= opening.max_length:
             raise PeerProtocolError(f"Open with {len(opening.token_ids)} tokens and max_length {opening.max_length}")
+        self.opening = opening
         self.sequence_id = opening.sequence_id
-        self.incarnation = opening.incarnation
         self.is_chain = opening.fan_out == 1
-        self.tokens_per_message = opening.tokens_per_message
         self.epoch = 0
-        self._max_length = opening.max_length
         self._draft_length = opening.max_length if draft_length is None else draft_length
-        self._max_lookahead = opening.max_lookahead
-        self._rows_per_step = opening.rows_per_step
-        self._max_steps = opening.max_steps
         self._num_steps_before = 0
         self._max_nodes = opening.max_lookahead if self.is_chain else MAX_NODES
         self._prefix = CommittedPrefix(opening.token_ids)
@@ -135,7 +130,8 @@ class DraftSession:
     @property
     def has_work(self) -> bool:
         """Whether something is worth computing before the next verdict."""
-        if self._max_steps and self._num_steps - self._num_steps_before >= self._max_steps:
+        max_steps = self.opening.max_steps
+        if max_steps and self._num_steps - self._num_steps_before >= max_steps:
             return False
         return self.value_of_next(0) > 0
 
@@ -148,7 +144,7 @@ class DraftSession:
         if self._may_grow(self.root):
             if not self.root.computed:
                 probability = 1.0 if num_taken == 0 else 0.0
-            elif num_taken < self._rows_per_step and self._guesses:
+            elif num_taken < self.opening.rows_per_step and self._guesses:
                 probability = -self._guesses[0][0]
         return probability / (1.0 + self._num_ready)
 
@@ -192,7 +188,8 @@ class DraftSession:
     def offer(self) -> Candidate | None:
         """The next message for the target; None while there is too little to say."""
         more = self.has_work
-        if len(self._unsent) < self.tokens_per_message and (more or (self._said_no_more and not self._unsent)):
+        is_short = len(self._unsent) < self.opening.tokens_per_message
+        if is_short and (more or (self._said_no_more and not self._unsent)):
             return None
         nodes, self._unsent = self._unsent, []
         first, self._next_number = self._next_number, self._next_number + len(nodes)
@@ -201,7 +198,7 @@ class DraftSession:
         self._said_no_more = not more
         return Candidate(
             sequence_id=self.sequence_id,
-            incarnation=self.incarnation,
+            incarnation=self.opening.incarnation,
             base=self.base,
             prefix_hash=self._prefix.hash_before(self.base),
             first=first,
@@ -268,11 +265,11 @@ class DraftSession:
 
     def _next_limit(self) -> int:
         """Nodes stand before this position until the next verdict (R1)."""
-        return min(self.base + self._max_lookahead, self._max_length - 1, self._draft_length)
+        return min(self.base + self.opening.max_lookahead, self.opening.max_length - 1, self._draft_length)
 
     def _is_news(self, verdict: Verdict) -> bool:
         committed_length = verdict.start + len(verdict.token_ids)
-        addressed = verdict.sequence_id == self.sequence_id and verdict.incarnation == self.incarnation
+        addressed = verdict.sequence_id == self.sequence_id and verdict.incarnation == self.opening.incarnation
         return addressed and (
             committed_length > self.base or (committed_length == self.base and verdict.epoch > self.epoch)
         )
@@ -283,8 +280,8 @@ class DraftSession:
             raise PeerProtocolError(f"verdict of epoch {verdict.epoch}, at most {MAX_EPOCH} are counted")
         if verdict.start > self.base:
             raise PeerProtocolError(f"verdict starts at {verdict.start}, the draft knows {self.base} tokens alone")
-        if committed_length > self._max_length:
-            raise PeerProtocolError(f"verdict commits {committed_length} tokens, limit {self._max_length}")
+        if committed_length > self.opening.max_length:
+            raise PeerProtocolError(f"verdict commits {committed_length} tokens, limit {self.opening.max_length}")
         if tuple(self._prefix.token_ids[verdict.start :]) != verdict.token_ids[: self.base - verdict.start]:
             raise PeerProtocolError("verdict changes tokens that were committed before")
 

@@ -34,7 +34,6 @@ class RollbackManager:
         """Raises `PeerProtocolError` for an impossible `opening`."""
         self.session = DraftSession(opening, draft_length=drafter.max_length)
         self.drafter = drafter
-        self._opening = opening
         self.num_looked_up = 0
         self.features: list[Features] = []
         """Those that have come and were not taken in yet."""
@@ -43,10 +42,11 @@ class RollbackManager:
 
     def open(self) -> None:
         """Have the drafter take in the text, and the features of it."""
-        self.drafter.set_reference((*self._opening.token_ids, *self._opening.reference))
-        self.drafter.set_distribution(self._opening.distribution)
+        opening = self.session.opening
+        self.drafter.set_reference((*opening.token_ids, *opening.reference))
+        self.drafter.set_distribution(opening.distribution)
         if self._has_room():
-            self.drafter.open(self.session.committed, self._capacity, self._opening.fan_out)
+            self.drafter.open(self.session.committed, self._capacity, opening.fan_out)
             for start, features in self._taken:
                 self.drafter.take_features(start, features)
             self._catch_up()
@@ -69,13 +69,13 @@ class RollbackManager:
     def plan(self, nodes: Sequence[Node], *, is_urgent: bool) -> Expansion:
         """The drafter's part of a step that computes `nodes`. `is_urgent`: end once a message is ready."""
         room, least = self.session.room, 1 if is_urgent else self.drafter.tokens_per_replay
-        return Expansion(self.session.root, nodes, min(room, max(self.session.tokens_per_message, least)), room)
+        return Expansion(self.session.root, nodes, min(room, max(self.session.opening.tokens_per_message, least)), room)
 
     def take(self, nodes: Sequence[Node], found: Sequence[Guesses]) -> None:
         """Add what was `found` behind them."""
         if nodes:
             rows: Sequence[bytes] = ()
-            if self._opening.distribution.rule == "rejection":
+            if self.session.opening.distribution.rule == "rejection":
                 rows = self.drafter.take_rows() or [certain(token_id) for ((token_id, _),) in found]
             self.session.grow(nodes, found, rows)
 

@@ -259,4 +259,4 @@ def draft_facts(draft: Draft) -> object:
 def session_draft_facts(session: DraftSession) -> object:
     offered = sorted((node for node in session.root.below() if node.number), key=lambda node: node.number)
     tree = tuple((node.number, path_to(node)) for node in (*offered, *session._unsent))
-    return session.incarnation, session.epoch, session.committed[ORIGIN:], tree, session._next_number
+    return session.opening.incarnation, session.epoch, session.committed[ORIGIN:], tree, session._next_number

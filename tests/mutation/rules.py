@@ -141,7 +141,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     ("amusd/protocol/draft_session.py", "tests/protocol/test_fuzz.py tests/protocol/test_sessions.py"): {
         "an opening with too many tokens is taken": ("not 1 <= len(opening.token_ids) <= opening.max_length", "False"),
         "a verdict may change what was committed": ("tuple(self._prefix.token_ids[verdict.start :]) !", "() and () !"),
-        "a verdict for an earlier life is heard": ("and verdict.incarnation == self.incarnation", ""),
+        "a verdict for an earlier life is heard": ("and verdict.incarnation == self.opening.incarnation", ""),
         "a chain says that it has ended, again and again": ("(self._said_no_more and not", "(not"),
         "the draft runs no further ahead after a verdict": ("(new)\n        self._limit = self._next_limit()", "(new)"),
     },
@@ -151,7 +151,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "probabilities stay relative to the old root": ("            node.probability /= root.probability\n", ""),
         "a tree that has much ready is as needy as one that has nothing": (" / (1.0 + self._num_ready)", ""),
         "what is ready is not counted again after a verdict": ("self._num_ready += node.probability\n            ", ""),
-        "nodes may stand at the last position": ("self._max_length - 1,", "self._max_length,"),
+        "nodes may stand at the last position": ("self.opening.max_length - 1,", "self.opening.max_length,"),
     },
     ("amusd/protocol/draft_session.py", "tests/model_checking/test_transitions.py"): {
         "the tree is kept behind a token that was not in it": ("node if is_foreseen else self._new_root()", "node"),
@@ -162,7 +162,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "an old verdict is applied again": ("            committed_length > self.base or", "            True or"),
     },
     ("amusd/protocol/draft_session.py", "tests/runtime/test_branching.py"): {
-        "a synchronous tree has no end": ("self._num_steps - self._num_steps_before >= self._max_steps", "False"),
+        "a synchronous tree has no end": ("self._num_steps - self._num_steps_before >= max_steps", "False"),
     },
     ("amusd/protocol/target_session.py", "tests/protocol/test_sessions.py tests/protocol/test_fuzz.py"): {
         "candidates of an earlier life are taken": ("and candidate.incarnation == self._incarnation", ""),
