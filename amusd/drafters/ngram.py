@@ -100,12 +100,11 @@ class EarlierAnswers:
 class NgramCache:
     """Finds what followed a sequence's last tokens before, in it or in earlier answers."""
 
-    def __init__(self, min_match: int = 1, max_match: int = MAX_MATCH, earlier: EarlierAnswers | None = None) -> None:
-        """`min_match`: least tokens that agree before a `continuation`; no more than `max_match` are compared."""
-        self._max_match = max_match
+    def __init__(self, min_match: int = 1, earlier: EarlierAnswers | None = None) -> None:
+        """`min_match`: least tokens that agree before a `continuation`; no more than `MAX_MATCH` are compared."""
         self._earlier = earlier or EarlierAnswers(0)
-        doubled = (min_match << shift for shift in range(max_match.bit_length()))
-        self._lookup_lengths = sorted((length for length in doubled if length <= max_match), reverse=True)
+        doubled = (min_match << shift for shift in range(MAX_MATCH.bit_length()))
+        self._lookup_lengths = sorted((length for length in doubled if length <= MAX_MATCH), reverse=True)
         self._lengths = sorted({*_MIXED_LENGTHS, *self._lookup_lengths})
         self.open(())
 
@@ -123,7 +122,7 @@ class NgramCache:
         """Forget the sequence; its answer, with the prompt's last tokens, becomes an earlier one."""
         token_ids = self._index.token_ids
         if len(token_ids) > self._num_opened:
-            self._earlier.add(token_ids[max(0, self._num_opened - self._max_match) :], self._lengths)
+            self._earlier.add(token_ids[max(0, self._num_opened - MAX_MATCH) :], self._lengths)
         self.open(())
 
     def guesses(self, path: Sequence[int] = ()) -> list[tuple[int, float, float]]:
@@ -159,21 +158,21 @@ class NgramCache:
 
         The best first; of equal ones the sequence's own, then the latest text's.
         """
-        context = [*self._index.token_ids[-self._max_match :], *path][-self._max_match :]
+        context = [*self._index.token_ids[-MAX_MATCH:], *path][-MAX_MATCH:]
         texts = [self._index, *reversed(self._earlier.indexes)]
         found = [(agreement, index, end) for index in texts for agreement, end in index.matches(context, lengths)]
         return sorted(found, key=lambda match: -match[0])
 
 
 class NgramDrafter(Drafter):
-    """Proposes what followed the longest suffix of `min_ngram` to `max_ngram` tokens at its last occurrence.
+    """Proposes what followed the longest suffix of `min_ngram` to `MAX_MATCH` tokens at its last occurrence.
 
     In a tree it guesses the different tokens that followed, by `CHANCES`.
     """
 
-    def __init__(self, min_ngram: int = 1, max_ngram: int = MAX_MATCH, earlier: EarlierAnswers | None = None) -> None:
+    def __init__(self, min_ngram: int = 1, earlier: EarlierAnswers | None = None) -> None:
         self._min_ngram = min_ngram
-        self._ngrams = NgramCache(min_ngram, max_ngram, earlier)
+        self._ngrams = NgramCache(min_ngram, earlier)
 
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
         """Start from `token_ids` and index them."""

@@ -54,12 +54,12 @@ OTHER_TOKENIZER = model_with_another_tokenizer()
 FACTORIES: dict[str, Callable[[], Drafter]] = {
     "autoregressive": lambda: AutoregressiveDrafter(MODEL),
     "another_tokenizer": lambda: AutoregressiveDrafter(OTHER_TOKENIZER),
-    "cascade": lambda: CascadeDrafter(MODEL, AutoregressiveDrafter(OTHER_MODEL, NgramCache(2, 4))),
-    "cascade_few_rows": lambda: CascadeDrafter(MODEL_OF_FEW_ROWS, NgramDrafter(1, 3)),
+    "cascade": lambda: CascadeDrafter(MODEL, AutoregressiveDrafter(OTHER_MODEL, NgramCache(2))),
+    "cascade_few_rows": lambda: CascadeDrafter(MODEL_OF_FEW_ROWS, NgramDrafter(1)),
     "cascade_fewer_ids": lambda: CascadeDrafter(MODEL, AutoregressiveDrafter(MODEL_OF_FEWER_IDS)),
-    "lookup_first": lambda: AutoregressiveDrafter(MODEL, NgramCache(2, 4)),
-    "ngram": lambda: NgramDrafter(1, 3),
-    "tree": lambda: ModelTreeDrafter(bucketed_model(), NgramCache(2, 4)),
+    "lookup_first": lambda: AutoregressiveDrafter(MODEL, NgramCache(2)),
+    "ngram": lambda: NgramDrafter(1),
+    "tree": lambda: ModelTreeDrafter(bucketed_model(), NgramCache(2)),
     "oracle": lambda: OracleDrafter(REFERENCE, right_with_probability(0.6, 0), VOCAB_SIZE),
 }
 
@@ -95,9 +95,9 @@ class KeepsSlots(ModelTreeDrafter):
 
 
 BROKEN: dict[str, tuple[Callable[[], Drafter], int]] = {
-    "remembers": (lambda: Remembers(1, 3), 1),
-    "forgets": (lambda: Forgets(1, 3), 1),
-    "keeps slots": (lambda: KeepsSlots(bucketed_model(), NgramCache(2, 4)), 3),
+    "remembers": (lambda: Remembers(1), 1),
+    "forgets": (lambda: Forgets(1), 1),
+    "keeps slots": (lambda: KeepsSlots(bucketed_model(), NgramCache(2)), 3),
 }
 
 

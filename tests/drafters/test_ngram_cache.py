@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from amusd.config.engine import MAX_MATCH
 from amusd.drafters.ngram import CHANCES, MAX_CONTINUATIONS, WEIGHTS, EarlierAnswers, NgramCache, NgramDrafter
 from amusd.protocol.draft_session import Node
 from amusd.protocol.messages import Open, Verdict
 from amusd.runtime.rollback import RollbackManager, propose
 
-MAX_MATCH = 4
 texts = st.lists(st.integers(0, 4), max_size=30)
 
 
 def cache_of(token_ids: Sequence[int], min_match: int = 1) -> NgramCache:
-    cache = NgramCache(min_match, MAX_MATCH)
+    cache = NgramCache(min_match)
     cache.open(token_ids)
     return cache
 
@@ -58,7 +58,7 @@ def test_a_continuation_is_what_prompt_lookup_proposes(
     number, end = max(matches, default=(0, 0))  # the longest, of equal ones the latest
     expected = [whole[end + offset % (len(whole) - end)] for offset in range(wanted if number >= least else 0)]
     assert cache_of(text, least).continuation(wanted, path)[0] == tuple(expected)
-    drafter = NgramDrafter(least, MAX_MATCH)
+    drafter = NgramDrafter(least)
     drafter.open(text or [9], 100)
     assert drafter.propose(path, wanted) == tuple(expected)
 
@@ -67,7 +67,7 @@ def test_a_continuation_is_what_prompt_lookup_proposes(
 
 
 def test_a_tree_has_the_continuations_by_their_chances() -> None:
-    drafter = NgramDrafter(1, 4)
+    drafter = NgramDrafter(1)
     root = Node(None, 2, 6, 1.0, 1.0)
     drafter.open([1, 2, 7, 3, 2, 8, 1, 2], 100, fan_out=2)
     ((first, second),) = drafter.expand(root, [root])
@@ -76,7 +76,7 @@ def test_a_tree_has_the_continuations_by_their_chances() -> None:
     assert drafter.look_up() == ((7, 3, 2, 8, 1, 2, 7, 3), CHANCES[2])
     behind = Node(root, 7, 7, 0.5, 0.5)
     assert drafter.expand(root, [behind]) == [[(3, pytest.approx(CHANCES[3]))]]
-    only_longer = NgramDrafter(2, 4)
+    only_longer = NgramDrafter(2)
     only_longer.open([1, 2, 7, 3, 2, 8, 1, 2], 100, fan_out=2)
     assert [token_id for token_id, _ in only_longer.expand(root, [root])[0]] == [7]
 
@@ -107,24 +107,25 @@ def answered(drafter: NgramDrafter, prompt: Sequence[int], answer: Sequence[int]
 @pytest.mark.parametrize(("first", "second"), [(1, 3), (3, 1)])
 def test_an_earlier_answer_is_looked_up_by_every_drafter_made_with_it(first: int, second: int) -> None:
     earlier = EarlierAnswers(100)
-    answered(NgramDrafter(1, 4, earlier), [50, 51, 52], [10, 11, 12, 13, 14], first)
-    other = NgramDrafter(1, 4, earlier)
+    answered(NgramDrafter(1, earlier), [50, 51, 52], [10, 11, 12, 13, 14], first)
+    other = NgramDrafter(1, earlier)
     assert proposed(other, [60, 52], second) == (10, 11, 12, 13, 14)  # behind the last token of the prompt
     assert proposed(other, [12], second) == (13, 14)
-    assert proposed(NgramDrafter(1, 4), [12], second) == ()
+    assert proposed(NgramDrafter(1), [12], second) == ()
     assert proposed(other, [12, 9, 12], second) == (9, 12, 9, 12, 9, 12, 9, 12)  # its own text comes first
 
 
 def test_only_what_was_committed_is_remembered() -> None:
     earlier = EarlierAnswers(100)
-    answered(NgramDrafter(1, 4, earlier), [1, 2, 3, 4, 5, 6, 1, 2], [3, 4])  # behind which 5 and 6 were drafted
-    answered(NgramDrafter(1, 4, earlier), [1, 2, 3], [])
-    assert [index.token_ids for index in earlier.indexes] == [[5, 6, 1, 2, 3, 4]]
+    prompt = [1, 2, 3, 4, 5, 6, *range(20, 30), 1, 2]
+    answered(NgramDrafter(1, earlier), prompt, [3, 4])  # behind which 5 and 6 were drafted
+    answered(NgramDrafter(1, earlier), [1, 2, 3], [])
+    assert [index.token_ids for index in earlier.indexes] == [[*prompt[-MAX_MATCH:], 3, 4]]
 
 
 def test_no_more_is_remembered_than_asked_for() -> None:
     earlier = EarlierAnswers(20)
-    drafter = NgramDrafter(1, 4, earlier)
+    drafter = NgramDrafter(1, earlier)
     for number in range(1, 40):
         answered(drafter, [1], range(100 * number, 100 * number + number), fan_out=3)
         kept = [token_id for index in earlier.indexes for token_id in index.token_ids]

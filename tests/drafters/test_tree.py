@@ -126,7 +126,7 @@ class Checked:
 
 
 def fresh_cache(token_ids: Sequence[int]) -> NgramCache:
-    ngrams = NgramCache(1, 3)
+    ngrams = NgramCache(1)
     ngrams.open(token_ids)
     return ngrams
 
@@ -158,7 +158,7 @@ def test_guesses_depend_on_the_path_and_on_what_is_committed_alone(distribution:
         rng,
         name=rng.choice(["LlamaConfig", "GPT2Config"]),
         distribution=distribution,
-        ngrams=rng.choice([None, NgramCache(1, 3)]),
+        ngrams=rng.choice([None, NgramCache(1)]),
         max_lookahead=rng.randint(2, 9),
         fan_out=rng.randint(2, 4),
         rows_per_step=rng.randint(1, ROWS),

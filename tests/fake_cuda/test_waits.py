@@ -71,7 +71,7 @@ def step_of_a_chain(gpus: FakeGpus, distribution: Distribution) -> Record:
 
 
 def step_of_a_cascade(gpus: FakeGpus, distribution: Distribution) -> Record:
-    drafter = CascadeDrafter(builders.small("cuda:0", **builders.as_draft("cuda:0")), NgramDrafter(1, 3))
+    drafter = CascadeDrafter(builders.small("cuda:0", **builders.as_draft("cuda:0")), NgramDrafter(1))
     drafter.set_distribution(distribution)
     drafter.open([*PROMPT, *PROMPT], 200)
     root = Node(None, PROMPT[-1], 2 * len(PROMPT) - 1, 1.0, 1.0)

@@ -36,7 +36,7 @@ START = (3,)
 CHAINS: dict[str, Callable[[], Drafter]] = {
     "same": lambda: AutoregressiveDrafter(target_model()),
     "stranger": lambda: AutoregressiveDrafter(TableModel(VOCAB_SIZE, seed=8, max_length=400)),
-    "ngram": lambda: NgramDrafter(1, 3),
+    "ngram": lambda: NgramDrafter(1),
 }
 TREES: dict[str, Callable[[], Drafter]] = {"same": lambda: TableTreeDrafter(places=spread(3))}
 SCHEDULES = (

@@ -22,8 +22,8 @@ PLAIN = decoding("autoregressive")
 TREES: dict[str, Callable[[], Drafter]] = {
     "spread": lambda: TableTreeDrafter(places=spread(1)),
     "stranger": lambda: TableTreeDrafter(TableModel(VOCAB_SIZE, seed=8, max_length=400)),
-    "lookup": lambda: TableTreeDrafter(places=spread(2), ngrams=NgramCache(1, 3)),
-    "ngram": lambda: NgramDrafter(1, 3, EarlierAnswers(200)),
+    "lookup": lambda: TableTreeDrafter(places=spread(2), ngrams=NgramCache(1)),
+    "ngram": lambda: NgramDrafter(1, EarlierAnswers(200)),
 }
 
 

@@ -102,8 +102,8 @@ def test_sampled_answers_are_those_of_plain_decoding(
 ) -> None:
     """Matching at a fixed width, with the trained draft and with lookup, over messages that come late."""
     drafters: dict[str, Callable[[], Drafter]] = {
-        "embedded": lambda: ModelTreeDrafter(draft, NgramCache(4, 12)),
-        "ngram": lambda: NgramDrafter(2, 4),
+        "embedded": lambda: ModelTreeDrafter(draft, NgramCache(4)),
+        "ngram": lambda: NgramDrafter(2),
     }
     filters = {"top_k": 40, "top_p": 0.95} if temperature in (0.7, 1.5) else {}
     params = SamplingParams(temperature=temperature, seed=17, max_new_tokens=20, **filters)

@@ -32,7 +32,7 @@ MODEL = TableModel(6, seed=3, max_length=CAPACITY)
 INNER: dict[str, Callable[[], Drafter]] = {
     "same": lambda: AutoregressiveDrafter(MODEL),
     "stranger": lambda: AutoregressiveDrafter(TableModel(6, seed=5, max_length=CAPACITY)),
-    "ngram": lambda: NgramDrafter(1, 3),
+    "ngram": lambda: NgramDrafter(1),
 }
 SAMPLED = Distribution(temperature=0.9, seed=4)
 TOKENS = st.lists(st.integers(0, 5), min_size=1, max_size=6)

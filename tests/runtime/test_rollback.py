@@ -24,7 +24,7 @@ OPENINGS = {
 }
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "chain": lambda: AutoregressiveDrafter(target_model()),
-    "tree": lambda: TableTreeDrafter(places=spread(5), ngrams=NgramCache(1, 3)),
+    "tree": lambda: TableTreeDrafter(places=spread(5), ngrams=NgramCache(1)),
 }
 Result = TypeVar("Result")
 

@@ -32,11 +32,11 @@ FILTERS: list[dict[str, Any]] = [
 ]
 STRANGER = TableModel(VOCAB_SIZE, seed=8, max_length=400)
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
-    "cascade": lambda: CascadeDrafter(target_model(), AutoregressiveDrafter(STRANGER, NgramCache(2, 4))),
+    "cascade": lambda: CascadeDrafter(target_model(), AutoregressiveDrafter(STRANGER, NgramCache(2))),
     "same": lambda: AutoregressiveDrafter(target_model()),
     "stranger": lambda: AutoregressiveDrafter(STRANGER),
-    "ngram": lambda: NgramDrafter(1, 3),
-    "lookup first": lambda: AutoregressiveDrafter(target_model(), NgramCache(2, 4)),
+    "ngram": lambda: NgramDrafter(1),
+    "lookup first": lambda: AutoregressiveDrafter(target_model(), NgramCache(2)),
 }
 
 
