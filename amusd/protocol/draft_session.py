@@ -33,6 +33,7 @@ from amusd.protocol.prefix_hash import CommittedPrefix
 MIN_PROBABILITY = 0.005
 """Below this a prepared token is not worth its cost."""
 MAX_NODES = 256
+"""Most nodes of a tree that is no chain."""
 
 Guesses = Sequence[tuple[int, float]]
 
