@@ -1,8 +1,8 @@
-"""Passes that are not captured, on a CPU: padded and cut by `numerics.py`, with `cpu_attention`.
+"""Passes on a CPU, which are not captured: padded and cut by `numerics.py`, with `cpu_attention`.
 
-Linear layers, norms and activations take the rows of all sequences in one call; attention takes each sequence alone, at
-a fixed width in the shapes that it has alone. `row_counts.py` finds how many rows the rest may have without a change of
-bits.
+Linear layers, norms and activations take the rows of all sequences in one call. `row_counts.py` finds how many rows may
+share a call without a change of bits. Attention takes each sequence alone; at a fixed width its shapes are those of a
+pass of that sequence alone.
 """
 
 from __future__ import annotations

@@ -35,9 +35,10 @@ def noisy_argmax(logits: Tensor, codes: Tensor, keys: Tensor, scale: Tensor) -> 
 
 
 def choose(logits: Row, codes: Bits, key: int, scale: float, left: Columns | None = None) -> int:
-    """One row on a CPU whose largest logit is finite, among the columns `left`; None: all.
+    """The column of one row with the largest score, on a CPU; the largest logit must be finite.
 
-    The likeliest get noise first. Another column wins only with so much more noise that few counters are small enough.
+    `left`: the columns to choose from; None: all. The likeliest get noise first: any other needs so much more noise to
+    win that few counters are small enough.
     """
     if scale == 0:
         return int(logits.argmax())

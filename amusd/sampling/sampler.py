@@ -1,9 +1,8 @@
 """Samples one token per row of logits on their device, for draft and target.
 
-A `RowSampler` ends a pass, captured with it on a GPU: it reads words of each row and gives its column. A
-`SequenceSampler` writes the words for one request.
-
-Each word has a neutral value, so rows of several requests share a pass.
+A `RowSampler` is the end of a pass, captured with it on a GPU. It chooses the column of a row by the row's *words*,
+numbers of 64 bits. A `SequenceSampler` writes the words for one request. Each word has a neutral value, so rows of
+requests with different settings share a pass.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from amusd.sampling.processors import Columns, Row, best_columns, filtered, floa
 from amusd.types import TopLogprobs
 
 Words = npt.NDArray[np.int64]
-"""[rows, words]: a sampler's inputs. The places of a row's words follow; numbers are stored as float64 bits."""
+"""[rows, words]: a sampler's inputs. The places of the words in a row follow; *numbers* are float64 bits."""
 KEY = 0
 """Key of the noise, unsigned."""
 TEMPERATURE = 1
@@ -93,7 +92,7 @@ class SamplingState:
         self.bias = torch.zeros(1 + num_sequences, vocab_size, device=self.device)
         """[1 + sequences, columns]: added to logits; row 0 is zero."""
         self.counts = torch.zeros(2, 1 + num_sequences, 1 + vocab_size, device=self.device)
-        """[2, 1 + sequences, 1 + columns]: how often prompts and answers hold each; first those without a column."""
+        """[2, 1 + sequences, 1 + columns]: tokens in prompts and in answers; place 0 counts those without a column."""
         self._max_path = max(max_path, _MIN_PATH)
 
     @classmethod
@@ -284,7 +283,7 @@ class SequenceSampler:
 
     @property
     def can_replay(self) -> bool:
-        """Whether a device can choose several tokens in a row: the host counts the context and makes drawn rows."""
+        """Whether a device can choose several tokens in a row: not if the host counts them, or makes their rows."""
         return self.domain is Domain.MATCHING and not self.needs_context
 
     def see(self, token_ids: Sequence[int]) -> None:
