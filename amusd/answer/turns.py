@@ -53,7 +53,7 @@ class Turns:
             raise StateError(f"the engine belongs to process {self._pid}, not to a fork of it: launch another one here")
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def alone(self) -> Iterator[None]:
         """Use the worker exclusively. Raises `StateError` as `check`, or in a signal handler amid a pass."""
         self.check()
         with self._lock:
@@ -77,7 +77,7 @@ class Turns:
     def advance(self, answer: Answer) -> None:
         """Queue an answer, and compute a step of all at work unless another thread has just brought it on."""
         self.enqueue(answer)
-        with self._alone():
+        with self.alone():
             if not answer.has_news:
                 self._step()
 
@@ -86,7 +86,7 @@ class Turns:
 
         Use this to read many answers without waiting for one. Without any, a lost draft is noticed and replaced.
         """
-        with self._alone():
+        with self.alone():
             self._step()
             if not self._at_work:
                 self._worker.client.take(0.0)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from amusd.answer import Generation
-from amusd.commands.contestants import Contestant, contestants_of, ms_per_token, quartiles, with_the_best
+from amusd.commands.contestants import Contestant, contestants_of, first_gap, ms_per_token, quartiles, with_the_best
 from amusd.commands.generate import Done, encoded, in_flight, scripts_of
 from amusd.commands.tables import advice, rows_table
 from amusd.config import RunConfig, SamplingParams
@@ -55,6 +55,7 @@ def compare(
                 keep_answers()
     except BaseException:
         if comparison.plain.answers:
+            comparison.computes_gaps = False  # a signal leaves little time
             write_json(run_directory / RESULT_FILE, {"complete": False, "rows": comparison.rows()})
         raise
     finally:
@@ -85,6 +86,8 @@ class Comparison:
     prompts: list[WorkloadPrompt] = field(default_factory=list)
     encoded: list[tuple[int, ...]] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
+    computes_gaps: bool = True
+    """Whether rows tell by how much the target prefers its own token where answers part."""
 
     def __post_init__(self) -> None:
         self._script = scripts_of(self.engine)
@@ -225,7 +228,13 @@ class Comparison:
             "identical_to_autoregressive": self._identity(contestant) if self.repeatable else None,
         }
 
-    def _identity(self, contestant: Contestant) -> dict[str, int]:
-        pairs = zip(itertools.cycle(self.plain.answers), contestant.answers, strict=False)
-        num_identical = sum(plain.token_ids == answer.token_ids for plain, answer in pairs)
-        return {"num_prompts": len(contestant.answers), "num_identical": num_identical}
+    def _identity(self, contestant: Contestant) -> dict[str, Any]:
+        gaps = [
+            first_gap(self.engine, prompt, plain.token_ids, answer.token_ids) if self.computes_gaps else None
+            for prompt, plain, answer in zip(
+                itertools.cycle(self.encoded), itertools.cycle(self.plain.answers), contestant.answers, strict=False
+            )
+            if plain.token_ids != answer.token_ids
+        ]
+        number = len(contestant.answers)
+        return {"num_prompts": number, "num_identical": number - len(gaps), "first_difference_gaps": gaps}

@@ -10,6 +10,8 @@ from typing import Any
 from amusd.answer import Generation
 from amusd.commands.tables import row_name, settings_of
 from amusd.config import DecodingConfig, RunConfig
+from amusd.engine import Engine
+from amusd.models.passes import Rows
 from amusd.runtime.devices import devices_of
 
 
@@ -98,3 +100,16 @@ def quartiles(values: Sequence[float]) -> list[float] | None:
 def ms_per_token(answer: Generation) -> float:
     """The time of an answer, its prompt included."""
     return answer.metrics.total_ns / 1e6 / answer.metrics.num_tokens
+
+
+def first_gap(engine: Engine, prompt: Sequence[int], expected: Sequence[int], found: Sequence[int]) -> float:
+    """Logit of the expected token less that of the found one, where two answers part; infinite if one only ends."""
+    place = next((place for place, pair in enumerate(zip(expected, found, strict=False)) if pair[0] != pair[1]), None)
+    if place is None:
+        return float("inf")
+    prefix, model = (*prompt, *expected[:place]), engine.worker.model
+    with engine.turns.alone():
+        [cache] = model.new_caches(1, len(prefix))
+        model.prefill(prefix[:-1], cache)
+        logits = model.run([Rows(prefix[-1:], cache)])[0].logits[0]
+    return float(logits[expected[place]]) - float(logits[found[place]])

@@ -91,6 +91,7 @@ def schedules_of(config: RunConfig, *, can_branch: bool) -> list[DecodingConfig]
 
 
 def _row(decoding: DecodingConfig, outcome: Outcome, plain: Outcome, best_synchronous: Outcome) -> dict[str, Any]:
+    metrics = outcome.metrics.as_dict()
     ratios = [ours.total_ns / theirs.total_ns for ours, theirs in zip(plain.answers, outcome.answers, strict=True)]
     return {
         **settings_of(decoding),
@@ -100,7 +101,8 @@ def _row(decoding: DecodingConfig, outcome: Outcome, plain: Outcome, best_synchr
         "speedup_vs_best_synchronous": None
         if decoding.mode == "autoregressive"
         else outcome.tokens_per_second / best_synchronous.tokens_per_second,
-        **outcome.metrics.as_dict(),
+        "tokens_per_verification": metrics["mean_acceptance_length"],
+        **metrics,
         "draft_idle_fraction": outcome.draft_idle_fraction,
         "tokens_per_second": outcome.tokens_per_second,
         "mean_latency_s": statistics.fmean(answer.total_ns for answer in outcome.answers) / 1e9,

@@ -91,7 +91,8 @@ def test_an_interrupted_comparison_keeps_its_rows_without_computing_anything(
     with pair(NGRAM) as (engine, _), pytest.raises(KeyboardInterrupt):
         compare(run_config(), engine, Interrupting(json_only=True), PROMPTS, tmp_path)
     rows = json.loads((tmp_path / RESULT_FILE).read_text())["rows"]
-    assert rows[1]["identical_to_autoregressive"] == {"num_prompts": 1, "num_identical": 0}
+    different = {"num_prompts": 1, "num_identical": 0, "first_difference_gaps": [None]}
+    assert rows[1]["identical_to_autoregressive"] == different
 
 
 def test_what_was_answered_is_on_disk_before_the_next_prompt_is_asked(tmp_path: Path) -> None:
