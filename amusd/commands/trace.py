@@ -16,7 +16,7 @@ from amusd.tracing.timeline import Timeline, read_timeline
 
 TRACE_FILE = "trace.json"
 
-_LOCKSTEP = {"AutoregressivePolicy": "autoregressive", "SynchronousPolicy": "synchronous"}
+_LOCKSTEP = ("autoregressive", "synchronous")
 
 
 def trace(run_directory: Path, sequence_id: int | None = None) -> int:
@@ -36,7 +36,7 @@ def trace(run_directory: Path, sequence_id: int | None = None) -> int:
     write_whole(run_directory / TRACE_FILE, json.dumps(chrome_trace(part, about)) + "\n")
     console.text(f"sequence {sequence.sequence_id}: {schedule}\n{summary(part, sequence)}")
     console.text(f"{run_directory / TRACE_FILE}: open it in https://ui.perfetto.dev or chrome://tracing")
-    beside = [one for one in sequences if one.policy == "SynchronousPolicy" and sequence.policy not in _LOCKSTEP]
+    beside = [one for one in sequences if one.policy == "synchronous" and sequence.policy not in _LOCKSTEP]
     shown = [(schedule_name(one), parts[one.sequence_id]) for one in (*beside[-1:], sequence)]
     plots.write(lambda: plots.draw_timeline(shown), run_directory, "timeline", console.text)
     return 0
@@ -44,9 +44,8 @@ def trace(run_directory: Path, sequence_id: int | None = None) -> int:
 
 def schedule_name(sequence: WholeSequence) -> str:
     """Mode, policy and drafter of an answer, for people."""
-    policy = str(sequence.policy)
-    name = _LOCKSTEP.get(policy) or f"asynchronous ({policy.removesuffix('Policy').lower()})"
-    if policy == "SynchronousPolicy":
+    name = sequence.policy if sequence.policy in _LOCKSTEP else f"asynchronous ({sequence.policy})"
+    if sequence.policy == "synchronous":
         name += f", blocks of {sequence.max_lookahead}"
     return name if sequence.drafter is None else f"{name}, drafter {sequence.drafter}"
 

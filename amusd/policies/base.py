@@ -106,6 +106,11 @@ class Policy(ABC):
     breadth: int = 1
     """Most candidates of one position in a pass; 1: one path."""
 
+    @property
+    def name(self) -> str:
+        """Its name in events."""
+        return type(self).__name__.removesuffix("Policy").lower()
+
     @abstractmethod
     def decide(self, view: TargetView) -> Decision:
         """Decide what the target does next."""

@@ -78,6 +78,11 @@ class ContinuousPolicy(Policy):
     max_wait_passes: float
     always_waits: bool = False
 
+    @property
+    def name(self) -> str:
+        """The name of its setting `policy`."""
+        return "branching" if self.always_waits else "chain"
+
     def decide(self, view: TargetView) -> Decision:
         """Verify now, or wait for the rest of `min_candidates`."""
         seconds_left = self.max_wait_passes * view.pass_seconds - view.waited_seconds

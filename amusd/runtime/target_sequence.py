@@ -216,7 +216,7 @@ class TargetSequence:
         """Fields of its event `sequence`."""
         request = self.request
         return {
-            "policy": type(request.policy).__name__,
+            "policy": request.policy.name,
             "max_lookahead": request.policy.max_lookahead,
             "drafter": request.drafter,
             "num_prompt_tokens": len(request.prompt),

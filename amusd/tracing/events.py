@@ -48,7 +48,7 @@ class WholeSequence(Event, frozen=True, kw_only=True):
 
     drafter: str | None
     policy: str | None = None
-    """The policy's class. This and the fields below: the target only."""
+    """The policy's name. This and the fields below: the target only."""
     max_lookahead: int | None = None
     num_prompt_tokens: int | None = None
     finish_reason: str | None = None
