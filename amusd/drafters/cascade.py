@@ -75,7 +75,7 @@ class CascadeDrafter(AutoregressiveDrafter):
         together = zip(drafters, paths, proposed, batch, drafters[0].model.run(batch), strict=True)
         chosen = [drafter.judge(path, tokens, rows, output) for drafter, path, tokens, rows, output in together]
         for each, path, tokens in zip(inner, paths, chosen, strict=True):
-            each.propose([*path, *tokens], 0)  # tells it the text: on another device it drafts on meanwhile
+            each.foresee([*path, *tokens])
         return [chain_of(tokens) for tokens in chosen]
 
     def inner_part(self, part: Expansion) -> Expansion:

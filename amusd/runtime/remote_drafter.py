@@ -127,13 +127,26 @@ class RemoteDrafter(Drafter):
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
         """Start from `token_ids`."""
         super().open(token_ids, capacity, fan_out)
-        self._begin(tuple(token_ids))
+        self.foresee(())
+
+    def foresee(self, path: Sequence[int]) -> None:
+        """Tell the draft of `path`; where it was told otherwise, in a new sequence."""
+        text = (*self.committed, *path)
+        known = () if self._session is None else self._session.committed
+        if self._session is not None and text[: len(known)] == known:
+            if new := text[len(known) :]:
+                self._draft.commit(self._session, new)
+                self._draft.tell(self._session)
+            return
+        self.close()
+        if self._draft.connection.link is not None and len(text) < self.capacity:
+            self._session = self._draft.open(text, self.capacity, self.distribution, self._last_id)
+            self._last_id = self._session.sequence_id
 
     def propose(self, path: Sequence[int], room: int) -> Sequence[int]:
-        """Up to `room` tokens that have arrived. The draft is told the text in any case."""
-        text = (*self.committed, *path)
-        self._tell(text)
-        if self._session is None or room < 1:
+        """Up to `room` tokens that have arrived behind `path`, of which the draft is told."""
+        self.foresee(path)
+        if self._session is None:
             return ()
         self._draft.drain()
         return self._session.candidates[:room]
@@ -143,17 +156,3 @@ class RemoteDrafter(Drafter):
         if self._session is not None:
             self._draft.close(self._session)
             self._session = None
-
-    def _begin(self, text: tuple[int, ...]) -> None:
-        self.close()
-        if self._draft.connection.link is not None and len(text) < self.capacity:
-            self._session = self._draft.open(text, self.capacity, self.distribution, self._last_id)
-            self._last_id = self._session.sequence_id
-
-    def _tell(self, text: tuple[int, ...]) -> None:
-        known = () if self._session is None else self._session.committed
-        if self._session is None or text[: len(known)] != known:
-            self._begin(text)
-        elif new := text[len(known) :]:
-            self._draft.commit(self._session, new)
-            self._draft.tell(self._session)
