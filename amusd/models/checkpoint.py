@@ -33,7 +33,7 @@ def open_checkpoint(path: str | Path, others: Sequence[str] = ()) -> dict[str, T
     is_local = folder == Path(path).expanduser()
     for names in (_weight_files(path, folder), *([name] for name in others)):
         if not is_local and not all((folder / name).exists() for name in names):
-            folder = _download(str(path), names)
+            folder = _download(str(path), *names)
         if len(names) > 1 or (folder / names[0]).exists():
             files = [_read(path, folder / name) for name in names]
             return {name: tensor for tensors in files for name, tensor in tensors.items()}
@@ -89,24 +89,20 @@ def find_checkpoint(path: str | Path) -> Path:
         if folder.is_file():
             raise ConfigError(f"model {path}: a file, no folder; {_NEEDED}")
         if not folder.is_dir():
-            folder = _from_hub(str(path))
+            folder = _download(str(path), *_TEXTS)
         if not (folder / CONFIG).is_file():
             raise ConfigError(f"model {path}: no {CONFIG} in it; {_NEEDED}")
     return folder
 
 
 @functools.cache
-def _from_hub(name: str) -> Path:
-    return _download(name, _TEXTS)
-
-
-def _download(name: str, patterns: Sequence[str]) -> Path:
+def _download(name: str, *patterns: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     with one_line_errors(name):
         try:
-            return Path(snapshot_download(name, allow_patterns=list(patterns), ignore_patterns=["*/*"]))
+            return Path(snapshot_download(name, allow_patterns=[*patterns], ignore_patterns=["*/*"]))
         except HFValidationError:
             raise ConfigError(f"model {name}: no such folder") from None
         except (HfHubHTTPError, LocalEntryNotFoundError) as error:

@@ -161,14 +161,12 @@ class GenerationMetrics(TargetCounts):
             "acceptance_rate": _ratio(self.num_accepted, self.num_verified),
             "mean_acceptance_length": _ratio(self.num_tokens, self.num_passes),
             "acceptance_by_position": [count / self.num_drafts for count in self.accepted_by_position],
-            "num_rollbacks": draft.num_rollbacks if draft else None,
-            "num_drafted": draft.num_drafted if draft else None,
-            "wasted_draft_fraction": _ratio(draft.num_drafted - self.num_accepted, draft.num_drafted)
-            if draft
-            else None,
+            "num_rollbacks": draft and draft.num_rollbacks,
+            "num_drafted": draft and draft.num_drafted,
+            "wasted_draft_fraction": draft and _ratio(draft.num_drafted - self.num_accepted, draft.num_drafted),
             "target_idle_fraction": _ratio(self.total_ns - self.pass_ns - self.prefill_ns, self.total_ns),
             "target_wait_fraction": _ratio(self.wait_ns, self.total_ns),
-            "draft_idle_fraction": _ratio(draft.open_ns - draft.busy_ns, draft.open_ns) if draft else None,
+            "draft_idle_fraction": draft and _ratio(draft.open_ns - draft.busy_ns, draft.open_ns),
             "num_stale_candidates": self.num_stale_candidates,
             "num_refused": self.num_refused,
             "num_draft_restarts": self.num_draft_restarts,
