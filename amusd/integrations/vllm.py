@@ -39,7 +39,6 @@ from amusd.protocol.target_session import TargetSession
 from amusd.runtime.connection import Connection
 from amusd.runtime.devices import check_devices
 from amusd.runtime.draft_process import DraftProcess
-from amusd.runtime.patience import Silence
 from amusd.runtime.remote_drafter import RemoteDraft
 from amusd.runtime.startup import start_draft
 from amusd.settings import Amount, Count, CountFromZero, PositiveAmount, Settings, Share, from_mapping, shown
@@ -162,7 +161,7 @@ class Batch:
             self._follow(texts)
             self._await_candidates(num_new)
             self._judge()
-        rows = self._rows or [None] * len(texts)
+        rows = self._rows if self.connection.link is not None else [None] * len(texts)
         found = [self._candidates(row) if new else [] for row, new in zip(rows, num_new, strict=True)]
         self.counts.rows += sum(map(bool, num_new))
         self.counts.rows_without += sum(not each for each, new in zip(found, num_new, strict=True) if new)
@@ -236,11 +235,10 @@ class Batch:
     def _hear(self, timeout: float) -> None:
         """Take in what has arrived; wait for it for `timeout` seconds at most."""
         if self.draft.drain(timeout):
-            self.connection.silence, self._num_unread = Silence(), 0
+            self._num_unread = 0
 
     def _await_candidates(self, num_new: Sequence[int]) -> None:
-        """Take in what has arrived; wait for `min_candidates` of each row for `wait_ms` at most."""
-        self._hear(0.0)
+        """Wait for `min_candidates` of each row for `wait_ms` at most."""
         wanting = [row.session for row, new in zip(self._rows, num_new, strict=True) if row is not None and new]
         start, number = self.now(), min(self.settings.min_candidates, self.num_candidates)
         end = start + self.settings.wait_ms / 1e3

@@ -1,4 +1,4 @@
-"""A causal language model on one device. It knows no candidates and no messages, and only passes samplers on.
+"""A causal language model on one device. It knows no candidates and no messages, and passes samplers through.
 
 The steps of a forward pass, in order:
 

@@ -311,7 +311,7 @@ class DraftSession:
         node.unmade = unmade
 
     def _push(self, node: Node) -> None:
-        """Queue a guess, unless nothing but another root can make it worth computing."""
+        """Queue a guess if it is likely enough, and within the limit."""
         if node.position + 1 < self._limit and node.probability >= MIN_PROBABILITY:
             heapq.heappush(self._guesses, (-node.probability, next(self._order), node))
 

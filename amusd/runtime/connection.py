@@ -1,6 +1,6 @@
 """A target's connection to its draft: the link while there is a draft, its loss, and the draft that replaces it.
 
-Whatever goes wrong with a draft ends here, as a reason in one line: the target goes on.
+A draft that fails is lost for a reason in one line. No call raises: the target goes on.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from amusd.errors import first_line
 from amusd.protocol.messages import Failed, Message, Shutdown
 from amusd.runtime.draft_restart import DraftRestart
 from amusd.runtime.handshake import told_by
-from amusd.runtime.patience import Silence
+from amusd.runtime.patience import MAX_NONSENSE, Silence
 from amusd.transport.base import Transport
 from amusd.types import DraftPresence
 
@@ -31,8 +31,8 @@ class Connection:
     """Number of the newest draft; 0: there was none."""
     draft_restart: DraftRestart | None = None
     """Source of the next draft; None: a lost one is not replaced."""
-    on_lost: Callable[[str], object] = lambda reason: None  # noqa: ARG005 - named for its readers
-    """Called with the reason when a draft is lost."""
+    on_lost: Callable[[str], object] = lambda _reason: None
+    """Called when a draft is lost."""
     silence: Silence = field(default_factory=Silence)
     losses: list[str] = field(default_factory=list)
     """Why drafts were lost, in one line each."""
@@ -44,7 +44,7 @@ class Connection:
         """Why no draft is used any more; None while there is or may be one."""
         if self.draft_restart is not None:
             return self.draft_restart.failure
-        return self.losses[-1] if self.losses and self.link is None else None
+        return self.losses[-1] if len(self.losses) > self.num_restarts else None
 
     @property
     def presence(self) -> DraftPresence:
@@ -56,7 +56,7 @@ class Connection:
         return "silent" if self.silence.is_too_long else "present"
 
     def find_next(self) -> bool:
-        """Use a draft that replaces a lost one from now on; whether one has come. Does not wait."""
+        """Switch to a replacement draft if one is ready; return whether it is. Does not wait."""
         if self.draft_restart is None or self.link is not None:
             return False
         found = self.draft_restart.poll()
@@ -64,6 +64,7 @@ class Connection:
             return False
         self.link, self.incarnation = found
         self.num_restarts += 1
+        self.silence.end()
         return True
 
     def accepted(self) -> None:
@@ -72,7 +73,7 @@ class Connection:
             self.draft_restart.accepted()
 
     def send(self, message: Message) -> bool:
-        """Send to the draft; False without one, and where it is lost by that."""
+        """Send to the draft. Return False if there is none, or if sending loses it."""
         if self.link is None:
             return False
         try:
@@ -83,7 +84,7 @@ class Connection:
         return True
 
     def receive(self, timeout: float) -> Message | None:
-        """The next message but a `Failed`, which loses the draft; None when none came within `timeout` seconds."""
+        """Return the next message, or None after `timeout` seconds. `Failed` loses the draft."""
         if self.link is None:
             return None
         try:
@@ -96,10 +97,16 @@ class Connection:
             return None
         return message
 
+    def count_nonsense(self) -> None:
+        """Count a message that the protocol forbids; the draft is lost after `MAX_NONSENSE` in a row."""
+        self.silence.num_nonsense += 1
+        if self.silence.num_nonsense >= MAX_NONSENSE:
+            self.lose(f"it sent {MAX_NONSENSE} messages in a row that the protocol forbids")
+
     def lose(self, reason: str) -> None:
         """Go on without the draft, and look for the next one if that can be. The reason's first line counts."""
         reason = (reason.strip().splitlines() or ["it gave no reason"])[0]
-        self.silence = Silence()
+        self.silence.end()
         self.losses.append(reason)
         if self.link is not None:
             self.link.drop()

@@ -1,4 +1,4 @@
-"""The target's client of its draft: whether one is there, what it is told, and what it says.
+"""The target's client of its draft: what the draft is told, and what it says.
 
 A draft that is slow, wrong or gone costs time, never a token. A silent one is waited for `max_silence_seconds` in all,
 and told again at growing intervals, so that its link does not fill (`patience.py`). A lost one is replaced
@@ -15,16 +15,9 @@ import torch
 from torch import Tensor
 
 from amusd.errors import PeerProtocolError
-from amusd.protocol.messages import (
-    MAX_FEATURE_BYTES,
-    Candidate,
-    Close,
-    Features,
-    Message,
-    Progress,
-)
+from amusd.protocol.messages import MAX_FEATURE_BYTES, Candidate, Close, Features, Message, Progress
 from amusd.runtime.connection import Connection
-from amusd.runtime.patience import MAX_NONSENSE, Silence, Told
+from amusd.runtime.patience import Told
 from amusd.runtime.target_sequence import TargetSequence
 from amusd.tracing.messages import record_message
 from amusd.tracing.recorder import Recorder
@@ -94,8 +87,9 @@ class DraftClient:
         if not self.connection.find_next():
             return False
         for sequence in sorted(self._sequences.values(), key=lambda each: -each.session.remaining):
-            sequence.metrics.num_draft_restarts += 1
-            self.recorder.instant("draft_back", sequence.sequence_id, incarnation=self.connection.incarnation)
+            if sequence.metrics.num_draft_losses > sequence.metrics.num_draft_restarts:
+                sequence.metrics.num_draft_restarts += 1
+                self.recorder.instant("draft_back", sequence.sequence_id, incarnation=self.connection.incarnation)
             self._attach(sequence)
             if sequence.is_prefilled:
                 sequence.observer.draft_joined()
@@ -215,7 +209,7 @@ class DraftClient:
         if isinstance(message, Progress):
             self._receive_counts(message)
         else:
-            self._count_nonsense()
+            self.connection.count_nonsense()
 
     def _receive_candidate(self, message: Candidate) -> None:
         sequence, reception, num_ready = self._sequences.get(message.sequence_id), "stale", 0
@@ -229,38 +223,29 @@ class DraftClient:
             num_ready = sequence.session.num_candidates
         self._record_candidate(message, reception, num_ready)
         if reception == "refused":
-            self._count_nonsense()
+            self.connection.count_nonsense()
         else:
-            self.connection.silence = Silence()
+            self.connection.silence.end()
 
     def _record_candidate(self, message: Candidate, reception: str, num_ready: int) -> None:
         record_message(self.recorder, "receive", message, reception=reception, num_ready=num_ready)
 
-    def _count_nonsense(self) -> None:
-        self.connection.silence.num_nonsense += 1
-        if self.connection.silence.num_nonsense >= MAX_NONSENSE:
-            self.connection.lose(f"it sent {MAX_NONSENSE} messages in a row that the protocol forbids")
-
     def _receive_counts(self, message: Progress) -> None:
         """Take in the counts of a closed sequence, or of an open one at long work; a refusal has none."""
         sequence = self._sequences.get(message.sequence_id) if message.open_ns else None
-        now_ns = self.recorder.now_ns()
-        silence = Silence() if sequence is None else self.connection.silence.signed(now_ns)
+        if sequence is None:
+            self.connection.silence.end()
+        elif self.connection.silence.signed(self.recorder.now_ns()):  # the draft works, so nobody has waited in vain
+            for each in self._sequences.values():
+                if each.told is not None:
+                    each.told.waited_ns = 0
         for closed in [each for each in self._closed if each.sequence_id == message.sequence_id]:
             assert closed.told is not None
             closed.told.is_answered |= message.open_ns > 0
             self.forget(closed)
             sequence = closed
-        if sequence is not None:
+        if sequence is not None and message.open_ns:
             sequence.metrics.reported(message)
-        if silence is None:
-            self.connection.silence.asked(now_ns)
-            return
-        self.connection.silence = silence
-        if sequence is not None:  # the draft works, so nobody has waited in vain
-            for each in self._sequences.values():
-                if each.told is not None:
-                    each.told.waited_ns = 0
 
     def _judge_silence(self) -> None:
         if not self._sequences:

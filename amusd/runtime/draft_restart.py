@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from amusd.child import Ended
-from amusd.errors import ConfigError, PeerLostError, first_line
+from amusd.errors import ConfigError, PeerLostError, PeerProtocolError, first_line
 from amusd.protocol.messages import Hello
 from amusd.runtime.handshake import receive_hello
 from amusd.transport.base import Transport
@@ -124,7 +124,6 @@ class DraftRestart:
 
     def lost(self, reason: str) -> None:
         """Stop using the present draft, which is killed after `FAREWELL_SECONDS`."""
-        self._dismiss_at = time.monotonic() + FAREWELL_SECONDS
         self._fail(reason)
 
     def accepted(self) -> None:
@@ -166,12 +165,15 @@ class DraftRestart:
             if end is not None:
                 raise PeerLostError(in_words(end))
             return None
+        if peer.incarnation != self._told:
+            raise PeerProtocolError(f"a Hello of incarnation {peer.incarnation} instead of {self._told}")
         self.on_met()
         link, self._link = self._link, None
-        return link, peer.incarnation
+        return link, self._told
 
     def _fail(self, reason: str) -> None:
         self._drop()
+        self._dismiss_at = time.monotonic() + FAREWELL_SECONDS
         if self.failure is not None:
             return
         self._num_fruitless += 1

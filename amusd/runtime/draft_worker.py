@@ -179,6 +179,7 @@ class DraftWorker:
     def _close(self, message: Close, sequence: DraftSequence | None) -> None:
         self._end_others(message)
         if sequence is None:
+            self._refuse(message.sequence_id)
             return
         progress = sequence.progress()
         self._forget(sequence)

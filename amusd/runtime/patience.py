@@ -59,10 +59,19 @@ class Silence:
     first_sign_ns: int | None = None
     """Time of the first sign of work since its last candidate."""
 
-    def signed(self, now_ns: int) -> Silence | None:
-        """The state after a sign of work, in which nothing is owed; None after `MAX_SIGN_SECONDS` of signs alone."""
+    def end(self, first_sign_ns: int | None = None) -> None:
+        """Nothing is owed any more."""
+        self.is_too_long, self.asked_ns, self.waited_ns, self.num_nonsense = False, None, 0, 0
+        self.first_sign_ns = first_sign_ns
+
+    def signed(self, now_ns: int) -> bool:
+        """Take in a sign of work, which ends the silence; False after `MAX_SIGN_SECONDS` of signs alone."""
         first_ns = now_ns if self.first_sign_ns is None else self.first_sign_ns
-        return Silence(first_sign_ns=first_ns) if now_ns - first_ns <= MAX_SIGN_SECONDS * 1e9 else None
+        if now_ns - first_ns > MAX_SIGN_SECONDS * 1e9:
+            self.asked(now_ns)
+            return False
+        self.end(first_ns)
+        return True
 
     def asked(self, now_ns: int) -> None:
         """It owes an answer from now on, if it has owed none."""

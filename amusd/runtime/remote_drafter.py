@@ -11,7 +11,6 @@ middle never waits: without candidates it drafts alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from amusd.config import GREEDY, Distribution
@@ -29,7 +28,7 @@ MAX_DRAINED = 4 * LOOKAHEAD
 
 @dataclass
 class RemoteDraft:
-    """The draft of a target that is no `TargetWorker`, for all its sequences."""
+    """The draft of a cascade's middle or of vLLM, for all sequences."""
 
     connection: Connection
     drafter: str
@@ -72,7 +71,7 @@ class RemoteDraft:
         return session
 
     def commit(self, session: TargetSession, token_ids: Sequence[int]) -> None:
-        """Make tokens final, of which the draft hears by `tell`."""
+        """Commit tokens locally; `tell` sends them."""
         for token_id in token_ids:
             session.begin(0)
             session.commit((token_id,), 0)
@@ -108,12 +107,17 @@ class RemoteDraft:
 
     def _handle(self, message: Message) -> None:
         session = self._sessions.get(getattr(message, "sequence_id", -1))
-        if session is not None and isinstance(message, Progress) and not message.open_ns:
-            session.detach()  # it has refused the sequence
-        if session is None or not isinstance(message, Candidate):
-            return
-        with suppress(PeerProtocolError):  # a bug, or a hostile peer
-            session.receive(message)  # what they were drawn from does not matter
+        try:
+            if isinstance(message, Candidate) and session is not None:
+                session.receive(message)
+            elif isinstance(message, Progress) and session is not None and not message.open_ns:
+                session.detach()  # it has refused the sequence
+            elif not isinstance(message, (Candidate, Progress)):
+                raise PeerProtocolError(f"a draft sends no {type(message).__name__}")
+        except PeerProtocolError:
+            self.connection.count_nonsense()
+        else:
+            self.connection.silence.end()
 
 
 class RemoteDrafter(Drafter):
@@ -130,7 +134,7 @@ class RemoteDrafter(Drafter):
         self.foresee(())
 
     def foresee(self, path: Sequence[int]) -> None:
-        """Tell the draft of `path`; where it was told otherwise, in a new sequence."""
+        """Tell the draft of `path`. If it was told another text, open a new sequence."""
         text = (*self.committed, *path)
         known = () if self._session is None else self._session.committed
         if self._session is not None and text[: len(known)] == known:

@@ -176,7 +176,7 @@ class TargetSequence:
         if not may_hear:
             view = replace(view, may_get_more=False, drafting_pays=True)
         decision = self.request.policy.decide(view)
-        if not may_hear and isinstance(decision, Wait):  # a policy may not have asked whether anything can come
+        if isinstance(decision, Wait) and not (may_hear and decision.seconds > 0):  # by a policy of the user's own
             decision = Verify(view.num_candidates)
         self.decision = decision if isinstance(decision, Verify) else Verify(view.num_candidates)
         return decision

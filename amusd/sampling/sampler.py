@@ -283,7 +283,7 @@ class SequenceSampler:
 
     @property
     def can_replay(self) -> bool:
-        """Whether a device can choose several tokens in a row: not if the host counts them, or makes their rows."""
+        """Whether a device may choose several tokens in a row: not with penalties or drawn rows."""
         return self.domain is Domain.MATCHING and not self.needs_context
 
     def see(self, token_ids: Sequence[int]) -> None:

@@ -25,10 +25,11 @@ from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.errors import ConfigError
 from amusd.integrations import vllm
 from amusd.integrations.vllm import QUIET_SECONDS, AsyncProposer, Batch, ProposerConfig
+from amusd.protocol.messages import Candidate
 from amusd.runtime.connection import Connection
 from amusd.runtime.cores import allowed_cores
 from amusd.runtime.draft_worker import DraftWorker
-from amusd.runtime.patience import SILENCES
+from amusd.runtime.patience import MAX_NONSENSE, SILENCES
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport
 from tests.warm import Popen
@@ -37,6 +38,7 @@ CAPACITY, VOCAB_SIZE, NUM_CANDIDATES, MAX_NUM_SEQS = 40, 6, 4, 3
 SILENT_SECONDS = SILENCES * QUIET_SECONDS
 MODEL = TableModel(VOCAB_SIZE, seed=3, max_length=CAPACITY)
 STRANGER = TableModel(VOCAB_SIZE, seed=5, max_length=CAPACITY)
+FOREIGN = Candidate(1, 1, 3, 0, 1, parents=(0,), token_ids=(VOCAB_SIZE,), weights=(1,), more=True)
 PROMPTS = ((1, 2, 3), (1, 2, 3, 4), (5,), (1, 2, 3), (0, 5, 5, 5, 5), (4, 0, 3))
 
 
@@ -77,6 +79,9 @@ class Drafts:
 
     def accepted(self) -> None:
         self.num_accepted += 1
+
+    def close(self) -> None:
+        self.is_there = False
 
     def let(self, number: int) -> None:
         for _ in range(number):
@@ -326,15 +331,42 @@ def test_a_draft_whose_link_breaks_in_any_way_is_lost_and_vllm_goes_on(
     act: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = Runner(PROMPTS[0])
-    runner.run()
+    assert runner.batch.propose([], []) == []
     monkeypatch.setattr(runner.batch.connection.link, act, Mock(side_effect=OSError("no buffer space")))
     for prompt in PROMPTS[2:4]:
         runner.add(prompt)
+    runner.drafts.is_there = False
     runner.run()
     assert runner.drafts.losses == ["no buffer space"]
+    runner.seconds += 2 * SILENT_SECONDS
+    runner.run()
+    runner.drafts.is_there = True
     runner.run()
     runner.drafts.let(9)
     assert runner.drafts.num_open == len(runner.batch.draft._sessions) == 3  # nothing is left of the lost one
+    assert len(runner.drafts.losses) == 1
+
+
+def test_a_draft_that_talks_nonsense_is_lost() -> None:
+    runner = Runner(PROMPTS[0])
+    runner.run()
+    assert runner.drafts.its is not None
+    for _ in range(MAX_NONSENSE):
+        runner.drafts.its.send(FOREIGN)
+    for _ in range(2):
+        runner.run()
+    assert len(runner.drafts.losses) == 1
+    assert "that the protocol forbids" in runner.drafts.losses[0]
+
+
+def test_nothing_is_proposed_once_the_draft_is_closed() -> None:
+    runner = Runner(*PROMPTS[:2])
+    runner.run()
+    runner.drafts.let(9)
+    runner.batch.connection.shut_down()
+    runner.remove(1)
+    runner.run()
+    assert runner.proposed == [[]]
 
 
 def test_a_mute_draft_is_told_less_then_replaced() -> None:

@@ -221,7 +221,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "a silent draft is told of each pass": ("if is_due or self.may_hear(sequence):", "if True:"),
         "a draft that never answered is not told its opening again": ("if is_due and not told.is_answered", "if False"),
         "the draft is silent although it spoke": (
-            "        else:\n            self.connection.silence = Silence()\n\n    def _record",
+            "        else:\n            self.connection.silence.end()\n\n    def _record",
             "\n    def _record",
         ),
         "a lost draft stays attached": ("sequence.session.detach()\n            sequence.metrics", "sequence.metrics"),
@@ -230,7 +230,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     },
     ("amusd/runtime/connection.py", "tests/runtime/test_draft_client.py"): {
         "the silence and nonsense of a draft are held against the next one": (
-            "self.silence = Silence()\n        self.losses",
+            "self.silence.end()\n        self.losses",
             "self.losses",
         ),
         "the link of a lost draft stays open": ("self.link.drop()\n            self.link = None", "self.link = None"),
@@ -268,7 +268,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     },
     ("amusd/runtime/target_sequence.py", "tests/faults/test_simulation.py"): {
         "L1: the target does not go on without a candidate": (
-            "        if not may_hear and isinstance(decision, Wait):",
+            "        if isinstance(decision, Wait) and not (may_hear and decision.seconds > 0):",
             "        if not (view.num_candidates or may_hear):\n            decision = Wait(0.05)\n        elif False:",
         ),
     },
@@ -280,7 +280,9 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "the first prompts have no time of their own": ("+ TAKE_IN_SECONDS * num_new_tokens", ""),
     },
     ("amusd/runtime/draft_restart.py", "tests/runtime/test_draft_restart.py tests/runtime/test_draft_process.py"): {
-        "the link of a draft that fails leaks": ("        self._drop()\n        if self.", "        if self."),
+        "the link of a draft that fails leaks": ("        self._drop()\n        self._dis", "        self._dis"),
+        "a draft that hangs before its Hello is left alone": (" = time.monotonic() + FAREWELL_SECONDS", " = math.inf"),
+        "a Hello of another draft is taken": ("if peer.incarnation != self._told:", "if False:"),
         "the back-off does not double": ("2 ** (self._num_fruitless - 2)", "1"),
         "a draft of use is not worth a restart": ("self._num_fruitless = 0\n\n    def poll", "pass\n\n    def poll"),
         "a first draft that ends by itself is started again": ("end.code >= 0", "end.code > 99"),

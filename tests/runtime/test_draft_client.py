@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from runtime.clocked import Clock, Link
 from runtime.pair import decode
 from table_model import TableModel
 
+from amusd.policies.base import Policy, TargetView, Wait
 from amusd.policies.schedules import ContinuousPolicy, SynchronousPolicy
 from amusd.protocol.messages import Candidate, Close, Hello, Message, Open, Progress, Verdict
 from amusd.runtime.connection import Connection
@@ -305,7 +306,7 @@ def test_what_comes_for_one_sequence_changes_no_other() -> None:
     target.client.drain()
     assert (first.session.num_candidates, second.session.num_candidates) == (0, 2)
     assert (first.metrics.num_stale_candidates, second.metrics.num_stale_candidates) == (1, 0)
-    target.link.inbox.append(Progress(first.sequence_id, 7, 0, 0, 0, 0))
+    target.link.inbox.append(Progress(first.sequence_id, 7, 0, 0, 0, 1))
     target.client.close(first)
     assert not first.is_over
     target.client.drain()
@@ -318,3 +319,37 @@ def test_what_comes_for_one_sequence_changes_no_other() -> None:
     target.link.is_lost = True
     target.client.take(0.0)
     assert (first.metrics.num_draft_losses, second.metrics.num_draft_losses) == (0, 1)
+
+
+def test_a_draft_that_was_replaced_has_not_failed_also_when_all_is_over() -> None:
+    target = Target()
+    target.connection.lose("it was killed")
+    assert target.client.look_for_next()
+    for _ in range(2):
+        target.connection.shut_down()
+        assert (target.connection.presence, target.connection.failure) == ("none", None)
+
+
+def test_a_draft_is_back_only_where_it_was_lost() -> None:
+    target = Target()
+    first = target.open()
+    target.connection.lose("it was killed")
+    target.next.is_ready = False
+    second = target.open()
+    target.next.is_ready = True
+    assert target.client.look_for_next()
+    assert first.session.attached
+    assert second.session.attached
+    assert (first.metrics.num_draft_restarts, second.metrics.num_draft_restarts) == (1, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hesitant(Policy):
+    def decide(self, _view: TargetView) -> Wait:
+        return Wait(0.0)
+
+
+def test_a_wait_for_no_time_is_none() -> None:
+    target = Target()
+    request, stop = target.request(3)
+    assert len(list(decode(target.worker, replace(request, policy=Hesitant()), stop))) == 3

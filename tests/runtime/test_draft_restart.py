@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 import pytest
@@ -98,6 +99,19 @@ def test_a_draft_that_does_not_end_by_itself_is_dismissed(search: Search) -> Non
     search.clock.pass_by(2 * FAREWELL_SECONDS)
     assert search.restart.poll() is None
     assert search.source.num_dismissed == 1
+
+
+@pytest.mark.parametrize("says", [(), (hello(7),)])
+def test_a_replacement_that_hangs_before_its_hello_or_is_another_one_is_replaced(
+    search: Search, says: Sequence[Hello]
+) -> None:
+    search.lose()
+    search.poll_until_told()
+    search.links[-1].inbox.extend(says)
+    search.poll_until_told()
+    assert search.source.num_dismissed == 1
+    search.links[-1].inbox.append(hello(search.restart._told))
+    assert search.restart.poll() == (search.links[-1], search.restart._told)
 
 
 @pytest.mark.parametrize("step", ["dismiss", "ending", "listen", "tell", "on_met", "cut"])

@@ -128,6 +128,13 @@ def test_an_impossible_verdict_is_refused_and_changes_nothing() -> None:
     assert draft.drafted(1) == ANSWER[:4]
 
 
+def test_a_sequence_that_was_refused_is_closed_with_counts_of_nothing() -> None:
+    """Else the target would wait for them."""
+    draft = Draft()
+    draft.say(Close(2))
+    assert [(said.sequence_id, said.open_ns) for said in draft.link.messages(Progress)] == [(2, 0)]
+
+
 def test_only_the_newest_of_several_verdicts_is_followed() -> None:
     draft = Draft(max_lookahead=8)
     draft.steps(3)
