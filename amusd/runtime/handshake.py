@@ -9,14 +9,13 @@ from amusd.protocol.messages import MAX_TEXT_LENGTH, Failed, Hello
 from amusd.transport.base import Transport
 
 
-def await_hello(link: Transport, own: Hello, timeout_seconds: float) -> Hello:
+def await_hello(link: Transport, own: Hello, timeout_seconds: float) -> None:
     """Exchange `own` for the peer's. The draft, which connects, speaks first. Raises as `receive_hello`."""
     if own.incarnation:
         link.send(own)
     deadline = time.monotonic() + timeout_seconds
-    while (peer := receive_hello(link, own, deadline, max(deadline - time.monotonic(), 0.0))) is None:
+    while receive_hello(link, own, deadline, max(deadline - time.monotonic(), 0.0)) is None:
         pass
-    return peer
 
 
 def receive_hello(link: Transport, own: Hello, deadline: float, timeout: float) -> Hello | None:

@@ -68,12 +68,11 @@ def connect_target(
     can_repeat = config.transport.kind not in ("gloo", "nccl")  # which make no second link
     restart = None if drafts is None else start_draft(config, drafts, running, can_repeat=can_repeat)
     model, tokenizer = load_with_followers(config, leader, report)
-    client = DraftClient(recorder)
+    connection = Connection()
     if restart is not None:
-        link, incarnation = restart.first(tokenizer.fingerprint)
-        running.callback(link.drop)
-        connection = Connection(link, incarnation, restart if can_repeat else None)
-        client = DraftClient(recorder, connection, 2 * config.transport.delay_ms / 1e3)
+        connection = Connection(*restart.first(tokenizer.fingerprint), restart if can_repeat else None)
+        running.callback(connection.shut_down)
+    client = DraftClient(recorder, connection, 2 * config.transport.delay_ms / 1e3)
     with device_errors(device_of(config, "target"), only_full=True):
         worker = TargetWorker(model, recorder, client, config.max_num_seqs, config.prefix_caching)
         worker.prepare()

@@ -19,7 +19,7 @@ def test_the_answer_is_the_plain_one_in_every_mode_and_when_the_draft_is_killed(
     transport = TransportConfig(kind="gloo")
     # the target waits for candidates, however slow the machine is
     schedules = [
-        decoding(mode, 4, policy="chain", min_candidates=2, max_wait_passes=10_000.0, max_silence_seconds=60.0)
+        decoding(mode, 4, policy="branching", min_candidates=2, max_wait_passes=10_000.0, max_silence_seconds=60.0)
         for mode in get_args(Mode)
     ]
     with Engine.launch(drafter="synthetic", hardware=hardware, transport=transport, max_model_len=64) as engine:
