@@ -18,12 +18,12 @@ def choose_schedule(
     drafters: Sequence[str], decoding: DecodingConfig | None, drafter: str | None
 ) -> tuple[str | None, DecodingConfig]:
     """The drafter and the schedule that a request names. Raises `ConfigError` for unknown ones."""
-    if decoding is None and not drafters:
-        decoding = DecodingConfig(mode="autoregressive")
+    if not drafters:
+        decoding = decoding or DecodingConfig(mode="autoregressive")
+        if decoding.mode != "autoregressive":
+            raise ConfigError(f"mode={decoding.mode}: this engine has no drafter; allowed: autoregressive")
     if decoding is not None and decoding.mode == "autoregressive":
         return None, decoding
-    if decoding is not None and not drafters:
-        raise ConfigError(f"mode={decoding.mode}: this engine has no drafter; allowed: autoregressive")
     name = drafters[0] if drafter is None else drafter
     if name not in drafters:
         raise ConfigError(f"drafter={name}: this engine has {', '.join(drafters)}{nearest(name, drafters)}")

@@ -141,16 +141,14 @@ class Turns:
 
     def _hand_out(self) -> None:
         for sequence, reference in tuple(self._at_work.items()):
-            answer = reference()
-            if answer is not None:
+            if (answer := reference()) is not None:
                 answer.take(sequence)
             if sequence.is_over:
                 del self._at_work[sequence]
 
     def _end_unwanted(self) -> None:
         for sequence, reference in tuple(self._at_work.items()):
-            answer = reference()
-            if answer is None or answer.is_over:
+            if (answer := reference()) is None or answer.is_over:
                 del self._at_work[sequence]
                 self._worker.end(sequence)
 

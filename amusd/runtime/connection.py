@@ -59,8 +59,7 @@ class Connection:
         """Switch to a replacement draft if one is ready; return whether it is. Does not wait."""
         if self.draft_restart is None or self.link is not None:
             return False
-        found = self.draft_restart.poll()
-        if found is None:
+        if (found := self.draft_restart.poll()) is None:
             return False
         self.link, self.incarnation = found
         self.num_restarts += 1

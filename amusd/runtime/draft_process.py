@@ -19,7 +19,7 @@ from amusd.errors import ConfigError, PeerLostError
 from amusd.files import keep_traceback
 from amusd.runtime.cores import allowed_cores, cores_for, pin_to
 from amusd.runtime.devices import device_of, link_devices
-from amusd.runtime.draft_restart import in_words
+from amusd.runtime.draft_restart import DRAFT
 from amusd.runtime.handshake import failure_report
 from amusd.settings import from_mapping, to_mapping
 from amusd.tracing.recorder import Recorder
@@ -87,7 +87,7 @@ class DraftProcess:
             if end is not None and end is not self._last_end:
                 self._last_end = end
                 if self._tell_loss is not None and end.code < 0 and not self._is_dismissed:
-                    self._tell_loss(in_words(end))
+                    self._tell_loss(end.in_words(DRAFT))
             return end
 
     def dismiss(self) -> None:

@@ -25,6 +25,7 @@ MAX_RESTARTS = 5
 BACK_OFF_SECONDS = 0.25
 """Pause before the second of these restarts; doubled for each further one."""
 LOOK_SECONDS = 0.05
+DRAFT = "the draft's process"
 FAREWELL_SECONDS = 1.0
 """How long a lost draft may take to end, so that a failed one shows its traceback."""
 
@@ -55,11 +56,6 @@ class DraftSource(Protocol):
     def stop(self) -> None:
         """End the draft, and start no other. Idempotent."""
         ...
-
-
-def in_words(end: Ended) -> str:
-    """How a draft ended, as one line."""
-    return end.in_words("the draft's process")
 
 
 @dataclass(eq=False)
@@ -111,7 +107,7 @@ class DraftRestart:
                     return found
             except PeerLostError as error:
                 end = self.source.ending(FAREWELL_SECONDS)
-                loss = error if end is None else PeerLostError(f"no Hello from the peer: {in_words(end)}")
+                loss = error if end is None else PeerLostError(f"no Hello from the peer: {end.in_words(DRAFT)}")
                 if not self.can_repeat or (end is not None and end.code >= 0) or time.monotonic() >= deadline:
                     raise loss from None
                 self.lost(str(loss))
@@ -160,10 +156,9 @@ class DraftRestart:
                     raise PeerLostError(str(error)) from error
             return None
         assert self._own is not None
-        peer = receive_hello(self._link, self._own, self._deadline, timeout)
-        if peer is None:
+        if (peer := receive_hello(self._link, self._own, self._deadline, timeout)) is None:
             if end is not None:
-                raise PeerLostError(in_words(end))
+                raise PeerLostError(end.in_words(DRAFT))
             return None
         if peer.incarnation != self._told:
             raise PeerProtocolError(f"a Hello of incarnation {peer.incarnation} instead of {self._told}")

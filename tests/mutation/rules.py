@@ -10,8 +10,8 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     },
     ("amusd/answer/turns.py", "tests/test_turns.py"): {
         "an answer that nobody can read is computed on": (
-            "if answer is None or answer.is_over:\n                del",
-            "if answer is not None and answer.is_over:\n                del",
+            "if (answer := reference()) is None or answer.is_over:\n                del",
+            "if (answer := reference()) is not None and answer.is_over:\n                del",
         ),
         "a signal handler may use the worker amid a pass": ("            if self._in_use:", "            if False:"),
         "a fork may ask": ("if os.getpid() != self._pid:\n            raise", "if False:\n            raise"),
