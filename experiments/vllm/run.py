@@ -150,9 +150,10 @@ class Vllm:
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
-            self.exit_code = self._process.wait(END_SECONDS)
+            self._process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
+        with self._process:  # which waits for it, and closes its output
             self.exit_code = self._process.wait()
 
     def answer(self, prompts: Sequence[Sequence[int]], num_tokens: int, **more: Any) -> Document:

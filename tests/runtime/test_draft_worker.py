@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from oracle import OracleDrafter, always_right
@@ -256,6 +256,7 @@ class Target:
         max_size=60,
     )
 )
+@example([("begin", 0), ("hear", 0), ("end", 0), ("hear", 0), ("hear", 1)])
 def test_whatever_is_heard_and_when_no_open_sequence_ends_and_each_number_lives_once(
     actions: list[tuple[str, int]],
 ) -> None:

@@ -60,6 +60,12 @@ def rank(
     return ranking.rank(logits, ranking.rows_behind(length, paths, mixtures), mixtures)
 
 
+def test_a_token_of_the_path_is_penalized_by_its_logit() -> None:
+    logits = torch.tensor([[2.0, 1.9, -1.0]] * 2)
+    before, behind = rank(logits, Distribution(repetition_penalty=1.5), number=1)
+    assert (ids_of(before), ids_of(behind)) == ((0,), (1,))
+
+
 @settings(max_examples=80)
 @given(
     distribution=distributions,

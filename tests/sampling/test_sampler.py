@@ -106,6 +106,18 @@ def test_a_token_of_the_prompt_is_penalized(device: str) -> None:
         assert columns_of(sampler, torch.tensor([[1.0, 2.0, 0.0]]), 1, [2]) == [0]
 
 
+@on_both
+@pytest.mark.parametrize(
+    ("changes", "number"), [({"top_p": 0.81}, 3), ({"top_p": 0.79}, 2), ({"top_k": 3}, 3), ({"min_p": 0.29}, 3)]
+)
+def test_a_filter_keeps_the_likeliest_up_to_its_border(device: str, changes: dict[str, Any], number: int) -> None:
+    with using(device):
+        sampler = SequenceSampler(Distribution(temperature=1.0, **changes), SamplingState(4, device=device))
+        logits, words = torch.tensor([[0.05, 0.5, 0.3, 0.15]]).log(), torch.from_numpy(sampler.rows(0, [0]))
+        left = sampler.sampler.shaped(logits.to(device), words.to(device)).isfinite()
+        assert left[0].tolist() == [False, True, True, number > 2]
+
+
 @pytest.mark.parametrize("changes", [{"top_p": 0.9999}, {"top_k": 921}])
 def test_a_cpu_looks_as_far_as_filters_reach(changes: dict[str, Any]) -> None:
     """Further than it looks first: each column is less likely by 1 % than the one before."""
