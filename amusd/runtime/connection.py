@@ -105,7 +105,6 @@ class Connection:
     def lose(self, reason: str) -> None:
         """Go on without the draft, and look for the next one if that can be. The reason's first line counts."""
         reason = (reason.strip().splitlines() or ["it gave no reason"])[0]
-        self.silence.end()
         self.losses.append(reason)
         if self.link is not None:
             self.link.drop()

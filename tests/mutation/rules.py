@@ -229,10 +229,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "the target names a sequence that it closes": ("        self._sequences.pop(number, None)\n", ""),
     },
     ("amusd/runtime/connection.py", "tests/runtime/test_draft_client.py"): {
-        "the silence and nonsense of a draft are held against the next one": (
-            "self.silence.end()\n        self.losses",
-            "self.losses",
-        ),
+        "the silence and nonsense of a draft are held against the next one": ("        self.silence.end()\n", ""),
         "the link of a lost draft stays open": ("self.link.drop()\n            self.link = None", "self.link = None"),
     },
     ("amusd/runtime/target_sequence.py", "tests/runtime/test_features.py tests/runtime/test_draft_client.py"): {
