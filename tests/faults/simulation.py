@@ -101,11 +101,6 @@ def _policy(draw: random.Random) -> Policy:
     return SynchronousPolicy(max_lookahead=block["tokens_per_message"], **block)
 
 
-def _name_of(policy: Policy) -> str:
-    always_waits = isinstance(policy, ContinuousPolicy) and policy.always_waits
-    return type(policy).__name__ + always_waits * " that always waits"
-
-
 @dataclass(frozen=True)
 class Report:
     violation: str | None
@@ -157,7 +152,7 @@ class Simulation:
     def _run(self) -> None:
         world, scenario = self.world, self.scenario
         world.note(f"{scenario}")
-        world.counts.update(_name_of(asked.policy) for asked in scenario.requests)
+        world.counts.update(asked.policy.name for asked in scenario.requests)
         worker = self._start()
         self.weather.break_out()
         waiting, answers = deque(scenario.requests), list[Answer]()

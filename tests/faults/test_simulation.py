@@ -13,11 +13,7 @@ from faults.weather import FAULTS
 NUM_SEEDS = 100
 MUST_HAPPEN = {
     *FAULTS,
-    "AutoPolicy",
-    "ContinuousPolicy",
-    "ContinuousPolicy that always waits",
-    "SynchronousPolicy",
-    "WindowedPolicy",
+    *("auto", "branching", "chain", "synchronous", "windowed"),
     "rest",
     "partitioned",
     "lost",
