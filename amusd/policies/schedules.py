@@ -98,8 +98,8 @@ class AutoPolicy(Policy):
     One more candidate is worth waiting for if its gain exceeds the loss; for several sequences the sums count.
 
         gain    a token, if the candidate and all before it are accepted
-        loss    the tokens committed in the time of the wait and of the candidate's row; and what is done of the draft's
-                step, which without the wait would be a start for the next pass
+        loss    the tokens committed in the time of the wait and of the candidate's row, and what is done of the draft's
+                step, since a pass that begins now keeps it for the next one
 
     A wait is at most three times the usual one, and after a wait in vain none follows before a candidate has come.
     """
