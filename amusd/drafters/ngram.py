@@ -72,8 +72,8 @@ class SuffixIndex:
         return sorted(found, reverse=True)
 
     def _agreement(self, end: int, context: Sequence[int]) -> int:
-        number = 0
-        while number < min(end, len(context)) and self.token_ids[end - 1 - number] == context[-1 - number]:
+        tokens, number, most = self.token_ids, 0, min(end, len(context))
+        while number < most and tokens[end - 1 - number] == context[-1 - number]:
             number += 1
         return number
 

@@ -25,7 +25,7 @@ from amusd.config import Distribution
 from amusd.protocol.draft_session import Guesses
 from amusd.sampling.noise import UNIT, code_of, counters, gumbel
 from amusd.sampling.noisy_scores import noisy_scores
-from amusd.sampling.processors import Row, best_columns, floats, logsumexp
+from amusd.sampling.processors import floats, largest_columns
 from amusd.sampling.sampler import ASKED, KEY, MAX_MIXED, TEMPERATURE, RowSampler, SamplingState, SequenceSampler, Words
 
 _LEAST_PROBABILITY = 1e-37
@@ -41,10 +41,10 @@ Mixture = Sequence[tuple[int, float, float]]
 
 
 @functools.lru_cache(maxsize=_ROWS_KEPT)
-def _noise_of(state: SamplingState, key: int) -> Row:
-    """[columns]: the noise of all columns under a key; torch takes a third of numpy's time."""
+def _noise_of(state: SamplingState, key: int) -> Tensor:
+    """float32 [columns]: the noise of all columns under a key, on a CPU."""
     below = torch.from_numpy((counters(state.bits, key) + 0.5) * -UNIT)
-    return below.log1p_().neg_().log_().neg_().float().numpy()
+    return below.log1p_().neg_().log_().neg_().float()
 
 
 @dataclass(frozen=True)
@@ -65,39 +65,33 @@ class RowRanker(RowSampler):
         """See `RowSampler`."""
         return 2 * self.num_best + 2 + 2 * MAX_MIXED
 
+    def compute(self, logits: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """See `RowSampler`; on any device all rows at once."""
+        return self.of_rows(logits.float(), inputs)
+
     def of_rows(self, logits: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """See `RowSampler`; the columns are those of the largest logits."""
         shaped = self.shaped(logits, inputs)
         relative = shaped - shaped.amax(1, keepdim=True)  # or large logits would round the noise away
-        scores = noisy_scores(relative, self.state.codes, inputs[:, KEY], floats(inputs[:, TEMPERATURE]))
-        best = scores.topk(self.num_best, 1)
-        total = best.values[:, :1] - scores.log_softmax(1).amax(1, keepdim=True)
-        total_of_logits = -relative.log_softmax(1).amax(1, keepdim=True)
+        scores = self._noisy(relative, inputs)
+        values, columns = largest_columns(scores, self.num_best)
+        total = values[:, :1] - scores.log_softmax(1).amax(1, keepdim=True)
+        total_of_logits = total if scores is relative else -relative.log_softmax(1).amax(1, keepdim=True)
         asked = inputs[:, ASKED].clamp(min=0)
         named = relative.gather(1, asked), scores.gather(1, asked)
-        numbers = torch.cat((total, total_of_logits, best.values, *named), 1)
-        return logits.max(1).indices, torch.cat((best.indices.int(), numbers.view(torch.int32)), 1)
+        numbers = torch.cat((total, total_of_logits, values, *named), 1)
+        return logits.max(1).indices, torch.cat((columns.int(), numbers.view(torch.int32)), 1)
 
-    def of_row(self, row: Row, words: Words) -> tuple[int, npt.NDArray[np.int32]]:
-        """See `RowSampler`. Only columns that pass the filters get noise."""
-        shaped, left = self.shaped_row(row, words)
-        logits = (shaped if left is None else shaped[left]) - shaped.max()
-        key, temperature = int(words[KEY]), words.view(np.float64)[TEMPERATURE].astype(np.float32)
-        scores = logits
-        if temperature:
-            noise = _noise_of(self.state, key) if left is None else gumbel(counters(self.state.bits[left], key))
-            scores = (logits + temperature * noise).astype(np.float32, copy=False)
-        places = best_columns(scores, self.num_best)
-        columns, best = np.zeros(self.num_best, np.int32), np.full(self.num_best, -np.inf, np.float32)
-        columns[: len(places)], best[: len(places)] = places if left is None else left[places], scores[places]
-        asked = words[ASKED]
-        asked_places = asked if left is None else left.searchsorted(asked).clip(max=len(left) - 1)
-        is_left = left is None or left[asked_places] == asked
-        named = [np.where(is_left, each[asked_places], np.float32(-np.inf)) for each in (logits, scores)]
-        total = logsumexp(scores)
-        totals = total, total if scores is logits or asked[0] < 0 else logsumexp(logits)
-        numbers = np.concatenate((totals, best, *named), dtype=np.float32)
-        return int(row.argmax()), np.concatenate((columns, numbers.view(np.int32)))
+    def _noisy(self, relative: Tensor, inputs: Tensor) -> Tensor:
+        """[rows, columns]: the scores; `relative` itself where a CPU adds no noise."""
+        temperatures = floats(inputs[:, TEMPERATURE])
+        if relative.device.type != "cpu":
+            scores: Tensor = noisy_scores(relative, self.state.codes, inputs[:, KEY], temperatures)
+            return scores
+        if not temperatures.any():
+            return relative
+        noise = torch.stack([_noise_of(self.state, key) for key in inputs[:, KEY].tolist()])
+        return torch.addcmul(relative, noise, temperatures.unsqueeze(1))
 
 
 class Ranking(SequenceSampler):
@@ -145,17 +139,17 @@ class Ranking(SequenceSampler):
         """
         if outputs is None:
             outputs = self.sampler.compute(logits, torch.from_numpy(words).to(logits.device))[1].cpu().numpy()
-        rows = zip(outputs, words[:, KEY].tolist(), mixtures or ((),) * len(words), strict=True)
+        number = self.sampler.num_best
+        token_ids, numbers = self.state.ids[outputs[:, :number]].tolist(), outputs[:, number:].view(np.float32).tolist()
+        rows = zip(token_ids, numbers, words[:, KEY].tolist(), mixtures or ((),) * len(words), strict=True)
         return [self._ranked(*row) for row in rows]
 
-    def _ranked(self, outputs: npt.NDArray[np.int32], key: int, mixture: Mixture) -> Guesses:
-        number = self.sampler.num_best
-        total, total_of_logits, *numbers = outputs[number:].view(np.float32).tolist()
-        best = zip(self.state.ids[outputs[:number]].tolist(), numbers, strict=False)
-        scores = {token_id: score for token_id, score in best if score > -math.inf}
+    def _ranked(self, token_ids: list[int], numbers: list[float], key: int, mixture: Mixture) -> Guesses:
+        total, total_of_logits = numbers[:2]
+        logits, noisy = numbers[-2 * MAX_MIXED : -MAX_MIXED], numbers[-MAX_MIXED:]
+        scores = {token_id: score for token_id, score in zip(token_ids, numbers[2:], strict=False) if score > -math.inf}
         mass = 1.0  # of `total`
-        named = zip(numbers[number:], numbers[number + MAX_MIXED :], strict=False)
-        for (token_id, bias, slope), (logit, score) in zip(mixture, named, strict=False):
+        for (token_id, bias, slope), logit, score in zip(mixture, logits, noisy, strict=False):
             if self.state.column_of(token_id) >= 0 and logit > -math.inf:
                 log_q, noise = logit - total_of_logits, score - logit
                 weight = max(log_q, bias + slope * log_q)
