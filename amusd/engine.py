@@ -29,8 +29,10 @@ from amusd.errors import ConfigError, ContextLengthError
 from amusd.models.detokenizer import IncrementalDecoder
 from amusd.models.embedded_target import Report
 from amusd.models.meeting import Meeting
+from amusd.models.timed_dtype import settle_dtype
 from amusd.models.tokenizer import Prompt, Tokenizer, user_turn
 from amusd.policies.factory import policy_name
+from amusd.runtime.devices import device_of
 from amusd.runtime.draft_restart import DraftSource
 from amusd.runtime.startup import connect_target
 from amusd.runtime.target_sequence import Request
@@ -92,6 +94,7 @@ class Engine:
     def start(cls, config: EngineConfig) -> Engine:
         """As `launch`, from a whole configuration."""
         torch.set_num_threads(config.hardware.num_threads)
+        config = settle_dtype(config, device_of(config, "target"))
         config, drafts, meeting = start_workers(config, warnings.warn)
         return cls.connect(config, drafts, Recorder("target"), meeting=meeting)
 

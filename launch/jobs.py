@@ -23,7 +23,9 @@ from amusd.config import HIDDEN, EngineConfig, RunConfig
 from amusd.console import Console, tell
 from amusd.errors import ConfigError
 from amusd.files import RESULT_FILE, keep_traceback, read_json, write_json
+from amusd.models.timed_dtype import settle_dtype
 from amusd.runtime.cores import allowed_cores, pin_rank, pin_to
+from amusd.runtime.devices import device_of
 from amusd.runtime.workers import start_workers
 from amusd.tracing.recorder import Recorder, as_format
 
@@ -112,7 +114,13 @@ class Jobs:
         return self.run(config, number)
 
     def _config_of(self, composed: DictConfig) -> RunConfig:
-        return dataclasses.replace(config_of(composed), run_dir=str(self._directory))
+        return self._settled(dataclasses.replace(config_of(composed), run_dir=str(self._directory)))
+
+    def _settled(self, config: RunConfig) -> RunConfig:
+        """`config` with the target's dtype named, so that results and answers say it."""
+        if self._command in ("doctor", "simulate"):
+            return config
+        return settle_dtype(config, device_of(config.engine_for(self._command), "target"))
 
     def run(self, config: RunConfig, number: int | None = None) -> int:
         """Do one job; return its exit code. `number`: its place in a sweep; then JSON goes to files only.
@@ -121,6 +129,7 @@ class Jobs:
         """
         json_only = config.output == "json"
         console = Console(json_only=json_only, out=io.StringIO() if json_only and number is not None else None)
+        config = self._settled(config)
         if self._command == "doctor":
             from amusd.commands.doctor import run_doctor
 

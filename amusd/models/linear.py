@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
@@ -73,7 +74,7 @@ def make_linear(weights: Weights, dtype: torch.dtype, *, int8: bool = False) -> 
     return kind(weights.matrix, weights.bias)
 
 
-def fastest_dtype(device: torch.device) -> str:
+def fastest_dtype(device: torch.device) -> Literal["bfloat16", "float32"]:
     """Dtype to compute 16-bit checkpoints in: bfloat16, or float32 on CPUs that lack it."""
     return "bfloat16" if device.type != "cpu" or can_multiply_bfloat16() else "float32"
 

@@ -10,8 +10,10 @@ fewer                              spread over all of them    on the last one, w
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import psutil
 
@@ -23,8 +25,12 @@ from amusd.types import Role
 def count_gpus() -> int:
     """GPUs of this process, AMD's too; 0 with a torch for CPUs.
 
-    Creates no context, so this process may fork afterwards; `torch.cuda.is_available` would start the driver.
+    Creates no context, so this process may fork afterwards; `torch.cuda.is_available` would start the driver. Without
+    a driver's files torch, which takes seconds to import, is not asked.
     """
+    has_driver = any(Path("/dev", name).exists() for name in ("nvidiactl", "kfd", "dxg"))
+    if "torch" not in sys.modules and sys.platform.startswith("linux") and not has_driver:
+        return 0
     import torch
 
     return torch.cuda.device_count()

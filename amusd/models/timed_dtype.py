@@ -1,0 +1,137 @@
+"""Chooses by timing what a CPU computes a 16-bit target in: bfloat16, or float32 with float16 weights.
+
+The choice is made once for each kind of CPU, torch, number of threads and checkpoint, and kept in the cache folder: it
+changes tokens, so all processes of a machine must share it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar, get_args
+
+from amusd.config import TargetConfig
+from amusd.config.engine import EngineKeys
+from amusd.files import read_json
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from amusd.models.linear import Linear, Weights
+
+ROWS = (1, 4, 8)
+"""Rows of the timed products; each number counts alike."""
+LEAST_GAIN = 1.1
+"""Speed-up from which float32 is chosen."""
+_LEAST_BYTES, _TIMED_BYTES = 10_000_000, 100_000_000
+"""Weights that are timed: more than most last-level caches hold, if there are so many."""
+_TIMED_SECONDS, _LEAST_ROUNDS = 0.7, 3
+_CORE_FACTS = ("vendor_id", "cpu family", "model", "model name", "stepping", "cache size", "flags")
+
+Dtype: TypeAlias = Literal["bfloat16", "float32"]
+Keys = TypeVar("Keys", bound=EngineKeys)
+
+
+def settle_dtype(config: Keys, device: str, cache: Path | None = None) -> Keys:
+    """`config` with the dtype of its target named where that is `auto`, if timing decides it.
+
+    It does on a CPU, for a checkpoint that one rank computes. `cache`: the folder of choices. Raises `ConfigError` for
+    a missing checkpoint.
+    """
+    is_timed = device == "cpu" and config.hardware.synthetic is None and config.target_tensor_parallel_size == 1
+    if not is_timed or config.target.dtype != "auto" or config.target.model_impl == "transformers":
+        return config
+    num_threads, name = config.hardware.num_threads, config.target.model or config.target.kind
+    facts = [*_core_facts(), importlib.metadata.version("torch"), f"{num_threads} threads", str(Path(name).absolute())]
+    with suppress(OSError):
+        facts.append(Path(name, "config.json").read_text(encoding="utf-8"))  # of a folder that may change
+    digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+    file = (cache or Path.home() / ".cache" / "amusd") / f"dtype-{digest}.json"
+    dtype = _kept_in(file)
+    if dtype is None and (found := quickest_dtype(config.target, num_threads)) is not None:
+        dtype = _keep(file, found)
+    return config if dtype is None else replace(config, target=replace(config.target, dtype=dtype))
+
+
+def quickest_dtype(target: TargetConfig, num_threads: int) -> Dtype | None:
+    """The dtype in which products with the target's first layers take the least time. Takes about a second.
+
+    None for a model that fits in a cache, whose products take no time. Raises `ConfigError` for a missing checkpoint.
+    """
+    import torch
+
+    from amusd.models.checkpoint import open_checkpoint
+    from amusd.models.linear import Weights, fastest_dtype, fits_fp16, make_linear, multiplies_fp16
+    from amusd.models.loading import model_path
+
+    cpu = torch.device("cpu")
+    usual, stored = fastest_dtype(cpu), open_checkpoint(model_path(target))
+    layers: list[Weights] = []
+    for name, matrix in stored.items():
+        if name.endswith("_proj.weight") and sum(each.matrix.nbytes for each in layers) < _TIMED_BYTES:
+            layers.append(Weights(matrix))
+    if sum(each.matrix.nbytes for each in layers) < _LEAST_BYTES:
+        return None
+    can_choose = usual == "bfloat16" and multiplies_fp16(cpu, torch.float32)
+    if not can_choose or not all(each.matrix.itemsize == 2 and fits_fp16(each.matrix) for each in layers):
+        return usual
+    torch.set_num_threads(num_threads)
+    kinds = {dtype: [make_linear(each, dtype) for each in layers] for dtype in (torch.bfloat16, torch.float32)}
+    seconds = {(dtype, rows): math.inf for dtype in kinds for rows in ROWS}
+    deadline, num_rounds = time.monotonic() + _TIMED_SECONDS, 0
+    while num_rounds < _LEAST_ROUNDS or time.monotonic() < deadline:
+        num_rounds += 1
+        for dtype, rows in [*seconds]:
+            found = _seconds_of(kinds[dtype], layers, torch.ones(rows, 1, dtype=dtype))
+            seconds[dtype, rows] = min(seconds[dtype, rows], found)
+    gains = [seconds[torch.bfloat16, rows] / seconds[torch.float32, rows] for rows in ROWS]
+    return "float32" if math.prod(gains) > LEAST_GAIN ** len(ROWS) else "bfloat16"
+
+
+def _seconds_of(linears: Sequence[Linear], layers: Sequence[Weights], row: Tensor) -> float:
+    import torch
+
+    inputs = {each.matrix.shape[1]: row.expand(-1, each.matrix.shape[1]).contiguous() for each in layers}
+    start = time.perf_counter()
+    with torch.inference_mode():
+        for linear, each in zip(linears, layers, strict=True):
+            linear(inputs[each.matrix.shape[1]])
+    return time.perf_counter() - start
+
+
+def _kept_in(file: Path) -> Dtype | None:
+    with suppress(OSError, ValueError):
+        kept = read_json(file)
+        return next((dtype for dtype in get_args(Dtype) if kept == {"dtype": dtype}), None)
+    return None
+
+
+def _keep(file: Path, dtype: Dtype) -> Dtype:
+    """Write a choice, unless another process has: returns what the file then says."""
+    partial = file.with_name(f".{file.name}.{os.getpid()}")
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            partial.write_text(json.dumps({"dtype": dtype}) + "\n", encoding="utf-8")
+            os.link(partial, file)  # fails where there is one
+        finally:
+            partial.unlink(missing_ok=True)
+    return _kept_in(file) or dtype
+
+
+def _core_facts() -> list[str]:
+    """What tells kinds of CPU apart."""
+    with suppress(OSError):
+        first = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
+        return [line for line in first.splitlines() if line.partition(":")[0].strip() in _CORE_FACTS]
+    return [platform.processor(), platform.machine()]

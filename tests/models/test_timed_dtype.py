@@ -1,0 +1,73 @@
+"""A CPU's dtype for the target is timed once, kept, and the same for every later process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from models.tiny import tiny_causal_lm, tiny_config, weights_of
+
+from amusd.config import EngineConfig, HardwareConfig, TargetConfig
+from amusd.models import linear, timed_dtype
+from amusd.models.checkpoint import write_checkpoint
+from amusd.models.timed_dtype import quickest_dtype, settle_dtype
+
+AUTO = EngineConfig()
+
+
+def settled(cache: Path, config: EngineConfig = AUTO, device: str = "cpu") -> str:
+    return settle_dtype(config, device, cache).target.dtype
+
+
+def test_the_first_choice_is_kept_whatever_later_timings_would_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for found in ("float32", "bfloat16"):
+        monkeypatch.setattr(timed_dtype, "quickest_dtype", lambda *_, found=found: found)
+        assert settled(tmp_path / "cache") == "float32"
+    [kept] = (tmp_path / "cache").iterdir()
+    assert timed_dtype._keep(kept, "bfloat16") == "float32"  # another process was first
+    kept.write_text("{")  # damaged: timed again, for this process
+    assert settled(tmp_path / "cache") == "bfloat16"
+
+
+def test_a_folder_that_cannot_be_written_costs_the_timing_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timed_dtype, "quickest_dtype", lambda *_: "float32")
+    (tmp_path / "file").touch()
+    assert settled(tmp_path / "file" / "cache") == "float32"
+
+
+@pytest.mark.parametrize(
+    ("config", "device"),
+    [
+        (AUTO, "cuda:0"),
+        (EngineConfig(target=TargetConfig(dtype="bfloat16")), "cpu"),
+        (EngineConfig(target=TargetConfig(model_impl="transformers")), "cpu"),
+        (EngineConfig(target_tensor_parallel_size=2), "cpu"),
+        (EngineConfig(hardware=HardwareConfig(synthetic="llama-1b"), drafters=()), "cpu"),
+    ],
+)
+def test_nothing_is_timed_where_the_dtype_is_named_or_known(tmp_path: Path, config: EngineConfig, device: str) -> None:
+    assert settled(tmp_path, config, device) == config.target.dtype
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(0.8, "float32"), (0.95, "bfloat16"), (2.0, "bfloat16")])
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float32])
+def test_float32_has_to_be_clearly_quicker_and_float16_to_hold_the_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, expected: str, stored: torch.dtype
+) -> None:
+    model = tiny_causal_lm(tiny_config())
+    write_checkpoint(tmp_path, {}, {name: weight.to(stored) for name, weight in weights_of(model).items()})
+    monkeypatch.setattr(linear, "fastest_dtype", lambda _device: "bfloat16")
+    model_config = TargetConfig(kind="hf", model=str(tmp_path))
+    assert quickest_dtype(model_config, 1) is None  # it fits in a cache
+    monkeypatch.setattr(timed_dtype, "_LEAST_BYTES", 0)
+    monkeypatch.setattr(timed_dtype, "_TIMED_SECONDS", 0.0)
+    monkeypatch.setattr(
+        timed_dtype, "_seconds_of", lambda _linears, _layers, row: seconds if row.dtype is torch.float32 else 1.0
+    )
+    assert quickest_dtype(model_config, 1) == (expected if stored is torch.bfloat16 else "bfloat16")
