@@ -1,6 +1,7 @@
 """`amusd bench`: times of a pass, a draft step and a message, beside their floors and transformers.
 
-Work is timed in turns, so that a drifting machine treats it alike; figures are medians.
+Work is timed in turns, so that a drifting machine treats it alike, alone and while the other worker's device computes;
+figures are medians.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import statistics
 import timeit
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,8 +18,12 @@ from typing import Any
 import torch
 
 from amusd.commands.latency import measure_one_way
-from amusd.config import HardwareConfig, RunConfig, TransportConfig
+from amusd.commands.neighbour import Neighbour
+from amusd.config import DecodingConfig, HardwareConfig, RunConfig, TransportConfig
 from amusd.console import Console, table, tell
+from amusd.drafters.base import Expansion
+from amusd.drafters.ngram import NgramCache
+from amusd.drafters.tree import ModelTreeDrafter
 from amusd.errors import ConfigError, PeerLostError
 from amusd.files import read_json
 from amusd.models.cached_model import CachedModel, extend
@@ -27,6 +33,7 @@ from amusd.models.loading import describe_drafter, load_draft_model, load_target
 from amusd.models.numerics import Numerics
 from amusd.models.passes import Rows
 from amusd.models.transformers_models import quiet_transformers
+from amusd.protocol.draft_session import Node, Transition
 from amusd.runtime.cores import allowed_cores, cores_for, pin_to
 from amusd.runtime.devices import claim_device, device_of, settle_devices
 from amusd.transport.factory import ON_ONE_MACHINE
@@ -56,8 +63,9 @@ def run_bench(config: RunConfig, run_directory: Path, console: Console) -> int:
     console.note("messages over each link")
     transport = dict(measure_links(ON_ONE_MACHINE, engine.hardware, NUM_MESSAGES))
     device, draft_device = claim_device(engine, "target"), device_of(engine, "draft")
+    cores = allowed_cores()
     if device == "cpu":
-        pin_to(cores_for("target", allowed_cores(), engine.hardware))
+        pin_to(cores_for("target", cores, engine.hardware))
     drafts: dict[str, CachedModel] = {}
     for drafter in (drafter for drafter in engine.drafters if drafter.can.has_model):
         model, _ = load_draft_model(drafter, engine, draft_device)
@@ -70,12 +78,13 @@ def run_bench(config: RunConfig, run_directory: Path, console: Console) -> int:
         path = str(find_checkpoint(model_path(engine.target)))
         generate = load_transformers(path, target_dtype(engine, device), device)
     prompt = (tokenizer.encode(TEXT) * CONTEXT_LENGTH)[:CONTEXT_LENGTH]
-    result = {
-        **measure_models(target, drafts, generate, prompt, console),
-        "transport": transport,
-        "complete": True,
-        "environment": read_json(run_directory / "environment.json"),
-    }
+    with Neighbour(draft_device, cores_for("draft", cores, engine.hardware)) as neighbour:
+        result = {
+            **measure_models(target, drafts, generate, prompt, console, neighbour),
+            "transport": transport,
+            "complete": True,
+            "environment": read_json(run_directory / "environment.json"),
+        }
     console.conclude(result, bench_text(result), run_directory)
     return 0
 
@@ -99,45 +108,72 @@ def measure_models(
     generate: Callable[[Sequence[int], int], object] | None,
     prompt: Sequence[int],
     console: Console,
+    neighbour: Neighbour,
 ) -> dict[str, Any]:
     """Passes, draft steps and plain decoding. `generate`: plain decoding by transformers."""
     bandwidth = read_bandwidth(str(target.device))
     rule = Numerics.for_device(str(target.device), width=max(WIDTHS), fixed=False)
     bucketed = replace(target, options=replace(target.options, numerics=rule))
     work = {str(width): _pass(bucketed, prompt, width) for width in WIDTHS} | {"fixed": _pass(target, prompt, 1)}
-    work |= {name: _steps(model, prompt, DRAFT_STEPS) for name, model in drafts.items()}
-    work["plain"] = _steps(target, prompt, NUM_TOKENS)
+    for name, model in drafts.items():
+        work[name] = _steps(model, prompt, DRAFT_STEPS)
+        drafter = ModelTreeDrafter(model, NgramCache())
+        work |= {f"{name} {width}": _tree_step(drafter, prompt, width) for width in WIDTHS}
+    alone, beside = time_in_turns(work, console, neighbour)
+    others = {"plain": _steps(target, prompt, NUM_TOKENS)}
     if generate is not None:
-        work |= {"first": partial(generate, prompt, 1), "all": partial(generate, prompt, 1 + NUM_TOKENS)}
-    ms = time_in_turns(work, console)
+        others |= {"first": partial(generate, prompt, 1), "all": partial(generate, prompt, 1 + NUM_TOKENS)}
+    ms, _ = time_in_turns(others, console)
 
     def floor(model: CachedModel) -> dict[str, float]:
         return {"weight_bytes": model.weight_bytes, "floor_ms": model.weight_bytes / bandwidth / 1e6}
+
+    def by_width(ms: Mapping[str, float], prefix: str = "") -> dict[str, float]:
+        return {str(width): ms[f"{prefix}{width}"] for width in WIDTHS}
 
     return {
         "target": {
             **floor(target),
             "implementation": target.implementation,
             "context": len(prompt),
-            "forward_ms": {str(width): ms[str(width)] for width in WIDTHS},
-            "forward_ms_fixed": ms["fixed"],
+            "forward_ms": by_width(alone),
+            "beside_ms": by_width(beside),
+            "forward_ms_fixed": alone["fixed"],
             "bandwidth_gb_s": bandwidth,
             "ms_per_token": ms["plain"] / NUM_TOKENS,
         },
-        "draft": {name: {**floor(model), "step_ms": ms[name] / DRAFT_STEPS} for name, model in drafts.items()},
+        "draft": {
+            name: {
+                **floor(model),
+                "step_ms": alone[name] / DRAFT_STEPS,
+                "step_beside_ms": beside[name] / DRAFT_STEPS,
+                "tree_ms": by_width(alone, f"{name} "),
+                "tree_beside_ms": by_width(beside, f"{name} "),
+            }
+            for name, model in drafts.items()
+        },
         "peer": {"hf_generate_ms_per_token": None if generate is None else (ms["all"] - ms["first"]) / NUM_TOKENS},
     }
 
 
-def time_in_turns(work: Mapping[str, Work], console: Console) -> dict[str, float]:
-    """Median milliseconds of each piece of work, which waits for its device."""
-    times: dict[str, list[float]] = {name: [] for name in work}
+def time_in_turns(
+    work: Mapping[str, Work], console: Console, neighbour: Neighbour | None = None
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Median milliseconds of each piece of work, which waits for its device: alone, and while the neighbour works."""
+    alone: dict[str, list[float]] = {name: [] for name in work}
+    beside: dict[str, list[float]] = {name: [] for name in work}
     for number in range(WARM_UP_ROUNDS + NUM_ROUNDS):
         console.progress("rounds", number, WARM_UP_ROUNDS + NUM_ROUNDS)
-        for name, run in work.items():
-            times[name].append(1000 * timeit.timeit(run, number=1))
+        for times in (alone, beside) if neighbour is not None else (alone,):
+            with neighbour.works() if times is beside and neighbour is not None else nullcontext():
+                for name, run in work.items():
+                    times[name].append(1000 * timeit.timeit(run, number=1))
     console.clear_progress()
-    return {name: statistics.median(taken[WARM_UP_ROUNDS:]) for name, taken in times.items()}
+    medians = [
+        {name: statistics.median(taken[WARM_UP_ROUNDS:]) for name, taken in times.items() if taken}
+        for times in (alone, beside)
+    ]
+    return medians[0], medians[1]
 
 
 def read_bandwidth(device: str) -> float:
@@ -167,10 +203,22 @@ def load_transformers(path: str, dtype: str, device: str) -> Callable[[Sequence[
 def bench_text(document: dict[str, Any]) -> str:
     """The report as tables, each figure beside its floor or its peer."""
     target, peer_ms = document["target"], document["peer"]["hf_generate_ms_per_token"]
-    figures = [(f"target, {width} rows", ms, target["floor_ms"]) for width, ms in target["forward_ms"].items()]
-    figures.append(("target, fixed width", target["forward_ms_fixed"], target["floor_ms"]))
-    figures += [(f"draft step, {name}", step["step_ms"], step["floor_ms"]) for name, step in document["draft"].items()]
-    passes = [(name, f"{ms:.2f}", f"{floor:.2f}", f"{ms / floor:.2f}") for name, ms, floor in figures]
+    floor = target["floor_ms"]
+    figures = [
+        (f"target, {width} rows", ms, target["beside_ms"][width], floor) for width, ms in target["forward_ms"].items()
+    ]
+    figures.append(("target, fixed width", target["forward_ms_fixed"], None, floor))
+    for name, step in document["draft"].items():
+        figures.append((f"draft step, {name}", step["step_ms"], step["step_beside_ms"], step["floor_ms"]))
+        figures += [
+            (f"draft step, {name}, tree, {width} rows", ms, step["tree_beside_ms"][width], step["floor_ms"])
+            for width, ms in step["tree_ms"].items()
+        ]
+    passes = [
+        (name, f"{ms:.2f}", "-" if beside is None else f"{beside:.2f}", f"{floor:.2f}", f"{ms / floor:.2f}")
+        for name, ms, beside, floor in figures
+    ]
+    slower = statistics.median(beside / ms for _, ms, beside, _ in figures if beside is not None)
     plain = [("amusd", target["ms_per_token"])] + ([] if peer_ms is None else [("transformers.generate", peer_ms)])
     links = [
         (name, *(f"{link[figure]:.1f}" if figure in link else "-" for figure in ("one_way_us_p50", "one_way_us_p99")))
@@ -179,7 +227,8 @@ def bench_text(document: dict[str, Any]) -> str:
     where = f"{target['context']} tokens of context; memory reads at {target['bandwidth_gb_s']:.1f} GB/s"
     parts = [
         f"{where}; forward pass: {target['implementation']}",
-        table(("pass", "ms", "floor ms", "x floor"), passes),
+        table(("pass", "ms", "beside the other worker", "floor ms", "x floor"), passes),
+        f"while the other worker computes, passes and steps take {slower:.2f} times as long",
         table(("plain decoding", "ms/token"), [(name, f"{ms:.2f}") for name, ms in plain]),
         table(("link", "one way us p50", "p99"), links),
     ]
@@ -192,6 +241,21 @@ def _pass(model: CachedModel, prompt: Sequence[int], width: int) -> Work:
 
 def _steps(model: CachedModel, prompt: Sequence[int], number: int) -> Work:
     return _behind(prompt, model, number, lambda cache: extend(model, prompt[:1], cache, number))
+
+
+def _tree_step(drafter: ModelTreeDrafter, prompt: Sequence[int], width: int) -> Work:
+    """A step of `width` nodes below the root."""
+
+    def run() -> None:
+        if drafter.committed != prompt:
+            drafter.open(prompt, len(prompt) + 2, DecodingConfig().fan_out)
+            drafter.expand_together([drafter], [Expansion(root, [root])])
+        nodes = [Node(root, token_id, len(prompt), 1.0, 1.0) for token_id in prompt[:width]]
+        drafter.expand_together([drafter], [Expansion(root, nodes)])
+        drafter.follow(Transition((), (), (), 0))  # which frees their slots
+
+    root = Node(None, prompt[-1], len(prompt) - 1, 1.0, 1.0)
+    return run
 
 
 def _behind(prompt: Sequence[int], model: CachedModel, room: int, work: Callable[[KVCache], object]) -> Work:

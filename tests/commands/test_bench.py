@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from models import tiny
 
 from amusd.commands.bench import bench_text, load_transformers, measure_links, measure_models
+from amusd.commands.neighbour import Neighbour
 from amusd.config import HardwareConfig, TransportConfig
 from amusd.console import Console
 from amusd.models.building import load_model
@@ -39,18 +41,22 @@ def test_every_figure_stands_in_the_document_and_in_the_text(
     links = {"zeromq": TransportConfig(kind="zeromq"), "shared_memory": TransportConfig(address="tcp://127.0.0.1")}
     monkeypatch.setattr("amusd.commands.bench.NUM_ROUNDS", 2)
     generate = load_transformers(str(checkpoint), "float32", "cpu")
-    document = measure_models(model, {"hf": model}, generate, PROMPT, Console())
+    draft = CachedModel(model.network, replace(model.options, numerics=Numerics(width=16, fixed=False)), 128)
+    with Neighbour("cpu", set()) as neighbour:
+        document = measure_models(model, {"hf": draft}, generate, PROMPT, Console(), neighbour)
     taken = dict(measure_links(links, HardwareConfig(), 50))
     assert 0 < taken["zeromq"]["one_way_us_p50"] <= taken["zeromq"]["one_way_us_p99"]
     assert "port" in taken["shared_memory"]["unavailable"]
     document["transport"] = taken
-    target, draft = document["target"], document["draft"]["hf"]
-    assert list(target["forward_ms"]) == ["1", "4", "8", "16"]
-    assert min(*target["forward_ms"].values(), target["forward_ms_fixed"], draft["step_ms"]) > 0
+    target, steps = document["target"], document["draft"]["hf"]
+    for of_rows in (target["forward_ms"], target["beside_ms"], steps["tree_ms"], steps["tree_beside_ms"]):
+        assert list(of_rows) == ["1", "4", "8", "16"]
+        assert min(*of_rows.values(), target["forward_ms_fixed"], steps["step_ms"], steps["step_beside_ms"]) > 0
     assert target["floor_ms"] == pytest.approx(model.weight_bytes / target["bandwidth_gb_s"] / 1e6)
     assert document["peer"]["hf_generate_ms_per_token"] > 0
     text = bench_text(document)
-    for name in ("target, 4 rows", "target, fixed width", "draft step, hf", "transformers.generate", "shared_memory"):
+    names = "draft step, hf", "draft step, hf, tree, 16 rows", "transformers.generate", "shared_memory"
+    for name in ("target, 4 rows", "target, fixed width", *names, "while the other worker computes"):
         assert name in text
 
 
