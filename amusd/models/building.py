@@ -16,9 +16,9 @@ from torch import Tensor
 
 from amusd.errors import ConfigError, DeviceError, first_line
 from amusd.models.cached_model import CachedModel
-from amusd.models.checkpoint import CONFIG, one_line_errors, open_checkpoint
+from amusd.models.checkpoint import CONFIG, one_line_errors, open_checkpoint, refuse_unread
 from amusd.models.configuration import ModelConfig, check_supported, load_config, position_limit, quantization_of
-from amusd.models.decoder_weights import fit_weights, load_decoder, weight_shapes
+from amusd.models.decoder_weights import bias_shapes, fit_weights, load_decoder, weight_shapes
 from amusd.models.graphs import run_each_time
 from amusd.models.linear import INT8, why_not_int8
 from amusd.models.load_options import LoadOptions
@@ -97,13 +97,16 @@ def _check_dtypes(path: str | Path, stored: Mapping[str, Tensor]) -> None:
 
 def read_weights(path: str | Path, stored: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:
     """Weights of a model that `Decoder` covers, by the names of `weight_shapes`, still mapped."""
-    ours = ("model.", "lm_head.")  # a checkpoint of the model without a head lacks the first
-    given = {name if name.startswith(ours) else f"model.{name}": tensor for name, tensor in stored.items()}
+    # A checkpoint of the model without a head lacks the first word.
+    first = "" if any(name.startswith("model.") for name in stored) else "model."
+    given = {name if name == HEAD else first + name: tensor for name, tensor in stored.items()}
     ends = [given[name] for name in (EMBEDDING, HEAD) if name in given]
     # One that differs stays, whatever the configuration says, as in transformers.
     if config.tie_word_embeddings and ends and torch.equal(ends[0], ends[-1]):
         given[EMBEDDING] = given[HEAD] = ends[0]
-    return fit_weights(f"model {path}", given, weight_shapes(config))
+    shapes = weight_shapes(config) | bias_shapes(config)
+    refuse_unread(path, given, shapes)
+    return fit_weights(f"model {path}", given, shapes)
 
 
 @contextlib.contextmanager

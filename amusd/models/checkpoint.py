@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,21 @@ def open_checkpoint(path: str | Path, others: Sequence[str] = ()) -> dict[str, T
             files = [_read(path, folder / name) for name in names]
             return {name: tensor for tensors in files for name, tensor in tensors.items()}
     raise ConfigError(f"model {path}: none of {', '.join((_WEIGHTS, _INDEX, *others))} in it; {_NEEDED}")
+
+
+def refuse_unread(path: str | Path, names: Iterable[str], read: Iterable[str]) -> None:
+    """Raise `ConfigError` if a layer whose weights are `read` has others among the file's `names`, such as a bias.
+
+    Layers left out, heads of another task and stored rotary angles may stay unread.
+    """
+    read = {*read}
+    modules = {name.rsplit(".", count)[0] for name in read for count in (1, 2)}
+    unread = {name for name in names if name not in read and "rotary_emb." not in name}
+    if found := [name for name in unread if any(name.rsplit(".", count)[0] in modules for count in (1, 2))]:
+        raise ConfigError(
+            f"model {path}: its file has {min(found)}, of which {CONFIG} knows nothing: its model_type, or a key such "
+            "as attention_bias, is another model's"
+        )
 
 
 def write_checkpoint(folder: Path, settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:

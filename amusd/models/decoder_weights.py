@@ -47,6 +47,20 @@ def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return {EMBEDDING: ends, **inner, "model.norm.weight": (width,), HEAD: ends}
 
 
+def bias_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the biases that the configuration asks for, as in transformers."""
+    biased = {f"{name}_proj" for name in ("qkv" if config.model_type == "qwen2" else "qkvo")}
+    if config.model_type == "mistral" or not (config.model_type == "qwen2" or getattr(config, "attention_bias", False)):
+        biased.clear()
+    if config.model_type == "llama" and getattr(config, "mlp_bias", False):
+        biased |= {"gate_proj", "up_proj", "down_proj"}
+    return {
+        name.removesuffix("weight") + "bias": shape[:1]
+        for name, shape in weight_shapes(config).items()
+        if name.split(".")[-2] in biased
+    }
+
+
 def fit_weights(
     owner: str, given: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], *, all_given: bool = False
 ) -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ from transformers.utils import is_accelerate_available, logging
 
 from amusd.errors import ConfigError
 from amusd.models.attention import Attention, register_attention
-from amusd.models.checkpoint import CONFIG, find_checkpoint
+from amusd.models.checkpoint import CONFIG, find_checkpoint, refuse_unread
 from amusd.models.configuration import quantization_of
 from amusd.models.features import FeatureTaps
 from amusd.models.kv_cache import KVMemory
@@ -140,6 +140,8 @@ def load_stock(path: str | Path, config: Any, options: LoadOptions, shared: Shar
         raise ConfigError(f"model {path}: {name} has shape {list(stored)}, and {CONFIG} asks for {list(expected)}")
     if info["missing_keys"]:
         raise ConfigError(f"model {path}: lacks weights, {min(info['missing_keys'])} among them")
+    if quantization is None:  # or a scale would be taken for a stranger
+        refuse_unread(path, info["unexpected_keys"], model.state_dict())
     if shared is not None:
         adopt_into(model, shared)
     return model

@@ -14,7 +14,7 @@ from models.published import CONFIGS, write_config
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from amusd.models.configuration import ModelConfig, load_config, position_limit
-from amusd.models.decoder_weights import weight_shapes
+from amusd.models.decoder_weights import bias_shapes, weight_shapes
 from amusd.models.tokenizer import Tokenizer, load_tokenizer, user_turn
 
 FIELDS = (
@@ -23,18 +23,22 @@ FIELDS = (
 )  # fmt: skip
 
 
+BIASED = {"attention_bias": True, "mlp_bias": True}
+
+
+@pytest.mark.parametrize("biases", [{}, BIASED], ids=["", "biased"])
 @pytest.mark.parametrize("settings", CONFIGS.values(), ids=CONFIGS)
 def test_a_published_configuration_has_the_weights_and_the_length_of_transformers(
-    settings: Mapping[str, Any], tmp_path: Path
+    settings: Mapping[str, Any], biases: Mapping[str, bool], tmp_path: Path
 ) -> None:
-    write_config(tmp_path, settings)
+    write_config(tmp_path, {**settings, **biases})
     own, stock = load_config(tmp_path), AutoConfig.from_pretrained(tmp_path)
     assert isinstance(own, ModelConfig)
     assert position_limit(own, 1 << 30) == position_limit(stock, 1 << 30)
     with torch.device("meta"):
         weights = dict(AutoModelForCausalLM.from_config(stock).named_parameters(remove_duplicate=False))
-    shapes = {name: tuple(weight.shape) for name, weight in weights.items() if not name.endswith(".bias")}
-    assert weight_shapes(own) == shapes
+    shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
+    assert weight_shapes(own) | bias_shapes(own) == shapes
 
 
 TEXTS = (

@@ -17,6 +17,7 @@ import transformers
 from models import tiny
 from models.blocks import random_ids, stock_logits
 from models.published import CONFIGS, change_weights, write, write_config
+from models.test_configuration import BIASED
 from passes import forward
 
 from amusd.config import DrafterConfig, EngineConfig, TargetConfig
@@ -113,6 +114,55 @@ def test_a_checkpoint_of_the_model_without_a_head_is_read_if_the_head_is_tied(tm
     torch.testing.assert_close(
         last_logits(load(tmp_path), token_ids), stock_logits(stock, token_ids)[-8:], atol=1e-4, rtol=1e-4
     )
+
+
+LAYER = "model__layers__1__self_attn__"
+STRANGERS = {
+    "a bias": (
+        CONFIGS["Llama 3.1"],
+        {f"{LAYER}k_proj__bias": torch.ones(16)},
+        r"has model\.layers\.1\.self_attn\.k_proj\.bias",
+    ),
+    "a norm": (
+        CONFIGS["Mistral"],
+        {f"{LAYER}q_norm__weight": torch.ones(8)},
+        r"has model\.layers\.1\.self_attn\.q_norm\.weight",
+    ),
+    "a head's bias": (CONFIGS["Llama 3.1"], {"lm_head__bias": torch.ones(97)}, r"has lm_head\.bias"),
+    "none of the biases": (
+        {**CONFIGS["Llama 3.1"], **BIASED},
+        {f"{LAYER}o_proj__bias": None},
+        r"lacks weights, model\.layers\.1\.self_attn\.o_proj\.bias",
+    ),
+    "no bias of a type": (
+        CONFIGS["Qwen2.5 with yarn"],
+        {f"{LAYER}q_proj__bias": None},
+        r"lacks weights, model\.layers\.1\.self_attn\.q_proj\.bias",
+    ),
+    "what no layer reads": (
+        CONFIGS["Llama 3.1"],
+        {
+            f"{LAYER}rotary_emb__inv_freq": torch.ones(4),
+            "model__layers__2__mlp__up_proj__bias": torch.ones(48),
+            "score__weight": torch.ones(2, 32),
+        },
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("model_impl", ["auto", "transformers"])
+@pytest.mark.parametrize("name", STRANGERS)
+def test_weights_and_configuration_describe_one_model(name: str, model_impl: str, tmp_path: Path) -> None:
+    config, changes, message = STRANGERS[name]
+    write(tmp_path, config)
+    change_weights(tmp_path / "model.safetensors", **changes)
+    options = LoadOptions(numerics=RULE, max_model_len=256, dtype="float32", model_impl=model_impl)
+    if message is None:
+        load_model(tmp_path, options)
+    else:
+        with pytest.raises(ConfigError, match=message):
+            load_model(tmp_path, options)
 
 
 WEIGHTS = "model.safetensors"
