@@ -29,6 +29,7 @@ class IncrementalDecoder:
 
     Each token is decoded in a short window that begins with text, since some tokenizers decode a first token
     differently. Text that ends in a replacement character is held back: with byte tokens the next one may change it.
+    What a prompt holds back is not given again unless the answer completes it to a character.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
@@ -41,8 +42,10 @@ class IncrementalDecoder:
         size = _CONTEXT
         while size < len(prompt) and not tokenizer.decode(prompt[-size:]).strip(_REPLACEMENT):
             size *= 2
+        self._held_by_prompt = ""
         for token_id in prompt[-size:]:
             self.push(token_id)
+        self._held_by_prompt = tokenizer.decode(self._window)[self._num_given :] if self._is_holding else ""
 
     def push(self, token_id: int) -> str:
         """The text that this token completes; empty while a character is incomplete."""
@@ -58,13 +61,15 @@ class IncrementalDecoder:
             self._window.pop()
         self._num_read = len(self._window)
         self._num_given = len(self._tokenizer.decode(self._window))
+        self._held_by_prompt = ""
         return piece
 
     def flush(self) -> str:
         """The text still held, such as an incomplete character."""
         text = self._tokenizer.decode(self._window)
-        piece = text[self._num_given :]
+        piece = text[self._num_given :].removeprefix(self._held_by_prompt)
         self._num_read, self._num_given = len(self._window), len(text)
+        self._held_by_prompt = ""
         return piece
 
     def spell(self, token_id: int) -> Spelling:
@@ -82,4 +87,4 @@ class IncrementalDecoder:
         text = self._tokenizer.decode([*self._window, token_id])
         if text.endswith(_REPLACEMENT) and len(self._window) < _MAX_WINDOW:
             return None
-        return text[self._num_given :]
+        return text[self._num_given :].removeprefix(self._held_by_prompt)

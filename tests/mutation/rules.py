@@ -99,6 +99,10 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     },
     ("amusd/models/detokenizer.py", "tests/models/test_text_of_tokens.py"): {
         "a prompt ends in tokens without text, and those before them are forgotten": ("size *= 2\n", "break\n"),
+        "the end of a prompt is given again": (
+            "tokenizer.decode(self._window)[self._num_given :] if self._is_holding",
+            '"" if self._is_holding',
+        ),
         "a token without text is the context of the next one": ("or len(self._window) >= _MAX_WINDOW", "is not None"),
     },
     ("amusd/policies/drafting_switch.py", "tests/policies/test_drafting_switch.py"): {
