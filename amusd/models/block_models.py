@@ -17,6 +17,7 @@ from torch import Tensor
 from amusd.errors import ConfigError
 from amusd.models.attention import attend_masked
 from amusd.models.building import prepared
+from amusd.models.checkpoint import one_line_errors
 from amusd.models.decoder import Decoder
 from amusd.models.decoder_weights import load_decoder, load_linear
 from amusd.models.draft_layouts import MEDUSA, PublishedDraft, medusa_heads, read_published
@@ -173,7 +174,7 @@ def _block_settings(draft: PublishedDraft) -> tuple[int, int]:
 def load_block_model(path: str | Path, target_path: str | Path, options: LoadOptions, kind: str) -> BlockModel:
     """Load a `medusa` or `dflash` drafter from a folder or hub name. Raises as `load_eagle`."""
     draft = read_published(path, target_path, kind)
-    with prepared(draft.config, options) as max_length:
+    with one_line_errors(path), prepared(draft.config, options) as max_length:
         if kind == MEDUSA:
             return _load_medusa(draft, options)
         max_positions = max_length + _block_settings(draft)[0]

@@ -43,7 +43,7 @@ def load_model(
     layers break. `num_layers`: load only the first ones. Raises as `prepared`, and `ConfigError` for unreadable files.
     """
     config = load_config(path, num_layers, options.model_impl)
-    with prepared(config, options) as max_length:
+    with one_line_errors(path), prepared(config, options) as max_length:
         network = _load_network(path, config, options, shared, max_length)
         model = CachedModel(network, options, max_length, None if shared is None else shared.output_ids)
     if isinstance(config, ModelConfig):

@@ -17,6 +17,7 @@ MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 PLAIN = "amusd"
 """Key in a `config.json` that states all of `ModelConfig`, beside a tokenizer that needs no transformers either."""
 
+_ROPE_TYPES = ("default", "dynamic", "linear", "llama3", "longrope", "proportional", "yarn")
 _STATELESS_LAYERS = frozenset({"full_attention", "moe", "mlp"})
 _WINDOW_OF_LAYER = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
 
@@ -46,8 +47,9 @@ def load_config(path: str | Path, num_layers: int | None = None, model_impl: str
             from amusd.models.transformers_models import load_stock_config
 
             config = load_stock_config(folder)
+            own = as_own(config)
             if model_impl != "transformers":
-                config = as_own(config) or config
+                config = own or config
     if num_layers is not None:
         text = config.get_text_config(decoder=True)
         most = text.num_hidden_layers - 1
@@ -62,7 +64,12 @@ def load_config(path: str | Path, num_layers: int | None = None, model_impl: str
 
 
 def as_own(stock: Any) -> ModelConfig | None:
-    """A configuration of transformers as a `ModelConfig`; None if `Decoder` does not compute the model."""
+    """A configuration of transformers as a `ModelConfig`; None if `Decoder` does not compute the model.
+
+    Raises `ValueError` if nobody can compute its rotary angles.
+    """
+    if stock.model_type in MODEL_TYPES:
+        _check_rotary(stock.rope_parameters)
     is_covered = (
         stock.model_type in MODEL_TYPES
         and getattr(stock, "quantization_config", None) is None
@@ -74,6 +81,14 @@ def as_own(stock: Any) -> ModelConfig | None:
     settings = stock.to_dict()
     settings["head_dim"] = settings.get("head_dim") or stock.hidden_size // stock.num_attention_heads
     return ModelConfig(**settings)
+
+
+def _check_rotary(rope: Mapping[str, Any]) -> None:
+    for name, value in rope.items():
+        if isinstance(value, (str, Mapping)) and name not in ("rope_type", "type"):
+            raise ValueError(f"rope_parameters has {name}={value!r}; allowed: a number, for all layers")
+    if (kind := rope.get("rope_type")) not in _ROPE_TYPES:
+        raise ValueError(f"rope_parameters has rope_type={kind}; allowed: {', '.join(_ROPE_TYPES)}")
 
 
 def check_supported(config: Any, max_model_len: int, num_ranks: int = 1) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from amusd.models.attention import Attention
 from amusd.models.building import prepared
 from amusd.models.cached_model import CachedModel
+from amusd.models.checkpoint import one_line_errors
 from amusd.models.decoder import Decoder, Norm
 from amusd.models.decoder_weights import load_decoder, load_linear, load_norm
 from amusd.models.draft_layouts import read_published
@@ -68,7 +69,7 @@ def load_eagle(path: str | Path, target_path: str | Path, options: LoadOptions) 
     """
     draft = read_published(path, target_path, "eagle")
     config, weights = draft.config, draft.weights
-    with prepared(config, options) as max_length:
+    with one_line_errors(path), prepared(config, options) as max_length:
         decoder = load_decoder(weights, config, options, max_length)
         decoder.feature_width = int(config.hidden_size)
         network = EagleDecoder(

@@ -13,6 +13,7 @@ from amusd.errors import ConfigError
 from amusd.models.block_models import BlockModel, load_block_model
 from amusd.models.building import load_model
 from amusd.models.cached_model import CachedModel
+from amusd.models.checkpoint import one_line_errors
 from amusd.models.configuration import ModelConfig, check_supported, load_config
 from amusd.models.draft_layouts import read_published
 from amusd.models.eagle import load_eagle
@@ -176,7 +177,9 @@ def _shared_with_target(own: Tokenizer, engine: EngineConfig) -> tuple[Tokenizer
 
 def check_target(config: EngineConfig) -> None:
     """Raise as `load_target` if the target or its ranks cannot run, before reading weights."""
-    check_supported(target_settings(config), config.max_model_len, config.target_tensor_parallel_size)
+    settings = target_settings(config)
+    with one_line_errors(config.target.model or DESCRIPTION):
+        check_supported(settings, config.max_model_len, config.target_tensor_parallel_size)
 
 
 def target_settings(config: EngineConfig) -> Any:

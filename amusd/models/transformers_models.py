@@ -96,9 +96,9 @@ def _freeze_frequencies(model: Any) -> None:
 
 
 def load_stock_config(folder: Path) -> Any:
-    """Load transformers' configuration of a checkpoint folder."""
+    """Load transformers' configuration of a checkpoint folder; its dtype, which may be `auto`, is not read."""
     with quiet_transformers():
-        return AutoConfig.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
+        return AutoConfig.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True, dtype="float32")
 
 
 def make_stock_config(settings: Mapping[str, Any]) -> Any:
@@ -110,7 +110,9 @@ def make_stock_config(settings: Mapping[str, Any]) -> Any:
 def load_stock_tokenizer(folder: Path) -> tuple[Any, Mapping[str, str], str | None]:
     """Load what a `Tokenizer` is made of: its backend, the special tokens and the chat template."""
     with quiet_transformers():
-        stock: Any = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
+        stock: Any = AutoTokenizer.from_pretrained(
+            str(folder), config=load_stock_config(folder), trust_remote_code=False, local_files_only=True
+        )
     template = stock.chat_template
     chosen = template.get("default") if isinstance(template, dict) else template
     return stock.backend_tokenizer, stock.special_tokens_map, chosen

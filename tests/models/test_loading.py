@@ -226,6 +226,22 @@ BROKEN: Mapping[str, tuple[Damage, str]] = {
     "an unknown kind of model": (setting(model_type="perceptron"), "config.json: .*perceptron"),
     "more layers than there are": (setting(num_hidden_layers=3), r"lacks weights, model\.layers\.2\."),
     "another width than there is": (setting(intermediate_size=64), r"has shape \[48, 32\], and config.json asks"),
+    "an unknown rotation": (
+        setting(rope_parameters={"rope_type": "ntk", "rope_theta": 1e4}),
+        r"config\.json: rope_parameters has rope_type=ntk; allowed: default, dynamic,",
+    ),
+    "a rotation by type of layer": (
+        setting(rope_parameters={"full_attention": {"rope_type": "default", "rope_theta": 1e4}}),
+        r"rope_parameters has full_attention=\{.*; allowed: a number, for all layers",
+    ),
+    "a rotation's factor as text": (
+        setting(rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": "2.0"}),
+        r"rope_parameters has factor='2\.0'; allowed: a number,",
+    ),
+    "a rotation without end": (
+        setting(rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": float("inf")}),
+        "cannot be loaded: OverflowError: ",
+    ),
     "AWQ": (setting(quantization_config={"quant_method": "awq", "bits": 4}), "ImportError: .*gptqmodel"),
     "weights that are cut short": (half(WEIGHTS), f"{WEIGHTS}: "),
     "no weights": (without(WEIGHTS), f"none of {WEIGHTS}, {WEIGHTS}.index.json in it; a checkpoint is"),
@@ -297,6 +313,12 @@ def test_a_hub_that_does_not_answer_is_not_needed_for_what_was_fetched(
     (fetched / "refs" / "main").write_text("0" * 40)
     shutil.copytree(folder, fetched / "snapshots" / ("0" * 40))
     load(f"someone/{load.__name__}")
+
+
+@pytest.mark.parametrize("model_impl", ["auto", "transformers"])
+def test_a_dtype_of_auto_is_the_engine_s(model_impl: Any, folder: Path) -> None:
+    setting(torch_dtype="auto", dtype="auto")(folder)
+    load_target(EngineConfig(target=TargetConfig(kind="hf", model=str(folder), model_impl=model_impl)), "cpu")
 
 
 def test_a_model_without_a_chat_template_says_so(folder: Path) -> None:
