@@ -55,7 +55,7 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         self._backend, self._special_tokens, self._template = backend, special_tokens, template
-        self.has_chat_template = bool(template)
+        self.has_chat_template = bool(template and template.strip())
         self._is_plain = is_plain
         self.num_ids = backend.get_vocab_size() if num_ids is None else num_ids
         self.eos_token_ids = eos_token_ids | _as_ids(backend.token_to_id(special_tokens.get("eos_token", "")))
@@ -77,7 +77,7 @@ class Tokenizer:
         `options`: of transformers' `render_jinja_template`, and the template's variables. Raises `ConfigError` if the
         template fails.
         """
-        if not self._template:
+        if not self._template or not self.has_chat_template:
             return self.encode("\n\n".join(turn["content"] for turn in turns))
         variables = {"add_generation_prompt": True, **self._special_tokens, **options}
         text = _render(self._template, turns, variables, is_plain=self._is_plain and not options)

@@ -114,8 +114,10 @@ def load_stock_tokenizer(folder: Path) -> tuple[Any, Mapping[str, str], str | No
             str(folder), config=load_stock_config(folder), trust_remote_code=False, local_files_only=True
         )
     template = stock.chat_template
-    chosen = template.get("default") if isinstance(template, dict) else template
-    return stock.backend_tokenizer, stock.special_tokens_map, chosen
+    if isinstance(template, dict):
+        reason = f"there are several ({', '.join(template)}), and none is named default"
+        template = template.get("default", f"{{{{ raise_exception({reason!r}) }}}}")
+    return stock.backend_tokenizer, stock.special_tokens_map, template
 
 
 def load_stock(path: str | Path, config: Any, options: LoadOptions, shared: SharedVocabulary | None) -> Any:

@@ -321,7 +321,10 @@ def test_a_dtype_of_auto_is_the_engine_s(model_impl: Any, folder: Path) -> None:
     load_target(EngineConfig(target=TargetConfig(kind="hf", model=str(folder), model_impl=model_impl)), "cpu")
 
 
-def test_a_model_without_a_chat_template_says_so(folder: Path) -> None:
+@pytest.mark.parametrize("template", [None, "", " \n"])
+def test_a_model_without_a_chat_template_says_so(template: str | None, folder: Path) -> None:
+    if template is not None:
+        (folder / "chat_template.jinja").write_text(template)
     lines: list[str] = []
     load_target(EngineConfig(target=TargetConfig(kind="hf", model=str(folder))), "cpu", lines.append)
     assert lines[:-1] == [f"model {folder}: has no chat template (a base model?), so it is given prompts as they are"]

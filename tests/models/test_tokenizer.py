@@ -55,6 +55,22 @@ def test_a_chat_template_that_fails_is_one_line(template: str, reason: str) -> N
     assert "\n" not in str(caught.value)
 
 
+def test_several_chat_templates_are_refused_for_a_chat_unless_one_is_the_default(tmp_path: Path) -> None:
+    tiny.tiny_config(vocab_size=257).save_pretrained(tmp_path)
+    tiny.byte_tokenizer().save_pretrained(tmp_path)
+    file = tmp_path / "tokenizer_config.json"
+    templates = [{"name": "rag", "template": "a"}, {"name": "tool's", "template": "b"}]
+    settings = json.loads(file.read_text()) | {"chat_template": templates}
+    file.write_text(json.dumps(settings))
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.decode(tokenizer.encode("hi")) == "hi"
+    with pytest.raises(ConfigError, match=r"there are several \(rag, tool's\), and none is named default"):
+        tokenizer.encode_chat(user_turn("hi"))
+    file.write_text(json.dumps(settings | {"chat_template": [*templates, {"name": "default", "template": "c"}]}))
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.decode(tokenizer.encode_chat(user_turn("hi"))) == "c"
+
+
 def test_end_tokens_come_from_every_place_that_names_one(tmp_path: Path) -> None:
     tokenizer = tiny.byte_tokenizer()
     tiny.tiny_config(eos_token_id=5, vocab_size=257).save_pretrained(tmp_path)
