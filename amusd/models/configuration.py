@@ -94,7 +94,8 @@ def _check_rotary(rope: Mapping[str, Any]) -> None:
 def check_supported(config: Any, max_model_len: int, num_ranks: int = 1) -> None:
     """Raise `ConfigError`, naming type and reason, for a model that this package, or so many ranks, cannot run."""
     for reason in _reasons(config, max_model_len):
-        raise ConfigError(f"model type '{config.model_type}' is not supported: {reason}")
+        owner = getattr(config, "owner", f"model type '{config.model_type}'")
+        raise ConfigError(f"{owner} is not supported: {reason}")
     is_lean = isinstance(config, ModelConfig)
     most = config.num_key_value_heads if is_lean else 1
     if num_ranks > most:
@@ -133,7 +134,7 @@ def _reasons(config: Any, max_model_len: int) -> Iterator[str]:
         used = layer_type in layer_types or not layer_types
         if used and window is not None and window < max_model_len:
             yield (
-                f"its window of {window} tokens overwrites what a rollback needs beyond that length; "
+                f"its {attribute} of {window} tokens overwrites what a rollback needs beyond that length; "
                 f"max_model_len={max_model_len} must be at most {window}"
             )
 

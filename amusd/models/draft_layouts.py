@@ -43,6 +43,22 @@ _COPIES_OF_TARGET = ("verifier_norm.", "verifier_lm_head.", "rotary_emb.")
 _REDUCTION = {EAGLE: (), EAGLE3: ("fc.", *INPUT_NORMS), DFLASH: ("fc.", *INPUT_NORMS, "hidden_norm.")}
 """Beginnings of the names of the weights with which the target reduces its states (`FeatureSpec`)."""
 
+_NESTED = ("transformer_layer_config", "eagle_config", "dflash_config")
+_INPUT_NORM_OF_KEY = dict(zip(("norm_before_fc", "fc_norm"), INPUT_NORMS, strict=True))
+_FLAGS = ("norm_before_residual", "norm_output", "sample_from_anchor", *_INPUT_NORM_OF_KEY)
+_ONLY_VALUE = {
+    "parallel_drafting": False,
+    "input_embedding_scale": 1.0,
+    "output_multiplier": 1.0,
+    "final_logit_softcapping": 0,
+}
+_ONLY_VALUE_OF = {EAGLE: {}, EAGLE3: {"use_aux_hidden_state": True}, DFLASH: {"is_causal": False}}
+_READ = (
+    *(*_FLAGS, *_ONLY_VALUE, *_ONLY_VALUE_OF[EAGLE3], *_ONLY_VALUE_OF[DFLASH], "block_size", "mask_token_id"),
+    *("layer_types", "sliding_window", "swa_window_size", "target_hidden_size", "num_target_layers"),
+)
+"""Settings that may stand at the top level or in a nested object."""
+
 
 @dataclass(frozen=True, slots=True)
 class PublishedDraft:
@@ -67,7 +83,7 @@ def read_published(path: str | Path, target_path: str | Path, kind: str) -> Publ
     Raises `ConfigError` for missing or damaged files, other shapes or kinds, or another target.
     """
     folder = find_checkpoint(path)
-    settings = read_json(path, folder, CONFIG)
+    settings = _read_settings(path, read_json(path, folder, CONFIG))
     target = load_config(target_path).get_text_config(decoder=True)
     with one_line_errors(path):
         stored = open_checkpoint(path, OF_DRAFTERS)
@@ -98,7 +114,8 @@ def _read_layers(
     family = EAGLE3 if kind == EAGLE and "hidden_norm.weight" in weights else kind
     if (stated := settings.get("speculators_model_type", family)) != family:
         raise ConfigError(f"drafter={kind} {path}: speculators_model_type={stated}; allowed: {family}")
-    config, offsets = _layer_config(settings, weights, target), weights.get("d2t")
+    _check_settings(f"drafter={kind} {path}: {CONFIG}", family, settings, weights, target)
+    config, offsets = _layer_config(path, settings, weights, target), weights.get("d2t")
     output_ids = None if offsets is None else offsets.long() + torch.arange(len(offsets))
     if output_ids is not None and torch.equal(output_ids, torch.arange(target.vocab_size)):
         output_ids = None
@@ -107,13 +124,49 @@ def _read_layers(
     if HEAD not in weights:
         whole = target_weight(target_path, HEAD)
         weights[HEAD] = whole if output_ids is None else whole[output_ids]
-    layers = _feature_layers(family, settings, target.num_hidden_layers)
+    layers = _feature_layers(f"drafter={kind} {path}: {CONFIG}", family, settings, target.num_hidden_layers)
     shapes = _shapes(family, config, weights, target, len(layers))
     weights = fit_weights(f"drafter={kind} {path}", weights, shapes, all_given=True)
     reduction = {name: weights.pop(name) for name in [*weights] if name.startswith(_REDUCTION[family])}
     width = len(reduction["fc.weight"]) if reduction else target.hidden_size
     features = FeatureSpec(layers, width, reduction, config.rms_norm_eps)
     return PublishedDraft(path, settings, target, weights, features, config, output_ids)
+
+
+def _read_settings(path: str | Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """`settings` without nulls, and those of `_READ` from nested objects. Raises `ConfigError` if two differ."""
+    found = {name: value for name, value in settings.items() if value is not None}
+    for nested in _NESTED:
+        for name, value in dict(found.get(nested, {})).items():
+            if name in _READ and value is not None and found.setdefault(name, value) != value:
+                raise ConfigError(
+                    f"drafter {path}: {CONFIG} has {name}={found[name]} and, in {nested}, {value}; allowed: one value"
+                )
+    return found
+
+
+def _check_settings(
+    owner: str, family: str, settings: Mapping[str, Any], weights: Mapping[str, Tensor], target: Any
+) -> None:
+    expected = {"target_hidden_size": target.hidden_size, "num_target_layers": target.num_hidden_layers}
+    for name, value in {**_ONLY_VALUE, **_ONLY_VALUE_OF[family], **expected}.items():
+        if settings.get(name, value) != value:
+            raise ConfigError(f"{owner}: {name}={settings[name]} is not supported; allowed: {value}")
+    for name in _FLAGS:
+        if not isinstance(settings.get(name, False), bool):
+            raise ConfigError(f"{owner}: {name}={settings[name]!r}; allowed: true, false")
+    if family == EAGLE3 and "speculators_model_type" in settings and "norm_before_residual" not in settings:
+        raise ConfigError(f"{owner}: lacks norm_before_residual; allowed: true, false")
+    stored = [prefix for prefix in INPUT_NORMS if any(name.startswith(prefix) for name in weights)]
+    stated = [name for name in _INPUT_NORM_OF_KEY if settings.get(name)]
+    if len(stored) > 1 or len(stated) > 1:
+        raise ConfigError(
+            f"{owner}: {' and '.join(_INPUT_NORM_OF_KEY)} both norm the input of fc; allowed: one of them"
+        )
+    for name, prefix in _INPUT_NORM_OF_KEY.items():
+        if family != EAGLE and settings.get(name, prefix in stored) != (prefix in stored):
+            has = "has" if prefix in stored else "lacks"
+            raise ConfigError(f"{owner}: {name}={settings[name]}, and its file {has} {prefix}*weight")
 
 
 def target_weight(path: str | Path, name: str) -> Tensor:
@@ -133,32 +186,47 @@ def _canonical(name: str) -> str:
     return f"model.{name}" if name.startswith(("layers.", "embed_tokens.", "norm.")) else name
 
 
-def _layer_config(settings: Mapping[str, Any], weights: Mapping[str, Tensor], target: Any) -> ModelConfig:
+def _layer_config(
+    path: str | Path, settings: Mapping[str, Any], weights: Mapping[str, Tensor], target: Any
+) -> ModelConfig:
     from amusd.models.transformers_models import make_stock_config
 
     sizes = dict(settings.get("transformer_layer_config", settings))
     sizes["num_hidden_layers"] = max(1, sum(name.endswith(".post_attention_layernorm.weight") for name in weights))
     if sizes.get("model_type") not in MODEL_TYPES:
         sizes["model_type"] = "qwen3" if "model.layers.0.self_attn.q_norm.weight" in weights else "llama"
-    if sizes.get("layer_types"):
-        sizes["layer_types"] = sizes["layer_types"][: sizes["num_hidden_layers"]]
+    layer_types = settings.get("layer_types", ())[: sizes["num_hidden_layers"]]
+    sizes["layer_types"] = list(layer_types) or None
     config = as_own(make_stock_config({**sizes, "vocab_size": target.vocab_size, "tie_word_embeddings": False}))
     if config is None:
-        raise ConfigError("amusd's decoder does not compute its layers")
+        raise ConfigError(f"drafter {path}: amusd's decoder does not compute its layers; allowed: hidden_act=silu")
+    if "sliding_attention" in layer_types:  # whatever its type makes of them
+        window = settings.get("swa_window_size", settings.get("sliding_window"))
+        if not isinstance(window, int) or window < 1:
+            raise ConfigError(f"drafter {path}: sliding_window={window}; its layer_types need a number of tokens")
+        config.layer_types, config.sliding_window = layer_types, window
+    config.owner = f"drafter {path}"
     if config.rope_parameters["rope_type"] in ("default", "llama3"):  # whose angles do not depend on it
         longest = getattr(target, "max_position_embeddings", None) or 0
         config.max_position_embeddings = max(config.max_position_embeddings, longest)
     return config
 
 
-def _feature_layers(family: str, settings: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
+def _feature_layers(owner: str, family: str, settings: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
     if family == EAGLE:
         return (num_layers,)
-    nested = settings.get("eagle_config") or settings.get("dflash_config") or {}
     eagle, other, outputs = "eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids", "target_layer_ids"
-    counts_states = (settings.get(eagle), settings.get(other))
-    counts_outputs = (nested.get(eagle), nested.get(outputs), settings.get(outputs))
+    nested = [settings.get(name, {}) for name in ("eagle_config", "dflash_config")]
+    counts_states = [settings.get(name) for name in (eagle, other)]
+    counts_outputs = [each.get(name) for each in nested for name in (eagle, other, outputs)] + [settings.get(outputs)]
     stated = [(ids, 0) for ids in counts_states if ids] + [(ids, 1) for ids in counts_outputs if ids]
+    if not stated and family == DFLASH:
+        raise ConfigError(f"{owner}: lacks dflash_config.target_layer_ids, the target's layers that it reads")
+    if any(not isinstance(ids, list) or any(type(index) is not int for index in ids) for ids, _ in stated):
+        raise ConfigError(f"{owner}: {stated[0][0]} for the target's layers that it reads; allowed: a list of numbers")
+    meant = {tuple(index + offset for index in ids) for ids, offset in stated}
+    if len(meant) > 1 and any(ids != stated[0][0] for ids, _ in stated):
+        raise ConfigError(f"{owner}: names the target's layers that it reads more than once: {sorted(meant)}")
     ids, offset = stated[0] if stated else ((2, num_layers // 2, num_layers - 3), 0)
     return tuple(index + offset for index in ids)
 
@@ -181,8 +249,9 @@ def _shapes(
         "d2t": (columns,),
         "t2d": (config.vocab_size,),
         "input_norm.weight": (num_states * hidden,),
-        **{f"fc_norm.{index}.weight": (hidden,) for index in range(num_states)},
     }
+    if any(name.startswith("fc_norm.") for name in weights):  # all of them
+        shapes |= {f"fc_norm.{index}.weight": (hidden,) for index in range(num_states)}
     return shapes | {HEAD: (columns, width)} | {name: optional[name] for name in optional if name in weights}
 
 

@@ -209,6 +209,7 @@ def test_dflash_in_speculators_form_may_have_a_head_of_its_own(from_anchor: bool
     check(state.score(6, 40), expected)
 
 
+_NESTED = {"target_layer_ids": [1, 4], "mask_token_id": MASK}
 DFLASH_REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no mask": (
         {"dflash_config": {"target_layer_ids": [1, 4]}},
@@ -217,8 +218,19 @@ DFLASH_REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "causal": ({"is_causal": True}, "is_causal=True is not supported; allowed: False"),
     "sliding windows": (
         {"layer_types": ["sliding_attention"] * 2, "sliding_window": 100, "use_sliding_window": True},
-        "its window of 100 tokens",
+        r"drafter .*draft is not supported: its sliding_window of 100 tokens",
     ),
+    "nested windows": (
+        {"layer_types": ["sliding_attention"] * 2, "dflash_config": {**_NESTED, "swa_window_size": 50}},
+        "its sliding_window of 50 tokens",
+    ),
+    "windows without a width": ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_window=None"),
+    "no list of layers": ({"dflash_config": {"mask_token_id": MASK}}, "lacks dflash_config.target_layer_ids"),
+    "two lists": ({"aux_hidden_state_layer_ids": [1, 5]}, "layers that it reads more than once"),
+    "a layer that is no number": ({"dflash_config": {**_NESTED, "target_layer_ids": [1, "4"]}}, "a list of numbers"),
+    "two masks": ({"mask_token_id": 3}, "has mask_token_id=3 and, in dflash_config, 90; allowed: one value"),
+    "nested causal": ({"dflash_config": {**_NESTED, "is_causal": True}}, "is_causal=True is not supported"),
+    "another target": ({"num_target_layers": 7}, "num_target_layers=7 is not supported; allowed: 6"),
 }
 
 
@@ -232,7 +244,7 @@ def test_dflash_drafters_that_do_not_fit_are_refused(name: str, target: Path, tm
 
 def test_a_drafter_of_another_kind_is_refused(target: Path, tmp_path: Path) -> None:
     folder = save_eagle3(tmp_path / "draft")
-    with pytest.raises(ConfigError, match=r"drafter=dflash .*draft: model.layers.0.self_attn.q_proj.weight has shape"):
+    with pytest.raises(ConfigError, match=r"drafter=dflash .*draft: config.json: lacks dflash_config.target_layer_ids"):
         load_dflash(folder, target)
     with pytest.raises(ConfigError, match=r"drafter=medusa .*draft: its file has weights without a place, d2t among"):
         read_published(folder, target, "medusa")

@@ -250,6 +250,47 @@ def test_eagle3_in_speculators_form(flag: str, head_norms: bool, target: Path, t
     check(load_eagle(folder, target, OPTIONS), features, expected)
 
 
+@pytest.mark.parametrize("flag", ["norm_before_residual", "norm_output"])
+def test_nested_settings_count_as_those_at_the_top(flag: str, target: Path, tmp_path: Path) -> None:
+    weights, features = eagle3_weights(), random(NUM_TRUE, WIDTH, seed=98)
+    nested = {flag: True, "eagle_aux_hidden_state_layer_ids": [1, 2, 5]}
+    folder = save_eagle3(tmp_path / "draft", weights, eagle_config=nested)
+    assert read_published(folder, target, "eagle").features.layers == (2, 3, 6)
+    expected = eagle3_logits(
+        weights, shared_weights(target)["model.embed_tokens.weight"], features, TOKENS, **{flag: True}
+    )
+    check(load_eagle(folder, target, OPTIONS), features, expected)
+
+
+_ONE_NORM = {"input_norm.weight": torch.ones(3 * WIDTH)}
+_NORMS = {f"fc_norm.{index}.weight": torch.ones(WIDTH) for index in range(3)}
+MISSTATED: dict[str, tuple[Weights, dict[str, Any], str]] = {
+    "both norms": (_ONE_NORM | _NORMS, {}, "norm_before_fc and fc_norm both norm"),
+    "both keys": (_NORMS, {"fc_norm": True, "norm_before_fc": True}, "norm_before_fc and fc_norm both norm"),
+    "a norm that is not there": (
+        {},
+        {"eagle_config": {"fc_norm": True}},
+        r"fc_norm=True, and its file lacks fc_norm\.",
+    ),
+    "a norm that is denied": (_ONE_NORM, {"norm_before_fc": False}, r"norm_before_fc=False, and its file has input_"),
+    "two of three norms": (dict([*_NORMS.items()][:2]), {}, r"lacks weights, fc_norm\.2\.weight among"),
+    "nothing about the residual": ({}, {"norm_before_residual": None}, "lacks norm_before_residual; allowed: true"),
+    "a flag as text": ({}, {"norm_output": "false"}, "norm_output='false'; allowed: true, false"),
+    "two flags": ({}, {"norm_output": True, "eagle_config": {"norm_output": False}}, "has norm_output=True and, in"),
+    "no states": ({}, {"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state=False is not"),
+    "another width": ({}, {"target_hidden_size": 64}, "target_hidden_size=64 is not supported; allowed: 32"),
+}
+
+
+@pytest.mark.parametrize("name", MISSTATED)
+def test_settings_that_contradict_or_lack_something_are_refused(name: str, target: Path, tmp_path: Path) -> None:
+    more, settings, message = MISSTATED[name]
+    folder = save_speculators(tmp_path / "draft", eagle3_weights("layers.0") | more, **settings)
+    with pytest.raises(ConfigError, match=f"drafter.*{folder}: .*{message}") as caught:
+        read_published(folder, target, "eagle")
+    assert "\n" not in f"{caught.value}"
+
+
 @pytest.mark.parametrize("flag", ["norm_before_fc", "fc_norm"])
 def test_states_are_normed_before_fc_where_the_configuration_says_so(flag: str, target: Path, tmp_path: Path) -> None:
     weights = eagle3_weights("layers.0")
