@@ -113,13 +113,13 @@ class _Record(msgspec.Struct):
 
     prompt: Text | None = None
     question: Text | None = None
-    turns: tuple[Text, ...] = ()
-    conversation: tuple[_Turn, ...] = ()
+    turns: tuple[Text, ...] | None = None
+    conversation: tuple[_Turn, ...] | None = None
     category: Any = None
 
     def asked(self) -> tuple[dict[str, str], ...]:
         if not self.conversation:
-            texts = self.prompt, *self.turns, self.question
+            texts = self.prompt, *(self.turns or ()), self.question
             return next((user_prompt(text).turns for text in texts if text is not None), ())
         answers = [place for place, turn in enumerate(self.conversation) if turn.role == "assistant"]
         turns = self.conversation[: answers[-1]] if answers else self.conversation

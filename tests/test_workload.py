@@ -30,11 +30,13 @@ def test_every_layout_is_read(tmp_path: Path) -> None:
         {"turns": ["First", "Second"], "category": "writing"},
         {"conversation": conversation},
         {"question": "How many?", "answer": "#### 4"},
+        {"turns": None, "question": "q", "category": None},
+        {"conversation": None, "turns": ["a"], "prompt": None},
     )
-    prompts = load_prompts(WorkloadConfig(path=path))
-    assert [prompt.text for prompt in prompts] == ["def f():\n", "First", "Three", "How many?"]
+    prompts = load_prompts(WorkloadConfig(path=path), default=9)
+    assert [prompt.text for prompt in prompts] == ["def f():\n", "First", "Three", "How many?", "q", "a"]
     assert prompts[2].turns == tuple(conversation[:3])
-    assert [prompt.number for prompt in prompts] == [1, 2, 3, 4]
+    assert [prompt.number for prompt in prompts] == [1, 2, 3, 4, 5, 6]
     assert prompts[1].category == "writing"
 
 
