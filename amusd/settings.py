@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import json
 import numbers
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -70,7 +71,7 @@ def from_mapping(cls: type[S], values: Mapping[str, Any]) -> S:
 
 def to_mapping(config: Settings) -> dict[str, Any]:
     """The inverse of `from_mapping`: nested dictionaries and lists of plain values."""
-    result: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(config))
+    result: dict[str, Any] = json.loads(json.dumps(msgspec.to_builtins(config)))  # msgspec's own refuses odd paths
     return result
 
 

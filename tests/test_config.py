@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
 from typing import Any
 
 import numpy as np
@@ -92,6 +94,15 @@ def test_the_defaults_are_plain_values_for_hydra() -> None:
     plain = to_mapping(RunConfig())
     assert OmegaConf.to_container(OmegaConf.create(plain)) == plain
     assert from_mapping(RunConfig, plain) == RunConfig()
+
+
+def test_a_path_need_not_be_text_and_a_prompt_must() -> None:
+    path = os.fsdecode(b"/models/\xff")
+    values = {"target": {"kind": "hf", "model": path}, "run_dir": path, "out": path, "workload": {"path": path}}
+    config = from_mapping(RunConfig, values)
+    assert from_mapping(RunConfig, json.loads(json.dumps(to_mapping(config)))) == config
+    with pytest.raises(ConfigError, match="prompt=a\udcff: not UTF-8 text"):
+        RunConfig(prompt="a\udcff")
 
 
 def test_what_python_and_the_command_line_have_other_forms_for_is_converted() -> None:

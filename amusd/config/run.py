@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, cast, get_args
@@ -51,6 +52,8 @@ class RunConfig(DecodingConfig, EngineKeys):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "drafter", self.drafter.for_target(self.target, self.hardware))
+        is_text = self.prompt is None or not re.search("[\ud800-\udfff]", self.prompt)
+        self.require(is_text, "prompt", "not UTF-8 text")
         has_one = self.out is None or self.prompt is None
         self.require(has_one, "prompt", f"not with out={self.out}, which takes many prompts")
         self.engine()
