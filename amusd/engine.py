@@ -8,14 +8,13 @@ Each request may choose its own mode and drafter. Any threads may ask. Up to `ma
 
 from __future__ import annotations
 
-import operator
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypedDict, cast, get_args, get_type_hints, overload
+from typing import Any, TypedDict, get_args, get_type_hints, overload
 
 import torch
 from typing_extensions import Self, Unpack
@@ -39,8 +38,8 @@ from amusd.runtime.target_sequence import Request
 from amusd.runtime.target_worker import TargetWorker
 from amusd.runtime.workers import start_workers
 from amusd.sampling.stopping import StopChecker
-from amusd.schedule import check_sampling, choose_policy, choose_schedule
-from amusd.settings import from_mapping
+from amusd.schedule import check_sampling, check_turns, choose_policy, choose_schedule, of_kind, token_ids_of
+from amusd.settings import Settings, from_mapping, shown
 from amusd.tracing.recorder import Recorder
 
 
@@ -187,9 +186,10 @@ class Engine:
         answered, and `StateError` when the engine is closed.
         """
         self.turns.check()
-        params = params or SamplingParams()
+        params = SamplingParams() if params is None else of_kind("params", params, SamplingParams)
         name, decoding = choose_schedule(self.drafters, decoding, drafter)
         prompt_ids = self.encode(prompt, raw=raw)
+        reference = token_ids_of("reference", reference)
         check_sampling(params, name, reference, self.worker.model.vocab_size)
         request = Request(
             prompt=prompt_ids,
@@ -200,7 +200,7 @@ class Engine:
             logprobs=params.logprobs or params.top_logprobs > 0,
             top_logprobs=params.top_logprobs,
             max_silence_seconds=decoding.max_silence_seconds,
-            reference=tuple(reference),
+            reference=reference,
         )
         kind = partial(Generation, mode=decoding.mode, policy=policy_name(decoding), drafter=name, seed=params.seed)
         return self._answer(request, params, kind)
@@ -213,8 +213,9 @@ class Engine:
         Raises `ConfigError` for unknown ids, or when they leave no room for an answer.
         """
         model = self.worker.model
-        if isinstance(prompt, str) or (prompt and isinstance(prompt[0], Mapping)):
-            turns: Any = user_turn(prompt) if isinstance(prompt, str) else prompt
+        turns: Any = user_turn(prompt) if isinstance(prompt, str) else prompt
+        if isinstance(turns, Sequence) and turns and isinstance(turns[0], Mapping):
+            check_turns(turns)
             text = "\n\n".join(turn["content"] for turn in turns)
             try:
                 text.encode()
@@ -223,7 +224,7 @@ class Engine:
                 raise ConfigError("prompt: half of a surrogate pair is no text") from None
             token_ids = tuple(encoded)
         else:
-            token_ids = tuple(map(operator.index, cast("Sequence[int]", prompt)))
+            token_ids = token_ids_of("prompt", prompt)
         if not token_ids:
             raise ConfigError("prompt: has no tokens")
         if len(token_ids) >= model.max_length:
@@ -259,11 +260,14 @@ class Engine:
         return Answer(request, stop, kind, self.turns)
 
 
-def _kind_or_model(config: type, name: Any) -> Any:
+def _kind_or_model(config: type[Settings], name: Any) -> Any:
     """`embedded` and the like name a kind; a factory makes a drafter; else it is a checkpoint."""
     if isinstance(name, config):
         return name
-    name = os.fspath(name)
+    try:
+        name = os.fspath(name)
+    except TypeError:
+        raise ConfigError(f"{config.section}={shown(name)}: expected a kind, a folder or a hub name") from None
     if name in get_args(get_type_hints(config)["kind"]) and name != "hf":
         return {"kind": name}
     if config is DrafterConfig and is_reference(name):

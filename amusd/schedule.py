@@ -1,23 +1,50 @@
-"""The drafter, the schedule and the policy of one request."""
+"""The arguments of one request: its prompt, drafter, schedule and policy."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from amusd.config import CAPABILITIES, Capabilities, DecodingConfig, SamplingParams, check_runs_ahead, runs_ahead
 from amusd.config.capabilities import kinds_with
 from amusd.errors import ConfigError
 from amusd.policies.base import Policy
 from amusd.policies.factory import make_policy
-from amusd.settings import nearest
+from amusd.settings import nearest, shown
 
 SYNTHETIC = "synthetic"
+_T = TypeVar("_T")
+
+
+def of_kind(name: str, value: Any, kind: type[_T]) -> _T:
+    """The argument `name`, which is of this kind. Raises `ConfigError`."""
+    if not isinstance(value, kind):
+        raise ConfigError(f"{name}={shown(value)}: expected {kind.__name__}")
+    return value
+
+
+def check_turns(turns: Iterable[Any]) -> None:
+    """Raise `ConfigError` unless each turn of a conversation has a role and a content."""
+    for place, turn in enumerate(turns):
+        if not isinstance(turn, Mapping) or any(type(turn.get(name)) is not str for name in ("role", "content")):
+            raise ConfigError(f"prompt[{place}]={shown(turn)}: expected a mapping with the texts 'role' and 'content'")
+
+
+def token_ids_of(name: str, values: Any) -> tuple[int, ...]:
+    """The token ids of the argument `name`. Raises `ConfigError` for anything else."""
+    try:
+        return tuple(map(operator.index, [values] if isinstance(values, bytes) else values))
+    except TypeError:
+        expected = "a text, turns of a conversation, or token ids" if name == "prompt" else "token ids"
+        raise ConfigError(f"{name}={shown(values)}: expected {expected}") from None
 
 
 def choose_schedule(
     drafters: Sequence[str], decoding: DecodingConfig | None, drafter: str | None
 ) -> tuple[str | None, DecodingConfig]:
     """The drafter and the schedule that a request names. Raises `ConfigError` for unknown ones."""
+    decoding = None if decoding is None else of_kind("decoding", decoding, DecodingConfig)
     if not drafters:
         decoding = decoding or DecodingConfig(mode="autoregressive")
         if decoding.mode != "autoregressive":

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from oracle import always_right
 from runtime.pair import PROMPT, oracle, pair, params, plain_engine, reference
 
 from amusd.config import DecodingConfig, SamplingParams
+from amusd.engine import Engine
 from amusd.errors import ConfigError
 
 FACTORY = oracle(60, always_right())
+TURN = "expected a mapping with the texts 'role' and 'content'"
+PROMPTS = "expected a text, turns of a conversation, or token ids"
 
 
 def one_line_of(make: Callable[[], Any]) -> str:
@@ -29,10 +33,41 @@ def one_line_of(make: Callable[[], Any]) -> str:
         ("a\ud800", "prompt: half of a surrogate pair is no text"),
         ([10**30], "prompt: token ids must be in [0, 50)"),
         ([1] * 500, "prompt: 500 tokens leave no room in a context of 400 (max_model_len)"),
+        ([{"role": "user"}], f"prompt[0]={{'role': 'user'}}: {TURN}"),
+        ([{"role": "user", "content": 5}], f"prompt[0]={{'role': 'user', 'content': 5}}: {TURN}"),
+        ([{"role": "user", "content": "a"}, "b"], f"prompt[1]=b: {TURN}"),
+        (["a", 5], f"prompts[1]: prompt=5: {PROMPTS}"),
+        (None, f"prompt=None: {PROMPTS}"),
+        ([1.5], f"prompt=[1.5]: {PROMPTS}"),
+        (b"ab", f"prompt=b'ab': {PROMPTS}"),
+        ({"role": "user", "content": "a"}, f"prompt={{'role': 'user', 'content': 'a'}}: {PROMPTS}"),
     ],
 )
 def test_a_prompt_that_cannot_be_is_one_line(prompt: Any, message: str) -> None:
     assert one_line_of(lambda: plain_engine().generate(prompt)) == message
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"params": {"temperature": 1}}, "params={'temperature': 1}: expected SamplingParams"),
+        ({"params": {}}, "params={}: expected SamplingParams"),
+        ({"decoding": "synchronous"}, "decoding=synchronous: expected DecodingConfig"),
+        ({"reference": 5}, "reference=5: expected token ids"),
+    ],
+)
+def test_an_argument_of_another_kind_is_one_line(options: dict[str, Any], message: str) -> None:
+    assert one_line_of(lambda: plain_engine().generate("a", **options)) == message
+
+
+@pytest.mark.parametrize("models", [{"target": 5}, {"target": None}, {"drafter": {"kind": "ngram"}}], ids=str)
+def test_a_model_of_another_kind_is_one_line(models: dict[str, Any]) -> None:
+    [(name, value)] = models.items()
+    assert one_line_of(lambda: Engine.launch(**models)) == f"{name}={value}: expected a kind, a folder or a hub name"
+
+
+def test_an_array_is_token_ids() -> None:
+    assert plain_engine().generate(np.array(PROMPT), params(3)).token_ids == reference(3)[len(PROMPT) :]
 
 
 @pytest.mark.parametrize(

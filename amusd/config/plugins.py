@@ -16,12 +16,12 @@ from contextlib import contextmanager
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any
 
 from amusd.errors import AmusdError, ConfigError
 from amusd.settings import shown
 
-_T = TypeVar("_T")
+_PACKAGE = str(Path(__file__).parents[1])
 _REFERENCE = re.compile(r"(?:.+\.py|[A-Za-z_][\w.]*):[A-Za-z_][\w.]*", re.ASCII)
 
 
@@ -44,13 +44,12 @@ def load_function(key: str, named: str) -> Callable[..., Any]:
     return function
 
 
-def make(key: str, named: str, kind: type[_T], *args: Any, **options: Any) -> _T:
-    """What the function makes of these arguments. Raises `ConfigError`, one line, unless it is of that `kind`."""
-    function = load_function(key, named)
+def call(key: str, named: str, kinds: tuple[Any, ...], function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """What a function of the user's returns. Raises `ConfigError`, one line, unless it is of one of these kinds."""
     with failing_in_one_line(key, named):
         made = function(*args, **options)
-    if not isinstance(made, kind):
-        expected = f"{kind.__module__}.{kind.__qualname__}"
+    if not isinstance(made, kinds):
+        expected = " or ".join(f"{kind.__module__}.{kind.__qualname__}" for kind in kinds)
         raise ConfigError(f"{key}={shown(named)}: returns {shown(repr(made))}; expected {expected}")
     return made
 
@@ -63,7 +62,7 @@ def failing_in_one_line(key: str, named: str) -> Iterator[None]:
     except AmusdError:
         raise
     except Exception as error:
-        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _PACKAGE not in frame.filename]
         place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
         text = shown(error)
         raise ConfigError(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from amusd.config import DrafterConfig, EngineConfig
-from amusd.config.plugins import failing_in_one_line, load_function
+from amusd.config.plugins import call, failing_in_one_line, load_function
 from amusd.drafters.base import Drafter, DrafterFactory
 from amusd.errors import ConfigError
 from amusd.models.loading import model_path, target_settings
@@ -51,14 +51,12 @@ def load_own(config: DrafterConfig, engine: EngineConfig, device: str) -> Drafte
     """
     named = str(config.factory)
     context = DrafterContext(options=config.options, device=device, engine=engine)
-    function = load_function(_KEY, named)
-    with failing_in_one_line(_KEY, named):
-        return functools.partial(_checked, named, function(context))
+    return functools.partial(_checked, named, call(_KEY, named, (Callable,), load_function(_KEY, named), context))
 
 
 def _checked(named: str, factory: DrafterFactory, number: int) -> Sequence[Drafter]:
     with failing_in_one_line(_KEY, named):
-        made = list(factory(number))
+        made = list(call(_KEY, named, (Iterable,), factory, number))
     if len({id(drafter) for drafter in made}) != number or not all(isinstance(drafter, Drafter) for drafter in made):
         raise ConfigError(
             f"{_KEY}={shown(named)}: makes {shown(repr(made))}; expected as many amusd.drafters.base.Drafter as it is "

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 
 from amusd.config import MAX_FAN_OUT, DecodingConfig
-from amusd.config.plugins import make
+from amusd.config.plugins import call, load_function
 from amusd.errors import ConfigError
-from amusd.policies.base import Policy
+from amusd.policies.base import Decision, Policy, TargetView, Verify, Wait
 from amusd.policies.schedules import (
     AutoPolicy,
     AutoregressivePolicy,
@@ -19,6 +19,24 @@ from amusd.policies.schedules import (
 BLOCK_TIMEOUT_SECONDS = 10.0
 WHOLE_TREE = 1 << 20
 """More tokens than any tree has: it is one message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnPolicy(Policy):
+    """A user's policy. Its mistakes are errors of one line."""
+
+    key: str
+    own: Policy
+
+    @property
+    def name(self) -> str:
+        """See `Policy`."""
+        return self.own.name
+
+    def decide(self, view: TargetView) -> Decision:
+        """See `Policy`. Raises `ConfigError`."""
+        decision: Decision = call("policy", self.key, (Verify, Wait), self.own.decide, view)
+        return decision
 
 
 def make_policy(decoding: DecodingConfig, *, can_branch: bool = False) -> Policy:
@@ -41,14 +59,16 @@ def make_policy(decoding: DecodingConfig, *, can_branch: bool = False) -> Policy
     if decoding.policy in ("chain", "branching"):
         policy = ContinuousPolicy(max_lookahead=lookahead, min_candidates=least, max_wait_passes=wait)
         return replace(policy, always_waits=True, **trees) if decoding.policy == "branching" else policy
-    own: Policy = make("policy", decoding.policy, Policy, decoding, can_branch=can_branch)  # type: ignore[type-abstract]
+    function = load_function("policy", decoding.policy)
+    own: Policy = call("policy", decoding.policy, (Policy,), function, decoding, can_branch=can_branch)
     widths = own.max_lookahead, own.tokens_per_message, own.fan_out, own.rows_per_step
     if min(widths) < 1 or max(widths[2:]) > MAX_FAN_OUT:
         names = "max_lookahead, tokens_per_message, fan_out, rows_per_step"
         raise ConfigError(f"policy={decoding.policy}: {names}={widths}: at least 1, the last two at most {MAX_FAN_OUT}")
     if own.max_steps < 0:
         raise ConfigError(f"policy={decoding.policy}: max_steps={own.max_steps}: at least 0")
-    return own
+    plan = {field.name: getattr(own, field.name) for field in fields(Policy)}
+    return OwnPolicy(key=decoding.policy, own=own, **plan)
 
 
 def policy_name(decoding: DecodingConfig) -> str | None:

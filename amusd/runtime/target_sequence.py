@@ -12,7 +12,7 @@ from itertools import repeat
 from typing import Any
 
 from amusd.config import GREEDY, Distribution
-from amusd.errors import NotFiniteError, PeerProtocolError
+from amusd.errors import ConfigError, PeerProtocolError
 from amusd.models.cached_model import CachedModel
 from amusd.models.kv_cache import KVCache
 from amusd.models.passes import ModelOutput, Rows
@@ -73,7 +73,7 @@ class TargetSequence:
     """What the present draft was told; None: nothing."""
     finish_reason: FinishReason | None = None
     """None while the answer goes on."""
-    error: NotFiniteError | None = None
+    error: ConfigError | None = None
     is_over: bool = False
     """Nothing follows, and the counts are complete."""
     _room: int = 0
@@ -175,7 +175,10 @@ class TargetSequence:
         view = self.observer.view(self.session, max_candidates=self._room, waited_ns=waited_ns)
         if not may_hear:
             view = replace(view, may_get_more=False, drafting_pays=True)
-        decision = self.request.policy.decide(view)
+        try:
+            decision = self.request.policy.decide(view)
+        except ConfigError as error:  # by a policy of the user's own; the other sequences go on
+            self.error, decision = error, Verify(0)
         if isinstance(decision, Wait) and not (may_hear and decision.seconds > 0):  # by a policy of the user's own
             decision = Verify(view.num_candidates)
         self.decision = decision if isinstance(decision, Verify) else Verify(view.num_candidates)

@@ -241,7 +241,7 @@ class TargetWorker:
 
     def _settle(self) -> None:
         """Close ended sequences. Wait for the draft's counts only if no other sequence is at work."""
-        for sequence in [sequence for sequence in self.sequences if sequence.finish_reason is not None]:
+        for sequence in [each for each in self.sequences if each.finish_reason is not None or each.error is not None]:
             self._close(sequence)
         self.client.settle(waits=not self.sequences)
 

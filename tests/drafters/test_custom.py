@@ -101,6 +101,7 @@ def raises(context): raise ValueError("two\\nlines")
 def too_few(context): return lambda number: [Drafter()]
 def fails_later(context): return lambda number: 1 // 0
 def no_arguments(): return Names.make(0)
+def five(context): return lambda number: 5
 """
 
 
@@ -121,6 +122,11 @@ def loaded(factory: str) -> LoadedDrafters:
     [
         ("{folder}/nonsense.py:chain", "raises AttributeError: module 'own_nonsense' has no attribute 'chain'"),
         ("{folder}/nonsense.py:raises", "raises ValueError: two lines ({folder}/nonsense.py, line 7)"),
+        ("{folder}/nonsense.py:nothing", "returns None; expected collections.abc.Callable"),
+        ("{folder}/nonsense.py:five", "returns 5; expected collections.abc.Iterable"),
+        ("{folder}/nonsense.py:too_few", "makes [<amusd.drafters.base.Drafter object"),
+        ("{folder}/nonsense.py:fails_later", "raises ZeroDivisionError: integer division or modulo by zero ({folder}/"),
+        ("{folder}/nonsense.py:no_arguments", "raises TypeError: no_arguments() takes 0 positional arguments"),
         ("{folder}/absent.py:make", "raises FileNotFoundError: "),
         ("nothing_such", "allowed: MODULE:FUNCTION, FILE.py:FUNCTION"),
     ],

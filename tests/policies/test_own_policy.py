@@ -23,6 +23,15 @@ def blind(decoding, *, can_branch): return ContinuousPolicy(max_lookahead=0, min
 def backward(decoding, *, can_branch): return ContinuousPolicy(max_steps=-1, min_candidates=0, max_wait_passes=0.0)
 def nothing(decoding, *, can_branch): return None
 def raises(decoding, *, can_branch): raise KeyError("x")
+
+class Dividing(ContinuousPolicy):
+    __slots__ = ()
+    def decide(self, view): return 1 // view.num_candidates
+def divides(decoding, *, can_branch): return Dividing(min_candidates=0, max_wait_passes=0.0)
+class Silent(ContinuousPolicy):
+    __slots__ = ()
+    def decide(self, view): return None
+def decides(decoding, *, can_branch): return Silent(min_candidates=0, max_wait_passes=0.0)
 """
 
 
@@ -61,3 +70,20 @@ def test_an_engine_keeps_to_it_and_the_answer_is_exact(file: Path) -> None:
         sampled = SamplingParams(max_new_tokens=4, temperature=1.0, acceptance="rejection")
         with pytest.raises(ConfigError, match=r":wide: not with sampling.acceptance=rejection"):
             engine.generate(PROMPT, sampled, decoding=DecodingConfig(policy=f"{file}:wide"))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("divides", "raises ZeroDivisionError: integer division or modulo by zero ({file}, line 15)"),
+        ("decides", "returns None; expected amusd.policies.base.Verify or amusd.policies.base.Wait"),
+    ],
+)
+def test_a_mistake_amid_an_answer_ends_that_answer_alone(name: str, message: str, file: Path) -> None:
+    with pair({"oracle": oracle(60, always_right())}, max_num_seqs=2) as (engine, _):
+        other = engine.submit(PROMPT, params(20))
+        with pytest.raises(ConfigError) as caught:
+            engine.generate(PROMPT, params(20), decoding=DecodingConfig(policy=f"{file}:{name}"))
+        assert str(caught.value) == f"policy={file}:{name}: {message.format(file=file)}"
+        assert (*PROMPT, *other.result().token_ids) == reference(20)
+        assert engine.worker.sequences == []
