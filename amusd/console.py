@@ -133,7 +133,8 @@ def _screen(stream: TextIO) -> Screen | None:
     from rich.console import Console as Screen
 
     screen = Screen(file=stream, force_terminal=True, highlight=False)
-    return None if screen.is_dumb_terminal else screen
+    has_room = screen.width >= 10 and screen.height >= 2  # COLUMNS=0
+    return screen if has_room and not screen.is_dumb_terminal else None
 
 
 def _printable(character: str) -> str:

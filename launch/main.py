@@ -6,6 +6,7 @@ or an output that cannot be written (one line); 130 Ctrl-C; 143 SIGTERM.
 
 from __future__ import annotations
 
+import resource
 import sys
 from collections.abc import Sequence
 from contextlib import closing, suppress
@@ -32,6 +33,8 @@ COMMANDS = {
 }
 COMPUTING = ("generate", "serve", "compare", "bench", "doctor")
 """Commands that compute passes."""
+MIN_OPEN_FILES = 32
+"""An answer with a draft takes 16; other links and further ranks take more."""
 _USAGE = """\
 usage: amusd COMMAND [KEY=VALUE ...]         answer, compare, predict, measure
        amusd COMMAND -m KEY=a,b [...]        a sweep by Hydra; with the run_dir of an interrupted one, go on with it
@@ -63,6 +66,7 @@ def _run(arguments: list[str]) -> int:
         return 0
     if command not in COMMANDS:
         raise ConfigError(f"{command or 'amusd'}: name a command first; allowed: {', '.join(COMMANDS)}")
+    _check_process()
     if command == "trace":
         return _trace(rest)
     if command in ("keys", "export-draft"):
@@ -70,6 +74,17 @@ def _run(arguments: list[str]) -> int:
     if any(word.startswith("-") or "hydra" in word.partition("=")[0] for word in rest):
         return _run_hydra(command, rest)
     return _run_once(command, rest)
+
+
+def _check_process() -> None:
+    """Raise `ConfigError` for what no command can do without."""
+    try:
+        Path.cwd()
+    except OSError:
+        raise ConfigError("the working directory is gone: go to one that exists") from None
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit < MIN_OPEN_FILES:
+        raise ConfigError(f"ulimit -n {limit}: a process needs {MIN_OPEN_FILES} open files at least")
 
 
 def _run_once(command: str, arguments: list[str]) -> int:

@@ -46,6 +46,21 @@ def test_an_answer_on_a_terminal_has_a_line_below_it_until_it_ends(
     assert seen.rindex("\x1b[?25h") > seen.rindex("\x1b[?25l")  # the cursor
 
 
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="a terminal of POSIX")
+@pytest.mark.parametrize("variable", ["COLUMNS", "LINES"])
+@pytest.mark.parametrize("size", ["0", "1"])
+def test_a_terminal_without_room_for_a_line_gets_the_text_alone(
+    monkeypatch: pytest.MonkeyPatch, variable: str, size: str
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv(variable, size)
+    ours, theirs = os.openpty()
+    with os.fdopen(theirs, "w", encoding="utf-8") as out, Console(out=out).streaming(lambda: "status") as write:
+        write("text\n")
+    assert os.read(ours, 100) == b"text\r\n"
+    os.close(ours)
+
+
 needs_dev_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is Linux's")
 
 
@@ -79,3 +94,28 @@ def test_a_command_whose_output_is_cut_off_says_nothing_and_succeeds() -> None:
     )
     os.close(write_end)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("argument", "code"), [("", 0), ("nope=1", 2)])
+def test_a_command_without_a_standard_error_does_the_same_and_says_nothing(
+    argument: str, code: int, tmp_path: Path
+) -> None:
+    line = f"exec {sys.executable} -m launch.main simulate {SMALL} {argument} run_dir={tmp_path / 'run'} 2>&-"
+    done = subprocess.run(["sh", "-c", line], cwd=ROOT, capture_output=True, text=True, timeout=90)
+    assert (done.returncode, "Traceback" in done.stdout) == (code, False), done.stdout
+    assert bool(done.stdout) == (code == 0)
+
+
+@pytest.mark.parametrize(
+    ("before", "message"),
+    [
+        ("ulimit -n 31", "ulimit -n 31: a process needs 32 open files at least"),
+        ("mkdir gone && cd gone && rmdir ../gone", "the working directory is gone: go to one that exists"),
+    ],
+)
+def test_a_process_that_no_command_could_work_in_is_one_line(before: str, message: str, tmp_path: Path) -> None:
+    line = f"{before}; exec {sys.executable} -m launch.main simulate {SMALL}"
+    own = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(["sh", "-c", line], cwd=tmp_path, env=own, capture_output=True, text=True, timeout=90)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"amusd: {message}\n")
+    assert list(tmp_path.iterdir()) == []
