@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 import traceback
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +18,9 @@ PARTIAL_FILE = "partial.txt"
 ANSWERS_FILE = "answers.jsonl"
 """Every answer of a comparison, and what it took."""
 FIGURE_FILES = tuple(f"{name}.{kind}" for name in ("comparison", "timeline") for kind in ("svg", "png"))
+
+MAX_SOCKET_FOLDER = 75
+"""Bytes of a path; behind them comes `/amusd-ranks-12345678/10`, and macOS has room for 103."""
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -50,6 +54,19 @@ def make_new_folder(folder: Path, mode: int = 0o777) -> None:
             raise ConfigError(f"{folder}: not empty; name a new folder")
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be used: {error.strerror}") from None
+
+
+def make_socket_folder(prefix: str = "amusd-") -> str:
+    """Make a private folder for socket files: in /tmp if the path of TMPDIR leaves their names no room.
+
+    Raises `ConfigError`.
+    """
+    try:
+        folder = tempfile.gettempdir()
+        is_short = len(os.fsencode(folder)) <= MAX_SOCKET_FOLDER and folder.isprintable()
+        return tempfile.mkdtemp(prefix=prefix, dir=folder if is_short else "/tmp")  # noqa: S108 - a new folder in it
+    except OSError as error:
+        raise ConfigError(f"TMPDIR: no folder for sockets can be made: {error}") from None
 
 
 def cannot_write(path: Path | str, error: OSError) -> ConfigError:

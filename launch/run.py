@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import stat
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
 from datetime import timedelta
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -36,6 +36,7 @@ from amusd.child import Ended
 from amusd.config import EngineConfig, RunConfig
 from amusd.console import Console, tell
 from amusd.errors import ConfigError, PeerLostError, first_line
+from amusd.files import make_socket_folder
 from amusd.huge_pages import restart_with_huge_pages
 from amusd.models.meeting import Meeting
 from amusd.runtime.cores import allowed_cores, cores_for, pin_to
@@ -171,7 +172,8 @@ def _run_rank(command: str, config: RunConfig, own: Place, stack: ExitStack) -> 
 def meet_in_folder(folder: str | None, stack: ExitStack) -> Meeting:
     """The meeting in this folder, or in a new one that `stack` removes. Raises `ConfigError` if others may enter it."""
     if folder is None:
-        folder = stack.enter_context(TemporaryDirectory(prefix="amusd-ranks-", ignore_cleanup_errors=True))
+        folder = make_socket_folder("amusd-ranks-")
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
     status = Path(folder).lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise ConfigError(f"{folder}: torchrun's store names this folder, which is not private to this user")

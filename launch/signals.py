@@ -10,6 +10,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 
 from amusd.console import tell
@@ -90,7 +91,7 @@ def exit_code_of(work: Callable[[], int]) -> int:
 def end_of_program(work: Callable[[], int]) -> int:
     """Exit code of a program's work: as `exit_code_of`, or 128 and the number of the signal that ended it."""
     if sys.stderr is None:  # closed (`2>&-`): or the next file to be opened would take its place
-        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the process ends
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - until the process ends
         os.set_inheritable(sys.stderr.fileno(), True)
     try:
         return exit_code_of(work)

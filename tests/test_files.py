@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from full_disk import files_of_at_most
 
+from amusd.config import TransportConfig
 from amusd.errors import ConfigError
-from amusd.files import write_whole
+from amusd.files import MAX_SOCKET_FOLDER, make_socket_folder, write_whole
+from amusd.transport.factory import connect, listen
 
 
 def test_what_does_not_fit_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path) -> None:
@@ -18,3 +22,23 @@ def test_what_does_not_fit_leaves_the_old_file_and_nothing_beside_it(tmp_path: P
         write_whole(path, "x" * 1000)
     assert str(caught.value) == f"{path}: cannot be written (File too large)"
     assert [(found.name, found.read_text()) for found in tmp_path.iterdir()] == [("result.json", "old")]
+
+
+@pytest.mark.parametrize("kind", ["auto", "shared_memory", "zeromq"])
+def test_links_meet_in_a_shorter_folder_if_that_of_temporary_files_is_too_long_for_sockets(
+    kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("x" * MAX_SOCKET_FOLDER)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    config = TransportConfig(kind=kind)
+    target = listen(config, 1)
+    connect(config, target.address, 1).close()
+    target.close()
+    assert list(long.iterdir()) == []
+
+
+def test_without_a_folder_for_temporary_files_the_line_names_tmpdir(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/proc")
+    with pytest.raises(ConfigError, match="TMPDIR: no folder for sockets can be made: "):
+        make_socket_folder()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -11,6 +10,7 @@ from dataclasses import replace
 
 from amusd.child import ForkServer, Orders, command_of, serve
 from amusd.config import EngineConfig
+from amusd.files import make_socket_folder
 from amusd.models.meeting import Meeting
 from amusd.runtime.cores import allowed_cores, pin_rank
 from amusd.runtime.devices import device_of, settle_devices
@@ -45,7 +45,7 @@ def start_workers(
 
 def start_followers(config: EngineConfig) -> Meeting:
     """Start the target's ranks 1 and up, without waiting; returns where they meet, which ends them."""
-    address = tempfile.mkdtemp(prefix="amusd-ranks-")
+    address = make_socket_folder("amusd-ranks-")
     settings = {"config": to_mapping(config), "cores": allowed_cores(), "address": address}
     others = [ForkServer(command_of(__name__), settings) for _ in range(1, config.target_tensor_parallel_size)]
     for rank, other in enumerate(others, 1):

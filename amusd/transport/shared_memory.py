@@ -13,12 +13,12 @@ import os
 import select
 import shutil
 import socket
-import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
 
 from amusd.errors import ConfigError, PeerLostError
+from amusd.files import make_socket_folder
 from amusd.transport.base import CLOSED, CLOSED_BY_PEER, LOOK_SECONDS, Transport, spin_then_sleep
 from amusd.transport.ring import RING_BYTES, Rings, make_memory
 
@@ -51,7 +51,7 @@ class SharedMemoryTransport(Transport):
         """The listening end, in a private folder. Raises ConfigError where the platform cannot do this."""
         with ExitStack() as door:
             try:
-                folder = Path(tempfile.mkdtemp(prefix="amusd-"))
+                folder = Path(make_socket_folder())
                 door.callback(shutil.rmtree, folder, ignore_errors=True)
                 listening = door.enter_context(socket.socket(socket.AF_UNIX))
                 listening.setblocking(False)

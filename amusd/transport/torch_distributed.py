@@ -16,7 +16,6 @@ import logging
 import queue
 import shutil
 import struct
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -30,6 +29,7 @@ import torch
 from torch import distributed
 
 from amusd.errors import ConfigError, PeerLostError, PeerProtocolError
+from amusd.files import make_socket_folder
 from amusd.protocol.wire import MAX_FRAME_BYTES
 from amusd.transport.base import CLOSED, CLOSED_BY_PEER, MAX_QUEUED_MESSAGES, Transport
 
@@ -107,7 +107,7 @@ class TorchDistributedTransport(Transport):
     def bind(cls, nonce: int, backend: Backend, devices: tuple[str, str]) -> TorchDistributedTransport:
         """The listening end. `devices`: of both ends, for NCCL. Raises ConfigError if `backend` does not work here."""
         _check_backend(backend, devices)
-        return cls(f"{backend}://{tempfile.mkdtemp(prefix='amusd-')}", nonce, devices[0], 0)
+        return cls(f"{backend}://{make_socket_folder()}", nonce, devices[0], 0)
 
     def send_frame(self, frame: bytes) -> None:
         """Queue bytes. Raises PeerLostError."""

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 import time
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from amusd.errors import ConfigError, PeerLostError
+from amusd.files import make_socket_folder
 from amusd.protocol.wire import MAX_FRAME_BYTES
 from amusd.transport.addresses import check_address
 from amusd.transport.base import CLOSED, CLOSED_BY_PEER, LOOK_SECONDS, MAX_QUEUED_MESSAGES, Transport, spin_then_sleep
@@ -57,7 +57,7 @@ class ZeroMQTransport(Transport):
         """
         self._private_folder = None
         if address is None:
-            self._private_folder = tempfile.mkdtemp(prefix="amusd-")
+            self._private_folder = make_socket_folder()
             address = f"ipc://{self._private_folder}/link"
         checked, is_local = check_address(address, beyond=insecure or keys is not None, to_bind=listens)
         super().__init__(checked, nonce)
