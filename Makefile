@@ -55,6 +55,8 @@ $(STAMP): pyproject.toml constraints.txt
 	echo "installing amusd and its dependencies ..."; \
 	$$PIP -c constraints.txt -e '.[embedded,plots,serve,dev]'; \
 	$$PIP --no-deps $(PAIR)
+	@# Before a folder beside a script that has the checkout's name: that is a package, too, though an empty one.
+	@echo "$(CURDIR)" > "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/amusd_checkout.pth"
 	@touch $@
 
 demo: setup  ## Stream one answer from two worker processes, then compare the modes on a few prompts.

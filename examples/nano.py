@@ -19,23 +19,27 @@ So every candidate is verified behind exactly the prefix that it was drafted fro
 (`--plain`), whatever the draft does, but for ties: a pass over several tokens may round otherwise than a pass over one,
 so of two tokens whose scores differ in the last bits alone either may be chosen.
 
-    amusd export-draft draft     # writes the embedded draft to the folder `draft`, and says which folder is its target
-    python examples/nano.py --target TARGET --draft draft "Why is the sky blue?"
+    python examples/nano.py "Why is the sky blue?"                                 # with the pair that amusd brings
+    python examples/nano.py --target FOLDER --draft FOLDER "Why is the sky blue?"
 
 The method is AMUSD's (arXiv 2410.17375); PEARL (2408.11850) and SSD (2603.03251) are relatives. "In amusd" begins what
 the package does beyond this file.
 """
 
 import argparse
+import atexit
 import contextlib
 import multiprocessing
 import os
 import select
+import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -215,17 +219,31 @@ def encode(tokenizer: Any, prompt: str) -> list[int]:
     return tokenizer.encode(prompt, add_special_tokens=not tokenizer.chat_template)
 
 
+def embedded_pair() -> tuple[str, str]:
+    """Return the folders of the pair that amusd brings: here alone is the package used."""
+    from amusd.models import embedded_draft, embedded_target
+
+    target, folder = embedded_target.embedded_target_path(), tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder)
+    embedded_draft.export_draft(target, Path(folder))
+    return str(target), folder
+
+
 def main() -> None:
     """Answer one prompt."""
     parser = argparse.ArgumentParser(description="Asynchronous speculative decoding in one file.")
     parser.add_argument("prompt")
-    parser.add_argument("--target", required=True, metavar="FOLDER")
-    parser.add_argument("--draft", required=True, metavar="FOLDER", help="a smaller model with the same tokenizer")
+    parser.add_argument("--target", metavar="FOLDER")
+    parser.add_argument("--draft", metavar="FOLDER", help="a smaller model with the same tokenizer")
     parser.add_argument("--devices", nargs=2, default=["cpu", "cpu"], metavar=("TARGET", "DRAFT"), help="cuda:0 cuda:1")
     parser.add_argument("--dtype", default="float32", help="float32 (default), bfloat16 or float16")
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--plain", action="store_true", help="decode with the target alone")
     given = parser.parse_args()
+    if not given.target or not (given.draft or given.plain):
+        if given.target or given.draft:
+            parser.error("name both folders, --target and --draft, or none")
+        given.target, given.draft = embedded_pair()
 
     tokenizer = AutoTokenizer.from_pretrained(given.target)
     prompt, streamer = encode(tokenizer, given.prompt), TextStreamer(tokenizer, skip_special_tokens=True)

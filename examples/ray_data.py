@@ -16,7 +16,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import ray
+try:
+    import ray
+except ImportError:
+    sys.exit("examples/ray_data.py needs Ray: pip install 'ray[data]'")
 
 from amusd import Engine, SamplingParams
 from amusd.config import WorkloadConfig

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -53,3 +54,9 @@ def test_a_sweep_takes_further_keys(small_pair: list[str], tmp_path: Path) -> No
     jobs = json.loads((tmp_path / "sweep" / "sweep.json").read_text())["jobs"]
     assert [job["swept"] for job in jobs] == [{"min_candidates": "0"}, {"min_candidates": "1"}]
     assert all(job["rows"] for job in jobs)
+
+
+@pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
+def test_without_ray_its_example_says_so_in_one_line(tmp_path: Path) -> None:
+    done = processes.run([sys.executable, str(EXAMPLES / "ray_data.py")], tmp_path)
+    assert (done.returncode, done.stderr) == (1, "examples/ray_data.py needs Ray: pip install 'ray[data]'\n")

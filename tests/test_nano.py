@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from amusd.models.embedded_draft import export_draft
 from amusd.models.tokenizer import load_tokenizer
 from tests.launch.processes import ROOT, run
 from tests.test_golden import GREEDY, ids
@@ -19,21 +18,19 @@ COUNT, SKY = GREEDY
 NUM_TOKENS = 12
 
 
-@pytest.fixture(scope="module")
-def pair(embedded_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    draft = tmp_path_factory.mktemp("models") / "draft"
-    export_draft(embedded_folder, draft)
-    return ["--target", str(embedded_folder), "--draft", str(draft), f"--max-new-tokens={NUM_TOKENS}"]
-
-
 @pytest.mark.embedded
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("prompt", [COUNT, pytest.param(SKY, marks=pytest.mark.long)])
-def test_the_answer_is_that_of_transformers(
-    pair: list[str], embedded_folder: Path, prompt: str, tmp_path: Path
-) -> None:
+def test_the_answer_is_that_of_transformers(embedded_folder: Path, prompt: str, tmp_path: Path) -> None:
     expected = load_tokenizer(embedded_folder).decode(ids(GREEDY[prompt])[:NUM_TOKENS])
-    done = run([sys.executable, str(NANO), *pair, prompt], tmp_path)
+    done = run([sys.executable, str(NANO), f"--max-new-tokens={NUM_TOKENS}", prompt], tmp_path, TMPDIR=str(tmp_path))
     assert (done.returncode, done.stdout) == (0, expected + "\n"), done.stderr
     counts = {name: int(number) for number, name in re.findall(r"(\d+) ([a-z ]+)[,\n]", done.stderr)}
     assert counts["tokens"] == counts["target passes"] + counts["accepted"] == NUM_TOKENS
+    assert not list(tmp_path.glob("*/model.safetensors"))
+
+
+def test_one_folder_alone_is_a_mistake(tmp_path: Path) -> None:
+    done = run([sys.executable, str(NANO), "--target", str(tmp_path), "hi"], tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.endswith("error: name both folders, --target and --draft, or none\n")
