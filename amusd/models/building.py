@@ -7,23 +7,21 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from amusd.errors import ConfigError, DeviceError, first_line
+from amusd.errors import ConfigError, first_line
 from amusd.models.cached_model import CachedModel
 from amusd.models.checkpoint import CONFIG, one_line_errors, open_checkpoint, refuse_unread
 from amusd.models.configuration import ModelConfig, check_supported, load_config, position_limit, quantization_of
 from amusd.models.decoder_weights import bias_shapes, fit_weights, load_decoder, weight_shapes
-from amusd.models.graphs import run_each_time
 from amusd.models.linear import INT8, why_not_int8
 from amusd.models.load_options import LoadOptions
 from amusd.models.network import Network
-from amusd.models.row_attention import require_triton
+from amusd.models.row_attention import try_triton
 from amusd.models.self_test import measure_width_invariance
 from amusd.models.vocabulary import EMBEDDING, HEAD, SharedVocabulary, adopt_vocabulary
 
@@ -74,15 +72,7 @@ def _load_network(
 
 
 def _try_out(model: CachedModel, options: LoadOptions, report: Callable[[str], None]) -> CachedModel:
-    num_tokens = min(6, model.max_length - 2)
-    try:
-        found = measure_width_invariance(model, (0, 1), num_tokens)
-    except DeviceError as error:
-        if options.capture in (None, run_each_time):
-            raise
-        report(f"computed without CUDA graphs, which is slower: {error}")
-        model = replace(model, options=replace(options, capture=run_each_time))
-        found = measure_width_invariance(model, (0, 1), num_tokens)
+    found = measure_width_invariance(model, (0, 1), min(6, model.max_length - 2))
     if options.numerics.fixed and any(found):
         report("a token's logits depend on how many tokens share its pass, so the modes may give different answers")
     return model
@@ -129,14 +119,12 @@ def prepared(config: Any, options: LoadOptions) -> Iterator[int]:
 
 
 def prepare_device(device: str) -> None:
-    """Set how torch computes on a GPU, and try Triton there. Idempotent.
-
-    Raises `ConfigError` without that device or what Triton needs.
-    """
+    """Set how torch computes on a GPU, and try Triton there. Idempotent. Raises `ConfigError` without that device."""
     if not device.startswith("cuda"):
         return
     with device_errors(device):
-        require_triton(device)
+        torch.zeros(1, device=device)  # else Triton would be blamed for a missing device
+    try_triton(device)
     torch.backends.cuda.enable_cudnn_sdp(enabled=False)  # it builds a plan for each length of a prompt: 0.4 s
     matmul = torch.backends.cuda.matmul  # split sums are added in float32
     matmul.allow_bf16_reduced_precision_reduction = matmul.allow_fp16_reduced_precision_reduction = False

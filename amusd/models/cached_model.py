@@ -24,6 +24,7 @@ from torch import Tensor
 from amusd.errors import DeviceError, RankLostError
 from amusd.models.captured import CapturedPasses
 from amusd.models.eager import EagerPasses
+from amusd.models.fallback import find_way
 from amusd.models.graphs import send, wait_for
 from amusd.models.kv_cache import KVCache, KVMemory
 from amusd.models.load_options import LoadOptions
@@ -54,6 +55,7 @@ class CachedModel:
         self.vocab_size, self.num_ids = network.vocab_size, network.num_ids
         self.weight_bytes, self.feature_width = network.weight_bytes, network.feature_width
         self.feature_columns: Mapping[str, slice] = {} if network.taps is None else network.taps.columns
+        self._is_prepared = False
         self._event: Any = None
         if network.device.type == "cuda":
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch is untyped here
@@ -90,10 +92,18 @@ class CachedModel:
     def prepare(self, cache: KVCache, samplers: Sequence[RowSampler] = (), steps: int = 1) -> None:
         """Do slow first-time work for passes over the memory of `cache`, with these samplers and up to `steps` steps.
 
-        Afterwards a captured pass of another shape is a `DeviceError`.
+        Afterwards a captured pass of another shape is a `DeviceError`. The first call finds the way of a GPU's passes.
         """
+        checked = None  # held, since a pool of graphs must not become empty before these are captured
+        if self.captured_on is not None and not self._is_prepared:
+            if self.device.type == "cuda" and self.ranks.size == 1:
+                _, checked = find_way(self)
+            self.prefill([0] * min(self.numerics.prefill_chunk, cache.capacity), cache)  # loads the kernels of prompts
+            cache.truncate(0)
+            self._is_prepared = True
         for sampler in (None, *samplers):
             self.compute(Prepare(cache, steps), sampler)
+        del checked
 
     def prefill(self, token_ids: Sequence[int], cache: KVCache) -> None:
         """Take in tokens without logits, in chunks whose borders depend on the position alone."""

@@ -11,6 +11,7 @@ At a fixed width every pass has rows for all caches. Otherwise it has a power of
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -20,9 +21,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from amusd.errors import DeviceError
+from amusd.errors import ConfigError, DeviceError
 from amusd.models.attention import causal_attention
-from amusd.models.graphs import Replay, send
+from amusd.models.graphs import Replay, Work, run_each_time, send
 from amusd.models.kv_cache import KVCache
 from amusd.models.passes import PADDING_ID, PARENT, POSITION, SLOT, TOKEN, ModelOutput, Rows
 from amusd.models.pinned import CACHE, LAST_ROW, LENGTH, PATH, PassInputs, Pinned
@@ -30,6 +31,8 @@ from amusd.sampling.sampler import RowSampler
 
 if TYPE_CHECKING:
     from amusd.models.cached_model import CachedModel
+
+logger = logging.getLogger(__name__)
 
 _NO_POSITION = -1  # a padded row: it sees nothing
 
@@ -226,10 +229,25 @@ class CapturedPasses:
             def work() -> None:
                 self._logits[shape] = self._compute(shape)
 
-            assert self._model.capture is not None
             with torch.inference_mode():
-                self._graphs[shape] = self._model.capture(work)
+                self._graphs[shape] = self._captured(work)
         return self._graphs[shape]
+
+    def _captured(self, work: Work) -> Replay:
+        """The graph of `work`; where it cannot be captured, `work`, and no further pass is captured.
+
+        Raises `ConfigError` with several ranks, which capture their exchanges all or none.
+        """
+        model = self._model
+        assert model.capture is not None
+        try:
+            return model.capture(work)
+        except DeviceError as error:
+            if model.ranks.size > 1:
+                raise ConfigError(f"hardware.cuda_graphs=true: {error}; allowed here: false") from error
+            logger.warning("amusd: %s computes without CUDA graphs, which is slower: %s", model.device, error)
+            model.capture = run_each_time
+            return work
 
     def _compute(self, shape: PassShape) -> Tensor:
         inputs, memory, places = self._inputs, self._memory, self._places(shape)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amusd.errors import DeviceError, first_line
+from amusd.errors import AmusdError, DeviceError, first_line
 
 Work = Callable[[], None]
 Replay = Callable[[], None]
@@ -40,7 +40,7 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def run_each_time(work: Work) -> Replay:
-    """A `Capture` that captures nothing, for GPUs with graphs turned off and tests on CPUs."""
+    """A `Capture` that captures nothing, where graphs are turned off or fail."""
     return work
 
 
@@ -60,15 +60,16 @@ def graph_capture(device: torch.device) -> Capture:
 
 def _captured(work: Work, device: torch.device, stream: Any, pool: Any) -> Any:
     """The graph of `work`, which runs three times with its present inputs. Raises `DeviceError`."""
+    graph = torch.cuda.CUDAGraph()
     stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
+    with torch.cuda.stream(stream):  # around the capture, too: torch leaves its stream current where that fails
         for _ in range(_WARM_UP_RUNS):
             work()
+        # thread_local: threads of the link, of NCCL and of the allocator may use the device meanwhile.
+        capturing = torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local")
+        with _errors_of_capture(device, pool), _without_collection(), capturing:
+            work()
     torch.cuda.current_stream(device).wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    # thread_local: threads of the link, of NCCL and of the allocator may use the device meanwhile.
-    with _capturing(device), torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-        work()
     return graph
 
 
@@ -78,28 +79,32 @@ def _replay(graph: Any, device: torch.device) -> None:
 
 
 @contextlib.contextmanager
-def _capturing(device: torch.device) -> Iterator[None]:
-    """Free nothing during a capture: pinned memory would be marked on the captured stream.
-
-    Raises `DeviceError` for work that cannot be captured, and for an empty graph, for which torch only warns.
-    """
+def _without_collection() -> Iterator[None]:
+    """Collect no garbage inside: freed in a capture, pinned memory would be marked on the captured stream."""
     was_enabled = gc.isenabled()
-    gc.collect()
     gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@contextlib.contextmanager
+def _errors_of_capture(device: torch.device, pool: Any) -> Iterator[None]:
+    """Raise `DeviceError` for work that cannot be captured, and for an empty graph, for which torch only warns."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="The CUDA Graph is empty")
             yield
-    except torch.OutOfMemoryError:
-        raise
-    except UserWarning as warning:  # what a capture on another device leaves
-        raise DeviceError(f"a graph of {device} captured nothing: {warning}") from None
-    except RuntimeError as error:
-        line = first_line(error)
-        raise DeviceError(f"a pass on {device} cannot be captured: {line}; try hardware.cuda_graphs=false") from error
-    finally:
-        if was_enabled:
-            gc.enable()
+    except Exception as error:
+        with contextlib.suppress(RuntimeError):  # where torch has ended the capture, this is done
+            torch._C._cuda_endAllocateToPool(device.index, pool)  # noqa: SLF001 - no public name
+            torch._C._cuda_releasePool(device.index, pool)  # noqa: SLF001 - no public name
+        cause = error.__context__ or error  # torch's own error says only that there was one before
+        if isinstance(cause, AmusdError):  # of lost ranks
+            raise cause from None
+        raise DeviceError(f"a pass on {device} cannot be captured: {first_line(cause)}") from error
 
 
 def wait_for(device: torch.device, event: Any, check: Callable[[], None]) -> None:

@@ -14,16 +14,18 @@ do not depend on the batch, https://thinkingmachines.ai/blog/defeating-nondeterm
 
 from __future__ import annotations
 
-import importlib.util
+import logging
 import subprocess
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
-from amusd.errors import ConfigError, first_line
+from amusd.errors import first_line
 from amusd.models.fused import silu_and_multiply
-from amusd.sampling.noisy_scores import register_triton
+from amusd.sampling.noisy_scores import register_triton, turn_off_triton, uses_triton
+
+logger = logging.getLogger(__name__)
 
 BLOCK = 64
 SPLIT = 4 * BLOCK
@@ -38,21 +40,25 @@ def num_splits(num_positions: int) -> int:
     return -(-near // BLOCK) - (-(num_positions - near) // SPLIT)
 
 
-def require_triton(device: str) -> None:
-    """Raise `ConfigError` with what to install unless Triton runs a kernel on `device`.
+def try_triton(device: str) -> None:
+    """Run a first Triton kernel on `device`; where it fails, have torch compute instead, and say so.
 
     Triton compiles its launcher with the machine's C compiler and Python's headers.
     """
-    if importlib.util.find_spec("triton") is None:
-        raise ConfigError("models on a GPU need the triton package: pip install 'amusd[gpu]'")
-    rows = torch.zeros((1, 2), device=device)
+    if not uses_triton():
+        return
     try:
-        silu_and_multiply(rows)
-    except (AssertionError, OSError, RuntimeError, subprocess.SubprocessError) as error:
-        raise ConfigError(
-            f"models on {device} need a C compiler and Python.h, with which Triton compiles (Debian, Ubuntu: "
-            f"apt install gcc python3-dev): {first_line(error)}"
-        ) from error
+        silu_and_multiply(torch.zeros((1, 2), device=device))
+    except ImportError as error:
+        reason = f"{first_line(error)}; pip install 'amusd[gpu]' brings Triton"
+    except Exception as error:  # noqa: BLE001 - Triton's own errors have no common base
+        reason = first_line(error)
+        if isinstance(error, (OSError, subprocess.SubprocessError)) or "compiler" in reason:
+            reason += "; Triton needs a C compiler and Python.h (Debian, Ubuntu: apt install gcc python3-dev)"
+    else:
+        return
+    turn_off_triton()
+    logger.warning("amusd: %s computes without Triton, which is slower: %s", device, reason)
 
 
 @torch.library.custom_op("amusd::attend_rows", mutates_args=(), device_types="cpu")

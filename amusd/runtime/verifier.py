@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 def prepare_to_verify(model: CachedModel, cache: KVCache) -> None:
     """Prepare every pass that a `Verifier` asks for."""
     model.prepare(cache, samplers_of(model, cache, Level))
-    if model.captured_on is not None:
-        model.prefill([0] * min(model.numerics.prefill_chunk, cache.capacity), cache)  # loads the kernels of prompts
-        cache.truncate(0)
 
 
 class Verifier:

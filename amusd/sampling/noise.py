@@ -96,6 +96,16 @@ def gumbel(numbers: Bits) -> npt.NDArray[np.float64]:
     return noise
 
 
+def gumbel_of(codes: Tensor, keys: Tensor) -> Tensor:
+    """[rows, columns] float64: `gumbel` of the `counters` of `codes` [columns] under `keys` [rows], on any device."""
+    keys = keys.unsqueeze(1)
+    numbers = ((codes ^ keys) & _MASK32) * FIRST_FACTOR + (keys >> 32 & _MASK32) & _MASK32
+    for shift, factor in ROUNDS:
+        numbers = (numbers ^ numbers >> shift) * factor & _MASK32
+    numbers = numbers ^ numbers >> LAST_SHIFT
+    return -torch.log(-torch.log1p((numbers.double() + 0.5) * -UNIT))
+
+
 def _mix64(value: int) -> int:
     value = (value + _GOLDEN) & _MASK64
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64

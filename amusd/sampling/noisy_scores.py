@@ -8,15 +8,17 @@ References: Daliri, Musco, Suresh 2024, Coupling without communication, https://
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from amusd.sampling.noise import UNIT, Bits, counters, gumbel
+from amusd.sampling.noise import UNIT, Bits, counters, gumbel, gumbel_of
 from amusd.sampling.processors import Columns, Row, likely_columns
 
 _FEW = 128
@@ -54,8 +56,14 @@ def choose(logits: Row, codes: Bits, key: int, scale: float, left: Columns | Non
     return int(able[(logits[able] + scale * gumbel(numbers[able])).argmax()])
 
 
+_OPERATORS: list[Any] = []
+"""What Triton computes on GPUs."""
+_FOR_GOOD = contextlib.ExitStack()
+
+
 def register_triton(operator: Any, module: str, name: str) -> None:
     """Let the function `name` of `module`, which imports triton, compute `operator` on GPUs."""
+    _OPERATORS.append(operator)
 
     def launch(first: Tensor, *others: Any) -> Any:
         with torch.cuda.device(first.device):  # Triton launches on the current device
@@ -64,12 +72,33 @@ def register_triton(operator: Any, module: str, name: str) -> None:
     operator.register_kernel("cuda")(launch)
 
 
+def uses_triton() -> bool:
+    """Whether Triton computes the operators on GPUs, else torch."""
+    return not any("cuda" in operator._disabled_kernel for operator in _OPERATORS)  # noqa: SLF001 - no public name
+
+
+@contextlib.contextmanager
+def without_triton() -> Iterator[None]:
+    """Inside, torch computes the operators on GPUs, in all threads."""
+    with contextlib.ExitStack() as disabled:
+        for operator in _OPERATORS if uses_triton() else ():
+            disabled.enter_context(operator.set_kernel_enabled("cuda", enabled=False))
+        yield
+
+
+def turn_off_triton() -> None:
+    """Enter `without_triton` for the life of the process."""
+    _FOR_GOOD.enter_context(without_triton())
+
+
 @torch.library.custom_op("amusd::noisy_scores", mutates_args=(), device_types="cpu")
 def noisy_scores(logits: Tensor, codes: Tensor, keys: Tensor, scale: Tensor) -> Tensor:
     """float32 [rows, columns]: `logits` [rows, columns] plus `scale` [rows] float32 times the noise.
 
     `codes` [columns] int32: `noise.codes_of` of the columns' tokens; `keys` [rows] int64. One Triton kernel on a GPU.
     """
+    if logits.device.type != "cpu":
+        return torch.addcmul(logits.double(), gumbel_of(codes, keys), scale.double().unsqueeze(1)).float()
     noise = np.stack([gumbel(counters(codes.numpy().view(np.uint32), key)) for key in keys.tolist()])
     return torch.addcmul(logits.double(), torch.from_numpy(noise), scale.double().unsqueeze(1)).float()
 

@@ -28,6 +28,8 @@ class FakeGpus:
         self.is_finished: Callable[[], bool] = lambda: True
         self.current_device = 0
         self.current_streams = [StreamId(index, 0) for index in range(num_devices)]
+        self.kernels: dict[str, Callable[..., Any]] = {}
+        """Doubles of Triton's kernels, by the operator's name; the others compute what torch does."""
         self._capturing: Graph | None = None
         self._stream_numbers = itertools.count(1)
         self.peak_bytes = 0
