@@ -14,7 +14,7 @@ import torch
 from amusd.config import DrafterConfig, EngineConfig, TransportConfig
 from amusd.drafters.base import DrafterFactory, say_once
 from amusd.drafters.factory import LoadedDrafters, StartInner, load_drafters
-from amusd.errors import ConfigError, PeerLostError
+from amusd.errors import ConfigError, PeerError, PeerLostError, first_line
 from amusd.huge_pages import use_huge_pages
 from amusd.models.building import device_errors
 from amusd.models.cached_model import CachedModel
@@ -56,7 +56,7 @@ def connect_target(
     """Listen, tell the draft where, load the target meanwhile, and shake hands. `drafts`: None for no draft.
 
     What is started ends with `running`; `report` and `meeting` are those of `Engine.connect`. Raises `ConfigError` when
-    the pair cannot work together, `PeerError` when no draft comes.
+    the pair cannot work together; where no draft comes for another reason, the target is alone.
     """
     claim_device(config, "target")
     leader = None
@@ -70,7 +70,7 @@ def connect_target(
     model, tokenizer = load_with_followers(config, leader, report)
     connection = Connection()
     if restart is not None:
-        connection = Connection(*restart.first(tokenizer.fingerprint), restart if can_repeat else None)
+        connection = _connection_to_first(restart, tokenizer.fingerprint)
         running.callback(connection.shut_down)
     client = DraftClient(recorder, connection, 2 * config.transport.delay_ms / 1e3)
     with device_errors(device_of(config, "target"), only_full=True):
@@ -89,6 +89,17 @@ def start_draft(
     running.callback(restart.close)
     restart.start()
     return restart
+
+
+def _connection_to_first(restart: DraftRestart, tokenizer_hash: str) -> Connection:
+    """The connection to the first draft; where it fails, one that has lost it, and a line. Raises `ConfigError`."""
+    try:
+        return Connection(*restart.first(tokenizer_hash), restart if restart.can_repeat else None)
+    except PeerError as error:
+        logger.warning("amusd: the target starts without a draft: %s", first_line(error))
+        restart.close()
+        restart.source.stop()
+        return Connection(losses=[first_line(error)])
 
 
 def _backend(config: EngineConfig, meeting: Meeting) -> Backend:
