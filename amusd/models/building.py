@@ -6,6 +6,7 @@ A model that cannot be rolled back is refused before any weight is read.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,13 @@ from amusd.models.checkpoint import CONFIG, one_line_errors, open_checkpoint, re
 from amusd.models.configuration import ModelConfig, check_supported, load_config, position_limit, quantization_of
 from amusd.models.decoder_weights import bias_shapes, fit_weights, load_decoder, weight_shapes
 from amusd.models.linear import INT8, why_not_int8
-from amusd.models.load_options import LoadOptions
+from amusd.models.load_options import LoadOptions, loaded_dtype
 from amusd.models.network import Network
 from amusd.models.row_attention import try_triton
 from amusd.models.self_test import measure_width_invariance
 from amusd.models.vocabulary import EMBEDDING, HEAD, SharedVocabulary, adopt_vocabulary
 
+_ADVICE = "a smaller model, or a lower max_model_len or max_num_seqs, needs less"
 _FULL = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
@@ -115,7 +117,27 @@ def prepared(config: Any, options: LoadOptions) -> Iterator[int]:
         raise ConfigError(f"dtype=int8: there are no fast int8 products: {reason}")
     prepare_device(options.device)
     with device_errors(options.device):
-        yield options.max_model_len if config is None else position_limit(config, options.max_model_len)
+        length = options.max_model_len if config is None else position_limit(config, options.max_model_len)
+        if isinstance(config, ModelConfig) and options.device.startswith("cuda"):
+            _check_memory(config, options, length)
+        yield length
+
+
+def _check_memory(config: ModelConfig, options: LoadOptions, length: int) -> None:
+    """Raise `ConfigError` where a GPU has no room for the weights and the cache of one sequence."""
+    shapes = weight_shapes(config)
+    if config.tie_word_embeddings:
+        del shapes[HEAD]
+    num_cached = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * length
+    needed = (
+        (sum(map(math.prod, shapes.values())) + num_cached) * loaded_dtype(options.dtype).itemsize // options.ranks.size
+    )
+    free, total = torch.cuda.mem_get_info(options.device)
+    if needed > free:
+        raise ConfigError(
+            f"device {options.device}: {free / 1e9:.1f} of {total / 1e9:.1f} GB are free, and the model needs "
+            f"{needed / 1e9:.1f} GB for weights and the cache of one sequence; {_ADVICE}"
+        )
 
 
 def prepare_device(device: str) -> None:
@@ -142,6 +164,5 @@ def device_errors(device: str, *, only_full: bool = False) -> Iterator[None]:
         is_full = isinstance(error, MemoryError) or any(text in str(error) for text in _FULL)
         if only_full and not is_full:
             raise
-        advice = "a smaller model, or a lower max_model_len or max_num_seqs, needs less"
-        full = f"out of memory; {advice}: " if is_full else ""
+        full = f"out of memory; {_ADVICE}: " if is_full else ""
         raise ConfigError(f"device {device}: {full}{first_line(error)}") from error

@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
@@ -21,6 +20,7 @@ from amusd.errors import ConfigError
 
 _PACKED_FOR_ROWS = 8
 _LARGEST_FP16_ERROR = 2.0**-25
+_BFLOAT16_CAPABILITY = 8
 _ENGINES = ("fbgemm", "x86")
 
 INT8 = "int8"
@@ -74,9 +74,11 @@ def make_linear(weights: Weights, dtype: torch.dtype, *, int8: bool = False) -> 
     return kind(weights.matrix, weights.bias)
 
 
-def fastest_dtype(device: torch.device) -> Literal["bfloat16", "float32"]:
-    """Dtype to compute 16-bit checkpoints in: bfloat16, or float32 on CPUs that lack it."""
-    return "bfloat16" if device.type != "cpu" or can_multiply_bfloat16() else "float32"
+def fastest_dtype(device: torch.device) -> str:
+    """Dtype to compute 16-bit checkpoints in: bfloat16, or float16 on GPUs and float32 on CPUs that lack it."""
+    if device.type == "cpu":
+        return "bfloat16" if can_multiply_bfloat16() else "float32"
+    return "bfloat16" if torch.cuda.get_device_capability(device)[0] >= _BFLOAT16_CAPABILITY else "float16"
 
 
 def can_multiply_bfloat16() -> bool:

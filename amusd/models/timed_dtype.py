@@ -71,20 +71,21 @@ def quickest_dtype(target: TargetConfig, num_threads: int) -> Dtype | None:
     import torch
 
     from amusd.models.checkpoint import open_checkpoint
-    from amusd.models.linear import Weights, fastest_dtype, fits_fp16, make_linear, multiplies_fp16
+    from amusd.models.linear import Weights, can_multiply_bfloat16, fits_fp16, make_linear, multiplies_fp16
     from amusd.models.loading import model_path
 
-    cpu = torch.device("cpu")
-    usual, stored = fastest_dtype(cpu), open_checkpoint(model_path(target))
+    stored = open_checkpoint(model_path(target))
     layers: list[Weights] = []
     for name, matrix in stored.items():
         if name.endswith("_proj.weight") and sum(each.matrix.nbytes for each in layers) < _TIMED_BYTES:
             layers.append(Weights(matrix))
     if sum(each.matrix.nbytes for each in layers) < _LEAST_BYTES:
         return None
-    can_choose = usual == "bfloat16" and multiplies_fp16(cpu, torch.float32)
+    if not can_multiply_bfloat16():
+        return "float32"
+    can_choose = multiplies_fp16(torch.device("cpu"), torch.float32)
     if not can_choose or not all(each.matrix.itemsize == 2 and fits_fp16(each.matrix) for each in layers):
-        return usual
+        return "bfloat16"
     torch.set_num_threads(num_threads)
     kinds = {dtype: [make_linear(each, dtype) for each in layers] for dtype in (torch.bfloat16, torch.float32)}
     seconds = {(dtype, rows): math.inf for dtype in kinds for rows in ROWS}

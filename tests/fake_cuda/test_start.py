@@ -17,6 +17,7 @@ from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.models import row_attention
 from amusd.models.cached_model import CachedModel
+from amusd.models.linear import fastest_dtype
 from amusd.models.loading import load_target
 
 ON_GPU = EngineConfig(hardware=HardwareConfig(devices=("cuda:0", "cuda:0"), synthetic="llama-8b"), drafters=())
@@ -50,6 +51,23 @@ def test_a_machine_on_which_triton_cannot_compile_computes_without_it_and_says_s
     assert record.getMessage().startswith("amusd: cuda:0 computes without Triton, which is slower: ")
     assert record.getMessage().endswith("(Debian, Ubuntu: apt install gcc python3-dev)")
     assert "\n" not in record.getMessage()
+
+
+def test_a_model_that_does_not_fit_is_refused_before_any_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    with fake_cuda() as gpus:
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (10 * 10**9, 80 * 10**9))
+        message = r"^device cuda:0: 10\.0 of 80\.0 GB are free, and the model needs 16\.3 GB for weights and the cache"
+        with pytest.raises(ConfigError, match=message):
+            load_target(ON_GPU, "cuda:0")
+        assert gpus.peak_bytes < 10**6
+
+
+@pytest.mark.parametrize(("capability", "dtype"), [((7, 5), "float16"), ((8, 0), "bfloat16"), ((12, 0), "bfloat16")])
+def test_a_gpu_without_bfloat16_computes_in_float16(
+    capability: tuple[int, int], dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
+    assert fastest_dtype(torch.device("cuda:0")) == dtype
 
 
 def full(*_: Any, **__: Any) -> None:

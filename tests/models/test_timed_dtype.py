@@ -62,7 +62,8 @@ def test_float32_has_to_be_clearly_quicker_and_float16_to_hold_the_weights(
 ) -> None:
     model = tiny_causal_lm(tiny_config())
     write_checkpoint(tmp_path, {}, {name: weight.to(stored) for name, weight in weights_of(model).items()})
-    monkeypatch.setattr(linear, "fastest_dtype", lambda _device: "bfloat16")
+    monkeypatch.setattr(linear, "can_multiply_bfloat16", lambda: True)
+    monkeypatch.setattr(linear, "can_pack", lambda *_: False)  # nor does this CPU have to
     model_config = TargetConfig(kind="hf", model=str(tmp_path))
     assert quickest_dtype(model_config, 1) is None  # it fits in a cache
     monkeypatch.setattr(timed_dtype, "_LEAST_BYTES", 0)
