@@ -17,17 +17,18 @@ NEIGHBOURS = (1, 5)
 """Other sequences: the same tokens, rotated by so many."""
 
 
-def measure_width_invariance(model: CachedModel, prompt: Sequence[int], num_tokens: int) -> list[float]:
+def measure_width_invariance(
+    model: CachedModel, prompt: Sequence[int], num_tokens: int, num_caches: int = 1 + len(NEIGHBOURS)
+) -> list[float]:
     """Largest difference of a row's logits between passes of one token and of more; 0: none.
 
     `num_tokens` are decoded greedily one by one, then passed again in ragged blocks, among other paths, and beside
-    other sequences, over one memory.
+    other sequences, over one memory of `num_caches`, for which a GPU computes rows in each pass.
     """
-    capacity = len(prompt) + num_tokens
-    alone, several = model.new_caches(1, capacity), model.new_caches(1 + len(NEIGHBOURS), capacity)
-    found = []
-    for caches, ways in ((alone, (_in_batches, _in_paths)), (several, (_in_batches,))):
+    several, found = model.new_caches(num_caches, len(prompt) + num_tokens)[: 1 + len(NEIGHBOURS)], list[float]()
+    for caches, ways in ((several[:1], (_in_batches, _in_paths)), (several, (_in_batches,))):
         tokens, expected = list(prompt), []
+        caches[0].truncate(0)
         model.prefill(prompt[:-1], caches[0])
         for _ in range(num_tokens):
             logits = model.run([Rows(tokens[-1:], caches[0])])[0].logits[0]  # [vocab]

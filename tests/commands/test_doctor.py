@@ -12,6 +12,8 @@ from models import tiny
 from amusd.commands.doctor import _guard, _links, _models
 from amusd.config import DrafterConfig, EngineConfig, TargetConfig, TransportConfig
 from amusd.errors import ConfigError
+from amusd.models.cached_model import CachedModel
+from amusd.models.kv_cache import KVCache
 
 pytestmark = pytest.mark.embedded
 
@@ -32,8 +34,17 @@ def test_it_says_what_is_loaded_whether_it_fits_and_whether_widths_show(
         drafters=(DrafterConfig(**checkpoint), DrafterConfig(kind="ngram")),
         verify_width=width,
         max_model_len=256,
+        max_num_seqs=5,
     )
+    numbers, new_caches = set[int](), CachedModel.new_caches
+
+    def counted(self: CachedModel, number: int, *args: Any, **options: Any) -> list[KVCache]:
+        numbers.add(number)
+        return new_caches(self, number, *args, **options)
+
+    monkeypatch.setattr(CachedModel, "new_caches", counted)
     found = looked_at(config)
+    assert numbers == {1, 5}, "the size of caches, and what the engine has: a GPU computes rows for all of them"
     exactness = found.pop("exactness")
     assert all(ok for ok, _ in found.values()), found
     assert ", float32 on cpu, computed by amusd" in found["target"][1]
