@@ -16,7 +16,9 @@ from amusd.config import EngineConfig, RunConfig
 from amusd.console import Console
 from amusd.drafters.factory import load_drafters
 from amusd.errors import AmusdError, ConfigError
+from amusd.models.building import device_errors
 from amusd.models.cached_model import CachedModel
+from amusd.models.fallback import find_way
 from amusd.models.loading import check_target, describe_drafter, describe_target, load_target
 from amusd.models.self_test import measure_width_invariance
 from amusd.models.tokenizer import Tokenizer, user_turn
@@ -41,7 +43,7 @@ def run_doctor(config: RunConfig, console: Console) -> int:
     engine = config.engine()
     check_devices(devices_of(engine))
     findings = []
-    parts = _machine(engine), _guard("transport", _links(engine)), _guard("models", _models(engine))
+    parts = _guard("devices", _machine(engine)), _guard("transport", _links(engine)), _guard("models", _models(engine))
     for name, ok, text in chain(*parts):
         findings.append({"name": name, "ok": ok, "text": text})
         mark = {True: "ok", False: "FAIL", None: ""}[ok]
@@ -62,7 +64,8 @@ def _machine(config: EngineConfig) -> Iterator[Finding]:
     found = {name: next(iter(metadata.distributions(name=name)), None) for name in PACKAGES}
     versions = (f"{name} {'missing' if package is None else package.version}" for name, package in found.items())
     yield "versions", None, ", ".join([f"Python {platform.python_version()}", *versions])
-    gpus = [torch.cuda.get_device_name(number) for number in range(count_gpus())]
+    with device_errors("cuda"):
+        gpus = [torch.cuda.get_device_name(number) for number in range(count_gpus())]
     devices = devices_of(config)
     text = f"GPUs: {', '.join(gpus) or 'none'}; {len(allowed_cores())} CPU cores; "
     names = [*(f"rank {rank} of the target" for rank in range(config.target_tensor_parallel_size)), "the draft"]
@@ -106,6 +109,8 @@ def _models(config: EngineConfig) -> Iterator[Finding]:
     models.setdefault(of_draft, []).extend(drafters.models)
     for device, own in models.items():
         yield _memory(config, device, own)
+        for each in own if device != "cpu" else ():
+            yield f"passes {device}", True, find_way(each)[0]
     yield _exactness(config, model, tokenizer)
 
 
@@ -117,7 +122,8 @@ def _memory(config: EngineConfig, device: str, models: Sequence[CachedModel]) ->
 
 
 def _exactness(config: EngineConfig, model: CachedModel, tokenizer: Tokenizer) -> Finding:
-    found = measure_width_invariance(model, tokenizer.encode_chat(user_turn(SELF_TEST_PROMPT)), num_tokens=32)
+    prompt = tokenizer.encode_chat(user_turn(SELF_TEST_PROMPT))
+    found = measure_width_invariance(model, prompt, num_tokens=32, num_caches=config.max_num_seqs)
     text = f"{found.count(0.0)} of {len(found)} rows have the same bits in any batch"
     ok = not any(found) if config.verify_width == "fixed" else None
     return "exactness", ok, f"{text} (verify_width={config.verify_width})"

@@ -37,11 +37,14 @@ def count_gpus() -> int:
 
 
 def devices_of(config: EngineConfig) -> tuple[str, ...]:
-    """Device of each rank, the target's first: as configured, else placed on this machine's GPUs."""
-    named = config.hardware.devices
-    if named:
-        return named if len(named) == config.num_ranks else named[:1] * config.num_ranks
-    return place(count_gpus(), config.target_tensor_parallel_size)
+    """Device of each rank, the target's first: as configured, else placed on this machine's GPUs.
+
+    A draft that computes nothing on a GPU is on the CPU: a GPU's context takes 500 MB, and cannot be forked.
+    """
+    found = config.hardware.devices or place(count_gpus(), config.target_tensor_parallel_size)
+    if len(found) != config.num_ranks:
+        found = found[:1] * config.num_ranks
+    return (*found[:-1], "cpu") if all(drafter.kind == "ngram" for drafter in config.drafters) else found
 
 
 def place(num_gpus: int, num_target_ranks: int) -> tuple[str, ...]:
@@ -109,13 +112,19 @@ def check_devices(devices: Sequence[str]) -> None:
 
 
 def claim_device(config: EngineConfig, role: Role, rank: int = 0) -> str:
-    """Device of a role's rank, which becomes this thread's current one, before all other CUDA use."""
+    """Device of a role's rank, which becomes this thread's current one, before all other CUDA use.
+
+    Raises `ConfigError` for a GPU that is full or in use, or whose driver is too old.
+    """
     device = device_of(config, role, rank)
     if device != "cpu":
         import torch
 
+        from amusd.models.building import device_errors
+
         # Whatever names no device (events, streams, pinned memory) would open a context on cuda:0, some 500 MB of a GPU
         # that another worker needs. Not CUDA_VISIBLE_DEVICES: it would call every GPU cuda:0, in messages and logs too,
         # and hide from NCCL the GPU that the other end is on.
-        torch.cuda.set_device(device)
+        with device_errors(device):
+            torch.cuda.set_device(device)
     return device

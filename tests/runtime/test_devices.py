@@ -10,7 +10,8 @@ import pytest
 import torch
 from runtime.gpu_doubles import pretend_gpus
 
-from amusd.config import EngineConfig, HardwareConfig
+from amusd.commands.doctor import _machine
+from amusd.config import DrafterConfig, EngineConfig, HardwareConfig
 from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.runtime.devices import device_of, devices_of, settle_devices
@@ -62,6 +63,40 @@ def test_a_gpu_that_is_not_there_is_one_line(
         settle_devices(on("cuda:0", "cuda:3"), pytest.fail)
     assert str(caught.value).startswith(f"hardware.devices=['cuda:0', 'cuda:3']: {reason}")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("named", ["", "cuda:0 cuda:1"])
+@pytest.mark.parametrize(("kinds", "device"), [(["ngram"], "cpu"), (["ngram", "synthetic"], "cuda:1"), ([], "cpu")])
+def test_a_draft_that_computes_nothing_opens_no_context_on_a_gpu(
+    kinds: list[Any], device: str, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_gpus(monkeypatch, 2)
+    config = on(*named.split(), drafters=tuple(DrafterConfig(kind=kind) for kind in kinds))
+    assert devices_of(config) == ("cuda:0", device)
+    assert settle_devices(config, pytest.fail).devices == ("cuda:0", device)
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        ("The NVIDIA driver on your system is too old (found version 11040).", "The NVIDIA driver on your system is"),
+        ("CUDA error: out of memory\nCompile with", "out of memory; a smaller model, or a lower max_model_len or "),
+        ("CUDA error: all CUDA-capable devices are busy or unavailable", "CUDA error: all CUDA-capable devices are "),
+    ],
+)
+def test_a_gpu_that_cannot_be_claimed_is_one_line(error: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpus(monkeypatch, 4)
+    for name in ("set_device", "get_device_name"):
+        monkeypatch.setattr(torch.cuda, name, Mock(side_effect=RuntimeError(error)))
+    config = on("cuda:2", "cuda:3")
+    for start in (
+        lambda: Engine.connect(config, None, Recorder("target")),
+        lambda: serve_draft(config, Mock(), Recorder("draft"), 1, None),
+        lambda: [*_machine(config)],
+    ):
+        with pytest.raises(ConfigError, match=rf"^device cuda(:\d)?: {line}") as caught:
+            start()
+        assert "\n" not in str(caught.value)
 
 
 class ClaimedError(Exception):
