@@ -132,20 +132,15 @@ def _check_memory(config: ModelConfig, options: LoadOptions, length: int) -> Non
     needed = (
         (sum(map(math.prod, shapes.values())) + num_cached) * loaded_dtype(options.dtype).itemsize // options.ranks.size
     )
-    free, total = torch.cuda.mem_get_info(options.device)
-    if needed > free:
-        raise ConfigError(
-            f"device {options.device}: {free / 1e9:.1f} of {total / 1e9:.1f} GB are free, and the model needs "
-            f"{needed / 1e9:.1f} GB for weights and the cache of one sequence; {_ADVICE}"
-        )
+    if needed > (free := torch.cuda.mem_get_info(options.device)[0]):
+        need = f"weights and the cache of one sequence need {needed / 1e9:.1f} GB"
+        raise ConfigError(f"device {options.device}: {free / 1e9:.1f} GB are free, and {need}; {_ADVICE}")
 
 
 def prepare_device(device: str) -> None:
-    """Set how torch computes on a GPU, and try Triton there. Idempotent. Raises `ConfigError` without that device."""
+    """Set how torch computes on a GPU, and try Triton there. Idempotent."""
     if not device.startswith("cuda"):
         return
-    with device_errors(device):
-        torch.zeros(1, device=device)  # else Triton would be blamed for a missing device
     try_triton(device)
     torch.backends.cuda.enable_cudnn_sdp(enabled=False)  # it builds a plan for each length of a prompt: 0.4 s
     matmul = torch.backends.cuda.matmul  # split sums are added in float32

@@ -6,8 +6,9 @@ What is fast is left out in this order: CUDA graphs, Triton's kernels, torch's f
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,7 +19,7 @@ from amusd.models.graphs import run_each_time, send
 from amusd.models.kv_cache import KVCache
 from amusd.models.passes import Rows
 from amusd.sampling.noise import codes_of
-from amusd.sampling.noisy_scores import noisy_scores, turn_off_triton, uses_triton, without_triton
+from amusd.sampling.noisy_scores import FOR_GOOD, noisy_scores, without_triton
 
 if TYPE_CHECKING:
     from amusd.models.cached_model import CachedModel
@@ -32,74 +33,55 @@ _LEAST_LIMIT, _LIMIT_IN_EPSILONS = 0.01, 32
 
 
 def find_way(model: CachedModel) -> tuple[str, KVCache]:
-    """Leave out what fails, or makes other logits; says so, and returns the way in words.
+    """Leave out what fails or computes something else, and say so; returns the way in words.
 
-    The cache keeps the memory of captured graphs until others share it. Raises `AmusdError` for a lost device, and
-    `torch.OutOfMemoryError`.
+    The cache keeps the memory of captured graphs until others share it. Raises `AmusdError` for a lost device.
     """
-    with without_triton(), _plain(model):
+    capture, model.capture = model.capture, run_each_time
+    with without_triton(), _without_fused_attention():
         expected, cache = _compute(model)
+    model.capture = capture
     limit = max(_LEAST_LIMIT, _LIMIT_IN_EPSILONS * torch.finfo(model.network.cache_dtype).eps)
-    left_out, reason = list[str](), ""
-    while True:
+    parts: Mapping[str, Callable[[], object]] = {
+        "": lambda: None,
+        "CUDA graphs": partial(setattr, model, "capture", run_each_time),
+        "Triton": lambda: FOR_GOOD.enter_context(without_triton()),
+        "fused attention of prompts": lambda: FOR_GOOD.enter_context(_without_fused_attention()),
+    }
+    reasons, left_out = list[str](), ""
+    for name, leave_out in parts.items():
+        leave_out()
+        left_out += f", {name}" if left_out else name
         try:
-            logits, cache = _compute(model)
-            found = _difference(logits, expected)
-        except (AmusdError, torch.OutOfMemoryError):
+            found, cache = _compute(model)
+            difference = _difference(found, expected)
+            reasons.append(f"results differ from those of plain torch by {difference:.2g} standard deviations")
+            if difference <= limit:
+                break
+        except AmusdError:
             raise
         except Exception as error:  # noqa: BLE001 - Triton's own errors have no common base
-            problem, found = first_line(error), torch.inf
-        else:
-            problem = f"results differ by {found:.2g} standard deviations"
-        if found <= limit or (part := _leave_out(model)) is None:
-            break
-        left_out.append(part)
-        reason = reason or problem
+            reasons.append(first_line(error))
     if left_out:
-        logger.warning("amusd: %s computes without %s, which is slower: %s", model.device, ", ".join(left_out), reason)
-    way = "CUDA graphs" if model.capture is not run_each_time else "no CUDA graphs"
-    way += f", kernels of {'Triton' if uses_triton() else 'torch'}"
-    return f"{way}; results differ from those of plain torch by {found:.2g} standard deviations", cache
-
-
-def _leave_out(model: CachedModel) -> str | None:
-    """Turn off the next part that is on, and return its name; None: all are off."""
-    if model.capture is not run_each_time:
-        model.capture = run_each_time
-        return "CUDA graphs"
-    if uses_triton():
-        turn_off_triton()
-        return "Triton"
-    if _uses_fused_attention():
-        _set_fused_attention(enabled=False)
-        return "fused attention of prompts"
-    return None
+        logger.warning("amusd: %s computes without %s, which is slower: %s", model.device, left_out, reasons[0])
+    return f"computed without {left_out or 'leaving out anything'}; {reasons[-1]}", cache
 
 
 @contextmanager
-def _plain(model: CachedModel) -> Iterator[None]:
-    """Inside, nothing is captured, and prompts are attended to without fused kernels."""
-    capture, was_fused = model.capture, _uses_fused_attention()
-    model.capture = run_each_time
-    _set_fused_attention(enabled=False)
+def _without_fused_attention() -> Iterator[None]:
+    flags = torch.backends.cuda
+    was_enabled = flags.flash_sdp_enabled()  # type: ignore[no-untyped-call]  # torch is untyped here
+    flags.enable_flash_sdp(False)
+    flags.enable_mem_efficient_sdp(False)
     try:
         yield
     finally:
-        model.capture = capture
-        _set_fused_attention(enabled=was_fused)
-
-
-def _uses_fused_attention() -> bool:
-    return bool(torch.backends.cuda.flash_sdp_enabled())  # type: ignore[no-untyped-call]  # torch is untyped here
-
-
-def _set_fused_attention(*, enabled: bool) -> None:
-    torch.backends.cuda.enable_flash_sdp(enabled)
-    torch.backends.cuda.enable_mem_efficient_sdp(enabled)
+        flags.enable_flash_sdp(was_enabled)
+        flags.enable_mem_efficient_sdp(was_enabled)
 
 
 def _compute(model: CachedModel) -> tuple[Tensor, KVCache]:
-    """float32 [2, rows, vocab], the logits of the last rows behind a prompt and samplers' noise; and the cache."""
+    """float32 [2, rows, vocab], logits of the last rows behind a prompt and samplers' noise; and the cache."""
     length = min(_PROMPT_LENGTH + model.numerics.width, model.max_length)
     num_rows = min(model.numerics.width, length)
     token_ids = [place * place % model.num_ids for place in range(length)]
@@ -108,9 +90,8 @@ def _compute(model: CachedModel) -> tuple[Tensor, KVCache]:
     [output] = model.run([Rows(token_ids[-num_rows:], cache)])
     logits, keys = output.logits.float(), torch.arange(num_rows, device=model.device)
     codes = send(codes_of(model.vocab_size), model.device)
-    return torch.stack(
-        (logits, noisy_scores(torch.zeros_like(logits), codes, keys, torch.ones_like(keys).float()))
-    ), cache
+    noise = noisy_scores(torch.zeros_like(logits), codes, keys, torch.ones_like(keys).float())
+    return torch.stack((logits, noise)), cache
 
 
 def _difference(found: Tensor, expected: Tensor) -> float:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from amusd.errors import first_line
 from amusd.models.fused import silu_and_multiply
-from amusd.sampling.noisy_scores import register_triton, turn_off_triton, uses_triton
+from amusd.sampling.noisy_scores import FOR_GOOD, register_triton, without_triton
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +45,6 @@ def try_triton(device: str) -> None:
 
     Triton compiles its launcher with the machine's C compiler and Python's headers.
     """
-    if not uses_triton():
-        return
     try:
         silu_and_multiply(torch.zeros((1, 2), device=device))
     except ImportError as error:
@@ -57,7 +55,7 @@ def try_triton(device: str) -> None:
             reason += "; Triton needs a C compiler and Python.h (Debian, Ubuntu: apt install gcc python3-dev)"
     else:
         return
-    turn_off_triton()
+    FOR_GOOD.enter_context(without_triton())
     logger.warning("amusd: %s computes without Triton, which is slower: %s", device, reason)
 
 

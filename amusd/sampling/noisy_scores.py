@@ -58,7 +58,8 @@ def choose(logits: Row, codes: Bits, key: int, scale: float, left: Columns | Non
 
 _OPERATORS: list[Any] = []
 """What Triton computes on GPUs."""
-_FOR_GOOD = contextlib.ExitStack()
+FOR_GOOD = contextlib.ExitStack()
+"""What this process leaves out until it ends."""
 
 
 def register_triton(operator: Any, module: str, name: str) -> None:
@@ -72,23 +73,14 @@ def register_triton(operator: Any, module: str, name: str) -> None:
     operator.register_kernel("cuda")(launch)
 
 
-def uses_triton() -> bool:
-    """Whether Triton computes the operators on GPUs, else torch."""
-    return not any("cuda" in operator._disabled_kernel for operator in _OPERATORS)  # noqa: SLF001 - no public name
-
-
 @contextlib.contextmanager
 def without_triton() -> Iterator[None]:
     """Inside, torch computes the operators on GPUs, in all threads."""
     with contextlib.ExitStack() as disabled:
-        for operator in _OPERATORS if uses_triton() else ():
-            disabled.enter_context(operator.set_kernel_enabled("cuda", enabled=False))
+        for operator in _OPERATORS:
+            if "cuda" not in operator._disabled_kernel:  # noqa: SLF001 - no public name
+                disabled.enter_context(operator.set_kernel_enabled("cuda", enabled=False))
         yield
-
-
-def turn_off_triton() -> None:
-    """Enter `without_triton` for the life of the process."""
-    _FOR_GOOD.enter_context(without_triton())
 
 
 @torch.library.custom_op("amusd::noisy_scores", mutates_args=(), device_types="cpu")

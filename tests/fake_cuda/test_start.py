@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def test_a_machine_on_which_triton_cannot_compile_computes_without_it_and_says_s
     has_compiler: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(row_attention, "silu_and_multiply", build_launcher(tmp_path))
-    monkeypatch.setattr(row_attention, "turn_off_triton", lambda: None)
+    monkeypatch.setattr(row_attention, "FOR_GOOD", ExitStack())
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
     if has_compiler:
@@ -56,7 +57,7 @@ def test_a_machine_on_which_triton_cannot_compile_computes_without_it_and_says_s
 def test_a_model_that_does_not_fit_is_refused_before_any_weight(monkeypatch: pytest.MonkeyPatch) -> None:
     with fake_cuda() as gpus:
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (10 * 10**9, 80 * 10**9))
-        message = r"^device cuda:0: 10\.0 of 80\.0 GB are free, and the model needs 16\.3 GB for weights and the cache"
+        message = r"^device cuda:0: 10\.0 GB are free, and weights and the cache of one sequence need 16\.3 GB; "
         with pytest.raises(ConfigError, match=message):
             load_target(ON_GPU, "cuda:0")
         assert gpus.peak_bytes < 10**6
