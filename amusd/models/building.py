@@ -49,7 +49,11 @@ def load_model(
     if isinstance(config, ModelConfig):
         return model
     with one_line_errors(path, "transformers' code for it, without kernels from a hub, cannot compute a token"):
-        return _try_out(model, options, lambda line: report(f"model {path}: {line}"))
+        found = measure_width_invariance(model, (0, 1), min(6, model.max_length - 2))
+    if options.numerics.fixed and any(found):
+        line = "a token's logits depend on how many tokens share its pass, so the modes may give different answers"
+        report(f"model {path}: {line}")
+    return model
 
 
 def _load_network(
@@ -71,13 +75,6 @@ def _load_network(
     if isinstance(config, ModelConfig):
         return load_decoder(weights, config, options, max_length)
     return HuggingFaceNetwork(stock, options)
-
-
-def _try_out(model: CachedModel, options: LoadOptions, report: Callable[[str], None]) -> CachedModel:
-    found = measure_width_invariance(model, (0, 1), min(6, model.max_length - 2))
-    if options.numerics.fixed and any(found):
-        report("a token's logits depend on how many tokens share its pass, so the modes may give different answers")
-    return model
 
 
 def _check_dtypes(path: str | Path, stored: Mapping[str, Tensor]) -> None:

@@ -6,13 +6,13 @@ What is fast is left out in this order: CUDA graphs, Triton's kernels, torch's f
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from amusd.errors import AmusdError, first_line
 from amusd.models.graphs import run_each_time, send
@@ -38,7 +38,7 @@ def find_way(model: CachedModel) -> tuple[str, KVCache]:
     The cache keeps the memory of captured graphs until others share it. Raises `AmusdError` for a lost device.
     """
     capture, model.capture = model.capture, run_each_time
-    with without_triton(), _without_fused_attention():
+    with without_triton(), sdpa_kernel(SDPBackend.MATH):
         expected, cache = _compute(model)
     model.capture = capture
     limit = max(_LEAST_LIMIT, _LIMIT_IN_EPSILONS * torch.finfo(model.network.cache_dtype).eps)
@@ -46,7 +46,7 @@ def find_way(model: CachedModel) -> tuple[str, KVCache]:
         "": lambda: None,
         "CUDA graphs": partial(setattr, model, "capture", run_each_time),
         "Triton": lambda: FOR_GOOD.enter_context(without_triton()),
-        "fused attention of prompts": lambda: FOR_GOOD.enter_context(_without_fused_attention()),
+        "fused attention of prompts": lambda: FOR_GOOD.enter_context(sdpa_kernel(SDPBackend.MATH)),
     }
     reasons, left_out = list[str](), ""
     for name, leave_out in parts.items():
@@ -65,19 +65,6 @@ def find_way(model: CachedModel) -> tuple[str, KVCache]:
     if left_out:
         logger.warning("amusd: %s computes without %s, which is slower: %s", model.device, left_out, reasons[0])
     return f"computed without {left_out or 'leaving out anything'}; {reasons[-1]}", cache
-
-
-@contextmanager
-def _without_fused_attention() -> Iterator[None]:
-    flags = torch.backends.cuda
-    was_enabled = flags.flash_sdp_enabled()  # type: ignore[no-untyped-call]  # torch is untyped here
-    flags.enable_flash_sdp(False)
-    flags.enable_mem_efficient_sdp(False)
-    try:
-        yield
-    finally:
-        flags.enable_flash_sdp(was_enabled)
-        flags.enable_mem_efficient_sdp(was_enabled)
 
 
 def _compute(model: CachedModel) -> tuple[Tensor, KVCache]:

@@ -8,7 +8,6 @@ References: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import os
 import time
@@ -45,32 +44,25 @@ def run_each_time(work: Work) -> Replay:
 
 
 def graph_capture(device: torch.device) -> Capture:
-    """A `Capture` of CUDA graphs, for one worker. They share a side stream and a memory pool, made for the first."""
-
-    @functools.cache
-    def stream_and_pool() -> tuple[Any, Any]:
-        return torch.cuda.Stream(device), torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]  # of torch
+    """A `Capture` of CUDA graphs, for one worker; they share a side stream and a memory pool."""
+    stream, pool = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]  # of torch
 
     def capture(work: Work) -> Replay:
-        with torch.cuda.device(device):
-            return partial(_replay, _captured(work, device, *stream_and_pool()), device)
+        """Run `work` three times with its present inputs. Raises `DeviceError`."""
+        graph, caller = torch.cuda.CUDAGraph(), torch.cuda.current_stream(device)
+        # The stream is current around the capture, too, since torch leaves it so where a capture fails.
+        with torch.cuda.device(device), torch.cuda.stream(stream):
+            stream.wait_stream(caller)
+            for _ in range(_WARM_UP_RUNS):
+                work()
+            # thread_local: threads of the link, of NCCL and of the allocator may use the device meanwhile.
+            capturing = torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local")
+            with _capturing(device, pool), capturing:
+                work()
+        caller.wait_stream(stream)
+        return partial(_replay, graph, device)
 
     return capture
-
-
-def _captured(work: Work, device: torch.device, stream: Any, pool: Any) -> Any:
-    """The graph of `work`, which runs three times with its present inputs. Raises `DeviceError`."""
-    graph = torch.cuda.CUDAGraph()
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):  # around the capture, too: torch leaves its stream current where that fails
-        for _ in range(_WARM_UP_RUNS):
-            work()
-        # thread_local: threads of the link, of NCCL and of the allocator may use the device meanwhile.
-        capturing = torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local")
-        with _errors_of_capture(device, pool), _without_collection(), capturing:
-            work()
-    torch.cuda.current_stream(device).wait_stream(stream)
-    return graph
 
 
 def _replay(graph: Any, device: torch.device) -> None:
@@ -79,20 +71,13 @@ def _replay(graph: Any, device: torch.device) -> None:
 
 
 @contextlib.contextmanager
-def _without_collection() -> Iterator[None]:
-    """Collect no garbage inside: freed in a capture, pinned memory would be marked on the captured stream."""
+def _capturing(device: torch.device, pool: Any) -> Iterator[None]:
+    """Collect no garbage during a capture: pinned memory would be marked on the captured stream.
+
+    Raises `DeviceError` for work that cannot be captured, and for an empty graph, for which torch only warns.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
-@contextlib.contextmanager
-def _errors_of_capture(device: torch.device, pool: Any) -> Iterator[None]:
-    """Raise `DeviceError` for work that cannot be captured, and for an empty graph, for which torch only warns."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="The CUDA Graph is empty")
@@ -105,6 +90,9 @@ def _errors_of_capture(device: torch.device, pool: Any) -> Iterator[None]:
         if isinstance(cause, AmusdError):  # of lost ranks
             raise cause from None
         raise DeviceError(f"a pass on {device} cannot be captured: {first_line(cause)}") from error
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def wait_for(device: torch.device, event: Any, check: Callable[[], None]) -> None:

@@ -89,10 +89,7 @@ def noisy_scores(logits: Tensor, codes: Tensor, keys: Tensor, scale: Tensor) -> 
 
     `codes` [columns] int32: `noise.codes_of` of the columns' tokens; `keys` [rows] int64. One Triton kernel on a GPU.
     """
-    if logits.device.type != "cpu":
-        return torch.addcmul(logits.double(), gumbel_of(codes, keys), scale.double().unsqueeze(1)).float()
-    noise = np.stack([gumbel(counters(codes.numpy().view(np.uint32), key)) for key in keys.tolist()])
-    return torch.addcmul(logits.double(), torch.from_numpy(noise), scale.double().unsqueeze(1)).float()
+    return torch.addcmul(logits.double(), gumbel_of(codes, keys), scale.double().unsqueeze(1)).float()
 
 
 register_triton(noisy_scores, "amusd.sampling.noisy_scores_triton", "noisy_scores")
