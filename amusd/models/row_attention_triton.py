@@ -16,12 +16,15 @@ import triton
 import triton.language as tl
 
 from amusd.models.row_attention import BLOCK, NUM_NEAR, SPLIT, num_splits
+from amusd.models.row_attention import attend_rows as ordinary
 
 COMBINED = 16
 NUM_PROGRAMS = 1024
 """About the most programs of the first kernel: 8 per multiprocessor of an H100 balance it, and starting idle ones
 costs microseconds. A program takes every n-th split.
 """
+
+_MOST_BYTES = 1024  # of a head: as many fit neither into shared memory nor into registers
 
 _BLOCK = tl.constexpr(BLOCK)
 _SPLIT = tl.constexpr(SPLIT)
@@ -49,6 +52,10 @@ def attend_rows(query, keys, values, table, lengths, branches, row_paths, positi
             raise ValueError(
                 f"attend_rows: keys and values must be whole slots, but their strides are {cached.stride()}"
             )
+    padded_dim = triton.next_power_of_2(dim)
+    if padded_dim * keys.element_size() >= _MOST_BYTES:
+        where = table, lengths, branches, row_paths, positions
+        return ordinary._init_fn(query, keys, values, *where, scaling, softcap, sinks)  # noqa: SLF001 - no public name
     size, tile_rows = tile_of(heads // key_heads)
     tiles, splits = triton.cdiv(rows, tile_rows), num_splits(table.shape[1])
     programs = min(splits, triton.cdiv(NUM_PROGRAMS, tiles * key_heads * seqs))
@@ -57,7 +64,6 @@ def attend_rows(query, keys, values, table, lengths, branches, row_paths, positi
     maxima = query.new_empty((seqs, rows, heads, splits), dtype=torch.float32)
     totals = torch.empty_like(maxima)
     result = torch.empty_like(query)
-    padded_dim = triton.next_power_of_2(dim)
     _attend_splits[tiles * key_heads, seqs, programs](
         query, keys, values, table, lengths.contiguous(), branches, row_paths.contiguous(), positions,
         sums, maxima, totals,
@@ -65,7 +71,7 @@ def attend_rows(query, keys, values, table, lengths, branches, row_paths, positi
         branches.shape[2], scaling,
         softcap, heads, heads // key_heads, dim, padded_dim, size,
         num_warps=_num_warps(size * padded_dim, keys.element_size()),
-        num_stages=_num_stages(padded_dim, keys.element_size()),
+        num_stages=_num_stages(size, padded_dim, keys.element_size()),
     )  # fmt: skip
     _combine_splits[heads, rows, seqs](
         sums, maxima, totals, positions, query if sinks is None else sinks, result,
@@ -85,12 +91,14 @@ def _num_warps(num_sums: int, item_size: int) -> int:
     return 4 if num_sums <= 64 * 128 and item_size < 4 else 8
 
 
-def _num_stages(padded_dim: int, item_size: int) -> int:
+def _num_stages(size: int, padded_dim: int, item_size: int) -> int:
     """Items under way at once.
 
     3: slots, keys and values, products. 2, for want of shared memory, where a block's keys and values exceed 32 KiB (a
-    head of 128 in bfloat16).
+    head of 128 in bfloat16). 1 where the queries of a tile exceed 16 KiB, for GPUs with 99 KiB.
     """
+    if size * padded_dim * item_size > 16 * 1024:
+        return 1
     return 3 if 2 * BLOCK * padded_dim * item_size <= 32 * 1024 else 2
 
 

@@ -81,3 +81,13 @@ def test_one_kernel_of_each_kind_is_compiled_for_hopper_and_fits() -> None:
     assert all(kernel.spilled_bytes <= 32 for kernel in kernels)  # none with triton 3.7, 4 with 3.6
     assert all(2 * kernel.shared_bytes <= 227 * 1024 for kernel in kernels)  # two programs of a multiprocessor
     assert [kernel.num_async_copies > 0 for kernel in sorted(kernels, key=lambda kernel: kernel.name)] == [True, False]
+
+
+def test_wide_heads_fit_into_a_small_gpu_or_are_computed_by_torch() -> None:
+    wide, widest = Shape(16, 2, 256, torch.bfloat16), Shape(2, 2, 256, torch.float32)
+    with TritonProcess(89) as compiler:
+        kernels = compiler.compile(
+            [(example(each, seqs=1, rows=8, width=256, paths=0), False) for each in (wide, widest)]
+        )
+    assert sorted(kernel.name for kernel in kernels) == ["_attend_splits", "_combine_splits"]
+    assert all(kernel.shared_bytes <= 99 * 1024 for kernel in kernels)
