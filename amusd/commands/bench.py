@@ -77,6 +77,8 @@ def run_bench(config: RunConfig, run_directory: Path, console: Console) -> int:
     if config.hardware.synthetic is None:  # random weights have no checkpoint
         path = str(find_checkpoint(model_path(engine.target)))
         generate = load_transformers(path, target_dtype(engine, device), device)
+        if generate is None:
+            console.note(f"transformers is left out: {device} has no room for its copy of the target beside ours")
     prompt = (tokenizer.encode(TEXT) * CONTEXT_LENGTH)[:CONTEXT_LENGTH]
     with Neighbour(draft_device, cores_for("draft", cores, engine.hardware)) as neighbour:
         result = {
@@ -182,13 +184,16 @@ def read_bandwidth(device: str) -> float:
     return 4 * values.numel() / min(timeit.repeat(lambda: values.sum().item(), repeat=7, number=1)) / 1e9
 
 
-def load_transformers(path: str, dtype: str, device: str) -> Callable[[Sequence[int], int], object]:
-    """Return `generate(prompt, number)`: exactly `number` greedy tokens by stock transformers."""
+def load_transformers(path: str, dtype: str, device: str) -> Callable[[Sequence[int], int], object] | None:
+    """Return `generate(prompt, number)`: exactly `number` greedy tokens by stock transformers; None on a full GPU."""
     from transformers import AutoModelForCausalLM
 
     with quiet_transformers():
         model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype), use_safetensors=True)
-    model = model.to(device).eval()
+    try:
+        model = model.to(device).eval()
+    except torch.OutOfMemoryError:
+        return None
     model.generation_config.eos_token_id = None  # or a run would be shorter than another
 
     def generate(prompt: Sequence[int], number: int) -> object:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+import torch
 from models import tiny
 
 from amusd.commands.bench import bench_text, load_transformers, measure_links, measure_models
@@ -63,4 +65,12 @@ def test_every_figure_stands_in_the_document_and_in_the_text(
 def test_transformers_decodes_the_same_tokens(model: CachedModel, checkpoint: Path) -> None:
     generate, cache = load_transformers(str(checkpoint), "float32", "cpu"), model.new_cache(64)
     model.prefill(PROMPT[:-1], cache)
+    assert generate is not None
     assert generate(PROMPT, 30) == extend(model, PROMPT[-1:], cache, 30)[-1]
+
+
+def test_transformers_is_left_out_where_its_copy_of_the_target_does_not_fit(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.nn.Module, "to", Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory")))
+    assert load_transformers(str(checkpoint), "float32", "cpu") is None
