@@ -105,7 +105,7 @@ def attend_rows(
     seen_values = values[:, slots].float().masked_fill(~seen.unsqueeze(-1), 0.0)  # [key_heads, seqs, rows, width, dim]
     total = _fold(weights).unsqueeze(-1) + (0.0 if sunk is None else torch.exp(sunk - maximum))
     result = _dot(weights.unsqueeze(-2), seen_values.mT.unsqueeze(-3)) / total.masked_fill(total == 0, 1.0)
-    return result.permute(1, 2, 0, 3, 4).reshape(seqs, rows, heads, dim).to(query.dtype)
+    return result.permute(1, 2, 0, 3, 4).to(query.dtype).contiguous().view(query.shape)
 
 
 register_triton(attend_rows, "amusd.models.row_attention_triton", "attend_rows")

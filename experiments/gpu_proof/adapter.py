@@ -35,11 +35,12 @@ class Prepared:
 def engine_config(
     device: str, target: ModelShape, draft: ModelShape, *, accept: float = 0.8, max_model_len: int = 2048
 ) -> EngineConfig:
-    """A pair with random weights on one device."""
+    """A pair with random weights on one device, for one sequence: with several each pass has rows for all of them."""
     return EngineConfig(
         drafters=(DrafterConfig(kind="synthetic", shape=draft, accept=accept),),
         hardware=HardwareConfig(synthetic=target, devices=(device, device)),
         max_verify_width=WIDTH,
+        max_num_seqs=1,
         max_model_len=max_model_len,
         prefix_caching=False,  # prompts are answered several times
     )

@@ -47,6 +47,9 @@ ROWS = 8
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 2e-2}
 """Largest difference of a kernel's result from the CPU's, absolute, and relative beyond 1."""
 
+HEADS = ((4, 64), (4, 128), (7, 128), (8, 128), (1, 96), (2, 256))
+"""Query heads per key head, and their dimension: attention is compiled to other code for each."""
+
 Case = tuple[str, Callable[..., "tuple[Tensor, ...]"], "tuple[Any, ...]"]
 """A kernel's name, what runs it, and its operands on the CPU."""
 
@@ -109,9 +112,10 @@ def kernel_cases(dtype: torch.dtype) -> Iterator[Case]:
     joint = normal(ROWS, query_heads + 2 * key_heads, dim)
     yield "rotate_and_store", rotate, (joint, torch.polar(torch.ones_like(angles), angles), norm, storage, slots)
     yield "silu_and_multiply", lambda rows: (silu_and_multiply(rows),), (normal(ROWS, 3000),)
-    operands = sequences([5, 300], query_heads, key_heads, dim, ROWS, "cpu")
-    scores = tuple(each.to(dtype) if each.is_floating_point() else each for each in operands)
-    yield "attend_rows", lambda *rows: (attend_rows(*rows, dim**-0.5),), scores
+    for group_size, dim in HEADS:
+        operands = sequences([5, 300], 2 * group_size, 2, dim, ROWS, "cpu")
+        scores = tuple(each.to(dtype) if each.is_floating_point() else each for each in operands)
+        yield "attend_rows", lambda *rows, dim=dim: (attend_rows(*rows, dim**-0.5),), scores
     bits = codes_of(5000), torch.from_numpy(_keys(5).view(np.int64))
     yield "noisy_scores", lambda *rows: (noisy_scores(*rows),), (normal(ROWS, 5000), *bits, torch.ones(ROWS))
 
