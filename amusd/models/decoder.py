@@ -7,32 +7,38 @@ Ranks share heads, cache and weights (`sharding.py`). `decoder_weights.py` makes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
 from amusd.models.attention import Attention, AttentionInputs
-from amusd.models.fused import rotate_and_store, silu_and_multiply
+from amusd.models.fused import add_parts, rotate_and_store, silu_and_multiply
 from amusd.models.kv_cache import KVMemory
 from amusd.models.linear import Linear
 from amusd.models.network import Network
 from amusd.models.sharding import Ranks
 
-Norm: TypeAlias = Callable[[Tensor], Tensor]
-"""RMS norm of rows, [rows, width] -> [rows, width]; on a CPU it may return a view."""
+
+class Norm(Protocol):
+    """RMS norm of rows."""
+
+    def __call__(self, hidden: Tensor, parts: Tensor | None = None, /) -> Tensor:
+        """[rows, width] -> [rows, width], on a CPU perhaps a view; first adds `parts` to `hidden` (`add_parts`)."""
 
 
-def norm_on_cpu(rows: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+def norm_on_cpu(hidden: Tensor, parts: Tensor | None = None, /, *, weight: Tensor, epsilon: float) -> Tensor:
     """A `Norm`; `weight` [2 * width]: the norm's weights twice.
 
     On a CPU `rms_norm` is nine operators; `layer_norm` is one, and is the same for a row joined with its negative.
     """
-    width = rows.shape[1]
-    mirrored = torch.cat((rows, -rows), dim=1)
+    if parts is not None:
+        add_parts(hidden, parts)
+    width = hidden.shape[1]
+    mirrored = torch.cat((hidden, -hidden), dim=1)
     return F.layer_norm(mirrored, (2 * width,), weight, None, epsilon).narrow(1, 0, width)
 
 
@@ -40,7 +46,6 @@ def norm_on_cpu(rows: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 class Layer:
     """One transformer block, or a rank's share of it."""
 
-    norm: Norm
     query_key_value: Linear
     """Query, key and value heads; rotated pairs are side by side."""
     head_norm: Tensor | None
@@ -57,28 +62,39 @@ class Layer:
     ranks: Ranks
 
     def __call__(
-        self, hidden: Tensor, inputs: Tensor, rotation: Tensor, attention: Attention, memory: KVMemory, index: int
-    ) -> Tensor:
-        """`hidden` [rows, width] plus attention to `inputs` [rows, any] and the MLP; may overwrite `hidden`.
+        self,
+        hidden: Tensor,
+        inputs: Tensor,
+        rotation: Tensor,
+        attention: Attention,
+        memory: KVMemory,
+        index: int,
+        next_norm: Norm,
+    ) -> tuple[Tensor, Tensor]:
+        """`hidden` [rows, width] plus attention to `inputs` [rows, any] and the MLP, and `next_norm` of this sum.
 
-        `inputs`: usually the normed `hidden`; `rotation`: [rows, dim / 2] complex.
+        May overwrite `hidden`; of several ranks only `Ranks.own_rows` of it hold the sum. `inputs`: usually the normed
+        `hidden`; `rotation`: [rows, dim / 2] complex.
         """
         rows = hidden.shape[0]
         query, keys, values = self.place(inputs, rotation, memory, index)
         attended = attention(AttentionInputs(query, keys, values, self.dim**-0.5))
         attended = attended.to(hidden.dtype, memory_format=torch.contiguous_format).reshape(rows, -1)
-        hidden = self._add_to(hidden, self.output, attended)
-        gate_up = self.gate_up(self.mlp_norm(hidden))
+        hidden, normed = self._add(hidden, self.output, attended, self.mlp_norm)
+        gate_up = self.gate_up(normed)
         if gate_up.device.type != "cpu":
-            return self._add_to(hidden, self.down, silu_and_multiply(gate_up))
+            return self._add(hidden, self.down, silu_and_multiply(gate_up), next_norm)
         gate, up = gate_up.chunk(2, dim=-1)
-        return self._add_to(hidden, self.down, F.silu(gate).mul_(up))
+        return self._add(hidden, self.down, F.silu(gate).mul_(up), next_norm)
 
-    def _add_to(self, hidden: Tensor, part: Linear, rows: Tensor) -> Tensor:
-        """`hidden` plus the product of all ranks' inputs, summed before rounding; may overwrite `hidden`."""
-        if self.ranks.size == 1:
-            return part.add_to(hidden, rows)
-        return (self.ranks.sum(part(rows)) + hidden).to(hidden.dtype)
+    def _add(self, hidden: Tensor, linear: Linear, rows: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+        """`hidden` plus the product of all ranks' inputs, summed before rounding, and its norm."""
+        ranks, num_rows = self.ranks, len(hidden)
+        if ranks.size == 1:
+            hidden = linear.add_to(hidden, rows)
+            return hidden, norm(hidden)
+        normed = norm(hidden[ranks.own_rows(num_rows)], ranks.parts(linear(rows)))
+        return hidden, ranks.whole(normed, num_rows)
 
     def place(self, inputs: Tensor, rotation: Tensor, memory: KVMemory, index: int) -> tuple[Tensor, Tensor, Tensor]:
         """Write keys and values of `inputs` [rows, any] into the memory; returns attention's inputs."""
@@ -108,7 +124,8 @@ class Decoder(Network):
     rotation: Tensor
     """[positions, dim / 2] complex64: the turn of each pair of a head."""
     layers: Sequence[Layer]
-    norm: Norm
+    norms: Sequence[Norm]
+    """Of each layer's inputs, then of the head's."""
     head: Linear
     ranks: Ranks
 
@@ -119,17 +136,15 @@ class Decoder(Network):
         hidden = F.embedding(token_ids, self.embedding)  # [rows, width]
         rotation = self.rotation[positions]  # [rows, dim / 2]
         tapped = () if self.taps is None else self.taps.layers
-        states: dict[int, Tensor] = {}
+        own, states = self.ranks.own_rows(len(hidden)), dict[int, Tensor]()
+        normed = self.norms[0](hidden)
         for index, layer in enumerate(self.layers):
             if index in tapped:
-                states[index] = hidden.clone()  # a layer may add to it in place
-            hidden = layer(hidden, layer.norm(hidden), rotation, attention, memory, index)
-        last = len(self.layers)
-        if with_logits or last in tapped:
-            hidden = self.norm(hidden)
+                states[index] = self.ranks.whole(hidden[own].clone(), len(hidden))  # a layer may add to it in place
+            hidden, normed = layer(hidden, normed, rotation, attention, memory, index, self.norms[index + 1])
         if self.taps is not None:
-            self.taps.write(states | {last: hidden}, memory)
-        return self.logits_of(hidden) if with_logits else hidden[:0]
+            self.taps.write(states | {len(self.layers): normed}, memory)
+        return self.logits_of(normed) if with_logits else normed[:0]
 
     def logits_of(self, normed: Tensor) -> Tensor:
         """[rows, vocab] for normed rows."""

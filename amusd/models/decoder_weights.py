@@ -8,7 +8,6 @@ from functools import partial
 from operator import itemgetter
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
 from amusd.errors import ConfigError
@@ -16,6 +15,7 @@ from amusd.models.checkpoint import CONFIG
 from amusd.models.configuration import ModelConfig
 from amusd.models.decoder import Decoder, Layer, Norm, norm_on_cpu
 from amusd.models.features import FeatureTaps
+from amusd.models.fused import add_and_norm
 from amusd.models.linear import INT8, Linear, Weights, make_linear, multiplies_fp16
 from amusd.models.load_options import LoadOptions, loaded_dtype
 from amusd.models.sharding import Ranks, share, share_of_outputs
@@ -89,12 +89,14 @@ def load_decoder(weights: dict[str, Tensor], config: ModelConfig, options: LoadO
     """
     device, dtype, ranks = torch.device(options.device), loaded_dtype(options.dtype), options.ranks
     weight_bytes = _bytes_per_pass(weights, options)
-    layers = []
+    layers, norms = [], []
     for index in range(config.num_hidden_layers):
         prefix = f"model.layers.{index}."
         names = [name for name in weights if name.startswith(prefix)]
-        layers.append(_load_layer({name.removeprefix(prefix): weights.pop(name) for name in names}, config, options))
-    norm = load_norm(weights.pop("model.norm.weight", None), config.rms_norm_eps, options)
+        own = {name.removeprefix(prefix): weights.pop(name) for name in names}
+        norms.append(load_norm(own.get("input_layernorm.weight"), config.rms_norm_eps, options))
+        layers.append(_load_layer(own, config, options))
+    norms.append(load_norm(weights.pop("model.norm.weight", None), config.rms_norm_eps, options))
     stored, head = weights.pop(EMBEDDING), Weights.pop(weights, "lm_head")
     is_tied = head.matrix is stored
     embedding = stored.to(device, dtype, copy=True)
@@ -105,7 +107,7 @@ def load_decoder(weights: dict[str, Tensor], config: ModelConfig, options: LoadO
         embedding=embedding,
         rotation=_rotary_table(config, max_positions).to(device),
         layers=layers,
-        norm=norm,
+        norms=norms,
         head=load_linear(head.each(partial(share_of_outputs, ranks=ranks)), options, copy=not is_tied),
         taps=FeatureTaps(options.features, device, dtype) if options.features else None,
         ranks=ranks,
@@ -131,7 +133,6 @@ def _load_layer(weights: dict[str, Tensor], config: ModelConfig, options: LoadOp
         head_norm = torch.cat(expanded).to(options.device)
     orders = _reorder(pairs, queries), _reorder(pairs, keys), _slots(keys, dim)
     return Layer(
-        norm=load_norm(weights.get("input_layernorm.weight"), epsilon, options),
         query_key_value=_fuse([query, key, value], orders, options),
         head_norm=head_norm,
         output=_split_inputs(output, _slots(queries, dim), options),
@@ -155,12 +156,12 @@ def load_linear(weights: Weights, options: LoadOptions, *, copy: bool = True) ->
 def load_norm(weight: Tensor | None, epsilon: float, options: LoadOptions) -> Norm:
     """The norm with `weight` [width]; None: identity."""
     if weight is None:
-        return lambda rows: rows
+        return lambda hidden, _parts=None: hidden
     # A view would keep the whole checkpoint file mapped.
     own = weight.to(options.device, loaded_dtype(options.dtype), copy=True)
     if own.device.type == "cpu":
         return partial(norm_on_cpu, weight=torch.cat((own, own)), epsilon=epsilon)
-    return partial(F.rms_norm, normalized_shape=(len(own),), weight=own, eps=epsilon)
+    return lambda hidden, parts=None: add_and_norm(hidden, parts, own, epsilon)
 
 
 def _bytes_per_pass(weights: Mapping[str, Tensor], options: LoadOptions) -> int:

@@ -46,18 +46,15 @@ class EagleDecoder(Decoder):
         rotation = self.rotation[positions]
         features = memory.features(self.feature_width, self.device)
         state = features.index_select(0, memory.parents_of_pass).to(embedded.dtype)  # [rows, width]
-        first, *others = self.layers
         if self.fc is not None:
             hidden = self.fc(torch.cat((embedded, state), dim=1))
-            inputs = first.norm(hidden)
+            normed = self.norms[0](hidden)
         else:
-            normed = self.feature_norm(state)
-            inputs = torch.cat((first.norm(embedded), normed), dim=1)
-            hidden = normed if self.norm_before_residual else state
-        hidden = first(hidden, inputs, rotation, attention, memory, 0)
-        for index, layer in enumerate(others, start=1):
-            hidden = layer(hidden, layer.norm(hidden), rotation, attention, memory, index)
-        normed = self.norm(hidden)
+            feature = self.feature_norm(state)
+            normed = torch.cat((self.norms[0](embedded), feature), dim=1)
+            hidden = feature if self.norm_before_residual else state
+        for index, layer in enumerate(self.layers):
+            hidden, normed = layer(hidden, normed, rotation, attention, memory, index, self.norms[index + 1])
         memory.write_features(normed if self.norm_output else hidden)
         return self.logits_of(normed) if with_logits else normed[:0]
 

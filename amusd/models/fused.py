@@ -59,3 +59,23 @@ def silu_and_multiply(gate_up: Tensor) -> Tensor:
 
 
 register_triton(silu_and_multiply, "amusd.models.fused_triton", "silu_and_multiply")
+
+
+@torch.library.custom_op("amusd::add_and_norm", mutates_args=("hidden",), device_types="cpu")
+def add_and_norm(hidden: Tensor, parts: Tensor | None, weight: Tensor, epsilon: float) -> Tensor:
+    """Add `parts`, if any, to `hidden` [rows, width] as `add_parts` does; returns the RMS norm of the sum."""
+    if parts is not None:
+        add_parts(hidden, parts)
+    return F.rms_norm(hidden.float(), weight.shape, weight.float(), epsilon).to(hidden.dtype)
+
+
+register_triton(add_and_norm, "amusd.models.fused_triton", "add_and_norm")
+
+
+def add_parts(hidden: Tensor, parts: Tensor) -> None:
+    """Add `parts` [ranks, rows, width] to `hidden` [rows, width]: first each other in order, in float32."""
+    first, *others = parts
+    total = first.float()
+    for other in others:
+        total = total + other
+    hidden.copy_(total + hidden)

@@ -30,6 +30,18 @@ def silu_and_multiply(gate_up):
     return product
 
 
+def add_and_norm(hidden, parts, weight, epsilon):
+    """See `amusd.models.fused.add_and_norm`."""
+    rows, width = hidden.shape
+    normed, padded = torch.empty_like(hidden), triton.next_power_of_2(width)
+    num_parts = 0 if parts is None else len(parts)
+    _add_and_norm[rows,](
+        hidden, hidden if parts is None else parts, weight, normed, rows, epsilon, num_parts, width, padded,
+        num_warps=max(1, min(16, padded // 512)),  # 16 columns a thread
+    )  # fmt: skip
+    return normed
+
+
 # One variant whatever the strides: what is compiled depends on the model alone.
 @triton.jit(do_not_specialize=["storage_head", "storage_slot"], do_not_specialize_on_alignment=["slots"])
 def _rotate_and_store(
@@ -62,6 +74,29 @@ def _rotate_and_store(
         place = storage + (head - num_queries) * storage_head + tl.load(slots + row) * storage_slot + 2 * pair
     tl.store(place, first.to(query.dtype.element_ty), mask=in_head)
     tl.store(place + 1, second.to(query.dtype.element_ty), mask=in_head)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _add_and_norm(
+    hidden, parts, weight, normed, rows, epsilon,
+    num_parts: tl.constexpr, width: tl.constexpr, padded: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, padded)
+    in_row = column < width
+    place = row * width + column
+    state = tl.load(hidden + place, mask=in_row, other=0.0).to(tl.float32)
+    if num_parts > 0:
+        total = tl.load(parts + place, mask=in_row, other=0.0).to(tl.float32)
+        for rank in tl.static_range(1, num_parts):
+            part = parts + (rank * rows + row) * width + column
+            total += tl.load(part, mask=in_row, other=0.0).to(tl.float32)
+        rounded = (total + state).to(hidden.dtype.element_ty)
+        tl.store(hidden + place, rounded, mask=in_row)
+        state = rounded.to(tl.float32)
+    scale = 1 / tl.sqrt(tl.sum(state * state, 0) / width + epsilon)
+    factor = tl.load(weight + column, mask=in_row, other=0.0).to(tl.float32)
+    tl.store(normed + place, (state * scale * factor).to(normed.dtype.element_ty), mask=in_row)
 
 
 @triton.jit

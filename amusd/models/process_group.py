@@ -25,8 +25,8 @@ from __future__ import annotations
 
 import atexit
 import threading
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,13 +36,15 @@ from torch import Tensor, distributed
 
 from amusd.errors import RankLostError, first_line
 from amusd.models.meeting import Meeting
-from amusd.models.sharding import Ranks
+from amusd.models.sharding import Ranks, share
 from amusd.transport.torch_distributed import Backend, break_gloo, file_store, gloo_group
 
 if TYPE_CHECKING:
     from amusd.transport.zeromq import ZeroMQTransport
 
 EXCHANGE_SECONDS = 60.0
+MANY_ROWS = 128
+"""Fewest rows of a pass that ranks add up in shares, in two exchanges with fewer bytes: those of prompts."""
 _c10d: Any = distributed  # whose own type stubs know little of what is used here
 _WATCHDOG_SECONDS = 2 * EXCHANGE_SECONDS  # NCCL: later than our own deadline, which says more
 WATCH_SECONDS = 0.05
@@ -74,7 +76,8 @@ class ProcessGroup(Ranks):
         # A daemon, since nothing can end an abort that waits for a graph.
         self._watch = threading.Thread(target=self._watch_others, name="amusd-rank-watch", daemon=True)
         self._options = c10d.AllgatherOptions()  # type: ignore[attr-defined]  # missing in its __all__
-        self._options.asyncOp = False  # NCCL: on the current stream, and returns no work
+        self._row_options = c10d.AllToAllOptions()
+        self._options.asyncOp = self._row_options.asyncOp = False  # NCCL: on the current stream, and returns no work
 
     def meet(self, device: str) -> None:
         """Meet the others. Raises `RankLostError` after `EXCHANGE_SECONDS`."""
@@ -92,22 +95,30 @@ class ProcessGroup(Ranks):
 
         Raises `PeerError` when another rank is gone or silent, over NCCL only if already known.
         """
-        try:
+        with self._exchanging():
             return self._gather(part, self._options)
-        except RuntimeError as error:
-            lost = RankLostError(f"the ranks of the target have lost each other: {first_line(error)}")
-            raise self._reason(lost) from None
 
-    def sum(self, part: Tensor) -> Tensor:
+    def own_rows(self, num_rows: int) -> slice:
+        """See `Ranks`."""
+        own = share(num_rows, self)
+        return slice(own.start, own.stop) if num_rows >= MANY_ROWS else slice(None)
+
+    def parts(self, part: Tensor) -> Tensor:
         """See `Ranks`. Raises as `gather`.
 
         NCCL would add in an order that depends on an element's place in the message, and so a row's bits on its place.
         """
-        first, *others = self.gather(part)
-        total: Tensor = first.float()
-        for other in others:
-            total = total + other
-        return total
+        if len(part) < MANY_ROWS:
+            return self.gather(part)
+        sizes = self._num_own_rows(len(part))
+        received = self._all_to_all(part, sizes, [sizes[self.rank]] * self.size)
+        return received.view(self.size, -1, *part.shape[1:])
+
+    def whole(self, own: Tensor, num_rows: int) -> Tensor:
+        """See `Ranks`. Raises as `gather`."""
+        if num_rows < MANY_ROWS:
+            return own
+        return self._all_to_all(own.repeat(self.size, 1), [len(own)] * self.size, self._num_own_rows(num_rows))
 
     def join(self, part: Tensor) -> Tensor:
         """See `Ranks`. Raises as `gather`."""
@@ -151,6 +162,27 @@ class ProcessGroup(Ranks):
                 self._group.abort()
             else:  # whose own `abort` ends no wait
                 break_gloo(self._group, (self.rank + 1) % self.size)
+
+    def _num_own_rows(self, num_rows: int) -> list[int]:
+        return [len(share(num_rows, Ranks(rank, self.size))) for rank in range(self.size)]
+
+    def _all_to_all(self, rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
+        """The rows that the ranks, in their order, send to this one; `sent`: numbers of rows for each of them."""
+        result = rows.new_empty((sum(received), *rows.shape[1:]))
+        with self._exchanging():
+            work = self._group.alltoall_base(result, rows.contiguous(), received, sent, self._row_options)
+            if work is not None:
+                work.wait()
+        return result
+
+    @contextmanager
+    def _exchanging(self) -> Iterator[None]:
+        """Raise the reason why the exchange inside fails."""
+        try:
+            yield
+        except RuntimeError as error:
+            lost = RankLostError(f"the ranks of the target have lost each other: {first_line(error)}")
+            raise self._reason(lost) from None
 
     def _gather(self, part: Tensor, options: Any, *timeout: timedelta) -> Tensor:
         part = part.contiguous()

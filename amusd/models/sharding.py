@@ -23,16 +23,24 @@ class Ranks:
         self.rank = rank
         self.size = size
 
-    def sum(self, part: Tensor) -> Tensor:
-        """[rows, out] -> [rows, out] float32: the sum of every rank's `part`, the same bits on all.
+    def own_rows(self, _num_rows: int) -> slice:
+        """The rows of a pass that this rank adds up: all of them, or its share of many."""
+        return slice(None)
+
+    def parts(self, part: Tensor) -> Tensor:
+        """[rows, n] -> [size, own rows, n]: every rank's part of this rank's rows, in rank order.
 
         All ranks make the same calls with one shape and dtype. Raises `PeerError` when another rank is gone; on its own
         GPU a rank may notice only in `check`.
         """
-        return part.float()
+        return part.unsqueeze(0)
+
+    def whole(self, own: Tensor, _num_rows: int) -> Tensor:
+        """[own rows, n] -> [num_rows, n]: every rank's rows, perhaps `own` itself. Otherwise like `parts`."""
+        return own
 
     def join(self, part: Tensor) -> Tensor:
-        """[rows, n] -> [rows, size * n]: every rank's columns in rank order. Otherwise like `sum`."""
+        """[rows, n] -> [rows, size * n]: every rank's columns in rank order. Otherwise like `parts`."""
         return part
 
     def check(self) -> None:

@@ -26,11 +26,11 @@ from torch import Tensor
 from amusd.config import Distribution
 from amusd.errors import first_line
 from amusd.models.building import prepare_device
-from amusd.models.fused import rotate_and_store, silu_and_multiply
+from amusd.models.fused import add_and_norm, rotate_and_store, silu_and_multiply
 from amusd.models.graphs import Replay, run_each_time
 from amusd.models.loading import capture_for
 from amusd.models.meeting import Meeting
-from amusd.models.process_group import ProcessGroup
+from amusd.models.process_group import MANY_ROWS, ProcessGroup
 from amusd.models.row_attention import attend_rows
 from amusd.models.synthetic import SHAPES
 from amusd.sampling.noise import Domain, codes_of, key_of
@@ -111,6 +111,8 @@ def kernel_cases(dtype: torch.dtype) -> Iterator[Case]:
     storage, slots = torch.zeros((2 * key_heads, 40, dim), dtype=dtype), torch.randperm(40, generator=generator)[:ROWS]
     joint = normal(ROWS, query_heads + 2 * key_heads, dim)
     yield "rotate_and_store", rotate, (joint, torch.polar(torch.ones_like(angles), angles), norm, storage, slots)
+    of_ranks = normal(ROWS, 3000), normal(3, ROWS, 3000), normal(3000)
+    yield "add_and_norm", lambda hidden, *rest: (add_and_norm(hidden, *rest, 1e-5), hidden), of_ranks
     yield "silu_and_multiply", lambda rows: (silu_and_multiply(rows),), (normal(ROWS, 3000),)
     for group_size, dim in HEADS:
         operands = sequences([5, 300], 2 * group_size, 2, dim, ROWS, "cpu")
@@ -191,7 +193,7 @@ def _capture(scale: Scale) -> Callable[[Callable[[], None]], Replay]:
 
 
 def group(job: Job) -> bool:
-    """Ranks of one process: gather, sum, join, the same in a graph, and an abort. NCCL on a GPU, else gloo."""
+    """Ranks of one process: every exchange, the same in a graph, and an abort. NCCL on a GPU, else gloo."""
     device = job.scale.device
     store = job.results / job.part / "store"
     store.mkdir(parents=True)
@@ -199,14 +201,15 @@ def group(job: Job) -> bool:
     ranks = ProcessGroup(0, 1, Meeting(str(store)), "nccl" if device == GPU else "gloo")
     num_threads = threading.active_count()
     ranks.meet(device)
-    part = torch.randn((ROWS, 512)).to(device)
+    part = torch.randn((MANY_ROWS, 512)).to(device)
     found: list[Tensor] = []
 
     def work() -> None:
-        found[:] = [ranks.gather(part)[0], ranks.sum(part), ranks.join(part)]
+        few = part[:ROWS]  # which are gathered; many are exchanged in shares
+        found[:] = [ranks.join(few), ranks.parts(few)[0], ranks.parts(part)[0], ranks.whole(part, len(part))]
 
     def holds() -> bool:
-        return all(torch.equal(each, part) for each in found)
+        return all(torch.equal(each, part[: len(each)]) for each in found)
 
     work()
     exchanged, replayed = holds(), None

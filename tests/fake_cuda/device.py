@@ -13,13 +13,14 @@ from fake_cuda.gpus import FakeGpus
 from fake_cuda.streams import doubles
 from typing_extensions import Self
 
-from amusd.models.fused import rotate_and_store, silu_and_multiply
+from amusd.models.fused import add_and_norm, rotate_and_store, silu_and_multiply
 from amusd.models.row_attention import attend_rows
 from amusd.sampling.noisy_scores import noisy_scores
 
 # What these operators give on `meta`, where nothing is computed
 attend_rows.register_fake(lambda query, *_: query.new_empty(query.shape))
 silu_and_multiply.register_fake(lambda gate_up: gate_up.new_empty((*gate_up.shape[:-1], gate_up.shape[-1] // 2)))
+add_and_norm.register_fake(lambda hidden, *_: torch.empty_like(hidden))
 rotate_and_store.register_fake(
     lambda joint, _rotation, _norm, storage, _slots, num_queries, _epsilon: storage.new_empty(
         (len(joint), num_queries, joint.shape[2])

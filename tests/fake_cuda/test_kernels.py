@@ -2,17 +2,50 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_cuda import builders
 from fake_cuda.device import fake_cuda
+from fake_cuda.record import Record
+from models.fake_nccl import FakeNccl
 from passes import forward
+
+from amusd.models import process_group
+from amusd.models.meeting import Meeting
+from amusd.models.process_group import MANY_ROWS, ProcessGroup
 
 PER_PASS = {
     ("llama-8b", "amusd"): 296,
     ("llama-1b", "transformers"): 663,
 }
+
+
+@pytest.mark.parametrize("size", [2, 8])
+def test_an_exchange_of_ranks_launches_so_many_kernels(
+    size: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Few rows are gathered, then added and normed at once. Many are exchanged, and the sums go to all ranks."""
+
+    def between_products(part: Record) -> list[str]:
+        names = [kernel.name for kernel in part.kernels]
+        output = names.index("linear", names.index("rotate_and_store"))
+        return names[output + 1 : names.index("linear", output + 1)]
+
+    monkeypatch.setattr(process_group, "_make", lambda *_: FakeNccl())
+    with fake_cuda() as gpus, closing(ProcessGroup(0, size, Meeting(str(tmp_path)), "nccl")) as ranks:
+        ranks.meet("cuda:0")
+        model = builders.build("llama-70b-slice", "cuda:0", num_layers=1, ranks=ranks)
+        cache = model.new_cache(512)
+        forward(model, [4, 5], cache)
+        with gpus.recorded() as few:
+            forward(model, [4, 5], cache)
+        with gpus.recorded() as many:
+            model.prefill([1] * MANY_ROWS, cache)
+    assert between_products(few) == ["copy_", "add_and_norm"]
+    assert between_products(many) == ["copy_", "add_and_norm", "repeat", "copy_"]
 
 
 @pytest.mark.parametrize(("shape", "model_impl"), PER_PASS)

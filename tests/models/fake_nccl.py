@@ -12,7 +12,7 @@ DEADLINE_SECONDS = 20.0
 
 
 class FakeNccl:
-    """One rank, which hears itself alone. Its kernels end when it is aborted, and an abort waits for graphs."""
+    """Ranks that all send the same. Its kernels end when it is aborted, and an abort waits for graphs."""
 
     def __init__(self, graphs_destroyed: threading.Event | None = None) -> None:
         self._graphs_destroyed = graphs_destroyed
@@ -21,7 +21,13 @@ class FakeNccl:
 
     def _allgather_base(self, parts: Tensor, part: Tensor, options: Any) -> Mock | None:
         """As torch's, it returns work to wait for only with `asyncOp`."""
-        parts[: len(part)].copy_(part)
+        parts.view(-1, *part.shape).copy_(part)
+        return Mock() if options.asyncOp else None
+
+    def alltoall_base(
+        self, result: Tensor, rows: Tensor, received: list[int], sent: list[int], options: Any
+    ) -> Mock | None:
+        result.view(len(sent), -1, *rows.shape[1:]).copy_(rows[: sent[0]])  # to rank 0, whose share is not larger
         return Mock() if options.asyncOp else None
 
     def abort(self) -> None:

@@ -31,12 +31,12 @@ def die(folder: Path, kind: str) -> None:
         follower = come(folder, 1, 2)
         follower.ready("cpu", DEADLINE_SECONDS)
         next(follower.commands())
-        follower.sum(torch.ones(1, 1))
+        follower.gather(torch.ones(1, 1))
     else:
         leader = lead(folder, 2)
         leader.await_followers("cpu", DEADLINE_SECONDS)
         announce_pass(leader)
-        leader.sum(torch.ones(1, 1))
+        leader.gather(torch.ones(1, 1))
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
-from amusd.models.fused import rotate_and_store, silu_and_multiply
+from amusd.models.fused import add_and_norm, rotate_and_store, silu_and_multiply
 from tests.models.triton_process import TritonProcess
 
 pytest.importorskip("triton", reason="there is no Triton for this platform")
@@ -33,10 +33,33 @@ def check_rotation(rows: int, queries: int, keys: int, dim: int, *, has_norm: bo
     assert int((stored[1] != 7.0).any(2).any(0).sum()) == rows, "other slots were written"
 
 
+def check_sums(num_parts: int, width: int, dtype: torch.dtype) -> None:
+    """In Triton's interpreter."""
+    from amusd.models import fused_triton
+
+    generator = torch.Generator().manual_seed(width)
+    parts = torch.randn((num_parts, 5, width), generator=generator).to(dtype) if num_parts else None
+    hidden, weight = (torch.randn(shape, generator=generator).to(dtype) for shape in ((5, width), (width,)))
+    sums = [hidden.clone() for _ in range(3)]
+    expected = add_and_norm(sums[0], parts, weight, 1e-5)
+    found = fused_triton.add_and_norm(sums[1], parts, weight, 1e-5)
+    alone = fused_triton.add_and_norm(sums[2][-1:], None if parts is None else parts[:, -1:].contiguous(), weight, 1e-5)
+    torch.testing.assert_close(found, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    if dtype is torch.float32:  # the interpreter does not round to the nearest bfloat16
+        assert torch.equal(sums[1], sums[0]), "sums in another order"
+    torch.testing.assert_close(sums[1], sums[0], atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    assert torch.equal(sums[2][-1], sums[1][-1])
+    assert torch.equal(alone[0], found[-1])
+
+
 def check_kernels() -> None:
     """In Triton's interpreter."""
     from amusd.models import fused_triton
 
+    for dtype in TOLERANCE:
+        check_sums(0, 576, dtype)
+        check_sums(3, 576, dtype)
+        check_sums(8, 1024, dtype)
     check_rotation(8, 3, 1, 64, has_norm=False, dtype=torch.float32)
     check_rotation(3, 2, 2, 96, has_norm=True, dtype=torch.bfloat16)
     for dtype, tolerance in TOLERANCE.items():

@@ -20,11 +20,13 @@ import torch
 from models.fake_nccl import FakeNccl
 from models.linked_ranks import DEADLINE_SECONDS, come, lead, on_ranks
 from models.rank_process import announce_pass
+from torch import Tensor
 
 from amusd.errors import RankLostError
 from amusd.models import process_group
+from amusd.models.fused import add_parts
 from amusd.models.meeting import Meeting
-from amusd.models.process_group import EXCHANGE_SECONDS, ProcessGroup, backend_for
+from amusd.models.process_group import EXCHANGE_SECONDS, MANY_ROWS, ProcessGroup, backend_for
 from amusd.models.sharding import Ranks
 from tests.launch.processes import environment
 from tests.warm import Popen
@@ -54,12 +56,19 @@ def test_nccl_connects_ranks_that_have_a_gpu_each(devices: tuple[str, ...], back
     assert backend_for(devices) == backend
 
 
-def test_parts_are_added_and_joined_in_the_order_of_ranks(tmp_path: Path) -> None:
-    parts = torch.randn((3, 8, 24), generator=torch.Generator().manual_seed(8))
-    found = on_ranks(tmp_path, 3, lambda ranks: (ranks.sum(parts[ranks.rank]), ranks.join(parts[ranks.rank])))
-    expected = (parts[0] + parts[1]) + parts[2]
-    assert not torch.equal((parts[2] + parts[1]) + parts[0], expected), "these parts cannot show the order"
-    for total, joined in found:
+@pytest.mark.parametrize("rows", [8, MANY_ROWS + 2])
+def test_parts_are_added_and_joined_in_the_order_of_ranks(tmp_path: Path, rows: int) -> None:
+    parts = torch.randn((3, rows, 24), generator=torch.Generator().manual_seed(8))
+
+    def exchange(ranks: Ranks) -> tuple[Tensor, Tensor]:
+        hidden, own = torch.ones((rows, 24)), ranks.own_rows(rows)
+        add_parts(hidden[own], ranks.parts(parts[ranks.rank]))
+        return ranks.whole(hidden[own], rows), ranks.join(parts[ranks.rank])
+
+    first, second, third = parts
+    expected = (first + second) + third + 1
+    assert not torch.equal((third + second) + first + 1, expected), "these parts cannot show the order"
+    for total, joined in on_ranks(tmp_path, 3, exchange):
         assert torch.equal(total, expected)
         assert torch.equal(joined, torch.cat((*parts,), dim=1))
 
@@ -72,10 +81,11 @@ def test_an_exchange_over_an_aborted_group_is_a_lost_rank(monkeypatch: pytest.Mo
     rank = ProcessGroup(0, 1, Meeting(str(tmp_path)), "nccl")
     rank.meet("cpu")
     monkeypatch.setattr(FakeNccl, "_allgather_base", aborted)
+    monkeypatch.setattr(FakeNccl, "alltoall_base", aborted)
     message = r"^the ranks of the target have lost each other: NCCL communicator was aborted on rank 1\.$"
-    for exchange in (rank.sum, rank.join):
+    for exchange, rows in ((rank.parts, 1), (rank.parts, MANY_ROWS), (rank.join, 1)):
         with pytest.raises(RankLostError, match=message):
-            exchange(torch.ones(1, 1))
+            exchange(torch.ones(rows, 1))
     rank.abort()
 
 
@@ -118,7 +128,7 @@ def test_a_follower_that_goes_while_the_device_hangs_is_named_and_the_kernels_en
         leader.await_followers("cpu", DEADLINE_SECONDS)
         leader.check()
         announce_pass(leader)
-        leader.sum(torch.ones(1, 1))  # returns at once: the device hangs, not the host
+        leader.gather(torch.ones(1, 1))  # returns at once: the device hangs, not the host
         with pytest.raises(RankLostError, match=IS_GONE):
             await_loss(leader)
         assert all(group.kernels_ended.wait(DEADLINE_SECONDS) for group in groups)
@@ -145,8 +155,8 @@ def test_a_follower_that_is_killed_amid_a_pass_is_named(tmp_path: Path) -> None:
         leader.await_followers("cpu", DEADLINE_SECONDS)
         assert not leader.captures
         announce_pass(leader)
-        assert leader.sum(torch.ones(1, 1)).item() == 2
-        for lose in (lambda: leader.sum(torch.ones(1, 1)), lambda: await_loss(leader)):
+        assert leader.gather(torch.ones(1, 1)).sum().item() == 2
+        for lose in (lambda: leader.gather(torch.ones(1, 1)), lambda: await_loss(leader)):
             with pytest.raises(RankLostError, match=IS_GONE):
                 pool.submit(lose).result(DEADLINE_SECONDS)
 
@@ -156,9 +166,9 @@ def test_a_leader_that_is_killed_amid_a_pass_is_noticed(tmp_path: Path) -> None:
         follower.ready("cpu", DEADLINE_SECONDS)
         commands = follower.commands()
         assert next(commands)
-        assert follower.sum(torch.ones(1, 1)).item() == 2
+        assert follower.gather(torch.ones(1, 1)).sum().item() == 2
         with pytest.raises(RankLostError, match=r"^the ranks of the target have lost each other: "):
-            pool.submit(follower.sum, torch.ones(1, 1)).result(DEADLINE_SECONDS)
+            pool.submit(follower.gather, torch.ones(1, 1)).result(DEADLINE_SECONDS)
         with pytest.raises(RankLostError, match=r"^rank 0 of the target is gone$"):
             await_loss(follower)
         assert list(commands) == []

@@ -79,7 +79,7 @@ def test_a_leader_that_fails_amid_a_pass_ends_the_followers(tmp_path: Path, monk
     with followed(tmp_path, 2, life) as (leader, followers):
         model = lean_model(STOCK, ranks=leader)
         leader.await_followers("cpu", DEADLINE_SECONDS)
-        monkeypatch.setattr(leader, "sum", fail)
+        monkeypatch.setattr(leader, "gather", fail)
         with pytest.raises(ValueError, match="out of paper"):
             forward(model, [1, 2], model.new_cache(8))
         leader.close()

@@ -14,7 +14,9 @@ from models.test_decoder import CASES, LENGTH, PROMPT, Case, lean_model, stock_m
 from torch import Tensor
 
 from amusd.errors import ConfigError
+from amusd.models import process_group
 from amusd.models.building import load_model
+from amusd.models.features import FeatureSpec
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 from amusd.models.sharding import Ranks
@@ -50,6 +52,29 @@ def test_the_ranks_together_compute_what_the_whole_model_does(name: str, size: i
     assert expected.std() > 0.5, "the weights are too small for this test to see anything"
     torch.testing.assert_close(logits[0], expected, atol=1e-4, rtol=1e-4)
     assert all(torch.equal(other, logits[0]) for other in logits[1:]), "the ranks' bits differ"
+
+
+def test_prompts_that_ranks_add_up_in_shares_have_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stock, token_ids = stock_model(SHARED["qwen3"]), random_ids(LENGTH)
+    layers = (1, stock.config.num_hidden_layers)
+    features = {"eagle": FeatureSpec(layers, len(layers) * stock.config.hidden_size)}
+
+    def computed(ranks: Ranks) -> tuple[Tensor, Tensor]:
+        model = lean_model(stock, ranks=ranks, features=features)
+        cache = model.new_cache(len(token_ids))
+        model.prefill(token_ids[:PROMPT], cache)
+        return decode_in_blocks(model, token_ids, cache), model.read_features([(cache, range(PROMPT))])[0]
+
+    found = []
+    for many in (10**9, 5):
+        monkeypatch.setattr(process_group, "MANY_ROWS", many)
+        (tmp_path / str(many)).mkdir()
+        found += on_ranks(tmp_path / str(many), 2, computed)
+    for logits, states in found[1:]:
+        assert torch.equal(logits, found[0][0])
+        assert torch.equal(states, found[0][1])
 
 
 @pytest.mark.parametrize(
