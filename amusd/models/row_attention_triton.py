@@ -71,7 +71,7 @@ def attend_rows(query, keys, values, table, lengths, branches, row_paths, positi
         branches.shape[2], scaling,
         softcap, heads, heads // key_heads, dim, padded_dim, size,
         num_warps=_num_warps(size * padded_dim, keys.element_size()),
-        num_stages=_num_stages(size, padded_dim, keys.element_size()),
+        num_stages=_num_stages(size * padded_dim, padded_dim, keys.element_size()),
     )  # fmt: skip
     _combine_splits[heads, rows, seqs](
         sums, maxima, totals, positions, query if sinks is None else sinks, result,
@@ -91,13 +91,13 @@ def _num_warps(num_sums: int, item_size: int) -> int:
     return 4 if num_sums <= 64 * 128 and item_size < 4 else 8
 
 
-def _num_stages(size: int, padded_dim: int, item_size: int) -> int:
+def _num_stages(num_sums: int, padded_dim: int, item_size: int) -> int:
     """Items under way at once.
 
     3: slots, keys and values, products. 2, for want of shared memory, where a block's keys and values exceed 32 KiB (a
-    head of 128 in bfloat16). 1 where the queries of a tile exceed 16 KiB, for GPUs with 99 KiB.
+    head of 128 in bfloat16). 1 beyond a tile of 64 x 128 in bfloat16: some GPUs have 99 KiB.
     """
-    if size * padded_dim * item_size > 16 * 1024:
+    if num_sums * item_size > 64 * 128 * 2:
         return 1
     return 3 if 2 * BLOCK * padded_dim * item_size <= 32 * 1024 else 2
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from amusd.models.row_attention import attend_rows
 from tests.models.attention_cases import Attend, Inputs, Shape, check, lay_out, random_tokens
-from tests.models.triton_process import TritonProcess, example
+from tests.models.triton_process import TritonProcess
 
 
 @pytest.fixture(params=["torch", "triton"])
@@ -66,21 +66,6 @@ def test_scores_can_be_bounded_and_sinks_take_their_share(interpreter: TritonPro
     assert None in placed[0]
     for found in (attend_rows(*inputs, 1.5, sinks), interpreter.attend(inputs, 1.5, sinks)):
         torch.testing.assert_close(found, wanted, rtol=0, atol=2e-6)
-
-
-def test_one_kernel_of_each_kind_is_compiled_for_hopper_and_fits() -> None:
-    shape = Shape(64, 8, 128, torch.bfloat16)
-    passes = [
-        (example(shape, seqs=1, rows=1, width=256, paths=0), False),
-        (example(shape, seqs=1, rows=8, width=2048, paths=3), True),
-        (example(shape, seqs=8, rows=16, width=131_072, paths=16), False),
-    ]
-    with TritonProcess(90) as compiler:
-        kernels = compiler.compile(passes)
-    assert sorted(kernel.name for kernel in kernels) == ["_attend_splits", "_combine_splits"]
-    assert all(kernel.spilled_bytes <= 32 for kernel in kernels)  # none with triton 3.7, 4 with 3.6
-    assert all(2 * kernel.shared_bytes <= 227 * 1024 for kernel in kernels)  # two programs of a multiprocessor
-    assert [kernel.num_async_copies > 0 for kernel in sorted(kernels, key=lambda kernel: kernel.name)] == [True, False]
 
 
 def test_wide_heads_fit_into_a_small_gpu_or_are_computed_by_torch() -> None:

@@ -12,7 +12,7 @@ import pickle
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,12 +55,9 @@ class TritonProcess:
     def call(self, function: Callable[[], Any]) -> Any:
         return self._executor.submit(function).result()
 
-    def compile(self, passes: Sequence[tuple[Inputs, bool]]) -> list[Kernel]:
-        """All kernels that these passes take.
-
-        The flag says whether tables and positions begin at addresses that are multiples of 8 only.
-        """
-        return self._executor.submit(_compile, _packed(list(passes))).result()
+    def compile(self, work: Callable[[], None]) -> list[Kernel]:
+        """All kernels that `work` launches."""
+        return self._executor.submit(_compile, work).result()
 
 
 def example(shape: Shape, *, seqs: int, rows: int, width: int, paths: int) -> Inputs:
@@ -140,11 +137,9 @@ def _compile_for(capability: int) -> None:
     driver.set_active(_AbsentGpu(capability))
 
 
-def _compile(sent: bytes) -> list[Kernel]:
+def _compile(work: Callable[[], None]) -> list[Kernel]:
     from triton import knobs
     from triton.runtime.jit import JITFunction
-
-    from amusd.models.row_attention_triton import attend_rows
 
     compiled: dict[str, Any] = {}
     run = JITFunction.run
@@ -158,18 +153,10 @@ def _compile(sent: bytes) -> list[Kernel]:
     try:
         with tempfile.TemporaryDirectory() as folder, knobs.cache.scope():
             knobs.cache.dir = folder
-            for inputs, unaligned in _unpacked(sent):
-                moved = [_unaligned(each) if unaligned else each for each in inputs[3:8]]
-                attend_rows(*inputs[:3], *moved, inputs[8], 0.0, None)
+            work()
             return [_described(kernel, Path(folder)) for kernel in compiled.values()]
     finally:
         JITFunction.run = run
-
-
-def _unaligned(indices: Tensor) -> Tensor:
-    whole = torch.zeros(indices.numel() + 2, dtype=indices.dtype)
-    first = 1 if whole.data_ptr() % 16 == 0 else 0
-    return whole[first : first + indices.numel()].view(indices.shape)
 
 
 def _described(kernel: Any, folder: Path) -> Kernel:
@@ -178,7 +165,8 @@ def _described(kernel: Any, folder: Path) -> Kernel:
     source = folder / "kernel.ptx"
     source.write_text(kernel.asm["ptx"], encoding="utf-8")
     (architecture,) = re.findall(r"^\.target (\w+)", kernel.asm["ptx"], re.MULTILINE)
-    command = [knobs.nvidia.ptxas.path, "-v", f"-arch={architecture}", str(source), "-o", str(folder / "kernel.o")]
+    assembler = knobs.nvidia.ptxas_blackwell if "_1" in architecture else knobs.nvidia.ptxas
+    command = [assembler.path, "-v", f"-arch={architecture}", str(source), "-o", str(folder / "kernel.o")]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     return Kernel(
         name=kernel.name,
