@@ -4,8 +4,8 @@ A shape is the number of sequences, the rows of each, and the sampler. All else 
 and paths share a graph, and a rollback only changes numbers. Each further draft step is a graph that reads the token
 chosen by the step before.
 
-At a fixed width every pass has rows for all caches. Otherwise it has a power of two of sequences, with one row each or
-`width`.
+At a fixed width every pass has rows for all caches, and samples for one sequence or for all. Otherwise it has one
+sequence or all, with one row each or `width`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import itertools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -48,6 +49,7 @@ class PassShape:
     sampler: RowSampler | None
     """None: the most likely token."""
     sequences: int
+    """Sequences that are sampled: one or all."""
 
 
 class CapturedPasses:
@@ -60,7 +62,7 @@ class CapturedPasses:
         self._max_rows = max_rows = model.numerics.width
         self._num_places = number * (max_rows + model.tokens_per_step)
         self._graphs: dict[PassShape, Replay] = {}
-        self._logits: dict[PassShape, Tensor] = {}  # which a graph writes
+        self._logits = torch.empty(0)  # of the last pass: the graphs share them, as each would keep many megabytes
         self._words: dict[RowSampler, tuple[Pinned, Pinned]] = {}  # inputs and outputs of each sampler
         self._is_sealed = False
         self._device = device = model.device
@@ -79,8 +81,7 @@ class CapturedPasses:
     def run(self, batch: Sequence[Rows], steps: int, sampler: RowSampler | None) -> list[ModelOutput]:
         """Compute a pass and wait; returns each sequence's output."""
         count = self._model.numerics.padded_rows(max(len(rows.token_ids) for rows in batch))
-        sequences = next(number for number in self._sequence_counts if number >= len(batch))
-        shapes = _shapes(count, steps, sampler, sequences)
+        shapes = _shapes(count, steps, sampler, 1 if len(batch) == 1 else self._num_caches)
         graphs = [self._graph(shape) for shape in shapes]
         self._inputs.send(self._write(batch, shapes[0], len(shapes) - 1))
         places = [self._places_of(index, rows, shapes) for index, rows in enumerate(batch)]
@@ -97,20 +98,13 @@ class CapturedPasses:
             if told is not None:
                 told.fetch()
         self._model.wait()
-        logits, outputs = self._logits[shapes[0]], []
+        outputs = []
         for index, (rows, those) in enumerate(zip(batch, places, strict=True)):
             columns, bits = self._results.host[:, those].copy()
             others = None if told is None else told.host[those].copy()
-            scores = logits[index * count : index * count + len(rows.token_ids)]
+            scores = self._logits[index * count : index * count + len(rows.token_ids)]
             outputs.append(ModelOutput(scores, rows.wanted, columns, bits.view(np.float64), others))
         return outputs
-
-    @property
-    def _sequence_counts(self) -> list[int]:
-        if self._model.numerics.fixed:
-            return [self._num_caches]
-        powers = range(self._num_caches.bit_length() + 1)
-        return sorted({min(1 << power, self._num_caches) for power in powers})
 
     def prefill(self, cache: KVCache, token_ids: Sequence[int]) -> None:
         """Take in a chunk of a prompt."""
@@ -123,9 +117,12 @@ class CapturedPasses:
             self._model.network(sent, positions, attention, self._memory, with_logits=False)
         self._model.wait()
 
-    def _places(self, shape: PassShape) -> slice:
+    def _num_computed(self, shape: PassShape) -> int:
+        return self._num_caches if self._model.numerics.fixed else shape.sequences
+
+    def _places(self, shape: PassShape, sequences: int) -> slice:
         first = self._first_place(shape.step)
-        return slice(first, first + shape.sequences * shape.rows)
+        return slice(first, first + sequences * shape.rows)
 
     def _first_place(self, step: int) -> int:
         return self._num_caches * (self._max_rows + step - 1) if step else 0
@@ -161,7 +158,8 @@ class CapturedPasses:
     def _write_padding(self, shape: PassShape) -> None:
         inputs, further = self._inputs, self._first_place(1)
         inputs.rows[:], inputs.rows[POSITION] = PADDING_ID, _NO_POSITION
-        inputs.rows[SLOT, : shape.sequences * shape.rows] = self._scratch[: shape.sequences, : shape.rows].ravel()
+        number = self._num_computed(shape)
+        inputs.rows[SLOT, : number * shape.rows] = self._scratch[:number, : shape.rows].ravel()
         inputs.rows[SLOT, further:] = self._scratch[:, self._max_rows :].T.ravel()
         inputs.sequences[:] = 0
         inputs.sequences[LENGTH] = self._allocated
@@ -208,7 +206,7 @@ class CapturedPasses:
         """Capture all shapes now, so that no answer waits for a capture."""
         self._is_sealed = False
         row_counts = sorted({self._model.numerics.padded_rows(1), self._max_rows})
-        for sequences, count in itertools.product(self._sequence_counts, row_counts):
+        for sequences, count in itertools.product(sorted({1, self._num_caches}), row_counts):
             for shape in _shapes(count, steps, sampler, sequences):
                 self._graph(shape)
         self._is_sealed = True
@@ -225,12 +223,8 @@ class CapturedPasses:
                 asked.host[:] = sampler.neutral
                 asked.send()
             self._inputs.send(self._write((), shape, shape.step))
-
-            def work() -> None:
-                self._logits[shape] = self._compute(shape)
-
             with torch.inference_mode():
-                self._graphs[shape] = self._captured(work)
+                self._graphs[shape] = self._captured(partial(self._compute, shape))
         return self._graphs[shape]
 
     def _captured(self, work: Work) -> Replay:
@@ -249,27 +243,32 @@ class CapturedPasses:
             model.capture = run_each_time
             return work
 
-    def _compute(self, shape: PassShape) -> Tensor:
-        inputs, memory, places = self._inputs, self._memory, self._places(shape)
+    def _compute(self, shape: PassShape) -> None:
+        inputs, memory, sequences = self._inputs, self._memory, self._num_computed(shape)
+        places = self._places(shape, sequences)
         table = self._slots.device.view(self._num_caches, self._allocated)
         if self._num_caches > 1:
-            table = table.index_select(0, inputs.sent_sequences[CACHE, : shape.sequences])
-        token_ids = self._token_ids(shape)
+            table = table.index_select(0, inputs.sent_sequences[CACHE, :sequences])
+        token_ids = self._token_ids(shape, sequences)
         memory.slots_of_pass = inputs.sent_rows[SLOT, places]
         memory.parents_of_pass = inputs.sent_rows[PARENT, places]
         positions = inputs.sent_rows[POSITION, places].clamp(min=0)
         attention = inputs.attention(table, places)
         logits = self._model.network(token_ids, positions, attention, memory, with_logits=True)
-        self._choose(logits, shape.sampler, places)
-        return logits
-
-    def _token_ids(self, shape: PassShape) -> Tensor:
+        sampled = self._places(shape, shape.sequences)
+        self._choose(logits[: shape.sequences * shape.rows], shape.sampler, sampled)
         if shape.step == 0:
-            return self._inputs.sent_rows[TOKEN, self._places(shape)]
+            if not self._logits.numel():  # in the first run of a pass, which is not captured yet
+                self._logits = logits.new_empty((self._num_caches * self._max_rows, logits.shape[1]))
+            self._logits[: len(logits)].copy_(logits)
+
+    def _token_ids(self, shape: PassShape, sequences: int) -> Tensor:
+        if shape.step == 0:
+            return self._inputs.sent_rows[TOKEN, self._places(shape, sequences)]
         if shape.step == 1:
-            last = self._columns.index_select(0, self._inputs.sent_sequences[LAST_ROW, : shape.sequences])
+            last = self._columns.index_select(0, self._inputs.sent_sequences[LAST_ROW, :sequences])
         else:
-            last = self._columns[self._places(replace(shape, step=shape.step - 1))]
+            last = self._columns[self._places(replace(shape, step=shape.step - 1), sequences)]
         return last if self._model.output_ids is None else self._model.output_ids[last]
 
     def _choose(self, logits: Tensor, sampler: RowSampler | None, places: slice) -> None:

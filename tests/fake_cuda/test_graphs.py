@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+import torch
 from fake_cuda import builders
 from fake_cuda.device import fake_cuda
 from fake_cuda.gpus import FakeGpus
@@ -17,7 +18,9 @@ from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.factory import load_drafters
 from amusd.models.cached_model import CachedModel
 from amusd.models.loading import DRAFT_ROWS, load_target
+from amusd.models.passes import Rows
 from amusd.models.row_attention import num_splits
+from amusd.runtime.verifier import prepare_to_verify
 
 MAX_GRAPHS = 24
 MAX_BYTES = 10**9
@@ -145,3 +148,26 @@ def test_no_tree_captures_amid_an_answer() -> None:
             draft.step(2)
             draft.open(prompt_of(LENGTH - 4), LENGTH, GREEDY)
             draft.step(2)
+
+
+@pytest.mark.parametrize(("role", "num_graphs"), [("target", 2 * 5), ("draft", 2 * (4 * 2 + 3 * 3))])
+def test_eight_sequences_share_their_logits_and_one_alone_is_sampled_alone(role: str, num_graphs: int) -> None:
+    """Samplers cost more than the products where vocabularies are large, so none runs over rows of no sequence."""
+    with fake_cuda() as gpus:
+        model = builders.target("cuda:0") if role == "target" else builders.draft("cuda:0")
+        caches = model.new_caches(8, 256)
+        before = gpus.live_bytes
+        if role == "target":
+            prepare_to_verify(model, caches[0])
+        else:
+            kept = [AutoregressiveDrafter(model, cache=cache) for cache in caches]
+            assert kept
+        logits = 8 * model.numerics.width * model.vocab_size * torch.bfloat16.itemsize
+        assert logits <= gpus.live_bytes - before < 1.5 * logits + 2**20
+        assert len(gpus.record.captures) == num_graphs
+        sampled = []
+        for number in (1, 8):
+            with gpus.recorded() as part:
+                model.run([Rows([5], cache) for cache in caches[:number]])
+            sampled += [kernel.operands[0].shape[0] for kernel in part.kernels if kernel.name == "max"]
+    assert sampled == ([8, 64] if role == "target" else [1, 8])
