@@ -37,6 +37,8 @@ class FakeGpus:
         self._memory: list[tuple[StorageWeakRef, int]] = []
         self._most_live_bytes = 0  # of all in it: what has expired since it was last looked at counts
         self._pinned: dict[int, Tensor] = {}  # by address; holding them keeps the addresses theirs
+        self._under_way: list[tuple[Tensor, Tensor]] = []  # pinned memory that is being copied, and what it held
+        self._last_replayed: Graph | None = None
 
     @contextmanager
     def recorded(self) -> Iterator[Record]:
@@ -65,7 +67,19 @@ class FakeGpus:
         self._pinned[host.untyped_storage().data_ptr()] = host
         return host
 
+    def reads(self, host: Tensor) -> None:
+        """A device reads `host` until the next wait."""
+        self._under_way.append((host, host.clone()))
+
+    def finished(self) -> None:
+        """All work is done. Raises `AssertionError` where pinned memory was written while it was read."""
+        under_way, self._under_way = self._under_way, []
+        assert all(torch.equal(host, before) for host, before in under_way), "written while it was copied"
+
     def allocated(self, tensors: Iterable[Tensor]) -> None:
+        tensors = list(tensors)
+        if self._capturing is not None and self.inner_device != "meta":  # where there is nothing to spoil
+            self._capturing.made += tensors
         for storage in (tensor.untyped_storage() for tensor in tensors):
             self._memory.append((StorageWeakRef(storage), storage.nbytes()))
             self._most_live_bytes += storage.nbytes()
@@ -118,10 +132,19 @@ class FakeGpus:
         self.check_may_wait("waiting for a device")
         while not self.is_finished():
             time.sleep(0.001)
+        self.finished()
         self.record.append(Wait(stream))
+
+    def replayed(self, graph: Graph) -> None:
+        """Spoil what the last replay made: graphs of one pool use the same memory."""
+        for tensor in () if self._last_replayed is None else self._last_replayed.made:
+            tensor.fill_(float("nan") if tensor.is_floating_point() or tensor.is_complex() else 77)
+        self._last_replayed = graph
 
     def begin(self, graph: Graph) -> None:
         self.check_may_wait("a capture")
+        self.finished()  # torch waits for the device
+        self.replayed(graph)
         self._capturing = graph
         self.record.append(Capture(graph))
 

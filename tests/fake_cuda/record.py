@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 from fake_cuda.tensors import Direction, nothing
+from torch import Tensor
 
 
 class StreamId(NamedTuple):
@@ -52,6 +53,8 @@ class Graph:
     pool: object
     mode: str
     nodes: list[Kernel | Copy] = field(default_factory=list)
+    made: list[Tensor] = field(default_factory=list)
+    """What lies in the pool's memory, which other graphs use too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ class Event(Double):
     def query(self) -> bool:
         is_finished = self.gpus.is_finished()
         if is_finished:
+            self.gpus.finished()
             self.gpus.record.append(Wait(self._stream))
         return is_finished
 
@@ -47,6 +48,7 @@ class CUDAGraph(Double):
     def replay(self) -> None:
         """Launched on the device that was captured, whichever is the current one."""
         self.gpus.record.append(Replay(self.captured, self.gpus.current_streams[self.captured.stream.device]))
+        self.gpus.replayed(self.captured)
         for node in self.captured.nodes:
             node.repeat()
 

@@ -157,6 +157,8 @@ def copy_to(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tenso
     if waits:
         own.devices.check_may_wait("a copy that the host waits for")
     repeat()
+    if direction == "in" and not waits and not inner_target.is_meta:
+        own.devices.reads(host)
     own.devices.copied(direction, own.device.index, source.nbytes, repeat, waits=waits)
     return target
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from fake_cuda import builders
 from fake_cuda.device import fake_cuda
 from fake_cuda.workers import Target
+from torch import Tensor
 
 from amusd.config import GREEDY, Distribution
 from amusd.drafters.autoregressive import AutoregressiveDrafter
+from amusd.models.passes import Rows
 
 DISTRIBUTIONS = {
     "greedy": GREEDY,
@@ -41,6 +44,32 @@ def answered(device: str, distribution: Distribution) -> tuple[int, ...]:
         start = len(target.tokens)
         target.verify((*known[start : start + start % 4], 7, 8))
     return target.tokens
+
+
+ROPE = {"rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+FAMILIES = {
+    "qwen2, with biases": {"model_type": "qwen2"},
+    "qwen3": {"model_type": "qwen3", "head_dim": 16},
+    "llama3's rope": {
+        "rope_parameters": {"rope_type": "llama3", "original_max_position_embeddings": 64, **ROPE},
+    },
+    "mistral, untied": {"model_type": "mistral", "tie_word_embeddings": False},
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits_of_every_family_are_those_of_the_cpu(name: str) -> None:
+    def logits(device: str) -> Tensor:
+        model = builders.family(FAMILIES[name], device)
+        cache = model.new_cache(200)
+        model.prefill(PROMPT, cache)
+        return model.run([Rows([5, 9, 11], cache)])[0].logits.float().cpu()
+
+    expected = logits("cpu")
+    with fake_cuda(values=True) as gpus:
+        torch.testing.assert_close(logits("cuda:0"), expected, atol=1e-4, rtol=1e-4)
+    assert gpus.record.replays
+    assert expected.std() > 0.1
 
 
 @pytest.mark.parametrize("work", [drafted, answered])

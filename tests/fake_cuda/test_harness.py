@@ -47,6 +47,27 @@ def test_what_waits_for_the_device_fails_inside_a_capture(read: object) -> None:
                 read(tensor)  # type: ignore[operator]
 
 
+def test_pinned_memory_that_is_written_before_a_wait_and_memory_of_other_graphs_are_found() -> None:
+    with fake_cuda(values=True):
+        device, host, event = torch.zeros(2, device="cuda:0"), torch.ones(2, pin_memory=True), torch.cuda.Event()
+        device.copy_(host, non_blocking=True)
+        event.record()
+        assert event.query()
+        host.fill_(3)
+        device.copy_(host, non_blocking=True)
+        host.fill_(4)
+        event.record()
+        with pytest.raises(AssertionError, match="written while it was copied"):
+            event.query()
+        graphs, made = [torch.cuda.CUDAGraph() for _ in range(2)], []
+        for graph in graphs:
+            with torch.cuda.graph(graph, None, torch.cuda.Stream()):
+                made.append(device + 1)
+        for graph in graphs:
+            graph.replay()
+        assert [each.isnan().any().item() for each in made] == [True, False]
+
+
 def test_operators_give_on_meta_the_shapes_that_they_give_on_a_cpu() -> None:
     for name, compute, operands in smoke.kernel_cases(torch.bfloat16):
         found = compute(*(operand.to("meta") for operand in operands)), compute(*operands)
