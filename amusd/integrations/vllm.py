@@ -250,9 +250,7 @@ class Batch:
 
     def _judge(self) -> None:
         """Let go of a draft that is silent for too long, and of the rows of a lost one."""
-        reason = self.connection.silence.judge(self._now_ns, QUIET_SECONDS, self._num_unread)
-        if reason is not None:
-            self.connection.lose(reason)
+        self.connection.judge_silence(self._now_ns, QUIET_SECONDS, self._num_unread)
         if self.connection.link is None:
             self._rows, self._num_unread = [], 0
         self.counts.losses = len(self.connection.losses)

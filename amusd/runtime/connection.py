@@ -102,13 +102,24 @@ class Connection:
         if self.silence.num_nonsense >= MAX_NONSENSE:
             self.lose(f"it sent {MAX_NONSENSE} messages in a row that the protocol forbids")
 
+    def judge_silence(self, now_ns: int, limit_seconds: float, num_new_tokens: int) -> str | None:
+        """As `Silence.judge`, of a present draft; one that counts as lost is lost, if the next one can be found."""
+        if self.link is None:
+            return None
+        reason = self.silence.judge(now_ns, limit_seconds, num_new_tokens)
+        if reason is None or self.draft_restart is None:
+            return None
+        self.lose(reason)
+        return reason
+
     def lose(self, reason: str) -> None:
-        """Go on without the draft, and look for the next one if that can be. The reason's first line counts."""
+        """Go on without the draft, if there is one, and look for the next. The reason's first line counts."""
+        if self.link is None:  # the next one may be on its way, which is not to blame
+            return
         reason = (reason.strip().splitlines() or ["it gave no reason"])[0]
         self.losses.append(reason)
-        if self.link is not None:
-            self.link.drop()
-            self.link = None
+        self.link.drop()
+        self.link = None
         if self.draft_restart is not None:
             self.draft_restart.lost(reason)
         self.on_lost(reason)

@@ -252,10 +252,9 @@ class DraftClient:
             return
         waiting = [each for each in self._sequences.values() if each.told is None or not each.told.is_answered]
         num_new_tokens = sum(sequence.session.committed_length for sequence in waiting)
-        reason = self.connection.silence.judge(self.recorder.now_ns(), self._max_silence_seconds, num_new_tokens)
-        if reason is not None and self.connection.draft_restart is not None:
+        now_ns, limit_seconds = self.recorder.now_ns(), self._max_silence_seconds
+        if reason := self.connection.judge_silence(now_ns, limit_seconds, num_new_tokens):
             logger.warning("amusd: the draft is replaced: %s", reason)
-            self.connection.lose(reason)
 
     def _send(self, message: Message) -> bool:
         """Send to the draft, if there is one; False where there is none, or none any more."""

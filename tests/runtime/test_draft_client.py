@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,18 +34,22 @@ PASS_SECONDS = 0.01
 
 
 class Next:
+    """The next draft, which loads for `load_seconds`; to lose it meanwhile is to begin again."""
+
     failure = None
 
     def __init__(self, clock: Clock) -> None:
-        self.link = Link(clock)
-        self.is_ready = False
+        self._clock, self._ready_ns, self._incarnation = clock, 0, 1
+        self.load_seconds = 0.0
         self.num_accepted = 0
 
     def lost(self, _reason: str) -> None:
-        self.is_ready = True
+        self.link = Link(self._clock)
+        self._incarnation += 1
+        self._ready_ns = self._clock.ns + round(self.load_seconds * 1e9)
 
     def poll(self) -> tuple[Link, int] | None:
-        return (self.link, 2) if self.is_ready else None
+        return (self.link, self._incarnation) if self._clock.ns >= self._ready_ns else None
 
     def accepted(self) -> None:
         self.num_accepted += 1
@@ -245,6 +250,44 @@ def test_a_draft_that_goes_on_saying_nothing_is_replaced_in_one_line_after_time_
     assert target.client.may_hear(sequence)
 
 
+@pytest.mark.parametrize("load_seconds", [0.0, 2.0, 5.0, 8.0])
+def test_a_draft_killed_at_any_moment_is_lost_once_however_long_the_next_one_loads(
+    load_seconds: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    target, chance = Target(), random.Random(f"{load_seconds}")
+    target.next.load_seconds = load_seconds
+    sequence = target.open(1000)
+    for number in range(1, 31):
+        if chance.random() < 0.5:
+            target.client.answer(sequence)
+        target.clock.pass_by(chance.uniform(0, SILENCES * SILENCE))
+        target.connection.link.is_lost = True  # type: ignore[union-attr]
+        target.client.take(0.0)
+        for _ in range(round(load_seconds / SILENCE)):  # passes without a draft
+            target.clock.pass_by(SILENCE)
+            target.client.drain()
+            target.client.answer(sequence)
+        target.clock.pass_by(SILENCE)
+        assert target.client.look_for_next()
+        assert target.client.may_hear(sequence)
+        assert target.connection.losses == ["the link is cut"] * number
+    assert (target.connection.num_restarts, caplog.messages) == (30, [])
+
+
+def test_a_draft_that_is_lost_while_it_is_told_again_is_lost_once() -> None:
+    target = Target()
+    sequence = target.open(1000)
+    target.next.load_seconds = 8.0
+    target.link.is_lost = True
+    for _ in range(20):
+        target.clock.pass_by(SILENCE)
+        target.client.answer(sequence)
+        target.client.drain()
+    target.connection.count_nonsense()
+    target.connection.lose("it is gone")
+    assert target.connection.losses == ["the link is cut"]
+
+
 def test_a_draft_that_refuses_a_sequence_is_neither_silent_nor_replaced() -> None:
     class Refusing(Link):
         def send(self, message: Message) -> None:
@@ -333,10 +376,10 @@ def test_a_draft_that_was_replaced_has_not_failed_also_when_all_is_over() -> Non
 def test_a_draft_is_back_only_where_it_was_lost() -> None:
     target = Target()
     first = target.open()
+    target.next.load_seconds = 1.0
     target.connection.lose("it was killed")
-    target.next.is_ready = False
     second = target.open()
-    target.next.is_ready = True
+    target.clock.pass_by(1.0)
     assert target.client.look_for_next()
     assert first.session.attached
     assert second.session.attached
