@@ -6,7 +6,8 @@ authenticated.
 gloo: an exchange blocks the host, and raises when another rank's process is gone, or after `EXCHANGE_SECONDS`.
 
 NCCL: an exchange is put on the current stream. Where another rank is gone the kernel spins, and the host may block in
-any call that needs the device. So a thread watches the links and aborts the group. In CUDA graphs:
+any call that needs the device. So a thread watches the links and aborts the group. torch holds a lock during an abort,
+and each exchange takes it: none may begin once a rank is lost. In CUDA graphs:
 
 - All ranks capture the same exchanges in the same order, and replay the same graph.
 - The first exchange, before any capture, makes the communicator.
@@ -25,6 +26,7 @@ from __future__ import annotations
 
 import atexit
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -50,6 +52,8 @@ _WATCHDOG_SECONDS = 2 * EXCHANGE_SECONDS  # NCCL: later than our own deadline, w
 WATCH_SECONDS = 0.05
 ABORT_SECONDS = 2.0
 """Longest wait for an abort, since NCCL waits for graphs to be destroyed."""
+_BEGUN_SECONDS = 0.1  # within which an exchange that began before the loss was known has been given to the device
+_NCCL_HINT = "NCCL_DEBUG=INFO says more; try NCCL_P2P_DISABLE=1, or name the network in NCCL_SOCKET_IFNAME"
 
 
 def backend_for(devices: Sequence[str], *, same_machine: bool = True) -> Backend:
@@ -68,6 +72,7 @@ class ProcessGroup(Ranks):
         self.captures = backend == "nccl"
         self.meeting = meeting
         self._backend = backend
+        self._group: Any = None
         self._links: dict[int, ZeroMQTransport] = {}
         self._using = threading.Lock()
         """Held by the thread that uses a link: this rank's, or that of the watch."""
@@ -80,23 +85,43 @@ class ProcessGroup(Ranks):
         self._options.asyncOp = self._row_options.asyncOp = False  # NCCL: on the current stream, and returns no work
 
     def meet(self, device: str) -> None:
-        """Meet the others. Raises `RankLostError` after `EXCHANGE_SECONDS`."""
-        first = type(self._options)()
-        try:
-            self._group = _make(self.meeting, self.rank, self.size, device, self._backend)
-            # The first exchange of NCCL makes its communicator. With a time of its own, `wait` blocks the host.
-            self._gather(torch.zeros(1, device=device), first, timedelta(seconds=EXCHANGE_SECONDS))
-        except RuntimeError as error:
-            raise RankLostError(f"the ranks of the target did not meet: {first_line(error)}") from None
+        """Meet the others. Raises `RankLostError` once one is lost, and after `EXCHANGE_SECONDS`."""
         self._watch.start()
+        failures: list[Exception] = []
+        # A thread of its own, since nothing ends the forming of a communicator that waits for a rank.
+        first = torch.zeros(self.size, device=device), torch.zeros(1, device=device)
+        forming = threading.Thread(target=self._form, args=(*first, failures), name="amusd-rank-meet", daemon=True)
+        forming.start()
+        deadline = time.monotonic() + EXCHANGE_SECONDS
+        while forming.is_alive() and time.monotonic() < deadline:
+            self.check()
+            forming.join(WATCH_SECONDS)
+        if failures or forming.is_alive():
+            reason = first_line(failures[0]) if failures else f"not within {EXCHANGE_SECONDS:g} s"
+            hint = f"; {_NCCL_HINT}" if self._backend == "nccl" else ""
+            raise self._reason(RankLostError(f"the ranks of the target did not meet: {reason}{hint}"))
+
+    def _form(self, parts: Tensor, part: Tensor, failures: list[Exception]) -> None:
+        """Make the group, and the first exchange, by which NCCL makes its communicator."""
+        try:
+            self._group = _make(self.meeting, self.rank, self.size, str(part.device), self._backend)
+            work = self._group._allgather_base(parts, part, type(self._options)())  # noqa: SLF001 - as in `gather`
+            work.wait(timedelta(seconds=EXCHANGE_SECONDS))  # with a time, it blocks the host
+        except Exception as error:  # noqa: BLE001 - the rank that waits says it
+            failures.append(error)
 
     def gather(self, part: Tensor) -> Tensor:
         """[size, *part.shape]: every rank's part in rank order, all of one shape and dtype.
 
         Raises `PeerError` when another rank is gone or silent, over NCCL only if already known.
         """
+        part = part.contiguous()
+        parts = part.new_empty((self.size * len(part), *part.shape[1:]))
         with self._exchanging():
-            return self._gather(part, self._options)
+            work = self._group._allgather_base(parts, part, self._options)  # noqa: SLF001 - no public name for one tensor
+            if work is not None:
+                work.wait()
+        return parts.view(self.size, *part.shape)
 
     def own_rows(self, num_rows: int) -> slice:
         """See `Ranks`."""
@@ -153,11 +178,14 @@ class ProcessGroup(Ranks):
         while not (self._is_lost or self._is_over.wait(WATCH_SECONDS)):
             with self._using:
                 self._is_lost = any(link.is_lost for link in self._links.values())
+        self._is_over.wait(_BEGUN_SECONDS)
         self._abort_group()
 
     def _abort_group(self) -> None:
         """End this rank's exchanges. Over NCCL this may wait for ever for graphs to be destroyed."""
         with suppress(RuntimeError):  # over NCCL it has been aborted, or did not end: nothing more can be done
+            if self._group is None:
+                return
             if self._backend == "nccl":
                 self._group.abort()
             else:  # whose own `abort` ends no wait
@@ -177,20 +205,13 @@ class ProcessGroup(Ranks):
 
     @contextmanager
     def _exchanging(self) -> Iterator[None]:
-        """Raise the reason why the exchange inside fails."""
+        """Begin no exchange once a rank is lost, and raise the reason why the one inside fails."""
+        self.check()
         try:
             yield
         except RuntimeError as error:
             lost = RankLostError(f"the ranks of the target have lost each other: {first_line(error)}")
             raise self._reason(lost) from None
-
-    def _gather(self, part: Tensor, options: Any, *timeout: timedelta) -> Tensor:
-        part = part.contiguous()
-        parts = part.new_empty((self.size * len(part), *part.shape[1:]))
-        work = self._group._allgather_base(parts, part, options)  # noqa: SLF001 - no public name for one tensor
-        if work is not None:
-            work.wait(*timeout)
-        return parts.view(self.size, *part.shape)
 
 
 def _make(meeting: Meeting, rank: int, size: int, device: str, backend: Backend) -> Any:

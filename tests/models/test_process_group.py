@@ -14,9 +14,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
+from models.fake_nccl import DEADLINE_SECONDS as FAKE_SECONDS
 from models.fake_nccl import FakeNccl
 from models.linked_ranks import DEADLINE_SECONDS, come, lead, on_ranks
 from models.rank_process import announce_pass
@@ -104,6 +106,63 @@ def test_an_abort_that_waits_for_graphs_is_not_waited_for(monkeypatch: pytest.Mo
     group._watch.join(DEADLINE_SECONDS)
 
 
+def of_nccl(monkeypatch: pytest.MonkeyPatch, group: FakeNccl) -> tuple[ProcessGroup, Mock]:
+    """A rank over a double of NCCL, and its link to another one."""
+    monkeypatch.setattr(process_group, "_make", lambda *_: group)
+    rank, link = ProcessGroup(0, 1, Meeting("nowhere"), "nccl"), Mock(is_lost=False)
+    rank._links[1] = link
+    return rank, link
+
+
+def test_no_exchange_of_a_prompt_begins_once_a_rank_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs_destroyed = threading.Event()
+    rank, link = of_nccl(monkeypatch, FakeNccl(graphs_destroyed))
+    rank.meet("cpu")
+
+    def prefill() -> None:  # its end frees the graphs, for which the abort waits
+        try:
+            while True:
+                rank.sum(torch.ones(1, 1))
+        finally:
+            graphs_destroyed.set()
+
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(prefill)
+        link.is_lost = True
+        with pytest.raises(RankLostError, match=r"^a rank of the target is gone$"):
+            done.result(FAKE_SECONDS / 2)
+    rank.abort()
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_a_communicator_that_does_not_form_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, is_lost: bool) -> None:
+    class Forming(FakeNccl):
+        def _allgather_base(self, *_: object) -> None:
+            ended.wait(FAKE_SECONDS)
+
+    ended = threading.Event()
+    rank, link = of_nccl(monkeypatch, Forming())
+    link.is_lost = is_lost
+    if not is_lost:
+        monkeypatch.setattr(process_group, "EXCHANGE_SECONDS", 0.1)
+    with ThreadPoolExecutor(1) as pool:
+        reason = "a rank of the target is gone$" if is_lost else "did not meet: not within 0.1 s; .*NCCL_P2P_DISABLE=1"
+        with pytest.raises(RankLostError, match=reason):
+            pool.submit(rank.meet, "cpu").result(FAKE_SECONDS / 2)
+    rank.abort()
+    ended.set()
+
+
+def test_whatever_fails_while_ranks_meet_is_a_lost_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank, _ = of_nccl(monkeypatch, FakeNccl())
+    monkeypatch.setattr(process_group, "_make", Mock(side_effect=TypeError("incompatible arguments\nand more")))
+    with pytest.raises(
+        RankLostError, match=r"did not meet: TypeError: incompatible arguments; NCCL_DEBUG=INFO .*NCCL_SOCKET"
+    ):
+        rank.meet("cpu")
+    rank.abort()
+
+
 def await_loss(ranks: Ranks) -> None:
     """Wait as the end of a pass is waited for on a device, here one that hangs."""
     deadline = time.monotonic() + DEADLINE_SECONDS
@@ -167,7 +226,9 @@ def test_a_leader_that_is_killed_amid_a_pass_is_noticed(tmp_path: Path) -> None:
         commands = follower.commands()
         assert next(commands)
         assert follower.gather(torch.ones(1, 1)).sum().item() == 2
-        with pytest.raises(RankLostError, match=r"^the ranks of the target have lost each other: "):
+        with pytest.raises(
+            RankLostError, match=r"^the ranks of the target have lost each other: |^rank 0 of the target"
+        ):
             pool.submit(follower.gather, torch.ones(1, 1)).result(DEADLINE_SECONDS)
         with pytest.raises(RankLostError, match=r"^rank 0 of the target is gone$"):
             await_loss(follower)
