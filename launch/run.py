@@ -43,7 +43,7 @@ from amusd.runtime.cores import allowed_cores, cores_for, pin_to
 from amusd.runtime.devices import check_devices, count_gpus, devices_of, settle_devices
 from amusd.runtime.draft_process import DraftProcess
 from amusd.tracing.recorder import Recorder
-from amusd.transport.addresses import address_towards, check_address
+from amusd.transport.addresses import address_towards, check_address, is_loopback
 from amusd.transport.factory import numbered_link
 from amusd.transport.zeromq import ZeroMQTransport
 
@@ -181,15 +181,21 @@ def meet_in_folder(folder: str | None, stack: ExitStack) -> Meeting:
 
 
 def _meet_apart(store: Any, config: RunConfig, own: Place) -> tuple[RunConfig, Meeting]:
+    address = config.transport.address
+    assert address is not None, "`compose` has seen to it"
+    host = address_towards(address)
+    if is_loopback(host):
+        raise ConfigError(
+            f"transport.address={address}: leads to {host} on the machine of rank {own.rank}, where no other machine "
+            "comes (see /etc/hosts); write the first machine's address in the network"
+        )
+    if own.rank == 0:  # which listens there
+        place = f"[{host}]" if ":" in host else host
+        address = f"tcp://{place}:{urlsplit(address).port}"  # libzmq binds to no names
     device = own_device(config, own)
     check_devices([device])
     store.set(f"device/{own.rank}", device)
     devices = [store.get(f"device/{rank}").decode() for rank in range(own.size)]
-    address = config.transport.address
-    assert address is not None, "`compose` has seen to it"
-    host = address_towards(address)
-    if own.rank == 0:
-        address = f"tcp://{host}:{urlsplit(address).port}"  # libzmq binds to no names
     config = dataclasses.replace(
         config,
         hardware=dataclasses.replace(config.hardware, devices=tuple(devices)),

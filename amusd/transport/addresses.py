@@ -6,7 +6,7 @@ import ipaddress
 import socket
 from urllib.parse import urlsplit
 
-from amusd.errors import ConfigError
+from amusd.errors import ConfigError, first_line
 
 
 def check_address(address: str, *, beyond: bool, to_bind: bool) -> tuple[str, bool]:
@@ -36,12 +36,15 @@ def check_address(address: str, *, beyond: bool, to_bind: bool) -> tuple[str, bo
 
 
 def address_towards(address: str) -> str:
-    """This machine's address as seen from the one of `tcp://HOST:PORT`. Raises OSError."""
+    """This machine's address as seen from the one of `tcp://HOST:PORT`. Raises ConfigError if there is no way."""
     there = urlsplit(address)
-    family, kind, protocol, _, place = socket.getaddrinfo(there.hostname, there.port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(place)  # a datagram socket: nothing is sent
-        return str(probe.getsockname()[0])
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(there.hostname, there.port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(place)  # a datagram socket: nothing is sent
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise ConfigError(f"transport.address={address}: {first_line(error)}") from None
 
 
 def is_loopback(host: str) -> bool:

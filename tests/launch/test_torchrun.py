@@ -21,6 +21,8 @@ import launch.run
 from amusd.child import Ended
 from amusd.config import EngineConfig, HardwareConfig, RunConfig, TransportConfig
 from amusd.errors import ConfigError
+from amusd.models.meeting import Meeting
+from amusd.transport.addresses import address_towards, check_address
 from amusd.transport.factory import numbered_link
 from launch.run import DraftElsewhere, Place, compose, meet_in_folder, own_device, place_from_environment, start_drafts
 from tests.launch.processes import SECONDS, WAITING, descendants, environment, run, torchrun_command
@@ -136,6 +138,37 @@ def test_a_run_that_is_over_at_once_leaves_no_folder_and_no_rank_that_waits(
     assert ranks_meet(0) == 0
     assert list(tmp_path.iterdir()) == []
     assert ranks_meet(1) == 0
+
+
+def meet_apart(monkeypatch: pytest.MonkeyPatch, host: str) -> tuple[RunConfig, Meeting]:
+    """As rank 0 of two machines, whose own address is `host`."""
+    monkeypatch.setattr("launch.run.address_towards", lambda _: host)
+    config = RunConfig(
+        transport=TransportConfig(address="tcp://first:29501", insecure=True),
+        hardware=HardwareConfig(devices=("cpu", "cpu")),
+    )
+    (store := HashStore()).set("device/1", "cpu")
+    return launch.run._meet_apart(store, config, a_place(local_size=1))
+
+
+@pytest.mark.parametrize(
+    ("host", "address"), [("10.0.0.1", "tcp://10.0.0.1:29501"), ("fd00::1", "tcp://[fd00::1]:29501")]
+)
+def test_rank_0_listens_at_its_address_in_the_network(monkeypatch: pytest.MonkeyPatch, host: str, address: str) -> None:
+    config, meeting = meet_apart(monkeypatch, host)
+    assert (config.transport.address, meeting.address, meeting.host) == (address, address, host)
+    assert check_address(address, beyond=True, to_bind=True) == (address, False)
+
+
+@pytest.mark.parametrize("host", ["127.0.1.1", "::1"])
+def test_an_address_that_other_machines_cannot_reach_is_refused(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    with pytest.raises(ConfigError, match=f"^transport.address=tcp://first:29501: leads to {host} .*/etc/hosts"):
+        meet_apart(monkeypatch, host)
+
+
+def test_a_name_that_is_no_address_is_refused_in_a_line() -> None:
+    with pytest.raises(ConfigError, match=r"^transport\.address=tcp://no\.such\.invalid:5: .*"):
+        address_towards("tcp://no.such.invalid:5")
 
 
 @pytest.mark.parametrize("kind", ["open to the group", "another user's", "a link", "a file"])
