@@ -20,13 +20,6 @@ from amusd.config import EngineConfig
 from amusd.runtime.cores import allowed_cores
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-NCCL_SETTINGS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "2", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
-"""Settings that torch's NCCL groups read when made, for links (`transport=nccl`) and ranks.
-
-TORCH_NCCL_ASYNC_ERROR_HANDLING=2: a dead or late peer ends only the transfer; by default, and as torchrun sets it (1),
-the process ends. TORCH_NCCL_DUMP_ON_TIMEOUT=0: no thread looks for a signal in the ranks' file, which is gone, or
-writes traces to /tmp.
-"""
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "pyzmq", "hydra-core", "omegaconf", "gguf")
 CPU_FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
 """Instructions that a model's speed depends on, as Linux names them."""
@@ -37,8 +30,6 @@ def set_environment(config: EngineConfig) -> None:
     """Set variables of torch and its libraries for this process and its children, before torch is imported."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     set_threads(config.hardware.num_threads)
-    if config.transport.kind == "nccl" or config.num_ranks > 2:
-        os.environ.update(NCCL_SETTINGS)
 
 
 def set_threads(num_threads: int) -> None:

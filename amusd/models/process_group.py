@@ -39,7 +39,7 @@ from torch import Tensor, distributed
 from amusd.errors import RankLostError, first_line
 from amusd.models.meeting import Meeting
 from amusd.models.sharding import Ranks, share
-from amusd.transport.torch_distributed import Backend, break_gloo, file_store, gloo_group
+from amusd.transport.torch_distributed import Backend, break_gloo, file_store, gloo_group, nccl_group
 
 if TYPE_CHECKING:
     from amusd.transport.zeromq import ZeroMQTransport
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 EXCHANGE_SECONDS = 60.0
 MANY_ROWS = 128
 """Fewest rows of a pass that ranks add up in shares, in two exchanges with fewer bytes: those of prompts."""
-_c10d: Any = distributed  # whose own type stubs know little of what is used here
 _WATCHDOG_SECONDS = 2 * EXCHANGE_SECONDS  # NCCL: later than our own deadline, which says more
 WATCH_SECONDS = 0.05
 ABORT_SECONDS = 2.0
@@ -217,8 +216,5 @@ class ProcessGroup(Ranks):
 def _make(meeting: Meeting, rank: int, size: int, device: str, backend: Backend) -> Any:
     store = file_store(Path(meeting.address), size) if meeting.store is None else meeting.store
     if backend == "nccl":
-        settings = _c10d.ProcessGroupNCCL.Options()
-        settings._timeout = timedelta(seconds=_WATCHDOG_SECONDS)  # noqa: SLF001 - no public name
-        with torch.cuda.device(device):
-            return _c10d.ProcessGroupNCCL(store, rank, size, settings)
+        return nccl_group(store, rank, size, device, distributed.ProcessGroupNCCL.Options(), _WATCHDOG_SECONDS)
     return gloo_group(store, rank, size, EXCHANGE_SECONDS, meeting.host)

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import shutil
 import struct
@@ -28,7 +29,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import distributed
 
-from amusd.errors import ConfigError, PeerLostError, PeerProtocolError
+from amusd.errors import ConfigError, PeerLostError, PeerProtocolError, first_line
 from amusd.files import make_socket_folder
 from amusd.protocol.wire import MAX_FRAME_BYTES
 from amusd.transport.base import CLOSED, CLOSED_BY_PEER, MAX_QUEUED_MESSAGES, Transport
@@ -41,6 +42,17 @@ CLOSE_SECONDS = 2.0
 """How long `close` waits for the last messages to leave."""
 FORM_SECONDS = 30.0
 DEVICE_BODY_SECONDS = 10.0
+
+NCCL_SETTINGS = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_TRACE_BUFFER_SIZE": "0",
+}
+"""Environment variables that torch's NCCL groups read when made, for links and ranks.
+
+TORCH_NCCL_ASYNC_ERROR_HANDLING=2: a dead or late peer ends only the transfer; by default, and as torchrun sets it (1),
+the process ends. The others: no thread looks for a signal in the ranks' file, which is gone, or writes traces to /tmp.
+"""
 
 MAX_WAITING = 16
 """`has_room` is False while this many frames wait to be sent."""
@@ -166,11 +178,18 @@ class TorchDistributedTransport(Transport):
                 self._write(frame)
             if self._is_closing:
                 self._send_block(_GOODBYE, patience=timedelta(seconds=CLOSE_SECONDS))
-        except RuntimeError as error:
-            logger.debug("lost the peer: %s", error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the link is lost
             self._loss = self._loss or CLOSED_BY_PEER
             if self._reader.ident is None:  # else it first hands over what the peer sent
+                if not self._is_closing:
+                    more = "NCCL_DEBUG=INFO says more, or use" if self._backend == "nccl" else "use"
+                    self._loss = f"the link did not form: {first_line(error)}; {more} transport=auto"
+                    if self._rank:  # the target raises it
+                        logger.warning("amusd: %s", self._loss)
+                    self._interrupt()  # so that the peer does not wait
                 self._inbox.put(None)
+            else:
+                logger.debug("lost the peer: %s", error)
         finally:
             if self._is_closing:
                 self._interrupt()  # also where `close` waits for these threads no more
@@ -185,7 +204,7 @@ class TorchDistributedTransport(Transport):
             reason = str(error)
             logger.warning("lost the peer: %s", reason)
             self._interrupt()  # so that the peer learns of it
-        except RuntimeError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the link is lost
             logger.debug("lost the peer: %s", error)
         self._end_sending(reason)
         if not self._is_closing:
@@ -199,8 +218,8 @@ class TorchDistributedTransport(Transport):
             if self._is_closing:
                 raise RuntimeError(CLOSED)
             time.sleep(_MEET_SECONDS)
-        blocks = gloo_group(_c10d.PrefixStore("blocks", store), self._rank, 2, FORM_SECONDS)
-        bodies = dict.fromkeys(range(2), Bodies(blocks))
+        self._blocks = gloo_group(_c10d.PrefixStore("blocks", store), self._rank, 2, FORM_SECONDS)
+        bodies = dict.fromkeys(range(2), Bodies(self._blocks))
         if self._backend == "nccl":
             for sender in range(2):  # NCCL takes one exchange of a group after the other: each direction has its own
                 group = device_bodies(_c10d.PrefixStore(f"bodies/{sender}", store), self._rank, self._device)
@@ -209,7 +228,7 @@ class TorchDistributedTransport(Transport):
                 else:
                     group.receive(1, self._peer)
                 bodies[sender] = group
-        self._blocks, self._bodies = blocks, bodies
+        self._bodies = bodies
 
     def _write(self, frame: bytes) -> None:
         is_short = len(frame) <= BLOCK_BYTES - _LENGTH.size
@@ -269,14 +288,20 @@ def break_gloo(group: Any, peer: int) -> None:
         group.recv([torch.empty(1)], peer, _NO_TAG).wait(timedelta(milliseconds=1))
 
 
+def nccl_group(store: Any, rank: int, size: int, device: str, options: Any, seconds: float) -> Any:
+    """A group whose exchanges end after so many seconds. Sets `NCCL_SETTINGS` for this process."""
+    os.environ.update(NCCL_SETTINGS)
+    options._timeout = timedelta(seconds=seconds)  # noqa: SLF001
+    with torch.cuda.device(device):
+        return _c10d.ProcessGroupNCCL(store, rank, size, options)
+
+
 def device_bodies(store: Any, rank: int, device: str) -> Bodies:
     """Bodies from device to device; their kernels use one block, on a stream of their own."""
     options = _c10d.ProcessGroupNCCL.Options()
-    options._timeout = timedelta(seconds=FORM_SECONDS)  # noqa: SLF001
     options.config.max_ctas = 1
-    with torch.cuda.device(device):
-        group = _c10d.ProcessGroupNCCL(store, rank, 2, options)
-        stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's own
+    group = nccl_group(store, rank, 2, device, options, FORM_SECONDS)
+    stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's own
     return Bodies(group, timedelta(seconds=DEVICE_BODY_SECONDS), device, lambda: torch.cuda.stream(stream))
 
 

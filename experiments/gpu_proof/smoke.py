@@ -40,7 +40,6 @@ from amusd.sampling.sampler import KEY, Level, RowSampler, SamplingState
 from experiments.gpu_proof.correctness import sequences
 from experiments.gpu_proof.plan import GPU, Scale
 from experiments.gpu_proof.records import Job
-from launch.environment import NCCL_SETTINGS
 
 ABSENT = "needs a GPU"
 ROWS = 8
@@ -197,7 +196,6 @@ def group(job: Job) -> bool:
     device = job.scale.device
     store = job.results / job.part / "store"
     store.mkdir(parents=True)
-    os.environ.update(NCCL_SETTINGS)
     ranks = ProcessGroup(0, 1, Meeting(str(store)), "nccl" if device == GPU else "gloo")
     num_threads = threading.active_count()
     ranks.meet(device)

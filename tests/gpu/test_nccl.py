@@ -16,7 +16,6 @@ from amusd.errors import PeerLostError
 from amusd.protocol.messages import Open, Shutdown, Verdict
 from amusd.transport.base import Transport
 from amusd.transport.factory import listen
-from launch.environment import NCCL_SETTINGS
 
 pytestmark = [
     pytest.mark.gpu,
@@ -42,9 +41,7 @@ link.close()
 
 
 @pytest.fixture
-def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[Transport]:
-    for name, value in NCCL_SETTINGS.items():
-        monkeypatch.setenv(name, value)
+def listener() -> Iterator[Transport]:
     listener = listen(NCCL, NONCE)
     yield listener
     listener.close()

@@ -21,7 +21,6 @@ from amusd.errors import RankLostError
 from amusd.models.cached_model import CachedModel, extend
 from amusd.models.process_group import EXCHANGE_SECONDS
 from amusd.runtime.ranks import Leader
-from launch.environment import NCCL_SETTINGS
 
 pytestmark = [
     pytest.mark.gpu,
@@ -33,12 +32,6 @@ DEVICES = ("cuda:0", "cuda:1")
 PROMPT = [7, 40, 12, 9, 33, 21, 50, 18, 5, 44, 29]
 FOUND_SECONDS = 20.0
 assert FOUND_SECONDS < EXCHANGE_SECONDS, "a deadline would pass for what is found at once"
-
-
-@pytest.fixture(autouse=True)
-def _settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in NCCL_SETTINGS.items():
-        monkeypatch.setenv(name, value)
 
 
 @contextmanager

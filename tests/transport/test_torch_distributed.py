@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
+from unittest import mock
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -18,10 +22,12 @@ from transport.links import DEADLINE, NONCE, expect
 
 from amusd.config import TransportConfig
 from amusd.errors import PeerLostError
+from amusd.models import process_group
+from amusd.models.meeting import Meeting
 from amusd.protocol.messages import Open, Verdict
 from amusd.transport import torch_distributed
 from amusd.transport.factory import connect, listen
-from amusd.transport.torch_distributed import FORM_SECONDS, Bodies, TorchDistributedTransport
+from amusd.transport.torch_distributed import FORM_SECONDS, NCCL_SETTINGS, Bodies, TorchDistributedTransport
 
 VERDICT = Verdict(1, 1, 0, 0, (5,), 0)
 LONG = Open(1, 1, tuple(range(5000)), 9000, "embedded", 16, 1)
@@ -109,6 +115,46 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch_distributed, "device_bodies", host_bodies)
     return made
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, TypeError])
+def test_a_link_that_does_not_form_says_why_at_both_ends(
+    two_gpus: list[tuple[int, str]], monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
+    assert two_gpus == []
+    monkeypatch.setattr(torch_distributed, "device_bodies", Mock(side_effect=kind("/dev/shm is too small\nmore")))
+    listener = listen(TransportConfig(kind="nccl"), NONCE)
+    draft = connect(TransportConfig(kind="nccl"), listener.address, NONCE)
+    reason = r"^the link did not form: .*/dev/shm is too small; NCCL_DEBUG=INFO says more, or use transport=auto$"
+    try:
+        for end in (listener, draft):
+            with pytest.raises(PeerLostError, match=reason):
+                end.receive(DEADLINE)
+            with pytest.raises(PeerLostError, match=reason):
+                end.send(VERDICT)
+    finally:
+        draft.close()
+        listener.close()
+    assert not lasting_threads()
+
+
+def test_groups_of_nccl_are_made_under_settings_by_which_a_lost_peer_ends_no_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = []
+
+    def make(*_: object) -> None:
+        seen.append({name: os.environ.get(name) for name in NCCL_SETTINGS})
+
+    group = Mock(side_effect=make)
+    monkeypatch.setattr(torch_distributed.distributed, "ProcessGroupNCCL", group, raising=False)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+    monkeypatch.setattr(torch.cuda, "Stream", Mock())
+    with mock.patch.dict(os.environ, {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}):
+        torch_distributed.device_bodies(None, 0, "cuda:0")
+    with mock.patch.dict(os.environ):
+        process_group._make(Meeting("tcp://1.2.3.4:5", store=Mock()), 0, 2, "cuda:0", "nccl")
+    assert seen == [NCCL_SETTINGS] * 2
 
 
 def test_nccl_carries_every_message_with_groups_of_its_own_for_each_direction(two_gpus: list[tuple[int, str]]) -> None:
