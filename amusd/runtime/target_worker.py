@@ -119,8 +119,10 @@ class TargetWorker:
         self._next_sequence_id = number * SEQUENCES_PER_RUN + 1
 
     def shut_down(self) -> None:
-        """Tell the draft that all is over."""
+        """Tell the draft that all is over, and free the graphs, for which the end of a group of NCCL waits."""
         self.client.connection.shut_down()
+        for cache in (*self._free_caches, *(sequence.cache for sequence in self.sequences)):
+            cache.captured = None
         self.recorder.flush()
 
     # The steps, in their order

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import random
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -371,6 +373,17 @@ def test_a_draft_that_was_replaced_has_not_failed_also_when_all_is_over() -> Non
     for _ in range(2):
         target.connection.shut_down()
         assert (target.connection.presence, target.connection.failure) == ("none", None)
+
+
+def test_the_end_frees_the_graphs_also_where_an_answer_is_kept() -> None:
+    target = Target()
+    kept, graphs = target.open(), Mock()
+    for cache in (kept.cache, *target.worker._free_caches):
+        cache.captured = graphs
+    is_alive = weakref.ref(graphs)
+    del graphs, cache
+    target.worker.shut_down()
+    assert is_alive() is None
 
 
 def test_a_draft_is_back_only_where_it_was_lost() -> None:
