@@ -12,7 +12,7 @@ from contextlib import closing, suppress
 from amusd.child import command_of
 from amusd.config import TransportConfig
 from amusd.errors import PeerLostError
-from amusd.protocol.messages import Candidate, Verdict
+from amusd.protocol.messages import Candidate, Features, Message, Verdict
 from amusd.runtime.cores import allowed_cores, pin_to
 from amusd.settings import from_mapping, to_mapping
 from amusd.transport.base import Transport
@@ -22,14 +22,20 @@ ANSWER_SECONDS = 30.0
 NUM_WARM_UP_EXCHANGES = 100
 
 _NONCE = 1
-_CANDIDATE = Candidate(1, 1, 100, 2**63 + 1, 5, (4,), (5,), (), more=True)
+CANDIDATE = Candidate(1, 1, 100, 2**63 + 1, 5, (4,), (5,), (), more=True)
+LONG = Features(1, 1, 0, 8, bytes(65_536))
+"""Too long for what a link of NCCL carries by gloo."""
 _VERDICT = Verdict(1, 1, 3, 100, (5, 6, 7, 8), 3)
 
 
 def measure_one_way(
-    config: TransportConfig, *, num_messages: int, cores: tuple[set[int], set[int]] = (set(), set())
+    config: TransportConfig,
+    *,
+    num_messages: int,
+    cores: tuple[set[int], set[int]] = (set(), set()),
+    message: Message = CANDIDATE,
 ) -> tuple[float, float]:
-    """Exchange `num_messages` candidates for verdicts with a child process.
+    """Send `message` to a child process `num_messages` times; it answers a candidate by a verdict, others by the same.
 
     Returns the median and the 99th percentile of the microseconds from `send` at one end to the end of `receive` at the
     other. `cores`: those of this process and the child; empty: any. Raises `ConfigError` when the link does not work
@@ -43,7 +49,7 @@ def measure_one_way(
             with subprocess.Popen([*command_of(__name__), orders]) as child:
                 try:
                     _await(link)
-                    times = [_exchange(link) for _ in range(NUM_WARM_UP_EXCHANGES + num_messages)]
+                    times = [_exchange(link, message) for _ in range(NUM_WARM_UP_EXCHANGES + num_messages)]
                 finally:
                     child.kill()
     finally:
@@ -52,9 +58,9 @@ def measure_one_way(
     return measured[len(measured) // 2], measured[len(measured) * 99 // 100]
 
 
-def _exchange(link: Transport) -> float:
+def _exchange(link: Transport, message: Message) -> float:
     started = time.perf_counter_ns()
-    link.send(_CANDIDATE)
+    link.send(message)
     _await(link)
     return (time.perf_counter_ns() - started) / 2000
 
@@ -65,12 +71,12 @@ def _await(link: Transport) -> None:
 
 
 def main() -> None:
-    """Run the child: answer each message with a verdict."""
+    """Run the child: answer each message."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the parent, which ends this process
     config, address, cores = json.loads(sys.argv[-1])
     pin_to(set(cores))
     with suppress(PeerLostError):
         link = connect(from_mapping(TransportConfig, config), address, _NONCE)
         link.send(_VERDICT)
-        while link.receive(ANSWER_SECONDS) is not None:
-            link.send(_VERDICT)
+        while (message := link.receive(ANSWER_SECONDS)) is not None:
+            link.send(_VERDICT if isinstance(message, Candidate) else message)

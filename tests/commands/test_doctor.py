@@ -10,10 +10,13 @@ import pytest
 from models import tiny
 
 from amusd.commands.doctor import _guard, _links, _models
+from amusd.commands.latency import LONG, measure_one_way
 from amusd.config import DrafterConfig, EngineConfig, TargetConfig, TransportConfig
 from amusd.errors import ConfigError
 from amusd.models.cached_model import CachedModel
 from amusd.models.kv_cache import KVCache
+from amusd.protocol.messages import Message
+from amusd.protocol.wire import encode
 
 pytestmark = pytest.mark.embedded
 
@@ -65,6 +68,20 @@ def test_a_wrong_drafter_is_told_before_the_targets_weights_are_read(tmp_path: P
     wrong = DrafterConfig(kind="hf", model=str(tmp_path / "nothing"))
     found = looked_at(EngineConfig(target=TargetConfig(kind="hf", model=str(tmp_path)), drafters=(wrong,)))
     assert found["models"] == (False, f"model {wrong.model}: no such folder")
+
+
+def test_what_crosses_from_gpu_to_gpu_is_measured_by_a_long_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(_link: TransportConfig, message: Message | None = None, **_orders: object) -> tuple[float, float]:
+        return (12.3, 45.6) if message is None else (round(len(encode(message, 0)) / 1000), 0.0)
+
+    monkeypatch.setattr("amusd.commands.bench.measure_one_way", measure)
+    found = {name: text for name, _, text in _links(EngineConfig())}
+    assert found["link nccl"].endswith("46 us at the 99th percentile; 66 us for 64 KiB from GPU to GPU")
+    assert "KiB" not in found["link zeromq"]
+
+
+def test_a_long_message_is_answered_by_the_same() -> None:
+    assert measure_one_way(TransportConfig(kind="zeromq"), num_messages=2, message=LONG)[0] > 0
 
 
 @pytest.mark.parametrize("wanted", ["auto", "gloo"])
