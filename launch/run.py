@@ -190,8 +190,7 @@ def _meet_apart(store: Any, config: RunConfig, own: Place) -> tuple[RunConfig, M
             "comes (see /etc/hosts); write the first machine's address in the network"
         )
     if own.rank == 0:  # which listens there
-        place = f"[{host}]" if ":" in host else host
-        address = f"tcp://{place}:{urlsplit(address).port}"  # libzmq binds to no names
+        address = f"tcp://{f'[{host}]' if ':' in host else host}:{urlsplit(address).port}"  # libzmq binds to no names
     device = own_device(config, own)
     check_devices([device])
     store.set(f"device/{own.rank}", device)

@@ -85,10 +85,9 @@ def _links(config: EngineConfig) -> Iterator[Finding]:
             yield f"link {name}", False if name in needed else None, taken["unavailable"]
         else:
             text = f"{taken['one_way_us_p50']:.0f} us one way between two processes, "
-            text += f"{taken['one_way_us_p99']:.0f} us at the 99th percentile"
-            if "long_one_way_us_p50" in taken:
-                text += f"; {taken['long_one_way_us_p50']:.0f} us for 64 KiB from GPU to GPU"
-            yield f"link {name}", True, text
+            long = taken.get("long_one_way_us_p50")
+            further = "" if long is None else f"; {long:.0f} us for 64 KiB from GPU to GPU"
+            yield f"link {name}", True, f"{text}{taken['one_way_us_p99']:.0f} us at the 99th percentile{further}"
     with closing(listen(wanted, 0, link_devices(config))) as made:
         yield "transport", True, made.address
 

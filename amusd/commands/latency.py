@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import closing, suppress
+from typing import TypeAlias
 
 from amusd.child import command_of
 from amusd.config import TransportConfig
@@ -17,6 +18,8 @@ from amusd.runtime.cores import allowed_cores, pin_to
 from amusd.settings import from_mapping, to_mapping
 from amusd.transport.base import Transport
 from amusd.transport.factory import connect, listen
+
+Cores: TypeAlias = tuple[set[int], set[int]]
 
 ANSWER_SECONDS = 30.0
 NUM_WARM_UP_EXCHANGES = 100
@@ -29,11 +32,7 @@ _VERDICT = Verdict(1, 1, 3, 100, (5, 6, 7, 8), 3)
 
 
 def measure_one_way(
-    config: TransportConfig,
-    *,
-    num_messages: int,
-    cores: tuple[set[int], set[int]] = (set(), set()),
-    message: Message = CANDIDATE,
+    config: TransportConfig, *, num_messages: int, cores: Cores = (set(), set()), message: Message = CANDIDATE
 ) -> tuple[float, float]:
     """Send `message` to a child process `num_messages` times; it answers a candidate by a verdict, others by the same.
 

@@ -86,7 +86,7 @@ class ProcessGroup(Ranks):
     def meet(self, device: str) -> None:
         """Meet the others. Raises `RankLostError` once one is lost, and after `EXCHANGE_SECONDS`."""
         self._watch.start()
-        failures: list[Exception] = []
+        failures = [f"not within {EXCHANGE_SECONDS:g} s"]
         # A thread of its own, since nothing ends the forming of a communicator that waits for a rank.
         first = torch.zeros(self.size, device=device), torch.zeros(1, device=device)
         forming = threading.Thread(target=self._form, args=(*first, failures), name="amusd-rank-meet", daemon=True)
@@ -95,19 +95,19 @@ class ProcessGroup(Ranks):
         while forming.is_alive() and time.monotonic() < deadline:
             self.check()
             forming.join(WATCH_SECONDS)
-        if failures or forming.is_alive():
-            reason = first_line(failures[0]) if failures else f"not within {EXCHANGE_SECONDS:g} s"
+        if failures:
             hint = f"; {_NCCL_HINT}" if self._backend == "nccl" else ""
-            raise self._reason(RankLostError(f"the ranks of the target did not meet: {reason}{hint}"))
+            raise self._reason(RankLostError(f"the ranks of the target did not meet: {failures[-1]}{hint}"))
 
-    def _form(self, parts: Tensor, part: Tensor, failures: list[Exception]) -> None:
-        """Make the group, and the first exchange, by which NCCL makes its communicator."""
+    def _form(self, parts: Tensor, part: Tensor, failures: list[str]) -> None:
+        """Make the group, and the first exchange, by which NCCL makes its communicator; then no failure is left."""
         try:
             self._group = _make(self.meeting, self.rank, self.size, str(part.device), self._backend)
             work = self._group._allgather_base(parts, part, type(self._options)())  # noqa: SLF001 - as in `gather`
             work.wait(timedelta(seconds=EXCHANGE_SECONDS))  # with a time, it blocks the host
+            failures.clear()
         except Exception as error:  # noqa: BLE001 - the rank that waits says it
-            failures.append(error)
+            failures.append(first_line(error))
 
     def gather(self, part: Tensor) -> Tensor:
         """[size, *part.shape]: every rank's part in rank order, all of one shape and dtype.

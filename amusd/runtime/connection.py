@@ -104,9 +104,7 @@ class Connection:
 
     def judge_silence(self, now_ns: int, limit_seconds: float, num_new_tokens: int) -> str | None:
         """As `Silence.judge`, of a present draft; one that counts as lost is lost, if the next one can be found."""
-        if self.link is None:
-            return None
-        reason = self.silence.judge(now_ns, limit_seconds, num_new_tokens)
+        reason = None if self.link is None else self.silence.judge(now_ns, limit_seconds, num_new_tokens)
         if reason is None or self.draft_restart is None:
             return None
         self.lose(reason)

@@ -179,17 +179,16 @@ class TorchDistributedTransport(Transport):
             if self._is_closing:
                 self._send_block(_GOODBYE, patience=timedelta(seconds=CLOSE_SECONDS))
         except Exception as error:  # noqa: BLE001 - whatever it is, the link is lost
-            self._loss = self._loss or CLOSED_BY_PEER
+            logger.debug("lost the peer: %s", error)
             if self._reader.ident is None:  # else it first hands over what the peer sent
-                if not self._is_closing:
+                if self._loss is None:
                     more = "NCCL_DEBUG=INFO says more, or use" if self._backend == "nccl" else "use"
                     self._loss = f"the link did not form: {first_line(error)}; {more} transport=auto"
                     if self._rank:  # the target raises it
                         logger.warning("amusd: %s", self._loss)
-                    self._interrupt()  # so that the peer does not wait
+                self._interrupt()  # so that the peer does not wait
                 self._inbox.put(None)
-            else:
-                logger.debug("lost the peer: %s", error)
+            self._loss = self._loss or CLOSED_BY_PEER
         finally:
             if self._is_closing:
                 self._interrupt()  # also where `close` waits for these threads no more

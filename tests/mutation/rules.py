@@ -261,9 +261,15 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "the link of a lost draft stays open": ("self.link.drop()\n        self.link = None", "self.link = None"),
         "an absent draft is lost again": ("        if self.link is None:  # the next", "        if False:  # the next"),
         "an absent draft is silent": (
-            "        if self.link is None:\n            return None\n        reason",
-            "        reason",
+            "reason = None if self.link is None else self",
+            "reason = self",
         ),
+    },
+    ("amusd/models/process_group.py", "tests/models/test_process_group.py"): {
+        "an exchange begins though a rank is lost": ("        self.check()\n        part =", "        part ="),
+    },
+    ("amusd/transport/torch_distributed.py", "tests/transport/test_torch_distributed.py"): {
+        "a lost peer ends the process": ("    os.environ.update(NCCL_SETTINGS)\n", ""),
     },
     ("amusd/runtime/target_sequence.py", "tests/runtime/test_features.py tests/runtime/test_draft_client.py"): {
         "a new draft is taken to have the features of the one before": (" and told.incarnation == incarnation", ""),
