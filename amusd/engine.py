@@ -214,23 +214,26 @@ class Engine:
         """
         model = self.worker.model
         turns: Any = user_turn(prompt) if isinstance(prompt, str) else prompt
+        encoded: Sequence[int]
         if isinstance(turns, Sequence) and turns and isinstance(turns[0], Mapping):
             check_turns(turns)
-            text = "\n\n".join(turn["content"] for turn in turns)
             try:
-                text.encode()
-                encoded = self.tokenizer.encode(text) if raw else self.tokenizer.encode_chat(turns, **(template or {}))
+                if raw:
+                    encoded = self.tokenizer.encode("\n\n".join(turn["content"] for turn in turns), model.max_length)
+                else:
+                    encoded = self.tokenizer.encode_chat(turns, template, model.max_length)
             except UnicodeEncodeError:
                 raise ConfigError("prompt: half of a surrogate pair is no text") from None
-            token_ids = tuple(encoded)
         else:
-            token_ids = token_ids_of("prompt", prompt)
-        if not token_ids:
+            is_long = isinstance(prompt, Sequence) and len(prompt) >= model.max_length  # refused below, uncopied
+            encoded = cast("Sequence[int]", prompt) if is_long else token_ids_of("prompt", prompt)
+        if not len(encoded):
             raise ConfigError("prompt: has no tokens")
-        if len(token_ids) >= model.max_length:
+        if len(encoded) >= model.max_length:
             raise ContextLengthError(
-                f"prompt: {len(token_ids)} tokens leave no room in a context of {model.max_length} (max_model_len)"
+                f"prompt: {len(encoded)} tokens leave no room in a context of {model.max_length} (max_model_len)"
             )
+        token_ids = tuple(encoded)
         if not 0 <= min(token_ids) <= max(token_ids) < model.vocab_size:
             raise ConfigError(f"prompt: token ids must be in [0, {model.vocab_size})")
         return token_ids

@@ -181,11 +181,12 @@ class TableTokenizer:
         """Sha256 over the alphabet."""
         return hashlib.sha256(f"{self._characters}".encode()).hexdigest()
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, max_length: int | None = None) -> list[int]:
         """One id per character; a character outside the alphabet gets an id by its code point."""
+        text.encode()
         return [self._ids.get(character, ord(character) % len(self._characters)) for character in text]
 
-    def encode_chat(self, turns: Sequence[Mapping[str, Any]], **_options: Any) -> list[int]:
+    def encode_chat(self, turns: Sequence[Mapping[str, Any]], *_options: Any) -> list[int]:
         """As `encode` of all contents: there is no template."""
         return self.encode("".join(turn["content"] for turn in turns))
 

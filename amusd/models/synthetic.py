@@ -100,7 +100,7 @@ class SyntheticTokenizer(Tokenizer):
         backend.decoder = decoders.Fuse()
         super().__init__(backend)
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *_arguments: Any, **_options: Any) -> list[int]:
         """The ids that `decode` has written, or one for each byte of another text."""
         is_written = re.fullmatch(r"( [0-9]{1,9})*", text)
         numbers = map(int, text.split()) if is_written else text.encode()

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import msgspec
 from tokenizers import Tokenizer as Backend
 
-from amusd.errors import ConfigError
+from amusd.errors import ConfigError, ContextLengthError
 from amusd.models.checkpoint import CONFIG, find_checkpoint, one_line_errors, read_json
 from amusd.models.configuration import PLAIN, load_config
 from amusd.models.vocabulary import TokenText
@@ -22,6 +22,10 @@ _GENERATION = "generation_config.json"
 _METASPACE = "\u2581"
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 _TOKENIZER = "tokenizer.json"
+_RESERVED = frozenset({"self", "messages", "turns", "conversations", "chat_template", "return_assistant_tokens_mask"})
+"""Names in a chat template, or of what renders it, that a caller cannot set."""
+_COMPOSED = 4
+"""Most characters that Unicode's normal forms join to one."""
 
 Conversation: TypeAlias = Sequence[Mapping[str, Any]]
 """Turns with `role` and `content`, and what else the chat template knows."""
@@ -62,26 +66,46 @@ class Tokenizer:
         layout = msgspec.json.decode(backend.to_str())
         self._added = backend.get_added_tokens_decoder()
         self._byte_of = _byte_of_character() if '"ByteLevel"' in json.dumps(layout.get("decoder")) else {}
-        content = {"vocab": backend.get_vocab(), "added": sorted(token.content for token in self._added.values())}
-        content["merges"] = layout["model"].get("merges", [])
+        vocab, model = backend.get_vocab(), layout["model"]
+        spells_all = model["type"] == "BPE" and (self._byte_of or model.get("byte_fallback"))
+        self._most_characters = _COMPOSED * max(map(len, vocab)) if spells_all else None
+        """Most characters of a token, blanks aside; None: there is no limit."""
+        content = {"vocab": vocab, "added": sorted(token.content for token in self._added.values())}
+        content["merges"] = model.get("merges", [])
         self.fingerprint: str = hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()
         """Equal for tokenizers that give every text the same ids; not of templates, padding and the layout of files."""
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of raw text, with the model's leading special tokens."""
-        return list(self._backend.encode(text).ids)
+    def encode(self, text: str, max_length: int | None = None, *, special: bool = True) -> list[int]:
+        """Token ids of raw text, with the model's leading special tokens if `special`.
 
-    def encode_chat(self, turns: Conversation, **options: Any) -> list[int]:
+        Raises `ContextLengthError` for a text that is so long that it cannot be below `max_length` tokens.
+        """
+        if max_length is not None and self._most_characters is not None and len(text) > max_length:
+            num_characters = len("".join(text.split()))  # a token may be any number of blanks
+            if num_characters >= max_length * self._most_characters:
+                raise ContextLengthError(
+                    f"prompt: {len(text)} characters leave no room in a context of {max_length} tokens (max_model_len)"
+                )
+        text.encode()  # raises UnicodeEncodeError
+        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=special)  # other threads go on
+        ids: list[int] = encoding.ids
+        return ids
+
+    def encode_chat(
+        self, turns: Conversation, options: Mapping[str, Any] | None = None, max_length: int | None = None
+    ) -> list[int]:
         """Token ids under the chat template; without one, of the contents with empty lines between them.
 
-        `options`: of transformers' `render_jinja_template`, and the template's variables. Raises `ConfigError` if the
-        template fails.
+        `options`: of transformers' `render_jinja_template`, and the template's variables. Raises `ConfigError` for
+        reserved ones, or if the template fails; and as `encode`.
         """
+        for name in _RESERVED & {*(options or ())}:
+            raise ConfigError(f"chat_template_kwargs: '{name}' is no variable of the chat template")
         if not self._template or not self.has_chat_template:
-            return self.encode("\n\n".join(turn["content"] for turn in turns))
-        variables = {"add_generation_prompt": True, **self._special_tokens, **options}
+            return self.encode("\n\n".join(turn["content"] for turn in turns), max_length)
+        variables = {"add_generation_prompt": True, **self._special_tokens, **(options or {})}
         text = _render(self._template, turns, variables, is_plain=self._is_plain and not options)
-        return list(self._backend.encode(text, add_special_tokens=False).ids)
+        return self.encode(text, max_length, special=False)
 
     def token_texts(self) -> dict[int, TokenText]:
         """`token_text` of each token that both tokenizer and model have."""

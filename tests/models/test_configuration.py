@@ -62,7 +62,7 @@ def test_the_embedded_target_is_read_as_transformers_reads_it(embedded_folder: P
         assert own.encode(text) == ids, repr(text)
         turns = [{"role": "system", "content": text}, *user_turn(text)]
         chat = stock.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
-        assert own.encode_chat(turns) == own.encode_chat(turns, add_generation_prompt=True) == chat, repr(text)
+        assert own.encode_chat(turns) == own.encode_chat(turns, {"add_generation_prompt": True}) == chat, repr(text)
         for given in (ids, chat):
             assert own.decode(given) == stock.decode(given, skip_special_tokens=True), repr(text)
 

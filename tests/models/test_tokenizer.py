@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from models import tiny
 
-from amusd.errors import ConfigError
+from amusd.errors import ConfigError, ContextLengthError
 from amusd.models.detokenizer import IncrementalDecoder
 from amusd.models.synthetic import SyntheticTokenizer
 from amusd.models.tokenizer import Tokenizer, load_tokenizer, user_turn
@@ -103,3 +104,31 @@ def test_the_synthetic_tokenizer_reads_what_it_wrote_and_any_text(
     read = tokenizer.encode_chat(user_turn(text))
     assert all(0 <= token_id < vocab_size for token_id in read)
     assert bool(read) == bool(text)
+
+
+def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = Tokenizer(tiny.byte_tokenizer().backend_tokenizer, template="{{ messages[0].content }}")
+    assert len(tokenizer.encode("a" * 500, 100)) == 500  # counted, as its length does not tell
+    assert tokenizer.encode(" " * 9_999 + "a", 100)  # a token may be any number of blanks
+    monkeypatch.setattr(tokenizer, "_backend", None)
+    for encode in (tokenizer.encode, lambda text, most: tokenizer.encode_chat(user_turn(text), None, most)):
+        with pytest.raises(ContextLengthError, match="99999 characters leave no room in a context of 100 tokens"):
+            encode("a" * 99_999, 100)
+
+
+def test_other_threads_go_on_while_a_text_is_encoded() -> None:
+    tokenizer, counts, is_over = Tokenizer(tiny.byte_tokenizer().backend_tokenizer), [0], threading.Event()
+
+    def count() -> None:
+        while not is_over.is_set():
+            counts[0] += 1
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    text = "ab " * 100_000
+    before = counts[0]
+    tokenizer.encode(text)
+    after = counts[0]
+    is_over.set()
+    thread.join()
+    assert after > before

@@ -33,6 +33,16 @@ def server() -> Iterator[Running]:
         yield running
 
 
+@pytest.mark.parametrize("name", ["self", "turns", "messages", "conversations", "chat_template"])
+def test_a_variable_that_is_no_templates_is_refused_by_name(server: Running, name: str) -> None:
+    fields = {**FIELDS, "messages": [{"role": "user", "content": PROMPT}]}
+    refused = server.post("/v1/chat/completions", {**fields, "chat_template_kwargs": {name: 1}})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "chat_template_kwargs")
+    assert f"'{name}'" in refused.json()["error"]["message"]
+    assert server.post("/v1/chat/completions", {**fields, "chat_template_kwargs": {"other": 1}}).status_code == 200
+    assert server.get("/health").json()["status"] == "ok"
+
+
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("is_chat", [False, True], ids=["completion", "chat"])
 def test_an_answer_goes_on_behind_its_prompt_in_text_and_log_probabilities(
