@@ -226,7 +226,7 @@ class Engine:
                 raise ConfigError("prompt: half of a surrogate pair is no text") from None
         else:
             is_long = isinstance(prompt, Sequence) and len(prompt) >= model.max_length  # refused below, uncopied
-            encoded = cast("Sequence[int]", prompt) if is_long else token_ids_of("prompt", prompt)
+            encoded = prompt if is_long else token_ids_of("prompt", prompt)
         if not len(encoded):
             raise ConfigError("prompt: has no tokens")
         if len(encoded) >= model.max_length:

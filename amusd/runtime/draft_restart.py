@@ -8,6 +8,7 @@ Every draft has its own link and nonce, so nothing of an earlier one is taken fo
 
 from __future__ import annotations
 
+import errno
 import math
 import secrets
 import time
@@ -25,6 +26,8 @@ MAX_RESTARTS = 5
 BACK_OFF_SECONDS = 0.25
 """Pause before the second of these restarts; doubled for each further one."""
 LOOK_SECONDS = 0.05
+OUT_OF_DESCRIPTORS_SECONDS = 1.0
+"""Pause before a restart is tried again for which there were no descriptors."""
 DRAFT = "the draft's process"
 FAREWELL_SECONDS = 1.0
 """How long a lost draft may take to end, so that a failed one shows its traceback."""
@@ -133,7 +136,11 @@ class DraftRestart:
         except ConfigError as error:
             self._give_up(f"the draft that was to replace it is refused: {error}")
         except Exception as error:  # noqa: BLE001 - the target goes on, whatever it is
-            self._fail(first_line(error))
+            if _lacks_descriptors(error) and self.can_repeat:
+                self._drop()
+                self._not_before = time.monotonic() + OUT_OF_DESCRIPTORS_SECONDS
+            else:
+                self._fail(first_line(error))
         return None
 
     def close(self) -> None:
@@ -185,3 +192,10 @@ class DraftRestart:
         if self._link is not None:
             self._link.drop()
             self._link = None
+
+
+def _lacks_descriptors(error: BaseException | None) -> bool:
+    """Whether the process, or the machine, had no descriptor left: others' fault, and it passes."""
+    while error is not None and getattr(error, "errno", None) not in (errno.EMFILE, errno.ENFILE):
+        error = error.__cause__ or error.__context__
+    return error is not None

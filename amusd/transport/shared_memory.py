@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import os
 import select
-import shutil
 import socket
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from amusd.errors import ConfigError, PeerLostError
@@ -52,7 +51,7 @@ class SharedMemoryTransport(Transport):
         with ExitStack() as door:
             try:
                 folder = Path(make_socket_folder())
-                door.callback(shutil.rmtree, folder, ignore_errors=True)
+                door.callback(_remove, folder)
                 listening = door.enter_context(socket.socket(socket.AF_UNIX))
                 listening.setblocking(False)
                 listening.bind(str(folder / "link"))
@@ -158,6 +157,13 @@ class SharedMemoryTransport(Transport):
     def _lose(self, reason: str) -> None:
         self._loss = reason
         self._next_look = 0.0
+
+
+def _remove(folder: Path) -> None:
+    with suppress(OSError):  # not by `shutil.rmtree`, which needs a descriptor
+        for name in ("link", "memory"):
+            (folder / name).unlink(missing_ok=True)
+        folder.rmdir()
 
 
 def _memory_at(path: Path) -> Path:

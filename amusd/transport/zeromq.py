@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from pathlib import Path
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -67,8 +68,13 @@ class ZeroMQTransport(Transport):
         self._is_closed = False
         self._next_look = 0.0  # monotonic second
         self._next_give_way = 0.0
-        self._socket = _new_socket(checked, is_local=is_local)
-        self._monitor = self._socket.get_monitor_socket(_WATCHED_EVENTS)
+        try:
+            self._socket = _new_socket(checked, is_local=is_local)
+            self._monitor = self._socket.get_monitor_socket(_WATCHED_EVENTS)
+        except zmq.ZMQError as error:  # there are no descriptors left
+            if self._private_folder is not None:
+                Path(self._private_folder).rmdir()
+            raise ConfigError(f"transport: no link can be made: {error}") from error
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)

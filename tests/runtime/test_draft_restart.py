@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from types import SimpleNamespace
 
@@ -9,7 +10,7 @@ import pytest
 from runtime.clocked import Clock, Link
 
 from amusd.child import Ended
-from amusd.errors import PeerLostError
+from amusd.errors import ConfigError, PeerLostError
 from amusd.protocol.messages import Hello
 from amusd.runtime import draft_restart, handshake
 from amusd.runtime.draft_restart import BACK_OFF_SECONDS, FAREWELL_SECONDS, LOOK_SECONDS, MAX_RESTARTS, DraftRestart
@@ -141,6 +142,28 @@ def test_whatever_fails_on_the_way_to_the_next_draft_costs_that_draft_alone(
     search.links[-1].inbox.append(hello(search.restart._told))
     assert search.restart.poll() == (search.links[-1], search.restart._told)
     assert [link.is_closed for link in search.links] == [*[True] * (len(search.links) - 1), False]
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_a_restart_without_descriptors_is_tried_again_until_there_are_some(
+    search: Search, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def fail(_nonce: int) -> None:
+        try:
+            raise OSError(number, "Too many open files")
+        except OSError as error:
+            raise ConfigError(f"cannot be had: {error}") from None
+
+    with monkeypatch.context() as patch:
+        patch.setattr(search.restart, "listen", fail)
+        search.lose()
+        for _ in range(4 * MAX_RESTARTS):
+            assert search.restart.poll() is None
+            search.clock.pass_by(1.0)
+    assert search.restart.failure is None
+    search.poll_until_told()
+    search.links[-1].inbox.append(hello(search.restart._told))
+    assert search.restart.poll() is not None
 
 
 def test_each_restart_that_brings_no_candidate_is_waited_for_twice_as_long(search: Search) -> None:

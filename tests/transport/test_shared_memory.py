@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import resource
 import stat
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -95,3 +98,20 @@ def test_where_it_cannot_work_auto_goes_on_and_the_explicit_choice_is_one_line(
         listen(TransportConfig(kind="shared_memory"), NONCE)
     assert "\n" not in str(caught.value)
     assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["shared_memory", "zeromq"])
+def test_a_link_that_cannot_be_made_for_lack_of_descriptors_leaves_no_folder(folder: Path, kind: Any) -> None:
+    listen(TransportConfig(kind=kind), NONCE).close()  # what is opened once is open now
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        with ExitStack() as opened:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, limits[1]), limits[1]))
+            with suppress(OSError):
+                while True:
+                    opened.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+            with pytest.raises(ConfigError, match="Too many open files"):
+                listen(TransportConfig(kind=kind), NONCE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert [*folder.iterdir()] == []
