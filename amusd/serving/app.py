@@ -41,11 +41,16 @@ def _routes(service: Service) -> Starlette:
         "Referrer-Policy": "no-referrer",
         "Cache-Control": "no-cache",
     }
-    card = {"id": service.model, "object": "model", "created": int(time.time()), "owned_by": "amusd"}
-    models = {"object": "list", "data": [{**card, "max_model_len": service.max_length}]}
+    card: dict[str, Any] = {"id": service.model, "object": "model", "created": int(time.time()), "owned_by": "amusd"}
+    card["max_model_len"] = service.max_length
+    models = {"object": "list", "data": [card]}
 
     async def answer(kind: Any, request: Request) -> Response:
         return service.respond(read(kind, await _body(request)))
+
+    async def model(request: Request) -> Response:
+        service.check_model(request.path_params["name"])
+        return JSONResponse(card)
 
     async def health(_request: Request) -> Response:
         status, document = await service.health()
@@ -60,6 +65,7 @@ def _routes(service: Service) -> Starlette:
     routes = [Route(path, partial(answer, kind), methods=["POST"]) for path, kind in _KINDS.items()]
     routes += [
         Route("/v1/models", JSONResponse(models), methods=["GET"]),
+        Route("/v1/models/{name:path}", model),
         Route("/health", health),
         Route("/metrics", metrics),
         Route("/", HTMLResponse(html, headers=headers), methods=["GET"]),

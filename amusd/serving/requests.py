@@ -28,6 +28,9 @@ MAX_STOPS, STOP_CHARACTERS, MAX_BIASES = 64, 1024, 1024
 _RANDOM_SEEDS = 1 << 31
 SEED_MASK = (1 << 63) - 1
 _LEAST_TOP_P = 1e-9
+_MAX_NESTED, _MAX_STRINGS, _MAX_VALUES = 1 << 14, 1 << 16, 1 << 18
+"""Arrays and objects, strings, and values of a body. More would hold up all others while they are read."""
+_HALF_A_PAIR = re.compile(rb"\\u[dD](?:[89abAB]..(?!\\u[dD][c-fC-F])|[c-fC-F]..)")
 _WITHOUT_EFFECT = frozenset(
     """
     cache_salt include_reasoning metadata mm_processor_kwargs parallel_tool_calls prediction priority prompt_cache_key
@@ -35,7 +38,18 @@ _WITHOUT_EFFECT = frozenset(
     stream_interval user
     """.split()  # noqa: SIM905 - a list has a line for each
 )
-_ASKS_FOR_NOTHING: Mapping[str, Any] = {"best_of": 1, "response_format": {"type": "text"}, "skip_special_tokens": True}
+_ASKS_FOR_NOTHING: Mapping[str, Any] = {
+    "add_generation_prompt": True,
+    "best_of": 1,
+    "function_call": "none",
+    "length_penalty": 1,
+    "modalities": ["text"],
+    "reasoning_effort": "none",
+    "response_format": {"type": "text"},
+    "skip_special_tokens": True,
+    "tool_choice": "none",
+    "verbosity": "medium",
+}
 
 
 @dataclass(eq=False)
@@ -112,7 +126,7 @@ class _Request(Struct, kw_only=True):
     ignore_eos: bool = False
     n: Annotated[int, Meta(ge=1)] = 1
     stream: bool = False
-    stream_options: dict[str, bool] = {}
+    stream_options: dict[str, bool | None] = {}
     """`include_usage`: a last chunk with the usage. Other switches have no effect."""
     mode: Mode | None = None
     token_sources: bool = False
@@ -152,12 +166,10 @@ class CompletionRequest(_Request):
     @property
     def prompts(self) -> Sequence[Prompt]:
         """The prompts. Raises `RequestError` for a list of both texts and ids."""
-        are_ids = {isinstance(each, int) for each in self.prompt}
-        if len(are_ids) == 2:
+        kinds = {*map(type, self.prompt)}
+        if int in kinds and len(kinds) > 1:
             raise RequestError("prompt: is a list of both token ids and prompts", "prompt", "invalid_value")
-        return cast(
-            "Sequence[Prompt]", [self.prompt] if isinstance(self.prompt, str) or are_ids == {True} else self.prompt
-        )
+        return cast("Sequence[Prompt]", [self.prompt] if isinstance(self.prompt, str) or int in kinds else self.prompt)
 
     @property
     def alternatives(self) -> int | None:
@@ -170,22 +182,42 @@ Body: TypeAlias = ChatRequest | CompletionRequest
 
 def read(kind: type[Body], content: bytes) -> Body:
     """The request that a body asks for. Raises `RequestError`."""
+    _check_number(content)
     try:
         given = msgspec.json.decode(content)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise RequestError(f"the body is not JSON: {error}") from None
+        half = _HALF_A_PAIR.search(content)  # which msgspec also calls truncated
+        reason = f"{half[0][:6].decode('latin-1')} is half of a surrogate pair" if half else error
+        raise RequestError(f"the body is not JSON: {reason}") from None
     if not isinstance(given, dict):
         raise RequestError("the body must be a JSON object")
     known = kind.__struct_fields__
+    for choice, tools in (("tool_choice", "tools"), ("function_call", "functions")):
+        if given.get(choice) == "none":
+            given.pop(tools, None)
     for name, value in given.items():
         if name not in known and not _has_no_effect(name, value):
-            message = f"{shown(name)}: is not known or not supported by this server{nearest(name, known)}"
+            message = f"{shown(name)}: is not known or not supported by this server{nearest(shown(name), known)}"
             raise RequestError(message, shown(name), "unsupported_parameter")
-    own = {name: value for name, value in given.items() if name in known and value is not None}
+    own = {name: _whole(value) for name, value in given.items() if name in known and value is not None}
     try:
         return msgspec.convert(own, kind, str_keys=True)
     except msgspec.ValidationError as error:
         raise _mistake(str(error)) from None
+
+
+def _check_number(content: bytes) -> None:
+    bare = content.replace(rb"\\", b"").replace(rb"\"", b"")
+    num_strings = bare.count(b'"') // 2
+    outside = b"".join(bare.split(b'"')[::2]) if num_strings <= _MAX_STRINGS else b""
+    num_nested = outside.count(b"[") + outside.count(b"{")
+    if num_strings > _MAX_STRINGS or num_nested > _MAX_NESTED or outside.count(b",") >= _MAX_VALUES:
+        raise RequestError("the body has too many values", status=413)
+
+
+def _whole(value: Any) -> Any:
+    """The value, or an integer for a float that equals one."""
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < SEED_MASK else value
 
 
 def _has_no_effect(name: str, value: Any) -> bool:

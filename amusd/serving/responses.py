@@ -24,9 +24,14 @@ LEAST_LOGPROB = -9999.0
 FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length"}
 
 
+def encoded(document: dict[str, Any]) -> bytes:
+    """A document as JSON."""
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
 def event(document: dict[str, Any]) -> bytes:
     """One server-sent event."""
-    return b"data: %b\n\n" % json.dumps(document, separators=(",", ":")).encode()
+    return b"data: %b\n\n" % encoded(document)
 
 
 class Writer:

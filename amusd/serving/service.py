@@ -45,6 +45,8 @@ class Service:
 
     def __post_init__(self) -> None:
         self.max_length = self.engine.engine.worker.model.max_length
+        self.room = self.engine.engine.worker.max_num_seqs + self.config.max_queue
+        """Answers that may be computed or wait at a time."""
         self.metrics = ServerMetrics(self.model, self.engine.engine)
 
     @property
@@ -76,19 +78,22 @@ class Service:
 
     def respond(self, body: Body) -> Response:
         """The response to a request. Raises `RequestError` for one that cannot be answered."""
-        if body.model not in (None, self.model):
-            message = f"the model '{str(body.model)[:200]}' does not exist; this server has '{self.model}'"
-            raise RequestError(message, "model", "model_not_found", status=404)
+        self.check_model(body.model or self.model)
         if self.is_closing:
             raise closing_error()
         return AnsweredRequest(self, body, sampling_params(body, self.max_length))
 
+    def check_model(self, name: str) -> None:
+        """Raise `RequestError` for the name of another model."""
+        if name != self.model:
+            message = f"the model '{name[:200]}' does not exist; this server has '{self.model}'"
+            raise RequestError(message, "model", "model_not_found", status=404)
+
     def check_room(self, number: int, param: str) -> None:
         """Raise `RequestError` if the queue has no room for these answers; `param` asks for several."""
-        room = self.engine.engine.worker.max_num_seqs + self.config.max_queue
-        if number > room:
-            raise RequestError(f"{param}: {number} answers are more than this server takes, {room}", param)
-        if self.num_in_flight + number > room:
+        if number > self.room:
+            raise RequestError(f"{param}: {number} answers are more than this server takes, {self.room}", param)
+        if self.num_in_flight + number > self.room:
             raise RequestError("the queue is full; try again later", None, "queue_full", status=429, headers=_RETRY)
 
     def error_of(self, error: Exception, *, is_chat: bool) -> RequestError:

@@ -11,7 +11,7 @@ import pytest
 from runtime.pair import plain_engine
 from serving.running import MODEL, TEXT, Running, serving
 
-from amusd.serving.requests import MAX_BIASES, MAX_STOPS
+from amusd.serving.requests import MAX_BIASES, MAX_STOPS, CompletionRequest, RequestError, read
 
 CHAT, TEXTS = "/v1/chat/completions", "/v1/completions"
 USER = {"role": "user", "content": TEXT}
@@ -42,7 +42,11 @@ MISTAKES: list[tuple[dict[str, Any], str | None, str]] = [
     ({"tools": [TOOL]}, "tools", "not supported by this server"),
     ({"max_token": 1}, "max_token", "did you mean 'max_tokens'?"),
     (message(content="a" * 500), "messages", "leave no room in a context of 400"),
-    (message(content="\ud800"), None, "the body is not JSON"),
+    (message(content="\ud800"), None, r"the body is not JSON: \ud800 is half of a surrogate pair"),
+    ({"user": "\ude00"}, None, r"the body is not JSON: \ude00 is half of a surrogate pair"),
+    ({"max_tokens": 4.5}, "max_tokens", "got `float`"),
+    ({"tools": [TOOL], "tool_choice": "auto"}, "tools", "not supported by this server"),
+    ({"m" * 50_000: 1}, "m" * 200 + "...", "is not known"),
     ({"prompt": [5000]}, "prompt", "token ids must be in [0, 50)"),
     ({"prompt": ["a", 1]}, "prompt", "both token ids and prompts"),
     ({"prompt": ["a"] * 69}, "prompt", "69 answers are more than this server takes, 68"),
@@ -92,12 +96,29 @@ def test_a_body_without_a_length_is_cut_off_too(server: Running) -> None:
 
 
 def test_another_model_is_not_found(server: Running) -> None:
-    check(post(server, {"model": "gpt-9"}), 404, "model", "the model 'gpt-9' does not exist; this server has 'table'")
+    for response in (post(server, {"model": "org/gpt-9"}), server.get("/v1/models/org/gpt-9")):
+        check(response, 404, "model", "the model 'org/gpt-9' does not exist; this server has 'table'")
+
+
+@pytest.mark.parametrize("values", ["1,", "[],", "{},", '"",', r'"\"[",'])
+def test_a_body_of_more_values_than_can_be_read_at_once_is_refused(values: str) -> None:
+    content = b'{"prompt": [' + values.encode() * 300_000 + b"0]}"
+    with pytest.raises(RequestError, match="too many values"):
+        read(CompletionRequest, content)
+    text = json.dumps({"prompt": values * 300_000}).encode()  # a text may hold as many
+    assert len(read(CompletionRequest, text).prompts) == 1
 
 
 WITHOUT_EFFECT = {
-    "tools": [],
     "tool_choice": "none",
+    "tools": [TOOL],
+    "function_call": "none",
+    "functions": [TOOL["function"]],
+    "modalities": ["text"],
+    "reasoning_effort": "none",
+    "verbosity": "medium",
+    "seed": 1.0,
+    "n": 1.0,
     "response_format": {"type": "text"},
     "skip_special_tokens": True,
     "echo": False,
@@ -106,12 +127,12 @@ WITHOUT_EFFECT = {
     "stop": None,
     "user": "ann",
     "priority": 3,
-    "stream_options": {"include_usage": True},
+    "stream_options": {"include_usage": True, "include_obfuscation": None},
 }
 
 
 def test_fields_that_change_nothing_are_taken(server: Running) -> None:
-    response = post(server, {**WITHOUT_EFFECT, "max_tokens": 3})
+    response = post(server, {**WITHOUT_EFFECT, "max_tokens": 3.0})
     assert response.status_code == 200, response.text
     again = {**response.json()["choices"][0]["message"], "annotations": [], "audio": None, "tool_calls": None}
     parts = [{"type": "text", "text": TEXT, "cache_control": {"type": "ephemeral"}}]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -13,6 +15,8 @@ from openai import APIError
 from runtime.pair import PROMPT, on_pass, plain_engine, reference
 from serving.running import MODEL, SECONDS, TEXT, Running, events, serving, until
 from table_model import TableTokenizer
+
+from amusd.serving import connections
 
 LONG = 300
 ANSWER = TableTokenizer(50).decode(reference(LONG)[len(PROMPT) :])
@@ -87,6 +91,62 @@ def test_slow_senders_and_slow_readers_hold_up_nobody() -> None:
         while not received.endswith(b"0\r\n\r\n"):
             received += readers[0].recv(1 << 20)
         assert "".join(re.findall(r'"content":"(\w+)"', received.decode())) == ANSWER[:LONG]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_closes_its_writing_half_gets_its_answer_until_it_leaves(
+    monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    monkeypatch.setattr(connections, "PROBE_SECONDS", 0.01)
+    with serving(plain_engine(pass_seconds=0.01), mode="autoregressive") as server:
+        with closing(server.raw(server.chat(max_tokens=20, stream=stream))) as own:
+            own.shutdown(socket.SHUT_WR)
+            received = b"".join(iter(lambda: own.recv(1 << 20), b""))
+        *probes, answer = received.decode().split("HTTP/1.1 200 OK\r\n")
+        assert not "".join(probes).replace("HTTP/1.1 100 \r\n\r\n", "")
+        assert "".join(re.findall(r'"content":"(\w+)"', answer)) == ANSWER[:20]
+        own = server.raw(server.chat(max_tokens=LONG, stream=stream))
+        own.shutdown(socket.SHUT_WR)
+        until(lambda: server.num_at_work == 1)
+        own.close()
+        until(lambda: server.num_at_work == 0)
+        assert server.figures()["amusd:requests_aborted_total{}"] == 1
+
+
+def test_a_client_that_lets_the_server_wait_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that sends neither head nor body, a part of one, the body of a refused request, or that does not read."""
+    monkeypatch.setattr(connections, "CLIENT_SECONDS", 0.3)
+    name = "m" * 50_000
+    with serving(plain_engine(), mode="autoregressive", model_name=name) as server, ExitStack() as stack:
+        slow = [stack.enter_context(server.raw(server.chat(), length=length)) for length in (0, 10, 40)]
+        silent = socket.create_connection(slow[0].getpeername(), SECONDS)
+        silent.sendall(b"GET /health HT")
+        for own in (*slow, stack.enter_context(silent)):
+            received = b"".join(iter(lambda own=own: own.recv(1 << 20), b""))  # type: ignore[misc]
+            assert received.startswith(b"HTTP/1.1 408 ")
+            assert json.loads(received.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
+        silent = stack.enter_context(socket.create_connection(slow[0].getpeername(), SECONDS))
+        silent.sendall(b"POST /v1/nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n1")
+        assert b"".join(iter(lambda: silent.recv(1 << 20), b"")).startswith(b"HTTP/1.1 404 ")
+        body = server.chat(max_tokens=LONG, stream=True, model=name)
+        reader = stack.enter_context(server.raw(body, SO_RCVBUF=2048))
+        assert reader.recv(1) == b"H"
+        until(lambda: not server.service.requests)
+        assert server.get("/health").status_code == 200
+
+
+def test_connections_beyond_the_limit_are_refused_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "MOST", 9)
+    with serving(plain_engine(), mode="autoregressive", max_queue=0) as server, ExitStack() as stack:
+        address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
+        clients = [stack.enter_context(socket.create_connection(address, SECONDS)) for _ in range(40)]
+        for client in clients[9:]:
+            assert client.recv(1000).startswith(b"HTTP/1.1 503 ")
+        (line,) = server.lines
+        assert "9 connections are open" in line
+        stack.close()
+        until(lambda: server.get("/health").status_code == 200)
+    assert server.lines == [line]
 
 
 def read(server: Running, stream: bool, num_tokens: int) -> str:
