@@ -319,6 +319,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "the link of a draft that fails leaks": ("        self._drop()\n        self._dis", "        self._dis"),
         "a draft that hangs before its Hello is left alone": (" = time.monotonic() + FAREWELL_SECONDS", " = math.inf"),
         "a Hello of another draft is taken": ("if peer.incarnation != self._told:", "if False:"),
+        "a restart without descriptors is fruitless": ("if _lacks_descriptors(error) and", "if False and"),
         "the back-off does not double": ("2 ** (self._num_fruitless - 2)", "1"),
         "a draft of use is not worth a restart": ("self._num_fruitless = 0\n\n    def poll", "pass\n\n    def poll"),
         "a first draft that ends by itself is started again": ("end.code >= 0", "end.code > 99"),
@@ -437,6 +438,15 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     },
     ("amusd/serving/requests.py", "tests/serving/test_bad_requests.py"): {
         "what is not supported is ignored": ("value is None or value is False", "value is None or value is not False"),
+        "a body of very many values is read": ("if _has_many(content):", "if False:"),
+    },
+    ("amusd/serving/connections.py", "tests/serving/test_leaving.py"): {
+        "nobody looks whether a client has left": (
+            "call_later(PROBE_SECONDS, self._probe)\n        return",
+            "time()\n        return",
+        ),
+        "slow clients stay": ("self.loop.call_later(CLIENT_SECONDS, self._late)", "None"),
+        "any number may connect": ("return number > self.most", "return False"),
     },
     ("amusd/serving/responses.py", "tests/serving/test_pure.py"): {
         "the last tokens of a stream are lost when they show no text": ("or (waiting and ends_untold)", ""),
@@ -444,7 +454,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     },
     ("amusd/serving/service.py", "tests/serving/test_api.py tests/serving/test_leaving.py"): {
         "all choices have one seed": ("(self._params.seed + choice)", "self._params.seed"),
-        "the queue of requests has no end": ("if self.num_in_flight + number > room:", "if False:"),
+        "the queue of requests has no end": ("if self.num_in_flight + number > self.room:", "if False:"),
         "a client that goes away keeps its row": ("(working, leaving), return_when", "(working,), return_when"),
         "a reader that is slow keeps its place in the queue": ("request.num_answers - ", "request.num_answers - 0 * "),
         "a server that ends takes new requests": ("self.is_closing:\n            raise", "False:\n            raise"),
