@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor
 
@@ -48,7 +51,11 @@ def embedded_target_path(report: Report | None = None) -> Path:
     report(f"unpacking the embedded target to {folder} (once)")
     try:
         cache_dir.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f"{folder.name}.partial-", dir=cache_dir) as temporary:
+        for left in cache_dir.glob(f"{folder.name}.partial-*"):  # by a process that was killed
+            pid = left.name.split("-")[-2]
+            if not pid.isdecimal() or not psutil.pid_exists(int(pid)):
+                shutil.rmtree(left, ignore_errors=True)
+        with tempfile.TemporaryDirectory(prefix=f"{folder.name}.partial-{os.getpid()}-", dir=cache_dir) as temporary:
             partial = Path(temporary) / folder.name
             partial.mkdir()
             convert_gguf(source, partial)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -52,6 +53,16 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(conversion: Mock, cache_dir:
         embedded_target.embedded_target_path()
     assert "\n" not in str(raised.value)
     assert not list(cache_dir.iterdir())
+
+
+def test_what_a_killed_process_has_left_is_removed_and_what_a_living_one_writes_stays(
+    conversion: Mock, cache_dir: Path
+) -> None:
+    left, growing = (cache_dir / f"{FOLDER}.partial-{pid}-x" for pid in (2**22 + 1, os.getppid()))
+    for folder in (left, growing):
+        folder.mkdir(parents=True)
+    embedded_target.embedded_target_path()
+    assert {path.name for path in cache_dir.iterdir()} == {FOLDER, growing.name}
 
 
 def test_a_missing_model_package_is_answered_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
