@@ -8,8 +8,9 @@ import functools
 import json
 import numbers
 import typing
-from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union
 
 import msgspec
 from msgspec import Meta
@@ -21,6 +22,7 @@ S = TypeVar("S", bound="Settings")
 _MAX_COUNT = (1 << 31) - 1
 _MAX_SHOWN = 200
 _MIN_LIKENESS = 0.85
+_KINDS = {int: "a whole number", float: "a number", bool: "true, false", str: "a text", type(None): "null"}
 
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=_MAX_COUNT)]
 CountFromZero: TypeAlias = Annotated[int, Meta(ge=0, le=_MAX_COUNT)]
@@ -44,10 +46,10 @@ class Settings:
             value = getattr(self, name)
             try:
                 object.__setattr__(self, name, msgspec.convert(_prepared(hint, value), hint))
-            except msgspec.ValidationError as error:
-                choices = _choices(hint)
-                allowed = f"expected {', '.join(choices)}{nearest(shown(value), choices)}" if choices else error
-                raise ConfigError(f"{self.key(name)}={shown(value)}: {allowed}") from None
+            except msgspec.ValidationError:
+                allowed = allowed_values(hint)
+                near = nearest(shown(value), allowed.split(", "))
+                raise ConfigError(f"{self.key(name)}={shown(value)}: expected {allowed}{near}") from None
 
     @classmethod
     def key(cls, name: str) -> str:
@@ -62,11 +64,24 @@ class Settings:
 
 def from_mapping(cls: type[S], values: Mapping[str, Any]) -> S:
     """Build settings from nested mappings. Raises `ConfigError`, one line, on the first mistake."""
-    names = _hints_of(cls)
-    for name in values:
-        if name not in names:
-            raise ConfigError(f"{cls.key(shown(name))}: no such key{nearest(str(name), names)}")
+    for name, value in values.items():
+        if name not in _hints_of(cls):
+            raise no_such_key(cls, cls.key(shown(name)), shown(value))
     return cls(**values)
+
+
+def fields_of(cls: type[Settings], *, plain: bool = False) -> Iterator[tuple[str, Any]]:
+    """Every setting in a group and its groups: its name as users write it, and its type, perhaps without bounds."""
+    for name, hint in (typing.get_type_hints(cls) if plain else _hints_of(cls)).items():
+        if isinstance(hint, type) and issubclass(hint, Settings):
+            yield from fields_of(hint, plain=plain)
+        else:
+            yield cls.key(name), hint
+
+
+def no_such_key(cls: type[Settings], key: str, value: str) -> ConfigError:
+    """The line for a key that no setting of `cls` has."""
+    return ConfigError(f"{key}={value}: no such key{nearest(key, [name for name, _ in fields_of(cls)])}")
 
 
 def to_mapping(config: Settings) -> dict[str, Any]:
@@ -81,10 +96,18 @@ def shown(value: object) -> str:
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
 
-def nearest(name: str, names: Iterable[str]) -> str:
-    """`; did you mean 'x'?`, or nothing when no name is near."""
-    matches = difflib.get_close_matches(name, list(names), n=1, cutoff=_MIN_LIKENESS)
-    return f"; did you mean '{matches[0]}'?" if matches else ""
+def nearest(name: str, names: Sequence[str]) -> str:
+    """`; did you mean 'x'?`, or nothing when no name is near. A dotted name may also be near in its last part."""
+
+    def near(text: str, texts: Sequence[str]) -> list[str]:
+        return difflib.get_close_matches(text, texts, n=1, cutoff=_MIN_LIKENESS)
+
+    name = name.replace("-", "_")
+    parts = {each: each.rpartition(".")[2] for each in names}
+    alike = near(name.rpartition(".")[2], list(parts.values()))
+    exact = [each for each, part in parts.items() if part == name]
+    matches = exact or near(name, names) or [each for each, part in parts.items() if part in alike]
+    return f"; did you mean {' or '.join(map(repr, matches))}?" if matches else ""
 
 
 def _read_hints(cls: type) -> dict[str, Any]:
@@ -108,11 +131,22 @@ def _prepared(hint: Any, value: Any) -> Any:
     return value.item() if isinstance(value, numbers.Number) and hasattr(value, "item") else value
 
 
-def _choices(hint: Any) -> list[str]:
-    """What a setting takes, where that can be listed."""
-    arguments = typing.get_args(hint)
-    if typing.get_origin(hint) is Literal:
-        return list(arguments)
-    if typing.get_origin(hint) is Annotated:
-        return [arguments[1].description] if arguments[1].description else []
-    return [text for argument in arguments for text in _choices(argument)]
+def allowed_values(hint: Any) -> str:
+    """What a setting takes, for people."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return ", ".join(arguments)
+    if origin is Annotated:
+        return arguments[1].description or allowed_values(arguments[0]) + _bounds(arguments[1])
+    if origin is tuple:
+        items = [allowed_values(item) for item in arguments if item is not ...]
+        return f"a list, each {items[0]}" if ... in arguments else f"[{', '.join(items)}]"
+    if origin in (Union, UnionType):
+        return ", ".join(map(allowed_values, arguments))
+    return _KINDS.get(hint, "a mapping")
+
+
+def _bounds(meta: Meta) -> str:
+    if meta.le is not None:
+        return f" above {meta.gt} and up to {meta.le}" if meta.ge is None else f" from {meta.ge} to {meta.le}"
+    return " (not empty)" if meta.min_length else f" (at most {meta.max_length})" if meta.max_length else ""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
-import typing
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,7 +13,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ValueType
-from hydra.errors import HydraException
+from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -22,13 +22,15 @@ from amusd.config.engine import DEFAULT_DRAFTERS
 from amusd.config.plugins import is_reference
 from amusd.console import tell
 from amusd.errors import ConfigError, first_line
-from amusd.settings import from_mapping, to_mapping
+from amusd.settings import allowed_values, fields_of, from_mapping, nearest, no_such_key, shown, to_mapping
 
 CONFIG_NAME = "config"
 HYDRA_VERSION = "1.3"
 _MODELS = ("target", "drafter")
 _WITHOUT_MODEL = ("auto", *(kind for kind, can in CAPABILITIES.items() if not can.checkpoint))
 _NO_NAME = r"null|true|false|[\d._-]*"
+_TEXTS = {str: "choice(", str | None: "choice(", tuple[str, ...]: "["}
+"""Types of settings that take text as it is typed, and how a value begins that Hydra is to read."""
 _FREE_MAPPINGS = (("drafter", "options"), ("sampling", "logit_bias"))
 
 
@@ -50,11 +52,8 @@ def store_defaults() -> None:
 def compose_config(arguments: Sequence[str]) -> RunConfig:
     """The configuration of `key=value` arguments. Raises `ConfigError`, one line."""
     store_defaults()
-    try:
-        with initialize_config_dir(str(conf_folder()), version_base=HYDRA_VERSION):
-            return config_of(compose(CONFIG_NAME, overrides=list(for_hydra(arguments))))
-    except HydraException as error:
-        raise ConfigError(" ".join(str(error).split())) from None
+    with errors_of_hydra(arguments), initialize_config_dir(str(conf_folder()), version_base=HYDRA_VERSION):
+        return config_of(compose(CONFIG_NAME, overrides=list(for_hydra(arguments))))
 
 
 def config_of(composed: DictConfig) -> RunConfig:
@@ -62,7 +61,7 @@ def config_of(composed: DictConfig) -> RunConfig:
     try:
         values = cast("dict[str, Any]", OmegaConf.to_container(composed, resolve=True))
     except OmegaConfBaseException as error:
-        raise ConfigError(first_line(error)) from None
+        raise ConfigError(f"{error.full_key}: {first_line(error)}") from None
     for section, name in _FREE_MAPPINGS:
         if isinstance(values.get(section), dict) and values[section].get(name) is None:
             values[section].pop(name, None)
@@ -74,13 +73,61 @@ def config_of(composed: DictConfig) -> RunConfig:
     return config
 
 
+@contextmanager
+def errors_of_hydra(arguments: Sequence[str]) -> Iterator[None]:
+    """Turn what Hydra refuses in these arguments into a `ConfigError` of one line that names the argument."""
+    try:
+        yield
+    except MissingConfigException as error:
+        key, _, choice = str(error.missing_cfg_file).rpartition("/")
+        choices = [name for name in error.options or () if name]
+        others = ", the folder or hub name of a checkpoint" if key in _MODELS else ""
+        allowed = f"expected {', '.join(choices)}{others}{nearest(choice, choices)}" if key else first_line(error)
+        raise ConfigError(f"{key or '--config-name'}={choice}: {allowed}") from None
+    except OSError as error:
+        raise ConfigError(f"run_dir={error.filename}: cannot be used ({error.strerror})") from None
+    except (HydraException, OmegaConfBaseException, RecursionError) as error:
+        text = " ".join(str(error).partition("See https:")[0].split())
+        names = {word.partition("=")[0].lstrip("+~"): word for word in arguments if not word.startswith(("-", "hydra"))}
+        found = getattr(error, "override", None) or next((name for name in names if _names(text, name)), "")
+        name = found.partition("=")[0].lstrip("+~")
+        raise (_refusal(names[name], text) if name in names else ConfigError(text)) from None
+
+
+def _names(text: str, key: str) -> bool:
+    return re.search(rf"(?<![\w.]){re.escape(key)}(?![\w.])", text) is not None
+
+
+def _refusal(argument: str, text: str) -> ConfigError:
+    """The line for an argument that Hydra refuses with this text."""
+    key, equals, value = argument.lstrip("+~").partition("=")
+    known = dict(fields_of(RunConfig))
+    if not re.fullmatch(r"[\w.@/]+", key) or not equals:
+        near = nearest(key, [*known]) or f"; a prompt is written prompt={shlex.quote(argument)}"
+        return ConfigError(f"{shown(argument)}: expected KEY=VALUE{near}")
+    sweep = "; several values are a sweep, which needs -m" if "multirun" in text else ""
+    if (conf_folder() / key.partition("@")[0]).is_dir() or key.startswith("drafter.options."):
+        return ConfigError(f"{shown(argument)}: {sweep[2:] or text}")
+    if key not in known:
+        return no_such_key(RunConfig, key, shown(value))
+    allowed = allowed_values(known[key])
+    as_list = f", as [{value}]" if sweep and allowed.startswith("a list") else ""
+    return ConfigError(f"{shown(argument)}: expected {allowed}{as_list}{sweep}")
+
+
 def for_hydra(arguments: Sequence[str]) -> Iterator[str]:
-    """Arguments for Hydra: free text is quoted, and a checkpoint as a choice is spelt out."""
-    texts = dict(_text_keys(RunConfig))
+    """Arguments for Hydra: free text is quoted, and a checkpoint as a choice is spelt out.
+
+    Raises `ConfigError` for one that begins with a dash.
+    """
+    texts = {name: _TEXTS[hint] for name, hint in fields_of(RunConfig, plain=True) if hint in _TEXTS}
     typed = {argument.partition("=")[0] for argument in arguments}
     for argument in arguments:
         key, equals, value = argument.partition("=")
-        if not equals or argument.startswith("-"):
+        if argument.startswith("-"):
+            near = nearest(key.lstrip("-"), [name for name, _ in fields_of(RunConfig)])
+            raise ConfigError(f"{shown(argument)}: expected KEY=VALUE, without dashes{near}")
+        if not equals:
             yield argument
         elif key in _MODELS and _names_model(key, value):
             yield from (f"{key}=hf", f"{key}.kind=hf", f"{key}.model={_quoted(value)}")
@@ -104,16 +151,6 @@ def text_of(argument: str) -> str:
     """The text of a `key=value` argument, with or without quotes."""
     key, _, value = argument.partition("=")
     return value[1:-1] if _is_quoted(key, value) else value
-
-
-def _text_keys(cls: type, prefix: str = "") -> Iterator[tuple[str, str]]:
-    for name, hint in typing.get_type_hints(cls).items():
-        if dataclasses.is_dataclass(hint):
-            yield from _text_keys(cast("type", hint), f"{prefix}{name}.")
-        elif hint in (str, str | None):
-            yield prefix + name, "choice("
-        elif hint == tuple[str, ...]:
-            yield prefix + name, "["
 
 
 def _names_model(group: str, choice: str) -> bool:

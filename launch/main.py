@@ -6,17 +6,21 @@ or an output that cannot be written (one line); 130 Ctrl-C; 143 SIGTERM.
 
 from __future__ import annotations
 
+import os
 import resource
+import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import NoReturn
 
 import amusd
 from amusd.console import Console, tell
 from amusd.errors import ConfigError
 from amusd.files import make_new_folder
 from amusd.huge_pages import restart_with_huge_pages
+from amusd.settings import nearest, shown
 
 from .signals import end_of_program, raise_on_signals
 
@@ -65,7 +69,10 @@ def _run(arguments: list[str]) -> int:
         Console().text(f"amusd {amusd.__version__}")
         return 0
     if command not in COMMANDS:
-        raise ConfigError(f"{command or 'amusd'}: name a command first; allowed: {', '.join(COMMANDS)}")
+        near = nearest(command, [*COMMANDS]) if command else ""
+        raise ConfigError(
+            f"{command and f'{shown(command)}: '}name a command first; allowed: {', '.join(COMMANDS)}{near}"
+        )
     _check_process()
     if command == "trace":
         return _trace(rest)
@@ -100,20 +107,33 @@ def _run_once(command: str, arguments: list[str]) -> int:
 
 def _run_hydra(command: str, arguments: list[str]) -> int:
     """A sweep, or what else Hydra's own options ask for."""
-    from .compose import for_hydra, text_of
-    from .jobs import Jobs
-    from .run_directory import new_folder
+    from hydra._internal.utils import get_args_parser
 
-    is_sweep, is_json = not {"-m", "--multirun"}.isdisjoint(arguments), "output=json" in arguments
-    if is_sweep and command in ("serve", "doctor"):
-        raise ConfigError(f"-m: `amusd {command}` has one configuration; leave -m out")
+    from .compose import errors_of_hydra, for_hydra, text_of
+    from .jobs import Jobs
+    from .run_directory import OVERRIDES_FILE, new_folder
+
     folders = [text_of(argument) for argument in arguments if argument.startswith("run_dir=")]
     folder = Path(folders[-1]) if folders else new_folder()
+    is_new = not folder.exists()
     # Hydra's parser takes overrides that stand together
-    typed = sorted([*arguments, f"run_dir={folder}"], key=lambda word: word.startswith("-") or "=" not in word)
+    words = sorted([*arguments, f"run_dir={folder}"], key=lambda word: word.startswith("-") or "=" not in word)
+    parser = get_args_parser()
+    parser.error = _refuse  # type: ignore[method-assign]  # which else prints a page
+    options, others = parser.parse_known_args(words)
+    typed = [*options.overrides, *others]
+    is_sweep, is_json = options.multirun, "output=json" in arguments
+    if is_sweep and command in ("serve", "doctor"):
+        raise ConfigError(f"-m: `amusd {command}` has one configuration; leave -m out")
+    own = [word for word in words if word not in typed]
     with closing(Jobs(command)) as jobs:
         try:
-            code = _hydra(jobs, [*for_hydra(typed)], f"amusd {command}")
+            with errors_of_hydra(typed):
+                code = _hydra(jobs, [*for_hydra(typed), *own], f"amusd {command}")
+        except ConfigError:
+            if is_sweep and is_new and not any(folder.glob(f"**/{OVERRIDES_FILE}")):
+                shutil.rmtree(folder, ignore_errors=True)  # no job has begun
+            raise
         except KeyboardInterrupt:
             if is_sweep:
                 _summarize(folder, is_json=is_json)
@@ -124,12 +144,17 @@ def _run_hydra(command: str, arguments: list[str]) -> int:
     return code or jobs.exit_code
 
 
+def _refuse(message: str) -> NoReturn:
+    raise ConfigError(message)
+
+
 def _hydra(task: object, arguments: Sequence[str], program: str) -> int:
     import hydra
 
     from .compose import CONFIG_NAME, HYDRA_VERSION, conf_folder, store_defaults
 
     store_defaults()
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # its errors are raised, not printed
     decorate = hydra.main(version_base=HYDRA_VERSION, config_path=str(conf_folder()), config_name=CONFIG_NAME)
     before, sys.argv = sys.argv, [program, *arguments]
     try:

@@ -27,14 +27,19 @@ from amusd.errors import ConfigError
 from amusd.settings import Settings, from_mapping, to_mapping
 
 MISTAKES: list[tuple[dict[str, Any], str]] = [
-    ({"promt": "x"}, "promt: no such key; did you mean 'prompt'?"),
-    ({"target": {"mode\nl": "x"}}, "target.mode l: no such key; did you mean 'model'?"),
-    ({"max_lookahead": "many"}, "max_lookahead=many: Expected `int`, got `str`"),
-    ({"hardware": {"devices": ["cpu", "gpu"]}}, "hardware.devices=['cpu', 'gpu']: expected cpu or cuda:NUMBER"),
+    ({"promt": "x"}, "promt=x: no such key; did you mean 'prompt'?"),
+    ({"target": {"mode\nl": "x"}}, "target.mode l=x: no such key; did you mean 'target.model'?"),
+    ({"max_lookahead": "many"}, "max_lookahead=many: expected a whole number from 1 to 2147483647"),
+    (
+        {"hardware": {"devices": ["cpu", "gpu"]}},
+        "hardware.devices=['cpu', 'gpu']: expected a list, each cpu or cuda:NUMBER",
+    ),
     ({"mode": "sync"}, "mode=sync: expected autoregressive, synchronous, asynchronous"),
     ({"sampling": {"temperature": 1e-30}}, "sampling.temperature=1e-30: expected 0, or at least 1e-06"),
     ({"min_candidates": 17}, "min_candidates=17: must be at most max_lookahead (16)"),
-    ({"max_model_len": 2**20 + 1}, "max_model_len=1048577: Expected `int` <= 1048576"),
+    ({"max_model_len": 2**20 + 1}, "max_model_len=1048577: expected a whole number from 2 to 1048576"),
+    ({"compare": {"batch_sizes": []}}, "compare.batch_sizes=[]: expected a list, each a whole number from 1 to "),
+    ({"sampling": {"top_p": float("nan")}}, "sampling.top_p=nan: expected a number above 0 and up to 1"),
     ({"policy": "branchin"}, "policy=branchin: allowed: auto, chain, windowed, branching; did you mean 'branching'?"),
     ({"compare": {"drafters": ["hf:/a", "hf:/b"]}}, "compare.drafters=['hf:/a', 'hf:/b']: names hf twice"),
     ({"accept": 0.5}, "accept=0.5: only allowed with drafter=synthetic"),

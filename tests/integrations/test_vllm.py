@@ -487,7 +487,7 @@ def test_a_process_drafts_and_a_killed_one_is_replaced(proposer: AsyncProposer) 
         ({}, "amusd.drafter"),
         ({"drafter": {"kind": "eagle", "model": "somewhere"}}, "hidden states"),
         ({"drafter": {"kind": "ngram"}, "device": "cuda:99"}, "cuda:99"),
-        ({"drafter": {"kind": "ngram"}, "wait": 3}, "amusd.wait: no such key"),
+        ({"drafter": {"kind": "ngram"}, "wait": 3}, "amusd.wait=3: no such key"),
         ({"drafter": {"kind": "ngram"}, "wait_ms": math.inf}, "amusd.wait_ms"),
     ],
 )

@@ -22,15 +22,28 @@ NEEDED = {
 }
 FILES = sorted(conf_folder().glob("*/*.yaml"))
 
+COUNT = "expected a whole number from 1 to 2147483647"
 MISTAKES = [
-    ("temperature=1", "Could not override 'temperature'."),
-    ("sky", "Error parsing override 'sky'"),
-    ("drafter=ngrams", "In 'config': Could not find 'drafter/ngrams' Available options in 'drafter': auto cascade"),
+    ("temperature=1", "temperature=1: no such key; did you mean 'sampling.temperature'?"),
+    ("+temperature=1", "temperature=1: no such key; did you mean 'sampling.temperature'?"),
+    ("target.temprature=1", "target.temprature=1: no such key; did you mean 'sampling.temperature'?"),
+    ("model=x", "model=x: no such key; did you mean 'target.model' or 'drafter.model'?"),
+    ("--top-p=1", "--top-p=1: expected KEY=VALUE, without dashes; did you mean 'sampling.top_p'?"),
+    ("sky", "sky: expected KEY=VALUE; a prompt is written prompt=sky"),
+    ("is 1+1=2?", "is 1+1=2?: expected KEY=VALUE; a prompt is written prompt='is 1+1=2?'"),
+    ("drafter=ngrams", "drafter=ngrams: expected auto, cascade, custom, dflash, eagle, "),
+    ("experiment=nope", "experiment=nope: expected acceptance_grid, "),
     ("target=hf", "target.model=None: a folder or hub name is needed with target=hf"),
-    ("max_lookahead=${nothing}", "Interpolation key 'nothing' not found"),
-    ("sampling=3", "sampling=3: "),
-    ("sampling.temperature=-1", "sampling.temperature=-1"),
-    ("max_lookahead=4,8", "Ambiguous value for argument 'max_lookahead=4,8'"),
+    ("max_lookahead=${nothing}", "max_lookahead: Interpolation key 'nothing' not found"),
+    ("sampling=3", "sampling=3: expected a mapping"),
+    ("sampling.temperature=-1", "sampling.temperature=-1: expected a number from 0 to 1000000"),
+    ("max_lookahead=[4", f"max_lookahead=[4: {COUNT}"),
+    ("max_lookahead=4,8", f"max_lookahead=4,8: {COUNT}; several values are a sweep, which needs -m"),
+    ("drafter=ngram,self", "drafter=ngram,self: several values are a sweep, which needs -m"),
+    (
+        "sampling.logit_bias=1,2",
+        "sampling.logit_bias=1,2: expected a list, each [a whole number from 0 to 2147483647, ",
+    ),
 ]
 
 
@@ -40,6 +53,14 @@ def test_a_mistake_is_one_line_that_names_it(override: str, message: str) -> Non
         compose_config([override])
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
+
+
+def test_the_mistakes_in_the_documents_are_answered_so() -> None:
+    documents = (Path(__file__).parents[2] / "docs/commands.md").read_text(encoding="utf-8")
+    for argument in ("port=1", "mode=sync", "Why?"):
+        with pytest.raises(ConfigError) as caught:
+            compose_config([argument])
+        assert f"`{caught.value}`" in documents
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}={file.stem}")

@@ -15,13 +15,19 @@ from launch.main import COMMANDS, main
 from tests.launch.processes import run
 
 MISTAKES = [
-    ([], "amusd: name a command first; allowed: generate, "),
+    ([], "name a command first; allowed: generate, "),
     (["prompt=x"], "prompt=x: name a command first"),
     (["serve", "-m"], "-m: `amusd serve` has one configuration"),
     (["doctor", "-m"], "-m: `amusd doctor` has one configuration"),
     (["generate", "workload.path=/nowhere"], "workload.path=/nowhere: [Errno 2] No such file or directory"),
     (["generate", "max_lookahead=no"], "max_lookahead=no: "),
-    (["generate", "nope=1"], "Could not override 'nope'."),
+    (["generate", "nope=1"], "nope=1: no such key"),
+    (["serve", "--port", "9000"], "--port: expected KEY=VALUE, without dashes; did you mean 'serve.port'?"),
+    (["generate", "Why not?", "-m"], "Why not?: expected KEY=VALUE; a prompt is written prompt='Why not?'"),
+    (["generate", "-m", "promt=a,b"], "promt=a,b: no such key; did you mean 'prompt'?"),
+    (["generate", "-m", "drafter=ngrams"], "drafter=ngrams: expected auto, "),
+    (["generate", "-m", "run_dir=/proc/x"], "run_dir=/proc/x: cannot be used (No such file or directory)"),
+    (["generate", "--cfg", "jobs"], "argument --cfg/-c: invalid choice: 'jobs'"),
     (["bench", "target_tensor_parallel_size=2"], "target_tensor_parallel_size=2: `amusd bench` measures one process"),
     (["simulate", "accept=0.8"], "accept=0.8: only allowed with drafter=synthetic, or to simulate, with verify_ms"),
     (["export-draft", "/proc/nowhere"], "/proc/nowhere: "),

@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["ray.min_replicas=0"], "ray.min_replicas=0: Expected `int` >= 1"),
+        (["ray.min_replicas=0"], "ray.min_replicas=0: expected a whole number from 1 to "),
         (["hardware=two_gpus"], "ray.num_gpus=0: hardware.devices="),
     ],
 )

@@ -30,7 +30,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "more candidates may be asked for than there may be": ("self.min_candidates <= self.max_lookahead, ", "True, "),
     },
     ("amusd/settings.py", "tests/test_config.py"): {
-        "a key that is none is passed over": ("if name not in names:", "if False:"),
+        "a key that is none is passed over": ("if name not in _hints_of(cls):", "if False:"),
         "a number of NumPy's is none": ('hasattr(value, "item")', "False"),
     },
     ("amusd/drafters/autoregressive.py", "tests/drafters/test_together.py"): {
