@@ -92,9 +92,8 @@ class Engine:
     @classmethod
     def start(cls, config: EngineConfig) -> Engine:
         """As `launch`, from a whole configuration."""
-        torch.set_num_threads(config.hardware.num_threads)
-        config = settle_dtype(config, device_of(config, "target"))
         config, drafts, meeting = start_workers(config, warnings.warn)
+        torch.set_num_threads(config.hardware.num_threads)
         return cls.connect(config, drafts, Recorder("target"), meeting=meeting)
 
     @classmethod
@@ -117,6 +116,7 @@ class Engine:
                 others.callback(drafts.stop)
             if meeting is not None:
                 others.callback(meeting.stop)
+            config = settle_dtype(config, device_of(config, "target"))
             worker, tokenizer = connect_target(config, drafts, recorder, others, report=report, meeting=meeting)
             drafters = [drafter.kind for drafter in config.drafters]
             return cls(worker, tokenizer, drafters, drafts, meeting, others.pop_all())
@@ -235,6 +235,9 @@ class Engine:
             )
         token_ids = tuple(encoded)
         if not 0 <= min(token_ids) <= max(token_ids) < model.vocab_size:
+            if isinstance(prompt[0], (str, Mapping)):
+                unknown = self.tokenizer.token_text(max(token_ids))
+                raise ConfigError(f"prompt: its text has the tokenizer's token {unknown!r}, which the model lacks")
             raise ConfigError(f"prompt: token ids must be in [0, {model.vocab_size})")
         return token_ids
 

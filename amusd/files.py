@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 import traceback
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from amusd.errors import ConfigError
+from amusd.errors import ConfigError, first_line
 
 RESULT_FILE = "result.json"
 PARTIAL_FILE = "partial.txt"
 """Text of an unfinished answer, which a result replaces."""
 ANSWERS_FILE = "answers.jsonl"
 """Every answer of a comparison, and what it took."""
+CONFIG_JSON, TOKENIZER = "config.json", "tokenizer.json"
+"""Files of a checkpoint."""
+CHECKPOINT = "a checkpoint is config.json, *.safetensors and a tokenizer; convert adapters, GGUF and pickles to that"
+_NO_TOKENIZER = (
+    "use drafter=eagle, medusa or dflash with drafter.model for what drafts from a target's hidden states; else copy "
+    "that of its base model there, or let transformers write one: "
+    "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+)
+_HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 FIGURE_FILES = tuple(f"{name}.{kind}" for name in ("comparison", "timeline") for kind in ("svg", "png"))
 
 MAX_SOCKET_FOLDER = 75
@@ -67,6 +77,27 @@ def make_socket_folder(prefix: str = "amusd-") -> str:
         return tempfile.mkdtemp(prefix=prefix, dir=folder if is_short else "/tmp")  # noqa: S108 - a new folder in it
     except OSError as error:
         raise ConfigError(f"TMPDIR: no folder for sockets can be made: {error}") from None
+
+
+def check_checkpoint(model: str | Path, *needed: str, folder: Path | None = None) -> None:
+    """Raise `ConfigError` for a model whose folder cannot be one, or lacks a file. Reads no weights.
+
+    A folder that does not exist passes if the model may be the hub's. `folder`: where the hub's files are.
+    """
+    try:
+        folder = folder or Path(model).expanduser()
+        if folder.is_file():
+            raise ConfigError(f"model {model}: a file, no folder; {CHECKPOINT}")
+        is_folder = folder.is_dir()
+    except (OSError, RuntimeError) as error:  # a name too long, or an unknown user's home
+        raise ConfigError(f"model {model}: no such folder ({first_line(error)})") from None
+    if not is_folder:
+        if not _HUB_NAME.fullmatch(str(model)):
+            raise ConfigError(f"model {model}: no such folder")
+        return
+    for name in needed:
+        if not (folder / name).is_file():
+            raise ConfigError(f"model {model}: no {name} in it; {_NO_TOKENIZER if name == TOKENIZER else CHECKPOINT}")
 
 
 def cannot_write(path: Path | str, error: OSError) -> ConfigError:

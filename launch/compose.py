@@ -129,10 +129,10 @@ def for_hydra(arguments: Sequence[str]) -> Iterator[str]:
             raise ConfigError(f"{shown(argument)}: expected KEY=VALUE, without dashes{near}")
         if not equals:
             yield argument
-        elif key in _MODELS and _names_model(key, value):
-            yield from (f"{key}=hf", f"{key}.kind=hf", f"{key}.model={_quoted(value)}")
         elif key == "drafter" and is_reference(value):
             yield from ("drafter=custom", "drafter.kind=custom", f"drafter.factory={_quoted(value)}")
+        elif key in _MODELS and _names_model(key, value):
+            yield from (f"{key}=hf", f"{key}.kind=hf", f"{key}.model={_quoted(value)}")
         elif key in _MODELS and value in _WITHOUT_MODEL and typed & {"pair", "experiment"}:
             yield from (argument, f"{key}.kind={value}")  # whatever the pair names
             if f"{key}.model" not in typed:

@@ -17,7 +17,7 @@ from typing import Any
 
 import amusd
 from amusd.config import EngineConfig
-from amusd.runtime.cores import allowed_cores
+from amusd.runtime.cores import allowed_cores, check_threads
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "pyzmq", "hydra-core", "omegaconf", "gguf")
@@ -27,8 +27,12 @@ _PROBE_SECONDS = 5.0
 
 
 def set_environment(config: EngineConfig) -> None:
-    """Set variables of torch and its libraries for this process and its children, before torch is imported."""
+    """Set variables of torch and its libraries for this process and its children, before torch is imported.
+
+    Raises `ConfigError` for more threads than cores.
+    """
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    check_threads(config.hardware)
     set_threads(config.hardware.num_threads)
 
 

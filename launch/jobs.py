@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
@@ -63,6 +64,8 @@ class Jobs:
         self._engine: Engine | None = None
         self._directory = Path()
         self._keeps_engine = keeps_engine
+        self._links: TemporaryDirectory[str] | None = None
+        """Links by number to the folders of a sweep's jobs, which Hydra names as the user wishes."""
 
     def __reduce__(self) -> Any:
         """In another process, a job makes an engine and ends it."""
@@ -88,6 +91,9 @@ class Jobs:
         engine, self._engine, self._config = self._engine, None, None
         if engine is not None:
             engine.close()
+        links, self._links = self._links, None
+        if links is not None:
+            links.cleanup()
 
     def _do(self, composed: DictConfig) -> int:
         hydra = HydraConfig.get()
@@ -104,7 +110,7 @@ class Jobs:
         """Do one job of a sweep, unless it was done before."""
         overrides = [text for text in typed if not text.startswith(("run_dir=", "output="))]
         tell(f"job {number}: {' '.join(overrides)}")
-        write_json(self._directory / OVERRIDES_FILE, overrides)
+        write_json(self._directory / OVERRIDES_FILE, {"job": number, "overrides": overrides})
         config = self._config_of(composed)
         if is_complete(self._directory):
             check_unchanged(self._directory, config)
@@ -141,7 +147,6 @@ class Jobs:
             return 0
         self._directory = create_run_directory(config)
         config = dataclasses.replace(config, run_dir=str(self._directory))
-        tell(f"run directory: {self._directory}")
         try:
             return self._work(config, prompts, number, console)
         except ConfigError:
@@ -151,6 +156,7 @@ class Jobs:
             tell("interrupted" if self._command == "serve" else f"interrupted; what there is lies in {self._directory}")
             raise
         except Exception as error:
+            self._told(1)
             keep_traceback(self._directory, "target", error)
             self.close()
             raise
@@ -177,11 +183,11 @@ class Jobs:
         if self._command == "bench":
             from amusd.commands.bench import run_bench
 
-            return run_bench(config, self._directory, console)
+            return self._told(run_bench(config, self._directory, console))
         if self._command == "simulate":
             from amusd.commands.simulate import run_simulate
 
-            return run_simulate(config, self._directory, console)
+            return self._told(run_simulate(config, self._directory, console))
         if self._command == "serve":
             from amusd.commands.run import serve
 
@@ -195,16 +201,24 @@ class Jobs:
             self.close()  # the next job has a draft again
         return code
 
+    def _told(self, code: int) -> int:
+        """Say where the files are, now that they stay."""
+        tell(f"run directory: {self._directory}")
+        return code
+
     def _engine_of(self, config: RunConfig, number: int | None, console: Console) -> Engine:
         wanted = config.engine_for(self._command)
         if self._engine is None or wanted != self._config:
             self.close()
-            events = None if self._command == "serve" else events_of(self._directory, number)
+            events = None if self._command == "serve" else self._events(number)
             self._engine, self._config = self._make_engine(wanted, events, console), wanted
             restart = self._engine.draft.draft_restart
             if restart is not None:
                 restart.on_met = self._record
+        else:
+            self._events(number)
         self._record()
+        self._told(0)
         return self._engine
 
     def _make_pair(self, wanted: EngineConfig, events: str | None, console: Console) -> Engine:
@@ -216,17 +230,20 @@ class Jobs:
 
         return Engine.connect(settled, drafts, Recorder("target", events), report=console.note, meeting=meeting)
 
+    def _events(self, number: int | None) -> str:
+        """The folder of this job's events; in a sweep as a format in which `{run}` is a job's number."""
+        if number is None:
+            return f"{as_format(self._directory)}/events"
+        self._links = self._links or TemporaryDirectory(prefix="amusd-sweep-")
+        Path(self._links.name, str(number)).symlink_to(self._directory)
+        return f"{as_format(Path(self._links.name))}/{{run}}/events"
+
     def _record(self) -> None:
         """Write `workers.json`: before the first token, and again for each further draft."""
         if self._engine is not None:
             others = [] if self._engine.meeting is None else self._engine.meeting.pids
             drafts = filter(None, [self._engine.draft_pid])
             write_json(self._directory / WORKERS_FILE, {"target": [os.getpid(), *others], "draft": [*drafts]})
-
-
-def events_of(directory: Path, number: int | None = None) -> str:
-    """Folder of events of a run or sweep, as a format in which `{run}` is a job's number."""
-    return f"{as_format(directory)}/events" if number is None else f"{as_format(directory.parent)}/{{run}}/events"
 
 
 def with_api_key(config: RunConfig) -> RunConfig:

@@ -42,6 +42,7 @@ from amusd.models.meeting import Meeting
 from amusd.runtime.cores import allowed_cores, cores_for, pin_to
 from amusd.runtime.devices import check_devices, count_gpus, devices_of, settle_devices
 from amusd.runtime.draft_process import DraftProcess
+from amusd.runtime.workers import check_models
 from amusd.tracing.recorder import Recorder
 from amusd.transport.addresses import address_towards, check_address, is_loopback
 from amusd.transport.factory import numbered_link
@@ -121,6 +122,7 @@ def run(arguments: Sequence[str]) -> int:
     try:
         command, config = compose(arguments, own)
         set_environment(config.engine())
+        check_models(config.engine())
         if not own.is_apart:
             note = tell if own.rank == 0 else lambda _line: None
             config = dataclasses.replace(config, hardware=settle_devices(config.engine(), note))
@@ -158,6 +160,8 @@ def _run_rank(command: str, config: RunConfig, own: Place, stack: ExitStack) -> 
         from amusd.runtime.startup import run_follower
 
         run_follower(engine, own.rank, meeting)
+        return 0
+    if own.rank == last and not engine.drafters:
         return 0
     link = numbered_link(config.transport, meeting.address, last, "draft", listens=own.rank == 0)
     stack.callback(link.close)
@@ -217,8 +221,9 @@ def _run_target(command: str, config: RunConfig, meeting: Meeting, link: ZeroMQT
 
         store.set(ADDRESS, meeting.address)
         events_there = events if meeting.store is None else None
-        drafts = DraftElsewhere(link)
-        drafts.meet(events_there, wanted.startup_timeout_seconds)
+        drafts = DraftElsewhere(link) if wanted.drafters else None
+        if drafts is not None:
+            drafts.meet(events_there, wanted.startup_timeout_seconds)
         return Engine.connect(wanted, drafts, Recorder("target", events), report=console.note, meeting=meeting)
 
     with closing(Jobs(command, make_engine)) as jobs:

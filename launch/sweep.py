@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ _NO_RESULT = {"mode": "no result"}
 
 def summarize(folder: Path) -> dict[str, Any]:
     """Write and return the document `sweep.json`."""
-    jobs = [_job(path) for path in sorted(folder.iterdir(), key=_number) if (path / OVERRIDES_FILE).is_file()]
+    jobs = sorted(map(_job, folder.rglob(OVERRIDES_FILE)), key=itemgetter("job"))
     values = [dict(override.split("=", 1) for override in job["overrides"]) for job in jobs]
     keys = [key for key in dict.fromkeys(chain(*values)) if len({one.get(key) for one in values}) > 1]
     for job, own in zip(jobs, values, strict=True):
@@ -42,14 +43,10 @@ def _rows(job: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [head | row for row in job["rows"] or [_NO_RESULT]]
 
 
-def _job(directory: Path) -> dict[str, Any]:
+def _job(file: Path) -> dict[str, Any]:
+    directory, job = file.parent, read_json(file)
     result = read_json(directory / RESULT_FILE) or {}
     rows = result.get("rows", [])
     if "metrics" in result:  # of one answer
         rows = [{name: result[name] for name in ("mode", "policy", "drafter")} | result["metrics"]]
-    overrides = read_json(directory / OVERRIDES_FILE)
-    return {"job": _number(directory), "overrides": overrides, "run_dir": str(directory), "rows": rows}
-
-
-def _number(directory: Path) -> int:
-    return int(directory.name) if directory.name.isdecimal() else -1
+    return {**job, "run_dir": str(directory), "rows": rows}

@@ -139,6 +139,11 @@ def test_where_no_drafter_is_named_it_is_one_that_fits_the_target(
     assert config.drafter.kind == expected
 
 
+def test_plain_decoding_has_no_draft_but_where_a_request_may_ask_for_one() -> None:
+    plain = RunConfig(mode="autoregressive")
+    assert [len(plain.engine_for(command).drafters) for command in ("generate", "compare", "serve")] == [0, 0, 1]
+
+
 def test_accept_reaches_the_synthetic_drafter_alone_and_wins_over_its_own() -> None:
     def accepted(**values: Any) -> list[float]:
         return [drafter.accept for drafter in from_mapping(RunConfig, values).engine().drafters]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from importlib import metadata
-from itertools import chain
 from typing import TypeAlias
 
 import torch
@@ -25,6 +25,7 @@ from amusd.models.tokenizer import Tokenizer, user_turn
 from amusd.runtime.cores import allowed_cores
 from amusd.runtime.devices import check_devices, claim_device, count_gpus, devices_of, free_bytes, link_devices, sharing
 from amusd.runtime.startup import cache_bytes
+from amusd.runtime.workers import check_models, check_ranks
 from amusd.transport.factory import ON_ONE_MACHINE, listen
 
 PACKAGES = ("amusd", "torch", "transformers", "pyzmq", "hydra-core", "gguf", "starlette", "uvicorn")
@@ -36,21 +37,26 @@ Finding: TypeAlias = tuple[str, bool | None, str]
 
 
 def run_doctor(config: RunConfig, console: Console) -> int:
-    """Check all that the configuration needs, and print findings. Returns 0 when all of it works, else 2.
-
-    Raises `ConfigError` for a missing GPU.
-    """
-    engine = config.engine()
-    check_devices(devices_of(engine))
+    """Check all that the configuration needs, and print findings. Returns 0 when all of it works, else 2."""
     findings = []
-    parts = _guard("devices", _machine(engine)), _guard("transport", _links(engine)), _guard("models", _models(engine))
-    for name, ok, text in chain(*parts):
+    for name, ok, text in _findings(config.engine()):
         findings.append({"name": name, "ok": ok, "text": text})
         mark = {True: "ok", False: "FAIL", None: ""}[ok]
         console.text(f"{mark:<4}  {name:<18}  {text}")
     healthy = all(finding["ok"] is not False for finding in findings)
     console.document({"ok": healthy, "findings": findings})
     return 0 if healthy else 2
+
+
+def _findings(config: EngineConfig) -> Iterator[Finding]:
+    machine = [*_guard("devices", _machine(config))]
+    yield from machine
+    has_devices = machine[-1][1] is not False
+    if not has_devices:  # what else there is to say is found on the CPU
+        hardware = replace(config.hardware, devices=("cpu",), num_threads=1)
+        config = replace(config, hardware=hardware, target_tensor_parallel_size=1)
+    yield from _guard("transport", _links(config))
+    yield from _guard("models", _models(config, has_devices=has_devices))
 
 
 def _guard(name: str, findings: Iterator[Finding]) -> Iterator[Finding]:
@@ -64,6 +70,8 @@ def _machine(config: EngineConfig) -> Iterator[Finding]:
     found = {name: next(iter(metadata.distributions(name=name)), None) for name in PACKAGES}
     versions = (f"{name} {'missing' if package is None else package.version}" for name, package in found.items())
     yield "versions", None, ", ".join([f"Python {platform.python_version()}", *versions])
+    check_ranks(config)
+    check_devices(devices_of(config))
     with device_errors("cuda"):
         gpus = [torch.cuda.get_device_name(number) for number in range(count_gpus())]
     devices = devices_of(config)
@@ -92,9 +100,13 @@ def _links(config: EngineConfig) -> Iterator[Finding]:
         yield "transport", True, made.address
 
 
-def _models(config: EngineConfig) -> Iterator[Finding]:
+def _models(config: EngineConfig, *, has_devices: bool = True) -> Iterator[Finding]:
     of_target, of_draft = link_devices(config)
+    check_models(config)
     check_target(config)
+    if not has_devices:
+        yield "models", None, "their folders can be read; all else needs the devices"
+        return
     if config.target_tensor_parallel_size > 1:
         yield "target", None, "its ranks can share it; their memory and their exactness are not measured here"
         return

@@ -87,11 +87,14 @@ class RunConfig(DecodingConfig, EngineKeys):
             windows = (self.num_speculative_tokens,) if "windowed" in self.asynchronous_policies() else ()
             longest_block = max((1, *self.synchronous_lengths(), *windows))
             engine = self.engine(longest_block=longest_block, max_num_seqs=max(self.compare.batch_sizes))
-            return dataclasses.replace(engine, prefix_caching=False)  # contestants get the same prompts
+            engine = dataclasses.replace(engine, prefix_caching=False)  # contestants get the same prompts
+            return dataclasses.replace(engine, drafters=()) if self.mode == "autoregressive" else engine
         check_runs_ahead(self.drafter.kind, self.decoding())
         if command == "serve":  # a request may ask for synchronous decoding
             return self.engine(longest_block=self.num_speculative_tokens)
-        return self.engine(max_num_seqs=1 if command == "generate" and self.out is None else None)
+        engine = self.engine(max_num_seqs=1 if command == "generate" and self.out is None else None)
+        has_none = command == "generate" and self.mode == "autoregressive"
+        return dataclasses.replace(engine, drafters=()) if has_none else engine
 
     def engine(self, *, longest_block: int | None = None, max_num_seqs: int | None = None) -> EngineConfig:
         """The part an engine is built from.

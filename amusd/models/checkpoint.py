@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from amusd.errors import AmusdError, ConfigError, first_line
+from amusd.files import CHECKPOINT, CONFIG_JSON, check_checkpoint
 
-CONFIG = "config.json"
+CONFIG = CONFIG_JSON
 _WEIGHTS = "model.safetensors"
 _INDEX = f"{_WEIGHTS}.index.json"
 OF_DRAFTERS = ("medusa_lm_head.safetensors", "pytorch_model.bin", "medusa_lm_head.pt")
 """Files of published drafters, besides those of models; the last two are pickles."""
 _TEXTS = ("*.json", "*.jinja")
-_NEEDED = "a checkpoint is config.json, *.safetensors and a tokenizer; convert adapters, GGUF and pickles to that"
 
 
 def open_checkpoint(path: str | Path, others: Sequence[str] = ()) -> dict[str, Tensor]:
@@ -37,7 +37,7 @@ def open_checkpoint(path: str | Path, others: Sequence[str] = ()) -> dict[str, T
         if len(names) > 1 or (folder / names[0]).exists():
             files = [_read(path, folder / name) for name in names]
             return {name: tensor for tensors in files for name, tensor in tensors.items()}
-    raise ConfigError(f"model {path}: none of {', '.join((_WEIGHTS, _INDEX, *others))} in it; {_NEEDED}")
+    raise ConfigError(f"model {path}: none of {', '.join((_WEIGHTS, _INDEX, *others))} in it; {CHECKPOINT}")
 
 
 def refuse_unread(path: str | Path, names: Iterable[str], read: Iterable[str]) -> None:
@@ -101,12 +101,10 @@ def find_checkpoint(path: str | Path) -> Path:
     """
     with one_line_errors(path):
         folder = Path(path).expanduser()
-        if folder.is_file():
-            raise ConfigError(f"model {path}: a file, no folder; {_NEEDED}")
+        check_checkpoint(path, CONFIG)
         if not folder.is_dir():
             folder = _download(str(path), *_TEXTS)
-        if not (folder / CONFIG).is_file():
-            raise ConfigError(f"model {path}: no {CONFIG} in it; {_NEEDED}")
+            check_checkpoint(path, CONFIG, folder=folder)
     return folder
 
 

@@ -14,6 +14,7 @@ import msgspec
 from tokenizers import Tokenizer as Backend
 
 from amusd.errors import ConfigError, ContextLengthError
+from amusd.files import TOKENIZER, check_checkpoint
 from amusd.models.checkpoint import CONFIG, find_checkpoint, one_line_errors, read_json
 from amusd.models.configuration import PLAIN, load_config
 from amusd.models.vocabulary import TokenText
@@ -21,7 +22,6 @@ from amusd.models.vocabulary import TokenText
 _GENERATION = "generation_config.json"
 _METASPACE = "\u2581"
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
-_TOKENIZER = "tokenizer.json"
 _RESERVED = frozenset({"self", "messages", "turns", "conversations", "chat_template", "return_assistant_tokens_mask"})
 """Names in a chat template, or of what renders it, that a caller cannot set."""
 _COMPOSED = 4
@@ -158,11 +158,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     """The tokenizer of a folder or hub name. Raises `ConfigError` if none fits the model."""
     model_config = load_config(path)
     config, folder = model_config.get_text_config(decoder=True), find_checkpoint(path)
-    if not (folder / _TOKENIZER).is_file():
-        raise ConfigError(
-            f"model {path}: no {_TOKENIZER} in it; copy that of its base model there, or let transformers write one: "
-            "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
-        )
+    check_checkpoint(path, TOKENIZER, folder=folder)
     ends = [getattr(config, "eos_token_id", None)]
     if (folder / _GENERATION).exists():
         ends.append(read_json(path, folder, _GENERATION).get("eos_token_id"))
@@ -187,7 +183,7 @@ def _read_plainly(folder: Path) -> tuple[Backend, Mapping[str, str], str | None]
     settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     special_tokens = {name: text for name, text in settings.items() if name.endswith("_token")}
     template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
-    return Backend.from_file(str(folder / _TOKENIZER)), special_tokens, template
+    return Backend.from_file(str(folder / TOKENIZER)), special_tokens, template
 
 
 def read_fingerprint(file: Path) -> str:

@@ -29,6 +29,11 @@ MISTAKES = [
     (["generate", "-m", "run_dir=/proc/x"], "run_dir=/proc/x: cannot be used (No such file or directory)"),
     (["generate", "--cfg", "jobs"], "argument --cfg/-c: invalid choice: 'jobs'"),
     (["bench", "target_tensor_parallel_size=2"], "target_tensor_parallel_size=2: `amusd bench` measures one process"),
+    (["compare", "target=/nope", "drafter=ngram"], "model /nope: no such folder"),
+    (["generate", "prompt=x", "drafter=/proc"], "model /proc: no config.json in it"),
+    (["generate", "prompt=x", "drafter=hf", "drafter.model=a/b/c"], "model a/b/c: no such folder"),
+    (["generate", "prompt=x", "drafter=/nope.py:make"], "drafter.factory=/nope.py: no such file"),
+    (["bench", "hardware.num_threads=2147483647"], "hardware.num_threads=2147483647: this machine has "),
     (["simulate", "accept=0.8"], "accept=0.8: only allowed with drafter=synthetic, or to simulate, with verify_ms"),
     (["export-draft", "/proc/nowhere"], "/proc/nowhere: "),
     (["keys"], "keys: name the folder to write, and nothing else: amusd keys FOLDER"),
@@ -49,9 +54,22 @@ def test_a_mistake_is_one_line_on_stderr_exit_code_2_and_nothing_left_behind(
     assert main(arguments) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
-    lines = [line for line in printed.err.splitlines() if not line.startswith("amusd: run directory: ")]
+    lines = printed.err.splitlines()
     assert len(lines) == 1
     assert lines[0].startswith(f"amusd: {message}")
+    assert list(tmp_path.glob("runs/*")) == []
+
+
+@pytest.mark.embedded
+@pytest.mark.parametrize("size", [12, 2147483647])
+def test_more_ranks_than_key_heads_are_refused_before_any_is_started(
+    size: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("DraftProcess", "ForkServer"):
+        monkeypatch.setattr(f"amusd.runtime.workers.{name}", Mock(side_effect=AssertionError("it was started")))
+    assert main(["generate", "prompt=x", f"target_tensor_parallel_size={size}"]) == 2
+    assert f"target_tensor_parallel_size={size}: each rank needs a key head; allowed: 1 to 3" in capsys.readouterr().err
     assert list(tmp_path.glob("runs/*")) == []
 
 

@@ -29,7 +29,7 @@ def pair(small_pair: list[str]) -> list[str]:
 
 def job(folder: Path, number: int, *overrides: str, **result: Any) -> Path:
     directory = create_run_directory(RunConfig(run_dir=str(folder / str(number))))
-    (directory / "overrides.json").write_text(json.dumps(overrides))
+    (directory / "overrides.json").write_text(json.dumps({"job": number, "overrides": overrides}))
     if result:
         (directory / "result.json").write_text(json.dumps(result))
     return directory
@@ -38,7 +38,7 @@ def job(folder: Path, number: int, *overrides: str, **result: Any) -> Path:
 def test_the_summary_is_a_table_and_a_file(tmp_path: Path) -> None:
     rows = [{"mode": "asynchronous", "tokens_per_second": 12.345, "by_position": [1, 2]}]
     for number, length in enumerate((8, 16)):
-        job(tmp_path, number, f"max_lookahead={length}", "drafter=ngram", complete=True, rows=rows)
+        job(tmp_path / "in one", number, f"max_lookahead={length}", "drafter=ngram", complete=True, rows=rows)
     job(tmp_path, 2, "max_lookahead=4", "drafter=ngram")
     document = summarize(tmp_path)
     assert document == json.loads((tmp_path / "sweep.json").read_text())
@@ -63,8 +63,9 @@ def test_a_job_is_done_if_it_was_whole_had_a_draft_all_along_and_the_same_settin
         check_unchanged(done, RunConfig(run_dir=str(done), max_lookahead=5))
 
 
-def test_jobs_share_an_engine_and_a_refused_one_stops_no_other(pair: list[str], tmp_path: Path) -> None:
-    arguments = ["-m", "output=json", "run_dir=out", "max_lookahead=4,0,8", *pair]
+@pytest.mark.parametrize("subdir", ["${hydra.job.num}", "job_{x}/max_lookahead=${max_lookahead}"])
+def test_jobs_share_an_engine_and_a_refused_one_stops_no_other(pair: list[str], tmp_path: Path, subdir: str) -> None:
+    arguments = ["-m", "output=json", "run_dir=out", f"hydra.sweep.subdir='{subdir}'", "max_lookahead=4,0,8", *pair]
     done = run(amusd_command("generate", *arguments), tmp_path)
     assert done.returncode == 2, done.stderr
     assert "amusd: max_lookahead=0: " in done.stderr
@@ -76,12 +77,11 @@ def test_jobs_share_an_engine_and_a_refused_one_stops_no_other(pair: list[str], 
         ({"max_lookahead": "0"}, 0),
         ({"max_lookahead": "8"}, 1),
     ]
-    for number in "02":
-        assert {path.name for path in (tmp_path / "out" / number / "events").iterdir()} == {
-            "draft.jsonl",
-            "target.jsonl",
-        }
-    answers = [json.loads((tmp_path / "out" / number / "result.json").read_text())["token_ids"] for number in "02"]
+    assert [one["job"] for one in jobs] == [0, 1, 2]
+    folders = [Path(jobs[number]["run_dir"]) for number in (0, 2)]
+    for folder in folders:
+        assert {path.name for path in (folder / "events").iterdir()} == {"draft.jsonl", "target.jsonl"}
+    answers = [json.loads((folder / "result.json").read_text())["token_ids"] for folder in folders]
     assert answers[0] == answers[1]
     assert len(answers[0]) == 8
 

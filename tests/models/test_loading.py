@@ -247,7 +247,7 @@ BROKEN: Mapping[str, tuple[Damage, str]] = {
     "no weights": (without(WEIGHTS), f"none of {WEIGHTS}, {WEIGHTS}.index.json in it; a checkpoint is"),
     "no tokenizer": (
         without("tokenizer.json", "tokenizer_config.json"),
-        r"no tokenizer.json in it; copy that of its base model",
+        r"no tokenizer.json in it; use drafter=eagle, ",
     ),
     "a tokenizer that is cut short": (half("tokenizer.json"), "its tokenizer cannot be loaded: "),
     "a damaged generation_config.json": (text("generation_config.json", '{"eos_'), "generation_config.json: "),
