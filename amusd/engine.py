@@ -225,8 +225,8 @@ class Engine:
             except UnicodeEncodeError:
                 raise ConfigError("prompt: half of a surrogate pair is no text") from None
         else:
-            is_long = isinstance(prompt, Sequence) and len(prompt) >= model.max_length  # refused below, uncopied
-            encoded = prompt if is_long else token_ids_of("prompt", prompt)
+            is_long = isinstance(turns, Sequence) and len(turns) >= model.max_length  # refused below, uncopied
+            encoded = turns if is_long else token_ids_of("prompt", turns)
         if not len(encoded):
             raise ConfigError("prompt: has no tokens")
         if len(encoded) >= model.max_length:

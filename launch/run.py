@@ -13,10 +13,12 @@ port can read and write it, so it holds no secret and nothing that is executed. 
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import shutil
 import stat
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
 from datetime import timedelta
@@ -126,7 +128,10 @@ def run(arguments: Sequence[str]) -> int:
         if not own.is_apart:
             note = tell if own.rank == 0 else lambda _line: None
             config = dataclasses.replace(config, hardware=settle_devices(config.engine(), note))
-    except ConfigError:
+    except ConfigError as error:
+        if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):  # torchrun's own report ends with what is in it
+            told = {"message": f"amusd: {error}", "timestamp": int(time.time())}
+            Path(file).write_text(json.dumps(told), encoding="utf-8")
         if own.local_rank > 0:  # all ranks read the same arguments: one line on each machine
             return 2
         raise

@@ -53,7 +53,7 @@ def _findings(config: EngineConfig) -> Iterator[Finding]:
     yield from machine
     has_devices = machine[-1][1] is not False
     if not has_devices:  # what else there is to say is found on the CPU
-        hardware = replace(config.hardware, devices=("cpu",), num_threads=1)
+        hardware = replace(config.hardware, devices=("cpu", "cpu"), num_threads=1)
         config = replace(config, hardware=hardware, target_tensor_parallel_size=1)
     yield from _guard("transport", _links(config))
     yield from _guard("models", _models(config, has_devices=has_devices))

@@ -42,6 +42,7 @@ from amusd.transport.factory import listen
 from amusd.transport.torch_distributed import Backend
 
 logger = logging.getLogger(__name__)
+_MANY_ROWS = 64
 
 
 def connect_target(
@@ -119,6 +120,13 @@ def load_with_followers(
         use_huge_pages()
     if leader is not None:
         leader.await_followers(device, config.startup_timeout_seconds)
+    if (
+        report is not None
+        and device == "cpu"
+        and config.verify_width == "fixed"
+        and config.max_verify_width > _MANY_ROWS
+    ):
+        report(f"each target pass computes max_verify_width={config.max_verify_width} rows, which is slow on a CPU")
     if report is not None and config.max_num_seqs > 1:
         report(
             f"up to {config.max_num_seqs} answers at a time, with a cache of {loaded[0].max_length} tokens each: "

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from models import tiny
 
-from amusd.commands.doctor import _guard, _links, _models
+from amusd.commands.doctor import _findings, _guard, _links, _models
 from amusd.commands.latency import LONG, measure_one_way
-from amusd.config import DrafterConfig, EngineConfig, TargetConfig, TransportConfig
+from amusd.config import DrafterConfig, EngineConfig, HardwareConfig, TargetConfig, TransportConfig
 from amusd.errors import ConfigError
 from amusd.models.cached_model import CachedModel
 from amusd.models.kv_cache import KVCache
@@ -82,6 +82,14 @@ def test_what_crosses_from_gpu_to_gpu_is_measured_by_a_long_message(monkeypatch:
 
 def test_a_long_message_is_answered_by_the_same() -> None:
     assert measure_one_way(TransportConfig(kind="zeromq"), num_messages=2, message=LONG)[0] > 0
+
+
+def test_what_needs_no_device_is_told_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("amusd.commands.doctor._links", lambda _config: iter([("transport", True, "")]))
+    monkeypatch.setattr("amusd.runtime.devices.count_gpus", lambda: 0)
+    hardware = HardwareConfig(devices=("cuda:0", "cuda:1"))
+    found = [(name, ok) for name, ok, _ in _findings(EngineConfig(hardware=hardware))]
+    assert found == [("versions", None), ("devices", False), ("transport", True), ("models", None)]
 
 
 @pytest.mark.parametrize("wanted", ["auto", "gloo"])
