@@ -61,6 +61,15 @@ def test_what_cannot_work_is_one_line_before_anything_listens(own: Place, argume
     assert "\n" not in str(caught.value)
 
 
+def test_torchruns_own_report_ends_with_the_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    places = {"RANK": "1", "WORLD_SIZE": "3", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "3"}
+    for name, value in {**places, "TORCHELASTIC_ERROR_FILE": str(tmp_path / "error.json")}.items():
+        monkeypatch.setenv(name, value)
+    assert launch.run.run(["prompt=a"]) == 2
+    message = json.loads((tmp_path / "error.json").read_text())["message"]
+    assert message.startswith("amusd: WORLD_SIZE=3: start 2 processes")
+
+
 @pytest.mark.parametrize("allowed", ["transport.insecure=true", "transport.keys=/keys"])
 def test_several_machines_need_keys_or_a_word(allowed: str) -> None:
     command, config = compose(["compare", TWO_NODES, allowed], a_place(local_size=1))
