@@ -1,6 +1,6 @@
 """The `amusd` command, which leaves `key=value` arguments to Hydra. Imports no torch.
 
-Exit codes: 0 done; 1 a failure (one line for a lost process, else a traceback) or Hydra's mistake; 2 the user's mistake
+Exit codes: 0 done; 1 a failure (one line for a lost process, else a traceback); 2 the user's mistake
 or an output that cannot be written (one line); 130 Ctrl-C; 143 SIGTERM.
 """
 
