@@ -25,9 +25,9 @@ from amusd.console import Console, tell
 from amusd.errors import ConfigError
 from amusd.files import RESULT_FILE, keep_traceback, read_json, write_json
 from amusd.models.timed_dtype import settle_dtype
-from amusd.runtime.cores import allowed_cores, pin_rank, pin_to
+from amusd.runtime.cores import allowed_cores, check_threads, pin_rank, pin_to
 from amusd.runtime.devices import device_of
-from amusd.runtime.workers import start_workers
+from amusd.runtime.workers import check_models, start_workers
 from amusd.tracing.recorder import Recorder, as_format
 
 from .compose import config_of
@@ -126,7 +126,10 @@ class Jobs:
         """`config` with the target's dtype named, so that results and answers say it."""
         if self._command in ("doctor", "simulate"):
             return config
-        return settle_dtype(config, device_of(config.engine_for(self._command), "target"))
+        engine = config.engine_for(self._command)
+        check_models(engine)
+        check_threads(config.hardware)
+        return settle_dtype(config, device_of(engine, "target"))
 
     def run(self, config: RunConfig, number: int | None = None) -> int:
         """Do one job; return its exit code. `number`: its place in a sweep; then JSON goes to files only.
