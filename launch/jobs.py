@@ -124,7 +124,7 @@ class Jobs:
 
     def _settled(self, config: RunConfig) -> RunConfig:
         """`config` with the target's dtype named, so that results and answers say it."""
-        if self._command in ("doctor", "simulate"):
+        if self._command in ("doctor", "serve", "simulate"):
             return config
         engine = config.engine_for(self._command)
         check_models(engine)

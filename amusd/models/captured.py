@@ -225,6 +225,7 @@ class CapturedPasses:
             self._inputs.send(self._write((), shape, shape.step))
             with torch.inference_mode():
                 self._graphs[shape] = self._captured(partial(self._compute, shape))
+            self._model.wait()  # then the pinned inputs may be written again
         return self._graphs[shape]
 
     def _captured(self, work: Work) -> Replay:

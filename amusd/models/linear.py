@@ -78,7 +78,8 @@ def fastest_dtype(device: torch.device) -> str:
     """Dtype to compute 16-bit checkpoints in: bfloat16, or float16 on GPUs and float32 on CPUs that lack it."""
     if device.type == "cpu":
         return "bfloat16" if can_multiply_bfloat16() else "float32"
-    return "bfloat16" if torch.cuda.get_device_capability(device)[0] >= _BFLOAT16_CAPABILITY else "float16"
+    lacks_it = torch.cuda.device_count() and torch.cuda.get_device_capability(device)[0] < _BFLOAT16_CAPABILITY
+    return "float16" if lacks_it else "bfloat16"
 
 
 def can_multiply_bfloat16() -> bool:

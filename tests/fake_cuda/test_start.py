@@ -67,6 +67,7 @@ def test_a_model_that_does_not_fit_is_refused_before_any_weight(monkeypatch: pyt
 def test_a_gpu_without_bfloat16_computes_in_float16(
     capability: tuple[int, int], dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
     assert fastest_dtype(torch.device("cuda:0")) == dtype
 

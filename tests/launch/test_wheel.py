@@ -55,4 +55,4 @@ def test_the_installed_command_composes_in_another_folder(installed: Path, tmp_p
     assert yaml.safe_load(done.stdout)["target"]["model"] == "Qwen/Qwen3-8B"
     done = run(*command, "generate", "drafter=nope", folder=tmp_path, PYTHONPATH=path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("amusd: In 'config': Could not find 'drafter/nope'")
+    assert done.stderr.startswith("amusd: drafter=nope: expected auto, cascade, ")

@@ -45,7 +45,7 @@ def decode_in_blocks(model: CachedModel, token_ids: list[int], cache: KVCache, s
         num_right = rng.randint(1, min(model.numerics.max_rows(start), len(token_ids) - start))
         num_wrong = rng.randint(0, min(model.numerics.max_rows(start) - num_right, cache.capacity - start - num_right))
         block = token_ids[start : start + num_right] + [rng.randrange(model.vocab_size) for _ in range(num_wrong)]
-        rows.append(forward(model, block, cache).logits[:num_right])
+        rows.append(forward(model, block, cache).logits[:num_right].clone())  # valid until the next pass
         cache.truncate(start + num_right)
         num_rolled_back += num_wrong
     assert num_rolled_back > 0
