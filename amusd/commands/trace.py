@@ -10,6 +10,7 @@ from amusd.commands import plots
 from amusd.console import Console, percent
 from amusd.errors import ConfigError
 from amusd.files import write_whole
+from amusd.tracing.account import account
 from amusd.tracing.chrome import chrome_trace
 from amusd.tracing.events import DRAFT_WORK, TARGET_WORK, TargetPass, WholeSequence
 from amusd.tracing.timeline import Timeline, read_timeline
@@ -23,7 +24,8 @@ def trace(run_directory: Path, sequence_id: int | None = None) -> int:
     """Write `trace.json` and the figure `timeline` of one sequence into the run directory.
 
     By default the last sequence with an asynchronous draft, else with a draft, else the last. The figure shows the last
-    synchronous one above it. Returns the exit code. Raises `ConfigError` for no run directory or no such sequence.
+    synchronous one above it. What each schedule's passes were is printed. Returns the exit code. Raises `ConfigError`
+    for no run directory or no such sequence.
     """
     console = Console()
     timeline = _read(run_directory)
@@ -35,6 +37,9 @@ def trace(run_directory: Path, sequence_id: int | None = None) -> int:
     about = {"run_dir": str(run_directory), "sequence_id": sequence.sequence_id, "schedule": schedule}
     write_whole(run_directory / TRACE_FILE, json.dumps(chrome_trace(part, about)) + "\n")
     console.text(f"sequence {sequence.sequence_id}: {schedule}\n{summary(part, sequence)}")
+    for name in dict.fromkeys(map(schedule_name, sequences)):
+        own = [parts[one.sequence_id] for one in sequences if schedule_name(one) == name]
+        console.text("\n".join((f"{name}:", *account(own))))
     console.text(f"{run_directory / TRACE_FILE}: open it in https://ui.perfetto.dev or chrome://tracing")
     beside = [one for one in sequences if one.policy == "synchronous" and sequence.policy not in _LOCKSTEP]
     shown = [(schedule_name(one), parts[one.sequence_id]) for one in (*beside[-1:], sequence)]

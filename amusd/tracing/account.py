@@ -1,0 +1,66 @@
+"""What the passes, waits and draft steps of a schedule were, and which waits it should have made."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+
+from amusd.tracing.events import DraftStep, MessageEvent, TargetPass
+from amusd.tracing.timeline import Timeline
+
+
+def account(parts: Sequence[Timeline]) -> Iterator[str]:
+    """Lines for people about the sequences of one schedule; none without passes."""
+    passes = [event for part in parts for event in part.target if isinstance(event, TargetPass)]
+    steps = [event for part in parts for event in part.draft if isinstance(event, DraftStep)]
+    waits = [event.duration_ns / 1e6 for part in parts for event in part.target if event.name == "target_wait"]
+    if not passes:
+        return
+    each = sum(event.num_tokens for event in passes) / len(passes)
+    yield f"{len(passes)} passes, {each:.2f} tokens each; {len(waits)} waits, {sum(waits):.0f} ms"
+    for number, ns in _medians((event.num_candidates, event.duration_ns) for event in passes):
+        own = [event.num_accepted for event in passes if event.num_candidates == number]
+        yield f"  {number} candidates: {len(own)} passes, {ns / 1e6:.1f} ms, {statistics.fmean(own):.2f} accepted"
+    reasons = Counter(event.reason.partition(":")[0] for event in passes if event.reason)
+    if reasons:
+        yield "  " + ", ".join(f"{reason}: {number} passes" for reason, number in reasons.most_common())
+    if steps:
+        rows = Counter(event.num_tokens for event in steps)
+        medians = _medians((event.num_tokens, event.duration_ns) for event in steps)
+        yield "  draft steps by rows: " + ", ".join(f"{n}: {rows[n]} of {ns / 1e6:.1f} ms" for n, ns in medians)
+        num_empty = sum(not event.num_candidates for event in passes)
+        worth_ns, num_late = _regret(parts, passes)
+        worth = f"within the {worth_ns / 1e6:.1f} ms that it is worth"
+        yield f"  {num_late} of {num_empty} passes began without a candidate that was sent {worth}"
+
+
+def _regret(parts: Sequence[Timeline], passes: Sequence[TargetPass]) -> tuple[float, int]:
+    """What a first candidate is worth, in nanoseconds, and how many empty passes one missed by less.
+
+    It is worth the time in which as many tokens are committed as first candidates are accepted.
+    """
+    tested = [event.num_accepted > 0 for event in passes if event.num_candidates]
+    seconds_ns = sum(_span(part) for part in parts)
+    worth_ns = statistics.fmean(tested or (0,)) * seconds_ns / sum(event.num_tokens for event in passes)
+    num_late = 0
+    for part in parts:
+        sent = [event for event in part.draft if isinstance(event, MessageEvent) and event.name == "send"]
+        for begun in (event for event in part.target if isinstance(event, TargetPass) and not event.num_candidates):
+            fitting = (each.start_ns for each in sent if each.base == begun.start_length and each.num_tokens)
+            came_ns = min((ns for ns in fitting if ns > begun.start_ns), default=begun.end_ns)
+            num_late += came_ns < min(begun.end_ns, begun.start_ns + worth_ns)
+    return worth_ns, num_late
+
+
+def _span(part: Timeline) -> int:
+    passes = [event for event in part.target if event.name == "target_pass"]
+    return passes[-1].end_ns - passes[0].start_ns if passes else 0
+
+
+def _medians(pairs: Iterable[tuple[int, int]]) -> list[tuple[int, float]]:
+    """The median of each number's values, by number."""
+    found = defaultdict(list)
+    for number, value in pairs:
+        found[number].append(value)
+    return [(number, statistics.median(values)) for number, values in sorted(found.items())]
