@@ -24,6 +24,7 @@ def test_the_first_choice_is_kept_whatever_later_timings_would_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for found in ("float32", "bfloat16"):
+        monkeypatch.chdir(tmp_path if found == "float32" else tmp_path.parent)
         monkeypatch.setattr(timed_dtype, "quickest_dtype", lambda *_, found=found: found)
         assert settled(tmp_path / "cache") == "float32"
     [kept] = (tmp_path / "cache").iterdir()
