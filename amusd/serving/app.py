@@ -30,7 +30,6 @@ from amusd.transport.addresses import is_loopback
 OPEN = frozenset({"/", "/health"})
 MAX_BODY_BYTES = 4 << 20
 """A larger request body is refused with 413."""
-_KINDS = {"/v1/chat/completions": ChatRequest, "/v1/completions": CompletionRequest}
 
 
 def _routes(service: Service) -> Starlette:
@@ -62,8 +61,9 @@ def _routes(service: Service) -> Starlette:
     async def timeline(_request: Request) -> Response:
         return event_stream(listen(service.engine.engine.worker.recorder, lambda: service.is_closing))
 
-    routes = [Route(path, partial(answer, kind), methods=["POST"]) for path, kind in _KINDS.items()]
-    routes += [
+    routes = [
+        Route("/v1/chat/completions", partial(answer, ChatRequest), methods=["POST"]),
+        Route("/v1/completions", partial(answer, CompletionRequest), methods=["POST"]),
         Route("/v1/models", JSONResponse(models), methods=["GET"]),
         Route("/v1/models/{name:path}", model),
         Route("/health", health),

@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import PurePath
 
 import uvicorn
@@ -19,7 +19,7 @@ from amusd.config import RunConfig
 from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.serving.app import is_here, make_app
-from amusd.serving.connections import Connection, Room
+from amusd.serving.connections import Connection, most_connections
 from amusd.serving.service import Service
 
 _LOOK_SECONDS = 0.02
@@ -73,11 +73,11 @@ class HttpServer(uvicorn.Server):
 
     def __init__(self, service: Service, tell: Callable[[str], None]) -> None:
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # the app tells what went wrong
-        self._room = Room.of(tell, 2 * service.room)
+        connection = partial(Connection, most_connections(2 * service.room), cache(tell))
         super().__init__(
             uvicorn.Config(
                 make_app(service, tell),
-                http=partial(Connection, self._room),  # type: ignore[arg-type]  # it makes a protocol
+                http=connection,  # type: ignore[arg-type]  # it makes a protocol
                 backlog=1,  # accepted at once: each is a descriptor before it is counted
                 access_log=False,
                 lifespan="off",
@@ -93,7 +93,6 @@ class HttpServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and say so."""
-        asyncio.get_running_loop().set_exception_handler(self._room.failed)
         await super().startup(sockets)
         assert sockets is not None
         sockets[0].listen(_QUEUE)
