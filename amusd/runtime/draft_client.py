@@ -221,14 +221,11 @@ class DraftClient:
             except PeerProtocolError:
                 reception = "refused"
             num_ready = sequence.session.num_candidates
-        self._record_candidate(message, reception, num_ready)
+        record_message(self.recorder, "receive", message, reception=reception, num_ready=num_ready)
         if reception == "refused":
             self.connection.count_nonsense()
         else:
             self.connection.silence.end()
-
-    def _record_candidate(self, message: Candidate, reception: str, num_ready: int) -> None:
-        record_message(self.recorder, "receive", message, reception=reception, num_ready=num_ready)
 
     def _receive_counts(self, message: Progress) -> None:
         """Take in the counts of a closed sequence, or of an open one at long work; a refusal has none."""

@@ -145,7 +145,8 @@ def _draft(settings: Orders, orders: Orders, prepared: Any) -> int:
         with suppress(PeerLostError):  # the target must hear the reason, not only that the link went dead
             link.send(failure_report(error))
         recorder.flush()
-        code = _exit_code_of(error)
+        codes = {ConfigError: _USERS_MISTAKE, PeerLostError: _TARGET_GONE}
+        code = next((code for kind, code in codes.items() if isinstance(error, kind)), _FAILED)
         runs_users_code = any(drafter.factory is not None for drafter in config.drafters)
         has_traceback = code == _FAILED or (runs_users_code and error.__cause__ is not None)
         if has_traceback and recorder.folder is not None:
@@ -156,9 +157,3 @@ def _draft(settings: Orders, orders: Orders, prepared: Any) -> int:
     finally:
         link.close()
     return 0
-
-
-def _exit_code_of(error: Exception) -> int:
-    if isinstance(error, ConfigError):
-        return _USERS_MISTAKE
-    return _TARGET_GONE if isinstance(error, PeerLostError) else _FAILED

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from functools import partial
 from importlib.resources import files
 from typing import Any
-from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -141,7 +140,8 @@ def make_app(service: Service, tell: Callable[[str], None]) -> ASGIApp:
 def _check(scope: Scope, config: ServeConfig) -> None:
     """Raise `RequestError` for a request without the key, or, where there is none, for another host's name."""
     headers, key = dict(scope["headers"]), config.api_key
-    host = _host_name(headers.get(b"host", b"localhost"))
+    name = re.sub(r":\d*$", "", headers.get(b"host", b"localhost").decode("latin-1"))
+    host = name.strip("[]").rstrip(".").lower()
     if key is None and is_here(config.host) and not is_here(host) and host not in config.allowed_hosts:
         message = f"this server is not called '{host[:200]}': serve.allowed_hosts can add it"
         raise RequestError(message, status=403, code="host_not_allowed")
@@ -151,14 +151,6 @@ def _check(scope: Scope, config: ServeConfig) -> None:
             message = "the API key is missing or wrong: Authorization: Bearer KEY"
             challenge = {"WWW-Authenticate": "Bearer"}
             raise RequestError(message, status=401, code="invalid_api_key", headers=challenge)
-
-
-def _host_name(header: bytes) -> str:
-    """Return the name in a `Host` header, in lower case and without its port; empty if there is none."""
-    try:
-        return (urlsplit(f"//{header.decode('latin-1')}").hostname or "").rstrip(".")
-    except ValueError:
-        return ""
 
 
 def is_here(host: str) -> bool:

@@ -47,7 +47,6 @@ _ASKS_FOR_NOTHING: Mapping[str, Any] = {
     "reasoning_effort": "none",
     "response_format": {"type": "text"},
     "skip_special_tokens": True,
-    "tool_choice": "none",
     "verbosity": "medium",
 }
 

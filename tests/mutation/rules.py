@@ -249,8 +249,8 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "a silent draft is told of each pass": ("if is_due or self.may_hear(sequence):", "if True:"),
         "a draft that never answered is not told its opening again": ("if is_due and not told.is_answered", "if False"),
         "the draft is silent although it spoke": (
-            "        else:\n            self.connection.silence.end()\n\n    def _record",
-            "\n    def _record",
+            "        else:\n            self.connection.silence.end()\n\n    def _receive",
+            "\n    def _receive",
         ),
         "a lost draft stays attached": ("sequence.session.detach()\n            sequence.metrics", "sequence.metrics"),
         "the draft's counts are given to no sequence": ("sequence.metrics.reported(message)", "pass"),
@@ -326,7 +326,10 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "the link of a draft that fails leaks": ("        self._drop()\n        self._dis", "        self._dis"),
         "a draft that hangs before its Hello is left alone": (" = time.monotonic() + FAREWELL_SECONDS", " = math.inf"),
         "a Hello of another draft is taken": ("if peer.incarnation != self._told:", "if False:"),
-        "a restart without descriptors is fruitless": ("if _lacks_descriptors(error) and", "if False and"),
+        "a restart without descriptors is fruitless": (
+            "self._not_before = now + START",
+            "raise PeerLostError  # START",
+        ),
         "the back-off does not double": ("2 ** (self._num_fruitless - 2)", "1"),
         "a draft of use is not worth a restart": ("self._num_fruitless = 0\n\n    def poll", "pass\n\n    def poll"),
         "a first draft that ends by itself is started again": ("end.code >= 0", "end.code > 99"),
