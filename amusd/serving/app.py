@@ -43,7 +43,7 @@ def _routes(service: Service) -> Starlette:
     card["max_model_len"] = service.max_length
     models = {"object": "list", "data": [card]}
 
-    async def answer(kind: Any, request: Request) -> Response:
+    async def answer(kind: Any, request: Request) -> ASGIApp:
         return service.respond(read(kind, await _body(request)))
 
     async def model(request: Request) -> Response:
