@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeAlias
 
 from amusd.child import Ended, ForkServer, Orders, command_of, serve
 from amusd.config import EngineConfig
@@ -26,6 +26,7 @@ from amusd.tracing.recorder import Recorder
 from amusd.transport.factory import connect
 
 logger = logging.getLogger(__name__)
+_Tell: TypeAlias = Callable[[str], None]
 
 STOP_SECONDS = 1.0
 """How long a draft may take to end before it is killed."""
@@ -37,12 +38,7 @@ class DraftProcess:
     """A process that drafts. Satisfies `DraftSource`; for several threads."""
 
     def __init__(
-        self,
-        config: EngineConfig,
-        *,
-        events: str | None = None,
-        tell_loss: Callable[[str], None] | None = None,
-        cores: Collection[int] = (),
+        self, config: EngineConfig, events: str | None = None, tell_loss: _Tell | None = None, cores: Sequence[int] = ()
     ) -> None:
         """Have the first draft load, without waiting. `events`: as of `Recorder`.
 

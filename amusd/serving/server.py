@@ -36,9 +36,7 @@ def run_server(config: RunConfig, make_engine: Callable[[], Engine], tell: Calla
     """
     host = config.serve.host
     if config.serve.api_key is None and not is_here(host):
-        raise ConfigError(
-            f"serve.host={host}: open to other machines without a key; set AMUSD_API_KEY or serve.api_key"
-        )
+        raise ConfigError(f"serve.host={host}: open to others without a key; set AMUSD_API_KEY or serve.api_key")
 
     async def serve(own: socket.socket) -> None:
         async with AsyncEngine(make_engine) as engine:
@@ -82,7 +80,6 @@ class HttpServer(uvicorn.Server):
                 access_log=False,
                 lifespan="off",
                 log_config=None,
-                proxy_headers=False,
                 server_header=False,
                 timeout_graceful_shutdown=1,  # for what is no answer: pages that watch
                 ws="none",
@@ -103,9 +100,7 @@ class HttpServer(uvicorn.Server):
         service, seconds = self._service, self._service.config.shutdown_seconds
         service.is_closing = True
         if service.requests:
-            self._tell(
-                f"ending: no new requests; {len(service.requests)} are being answered, for {seconds:g} s at most"
-            )
+            self._tell(f"ending: no new requests; {len(service.requests)} are answered, for {seconds:g} s at most")
         await _until_idle(service, seconds)
         if service.requests:
             self._tell(f"serve.shutdown_seconds={seconds:g}: {len(service.requests)} requests were cut off")

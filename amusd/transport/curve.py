@@ -90,7 +90,5 @@ def _read(path: Path) -> tuple[bytes, bytes]:
         public, secret = b"", None
     keys = (public, secret) if path.suffix == ".key_secret" else (public,)
     if any(key is None or len(key) != _KEY_LENGTH for key in keys):
-        raise ConfigError(
-            f"transport.keys={path.parent}: {path.name}: no keys can be read there; `amusd keys FOLDER` makes them"
-        )
+        raise ConfigError(f"transport.keys={path.parent}: {path.name}: no keys in it; `amusd keys FOLDER` makes them")
     return public, secret or b""
