@@ -149,8 +149,7 @@ def _check(scope: Scope, config: ServeConfig) -> None:
         kind, _, given = headers.get(b"authorization", b"").partition(b" ")
         if kind.lower() != b"bearer" or not hmac.compare_digest(given.strip(), key.encode()):
             message = "the API key is missing or wrong: Authorization: Bearer KEY"
-            challenge = {"WWW-Authenticate": "Bearer"}
-            raise RequestError(message, status=401, code="invalid_api_key", headers=challenge)
+            raise RequestError(message, status=401, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
 
 def is_here(host: str) -> bool:

@@ -494,6 +494,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "candidates of any chance are proposed": ("chance >= self.settings.min_chance", "True"),
         "nothing is prepared but a chain": ("self.settings.rows_per_step if self.settings.drafter.can.tree else ", ""),
         "a prompt in chunks gets candidates": ("self._candidates(row) if new else []", "self._candidates(row)"),
+        "a draft that says nothing is kept": ("self.connection.judge_silence(", "str("),
         "a quiet draft is told everything": ("            if not self._is_quiet:\n", "            if True:\n"),
         "each rank has a draft": ("if parallel.rank % parallel.tensor_parallel_size:", "if False:"),
     },
