@@ -456,7 +456,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     ("amusd/serving/connections.py", "tests/serving/test_leaving.py"): {
         "nobody looks whether a client has left": (
             "self.transport.write(self.conn.send(h11.D",
-            "((self.conn.send(h11.D",
+            "(self.conn.send(h11.D",
         ),
         "slow clients stay": ("if now - self._awaited_since >= CLIENT_SECONDS:", "if False:"),
         "any number may connect": ("if len(self.connections) > self._most:", "if False:"),
