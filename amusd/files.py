@@ -18,6 +18,9 @@ PARTIAL_FILE = "partial.txt"
 """Text of an unfinished answer, which a result replaces."""
 ANSWERS_FILE = "answers.jsonl"
 """Every answer of a comparison, and what it took."""
+MEASURED_FILES = (RESULT_FILE, PARTIAL_FILE, "target_error.txt", "draft_error.txt")
+SHOWN_FILES = (ANSWERS_FILE, "trace.json", "comparison.svg", "comparison.png", "timeline.svg", "timeline.png")
+"""Files of a run directory: a run that was refused has none of the first, and may have left some of the second."""
 CONFIG_JSON, TOKENIZER = "config.json", "tokenizer.json"
 """Files of a checkpoint."""
 CHECKPOINT = "a checkpoint is config.json, *.safetensors and a tokenizer; convert adapters, GGUF and pickles to that"
@@ -27,7 +30,6 @@ _NO_TOKENIZER = (
     "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
 )
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
-FIGURE_FILES = tuple(f"{name}.{kind}" for name in ("comparison", "timeline") for kind in ("svg", "png"))
 
 MAX_SOCKET_FOLDER = 75
 """Bytes of a path; behind them comes `/amusd-ranks-12345678/10`, and macOS has room for 103."""
@@ -108,9 +110,4 @@ def cannot_write(path: Path | str, error: OSError) -> ConfigError:
 def keep_traceback(folder: Path, worker: str, error: BaseException) -> None:
     """Write the traceback that ended a worker to `WORKER_error.txt`, if possible."""
     with suppress(ConfigError):
-        write_whole(folder / error_file(worker), "".join(traceback.format_exception(error)))
-
-
-def error_file(worker: str) -> str:
-    """Name of a worker's error file in a run directory."""
-    return f"{worker}_error.txt"
+        write_whole(folder / f"{worker}_error.txt", "".join(traceback.format_exception(error)))

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import amusd
-from amusd.config import EngineConfig
-from amusd.runtime.cores import allowed_cores, check_threads
+from amusd.runtime.cores import allowed_cores
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "pyzmq", "hydra-core", "omegaconf", "gguf")
@@ -26,18 +25,9 @@ CPU_FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "am
 _PROBE_SECONDS = 5.0
 
 
-def set_environment(config: EngineConfig) -> None:
-    """Set variables of torch and its libraries for this process and its children, before torch is imported.
-
-    Raises `ConfigError` for more threads than cores.
-    """
+def set_environment(num_threads: int) -> None:
+    """Set the log level of torch, and the threads of numeric libraries, in this process and its children."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    check_threads(config.hardware)
-    set_threads(config.hardware.num_threads)
-
-
-def set_threads(num_threads: int) -> None:
-    """Set the threads of numeric libraries in this process and its children."""
     for variable in THREAD_VARIABLES:
         os.environ[variable] = str(num_threads)
     if "torch" in sys.modules:  # too late for the variables

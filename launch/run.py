@@ -44,7 +44,7 @@ from amusd.models.meeting import Meeting
 from amusd.runtime.cores import allowed_cores, cores_for, pin_to
 from amusd.runtime.devices import check_devices, count_gpus, devices_of, settle_devices
 from amusd.runtime.draft_process import DraftProcess
-from amusd.runtime.workers import check_models
+from amusd.runtime.workers import check_workers
 from amusd.tracing.recorder import Recorder
 from amusd.transport.addresses import address_towards, check_address, is_loopback
 from amusd.transport.factory import numbered_link
@@ -123,8 +123,8 @@ def run(arguments: Sequence[str]) -> int:
     own = place_from_environment()
     try:
         command, config = compose(arguments, own)
-        set_environment(config.engine())
-        check_models(config.engine())
+        set_environment(config.hardware.num_threads)
+        check_workers(config.engine())
         if not own.is_apart:
             note = tell if own.rank == 0 else lambda _line: None
             config = dataclasses.replace(config, hardware=settle_devices(config.engine(), note))
@@ -204,12 +204,9 @@ def _meet_apart(store: Any, config: RunConfig, own: Place) -> tuple[RunConfig, M
     check_devices([device])
     store.set(f"device/{own.rank}", device)
     devices = [store.get(f"device/{rank}").decode() for rank in range(own.size)]
-    config = dataclasses.replace(
-        config,
-        hardware=dataclasses.replace(config.hardware, devices=tuple(devices)),
-        transport=dataclasses.replace(config.transport, address=address),
-    )
-    return config, Meeting(address, host, store)
+    hardware = dataclasses.replace(config.hardware, devices=tuple(devices))
+    transport = dataclasses.replace(config.transport, address=address)
+    return dataclasses.replace(config, hardware=hardware, transport=transport), Meeting(address, host, store)
 
 
 def own_device(config: RunConfig, own: Place) -> str:

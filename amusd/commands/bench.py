@@ -56,8 +56,6 @@ def run_bench(config: RunConfig, run_directory: Path, console: Console) -> int:
 
     Raises `ConfigError` for what cannot be measured.
     """
-    if (size := config.target_tensor_parallel_size) > 1:
-        raise ConfigError(f"target_tensor_parallel_size={size}: `amusd bench` measures one process a role; allowed: 1")
     engine = config.engine(max_num_seqs=1)
     engine = replace(engine, hardware=settle_devices(engine, tell))
     console.note("messages over each link")

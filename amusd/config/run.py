@@ -83,6 +83,8 @@ class RunConfig(DecodingConfig, EngineKeys):
 
     def engine_for(self, command: str) -> EngineConfig:
         """The engine for `command`, with room for all blocks and answers that it needs at once."""
+        has_ranks = command != "bench" or self.target_tensor_parallel_size == 1
+        self.require(has_ranks, "target_tensor_parallel_size", "`amusd bench` measures one process a role; allowed: 1")
         if command == "compare":
             windows = (self.num_speculative_tokens,) if "windowed" in self.asynchronous_policies() else ()
             longest_block = max((1, *self.synchronous_lengths(), *windows))

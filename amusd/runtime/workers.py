@@ -32,8 +32,7 @@ def start_workers(
     Returns `config` with every rank's device named, the drafts, and where the ranks meet, if there are several. `note`:
     as `tell` of `settle_devices`; the others are those of `DraftProcess`. Raises `ConfigError` for what is missing.
     """
-    check_models(config)
-    check_ranks(config)
+    check_workers(config)
     with ExitStack() as failing:
         drafts, meeting = None, None
         if config.drafters:
@@ -47,8 +46,8 @@ def start_workers(
     return config, drafts, meeting
 
 
-def check_models(config: EngineConfig) -> None:
-    """Raise `ConfigError` for folders that hold no model, and for ranks that the target cannot have."""
+def check_workers(config: EngineConfig) -> None:
+    """Raise `ConfigError` for folders that hold no model, and as `check_ranks`. Reads no weights."""
     stages = [stage for drafter in config.drafters for stage in drafter.stages]
     for kind, model in [(config.target.kind, config.target.model), *((stage.kind, stage.model) for stage in stages)]:
         if model is not None:
@@ -56,6 +55,7 @@ def check_models(config: EngineConfig) -> None:
     for file in (stage.factory.rpartition(":")[0] for stage in stages if stage.factory):
         if file.endswith(".py") and not Path(file).is_file():
             raise ConfigError(f"drafter.factory={file}: no such file")
+    check_ranks(config)
 
 
 def check_ranks(config: EngineConfig) -> None:
