@@ -9,7 +9,7 @@ import dataclasses
 import io
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -162,7 +162,7 @@ class Jobs:
         with out.opened():
             return prompts  # it can be written, and no other run does
 
-    def _work(self, config: RunConfig, prompts: Sequence[WorkloadPrompt], number: int | None, console: Console) -> int:
+    def _work(self, config: RunConfig, prompts: list[WorkloadPrompt], number: int | None, console: Console) -> int:
         set_environment(config.hardware.num_threads)
         if self._command == "bench":
             from amusd.commands.bench import run_bench

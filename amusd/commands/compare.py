@@ -39,15 +39,13 @@ _ALONE = ("target_idle_fraction", "draft_idle_fraction")
 """Columns that are shown for several answers at a time, and for one."""
 
 
-def compare(
-    config: RunConfig, engine: Engine, console: Console, prompts: Sequence[WorkloadPrompt], run_directory: Path
-) -> Done:
+def compare(config: RunConfig, engine: Engine, console: Console, prompts: list[WorkloadPrompt], folder: Path) -> Done:
     """Every contestant on every prompt. Results are kept if the run is interrupted or killed."""
     comparison = Comparison(engine, config, contestants_of(config), console)
 
     def keep_answers() -> None:
         lines = (json.dumps(record) + "\n" for record in comparison.records())
-        write_whole(run_directory / ANSWERS_FILE, "".join(lines))
+        write_whole(folder / ANSWERS_FILE, "".join(lines))
 
     try:
         for _ in comparison.turns(prompts):
@@ -56,7 +54,7 @@ def compare(
     except BaseException:
         if comparison.plain.answers:
             comparison.computes_gaps = False  # a signal leaves little time
-            write_json(run_directory / RESULT_FILE, {"complete": False, "rows": comparison.rows()})
+            write_json(folder / RESULT_FILE, {"complete": False, "rows": comparison.rows()})
         raise
     finally:
         console.clear_progress()
@@ -66,7 +64,7 @@ def compare(
         "complete": True,
         "rows": rows,
         "num_refused_prompts": len(comparison.refused),
-        "environment": read_json(run_directory / "environment.json"),
+        "environment": read_json(folder / "environment.json"),
     }
     sizes = dict.fromkeys(row["batch_size"] for row in rows)
     advices = {size: advice([row for row in rows if row["batch_size"] == size]) for size in sizes}

@@ -67,11 +67,8 @@ class TargetConfig(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require(
-            bool(self.model) == (self.kind == "hf"),
-            "model",
-            "a folder or hub name is needed with target=hf, and only there",
-        )
+        is_right = bool(self.model) == (self.kind == "hf")
+        self.require(is_right, "model", "a folder or hub name is needed with target=hf, and only there")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -106,22 +106,17 @@ class RunConfig(DecodingConfig, EngineKeys):
         if longest_block is None:
             in_blocks = self.mode == "synchronous" or self.asynchronous_policies() == ("windowed",)
             longest_block = self.num_speculative_tokens if in_blocks else 1
-        width = self.max_verify_width
-        if width is None:
-            width = MIN_VERIFY_WIDTH * -(-(longest_block + 1) // MIN_VERIFY_WIDTH)
         least = longest_block + 1
+        width = self.max_verify_width or MIN_VERIFY_WIDTH * -(-least // MIN_VERIFY_WIDTH)
         allowed = f"must be at least {least}: {longest_block} candidates and the token before them"
         self.require(least <= width, "max_verify_width", allowed)
         names = self.compare.drafters or (self.drafter.kind,)
         is_used = "synthetic" in names or self.verify_ms is not None or self.calibration is not None
         allowed = "only allowed with drafter=synthetic, or to simulate, with verify_ms or calibration"
         self.require(self.accept is None or is_used, "accept", allowed)
-        return EngineConfig(
-            **{f.name: getattr(self, f.name) for f in dataclasses.fields(EngineKeys)}
-            | ({} if max_num_seqs is None else {"max_num_seqs": max_num_seqs}),
-            drafters=tuple(map(self._drafter, names)),
-            max_verify_width=width,
-        )
+        keys = {f.name: getattr(self, f.name) for f in dataclasses.fields(EngineKeys)}
+        keys["max_num_seqs"] = max_num_seqs or self.max_num_seqs
+        return EngineConfig(**keys, drafters=tuple(map(self._drafter, names)), max_verify_width=width)
 
     def _drafter(self, name: str) -> DrafterConfig:
         kind, _, source = name.partition(":")
