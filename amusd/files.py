@@ -86,20 +86,19 @@ def check_checkpoint(model: str | Path, *needed: str, folder: Path | None = None
 
     A folder that does not exist passes if the model may be the hub's. `folder`: where the hub's files are.
     """
+    why = None
     try:
         folder = folder or Path(model).expanduser()
         if folder.is_file():
-            raise ConfigError(f"model {model}: a file, no folder; {CHECKPOINT}")
-        is_folder = folder.is_dir()
+            why = f"a file, no folder; {CHECKPOINT}"
+        elif not folder.is_dir():
+            why = None if _HUB_NAME.fullmatch(str(model)) else "no such folder"
+        elif lacking := next((name for name in needed if not (folder / name).is_file()), None):
+            why = f"no {lacking} in it; {_NO_TOKENIZER if lacking == TOKENIZER else CHECKPOINT}"
     except (OSError, RuntimeError) as error:  # a name too long, or an unknown user's home
-        raise ConfigError(f"model {model}: no such folder ({first_line(error)})") from None
-    if not is_folder:
-        if not _HUB_NAME.fullmatch(str(model)):
-            raise ConfigError(f"model {model}: no such folder")
-        return
-    for name in needed:
-        if not (folder / name).is_file():
-            raise ConfigError(f"model {model}: no {name} in it; {_NO_TOKENIZER if name == TOKENIZER else CHECKPOINT}")
+        why = f"no such folder ({first_line(error)})"
+    if why is not None:
+        raise ConfigError(f"model {model}: {why}")
 
 
 def cannot_write(path: Path | str, error: OSError) -> ConfigError:

@@ -65,10 +65,8 @@ def choose_policy(params: SamplingParams, drafter: str | None, decoding: Decodin
     is_synchronous = decoding.mode == "synchronous"
     asked = f"tree={str(decoding.tree).lower()}" if is_synchronous else f"policy={decoding.policy}"
     if policy.fan_out > 1 and params.rule == "rejection":
-        raise ConfigError(
-            f"{asked}: not with sampling.acceptance=rejection, whose draws no draft can foresee; allowed: "
-            f"{'tree=false' if is_synchronous else 'chain'}"
-        )
+        allowed = f"whose draws no draft can foresee; allowed: {'tree=false' if is_synchronous else 'chain'}"
+        raise ConfigError(f"{asked}: not with sampling.acceptance=rejection, {allowed}")
     if policy.fan_out > 1 and not drafts_trees:
         raise ConfigError(f"{asked}: drafter={drafter} drafts no trees; allowed: {', '.join(kinds_with('tree'))}")
     return policy
@@ -77,10 +75,8 @@ def choose_policy(params: SamplingParams, drafter: str | None, decoding: Decodin
 def check_sampling(params: SamplingParams, drafter: str | None, reference: Sequence[int], vocab_size: int) -> None:
     """Raise `ConfigError` for a missing reference, or a biased token that the model lacks."""
     if drafter == SYNTHETIC and (params.rule == "rejection" or not reference):
-        raise ConfigError(
-            "drafter=synthetic: has to be told the answer of plain decoding (`reference`), which "
-            "sampling.acceptance=rejection leaves to chance"
-        )
+        needed = "the answer of plain decoding (`reference`), which sampling.acceptance=rejection leaves to chance"
+        raise ConfigError(f"drafter=synthetic: has to be told {needed}")
     highest = max((token_id for token_id, _ in params.logit_bias), default=0)
     if highest >= vocab_size:
         raise ConfigError(f"sampling.logit_bias: no token is {highest}; the model's are 0 to {vocab_size - 1}")

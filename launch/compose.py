@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,7 +31,6 @@ _WITHOUT_MODEL = ("auto", *(kind for kind, can in CAPABILITIES.items() if not ca
 _NO_NAME = r"null|true|false|[\d._-]*"
 _KEYS = dict(fields_of(RunConfig))
 """Every setting, and what it takes."""
-_FREE_MAPPINGS = (("drafter", "options"), ("sampling", "logit_bias"))
 
 
 def conf_folder() -> Path:
@@ -43,10 +42,7 @@ def conf_folder() -> Path:
 
 def store_defaults() -> None:
     """Give Hydra every key with its default. Idempotent."""
-    defaults = to_mapping(RunConfig())
-    for section, name in _FREE_MAPPINGS:
-        defaults[section][name] = None
-    ConfigStore.instance().store(name="amusd_defaults", node=defaults)
+    ConfigStore.instance().store(name="amusd_defaults", node=to_mapping(RunConfig()))
 
 
 def compose_config(arguments: Sequence[str]) -> RunConfig:
@@ -62,9 +58,6 @@ def config_of(composed: DictConfig) -> RunConfig:
         values = cast("dict[str, Any]", OmegaConf.to_container(composed, resolve=True))
     except OmegaConfBaseException as error:
         raise ConfigError(f"{error.full_key}: {first_line(error)}") from None
-    for section, name in _FREE_MAPPINGS:
-        if isinstance(values.get(section), dict) and values[section].get(name) is None:
-            values[section].pop(name, None)
     config = from_mapping(RunConfig, values)
     is_default = values["drafter"].get("kind") == "auto" and config.drafter.kind in DEFAULT_DRAFTERS
     if is_default and config.mode != "autoregressive" and not config.compare.drafters:
@@ -131,7 +124,7 @@ def for_hydra(arguments: Sequence[str]) -> Iterator[str]:
                 yield f"{key}.model=null"
         elif (conf_folder() / key).is_dir() and re.fullmatch(_NO_NAME, value):
             yield f"~{key}" if value == "null" else f"{key}={_quoted(value)}"
-        elif key.startswith("drafter.options."):
+        elif key.startswith("drafter.options"):
             yield f"+{argument}"
         elif (
             "a text" in allowed and value != "null" and not value.startswith(for_grammar) and not _is_quoted(key, value)
@@ -158,9 +151,7 @@ def _quoted(text: str) -> str:
 
 
 def _is_quoted(key: str, value: str) -> bool:
-    if len(value) < 2 or value[0] not in "'\"" or value[-1] != value[0]:
-        return False
-    try:
-        return OverridesParser.create().parse_override(f"{key}={value}").value_type is ValueType.ELEMENT
-    except HydraException:
-        return False
+    is_framed = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
+    with suppress(HydraException):
+        return is_framed and OverridesParser.create().parse_override(f"{key}={value}").value_type is ValueType.ELEMENT
+    return False

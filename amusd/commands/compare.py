@@ -60,12 +60,8 @@ def compare(config: RunConfig, engine: Engine, console: Console, prompts: list[W
         console.clear_progress()
     keep_answers()
     rows = comparison.rows()
-    result = {
-        "complete": True,
-        "rows": rows,
-        "num_refused_prompts": len(comparison.refused),
-        "environment": read_json(folder / "environment.json"),
-    }
+    result = {"complete": True, "rows": rows, "num_refused_prompts": len(comparison.refused)}
+    result["environment"] = read_json(folder / "environment.json")
     sizes = dict.fromkeys(row["batch_size"] for row in rows)
     advices = {size: advice([row for row in rows if row["batch_size"] == size]) for size in sizes}
     lines = [f"{size} at a time: {text}" if len(sizes) > 1 else text for size, text in advices.items() if text]
@@ -227,11 +223,10 @@ class Comparison:
         }
 
     def _identity(self, contestant: Contestant) -> dict[str, Any]:
+        asked = zip(self.encoded, self.plain.answers, strict=False)
         gaps = [
             first_gap(self.engine, prompt, plain.token_ids, answer.token_ids) if self.computes_gaps else None
-            for prompt, plain, answer in zip(
-                itertools.cycle(self.encoded), itertools.cycle(self.plain.answers), contestant.answers, strict=False
-            )
+            for (prompt, plain), answer in zip(itertools.cycle(asked), contestant.answers, strict=False)
             if plain.token_ids != answer.token_ids
         ]
         number = len(contestant.answers)

@@ -376,8 +376,8 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         ),
         "prompts that come together take more than a chunk of a step": ("if end - start > num_left:", "if False:"),
         "the cache of a slot keeps what it held": ("cache.truncate(num_cached)", "pass"),
-        "a part of a chunk is taken over": ("number - number % self.model.numerics.prefill_chunk if", "number if"),
-        "a prompt's last token is not computed": ("prompt[:-1]) for", "prompt) for"),
+        "a part of a chunk is taken over": (" // chunk * chunk", ""),
+        "a prompt's last token is not computed": ("prompt[:-1]) //", "prompt) //"),
         "any prompt takes the cache that holds most of it": (" if 2 * shared[cache] >= len(held[cache]) else 0", ""),
         "the most recently used cache is given away": (
             "for cache, before in self._free_caches.items()}",
