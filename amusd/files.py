@@ -26,8 +26,7 @@ CONFIG_JSON, TOKENIZER = "config.json", "tokenizer.json"
 CHECKPOINT = "a checkpoint is config.json, *.safetensors and a tokenizer; convert adapters, GGUF and pickles to that"
 _NO_TOKENIZER = (
     "use drafter=eagle, medusa or dflash with drafter.model for what drafts from a target's hidden states; else copy "
-    "that of its base model there, or let transformers write one: "
-    "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+    "that of its base model there, or AutoTokenizer.from_pretrained(folder).save_pretrained(folder) with transformers"
 )
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 

@@ -36,7 +36,8 @@ Text: TypeAlias = Annotated[str, Meta(min_length=1)]
 class Settings:
     """A group of settings. A field's type says what it takes; `__post_init__` refuses all else.
 
-    A field also takes a mapping for a group or a list of pairs, a single value for a list of one, and NumPy's numbers.
+    A field also takes a mapping for a group or a list of pairs, a single value for a list of one, None for an empty
+    list, and NumPy's numbers.
     """
 
     section = ""
@@ -124,7 +125,8 @@ def _prepared(hint: Any, value: Any) -> Any:
         return _prepared(arguments[0], value)
     if origin is tuple:
         is_pairs = isinstance(value, Mapping) and typing.get_origin(arguments[0]) is tuple
-        values = value.items() if is_pairs else value if isinstance(value, (list, tuple)) else [value]
+        single = [] if value is None else [value]
+        values = value.items() if is_pairs else value if isinstance(value, (list, tuple)) else single
         return [_prepared(arguments[0], item) for item in values]
     if isinstance(value, Mapping) and isinstance(hint, type) and issubclass(hint, Settings):
         return from_mapping(hint, value)

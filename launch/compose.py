@@ -42,7 +42,9 @@ def conf_folder() -> Path:
 
 def store_defaults() -> None:
     """Give Hydra every key with its default. Idempotent."""
-    ConfigStore.instance().store(name="amusd_defaults", node=to_mapping(RunConfig()))
+    defaults = to_mapping(RunConfig())
+    defaults["sampling"]["logit_bias"] = None  # which a list or a mapping can replace
+    ConfigStore.instance().store(name="amusd_defaults", node=defaults)
 
 
 def compose_config(arguments: Sequence[str]) -> RunConfig:
@@ -109,7 +111,7 @@ def for_hydra(arguments: Sequence[str]) -> Iterator[str]:
     for argument in arguments:
         key, _, value = argument.partition("=")
         allowed = _KEYS.get(key, "")
-        for_grammar = "[" if allowed.startswith("a list") else "choice("
+        begin = "[" if allowed.startswith("a list") else "choice("
         if not re.fullmatch(r"~[\w.@/]+|[+~]*[\w.@/]+=.*", argument, re.DOTALL):
             dashes = ", without dashes" if argument.startswith("-") else ""
             near = nearest(key.lstrip("-"), [*_KEYS]) or f"; a prompt is written prompt={shlex.quote(argument)}"
@@ -126,9 +128,7 @@ def for_hydra(arguments: Sequence[str]) -> Iterator[str]:
             yield f"~{key}" if value == "null" else f"{key}={_quoted(value)}"
         elif key.startswith("drafter.options"):
             yield f"+{argument}"
-        elif (
-            "a text" in allowed and value != "null" and not value.startswith(for_grammar) and not _is_quoted(key, value)
-        ):
+        elif "a text" in allowed and value != "null" and not value.startswith(begin) and not _is_quoted(key, value):
             yield f"{key}={_quoted(value)}"
         else:
             yield argument

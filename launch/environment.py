@@ -22,6 +22,7 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "pyzmq", "hydra-core", "omegaconf", "gguf")
 CPU_FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
 """Instructions that a model's speed depends on, as Linux names them."""
+_GPU_FACTS = "name,memory.total,driver_version"
 _PROBE_SECONDS = 5.0
 
 
@@ -54,9 +55,7 @@ def describe_environment() -> dict[str, Any]:
             "cores": os.cpu_count(),
             "allowed_cores": len(allowed_cores()),
         },
-        "gpus": _output_of(
-            "nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader"
-        ).splitlines(),
+        "gpus": _output_of(f"nvidia-smi --query-gpu={_GPU_FACTS} --format=csv,noheader").splitlines(),
         "commit": _commit(),
     }
 

@@ -91,7 +91,7 @@ class Comparison:
         """Whether every mode should give the same answers; under the ratio test only their distribution is the same."""
         return self.config.sampling.rule != "rejection"
 
-    def turns(self, prompts: Sequence[WorkloadPrompt]) -> Iterator[None]:
+    def turns(self, prompts: list[WorkloadPrompt]) -> Iterator[None]:
         """Let every contestant answer every prompt; yields after each turn. Raises `ConfigError` without a prompt."""
         self._warm_up()
         for prompt, token_ids in encoded(self.engine, self.config, prompts, self.refused):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from amusd.commands import plots
@@ -45,16 +45,13 @@ def answer(
     console.conclude(result, text, folder, notes)
     if command == "compare":
         plots.write(lambda: plots.draw_comparison(result["rows"]), folder, "comparison", console.note)
-    return _exit_code(engine, console, losses, engine.draft.num_restarts - restarts_before)
-
-
-def _exit_code(engine: Engine, console: Console, losses: Sequence[str], num_restarts: int) -> int:
     if not engine.worker.recorder.is_whole:
         return 2
     if engine.draft.failure is not None:
         console.note(f"the draft was lost and the target went on alone: {engine.draft.failure.rstrip()}")
         return 1
     if losses:
+        num_restarts = engine.draft.num_restarts - restarts_before
         lost = f"lost {_times(len(losses))} ({'; '.join(dict.fromkeys(losses))})"
         console.note(f"the draft was {lost} and replaced {_times(num_restarts)}; the target went on alone in between")
     return 0

@@ -126,7 +126,6 @@ class RunConfig(DecodingConfig, EngineKeys):
             raise ConfigError(f"compare.drafters={name}: allowed: {allowed}, or KIND:MODEL")
         given: dict[str, Any] = {"factory" if kind == "custom" else "model": source} if source else {}
         make = partial(dataclasses.replace, self.drafter) if kind == self.drafter.kind else DrafterConfig
-        drafter = make(kind=cast("DrafterKind", kind), **given)
         if kind == "synthetic" and self.accept is not None:
-            return dataclasses.replace(drafter, accept=self.accept)
-        return drafter
+            given["accept"] = self.accept
+        return make(kind=cast("DrafterKind", kind), **given)
