@@ -139,7 +139,7 @@ def _models(config: EngineConfig, *, has_devices: bool = True) -> Iterator[Findi
     for device, own in models.items():
         yield _memory(config, device, own)
         for each in own if device != "cpu" else ():
-            yield f"passes {device}", True, find_way(each)[0]
+            yield f"passes {device}", True, find_way(each, each.new_cache(min(each.max_length, 100)))
     yield _exactness(config, model, tokenizer)
     yield _neighbour(config, model, tokenizer)
 

@@ -94,16 +94,14 @@ class CachedModel:
 
         Afterwards a captured pass of another shape is a `DeviceError`. The first call finds the way of a GPU's passes.
         """
-        checked = None  # held, since a pool of graphs must not become empty before these are captured
         if self.captured_on is not None and not self._is_prepared:
             if self.device.type == "cuda" and self.ranks.size == 1:
-                _, checked = find_way(self)
+                find_way(self, cache)
             self.prefill([0] * min(self.numerics.prefill_chunk, cache.capacity), cache)  # loads the kernels of prompts
             cache.truncate(0)
             self._is_prepared = True
         for sampler in (None, *samplers):
             self.compute(Prepare(cache, steps), sampler)
-        del checked
 
     def prefill(self, token_ids: Sequence[int], cache: KVCache) -> None:
         """Take in tokens without logits, in chunks whose borders depend on the position alone."""
@@ -181,9 +179,7 @@ class CachedModel:
         with torch.inference_mode():
             stored = memory.features(self.network.taps.width, device)
             found = stored.index_select(0, send(torch.from_numpy(np.concatenate(slots)), device))
-            on_host = torch.empty(found.shape, dtype=torch.bfloat16, pin_memory=device.type == "cuda")
-            on_host.copy_(found.to(torch.bfloat16), non_blocking=True)
-        self.wait()
+            on_host = self.fetch(found.to(torch.bfloat16))
         return torch.split(on_host, [len(part) for part in slots])
 
     def write_features(self, slots: Sequence[int], features: Tensor, cache: KVCache) -> None:
@@ -192,6 +188,13 @@ class CachedModel:
         with torch.inference_mode():
             stored = cache.memory.features(features.shape[1], self.device)
             stored.index_copy_(0, places, send(features, self.device).to(stored.dtype))
+
+    def fetch(self, found: Tensor) -> Tensor:
+        """A copy on the host, by way of pinned memory. Raises as `wait`."""
+        on_host = torch.empty(found.shape, dtype=found.dtype, pin_memory=self.device.type == "cuda")
+        on_host.copy_(found, non_blocking=True)
+        self.wait()
+        return on_host
 
     def wait(self) -> None:
         """Wait for the device. Raises `DeviceError` after a deadline, `RankLostError` for several ranks."""

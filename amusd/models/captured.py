@@ -61,7 +61,7 @@ class CapturedPasses:
         self._num_caches = number = len(caches)
         self._max_rows = max_rows = model.numerics.width
         self._num_places = number * (max_rows + model.tokens_per_step)
-        self._graphs: dict[PassShape, Replay] = {}
+        self.graphs: dict[PassShape, Replay] = {}
         self._logits = torch.empty(0)  # of the last pass: the graphs share them, as each would keep many megabytes
         self._words: dict[RowSampler, tuple[Pinned, Pinned]] = {}  # inputs and outputs of each sampler
         self._is_sealed = False
@@ -212,7 +212,7 @@ class CapturedPasses:
         self._is_sealed = True
 
     def _graph(self, shape: PassShape) -> Replay:
-        if shape not in self._graphs:
+        if shape not in self.graphs:
             if self._is_sealed:
                 raise DeviceError(f"a pass was not prepared: {shape}")
             if (sampler := shape.sampler) is not None and sampler not in self._words:
@@ -224,9 +224,9 @@ class CapturedPasses:
                 asked.send()
             self._inputs.send(self._write((), shape, shape.step))
             with torch.inference_mode():
-                self._graphs[shape] = self._captured(partial(self._compute, shape))
+                self.graphs[shape] = self._captured(partial(self._compute, shape))
             self._model.wait()  # then the pinned inputs may be written again
-        return self._graphs[shape]
+        return self.graphs[shape]
 
     def _captured(self, work: Work) -> Replay:
         """The graph of `work`; where it cannot be captured, `work`, and no further pass is captured.

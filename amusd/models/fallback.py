@@ -19,7 +19,7 @@ from amusd.models.graphs import run_each_time, send
 from amusd.models.kv_cache import KVCache
 from amusd.models.passes import Rows
 from amusd.sampling.noise import codes_of
-from amusd.sampling.noisy_scores import FOR_GOOD, noisy_scores, without_triton
+from amusd.sampling.noisy_scores import Triton, noisy_scores, without_triton
 
 if TYPE_CHECKING:
     from amusd.models.cached_model import CachedModel
@@ -32,29 +32,29 @@ _LEAST_LIMIT, _LIMIT_IN_EPSILONS = 0.01, 32
 """Largest difference: 0.25 in bfloat16, where rounding makes 0.015 (random weights) to 0.05, defects 0.3 and more."""
 
 
-def find_way(model: CachedModel) -> tuple[str, KVCache]:
+def find_way(model: CachedModel, cache: KVCache) -> str:
     """Leave out what fails or computes something else, and say so; returns the way in words.
 
-    The cache keeps the memory of captured graphs until others share it. Raises `AmusdError` for a lost device.
+    `cache` is empty before and after; the graphs that it captures stay. Raises `AmusdError` for a lost device.
     """
+    length = min(_PROMPT_LENGTH + model.numerics.width, cache.capacity)
     capture, model.capture = model.capture, run_each_time
     with without_triton(), sdpa_kernel(SDPBackend.MATH):
-        expected, cache = _compute(model)
+        expected = _compute(model, model.new_cache(length), length)
     model.capture = capture
     limit = max(_LEAST_LIMIT, _LIMIT_IN_EPSILONS * torch.finfo(model.network.cache_dtype).eps)
     parts: Mapping[str, Callable[[], object]] = {
         "": lambda: None,
         "CUDA graphs": partial(setattr, model, "capture", run_each_time),
-        "Triton": lambda: FOR_GOOD.enter_context(without_triton()),
-        "fused attention of prompts": lambda: FOR_GOOD.enter_context(sdpa_kernel(SDPBackend.MATH)),
+        "Triton": partial(setattr, Triton, "is_used", False),
+        "fused attention of prompts": _leave_out_fused_attention,
     }
     reasons, left_out = list[str](), ""
     for name, leave_out in parts.items():
         leave_out()
         left_out += f", {name}" if left_out else name
         try:
-            found, cache = _compute(model)
-            difference = _difference(found, expected)
+            difference = _difference(_compute(model, cache, length), expected)
             reasons.append(f"results differ from those of plain torch by {difference:.2g} standard deviations")
             if difference <= limit:
                 break
@@ -62,23 +62,30 @@ def find_way(model: CachedModel) -> tuple[str, KVCache]:
             raise
         except Exception as error:  # noqa: BLE001 - Triton's own errors have no common base
             reasons.append(first_line(error))
+    cache.truncate(0)
     if left_out:
         logger.warning("amusd: %s computes without %s, which is slower: %s", model.device, left_out, reasons[0])
-    return f"computed without {left_out or 'leaving out anything'}; {reasons[-1]}", cache
+    return f"computed without {left_out or 'leaving out anything'}; {reasons[-1]}"
 
 
-def _compute(model: CachedModel) -> tuple[Tensor, KVCache]:
-    """float32 [2, rows, vocab], logits of the last rows behind a prompt and samplers' noise; and the cache."""
-    length = min(_PROMPT_LENGTH + model.numerics.width, model.max_length)
+def _leave_out_fused_attention() -> None:
+    torch.backends.cuda.enable_flash_sdp(enabled=False)
+    torch.backends.cuda.enable_mem_efficient_sdp(enabled=False)
+
+
+def _compute(model: CachedModel, cache: KVCache, length: int) -> Tensor:
+    """float32 [2, rows, vocab], logits of the last rows behind a prompt and samplers' noise, captured anew."""
+    cache.truncate(0)
+    model.wipe(cache)
+    cache.captured.graphs.clear()
     num_rows = min(model.numerics.width, length)
     token_ids = [place * place % model.num_ids for place in range(length)]
-    cache = model.new_cache(length)
     model.prefill(token_ids[:-num_rows], cache)
     [output] = model.run([Rows(token_ids[-num_rows:], cache)])
     logits, keys = output.logits.float(), torch.arange(num_rows, device=model.device)
     codes = send(codes_of(model.vocab_size), model.device)
     noise = noisy_scores(torch.zeros_like(logits), codes, keys, torch.ones_like(keys).float())
-    return torch.stack((logits, noise)), cache
+    return model.fetch(torch.stack((logits, noise)))
 
 
 def _difference(found: Tensor, expected: Tensor) -> float:

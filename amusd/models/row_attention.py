@@ -23,7 +23,7 @@ from torch import Tensor
 
 from amusd.errors import first_line
 from amusd.models.fused import silu_and_multiply
-from amusd.sampling.noisy_scores import FOR_GOOD, register_triton, without_triton
+from amusd.sampling.noisy_scores import Triton, register_triton
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ def try_triton(device: str) -> None:
             reason += "; Triton needs a C compiler and Python.h (Debian, Ubuntu: apt install gcc python3-dev)"
     else:
         return
-    FOR_GOOD.enter_context(without_triton())
+    Triton.is_used = False
     logger.warning("amusd: %s computes without Triton, which is slower: %s", device, reason)
 
 

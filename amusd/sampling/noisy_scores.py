@@ -56,17 +56,18 @@ def choose(logits: Row, codes: Bits, key: int, scale: float, left: Columns | Non
     return int(able[(logits[able] + scale * gumbel(numbers[able])).argmax()])
 
 
-_OPERATORS: list[Any] = []
-"""What Triton computes on GPUs."""
-FOR_GOOD = contextlib.ExitStack()
-"""What this process leaves out until it ends."""
+class Triton:
+    """Whether Triton computes operators on this process's GPUs; otherwise torch does."""
+
+    is_used = True
 
 
 def register_triton(operator: Any, module: str, name: str) -> None:
     """Let the function `name` of `module`, which imports triton, compute `operator` on GPUs."""
-    _OPERATORS.append(operator)
 
     def launch(first: Tensor, *others: Any) -> Any:
+        if not Triton.is_used:
+            return operator._init_fn(first, *others)  # noqa: SLF001 - no public name
         with torch.cuda.device(first.device):  # Triton launches on the current device
             return getattr(importlib.import_module(module), name)(first, *others)
 
@@ -76,11 +77,11 @@ def register_triton(operator: Any, module: str, name: str) -> None:
 @contextlib.contextmanager
 def without_triton() -> Iterator[None]:
     """Inside, torch computes the operators on GPUs, in all threads."""
-    with contextlib.ExitStack() as disabled:
-        for operator in _OPERATORS:
-            if "cuda" not in operator._disabled_kernel:  # noqa: SLF001 - no public name
-                disabled.enter_context(operator.set_kernel_enabled("cuda", enabled=False))
+    before, Triton.is_used = Triton.is_used, False
+    try:
         yield
+    finally:
+        Triton.is_used = before
 
 
 @torch.library.custom_op("amusd::noisy_scores", mutates_args=(), device_types="cpu")

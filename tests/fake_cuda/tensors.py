@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from typing_extensions import Self
 
-from amusd.sampling.noisy_scores import noisy_scores
+from amusd.sampling.noisy_scores import Triton
 
 if TYPE_CHECKING:
     from fake_cuda.gpus import FakeGpus
@@ -75,7 +75,7 @@ def run(name: str, call: Callable[..., Any], args: Any, kwargs: Any, *, is_mutab
         if operands[0].inner.is_meta:
             return torch.zeros((), dtype=operands[0].dtype).item()
     inner_args, inner_kwargs = tree_unflatten([inner_of(leaf) for leaf in leaves], spec)
-    if "cuda" not in noisy_scores._disabled_kernel:
+    if Triton.is_used:
         call = devices.kernels.get(name, call)
     results = call(*inner_args, **inner_kwargs)
     known = {id(operand.inner): operand for operand in operands}

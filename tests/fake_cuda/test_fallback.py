@@ -35,8 +35,10 @@ def ended_pools(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
     monkeypatch.setattr(torch._C, "_host_emptyCache", lambda: None, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", lambda _device, pool: pools.append(pool))
     monkeypatch.setattr(torch._C, "_cuda_releasePool", lambda _device, pool: pools.append(pool))
+    monkeypatch.setattr(noisy_scores.Triton, "is_used", True)
     yield pools
-    noisy_scores.FOR_GOOD.close()
+    torch.backends.cuda.enable_flash_sdp(enabled=True)
+    torch.backends.cuda.enable_mem_efficient_sdp(enabled=True)
 
 
 def answer(model: CachedModel) -> list[int]:
@@ -142,20 +144,22 @@ def test_fused_attention_of_prompts_is_compared_too(
 
     monkeypatch.setattr(captured, "causal_attention", wrong)
     with fake_cuda(values=True):
-        way, _ = find_way(builders.small("cuda:0"))
+        model = builders.small("cuda:0")
+        way = find_way(model, model.new_cache(100))
     assert len(caplog.records) == 1
     assert "without CUDA graphs, Triton, fused attention of prompts, which" in caplog.text
     assert way.startswith(
         "computed without CUDA graphs, Triton, fused attention of prompts; results differ from those "
     )
     assert way.endswith(" by 0 standard deviations")
+    assert not torch.backends.cuda.flash_sdp_enabled()
 
 
 def test_damaged_weights_are_no_defect_of_a_kernel(caplog: pytest.LogCaptureFixture) -> None:
     with fake_cuda(values=True):
         model = builders.small("cuda:0")
         model.network.embedding.fill_(torch.nan)  # type: ignore[attr-defined]
-        find_way(model)
+        find_way(model, model.new_cache(100))
     assert not caplog.records
 
 
