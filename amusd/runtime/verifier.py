@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from amusd.errors import NotFiniteError
 from amusd.models.cached_model import CachedModel
@@ -100,7 +101,11 @@ class Verifier:
         output.check()
         acceptance = test.accept(output.logits, start, output.wanted.inputs, judged, drawn_from)
         if self._request.logprobs:
-            self.scores = [self._score(output, row, token) for row, token in enumerate(acceptance.token_ids)]
+            number = len(acceptance.token_ids)
+            chosen = test.state.send(torch.tensor(acceptance.token_ids)).unsqueeze(1)
+            logprobs = output.logits[:number].float().log_softmax(1).gather(1, chosen)
+            tops = [scores_of(output.sample(row)[1], self._request.top_logprobs)[1] for row in range(number)]
+            self.scores = list(zip(test.state.fetch(logprobs.squeeze(1)).tolist(), tops, strict=True))
         return acceptance
 
     def _by_equality(self, block: Block, output: ModelOutput, num_rows: int) -> Acceptance:
@@ -116,7 +121,3 @@ class Verifier:
         if self._request.logprobs:
             self.scores = [scores_of(found[row], self._request.top_logprobs) for row in rows]
         return acceptance
-
-    def _score(self, output: ModelOutput, row: int, token_id: int) -> tuple[float, TopLogprobs]:
-        chosen = float(output.logits[row].float().log_softmax(0)[token_id])
-        return chosen, scores_of(output.sample(row)[1], self._request.top_logprobs)[1]

@@ -138,7 +138,8 @@ class Ranking(SequenceSampler):
         `rows_behind`. `outputs`: of the sampler, if computed in the pass.
         """
         if outputs is None:
-            outputs = self.sampler.compute(logits, torch.from_numpy(words).to(logits.device))[1].cpu().numpy()
+            found = self.sampler.compute(logits, self.state.send(torch.from_numpy(words)))[1]
+            outputs = self.state.fetch(found).numpy()
         number = self.sampler.num_best
         token_ids, numbers = self.state.ids[outputs[:, :number]].tolist(), outputs[:, number:].view(np.float32).tolist()
         rows = zip(token_ids, numbers, words[:, KEY].tolist(), mixtures or ((),) * len(words), strict=True)

@@ -36,7 +36,7 @@ class DraftSampler(SequenceSampler):
         """The column drawn from `logits` [1, columns]."""
         inputs = self.state.send(torch.from_numpy(words))
         best = _shaped(self, logits, inputs).topk(min(DRAFT_SUPPORT, logits.shape[1]), 1)
-        columns, bits = torch.cat((best.indices, best.values.double().view(torch.int64))).cpu().numpy()
+        columns, bits = self.state.fetch(torch.cat((best.indices, best.values.double().view(torch.int64)))).numpy()
         scores, ids = bits.view(np.float64), self.state.ids[columns]
         noise = gumbel(counters(code_of(ids).astype(np.uint32), int(words[0, KEY])))
         weights = np.exp(scores - scores[0])
@@ -64,7 +64,7 @@ class RatioTest(SequenceSampler):
         at_once = 1 if logits.device.type == "cpu" else len(logits)  # a CPU looks no further than it has to
         token_ids: list[int] = []
         for rows in zip(torch.split(logits, at_once), torch.split(inputs, at_once), strict=True):
-            for is_kept, recovered in self._verdicts(*rows).tolist():
+            for is_kept, recovered in self.state.fetch(self._verdicts(*rows)).tolist():
                 if not is_kept:
                     return Acceptance((*token_ids, recovered), len(token_ids))
                 token_ids.append(judged[len(token_ids)])

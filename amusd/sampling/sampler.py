@@ -8,7 +8,7 @@ requests with different settings share a pass.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -78,8 +78,10 @@ class SamplingState:
         *,
         num_sequences: int = 1,
         max_path: int = 0,
+        fetch: Callable[[Tensor], Tensor] = Tensor.cpu,
     ) -> None:
-        """`vocab_size`, `output_ids`: of a `CachedModel`; `max_path`: most rows of a path."""
+        """`vocab_size`, `output_ids`, `fetch`: of a `CachedModel`; `max_path`: most rows of a path."""
+        self.fetch = fetch
         self.num_columns = vocab_size
         self.device = torch.device(device)
         self.ids = np.arange(vocab_size) if output_ids is None else output_ids.cpu().numpy()
@@ -103,7 +105,8 @@ class SamplingState:
             return cls(*kind), 0
         memory, number = cache.memory, cache.memory.num_slots // cache.allocated
         if memory.sampling is None:
-            memory.sampling = cls(*kind, device, num_sequences=number, max_path=model.numerics.width)
+            most = model.numerics.width
+            memory.sampling = cls(*kind, device, num_sequences=number, max_path=most, fetch=model.fetch)
         return memory.sampling, cache.number
 
     def column_of(self, token_id: int) -> int:

@@ -88,25 +88,31 @@ SCORED = {"logprobs": True, "top_logprobs": 20}
 
 
 @pytest.mark.parametrize(
-    ("step", "distribution", "replays", "blocking", "wanted"),
+    ("step", "distribution", "replays", "waits", "wanted"),
     [
-        (pass_of_the_target, TEMPERATURE, 1, 0, {}),
-        (pass_of_the_target, PENALTY, 1, 0, {}),
-        (pass_of_the_target, GREEDY, 1, 0, SCORED),
-        (pass_of_the_target, RATIO_TEST, 1, 1, {}),
-        (step_of_a_chain, FILTERS, 4, 0, {}),
-        (step_of_a_cascade, TEMPERATURE, 1, 0, {}),
-        (step_of_a_tree, FILTERS, 1, 0, {}),
+        (pass_of_the_target, TEMPERATURE, 1, 1, {}),
+        (pass_of_the_target, PENALTY, 1, 1, {}),
+        (pass_of_the_target, GREEDY, 1, 1, SCORED),
+        (pass_of_the_target, RATIO_TEST, 1, 2, {}),
+        (pass_of_the_target, RATIO_TEST, 1, 3, SCORED),
+        (step_of_a_chain, FILTERS, 4, 1, {}),
+        (step_of_a_cascade, TEMPERATURE, 1, 1, {}),
+        (step_of_a_tree, FILTERS, 1, 1, {}),
     ],
 )
-def test_a_step_waits_once_and_copies_few_bytes(
-    step: Callable[..., Record], distribution: Distribution, replays: int, blocking: int, wanted: dict[str, Any]
+def test_a_step_waits_seldom_and_with_a_deadline_and_copies_few_bytes(
+    step: Callable[..., Record], distribution: Distribution, replays: int, waits: int, wanted: dict[str, Any]
 ) -> None:
     with fake_cuda(values=True) as gpus:
         part = step(gpus, distribution, **wanted)
-    assert stops(part) == (1, blocking)
+    assert stops(part) == (waits, 0)  # a blocking copy has no deadline
     assert len(part.replays) == replays
     assert part.bytes_out <= 4096
+
+
+def test_a_draw_waits_with_a_deadline() -> None:
+    with fake_cuda(values=True) as gpus:
+        assert stops(step_of_a_chain(gpus, RATIO_TEST)) == (2 * 4, 0)
 
 
 def test_a_chain_computes_one_step_for_each_token_and_waits_for_four() -> None:
