@@ -113,6 +113,7 @@ class CapturedPasses:
         positions = torch.arange(start, start + count, device=device)
         attention = causal_attention(start, count, cache.first)
         self._memory.slots_of_pass = positions + cache.first if cache.first else positions
+        self._memory.parents_of_pass = (positions - 1).clamp_(min=0) + cache.first
         with torch.inference_mode():
             self._model.network(sent, positions, attention, self._memory, with_logits=False)
         self._model.wait()

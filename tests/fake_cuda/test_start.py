@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,19 @@ import pytest
 import torch
 from fake_cuda import builders
 from fake_cuda.device import fake_cuda
+from models import tiny
+from models.test_eagle import OPTIONS, save_eagle3
 from torch import Tensor
 
 from amusd.config import EngineConfig, HardwareConfig
+from amusd.drafters.eagle import EagleDrafter
 from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.models import row_attention
 from amusd.models.cached_model import CachedModel
+from amusd.models.eagle import load_eagle
 from amusd.models.linear import fastest_dtype
-from amusd.models.loading import load_target
+from amusd.models.loading import capture_for, load_target
 
 ON_GPU = EngineConfig(hardware=HardwareConfig(devices=("cuda:0", "cuda:0"), synthetic="llama-8b"), drafters=())
 
@@ -94,3 +99,13 @@ def test_a_gpu_computes_prompts_without_a_plan_for_each_length_and_sums_in_float
     assert not torch.backends.cuda.cudnn_sdp_enabled()
     assert not matmul.allow_bf16_reduced_precision_reduction
     assert not matmul.allow_fp16_reduced_precision_reduction
+
+
+def test_a_drafter_whose_rows_read_features_starts_captured(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tiny.save_checkpoint(tmp_path / "target", tiny.tiny_config(num_hidden_layers=6, tie_word_embeddings=False))
+    with fake_cuda(values=True) as gpus:
+        options = replace(OPTIONS, device="cuda:0", capture=capture_for("cuda:0", cuda_graphs=True))
+        drafter = EagleDrafter(load_eagle(save_eagle3(tmp_path / "draft"), tmp_path / "target", options))
+        assert gpus.record.captures
+    assert drafter.model.feature_width
+    assert not caplog.records
