@@ -7,9 +7,9 @@ Ranks share heads, cache and weights (`sharding.py`). `decoder_weights.py` makes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
@@ -22,12 +22,11 @@ from amusd.models.linear import Linear
 from amusd.models.network import Network
 from amusd.models.sharding import Ranks
 
+Norm: TypeAlias = Callable[..., Tensor]
+"""RMS norm of rows: `norm(hidden)`, or `norm(hidden, parts)`, which first adds `parts` to `hidden` (`add_parts`).
 
-class Norm(Protocol):
-    """RMS norm of rows."""
-
-    def __call__(self, hidden: Tensor, parts: Tensor | None = None, /) -> Tensor:
-        """[rows, width] -> [rows, width], on a CPU perhaps a view; first adds `parts` to `hidden` (`add_parts`)."""
+[rows, width] -> [rows, width], on a CPU perhaps a view.
+"""
 
 
 def norm_on_cpu(hidden: Tensor, parts: Tensor | None = None, /, *, weight: Tensor, epsilon: float) -> Tensor:
@@ -46,6 +45,7 @@ def norm_on_cpu(hidden: Tensor, parts: Tensor | None = None, /, *, weight: Tenso
 class Layer:
     """One transformer block, or a rank's share of it."""
 
+    index: int
     query_key_value: Linear
     """Query, key and value heads; rotated pairs are side by side."""
     head_norm: Tensor | None
@@ -62,14 +62,7 @@ class Layer:
     ranks: Ranks
 
     def __call__(
-        self,
-        hidden: Tensor,
-        inputs: Tensor,
-        rotation: Tensor,
-        attention: Attention,
-        memory: KVMemory,
-        index: int,
-        next_norm: Norm,
+        self, hidden: Tensor, inputs: Tensor, rotation: Tensor, attention: Attention, memory: KVMemory, next_norm: Norm
     ) -> tuple[Tensor, Tensor]:
         """`hidden` [rows, width] plus attention to `inputs` [rows, any] and the MLP, and `next_norm` of this sum.
 
@@ -77,7 +70,7 @@ class Layer:
         `hidden`; `rotation`: [rows, dim / 2] complex.
         """
         rows = hidden.shape[0]
-        query, keys, values = self.place(inputs, rotation, memory, index)
+        query, keys, values = self.place(inputs, rotation, memory)
         attended = attention(AttentionInputs(query, keys, values, self.dim**-0.5))
         attended = attended.to(hidden.dtype, memory_format=torch.contiguous_format).reshape(rows, -1)
         hidden, normed = self._add(hidden, self.output, attended, self.mlp_norm)
@@ -96,22 +89,22 @@ class Layer:
         normed = norm(hidden[ranks.own_rows(num_rows)], ranks.parts(linear(rows)))
         return hidden, ranks.whole(normed, num_rows)
 
-    def place(self, inputs: Tensor, rotation: Tensor, memory: KVMemory, index: int) -> tuple[Tensor, Tensor, Tensor]:
+    def place(self, inputs: Tensor, rotation: Tensor, memory: KVMemory) -> tuple[Tensor, Tensor, Tensor]:
         """Write keys and values of `inputs` [rows, any] into the memory; returns attention's inputs."""
         num_queries, num_keys, dim = self.num_queries, self.num_keys, self.dim
         joint = self.query_key_value(inputs).view(len(inputs), -1, dim)  # query, key and value heads
         if joint.device.type != "cpu":
-            storage = memory.joint(index, 2 * num_keys, dim, joint.device)
+            storage = memory.joint(self.index, 2 * num_keys, dim, joint.device)
             query: Tensor = rotate_and_store(
                 joint, rotation, self.head_norm, storage, memory.slots_of_pass, num_queries, self.epsilon
             )
-            return query, *memory.views(index)
+            return query, *memory.views(self.index)
         joint = joint.float()
         rotated = joint[:, : num_queries + num_keys]
         if self.head_norm is not None:
             rotated.copy_(F.rms_norm(rotated, (dim,), None, self.epsilon) * self.head_norm)
         torch.view_as_complex(rotated.view(len(inputs), -1, dim // 2, 2)).mul_(rotation.unsqueeze(1))
-        keys, values = memory.update_joint(joint[:, num_queries:], index)
+        keys, values = memory.update_joint(joint[:, num_queries:], self.index)
         return joint[:, :num_queries], keys, values
 
 
@@ -138,10 +131,12 @@ class Decoder(Network):
         tapped = () if self.taps is None else self.taps.layers
         own, states = self.ranks.own_rows(len(hidden)), dict[int, Tensor]()
         normed = self.norms[0](hidden)
-        for index, layer in enumerate(self.layers):
-            if index in tapped:
-                states[index] = self.ranks.whole(hidden[own].clone(), len(hidden))  # a layer may add to it in place
-            hidden, normed = layer(hidden, normed, rotation, attention, memory, index, self.norms[index + 1])
+        for layer in self.layers:
+            if layer.index in tapped:
+                states[layer.index] = self.ranks.whole(
+                    hidden[own].clone(), len(hidden)
+                )  # a layer may add to it in place
+            hidden, normed = layer(hidden, normed, rotation, attention, memory, self.norms[layer.index + 1])
         if self.taps is not None:
             self.taps.write(states | {len(self.layers): normed}, memory)
         return self.logits_of(normed) if with_logits else normed[:0]
@@ -153,5 +148,5 @@ class Decoder(Network):
     def store(self, inputs: Tensor, positions: Tensor, memory: KVMemory) -> None:
         """Write every layer's keys and values of `inputs` [rows, width], used in place of normed rows."""
         inputs, rotation = inputs.to(self.embedding.dtype), self.rotation[positions]
-        for index, layer in enumerate(self.layers):
-            layer.place(inputs, rotation, memory, index)
+        for layer in self.layers:
+            layer.place(inputs, rotation, memory)

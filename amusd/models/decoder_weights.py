@@ -95,7 +95,7 @@ def load_decoder(weights: dict[str, Tensor], config: ModelConfig, options: LoadO
         names = [name for name in weights if name.startswith(prefix)]
         own = {name.removeprefix(prefix): weights.pop(name) for name in names}
         norms.append(load_norm(own.get("input_layernorm.weight"), config.rms_norm_eps, options))
-        layers.append(_load_layer(own, config, options))
+        layers.append(_load_layer(index, own, config, options))
     norms.append(load_norm(weights.pop("model.norm.weight", None), config.rms_norm_eps, options))
     stored, head = weights.pop(EMBEDDING), Weights.pop(weights, "lm_head")
     is_tied = head.matrix is stored
@@ -120,7 +120,7 @@ def load_decoder(weights: dict[str, Tensor], config: ModelConfig, options: LoadO
     )
 
 
-def _load_layer(weights: dict[str, Tensor], config: ModelConfig, options: LoadOptions) -> Layer:
+def _load_layer(index: int, weights: dict[str, Tensor], config: ModelConfig, options: LoadOptions) -> Layer:
     dim, epsilon = config.head_dim, config.rms_norm_eps
     queries, keys = _heads(config, options.ranks)
     query, key, value, output = (Weights.pop(weights, f"self_attn.{name}_proj") for name in "qkvo")
@@ -133,6 +133,7 @@ def _load_layer(weights: dict[str, Tensor], config: ModelConfig, options: LoadOp
         head_norm = torch.cat(expanded).to(options.device)
     orders = _reorder(pairs, queries), _reorder(pairs, keys), _slots(keys, dim)
     return Layer(
+        index=index,
         query_key_value=_fuse([query, key, value], orders, options),
         head_norm=head_norm,
         output=_split_inputs(output, _slots(queries, dim), options),

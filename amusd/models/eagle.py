@@ -53,8 +53,8 @@ class EagleDecoder(Decoder):
             feature = self.feature_norm(state)
             normed = torch.cat((self.norms[0](embedded), feature), dim=1)
             hidden = feature if self.norm_before_residual else state
-        for index, layer in enumerate(self.layers):
-            hidden, normed = layer(hidden, normed, rotation, attention, memory, index, self.norms[index + 1])
+        for layer in self.layers:
+            hidden, normed = layer(hidden, normed, rotation, attention, memory, self.norms[layer.index + 1])
         memory.write_features(normed if self.norm_output else hidden)
         return self.logits_of(normed) if with_logits else normed[:0]
 
