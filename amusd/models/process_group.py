@@ -27,8 +27,8 @@ from __future__ import annotations
 import atexit
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -116,10 +116,7 @@ class ProcessGroup(Ranks):
         """
         part = part.contiguous()
         parts = part.new_empty((self.size * len(part), *part.shape[1:]))
-        with self._exchanging():
-            work = self._group._allgather_base(parts, part, self._options)  # noqa: SLF001 - no public name for one tensor
-            if work is not None:
-                work.wait()
+        self._exchange(self._group._allgather_base, parts, part, self._options)  # noqa: SLF001 - no public name
         return parts.view(self.size, *part.shape)
 
     def own_rows(self, num_rows: int) -> slice:
@@ -196,18 +193,16 @@ class ProcessGroup(Ranks):
     def _all_to_all(self, rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
         """The rows that the ranks, in their order, send to this one; `sent`: numbers of rows for each of them."""
         result = rows.new_empty((sum(received), *rows.shape[1:]))
-        with self._exchanging():
-            work = self._group.alltoall_base(result, rows.contiguous(), received, sent, self._row_options)
-            if work is not None:
-                work.wait()
+        self._exchange(self._group.alltoall_base, result, rows.contiguous(), received, sent, self._row_options)
         return result
 
-    @contextmanager
-    def _exchanging(self) -> Iterator[None]:
-        """Begin no exchange once a rank is lost, and raise the reason why the one inside fails."""
+    def _exchange(self, begin: Callable[..., Any], *given: Any) -> None:
+        """Exchange tensors, unless a rank is lost. Raises the reason why that fails."""
         self.check()
         try:
-            yield
+            work = begin(*given)
+            if work is not None:
+                work.wait()
         except RuntimeError as error:
             lost = RankLostError(f"the ranks of the target have lost each other: {first_line(error)}")
             raise self._reason(lost) from None
