@@ -66,11 +66,11 @@ class RowRanker(RowSampler):
         return 2 * self.num_best + 2 + 2 * MAX_MIXED
 
     def compute(self, logits: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """See `RowSampler`; on any device all rows at once."""
-        return self.of_rows(logits.float(), inputs)
-
-    def of_rows(self, logits: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """See `RowSampler`; the columns are those of the largest logits."""
+        return logits.max(1).indices, self.ranks_of(logits.float(), inputs)
+
+    def ranks_of(self, logits: Tensor, inputs: Tensor) -> Tensor:
+        """int32 [rows, num_outputs] of float32 logits, on any device for all rows at once."""
         shaped = self.shaped(logits, inputs)
         relative = shaped - shaped.amax(1, keepdim=True)  # or large logits would round the noise away
         scores = self._noisy(relative, inputs)
@@ -80,7 +80,7 @@ class RowRanker(RowSampler):
         asked = inputs[:, ASKED].clamp(min=0)
         named = relative.gather(1, asked), scores.gather(1, asked)
         numbers = torch.cat((total, total_of_logits, values, *named), 1)
-        return logits.max(1).indices, torch.cat((columns.int(), numbers.view(torch.int32)), 1)
+        return torch.cat((columns.int(), numbers.view(torch.int32)), 1)
 
     def _noisy(self, relative: Tensor, inputs: Tensor) -> Tensor:
         """[rows, columns]: the scores; `relative` itself where a CPU adds no noise."""
@@ -138,7 +138,7 @@ class Ranking(SequenceSampler):
         `rows_behind`. `outputs`: of the sampler, if computed in the pass.
         """
         if outputs is None:
-            found = self.sampler.compute(logits, self.state.send(torch.from_numpy(words)))[1]
+            found = self.sampler.ranks_of(logits.float(), self.state.send(torch.from_numpy(words)))
             outputs = self.state.fetch(found).numpy()
         number = self.sampler.num_best
         token_ids, numbers = self.state.ids[outputs[:, :number]].tolist(), outputs[:, number:].view(np.float32).tolist()

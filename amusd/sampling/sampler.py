@@ -22,7 +22,16 @@ from amusd.config import GREEDY, MAX_TOP_LOGPROBS, Distribution
 from amusd.protocol.prefix_hash import num_common
 from amusd.sampling.noise import Domain, codes_of, key_of
 from amusd.sampling.noisy_scores import choose, noisy_argmax
-from amusd.sampling.processors import Columns, Row, best_columns, filtered, floats, kept_columns, logsumexp, penalized
+from amusd.sampling.processors import (
+    Columns,
+    Row,
+    filtered,
+    floats,
+    kept_columns,
+    largest_columns,
+    logsumexp,
+    penalized,
+)
 from amusd.types import TopLogprobs
 
 Words = npt.NDArray[np.int64]
@@ -225,7 +234,7 @@ class RowSampler:
         column = choose(shaped, self.state.bits, int(words[KEY]), words.view(np.float64)[TEMPERATURE], left)
         if self.level is not Level.SCORED:
             return column, np.empty(0, dtype=np.int32)
-        top = best_columns(row, self.num_best)
+        top = largest_columns(torch.from_numpy(row).unsqueeze(0), self.num_best)[1][0].numpy()
         scored = row[[column, *top]] - logsumexp(row)
         return column, np.concatenate((top.astype(np.int32), scored.view(np.int32)))
 
