@@ -122,13 +122,9 @@ def prepared(config: Any, options: LoadOptions) -> Iterator[int]:
 
 def _check_memory(config: ModelConfig, options: LoadOptions, length: int) -> None:
     """Raise `ConfigError` where a GPU has no room for the weights and the cache of one sequence."""
-    shapes = weight_shapes(config)
-    if config.tie_word_embeddings:
-        del shapes[HEAD]
-    num_cached = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * length
-    needed = (
-        (sum(map(math.prod, shapes.values())) + num_cached) * loaded_dtype(options.dtype).itemsize // options.ranks.size
-    )
+    cached = (2, config.num_hidden_layers, config.num_key_value_heads, config.head_dim, length)
+    shapes = weight_shapes(config) | {"cache": cached} | ({HEAD: (0,)} if config.tie_word_embeddings else {})
+    needed = sum(map(math.prod, shapes.values())) * loaded_dtype(options.dtype).itemsize / options.ranks.size
     if needed > (free := torch.cuda.mem_get_info(options.device)[0]):
         need = f"weights and the cache of one sequence need {needed / 1e9:.1f} GB"
         raise ConfigError(f"device {options.device}: {free / 1e9:.1f} GB are free, and {need}; {_ADVICE}")

@@ -13,7 +13,6 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import torch
@@ -60,14 +59,14 @@ def graph_capture(device: torch.device) -> Capture:
             with _capturing(device, pool), capturing:
                 work()
         caller.wait_stream(stream)
-        return partial(_replay, graph, device)
+
+        def replay() -> None:
+            with torch.cuda.device(device):
+                graph.replay()
+
+        return replay
 
     return capture
-
-
-def _replay(graph: Any, device: torch.device) -> None:
-    with torch.cuda.device(device):
-        graph.replay()
 
 
 @contextlib.contextmanager

@@ -15,7 +15,6 @@ do not depend on the batch, https://thinkingmachines.ai/blog/defeating-nondeterm
 from __future__ import annotations
 
 import logging
-import subprocess
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
@@ -47,16 +46,11 @@ def try_triton(device: str) -> None:
     """
     try:
         silu_and_multiply(torch.zeros((1, 2), device=device))
-    except ImportError as error:
-        reason = f"{first_line(error)}; pip install 'amusd[gpu]' brings Triton"
     except Exception as error:  # noqa: BLE001 - Triton's own errors have no common base
-        reason = first_line(error)
-        if isinstance(error, (OSError, subprocess.SubprocessError)) or "compiler" in reason:
-            reason += "; Triton needs a C compiler and Python.h (Debian, Ubuntu: apt install gcc python3-dev)"
-    else:
-        return
-    Triton.is_used = False
-    logger.warning("amusd: %s computes without Triton, which is slower: %s", device, reason)
+        Triton.is_used = False
+        hint = "brings Triton, which needs a C compiler and Python.h (Debian, Ubuntu: apt install gcc python3-dev)"
+        reason = f"{first_line(error)}; pip install 'amusd[gpu]' {hint}"
+        logger.warning("amusd: %s computes without Triton, which is slower: %s", device, reason)
 
 
 @torch.library.custom_op("amusd::attend_rows", mutates_args=(), device_types="cpu")

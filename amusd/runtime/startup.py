@@ -68,7 +68,7 @@ def connect_target(
         running.callback(leader.close)
     can_repeat = config.transport.kind not in ("gloo", "nccl")  # which make no second link
     restart = None if drafts is None else start_draft(config, drafts, running, can_repeat=can_repeat)
-    model, tokenizer = load_with_followers(config, leader, report)
+    model, tokenizer = load_with_followers(config, leader, report or (lambda _line: None))
     connection = Connection()
     if restart is not None:
         connection = _connection_to_first(restart, tokenizer.fingerprint)
@@ -107,9 +107,7 @@ def _backend(config: EngineConfig, meeting: Meeting) -> Backend:
     return backend_for(devices_of(config)[:-1], same_machine=meeting.store is None)
 
 
-def load_with_followers(
-    config: EngineConfig, leader: Leader | None, report: Report | None
-) -> tuple[CachedModel, Tokenizer]:
+def load_with_followers(config: EngineConfig, leader: Leader | None, report: Report) -> tuple[CachedModel, Tokenizer]:
     """The target's model and tokenizer; with a leader, its part of the model, once all ranks have theirs.
 
     Raises `ConfigError`, and `PeerError` when a rank fails or does not come.
@@ -120,18 +118,11 @@ def load_with_followers(
         use_huge_pages()
     if leader is not None:
         leader.await_followers(device, config.startup_timeout_seconds)
-    if (
-        report is not None
-        and device == "cpu"
-        and config.verify_width == "fixed"
-        and config.max_verify_width > _MANY_ROWS
-    ):
+    if device == "cpu" and config.verify_width == "fixed" and config.max_verify_width > _MANY_ROWS:
         report(f"each target pass computes max_verify_width={config.max_verify_width} rows, which is slow on a CPU")
-    if report is not None and config.max_num_seqs > 1:
-        report(
-            f"up to {config.max_num_seqs} answers at a time, with a cache of {loaded[0].max_length} tokens each: "
-            f"{cache_bytes(loaded[0], config.max_num_seqs) / 1e6:.0f} MB (max_num_seqs, max_model_len)"
-        )
+    if (number := config.max_num_seqs) > 1:
+        each, size = f"a cache of {loaded[0].max_length} tokens each", cache_bytes(loaded[0], number) / 1e6
+        report(f"up to {number} answers at a time, with {each}: {size:.0f} MB (max_num_seqs, max_model_len)")
     return loaded
 
 
