@@ -84,7 +84,11 @@ class CapturedPasses:
         shapes = _shapes(count, steps, sampler, 1 if len(batch) == 1 else self._num_caches)
         graphs = [self._graph(shape) for shape in shapes]
         self._inputs.send(self._write(batch, shapes[0], len(shapes) - 1))
-        places = [self._places_of(index, rows, shapes) for index, rows in enumerate(batch)]
+        further = [self._first_place(shape.step) for shape in shapes[1:]]
+        places = [
+            [*range(index * count, index * count + len(rows.token_ids)), *(first + index for first in further)]
+            for index, rows in enumerate(batch)
+        ]
         told = None
         if sampler is not None:
             asked, told = self._words[sampler]
@@ -100,8 +104,8 @@ class CapturedPasses:
         self._model.wait()
         outputs = []
         for index, (rows, those) in enumerate(zip(batch, places, strict=True)):
-            columns, bits = self._results.host[:, those].copy()
-            others = None if told is None else told.host[those].copy()
+            columns, bits = self._results.host[:, those]
+            others = None if told is None else told.host[those]
             scores = self._logits[index * count : index * count + len(rows.token_ids)]
             outputs.append(ModelOutput(scores, rows.wanted, columns, bits.view(np.float64), others))
         return outputs
@@ -127,13 +131,6 @@ class CapturedPasses:
 
     def _first_place(self, step: int) -> int:
         return self._num_caches * (self._max_rows + step - 1) if step else 0
-
-    def _places_of(self, index: int, rows: Rows, shapes: Sequence[PassShape]) -> slice | list[int]:
-        first = index * shapes[0].rows
-        end = first + len(rows.token_ids)
-        if len(shapes) == 1:
-            return slice(first, end)
-        return [*range(first, end), *(self._first_place(shape.step) + index for shape in shapes[1:])]
 
     def _write(self, batch: Sequence[Rows], shape: PassShape, num_further: int) -> int:
         """Write a pass's inputs, padding included; returns how many paths `PassInputs.send` must send."""

@@ -212,14 +212,7 @@ class RowSampler:
 
     def compute(self, logits: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """[rows, columns], [rows, num_inputs] -> the columns chosen [rows], [rows, num_outputs]. Waits for no GPU."""
-        if logits.device.type != "cpu":
-            return self.of_rows(logits.float(), inputs)
-        rows = zip(logits.float().numpy(), inputs.numpy(), strict=True)
-        columns, outputs = zip(*(self.of_row(*row) for row in rows), strict=True)
-        return torch.tensor(columns), torch.from_numpy(np.stack(outputs))
-
-    def of_rows(self, logits: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """`compute` of float32 logits on a GPU."""
+        logits = logits.float()
         shaped = self.shaped(logits, inputs)
         columns = noisy_argmax(shaped, self.state.codes, inputs[:, KEY], floats(inputs[:, TEMPERATURE]))
         if self.level is not Level.SCORED:
