@@ -68,9 +68,8 @@ class CapturedPasses:
         self._device = device = model.device
         self._inputs = PassInputs(number, max_rows, model.tokens_per_step, max(max_rows, caches[0].spare), device)
         # The last slots of each region, which no token has and padding is written to.
-        self._scratch = self._allocated * np.arange(1, number + 1)[:, None] - np.arange(
-            self._num_places // number, 0, -1
-        )
+        ends = self._allocated * np.arange(1, number + 1)[:, None]
+        self._scratch = ends - np.arange(self._num_places // number, 0, -1)
         self._slots = Pinned((number * self._allocated,), torch.int64, device)  # of each position of each cache
         self._slots.host[:] = np.arange(number * self._allocated)
         self._slots.send()
@@ -214,10 +213,9 @@ class CapturedPasses:
             if self._is_sealed:
                 raise DeviceError(f"a pass was not prepared: {shape}")
             if (sampler := shape.sampler) is not None and sampler not in self._words:
-                asked, _ = self._words[sampler] = (
-                    Pinned((self._num_places, sampler.num_inputs), torch.int64, self._device),
-                    Pinned((self._num_places, sampler.num_outputs), torch.int32, self._device),
-                )
+                asked = Pinned((self._num_places, sampler.num_inputs), torch.int64, self._device)
+                told = Pinned((self._num_places, sampler.num_outputs), torch.int32, self._device)
+                self._words[sampler] = asked, told
                 asked.host[:] = sampler.neutral
                 asked.send()
             self._inputs.send(self._write((), shape, shape.step))

@@ -44,14 +44,10 @@ def tile_of(group: int) -> tuple[int, int]:
 
 
 def attend_rows(query, keys, values, table, lengths, branches, row_paths, positions, scaling, softcap=0.0, sinks=None):
-    """See `amusd.models.row_attention.attend_rows`. Raises `ValueError` if the slots of a head are not contiguous."""
+    """See `amusd.models.row_attention.attend_rows`; the slots of a head are contiguous."""
     seqs, rows, heads, dim = query.shape
     key_heads = keys.shape[0]
-    for cached in (keys, values):
-        if cached.stride()[1:] != (dim, 1) or cached.stride(0) % dim:
-            raise ValueError(
-                f"attend_rows: keys and values must be whole slots, but their strides are {cached.stride()}"
-            )
+    assert all(cached.stride()[1:] == (dim, 1) and cached.stride(0) % dim == 0 for cached in (keys, values))
     padded_dim = triton.next_power_of_2(dim)
     if padded_dim * keys.element_size() >= _MOST_BYTES:
         where = table, lengths, branches, row_paths, positions

@@ -153,6 +153,8 @@ def copy_to(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tenso
     def repeat() -> None:
         if not inner_source.is_meta:
             inner_target.copy_(inner_source)
+        elif not inner_target.is_meta:
+            inner_target.zero_()
 
     if waits:
         own.devices.check_may_wait("a copy that the host waits for")
