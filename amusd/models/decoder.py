@@ -133,9 +133,8 @@ class Decoder(Network):
         normed = self.norms[0](hidden)
         for layer in self.layers:
             if layer.index in tapped:
-                states[layer.index] = self.ranks.whole(
-                    hidden[own].clone(), len(hidden)
-                )  # a layer may add to it in place
+                # a copy, since a layer may add to it in place
+                states[layer.index] = self.ranks.whole(hidden[own].clone(), len(hidden))
             hidden, normed = layer(hidden, normed, rotation, attention, memory, self.norms[layer.index + 1])
         if self.taps is not None:
             self.taps.write(states | {len(self.layers): normed}, memory)

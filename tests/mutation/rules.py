@@ -110,6 +110,12 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     ("amusd/models/row_counts.py", "tests/models/test_batch.py"): {
         "of the numbers of rows that agree the least is taken, however slow": ("if rows <= self._width ", "if False "),
     },
+    ("amusd/models/captured.py", "tests/fake_cuda/test_start.py"): {
+        "a prompt's rows have no token before them": (
+            "self._memory.parents_of_pass = (positions - 1)",
+            "_ = (positions - 1)",
+        ),
+    },
     ("amusd/models/fallback.py", "tests/fake_cuda/test_fallback.py"): {
         "passes that differ from plain ones are used": ("if difference <= limit:", "if True:"),
         "damaged weights count as a wrong kernel": ("if not expected.isfinite().all() or", "if"),
@@ -425,6 +431,13 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "a candidate is judged by the draft's chance alone": (" * q.of(candidate)\n", "\n"),
         "a row is not what was drawn from": ("(weights / weights.sum())", "(np.ones(len(weights)) / len(weights))"),
         "what takes a candidate's place is drawn from the target's whole row": ("=True), left, p)", "=True), p, p)"),
+    },
+    ("amusd/sampling/ratio_test.py", "tests/fake_cuda/test_waits.py"): {
+        "verdicts are waited for without a deadline": (
+            "self.state.fetch(self._verdicts(*rows))",
+            "self._verdicts(*rows)",
+        ),
+        "draws are waited for without a deadline": ("self.state.fetch(torch.cat", "Tensor.cpu(torch.cat"),
     },
     ("amusd/sampling/ranking.py", "tests/sampling/test_ranking.py"): {
         "penalties see logits relative to the largest": (
