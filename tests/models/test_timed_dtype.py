@@ -25,6 +25,8 @@ def test_the_first_choice_is_kept_whatever_later_timings_would_say(
 ) -> None:
     for found in ("float32", "bfloat16"):
         monkeypatch.setattr(timed_dtype, "quickest_dtype", lambda *_, found=found: found)
+        (tmp_path / found).mkdir()
+        monkeypatch.chdir(tmp_path / found)  # wherever it is started
         assert settled(tmp_path / "cache") == "float32"
     [kept] = (tmp_path / "cache").iterdir()
     assert timed_dtype._keep(kept, "bfloat16") == "float32"  # another process was first
