@@ -68,12 +68,12 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "a block leaves the features behind it": ("] = False  # overwritten", "] &= True  # overwritten"),
     },
     ("amusd/models/draft_layouts.py", "tests/models/test_block_models.py tests/models/test_eagle.py"): {
-        "a block reads the layers below its own": ("(ids, 1) for ids in ", "(ids, 0) for ids in "),
+        "a block reads the layers below its own": ("else 1)  # which", "else 0)  # which"),
         "two places for one setting may differ": (
             "found.setdefault(name, value) != value",
             "found.setdefault(name, value) is None",
         ),
-        "weights without a place are dropped": ("weights, shapes, all_given=True)", "weights, shapes)"),
+        "weights without a place are dropped": ("len(layers)), all_given=True)", "len(layers)))"),
     },
     ("amusd/models/checkpoint.py", "tests/models/test_loading.py"): {
         "a bias that nobody reads is dropped": ("if name not in read and ", "if False and name not in read and "),
