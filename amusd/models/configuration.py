@@ -66,13 +66,14 @@ def load_config(path: str | Path, num_layers: int | None = None, model_impl: str
 def as_own(stock: Any) -> ModelConfig | None:
     """A configuration of transformers as a `ModelConfig`; None if `Decoder` does not compute the model.
 
-    Raises `ValueError` if nobody can compute its rotary angles.
+    Raises `ValueError` for sizes or rotary angles that nobody can compute.
     """
-    if stock.model_type in MODEL_TYPES:
-        _check_rotary(stock.rope_parameters)
+    if stock.model_type not in MODEL_TYPES:
+        return None
+    _check_sizes(stock)
+    _check_rotary(stock.rope_parameters)
     is_covered = (
-        stock.model_type in MODEL_TYPES
-        and getattr(stock, "quantization_config", None) is None
+        getattr(stock, "quantization_config", None) is None
         and stock.hidden_act in ("silu", "swish")
         and stock.rope_parameters.get("partial_rotary_factor", 1.0) == 1.0
     )
@@ -81,6 +82,15 @@ def as_own(stock: Any) -> ModelConfig | None:
     settings = stock.to_dict()
     settings["head_dim"] = settings.get("head_dim") or stock.hidden_size // stock.num_attention_heads
     return ModelConfig(**settings)
+
+
+def _check_sizes(stock: Any) -> None:
+    queries, keys = stock.num_attention_heads, stock.num_key_value_heads
+    for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_key_value_heads", "vocab_size"):
+        if (value := getattr(stock, name)) < 1:
+            raise ValueError(f"{name}={value}; allowed: 1 or more")
+    if queries % keys:
+        raise ValueError(f"num_key_value_heads={keys}; allowed: what divides num_attention_heads={queries}")
 
 
 def _check_rotary(rope: Mapping[str, Any]) -> None:

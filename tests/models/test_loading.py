@@ -224,6 +224,9 @@ def half(name: str) -> Damage:
 BROKEN: Mapping[str, tuple[Damage, str]] = {
     "no config.json": (without("config.json"), r"no config\.json in it; a checkpoint is config\.json, \*\.safetensors"),
     "an unknown kind of model": (setting(model_type="perceptron"), "config.json: .*perceptron"),
+    "no key heads": (setting(num_key_value_heads=0), r"config\.json: num_key_value_heads=0; allowed: 1 or more"),
+    "key heads for no query heads": (setting(num_key_value_heads=3), "heads=3; allowed: what divides num_attention_he"),
+    "fewer than no layers": (setting(num_hidden_layers=-1), r"config\.json: num_hidden_layers=-1; allowed: 1 or more"),
     "more layers than there are": (setting(num_hidden_layers=3), r"lacks weights, model\.layers\.2\."),
     "another width than there is": (setting(intermediate_size=64), r"has shape \[48, 32\], and config.json asks"),
     "an unknown rotation": (
