@@ -94,17 +94,15 @@ def _read(path: str | Path, file: Path) -> dict[str, Tensor]:
         ) from error
 
 
-def find_checkpoint(path: str | Path) -> Path:
+def find_checkpoint(path: str | Path, *needed: str) -> Path:
     """The folder `path`, or the hub's cached folder of that name, perhaps without weights.
 
-    Raises `ConfigError` if there is none, or it holds no checkpoint.
+    Raises `ConfigError` if there is none, or it lacks `config.json` or a `needed` file.
     """
-    with one_line_errors(path):
-        folder = Path(path).expanduser()
-        check_checkpoint(path, CONFIG)
-        if not folder.is_dir():
-            folder = _download(str(path), *_TEXTS)
-            check_checkpoint(path, CONFIG, folder=folder)
+    check_checkpoint(path, CONFIG, *needed)
+    if not (folder := Path(path).expanduser()).is_dir():
+        folder = _download(str(path), *_TEXTS)
+        check_checkpoint(path, CONFIG, *needed, folder=folder)
     return folder
 
 
@@ -116,9 +114,7 @@ def _download(name: str, *patterns: str) -> Path:
     with one_line_errors(name):
         try:
             return Path(snapshot_download(name, allow_patterns=[*patterns], ignore_patterns=["*/*"]))
-        except HFValidationError:
-            raise ConfigError(f"model {name}: no such folder") from None
-        except (HfHubHTTPError, LocalEntryNotFoundError) as error:
+        except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError) as error:
             raise ConfigError(
                 f"model {name}: no such folder, and the hub does not give it ({first_line(error.__cause__ or error)}); "
                 "name a folder, or run `hf auth login` for a gated model, or "

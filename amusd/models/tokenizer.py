@@ -14,7 +14,7 @@ import msgspec
 from tokenizers import Tokenizer as Backend
 
 from amusd.errors import ConfigError, ContextLengthError
-from amusd.files import TOKENIZER, check_checkpoint
+from amusd.files import TOKENIZER
 from amusd.models.checkpoint import CONFIG, find_checkpoint, one_line_errors, read_json
 from amusd.models.configuration import PLAIN, load_config
 from amusd.models.vocabulary import TokenText
@@ -157,8 +157,7 @@ def _render(template: str, turns: Conversation, variables: Mapping[str, Any], *,
 def load_tokenizer(path: str | Path) -> Tokenizer:
     """The tokenizer of a folder or hub name. Raises `ConfigError` if none fits the model."""
     model_config = load_config(path)
-    config, folder = model_config.get_text_config(decoder=True), find_checkpoint(path)
-    check_checkpoint(path, TOKENIZER, folder=folder)
+    config, folder = model_config.get_text_config(decoder=True), find_checkpoint(path, TOKENIZER)
     ends = [getattr(config, "eos_token_id", None)]
     if (folder / _GENERATION).exists():
         ends.append(read_json(path, folder, _GENERATION).get("eos_token_id"))
