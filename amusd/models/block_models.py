@@ -99,8 +99,7 @@ class DFlashModel:
     def __init__(self, draft: PublishedDraft, network: Decoder, max_length: int) -> None:
         """`network`: of `draft`, whose rotary table reaches a block beyond `max_length`."""
         self.block_size, self.mask_token_id = _block_settings(draft)
-        starts_at_root = bool(draft.settings.get("sample_from_anchor", False))
-        self.num_skipped = 0 if starts_at_root else 1
+        self.num_skipped = 0 if draft.settings.get("sample_from_anchor") else 1
         """Rows of the block whose scores are not wanted, such as the root's."""
         self.max_depth = self.block_size - self.num_skipped
         self.max_length, self.num_slots = max_length, max_length + self.block_size
@@ -156,15 +155,11 @@ class DFlashState:
 
 
 def _block_settings(draft: PublishedDraft) -> tuple[int, int]:
-    default = 8 if "speculators_model_type" in draft.settings else 16
-    settings = {"block_size": default, **draft.settings}
-    block_size, mask, num_ids = settings["block_size"], settings.get("mask_token_id"), draft.target.vocab_size
-    if not isinstance(block_size, int) or block_size < 2 or not isinstance(mask, int) or not 0 <= mask < num_ids:
-        raise ConfigError(
-            f"drafter {draft.path}: block_size={block_size}, mask_token_id={mask}: needs a number above 1 and one of "
-            f"{num_ids} ids"
-        )
-    return block_size, mask
+    allowed = {"block_size": range(2, 1 << 16), "mask_token_id": range(draft.target.vocab_size)}
+    for name, numbers in allowed.items():
+        if (value := draft.settings.get(name)) not in numbers:
+            raise ConfigError(f"drafter {draft.path}: {name}={value}; allowed: {numbers[0]} to {numbers[-1]}")
+    return int(draft.settings["block_size"]), int(draft.settings["mask_token_id"])
 
 
 def load_block_model(path: str | Path, target_path: str | Path, options: LoadOptions, kind: str) -> BlockModel:

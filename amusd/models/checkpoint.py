@@ -89,9 +89,7 @@ def _read(path: str | Path, file: Path) -> dict[str, Tensor]:
         loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
         return {f"{name}": tensor.detach() for name, tensor in loaded.items()}
     except Exception as error:  # whose own message tells how to run what is in it
-        raise ConfigError(
-            f"model {path}: {file.name} is damaged or holds more than tensors, which is never run"
-        ) from error
+        raise ConfigError(f"model {path}: {file.name} is damaged or holds more than tensors; not run") from error
 
 
 def find_checkpoint(path: str | Path, *needed: str) -> Path:

@@ -54,9 +54,7 @@ def load_config(path: str | Path, num_layers: int | None = None, model_impl: str
         text = config.get_text_config(decoder=True)
         most = text.num_hidden_layers - 1
         if num_layers > most:
-            raise ConfigError(
-                f"drafter.num_layers={num_layers}: the target has {most + 1} layers; allowed: 1 to {most}"
-            )
+            raise ConfigError(f"drafter.num_layers={num_layers}: of the target's {most + 1}; allowed: 1 to {most}")
         text.num_hidden_layers = num_layers
         if layer_types := getattr(text, "layer_types", None):
             text.layer_types = layer_types[:num_layers]

@@ -222,11 +222,7 @@ def _shapes(family: str, config: ModelConfig, draft: PublishedDraft, num_states:
         for name in (f"{first}.self_attn.{name}_proj.weight" for name in "qkv"):
             shapes[name] = (shapes[name][0], 2 * width)
     columns = len(weights["d2t"]) if "d2t" in weights else config.vocab_size
-    optional: dict[str, tuple[int, ...]] = {
-        "d2t": (columns,),
-        "t2d": (config.vocab_size,),
-        "input_norm.weight": (num_states * hidden,),
-    }
+    optional = {"d2t": (columns,), "t2d": (config.vocab_size,), "input_norm.weight": (num_states * hidden,)}
     if any(name.startswith("fc_norm.") for name in weights):  # all of them
         shapes |= {f"fc_norm.{index}.weight": (hidden,) for index in range(num_states)}
     return shapes | {HEAD: (columns, width)} | {name: optional[name] for name in optional if name in weights}

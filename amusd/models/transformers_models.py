@@ -27,6 +27,8 @@ from amusd.models.load_options import LoadOptions, loaded_dtype
 from amusd.models.network import Network
 from amusd.models.vocabulary import EMBEDDING, HEAD, HEAD_BIAS, SharedVocabulary, adopt_vocabulary
 
+_AS_IT_IS: Mapping[str, Any] = {"trust_remote_code": False, "local_files_only": True}
+
 
 class HuggingFaceNetwork(Network):
     """A causal language model of transformers whose attention is `amusd.models.attention.attend`."""
@@ -98,7 +100,7 @@ def _freeze_frequencies(model: Any) -> None:
 def load_stock_config(folder: Path) -> Any:
     """Load transformers' configuration of a checkpoint folder; its dtype, which may be `auto`, is not read."""
     with quiet_transformers():
-        return AutoConfig.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True, dtype="float32")
+        return AutoConfig.from_pretrained(str(folder), dtype="float32", **_AS_IT_IS)
 
 
 def make_stock_config(settings: Mapping[str, Any]) -> Any:
@@ -110,9 +112,7 @@ def make_stock_config(settings: Mapping[str, Any]) -> Any:
 def load_stock_tokenizer(folder: Path) -> tuple[Any, Mapping[str, str], str | None]:
     """Load what a `Tokenizer` is made of: its backend, the special tokens and the chat template."""
     with quiet_transformers():
-        stock: Any = AutoTokenizer.from_pretrained(
-            str(folder), config=load_stock_config(folder), trust_remote_code=False, local_files_only=True
-        )
+        stock: Any = AutoTokenizer.from_pretrained(str(folder), config=load_stock_config(folder), **_AS_IT_IS)
     template = stock.chat_template
     if isinstance(template, dict):
         reason = f"there are several ({', '.join(template)}), and none is named default"
@@ -134,9 +134,8 @@ def load_stock(path: str | Path, config: Any, options: LoadOptions, shared: Shar
             dtype=loaded_dtype(options.dtype),
             device_map={"": options.device} if onto_device else None,
             attn_implementation=register_attention(),
-            trust_remote_code=False,
             use_safetensors=True,
-            local_files_only=True,
+            **_AS_IT_IS,
             ignore_mismatched_sizes=True,  # refused below, by name
             output_loading_info=True,
         )

@@ -213,7 +213,7 @@ _NESTED = {"target_layer_ids": [1, 4], "mask_token_id": MASK}
 DFLASH_REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no mask": (
         {"dflash_config": {"target_layer_ids": [1, 4]}},
-        "mask_token_id=None: needs a number above 1 and one of 97 ids",
+        "mask_token_id=None; allowed: 0 to 96",
     ),
     "causal": ({"is_causal": True}, "is_causal=True is not supported; allowed: False"),
     "sliding windows": (
