@@ -27,7 +27,7 @@ def open_checkpoint(path: str | Path, others: Sequence[str] = ()) -> dict[str, T
     """Tensors of a folder or hub name, on the CPU in mapped files that must not be written to.
 
     `others`: alternative files. Pickles are read for tensors alone. Raises `ConfigError` if a file is missing, damaged
-    or holds more than tensors.
+    or holds more than tensors, or two hold the same one.
     """
     folder = find_checkpoint(path)
     is_local = folder == Path(path).expanduser()
@@ -35,8 +35,12 @@ def open_checkpoint(path: str | Path, others: Sequence[str] = ()) -> dict[str, T
         if not is_local and not all((folder / name).exists() for name in names):
             folder = _download(str(path), *names)
         if len(names) > 1 or (folder / names[0]).exists():
-            files = [_read(path, folder / name) for name in names]
-            return {name: tensor for tensors in files for name, tensor in tensors.items()}
+            weights = dict[str, Tensor]()
+            for tensors in [_read(path, folder / name) for name in names]:
+                if twice := weights.keys() & tensors.keys():
+                    raise ConfigError(f"model {path}: {min(twice)} is in two of its files; allowed: one")
+                weights |= tensors
+            return weights
     raise ConfigError(f"model {path}: none of {', '.join((_WEIGHTS, _INDEX, *others))} in it; {CHECKPOINT}")
 
 
@@ -49,10 +53,7 @@ def refuse_unread(path: str | Path, names: Iterable[str], read: Iterable[str]) -
     modules = {name.rsplit(".", count)[0] for name in read for count in (1, 2)}
     unread = {name for name in names if name not in read and "rotary_emb." not in name}
     if found := [name for name in unread if any(name.rsplit(".", count)[0] in modules for count in (1, 2))]:
-        raise ConfigError(
-            f"model {path}: its file has {min(found)}, of which {CONFIG} knows nothing: its model_type, or a key such "
-            "as attention_bias, is another model's"
-        )
+        raise ConfigError(f"model {path}: its file has {min(found)}, unknown to {CONFIG}: check model_type, *_bias")
 
 
 def write_checkpoint(folder: Path, settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:

@@ -46,10 +46,9 @@ def load_config(path: str | Path, num_layers: int | None = None, model_impl: str
         else:
             from amusd.models.transformers_models import load_stock_config
 
-            config = load_stock_config(folder)
-            own = as_own(config)
-            if model_impl != "transformers":
-                config = own or config
+            stock = load_stock_config(folder)
+            own = as_own(stock)  # which checks it for both implementations
+            config = stock if own is None or model_impl == "transformers" else own
     if num_layers is not None:
         text = config.get_text_config(decoder=True)
         most = text.num_hidden_layers - 1
@@ -68,34 +67,25 @@ def as_own(stock: Any) -> ModelConfig | None:
     """
     if stock.model_type not in MODEL_TYPES:
         return None
-    _check_sizes(stock)
-    _check_rotary(stock.rope_parameters)
-    is_covered = (
-        getattr(stock, "quantization_config", None) is None
-        and stock.hidden_act in ("silu", "swish")
-        and stock.rope_parameters.get("partial_rotary_factor", 1.0) == 1.0
-    )
-    if not is_covered:
+    _check(stock)
+    is_common = stock.hidden_act in ("silu", "swish") and stock.rope_parameters.get("partial_rotary_factor", 1) == 1
+    if not is_common or getattr(stock, "quantization_config", None) is not None:
         return None
-    settings = stock.to_dict()
-    settings["head_dim"] = settings.get("head_dim") or stock.hidden_size // stock.num_attention_heads
-    return ModelConfig(**settings)
+    head_dim = getattr(stock, "head_dim", None) or stock.hidden_size // stock.num_attention_heads
+    return ModelConfig(**{**stock.to_dict(), "head_dim": head_dim})
 
 
-def _check_sizes(stock: Any) -> None:
+def _check(stock: Any) -> None:
     queries, keys = stock.num_attention_heads, stock.num_key_value_heads
     for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_key_value_heads", "vocab_size"):
         if (value := getattr(stock, name)) < 1:
             raise ValueError(f"{name}={value}; allowed: 1 or more")
     if queries % keys:
         raise ValueError(f"num_key_value_heads={keys}; allowed: what divides num_attention_heads={queries}")
-
-
-def _check_rotary(rope: Mapping[str, Any]) -> None:
-    for name, value in rope.items():
+    for name, value in stock.rope_parameters.items():
         if isinstance(value, (str, Mapping)) and name not in ("rope_type", "type"):
             raise ValueError(f"rope_parameters has {name}={value!r}; allowed: a number, for all layers")
-    if (kind := rope.get("rope_type")) not in _ROPE_TYPES:
+    if (kind := stock.rope_parameters.get("rope_type")) not in _ROPE_TYPES:
         raise ValueError(f"rope_parameters has rope_type={kind}; allowed: {', '.join(_ROPE_TYPES)}")
 
 
@@ -147,22 +137,23 @@ def _reasons(config: Any, max_model_len: int) -> Iterator[str]:
             )
 
 
-def _stock_reasons(config: Any, text: Any) -> Iterator[str]:
+def _stock_reasons(config: Any, text: Any) -> list[str]:
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    if config.is_encoder_decoder or model_class is None:
-        yield "it is no causal language model"
-    if getattr(model_class, "_is_stateful", False):
-        yield "its recurrent state cannot be rolled back to an earlier token"
-    if getattr(text, "num_kv_shared_layers", 0) or getattr(text, "kv_sharing_modes", None):
-        yield "its layers share keys and values"
-    if getattr(text, "index_topk", None):
-        yield "its sparse attention keeps an index that cannot be rolled back"
-    if getattr(text, "alibi", False) or not getattr(text, "is_causal", True):
-        yield "its attention is not plain causal attention"
-    if not getattr(model_class, "_supports_attention_backend", False):
-        yield "transformers does not let its attention be replaced"
+
+    def has(name: str) -> bool:
+        return bool(getattr(text, name, None))
+
+    reasons = {
+        "it is no causal language model": config.is_encoder_decoder or model_class is None,
+        "its recurrent state cannot be rolled back to an earlier token": getattr(model_class, "_is_stateful", False),
+        "its layers share keys and values": has("num_kv_shared_layers") or has("kv_sharing_modes"),
+        "its sparse attention keeps an index that cannot be rolled back": has("index_topk"),
+        "its attention is not plain causal attention": has("alibi") or not getattr(text, "is_causal", True),
+        "its attention cannot be replaced": not getattr(model_class, "_supports_attention_backend", False),
+    }
+    return [reason for reason, holds in reasons.items() if holds]
 
 
 def _rope_parameters(text: Any) -> Iterator[Mapping[str, Any]]:

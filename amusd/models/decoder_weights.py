@@ -122,7 +122,8 @@ def _load_layer(weights: dict[str, Tensor], config: ModelConfig, options: LoadOp
     queries, keys = _heads(config, options.ranks)
     query, key, value, output = (Weights.pop(weights, f"self_attn.{name}_proj") for name in "qkvo")
     gate, up, down = (Weights.pop(weights, f"mlp.{name}_proj") for name in ("gate", "up", "down"))
-    pairs, units = _pairs_side_by_side(dim), _slots(share(len(gate.matrix), options.ranks), 1)
+    pairs = torch.arange(dim).view(2, dim // 2).t().reshape(dim)  # makes rotated pairs (i, i + dim / 2) neighbours
+    units = _slots(share(len(gate.matrix), options.ranks), 1)
     head_norm = None
     if "self_attn.q_norm.weight" in weights:
         of_query, of_key = (weights[f"self_attn.{name}_norm.weight"].float()[pairs] for name in "qk")
@@ -188,11 +189,6 @@ def _rotary_table(config: ModelConfig, num_positions: int) -> Tensor:
         frequencies, scaling = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, "cpu")
     angles = torch.outer(torch.arange(num_positions, dtype=torch.float32), frequencies)
     return torch.polar(torch.tensor(float(scaling)).expand_as(angles).contiguous(), angles)
-
-
-def _pairs_side_by_side(dim: int) -> Tensor:
-    """[dim]: the order that makes the rotated pairs `(i, i + dim / 2)` neighbours."""
-    return torch.arange(dim).view(2, dim // 2).t().reshape(dim)
 
 
 def _heads(config: ModelConfig, ranks: Ranks) -> tuple[range, range]:

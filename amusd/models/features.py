@@ -37,9 +37,10 @@ class FeatureSpec:
         """[rows, len(layers) * hidden] -> [rows, width]."""
         if not self.weights:
             return states
-        if norms := sorted(
+        norms = sorted(
             (name for name in self.weights if name.startswith(INPUT_NORMS)), key=lambda name: (len(name), name)
-        ):
+        )
+        if norms:
             parts = zip(states.chunk(len(norms), dim=-1), norms, strict=True)
             states = torch.cat([self._norm(part, name) for part, name in parts], dim=-1)
         features = F.linear(states, self.weights["fc.weight"], self.weights.get("fc.bias"))

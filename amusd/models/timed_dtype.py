@@ -34,7 +34,7 @@ LEAST_GAIN = 1.1
 """Speed-up from which float32 is chosen."""
 _LEAST_BYTES, _TIMED_BYTES = 10_000_000, 100_000_000
 """Weights that are timed: more than most last-level caches hold, if there are so many."""
-_TIMED_SECONDS, _LEAST_ROUNDS = 0.7, 3
+_NUM_ROUNDS = 5
 _CORE_FACTS = ("vendor_id", "cpu family", "model", "model name", "stepping", "cache size", "flags")
 
 Dtype: TypeAlias = Literal["bfloat16", "float32"]
@@ -81,9 +81,7 @@ def quickest_dtype(target: TargetConfig, num_threads: int) -> Dtype | None:
     torch.set_num_threads(num_threads)
     kinds = {dtype: [make_linear(each, dtype) for each in layers] for dtype in (torch.bfloat16, torch.float32)}
     seconds = {(dtype, rows): math.inf for dtype in kinds for rows in ROWS}
-    deadline, num_rounds = time.monotonic() + _TIMED_SECONDS, 0
-    while num_rounds < _LEAST_ROUNDS or time.monotonic() < deadline:
-        num_rounds += 1
+    for _ in range(_NUM_ROUNDS):
         for (dtype, rows), least in [*seconds.items()]:
             row = torch.ones(rows, 1, dtype=dtype)
             seconds[dtype, rows] = min(least, _seconds_of(kinds[dtype], layers, row))

@@ -79,11 +79,9 @@ class _MemoryAsCache(Cache):  # type: ignore[misc]  # transformers is untyped he
         super().__init__(layers=[])
         self._memory = memory
 
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_args: Any, **_kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
+    def update(self, keys: Tensor, values: Tensor, layer: int, *_args: Any, **_kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write [1, heads, rows, dim] at the slots of the pass; return the tensors [1, heads, slots, dim]."""
-        keys, values = self._memory.update(key_states[0], value_states[0], layer_idx)
+        keys, values = self._memory.update(keys[0], values[0], layer)
         return keys.unsqueeze(0), values.unsqueeze(0)
 
 
