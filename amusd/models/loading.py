@@ -10,13 +10,12 @@ import torch
 
 from amusd.config import DrafterConfig, EngineConfig, ModelShape, TargetConfig
 from amusd.errors import ConfigError
-from amusd.models.block_models import BlockModel, load_block_model
 from amusd.models.building import load_model
 from amusd.models.cached_model import CachedModel
 from amusd.models.checkpoint import one_line_errors
 from amusd.models.configuration import ModelConfig, check_supported, load_config
 from amusd.models.draft_layouts import read_published
-from amusd.models.eagle import load_eagle
+from amusd.models.draft_networks import BlockModel, load_block_model, load_eagle
 from amusd.models.embedded_draft import load_embedded_draft
 from amusd.models.embedded_target import DESCRIPTION, Report, embedded_target_path
 from amusd.models.graphs import Capture, graph_capture, run_each_time

@@ -29,7 +29,7 @@ from amusd.config import GREEDY, Distribution
 from amusd.drafters.base import Drafter
 from amusd.drafters.block import BlockDrafter
 from amusd.drafters.eagle import EagleDrafter
-from amusd.models.eagle import load_eagle
+from amusd.models.draft_networks import load_eagle
 from amusd.protocol.draft_session import MIN_PROBABILITY, Node
 from amusd.protocol.messages import Features, Open, Verdict
 from amusd.runtime.rollback import RollbackManager, propose

@@ -23,7 +23,7 @@ from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Expansion
 from amusd.drafters.cascade import CascadeDrafter
 from amusd.drafters.ngram import NgramDrafter
-from amusd.models.block_models import DFlashState, MedusaState, load_block_model
+from amusd.models.draft_networks import DFlashState, MedusaState, load_block_model
 from amusd.protocol.draft_session import Node
 
 TEMPERATURE = Distribution(temperature=0.7, seed=3)

@@ -26,8 +26,8 @@ from models.test_eagle import (
 from torch import Tensor
 
 from amusd.errors import ConfigError
-from amusd.models.block_models import BlockModel, load_block_model
 from amusd.models.draft_layouts import read_published
+from amusd.models.draft_networks import BlockModel, load_block_model
 
 NUM_HEADS, BLOCK, MASK = 3, 5, 90
 

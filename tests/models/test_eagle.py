@@ -18,7 +18,7 @@ from amusd.errors import ConfigError
 from amusd.models.cached_model import CachedModel
 from amusd.models.cpu_attention import Part, cpu_attention, seen_by_chain
 from amusd.models.draft_layouts import read_published
-from amusd.models.eagle import load_eagle
+from amusd.models.draft_networks import load_eagle
 from amusd.models.kv_cache import KVMemory
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
