@@ -29,7 +29,7 @@ from amusd.models.cached_model import CachedModel
 from amusd.models.checkpoint import one_line_errors
 from amusd.models.decoder import Decoder, Norm
 from amusd.models.decoder_weights import load_decoder, load_linear, load_norm
-from amusd.models.draft_layouts import MEDUSA, PublishedDraft, medusa_heads, read_published
+from amusd.models.draft_layouts import DFLASH, MEDUSA, PublishedDraft, medusa_heads, read_published
 from amusd.models.graphs import send
 from amusd.models.kv_cache import KVMemory
 from amusd.models.linear import Linear, Weights
@@ -204,35 +204,31 @@ def _block_settings(draft: PublishedDraft) -> tuple[int, int]:
     return int(draft.settings["block_size"]), int(draft.settings["mask_token_id"])
 
 
-def load_eagle(path: str | Path, target_path: str | Path, options: LoadOptions) -> CachedModel:
-    """Load an EAGLE drafter for the target in `target_path`, whose embedding it may share.
+def load_published(
+    path: str | Path, target_path: str | Path, options: LoadOptions, kind: str
+) -> CachedModel | BlockModel:
+    """Load an `eagle`, `medusa` or `dflash` drafter from a folder or hub name, for the target in `target_path`.
 
     Raises as `read_published` and `load_model`.
     """
-    draft = read_published(path, target_path, "eagle")
+    draft = read_published(path, target_path, kind)
     config, weights = draft.config, draft.weights
     with one_line_errors(path), prepared(config, options) as max_length:
+        if kind == MEDUSA:
+            return _load_medusa(draft, options)
+        if kind == DFLASH:
+            network = load_decoder(weights, config, options, max_length + _block_settings(draft)[0])
+            return DFlashModel(draft, network, max_length)
         decoder = load_decoder(weights, config, options, max_length)
         decoder.feature_width = int(config.hidden_size)
-        network = EagleDecoder(
+        eagle = EagleDecoder(
             **vars(decoder),
             fc=load_linear(Weights.pop(weights, "fc"), options) if "fc.weight" in weights else None,
             feature_norm=load_norm(weights.pop("hidden_norm.weight", None), config.rms_norm_eps, options),
-            norm_before_residual=bool(draft.settings.get("norm_before_residual", False)),
-            norm_output=bool(draft.settings.get("norm_output", False)),
+            norm_before_residual=draft.settings.get("norm_before_residual", False),
+            norm_output=draft.settings.get("norm_output", False),
         )
-        return CachedModel(network, options, max_length, draft.output_ids)
-
-
-def load_block_model(path: str | Path, target_path: str | Path, options: LoadOptions, kind: str) -> BlockModel:
-    """Load a `medusa` or `dflash` drafter from a folder or hub name. Raises as `load_eagle`."""
-    draft = read_published(path, target_path, kind)
-    with one_line_errors(path), prepared(draft.config, options) as max_length:
-        if kind == MEDUSA:
-            return _load_medusa(draft, options)
-        max_positions = max_length + _block_settings(draft)[0]
-        network = load_decoder(draft.weights, draft.config, options, max_positions)
-        return DFlashModel(draft, network, max_length)
+        return CachedModel(eagle, options, max_length, draft.output_ids)
 
 
 def _load_medusa(draft: PublishedDraft, options: LoadOptions) -> MedusaModel:

@@ -15,7 +15,7 @@ from amusd.models.cached_model import CachedModel
 from amusd.models.checkpoint import one_line_errors
 from amusd.models.configuration import ModelConfig, check_supported, load_config
 from amusd.models.draft_layouts import read_published
-from amusd.models.draft_networks import BlockModel, load_block_model, load_eagle
+from amusd.models.draft_networks import BlockModel, load_published
 from amusd.models.embedded_draft import load_embedded_draft
 from amusd.models.embedded_target import DESCRIPTION, Report, embedded_target_path
 from amusd.models.graphs import Capture, graph_capture, run_each_time
@@ -137,9 +137,7 @@ def load_draft_model(
         return load_model(path, options, shared), tokenizer
     if config.can.needs_features:
         target_path = model_path(engine.target)
-        if config.kind == "eagle":
-            return load_eagle(path, target_path, options), load_tokenizer(target_path)
-        return load_block_model(path, target_path, options, config.kind), load_tokenizer(target_path)
+        return load_published(path, target_path, options, config.kind), load_tokenizer(target_path)
     return load_embedded_draft(path, options), None if config.kind == "synthetic" else load_tokenizer(path)
 
 

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from amusd.errors import ConfigError
 from amusd.models.draft_layouts import read_published
-from amusd.models.draft_networks import BlockModel, load_block_model
+from amusd.models.draft_networks import BlockModel, load_published
 
 NUM_HEADS, BLOCK, MASK = 3, 5, 90
 
@@ -142,11 +142,11 @@ def test_medusa_s_further_heads_go_on_behind_an_older_state(target: Path, tmp_pa
 
 
 def load_medusa(folder: Path, target: Path) -> BlockModel:
-    return load_block_model(folder, target, OPTIONS, "medusa")
+    return load_published(folder, target, OPTIONS, "medusa")
 
 
 def load_dflash(folder: Path, target: Path) -> BlockModel:
-    return load_block_model(folder, target, OPTIONS, "dflash")
+    return load_published(folder, target, OPTIONS, "dflash")
 
 
 def test_dflash_gives_the_scores_of_the_paper(target: Path, tmp_path: Path) -> None:

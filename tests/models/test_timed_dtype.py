@@ -23,10 +23,11 @@ def settled(cache: Path, config: EngineConfig = AUTO, device: str = "cpu") -> st
 def test_the_first_choice_is_kept_whatever_later_timings_would_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for found in ("float32", "bfloat16"):
-        monkeypatch.setattr(timed_dtype, "quickest_dtype", lambda *_, found=found: found)
-        (tmp_path / found).mkdir()
-        monkeypatch.chdir(tmp_path / found)  # wherever it is started
+    found = iter(("float32", "bfloat16"))
+    monkeypatch.setattr(timed_dtype, "quickest_dtype", lambda *_: next(found))
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)  # wherever it is started
         assert settled(tmp_path / "cache") == "float32"
     [kept] = (tmp_path / "cache").iterdir()
     assert timed_dtype._keep(kept, "bfloat16") == "float32"  # another process was first
