@@ -156,11 +156,9 @@ def _stock_reasons(config: Any, text: Any) -> list[str]:
     return [reason for reason, holds in reasons.items() if holds]
 
 
-def _rope_parameters(text: Any) -> Iterator[Mapping[str, Any]]:
+def _rope_parameters(text: Any) -> list[Mapping[str, Any]]:
     parameters = getattr(text, "rope_parameters", None) or {}
-    if "rope_type" in parameters:
-        yield parameters
-    yield from (entry for entry in parameters.values() if isinstance(entry, Mapping))
+    return [entry for entry in (parameters, *parameters.values()) if isinstance(entry, Mapping)]
 
 
 def quantization_of(config: Any) -> Any:

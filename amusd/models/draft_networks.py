@@ -212,7 +212,7 @@ def load_published(
     Raises as `read_published` and `load_model`.
     """
     draft = read_published(path, target_path, kind)
-    config, weights = draft.config, draft.weights
+    config, weights, settings = draft.config, draft.weights, draft.settings
     with one_line_errors(path), prepared(config, options) as max_length:
         if kind == MEDUSA:
             return _load_medusa(draft, options)
@@ -225,8 +225,8 @@ def load_published(
             **vars(decoder),
             fc=load_linear(Weights.pop(weights, "fc"), options) if "fc.weight" in weights else None,
             feature_norm=load_norm(weights.pop("hidden_norm.weight", None), config.rms_norm_eps, options),
-            norm_before_residual=draft.settings.get("norm_before_residual", False),
-            norm_output=draft.settings.get("norm_output", False),
+            norm_before_residual=settings.get("norm_before_residual", False),
+            norm_output=settings.get("norm_output", False),
         )
         return CachedModel(eagle, options, max_length, draft.output_ids)
 

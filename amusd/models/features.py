@@ -57,8 +57,7 @@ class FeatureTaps:
         """`specs`: by drafter; `device` and `dtype`: of the hidden states."""
         self._specs = [spec.to(device, dtype) for spec in specs.values()]
         self.layers = frozenset(layer for spec in self._specs for layer in spec.layers)
-        self.columns: dict[str, slice] = {}
-        self.width = 0
+        self.columns, self.width = dict[str, slice](), 0
         for name, spec in specs.items():
             self.columns[name] = slice(self.width, self.width + spec.width)
             self.width += spec.width

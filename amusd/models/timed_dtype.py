@@ -83,18 +83,17 @@ def quickest_dtype(target: TargetConfig, num_threads: int) -> Dtype | None:
     seconds = {(dtype, rows): math.inf for dtype in kinds for rows in ROWS}
     for _ in range(_NUM_ROUNDS):
         for (dtype, rows), least in [*seconds.items()]:
-            row = torch.ones(rows, 1, dtype=dtype)
-            seconds[dtype, rows] = min(least, _seconds_of(kinds[dtype], layers, row))
+            inputs = [torch.ones(rows, each.matrix.shape[1], dtype=dtype) for each in layers]
+            seconds[dtype, rows] = min(least, _seconds_of(kinds[dtype], inputs))
     gains = [seconds[torch.bfloat16, rows] / seconds[torch.float32, rows] for rows in ROWS]
     return "float32" if math.prod(gains) > LEAST_GAIN ** len(ROWS) else "bfloat16"
 
 
-def _seconds_of(linears: Sequence[Linear], layers: Sequence[Weights], row: Tensor) -> float:
-    inputs = {each.matrix.shape[1]: row.expand(-1, each.matrix.shape[1]).contiguous() for each in layers}
+def _seconds_of(linears: Sequence[Linear], inputs: Sequence[Tensor]) -> float:
     start = time.perf_counter()
     with torch.inference_mode():
-        for linear, each in zip(linears, layers, strict=True):
-            linear(inputs[each.matrix.shape[1]])
+        for linear, rows in zip(linears, inputs, strict=True):
+            linear(rows)
     return time.perf_counter() - start
 
 

@@ -152,8 +152,7 @@ def adopt_into(model: Any, shared: SharedVocabulary) -> None:
     """`adopt_vocabulary` for a loaded model."""
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     places = {EMBEDDING: (embedding, "weight"), HEAD: (head, "weight"), HEAD_BIAS: (head, "bias")}
-    found = {name: getattr(*place, None) for name, place in places.items()}
-    ends = {name: tensor.detach() for name, tensor in found.items() if tensor is not None}
+    ends = {name: getattr(*place).detach() for name, place in places.items() if getattr(*place, None) is not None}
     adopt_vocabulary(ends, shared)
     for name, tensor in ends.items():
         setattr(*places[name], torch.nn.Parameter(tensor, requires_grad=False))

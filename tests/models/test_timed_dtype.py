@@ -71,6 +71,6 @@ def test_float32_has_to_be_clearly_quicker_and_float16_to_hold_the_weights(
     assert quickest_dtype(model_config, 1) is None  # it fits in a cache
     monkeypatch.setattr(timed_dtype, "_LEAST_BYTES", 0)
     monkeypatch.setattr(
-        timed_dtype, "_seconds_of", lambda _linears, _layers, row: seconds if row.dtype is torch.float32 else 1.0
+        timed_dtype, "_seconds_of", lambda _linears, rows: seconds if rows[0].dtype is torch.float32 else 1.0
     )
     assert quickest_dtype(model_config, 1) == (expected if stored is torch.bfloat16 else "bfloat16")
