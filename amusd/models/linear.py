@@ -144,21 +144,20 @@ class PackedLinear(Linear):
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         # The same operators without Python's look-ups per call.
-        self._multiply = torch.ops.mkldnn._linear_pointwise.default  # noqa: SLF001 - no public name
-        self._multiply_add = torch.ops.mkldnn._linear_pointwise.binary  # noqa: SLF001 - no public name
+        product = torch.ops.mkldnn._linear_pointwise  # noqa: SLF001 - no public name
+        self._multiply: Callable[..., Tensor] = product.default
+        self._multiply_add: Callable[..., Tensor] = product.binary
         pack = torch.ops.mkldnn._reorder_linear_weight  # noqa: SLF001 - no public name
         self._weight = pack(weight.contiguous(), _PACKED_FOR_ROWS)
         self._bias = bias
 
     def __call__(self, rows: Tensor) -> Tensor:
         """See `Linear`."""
-        result: Tensor = self._multiply(rows, self._weight, self._bias, "none", [], "")
-        return result
+        return self._multiply(rows, self._weight, self._bias, "none", [], "")
 
     def add_to(self, residual: Tensor, rows: Tensor) -> Tensor:
         """See `Linear`; a new tensor, summed before rounding."""
-        result: Tensor = self._multiply_add(rows, residual, self._weight, self._bias, "add")
-        return result
+        return self._multiply_add(rows, residual, self._weight, self._bias, "add")
 
 
 class FbgemmLinear(Linear):
