@@ -37,7 +37,6 @@ Orders = dict[str, Any]
 _EXIT_SECONDS = 5.0
 _BINDINGS = {"GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND"}
 """Variables that bind OpenMP's threads to the parent's cores."""
-_CHUNK_BYTES = 65_536
 _STANDARD_INPUT = 0
 
 
@@ -75,9 +74,8 @@ class ForkServer:
         self._pid: int | None = None
         self._end: Ended | None = None
         self._send(settings)
-        if hasattr(os, "register_at_fork"):  # or a fork of this process would hold the socket open
-            own = weakref.WeakMethod(self._socket.close)
-            os.register_at_fork(after_in_child=lambda: (close := own()) is not None and close())
+        own = weakref.WeakMethod(self._socket.close)  # or a fork of this process would hold the socket open
+        os.register_at_fork(after_in_child=lambda: (close := own()) is not None and close())
 
     @property
     def pid(self) -> int:
@@ -145,7 +143,7 @@ class ForkServer:
             return b""
         self._socket.settimeout(timeout)
         try:
-            return self._socket.recv(_CHUNK_BYTES)
+            return self._socket.recv(65_536)
         except ConnectionError:
             return b""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -38,7 +38,7 @@ from amusd.runtime.target_sequence import Request
 from amusd.runtime.target_worker import TargetWorker
 from amusd.runtime.workers import start_workers
 from amusd.sampling.stopping import StopChecker
-from amusd.schedule import check_sampling, check_turns, choose_policy, choose_schedule, of_kind, token_ids_of
+from amusd.schedule import check_kind, check_sampling, check_turns, choose_policy, choose_schedule, token_ids_of
 from amusd.settings import Settings, from_mapping, shown
 from amusd.tracing.recorder import Recorder
 
@@ -72,9 +72,7 @@ class Engine:
         self.draft = self.worker.client.connection
 
     @classmethod
-    def launch(
-        cls, *, target: str = "embedded", drafter: str | DrafterConfig | None = "auto", **settings: Any
-    ) -> Engine:
+    def launch(cls, *, target: str = "embedded", drafter: str | DrafterConfig | None = "auto", **settings: Any) -> Self:
         """Load the target in this process, and start the draft in another, which `close` ends.
 
         `target` and `drafter` are a kind (`embedded`, `ngram`), or the folder or hub name of a transformers checkpoint.
@@ -90,7 +88,7 @@ class Engine:
         return cls.start(config)
 
     @classmethod
-    def start(cls, config: EngineConfig) -> Engine:
+    def start(cls, config: EngineConfig) -> Self:
         """As `launch`, from a whole configuration."""
         config, drafts, meeting = start_workers(config, warnings.warn)
         torch.set_num_threads(config.hardware.num_threads)
@@ -105,7 +103,7 @@ class Engine:
         *,
         report: Report | None = None,
         meeting: Meeting | None = None,
-    ) -> Engine:
+    ) -> Self:
         """Load the target here; `drafts` starts drafts.
 
         `report` gets lines about slow work. `meeting`: where the other ranks connect. Draft and ranks are stopped with
@@ -144,9 +142,8 @@ class Engine:
 
         The other arguments are those of `stream`.
         """
-        # of texts, conversations or lists of ids; or empty
-        is_list = isinstance(prompt, (list, tuple)) and (not prompt or isinstance(prompt[0], (str, list, tuple)))
-        if not is_list:
+        # a list of prompts is one of texts, conversations or lists of ids; or empty
+        if not isinstance(prompt, (list, tuple)) or (prompt and not isinstance(prompt[0], (str, list, tuple))):
             return self.submit(prompt, params, **options).result()
         raw, prompts = options.pop("raw", False), list[tuple[int, ...]]()
         try:
@@ -186,7 +183,8 @@ class Engine:
         answered, and `StateError` when the engine is closed.
         """
         self.turns.check()
-        params = SamplingParams() if params is None else of_kind("params", params, SamplingParams)
+        check_kind("params", params, SamplingParams)
+        params = params or SamplingParams()
         name, decoding = choose_schedule(self.drafters, decoding, drafter)
         prompt_ids = self.encode(prompt, raw=raw)
         reference = token_ids_of("reference", reference)
@@ -203,7 +201,10 @@ class Engine:
             reference=reference,
         )
         kind = partial(Generation, mode=decoding.mode, policy=policy_name(decoding), drafter=name, seed=params.seed)
-        return self._answer(request, params, kind)
+        eos_token_ids = () if params.ignore_eos else self.tokenizer.eos_token_ids
+        max_new_tokens, decoder = request.max_length - len(prompt_ids), IncrementalDecoder(self.tokenizer, prompt_ids)
+        stop = StopChecker(eos_token_ids, params.stop, max_new_tokens, decoder.push, decoder.flush)
+        return Answer(request, stop, kind, self.turns)
 
     def encode(
         self, prompt: Prompt, *, raw: bool = False, template: Mapping[str, Any] | None = None
@@ -227,13 +228,12 @@ class Engine:
         else:
             is_long = isinstance(turns, Sequence) and len(turns) >= model.max_length  # refused below, uncopied
             encoded = turns if is_long else token_ids_of("prompt", turns)
-        if not len(encoded):
-            raise ConfigError("prompt: has no tokens")
-        if len(encoded) >= model.max_length:
-            raise ContextLengthError(
-                f"prompt: {len(encoded)} tokens leave no room in a context of {model.max_length} (max_model_len)"
-            )
+        if (length := len(encoded)) >= model.max_length:
+            room = f"a context of {model.max_length} (max_model_len)"
+            raise ContextLengthError(f"prompt: {length} tokens leave no room in {room}")
         token_ids = tuple(encoded)
+        if not token_ids:
+            raise ConfigError("prompt: has no tokens")
         if not 0 <= min(token_ids) <= max(token_ids) < model.vocab_size:
             if isinstance(prompt[0], (str, Mapping)):
                 unknown = self.tokenizer.token_text(max(token_ids))
@@ -253,17 +253,6 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _answer(self, request: Request, params: SamplingParams, kind: Callable[..., Generation]) -> Answer:
-        decoder = IncrementalDecoder(self.tokenizer, request.prompt)
-        stop = StopChecker(
-            eos_token_ids=() if params.ignore_eos else self.tokenizer.eos_token_ids,
-            stop=params.stop,
-            max_new_tokens=request.max_length - len(request.prompt),
-            push_text=decoder.push,
-            flush_text=decoder.flush,
-        )
-        return Answer(request, stop, kind, self.turns)
 
 
 def _kind_or_model(config: type[Settings], name: Any) -> Any:

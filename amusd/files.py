@@ -18,16 +18,17 @@ PARTIAL_FILE = "partial.txt"
 """Text of an unfinished answer, which a result replaces."""
 ANSWERS_FILE = "answers.jsonl"
 """Every answer of a comparison, and what it took."""
+MEASURED_FILES = (RESULT_FILE, PARTIAL_FILE, "target_error.txt", "draft_error.txt")
+SHOWN_FILES = (ANSWERS_FILE, "trace.json", "comparison.svg", "comparison.png", "timeline.svg", "timeline.png")
+"""Files of a run directory: a run that was refused has none of the first, and may have left some of the second."""
 CONFIG_JSON, TOKENIZER = "config.json", "tokenizer.json"
 """Files of a checkpoint."""
 CHECKPOINT = "a checkpoint is config.json, *.safetensors and a tokenizer; convert adapters, GGUF and pickles to that"
 _NO_TOKENIZER = (
     "use drafter=eagle, medusa or dflash with drafter.model for what drafts from a target's hidden states; else copy "
-    "that of its base model there, or let transformers write one: "
-    "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+    "that of its base model there, or AutoTokenizer.from_pretrained(folder).save_pretrained(folder) with transformers"
 )
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
-FIGURE_FILES = tuple(f"{name}.{kind}" for name in ("comparison", "timeline") for kind in ("svg", "png"))
 
 MAX_SOCKET_FOLDER = 75
 """Bytes of a path; behind them comes `/amusd-ranks-12345678/10`, and macOS has room for 103."""
@@ -84,20 +85,19 @@ def check_checkpoint(model: str | Path, *needed: str, folder: Path | None = None
 
     A folder that does not exist passes if the model may be the hub's. `folder`: where the hub's files are.
     """
+    why = None
     try:
         folder = folder or Path(model).expanduser()
         if folder.is_file():
-            raise ConfigError(f"model {model}: a file, no folder; {CHECKPOINT}")
-        is_folder = folder.is_dir()
+            why = f"a file, no folder; {CHECKPOINT}"
+        elif not folder.is_dir():
+            why = None if _HUB_NAME.fullmatch(str(model)) else "no such folder"
+        elif lacking := next((name for name in needed if not (folder / name).is_file()), None):
+            why = f"no {lacking} in it; {_NO_TOKENIZER if lacking == TOKENIZER else CHECKPOINT}"
     except (OSError, RuntimeError) as error:  # a name too long, or an unknown user's home
-        raise ConfigError(f"model {model}: no such folder ({first_line(error)})") from None
-    if not is_folder:
-        if not _HUB_NAME.fullmatch(str(model)):
-            raise ConfigError(f"model {model}: no such folder")
-        return
-    for name in needed:
-        if not (folder / name).is_file():
-            raise ConfigError(f"model {model}: no {name} in it; {_NO_TOKENIZER if name == TOKENIZER else CHECKPOINT}")
+        why = f"no such folder ({first_line(error)})"
+    if why is not None:
+        raise ConfigError(f"model {model}: {why}")
 
 
 def cannot_write(path: Path | str, error: OSError) -> ConfigError:
@@ -108,9 +108,4 @@ def cannot_write(path: Path | str, error: OSError) -> ConfigError:
 def keep_traceback(folder: Path, worker: str, error: BaseException) -> None:
     """Write the traceback that ended a worker to `WORKER_error.txt`, if possible."""
     with suppress(ConfigError):
-        write_whole(folder / error_file(worker), "".join(traceback.format_exception(error)))
-
-
-def error_file(worker: str) -> str:
-    """Name of a worker's error file in a run directory."""
-    return f"{worker}_error.txt"
+        write_whole(folder / f"{worker}_error.txt", "".join(traceback.format_exception(error)))

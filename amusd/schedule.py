@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from amusd.config import CAPABILITIES, Capabilities, DecodingConfig, SamplingParams, check_runs_ahead, runs_ahead
 from amusd.config.capabilities import kinds_with
@@ -12,16 +12,15 @@ from amusd.errors import ConfigError
 from amusd.policies.base import Policy
 from amusd.policies.factory import make_policy
 from amusd.settings import nearest, shown
+from amusd.types import Mode
 
 SYNTHETIC = "synthetic"
-_T = TypeVar("_T")
 
 
-def of_kind(name: str, value: Any, kind: type[_T]) -> _T:
-    """The argument `name`, which is of this kind. Raises `ConfigError`."""
-    if not isinstance(value, kind):
+def check_kind(name: str, value: Any, kind: type) -> None:
+    """Raise `ConfigError` unless the argument `name` is of this kind, or None."""
+    if value is not None and not isinstance(value, kind):
         raise ConfigError(f"{name}={shown(value)}: expected {kind.__name__}")
-    return value
 
 
 def check_turns(turns: Iterable[Any]) -> None:
@@ -44,33 +43,30 @@ def choose_schedule(
     drafters: Sequence[str], decoding: DecodingConfig | None, drafter: str | None
 ) -> tuple[str | None, DecodingConfig]:
     """The drafter and the schedule that a request names. Raises `ConfigError` for unknown ones."""
-    decoding = None if decoding is None else of_kind("decoding", decoding, DecodingConfig)
-    if not drafters:
-        decoding = decoding or DecodingConfig(mode="autoregressive")
-        if decoding.mode != "autoregressive":
-            raise ConfigError(f"mode={decoding.mode}: this engine has no drafter; allowed: autoregressive")
-    if decoding is not None and decoding.mode == "autoregressive":
+    check_kind("decoding", decoding, DecodingConfig)
+    name = next(iter(drafters), "") if drafter is None else drafter
+    if decoding is None:
+        mode: Mode = "asynchronous" if runs_ahead(name) else "synchronous"
+        decoding = DecodingConfig(mode=mode if drafters else "autoregressive")
+    if decoding.mode == "autoregressive":
         return None, decoding
-    name = drafters[0] if drafter is None else drafter
+    if not drafters:
+        raise ConfigError(f"mode={decoding.mode}: this engine has no drafter; allowed: autoregressive")
     if name not in drafters:
         raise ConfigError(f"drafter={name}: this engine has {', '.join(drafters)}{nearest(name, drafters)}")
-    if decoding is None:
-        decoding = DecodingConfig(mode="asynchronous" if runs_ahead(name) else "synchronous")
     check_runs_ahead(name, decoding)
     return name, decoding
 
 
 def choose_policy(params: SamplingParams, drafter: str | None, decoding: DecodingConfig) -> Policy:
     """The policy of a request. Raises `ConfigError` for trees that drafter or acceptance rule forbid."""
-    drafts_trees = drafter is None or CAPABILITIES.get(drafter, Capabilities()).tree
+    drafts_trees = CAPABILITIES.get(drafter or "", Capabilities()).tree
     policy = make_policy(decoding, can_branch=drafts_trees and params.rule != "rejection")
     is_synchronous = decoding.mode == "synchronous"
     asked = f"tree={str(decoding.tree).lower()}" if is_synchronous else f"policy={decoding.policy}"
     if policy.fan_out > 1 and params.rule == "rejection":
-        raise ConfigError(
-            f"{asked}: not with sampling.acceptance=rejection, whose draws no draft can foresee; allowed: "
-            f"{'tree=false' if is_synchronous else 'chain'}"
-        )
+        allowed = f"whose draws no draft can foresee; allowed: {'tree=false' if is_synchronous else 'chain'}"
+        raise ConfigError(f"{asked}: not with sampling.acceptance=rejection, {allowed}")
     if policy.fan_out > 1 and not drafts_trees:
         raise ConfigError(f"{asked}: drafter={drafter} drafts no trees; allowed: {', '.join(kinds_with('tree'))}")
     return policy
@@ -79,10 +75,8 @@ def choose_policy(params: SamplingParams, drafter: str | None, decoding: Decodin
 def check_sampling(params: SamplingParams, drafter: str | None, reference: Sequence[int], vocab_size: int) -> None:
     """Raise `ConfigError` for a missing reference, or a biased token that the model lacks."""
     if drafter == SYNTHETIC and (params.rule == "rejection" or not reference):
-        raise ConfigError(
-            "drafter=synthetic: has to be told the answer of plain decoding (`reference`), which "
-            "sampling.acceptance=rejection leaves to chance"
-        )
+        needed = "the answer of plain decoding (`reference`), which sampling.acceptance=rejection leaves to chance"
+        raise ConfigError(f"drafter=synthetic: has to be told {needed}")
     highest = max((token_id for token_id, _ in params.logit_bias), default=0)
     if highest >= vocab_size:
         raise ConfigError(f"sampling.logit_bias: no token is {highest}; the model's are 0 to {vocab_size - 1}")

@@ -19,13 +19,13 @@ from amusd.errors import ConfigError
 
 S = TypeVar("S", bound="Settings")
 
-_MAX_COUNT = (1 << 31) - 1
+MAX_COUNT = (1 << 31) - 1
 _MAX_SHOWN = 200
 _MIN_LIKENESS = 0.85
 _KINDS = {int: "a whole number", float: "a number", bool: "true, false", str: "a text", type(None): "null"}
 
-Count: TypeAlias = Annotated[int, Meta(ge=1, le=_MAX_COUNT)]
-CountFromZero: TypeAlias = Annotated[int, Meta(ge=0, le=_MAX_COUNT)]
+Count: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
+CountFromZero: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 Amount: TypeAlias = Annotated[float, Meta(ge=0, le=1_000_000)]
 PositiveAmount: TypeAlias = Annotated[float, Meta(gt=0, le=1_000_000)]
@@ -36,7 +36,8 @@ Text: TypeAlias = Annotated[str, Meta(min_length=1)]
 class Settings:
     """A group of settings. A field's type says what it takes; `__post_init__` refuses all else.
 
-    A field also takes a mapping for a group or a list of pairs, a single value for a list of one, and NumPy's numbers.
+    A field also takes a mapping for a group or a list of pairs, a single value for a list of one, None for an empty
+    list, and NumPy's numbers.
     """
 
     section = ""
@@ -47,7 +48,7 @@ class Settings:
             try:
                 object.__setattr__(self, name, msgspec.convert(_prepared(hint, value), hint))
             except msgspec.ValidationError:
-                allowed = allowed_values(hint)
+                allowed = _allowed(hint)
                 near = nearest(shown(value), allowed.split(", "))
                 raise ConfigError(f"{self.key(name)}={shown(value)}: expected {allowed}{near}") from None
 
@@ -70,18 +71,18 @@ def from_mapping(cls: type[S], values: Mapping[str, Any]) -> S:
     return cls(**values)
 
 
-def fields_of(cls: type[Settings], *, plain: bool = False) -> Iterator[tuple[str, Any]]:
-    """Every setting in a group and its groups: its name as users write it, and its type, perhaps without bounds."""
-    for name, hint in (typing.get_type_hints(cls) if plain else _hints_of(cls)).items():
+def fields_of(cls: type[Settings]) -> Iterator[tuple[str, str]]:
+    """Every setting in a group and its groups: its name as users write it, and what it takes."""
+    for name, hint in _hints_of(cls).items():
         if isinstance(hint, type) and issubclass(hint, Settings):
-            yield from fields_of(hint, plain=plain)
+            yield from fields_of(hint)
         else:
-            yield cls.key(name), hint
+            yield cls.key(name), _allowed(hint)
 
 
 def no_such_key(cls: type[Settings], key: str, value: str) -> ConfigError:
     """The line for a key that no setting of `cls` has."""
-    return ConfigError(f"{key}={value}: no such key{nearest(key, [name for name, _ in fields_of(cls)])}")
+    return ConfigError(f"{key}={value}: no such key{nearest(key, [*dict(fields_of(cls))])}")
 
 
 def to_mapping(config: Settings) -> dict[str, Any]:
@@ -124,25 +125,26 @@ def _prepared(hint: Any, value: Any) -> Any:
         return _prepared(arguments[0], value)
     if origin is tuple:
         is_pairs = isinstance(value, Mapping) and typing.get_origin(arguments[0]) is tuple
-        values = value.items() if is_pairs else value if isinstance(value, (list, tuple)) else [value]
+        single = [] if value is None else [value]
+        values = value.items() if is_pairs else value if isinstance(value, (list, tuple)) else single
         return [_prepared(arguments[0], item) for item in values]
     if isinstance(value, Mapping) and isinstance(hint, type) and issubclass(hint, Settings):
         return from_mapping(hint, value)
     return value.item() if isinstance(value, numbers.Number) and hasattr(value, "item") else value
 
 
-def allowed_values(hint: Any) -> str:
-    """What a setting takes, for people."""
+def _allowed(hint: Any) -> str:
+    """What a setting of this type takes, for people."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
         return ", ".join(arguments)
     if origin is Annotated:
-        return arguments[1].description or allowed_values(arguments[0]) + _bounds(arguments[1])
+        return arguments[1].description or _allowed(arguments[0]) + _bounds(arguments[1])
     if origin is tuple:
-        items = [allowed_values(item) for item in arguments if item is not ...]
+        items = [_allowed(item) for item in arguments if item is not ...]
         return f"a list, each {items[0]}" if ... in arguments else f"[{', '.join(items)}]"
     if origin in (Union, UnionType):
-        return ", ".join(map(allowed_values, arguments))
+        return ", ".join(map(_allowed, arguments))
     return _KINDS.get(hint, "a mapping")
 
 

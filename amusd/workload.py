@@ -22,9 +22,7 @@ from amusd.errors import ConfigError
 from amusd.files import cannot_write
 from amusd.settings import Text, to_mapping
 
-_EXPECTED = (
-    "expected an object with a text 'prompt' or 'question', texts 'turns', or a 'conversation' that ends unanswered"
-)
+_EXPECTED = "expected an object with a text 'prompt' or 'question', texts 'turns' or an unanswered 'conversation'"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,16 +22,15 @@ from amusd.config.engine import DEFAULT_DRAFTERS
 from amusd.config.plugins import is_reference
 from amusd.console import tell
 from amusd.errors import ConfigError, first_line
-from amusd.settings import allowed_values, fields_of, from_mapping, nearest, no_such_key, shown, to_mapping
+from amusd.settings import fields_of, from_mapping, nearest, no_such_key, shown, to_mapping
 
 CONFIG_NAME = "config"
 HYDRA_VERSION = "1.3"
 _MODELS = ("target", "drafter")
 _WITHOUT_MODEL = ("auto", *(kind for kind, can in CAPABILITIES.items() if not can.checkpoint))
 _NO_NAME = r"null|true|false|[\d._-]*"
-_TEXTS = {str: "choice(", str | None: "choice(", tuple[str, ...]: "["}
-"""Types of settings that take text as it is typed, and how a value begins that Hydra is to read."""
-_FREE_MAPPINGS = (("drafter", "options"), ("sampling", "logit_bias"))
+_KEYS = dict(fields_of(RunConfig))
+"""Every setting, and what it takes."""
 
 
 def conf_folder() -> Path:
@@ -44,8 +43,7 @@ def conf_folder() -> Path:
 def store_defaults() -> None:
     """Give Hydra every key with its default. Idempotent."""
     defaults = to_mapping(RunConfig())
-    for section, name in _FREE_MAPPINGS:
-        defaults[section][name] = None
+    defaults["sampling"]["logit_bias"] = None  # which a list or a mapping can replace
     ConfigStore.instance().store(name="amusd_defaults", node=defaults)
 
 
@@ -62,13 +60,9 @@ def config_of(composed: DictConfig) -> RunConfig:
         values = cast("dict[str, Any]", OmegaConf.to_container(composed, resolve=True))
     except OmegaConfBaseException as error:
         raise ConfigError(f"{error.full_key}: {first_line(error)}") from None
-    for section, name in _FREE_MAPPINGS:
-        if isinstance(values.get(section), dict) and values[section].get(name) is None:
-            values[section].pop(name, None)
     config = from_mapping(RunConfig, values)
-    is_unnamed = isinstance(values["drafter"], Mapping) and values["drafter"].get("kind") == "auto"
-    is_wanted = config.mode != "autoregressive" and not config.compare.drafters
-    if is_unnamed and is_wanted and config.drafter.kind in DEFAULT_DRAFTERS:
+    is_default = values["drafter"].get("kind") == "auto" and config.drafter.kind in DEFAULT_DRAFTERS
+    if is_default and config.mode != "autoregressive" and not config.compare.drafters:
         tell(DEFAULT_DRAFTERS[config.drafter.kind])
     return config
 
@@ -88,48 +82,41 @@ def errors_of_hydra(arguments: Sequence[str]) -> Iterator[None]:
         raise ConfigError(f"run_dir={error.filename}: cannot be used ({error.strerror})") from None
     except (HydraException, OmegaConfBaseException, RecursionError) as error:
         text = " ".join(str(error).partition("See https:")[0].split())
-        names = {word.partition("=")[0].lstrip("+~"): word for word in arguments if not word.startswith(("-", "hydra"))}
-        found = getattr(error, "override", None) or next((name for name in names if _names(text, name)), "")
-        name = found.partition("=")[0].lstrip("+~")
-        raise (_refusal(names[name], text) if name in names else ConfigError(text)) from None
-
-
-def _names(text: str, key: str) -> bool:
-    return re.search(rf"(?<![\w.]){re.escape(key)}(?![\w.])", text) is not None
+        for argument in arguments:
+            key = re.escape(argument.partition("=")[0].lstrip("+~"))
+            is_named = re.search(rf"(?<![\w.]){key}(?![\w.])", getattr(error, "override", text))
+            if is_named and not key.startswith("hydra"):
+                raise _refusal(argument, text) from None
+        raise ConfigError(text) from None
 
 
 def _refusal(argument: str, text: str) -> ConfigError:
     """The line for an argument that Hydra refuses with this text."""
-    key, equals, value = argument.lstrip("+~").partition("=")
-    known = dict(fields_of(RunConfig))
-    if not re.fullmatch(r"[\w.@/]+", key) or not equals:
-        near = nearest(key, [*known]) or f"; a prompt is written prompt={shlex.quote(argument)}"
-        return ConfigError(f"{shown(argument)}: expected KEY=VALUE{near}")
+    key, _, value = argument.lstrip("+~").partition("=")
     sweep = "; several values are a sweep, which needs -m" if "multirun" in text else ""
     if (conf_folder() / key.partition("@")[0]).is_dir() or key.startswith("drafter.options."):
         return ConfigError(f"{shown(argument)}: {sweep[2:] or text}")
-    if key not in known:
+    if key not in _KEYS:
         return no_such_key(RunConfig, key, shown(value))
-    allowed = allowed_values(known[key])
-    as_list = f", as [{value}]" if sweep and allowed.startswith("a list") else ""
-    return ConfigError(f"{shown(argument)}: expected {allowed}{as_list}{sweep}")
+    as_list = f", as [{value}]" if sweep and _KEYS[key].startswith("a list") else ""
+    return ConfigError(f"{shown(argument)}: expected {_KEYS[key]}{as_list}{sweep}")
 
 
 def for_hydra(arguments: Sequence[str]) -> Iterator[str]:
     """Arguments for Hydra: free text is quoted, and a checkpoint as a choice is spelt out.
 
-    Raises `ConfigError` for one that begins with a dash.
+    Raises `ConfigError` for what is no `key=value`.
     """
-    texts = {name: _TEXTS[hint] for name, hint in fields_of(RunConfig, plain=True) if hint in _TEXTS}
     typed = {argument.partition("=")[0] for argument in arguments}
     for argument in arguments:
-        key, equals, value = argument.partition("=")
-        if argument.startswith("-"):
-            near = nearest(key.lstrip("-"), [name for name, _ in fields_of(RunConfig)])
-            raise ConfigError(f"{shown(argument)}: expected KEY=VALUE, without dashes{near}")
-        if not equals:
-            yield argument
-        elif key == "drafter" and is_reference(value):
+        key, _, value = argument.partition("=")
+        allowed = _KEYS.get(key, "")
+        begin = "[" if allowed.startswith("a list") else "choice("
+        if not re.fullmatch(r"~[\w.@/]+|[+~]*[\w.@/]+=.*", argument, re.DOTALL):
+            dashes = ", without dashes" if argument.startswith("-") else ""
+            near = nearest(key.lstrip("-"), [*_KEYS]) or f"; a prompt is written prompt={shlex.quote(argument)}"
+            raise ConfigError(f"{shown(argument)}: expected KEY=VALUE{dashes}{near}")
+        if key == "drafter" and is_reference(value):
             yield from ("drafter=custom", "drafter.kind=custom", f"drafter.factory={_quoted(value)}")
         elif key in _MODELS and _names_model(key, value):
             yield from (f"{key}=hf", f"{key}.kind=hf", f"{key}.model={_quoted(value)}")
@@ -139,9 +126,9 @@ def for_hydra(arguments: Sequence[str]) -> Iterator[str]:
                 yield f"{key}.model=null"
         elif (conf_folder() / key).is_dir() and re.fullmatch(_NO_NAME, value):
             yield f"~{key}" if value == "null" else f"{key}={_quoted(value)}"
-        elif key.startswith("drafter.options."):
+        elif key.startswith("drafter.options"):
             yield f"+{argument}"
-        elif key in texts and value != "null" and not value.startswith(texts[key]) and not _is_quoted(key, value):
+        elif "a text" in allowed and value != "null" and not value.startswith(begin) and not _is_quoted(key, value):
             yield f"{key}={_quoted(value)}"
         else:
             yield argument
@@ -154,9 +141,8 @@ def text_of(argument: str) -> str:
 
 
 def _names_model(group: str, choice: str) -> bool:
-    if (conf_folder() / group / f"{choice}.yaml").is_file():
-        return False
-    return Path(choice).is_dir() or ("/" in choice and "," not in choice)
+    has_file = (conf_folder() / group / f"{choice}.yaml").is_file()
+    return not has_file and (Path(choice).is_dir() or ("/" in choice and "," not in choice))
 
 
 def _quoted(text: str) -> str:
@@ -165,9 +151,7 @@ def _quoted(text: str) -> str:
 
 
 def _is_quoted(key: str, value: str) -> bool:
-    if len(value) < 2 or value[0] not in "'\"" or value[-1] != value[0]:
-        return False
-    try:
-        return OverridesParser.create().parse_override(f"{key}={value}").value_type is ValueType.ELEMENT
-    except HydraException:
-        return False
+    is_framed = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
+    with suppress(HydraException):
+        return is_framed and OverridesParser.create().parse_override(f"{key}={value}").value_type is ValueType.ELEMENT
+    return False

@@ -16,28 +16,19 @@ from pathlib import Path
 from typing import Any
 
 import amusd
-from amusd.config import EngineConfig
-from amusd.runtime.cores import allowed_cores, check_threads
+from amusd.runtime.cores import allowed_cores
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "pyzmq", "hydra-core", "omegaconf", "gguf")
 CPU_FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
 """Instructions that a model's speed depends on, as Linux names them."""
+_GPU_FACTS = "name,memory.total,driver_version"
 _PROBE_SECONDS = 5.0
 
 
-def set_environment(config: EngineConfig) -> None:
-    """Set variables of torch and its libraries for this process and its children, before torch is imported.
-
-    Raises `ConfigError` for more threads than cores.
-    """
+def set_environment(num_threads: int) -> None:
+    """Set the log level of torch, and the threads of numeric libraries, in this process and its children."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    check_threads(config.hardware)
-    set_threads(config.hardware.num_threads)
-
-
-def set_threads(num_threads: int) -> None:
-    """Set the threads of numeric libraries in this process and its children."""
     for variable in THREAD_VARIABLES:
         os.environ[variable] = str(num_threads)
     if "torch" in sys.modules:  # too late for the variables
@@ -64,9 +55,7 @@ def describe_environment() -> dict[str, Any]:
             "cores": os.cpu_count(),
             "allowed_cores": len(allowed_cores()),
         },
-        "gpus": _output_of(
-            "nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader"
-        ).splitlines(),
+        "gpus": _output_of(f"nvidia-smi --query-gpu={_GPU_FACTS} --format=csv,noheader").splitlines(),
         "commit": _commit(),
     }
 

@@ -9,8 +9,8 @@ import dataclasses
 import io
 import os
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,22 +24,14 @@ from amusd.config import HIDDEN, EngineConfig, RunConfig
 from amusd.console import Console, tell
 from amusd.errors import ConfigError
 from amusd.files import RESULT_FILE, keep_traceback, read_json, write_json
-from amusd.runtime.cores import allowed_cores, check_threads, pin_rank, pin_to
+from amusd.runtime.cores import allowed_cores, pin_rank, pin_to
 from amusd.runtime.devices import device_of
-from amusd.runtime.workers import check_models, start_workers
+from amusd.runtime.workers import check_workers, start_workers
 from amusd.tracing.recorder import Recorder, as_format
 
 from .compose import config_of
 from .environment import set_environment
-from .run_directory import (
-    OVERRIDES_FILE,
-    WORKERS_FILE,
-    check_unchanged,
-    clear_run,
-    create_run_directory,
-    discard_run,
-    is_complete,
-)
+from .run_directory import OVERRIDES_FILE, WORKERS_FILE, clear_run, create_run_directory, discard_run, is_done
 from .signals import exit_code_of, raise_on_signals
 
 if TYPE_CHECKING:
@@ -63,8 +55,10 @@ class Jobs:
         self._engine: Engine | None = None
         self._directory = Path()
         self._keeps_engine = keeps_engine
-        self._links: TemporaryDirectory[str] | None = None
+        self._links: Path | None = None
         """Links by number to the folders of a sweep's jobs, which Hydra names as the user wishes."""
+        self._running = ExitStack()
+        """Ends the engine, and removes the links."""
 
     def __reduce__(self) -> Any:
         """In another process, a job makes an engine and ends it."""
@@ -87,39 +81,22 @@ class Jobs:
 
     def close(self) -> None:
         """End the engine. Idempotent."""
-        engine, self._engine, self._config = self._engine, None, None
-        if engine is not None:
-            engine.close()
-        links, self._links = self._links, None
-        if links is not None:
-            links.cleanup()
+        self._engine = self._config = self._links = None
+        self._running.close()
 
     def _do(self, composed: DictConfig) -> int:
         hydra = HydraConfig.get()
         self._directory = Path(hydra.runtime.output_dir)
         try:
-            if hydra.mode is RunMode.MULTIRUN:
-                return self._do_point(composed, hydra.job.num, hydra.overrides.task)
-            return self.run(self._config_of(composed))
+            number = hydra.job.num if hydra.mode is RunMode.MULTIRUN else None
+            if number is not None:
+                overrides = [text for text in hydra.overrides.task if not text.startswith(("run_dir=", "output="))]
+                tell(f"job {number}: {' '.join(overrides)}")
+                write_json(self._directory / OVERRIDES_FILE, {"job": number, "overrides": overrides})
+            return self.run(dataclasses.replace(config_of(composed), run_dir=str(self._directory)), number)
         finally:
             with suppress(OSError):
                 self._directory.rmdir()  # Hydra has made it; only an empty one can be removed
-
-    def _do_point(self, composed: DictConfig, number: int, typed: Sequence[str]) -> int:
-        """Do one job of a sweep, unless it was done before."""
-        overrides = [text for text in typed if not text.startswith(("run_dir=", "output="))]
-        tell(f"job {number}: {' '.join(overrides)}")
-        write_json(self._directory / OVERRIDES_FILE, {"job": number, "overrides": overrides})
-        config = self._config_of(composed)
-        if is_complete(self._directory):
-            check_unchanged(self._directory, config)
-            tell(f"job {number}: done before")
-            return 0
-        clear_run(self._directory)
-        return self.run(config, number)
-
-    def _config_of(self, composed: DictConfig) -> RunConfig:
-        return self._settled(dataclasses.replace(config_of(composed), run_dir=str(self._directory)))
 
     def _settled(self, config: RunConfig) -> RunConfig:
         """`config` with the target's dtype named, so that results and answers say it."""
@@ -128,18 +105,22 @@ class Jobs:
         from amusd.models.timed_dtype import settle_dtype
 
         engine = config.engine_for(self._command)
-        check_models(engine)
-        check_threads(config.hardware)
+        check_workers(engine)
         return settle_dtype(config, device_of(engine, "target"))
 
     def run(self, config: RunConfig, number: int | None = None) -> int:
-        """Do one job; return its exit code. `number`: its place in a sweep; then JSON goes to files only.
+        """Do one job; return its exit code. Raises `ConfigError`, `PeerError`, `KeyboardInterrupt`.
 
-        Raises `ConfigError`, `PeerError`, `KeyboardInterrupt`.
+        `number`: its place in a sweep; then JSON goes to files only, and what was done before is not done again.
         """
         json_only = config.output == "json"
         console = Console(json_only=json_only, out=io.StringIO() if json_only and number is not None else None)
         config = self._settled(config)
+        if number is not None:
+            if is_done(self._directory, config):
+                tell(f"job {number}: done before")
+                return 0
+            clear_run(self._directory)
         if self._command == "doctor":
             from amusd.commands.doctor import run_doctor
 
@@ -182,8 +163,8 @@ class Jobs:
         with out.opened():
             return prompts  # it can be written, and no other run does
 
-    def _work(self, config: RunConfig, prompts: Sequence[WorkloadPrompt], number: int | None, console: Console) -> int:
-        set_environment(config.engine_for(self._command))
+    def _work(self, config: RunConfig, prompts: list[WorkloadPrompt], number: int | None, console: Console) -> int:
+        set_environment(config.hardware.num_threads)
         if self._command == "bench":
             from amusd.commands.bench import run_bench
 
@@ -212,15 +193,14 @@ class Jobs:
 
     def _engine_of(self, config: RunConfig, number: int | None, console: Console) -> Engine:
         wanted = config.engine_for(self._command)
-        if self._engine is None or wanted != self._config:
+        if wanted != self._config:
             self.close()
-            events = None if self._command == "serve" else self._events(number)
-            self._engine, self._config = self._make_engine(wanted, events, console), wanted
-            restart = self._engine.draft.draft_restart
-            if restart is not None:
+        events = None if self._command == "serve" else self._events(number)
+        if self._engine is None:
+            self._engine = self._running.enter_context(self._make_engine(wanted, events, console))
+            self._config = wanted
+            if (restart := self._engine.draft.draft_restart) is not None:
                 restart.on_met = self._record
-        else:
-            self._events(number)
         self._record()
         self._told(0)
         return self._engine
@@ -238,9 +218,9 @@ class Jobs:
         """The folder of this job's events; in a sweep as a format in which `{run}` is a job's number."""
         if number is None:
             return f"{as_format(self._directory)}/events"
-        self._links = self._links or TemporaryDirectory(prefix="amusd-sweep-")
-        Path(self._links.name, str(number)).symlink_to(self._directory)
-        return f"{as_format(Path(self._links.name))}/{{run}}/events"
+        self._links = self._links or Path(self._running.enter_context(TemporaryDirectory(prefix="amusd-sweep-")))
+        (self._links / str(number)).symlink_to(self._directory)
+        return f"{as_format(self._links)}/{{run}}/events"
 
     def _record(self) -> None:
         """Write `workers.json`: before the first token, and again for each further draft."""

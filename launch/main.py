@@ -69,10 +69,8 @@ def _run(arguments: list[str]) -> int:
         Console().text(f"amusd {amusd.__version__}")
         return 0
     if command not in COMMANDS:
-        near = nearest(command, [*COMMANDS]) if command else ""
-        raise ConfigError(
-            f"{command and f'{shown(command)}: '}name a command first; allowed: {', '.join(COMMANDS)}{near}"
-        )
+        named = f"{shown(command)}: " if command else ""
+        raise ConfigError(f"{named}name a command first; allowed: {', '.join(COMMANDS)}{nearest(command, [*COMMANDS])}")
     _check_process()
     if command == "trace":
         return _trace(rest)

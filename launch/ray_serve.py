@@ -34,7 +34,7 @@ class Replica:
 
         config = from_mapping(RunConfig, settings)
         engine_config = config.engine_for("serve")
-        set_environment(engine_config)
+        set_environment(config.hardware.num_threads)
         self._engine = await AsyncEngine(lambda: Engine.start(engine_config)).__aenter__()
         self._service = make_service(self._engine, config)
         self._app = make_app(self._service, tell)

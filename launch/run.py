@@ -44,7 +44,7 @@ from amusd.models.meeting import Meeting
 from amusd.runtime.cores import allowed_cores, cores_for, pin_to
 from amusd.runtime.devices import check_devices, count_gpus, devices_of, settle_devices
 from amusd.runtime.draft_process import DraftProcess
-from amusd.runtime.workers import check_models
+from amusd.runtime.workers import check_workers
 from amusd.tracing.recorder import Recorder
 from amusd.transport.addresses import address_towards, check_address, is_loopback
 from amusd.transport.factory import numbered_link
@@ -85,10 +85,8 @@ def place_from_environment() -> Place:
     try:
         return Place(*(int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")))
     except KeyError:
-        raise ConfigError(
-            'launch/run.py: start it with torchrun --standalone --nproc-per-node=2 launch/run.py prompt="...", '
-            "or use the amusd command"
-        ) from None
+        command = 'torchrun --standalone --nproc-per-node=2 launch/run.py prompt="..."'
+        raise ConfigError(f"launch/run.py: start it with {command}, or use the amusd command") from None
 
 
 def compose(arguments: Sequence[str], own: Place) -> tuple[str, RunConfig]:
@@ -103,17 +101,13 @@ def compose(arguments: Sequence[str], own: Place) -> tuple[str, RunConfig]:
     config = compose_config(overrides)
     num_ranks = config.engine().num_ranks
     if own.size != num_ranks:
-        raise ConfigError(
-            f"WORLD_SIZE={own.size}: start {num_ranks} processes, one for each of the target's "
-            f"target_tensor_parallel_size={num_ranks - 1} ranks and one for the draft"
-        )
+        ranks = f"the target's target_tensor_parallel_size={num_ranks - 1} ranks and one for the draft"
+        raise ConfigError(f"WORLD_SIZE={own.size}: start {num_ranks} processes, one for each of {ranks}")
     link = config.transport
     if own.is_apart:
         if link.address is None or not link.address.startswith("tcp://"):
-            raise ConfigError(
-                "transport.address: required on several machines: tcp://HOST:PORT of the first one, where that port "
-                f"and the {num_ranks - 1} behind it are free"
-            )
+            needed = f"tcp://HOST:PORT of the first one, where that port and the {num_ranks - 1} behind it are free"
+            raise ConfigError(f"transport.address: required on several machines: {needed}")
         check_address(link.address, beyond=link.insecure or link.keys is not None, to_bind=False)
     return command, config
 
@@ -123,8 +117,8 @@ def run(arguments: Sequence[str]) -> int:
     own = place_from_environment()
     try:
         command, config = compose(arguments, own)
-        set_environment(config.engine())
-        check_models(config.engine())
+        set_environment(config.hardware.num_threads)
+        check_workers(config.engine())
         if not own.is_apart:
             note = tell if own.rank == 0 else lambda _line: None
             config = dataclasses.replace(config, hardware=settle_devices(config.engine(), note))
@@ -194,22 +188,17 @@ def _meet_apart(store: Any, config: RunConfig, own: Place) -> tuple[RunConfig, M
     assert address is not None, "`compose` has seen to it"
     host = address_towards(address)
     if is_loopback(host):
-        raise ConfigError(
-            f"transport.address={address}: leads to {host} on the machine of rank {own.rank}, where no other machine "
-            "comes (see /etc/hosts); write the first machine's address in the network"
-        )
+        found = f"leads to {host} on the machine of rank {own.rank}, where no other machine comes (see /etc/hosts)"
+        raise ConfigError(f"transport.address={address}: {found}; write the first machine's address in the network")
     if own.rank == 0:  # which listens there
         address = f"tcp://{f'[{host}]' if ':' in host else host}:{urlsplit(address).port}"  # libzmq binds to no names
     device = own_device(config, own)
     check_devices([device])
     store.set(f"device/{own.rank}", device)
     devices = [store.get(f"device/{rank}").decode() for rank in range(own.size)]
-    config = dataclasses.replace(
-        config,
-        hardware=dataclasses.replace(config.hardware, devices=tuple(devices)),
-        transport=dataclasses.replace(config.transport, address=address),
-    )
-    return config, Meeting(address, host, store)
+    hardware = dataclasses.replace(config.hardware, devices=tuple(devices))
+    transport = dataclasses.replace(config.transport, address=address)
+    return dataclasses.replace(config, hardware=hardware, transport=transport), Meeting(address, host, store)
 
 
 def own_device(config: RunConfig, own: Place) -> str:

@@ -13,16 +13,7 @@ import yaml  # type: ignore[import-untyped]  # OmegaConf brings it, without type
 
 from amusd.config import RunConfig
 from amusd.errors import ConfigError
-from amusd.files import (
-    ANSWERS_FILE,
-    FIGURE_FILES,
-    PARTIAL_FILE,
-    RESULT_FILE,
-    error_file,
-    read_json,
-    write_json,
-    write_whole,
-)
+from amusd.files import MEASURED_FILES, RESULT_FILE, SHOWN_FILES, read_json, write_json, write_whole
 from amusd.settings import from_mapping, to_mapping
 
 from .environment import describe_environment
@@ -35,8 +26,7 @@ OVERRIDES_FILE = "overrides.json"
 SUMMARY_FILE = "sweep.json"
 """In the folder of a sweep, whose jobs are in numbered folders."""
 EVENTS_FOLDER = "events"
-_MEASURED = (RESULT_FILE, PARTIAL_FILE, error_file("target"), error_file("draft"))
-_FILES = (*(CONFIG_FILE, ENVIRONMENT_FILE, WORKERS_FILE), *_MEASURED, *(ANSWERS_FILE, "trace.json", *FIGURE_FILES))
+_FILES = (CONFIG_FILE, ENVIRONMENT_FILE, WORKERS_FILE, *MEASURED_FILES, *SHOWN_FILES)
 _MARKS_OF_A_RUN = (CONFIG_FILE, RESULT_FILE, SUMMARY_FILE, EVENTS_FOLDER)
 
 
@@ -78,23 +68,21 @@ def clear_run(directory: Path) -> None:
 
 def discard_run(directory: Path) -> None:
     """Remove the files of a run that was refused before any token."""
-    if any((directory / name).exists() for name in _MEASURED) or any((directory / EVENTS_FOLDER).glob("*")):
+    if any((directory / name).exists() for name in MEASURED_FILES) or any((directory / EVENTS_FOLDER).glob("*")):
         return
     clear_run(directory)
     with suppress(OSError):
         directory.rmdir()
 
 
-def is_complete(directory: Path) -> bool:
-    """Whether a sweep's job has all measurements, made with its draft."""
+def is_done(directory: Path, config: RunConfig) -> bool:
+    """Whether a sweep's job has all measurements, made with its draft. Raises `ConfigError` for other settings."""
     result = read_json(directory / RESULT_FILE) or {}
-    return bool(result) and result.get("complete", True) and not {"draft_failure", "draft_losses"} & result.keys()
-
-
-def check_unchanged(directory: Path, config: RunConfig) -> None:
-    """Raise `ConfigError` unless the run in this folder had the same settings."""
+    if not result.get("complete") or {"draft_failure", "draft_losses"} & result.keys():
+        return False
     if dataclasses.replace(read_config(directory), output=config.output, run_dir=config.run_dir) != config:
         raise ConfigError(f"{directory}: was measured with other settings ({CONFIG_FILE}); name another run_dir")
+    return True
 
 
 def read_config(directory: Path) -> RunConfig:

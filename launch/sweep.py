@@ -35,12 +35,11 @@ def summarize(folder: Path) -> dict[str, Any]:
 def summary_table(document: Mapping[str, Any]) -> str:
     """A line for each row of each job; a job without any has no result."""
     leading = {"job": "job"} | {key: f"swept.{key}" for key in document["swept_keys"]}
-    return rows_table([row for job in document["jobs"] for row in _rows(job)], _HIDDEN, leading)
-
-
-def _rows(job: Mapping[str, Any]) -> list[dict[str, Any]]:
-    head = {"job": job["job"]} | {f"swept.{key}": value for key, value in job["swept"].items()}
-    return [head | row for row in job["rows"] or [_NO_RESULT]]
+    rows = []
+    for job in document["jobs"]:
+        head = {"job": job["job"]} | {f"swept.{key}": value for key, value in job["swept"].items()}
+        rows += [head | row for row in job["rows"] or [_NO_RESULT]]
+    return rows_table(rows, _HIDDEN, leading)
 
 
 def _job(file: Path) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from oracle import always_right
-from runtime.pair import PROMPT, oracle, pair, params, plain_engine, reference
+from runtime.pair import PROMPT, VOCAB_SIZE, oracle, pair, params, plain_engine, reference
+from table_model import TableTokenizer
 
 from amusd.config import DecodingConfig, SamplingParams
 from amusd.engine import Engine
@@ -45,6 +46,14 @@ def one_line_of(make: Callable[[], Any]) -> str:
 )
 def test_a_prompt_that_cannot_be_is_one_line(prompt: Any, message: str) -> None:
     assert one_line_of(lambda: plain_engine().generate(prompt)) == message
+
+
+@pytest.mark.parametrize("prompt", ["aY", [{"role": "user", "content": "aY"}]], ids=["text", "turns"])
+def test_a_text_with_a_token_that_the_model_lacks_names_it(prompt: Any) -> None:
+    engine = plain_engine()
+    engine.tokenizer = TableTokenizer(VOCAB_SIZE + 1)
+    message = "prompt: its text has the tokenizer's token b'Y', which the model lacks"
+    assert one_line_of(lambda: engine.generate(prompt)) == message
 
 
 @pytest.mark.parametrize(

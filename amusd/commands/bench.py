@@ -56,8 +56,6 @@ def run_bench(config: RunConfig, run_directory: Path, console: Console) -> int:
 
     Raises `ConfigError` for what cannot be measured.
     """
-    if (size := config.target_tensor_parallel_size) > 1:
-        raise ConfigError(f"target_tensor_parallel_size={size}: `amusd bench` measures one process a role; allowed: 1")
     engine = config.engine(max_num_seqs=1)
     engine = replace(engine, hardware=settle_devices(engine, tell))
     console.note("messages over each link")
@@ -119,7 +117,7 @@ def measure_models(
     bandwidth = read_bandwidth(str(target.device))
     rule = Numerics.for_device(str(target.device), width=max(WIDTHS), fixed=False)
     bucketed = replace(target, options=replace(target.options, numerics=rule))
-    work = {str(width): _pass(bucketed, prompt, width) for width in WIDTHS} | {"fixed": _pass(target, prompt, 1)}
+    work = {str(width): one_pass(bucketed, prompt, width) for width in WIDTHS} | {"fixed": one_pass(target, prompt, 1)}
     for name, model in drafts.items():
         work[name] = _steps(model, prompt, DRAFT_STEPS)
         drafter = ModelTreeDrafter(model, NgramCache())
@@ -162,18 +160,20 @@ def measure_models(
 
 
 def time_in_turns(
-    work: Mapping[str, Work], console: Console, neighbour: Neighbour | None = None
+    work: Mapping[str, Work], console: Console | None, neighbour: Neighbour | None = None
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Median milliseconds of each piece of work, which waits for its device: alone, and while the neighbour works."""
     alone: dict[str, list[float]] = {name: [] for name in work}
     beside: dict[str, list[float]] = {name: [] for name in work}
     for number in range(WARM_UP_ROUNDS + NUM_ROUNDS):
-        console.progress("rounds", number, WARM_UP_ROUNDS + NUM_ROUNDS)
+        if console is not None:
+            console.progress("rounds", number, WARM_UP_ROUNDS + NUM_ROUNDS)
         for times in (alone, beside) if neighbour is not None else (alone,):
             with neighbour.works() if times is beside and neighbour is not None else nullcontext():
                 for name, run in work.items():
                     times[name].append(1000 * timeit.timeit(run, number=1))
-    console.clear_progress()
+    if console is not None:
+        console.clear_progress()
     medians = [
         {name: statistics.median(taken[WARM_UP_ROUNDS:]) for name, taken in times.items() if taken}
         for times in (alone, beside)
@@ -243,7 +243,8 @@ def bench_text(document: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-def _pass(model: CachedModel, prompt: Sequence[int], width: int) -> Work:
+def one_pass(model: CachedModel, prompt: Sequence[int], width: int) -> Work:
+    """A pass of the first `width` tokens of `prompt` behind all of it."""
     return _behind(prompt, model, max(WIDTHS), lambda cache: model.run([Rows(prompt[:width], cache)])[0].choose())
 
 

@@ -39,15 +39,13 @@ _ALONE = ("target_idle_fraction", "draft_idle_fraction")
 """Columns that are shown for several answers at a time, and for one."""
 
 
-def compare(
-    config: RunConfig, engine: Engine, console: Console, prompts: Sequence[WorkloadPrompt], run_directory: Path
-) -> Done:
+def compare(config: RunConfig, engine: Engine, console: Console, prompts: list[WorkloadPrompt], folder: Path) -> Done:
     """Every contestant on every prompt. Results are kept if the run is interrupted or killed."""
     comparison = Comparison(engine, config, contestants_of(config), console)
 
     def keep_answers() -> None:
         lines = (json.dumps(record) + "\n" for record in comparison.records())
-        write_whole(run_directory / ANSWERS_FILE, "".join(lines))
+        write_whole(folder / ANSWERS_FILE, "".join(lines))
 
     try:
         for _ in comparison.turns(prompts):
@@ -56,18 +54,14 @@ def compare(
     except BaseException:
         if comparison.plain.answers:
             comparison.computes_gaps = False  # a signal leaves little time
-            write_json(run_directory / RESULT_FILE, {"complete": False, "rows": comparison.rows()})
+            write_json(folder / RESULT_FILE, {"complete": False, "rows": comparison.rows()})
         raise
     finally:
         console.clear_progress()
     keep_answers()
     rows = comparison.rows()
-    result = {
-        "complete": True,
-        "rows": rows,
-        "num_refused_prompts": len(comparison.refused),
-        "environment": read_json(run_directory / "environment.json"),
-    }
+    result = {"complete": True, "rows": rows, "num_refused_prompts": len(comparison.refused)}
+    result["environment"] = read_json(folder / "environment.json")
     sizes = dict.fromkeys(row["batch_size"] for row in rows)
     advices = {size: advice([row for row in rows if row["batch_size"] == size]) for size in sizes}
     lines = [f"{size} at a time: {text}" if len(sizes) > 1 else text for size, text in advices.items() if text]
@@ -97,7 +91,7 @@ class Comparison:
         """Whether every mode should give the same answers; under the ratio test only their distribution is the same."""
         return self.config.sampling.rule != "rejection"
 
-    def turns(self, prompts: Sequence[WorkloadPrompt]) -> Iterator[None]:
+    def turns(self, prompts: list[WorkloadPrompt]) -> Iterator[None]:
         """Let every contestant answer every prompt; yields after each turn. Raises `ConfigError` without a prompt."""
         self._warm_up()
         for prompt, token_ids in encoded(self.engine, self.config, prompts, self.refused):
@@ -229,11 +223,10 @@ class Comparison:
         }
 
     def _identity(self, contestant: Contestant) -> dict[str, Any]:
+        asked = zip(self.encoded, self.plain.answers, strict=False)
         gaps = [
             first_gap(self.engine, prompt, plain.token_ids, answer.token_ids) if self.computes_gaps else None
-            for prompt, plain, answer in zip(
-                itertools.cycle(self.encoded), itertools.cycle(self.plain.answers), contestant.answers, strict=False
-            )
+            for (prompt, plain), answer in zip(itertools.cycle(asked), contestant.answers, strict=False)
             if plain.token_ids != answer.token_ids
         ]
         number = len(contestant.answers)

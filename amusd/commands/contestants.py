@@ -56,11 +56,8 @@ def contestants_of(config: RunConfig) -> list[Contestant]:
         ]
         policies = config.asynchronous_policies() if drafter.can.runs_ahead else ()
         found += [(replace(decoding, policy=policy), drafter.kind) for policy in policies]
-    sized = [(plain, None, 1), *((*each, size) for size in config.compare.batch_sizes for each in found)]
-    return [
-        Contestant(*each, num_devices=count_devices(devices if each[1] else devices[:-1]))
-        for each in dict.fromkeys(sized)
-    ]
+    sized = dict.fromkeys([(plain, None, 1), *((*one, size) for size in config.compare.batch_sizes for one in found)])
+    return [Contestant(*one, num_devices=count_devices(devices if one[1] else devices[:-1])) for one in sized]
 
 
 def count_devices(devices: Sequence[str]) -> int:

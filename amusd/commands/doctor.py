@@ -11,7 +11,8 @@ from typing import TypeAlias
 
 import torch
 
-from amusd.commands.bench import measure_links
+from amusd.commands.bench import measure_links, one_pass, time_in_turns
+from amusd.commands.neighbour import Neighbour
 from amusd.config import EngineConfig, RunConfig
 from amusd.console import Console
 from amusd.drafters.factory import load_drafters
@@ -21,16 +22,29 @@ from amusd.models.cached_model import CachedModel
 from amusd.models.fallback import find_way
 from amusd.models.loading import check_target, describe_drafter, describe_target, load_target
 from amusd.models.self_test import measure_width_invariance
+from amusd.models.timed_dtype import settle_dtype
 from amusd.models.tokenizer import Tokenizer, user_turn
-from amusd.runtime.cores import allowed_cores
-from amusd.runtime.devices import check_devices, claim_device, count_gpus, devices_of, free_bytes, link_devices, sharing
+from amusd.runtime.cores import allowed_cores, cores_for, pin_to
+from amusd.runtime.devices import (
+    check_devices,
+    claim_device,
+    count_gpus,
+    device_of,
+    devices_of,
+    free_bytes,
+    link_devices,
+    sharing,
+)
 from amusd.runtime.startup import cache_bytes
-from amusd.runtime.workers import check_models, check_ranks
+from amusd.runtime.workers import check_ranks, check_workers
 from amusd.transport.factory import ON_ONE_MACHINE, listen
 
 PACKAGES = ("amusd", "torch", "transformers", "pyzmq", "hydra-core", "gguf", "starlette", "uvicorn")
 SELF_TEST_PROMPT = "Count from one to thirty, with the words and the numbers, and say which of them are prime numbers."
 
+
+_NOTICEABLE = 1.1
+"""Slow-down of a pass from which it is said what that means."""
 
 Finding: TypeAlias = tuple[str, bool | None, str]
 """One line of the report: its name, whether all is well (None: neither good nor bad), and its text."""
@@ -102,7 +116,7 @@ def _links(config: EngineConfig) -> Iterator[Finding]:
 
 def _models(config: EngineConfig, *, has_devices: bool = True) -> Iterator[Finding]:
     of_target, of_draft = link_devices(config)
-    check_models(config)
+    check_workers(config)
     check_target(config)
     if not has_devices:
         yield "models", None, "their folders can be read; all else needs the devices"
@@ -112,6 +126,7 @@ def _models(config: EngineConfig, *, has_devices: bool = True) -> Iterator[Findi
         return
     torch.set_num_threads(config.hardware.num_threads)
     device = claim_device(config, "target")
+    config = settle_dtype(config, device)
     drafters = load_drafters(config, of_draft)  # first: a wrong one is told before the target's weights are read
     model, tokenizer = load_target(config, device)
     yield "target", True, f"{describe_target(config, of_target)}, computed by {model.implementation}"
@@ -126,6 +141,7 @@ def _models(config: EngineConfig, *, has_devices: bool = True) -> Iterator[Findi
         for each in own if device != "cpu" else ():
             yield f"passes {device}", True, find_way(each)[0]
     yield _exactness(config, model, tokenizer)
+    yield _neighbour(config, model, tokenizer)
 
 
 def _memory(config: EngineConfig, device: str, models: Sequence[CachedModel]) -> Finding:
@@ -141,3 +157,23 @@ def _exactness(config: EngineConfig, model: CachedModel, tokenizer: Tokenizer) -
     text = f"{found.count(0.0)} of {len(found)} rows have the same bits in any batch"
     ok = not any(found) if config.verify_width == "fixed" else None
     return "exactness", ok, f"{text} (verify_width={config.verify_width})"
+
+
+def _neighbour(config: EngineConfig, model: CachedModel, tokenizer: Tokenizer) -> Finding:
+    """By how much the draft's device slows a pass of the target while it computes."""
+    cores = allowed_cores()
+    if model.device.type == "cpu":
+        pin_to(cores_for("target", cores, config.hardware))
+    work = {"pass": one_pass(model, tokenizer.encode_chat(user_turn(SELF_TEST_PROMPT)), 1)}
+    with Neighbour(device_of(config, "draft"), cores_for("draft", cores, config.hardware)) as neighbour:
+        alone, beside = time_in_turns(work, None, neighbour)
+    pin_to(set(cores))
+    share = beside["pass"] / alone["pass"]
+    text = f"a pass takes {alone['pass']:.1f} ms, and {beside['pass']:.1f} while the draft's device computes"
+    if share < _NOTICEABLE:
+        return "neighbour", True, f"{text}: running ahead costs the target little"
+    return (
+        "neighbour",
+        None,
+        f"{text}: running ahead gains less, by up to {share:.2f} times",
+    )

@@ -20,6 +20,8 @@ from amusd.files import PARTIAL_FILE, RESULT_FILE, write_json
 from amusd.schedule import SYNTHETIC
 from amusd.workload import AnswersFile, WorkloadPrompt, prompts_of
 
+Encoded: TypeAlias = tuple[WorkloadPrompt, tuple[int, ...]]
+"""A prompt and its token ids."""
 Done: TypeAlias = tuple[dict[str, Any], str, Sequence[str]]
 """A command's `result.json`, the text that standard output still lacks, and notes about the run."""
 
@@ -55,7 +57,7 @@ def generate_file(config: RunConfig, engine: Engine, console: Console, run_direc
     refused: list[str] = []
     asked: list[WorkloadPrompt] = []
 
-    def submitted(prompts: Sequence[WorkloadPrompt]) -> Iterator[Answer]:
+    def submitted(prompts: list[WorkloadPrompt]) -> Iterator[Answer]:
         for prompt, token_ids in encoded(engine, config, prompts, refused):
             asked.append(prompt)
             reference = script(token_ids, config.sampling, config.decoding())
@@ -107,9 +109,7 @@ def scripts_of(engine: Engine) -> Callable[..., tuple[int, ...]]:
     return script
 
 
-def encoded(
-    engine: Engine, config: RunConfig, prompts: Sequence[WorkloadPrompt], refused: list[str]
-) -> Iterator[tuple[WorkloadPrompt, tuple[int, ...]]]:
+def encoded(engine: Engine, config: RunConfig, prompts: list[WorkloadPrompt], refused: list[str]) -> Iterator[Encoded]:
     """Prompts and their tokens. One that cannot be used is left out, with a line in `refused`."""
     for prompt in prompts:
         try:

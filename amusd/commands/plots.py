@@ -44,15 +44,13 @@ def write(draw: Callable[[], Figure], folder: Path, name: str, tell: Callable[[s
     """
     try:
         figure = draw()
-    except ConfigError as lack:
-        tell(f"{folder / name}.svg: not drawn: {lack}")
-        return
-    try:
         figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
         figure.savefig(folder / f"{name}.png", dpi=160)
+        tell(f"{folder / name}.svg and .png")
+    except ConfigError as lack:
+        tell(f"{folder / name}.svg: not drawn: {lack}")
     except OSError as error:
         raise cannot_write(folder / f"{name}.svg", error) from None
-    tell(f"{folder / name}.svg and .png")
 
 
 def draw_comparison(rows: Sequence[Row]) -> Figure:

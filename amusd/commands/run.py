@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from amusd.commands import plots
@@ -26,12 +26,7 @@ def serve(config: RunConfig, make_engine: Callable[[], Engine]) -> int:
 
 
 def answer(
-    command: str,
-    config: RunConfig,
-    engine: Engine,
-    console: Console,
-    prompts: Sequence[WorkloadPrompt],
-    run_directory: Path,
+    command: str, config: RunConfig, engine: Engine, console: Console, prompts: list[WorkloadPrompt], folder: Path
 ) -> int:
     """Do `generate` or `compare`, and keep and show the result; returns the exit code.
 
@@ -39,31 +34,26 @@ def answer(
     """
     losses_before, restarts_before = len(engine.draft.losses), engine.draft.num_restarts
     if command == "compare":
-        result, text, notes = compare(config, engine, console, prompts, run_directory)
+        result, text, notes = compare(config, engine, console, prompts, folder)
     elif config.out is not None:
-        result, text, notes = generate_file(config, engine, console, run_directory)
+        result, text, notes = generate_file(config, engine, console, folder)
     else:
-        result, text, notes = generate(config, engine, console, prompts[0], run_directory)
+        result, text, notes = generate(config, engine, console, prompts[0], folder)
     losses = engine.draft.losses[losses_before:]
     result |= {"draft_losses": losses} if losses else {}
     result |= {"draft_failure": engine.draft.failure} if engine.draft.failure is not None else {}
-    console.conclude(result, text, run_directory, notes)
+    console.conclude(result, text, folder, notes)
     if command == "compare":
-        plots.write(lambda: plots.draw_comparison(result["rows"]), run_directory, "comparison", console.note)
-    return _exit_code(engine, console, losses, engine.draft.num_restarts - restarts_before)
-
-
-def _exit_code(engine: Engine, console: Console, losses: Sequence[str], num_restarts: int) -> int:
+        plots.write(lambda: plots.draw_comparison(result["rows"]), folder, "comparison", console.note)
     if not engine.worker.recorder.is_whole:
         return 2
     if engine.draft.failure is not None:
         console.note(f"the draft was lost and the target went on alone: {engine.draft.failure.rstrip()}")
         return 1
     if losses:
-        console.note(
-            f"the draft was lost {_times(len(losses))} ({'; '.join(dict.fromkeys(losses))}) and replaced "
-            f"{_times(num_restarts)}; the target went on alone in between"
-        )
+        num_restarts = engine.draft.num_restarts - restarts_before
+        lost = f"lost {_times(len(losses))} ({'; '.join(dict.fromkeys(losses))})"
+        console.note(f"the draft was {lost} and replaced {_times(num_restarts)}; the target went on alone in between")
     return 0
 
 

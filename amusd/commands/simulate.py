@@ -92,15 +92,14 @@ def schedules_of(config: RunConfig, *, can_branch: bool) -> list[DecodingConfig]
 
 def _row(decoding: DecodingConfig, outcome: Outcome, plain: Outcome, best_synchronous: Outcome) -> dict[str, Any]:
     metrics = outcome.metrics.as_dict()
+    gain = outcome.tokens_per_second / best_synchronous.tokens_per_second
     ratios = [ours.total_ns / theirs.total_ns for ours, theirs in zip(plain.answers, outcome.answers, strict=True)]
     return {
         **settings_of(decoding),
         "speedup": outcome.tokens_per_second / plain.tokens_per_second,
         # As in `compare`: the median over the answers, not the ratio of all time.
         "speedup_vs_autoregressive": statistics.median(ratios),
-        "speedup_vs_best_synchronous": None
-        if decoding.mode == "autoregressive"
-        else outcome.tokens_per_second / best_synchronous.tokens_per_second,
+        "speedup_vs_best_synchronous": None if decoding.mode == "autoregressive" else gain,
         "tokens_per_verification": metrics["mean_acceptance_length"],
         **metrics,
         "draft_idle_fraction": outcome.draft_idle_fraction,

@@ -34,18 +34,10 @@ def row_name(row: Row) -> str:
     """`synchronous (best: 2 tokens), embedded`, `asynchronous (chain, waits for 2), ngram, 4 at a time`."""
     length, wait, size = row.get("num_speculative_tokens"), row.get("min_candidates"), row.get("batch_size", 1)
     block = f"{length} {'tree step' if row.get('tree') else 'token'}{'s' if length != 1 else ''}"
-    how = (
-        row.get("policy"),
-        f"best: {block}" if row.get("tuned") else block if length else "",
-        "" if wait is None else f"waits for {wait}",
-    )
-    settings = ", ".join(filter(None, how))
-    parts = (
-        f"{row['mode']} ({settings})" if settings else row["mode"],
-        row.get("drafter"),
-        f"{size} at a time" if size > 1 else "",
-    )
-    return ", ".join(filter(None, parts))
+    block = f"best: {block}" if row.get("tuned") else block if length else ""
+    settings = ", ".join(filter(None, (row.get("policy"), block, "" if wait is None else f"waits for {wait}")))
+    mode = f"{row['mode']} ({settings})" if settings else row["mode"]
+    return ", ".join(filter(None, (mode, row.get("drafter"), f"{size} at a time" if size > 1 else "")))
 
 
 class Column(NamedTuple):
@@ -76,9 +68,7 @@ COLUMNS = (
     Column("draft_idle_fraction", "idle d", percent, "the same, draft"),
     Column("wasted_draft_fraction", "wasted", percent, "of the drafted tokens"),
     Column("mean_latency_s", "s/answer", "{:.2f}".format, "from an answer's begin to its end"),
-    Column(
-        "identical_to_autoregressive", "identical", "{0[num_identical]}/{0[num_prompts]}".format, "to plain decoding"
-    ),
+    Column("identical_to_autoregressive", "identical", "{0[num_identical]}/{0[num_prompts]}".format, "to plain"),
 )
 
 

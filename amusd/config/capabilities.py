@@ -54,7 +54,5 @@ def runs_ahead(kind: str | None) -> bool:
 def check_runs_ahead(kind: str | None, decoding: DecodingConfig) -> None:
     """Raise `ConfigError` for a drafter that cannot run ahead."""
     if decoding.mode == "asynchronous" and not runs_ahead(kind):
-        raise ConfigError(
-            f"drafter={kind}: cannot run ahead of the target, whose hidden states of the committed text it needs: "
-            "use mode=synchronous"
-        )
+        needed = "whose hidden states of the committed text it needs: use mode=synchronous"
+        raise ConfigError(f"drafter={kind}: cannot run ahead of the target, {needed}")

@@ -37,13 +37,11 @@ DEFAULT_DRAFTERS: Mapping[str, str] = {
 }
 """What to tell a user who named no drafter where the embedded one does not fit, by the kind taken instead."""
 _OF_ONE_KIND = {
-    "inner": "cascade",
-    "inner_device": "cascade",
+    **dict.fromkeys(("inner", "inner_device"), "cascade"),
+    **dict.fromkeys(("factory", "options"), "custom"),
     "remember": "ngram",
     "num_layers": "self",
     "shape": "synthetic",
-    "factory": "custom",
-    "options": "custom",
 }
 _Device: TypeAlias = Annotated[str, Meta(pattern=r"^(cpu|cuda:(0|[1-9][0-9]*))\Z", description="cpu or cuda:NUMBER")]
 MAX_TOKENS = 1 << 20
@@ -67,11 +65,8 @@ class TargetConfig(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require(
-            bool(self.model) == (self.kind == "hf"),
-            "model",
-            "a folder or hub name is needed with target=hf, and only there",
-        )
+        is_right = bool(self.model) == (self.kind == "hf")
+        self.require(is_right, "model", "a folder or hub name is needed with target=hf, and only there")
 
 
 @dataclass(frozen=True, kw_only=True)

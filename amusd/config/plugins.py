@@ -64,10 +64,8 @@ def failing_in_one_line(key: str, named: str) -> Iterator[None]:
     except Exception as error:
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _PACKAGE not in frame.filename]
         place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
-        text = shown(error)
-        raise ConfigError(
-            f"{key}={shown(named)}: raises {type(error).__name__}{text and f': {text}'}{place}"
-        ) from error
+        raised = f"{type(error).__name__}: {shown(error)}".removesuffix(": ")
+        raise ConfigError(f"{key}={shown(named)}: raises {raised}{place}") from error
 
 
 def _run_file(path: Path) -> ModuleType:

@@ -83,6 +83,8 @@ class RunConfig(DecodingConfig, EngineKeys):
 
     def engine_for(self, command: str) -> EngineConfig:
         """The engine for `command`, with room for all blocks and answers that it needs at once."""
+        has_ranks = command != "bench" or self.target_tensor_parallel_size == 1
+        self.require(has_ranks, "target_tensor_parallel_size", "`amusd bench` measures one process a role; allowed: 1")
         if command == "compare":
             windows = (self.num_speculative_tokens,) if "windowed" in self.asynchronous_policies() else ()
             longest_block = max((1, *self.synchronous_lengths(), *windows))
@@ -104,22 +106,17 @@ class RunConfig(DecodingConfig, EngineKeys):
         if longest_block is None:
             in_blocks = self.mode == "synchronous" or self.asynchronous_policies() == ("windowed",)
             longest_block = self.num_speculative_tokens if in_blocks else 1
-        width = self.max_verify_width
-        if width is None:
-            width = MIN_VERIFY_WIDTH * -(-(longest_block + 1) // MIN_VERIFY_WIDTH)
         least = longest_block + 1
+        width = self.max_verify_width or MIN_VERIFY_WIDTH * -(-least // MIN_VERIFY_WIDTH)
         allowed = f"must be at least {least}: {longest_block} candidates and the token before them"
         self.require(least <= width, "max_verify_width", allowed)
         names = self.compare.drafters or (self.drafter.kind,)
         is_used = "synthetic" in names or self.verify_ms is not None or self.calibration is not None
         allowed = "only allowed with drafter=synthetic, or to simulate, with verify_ms or calibration"
         self.require(self.accept is None or is_used, "accept", allowed)
-        return EngineConfig(
-            **{f.name: getattr(self, f.name) for f in dataclasses.fields(EngineKeys)}
-            | ({} if max_num_seqs is None else {"max_num_seqs": max_num_seqs}),
-            drafters=tuple(map(self._drafter, names)),
-            max_verify_width=width,
-        )
+        keys = {f.name: getattr(self, f.name) for f in dataclasses.fields(EngineKeys)}
+        keys["max_num_seqs"] = max_num_seqs or self.max_num_seqs
+        return EngineConfig(**keys, drafters=tuple(map(self._drafter, names)), max_verify_width=width)
 
     def _drafter(self, name: str) -> DrafterConfig:
         kind, _, source = name.partition(":")
@@ -129,7 +126,6 @@ class RunConfig(DecodingConfig, EngineKeys):
             raise ConfigError(f"compare.drafters={name}: allowed: {allowed}, or KIND:MODEL")
         given: dict[str, Any] = {"factory" if kind == "custom" else "model": source} if source else {}
         make = partial(dataclasses.replace, self.drafter) if kind == self.drafter.kind else DrafterConfig
-        drafter = make(kind=cast("DrafterKind", kind), **given)
         if kind == "synthetic" and self.accept is not None:
-            return dataclasses.replace(drafter, accept=self.accept)
-        return drafter
+            given["accept"] = self.accept
+        return make(kind=cast("DrafterKind", kind), **given)

@@ -50,10 +50,10 @@ def settle_dtype(config: Keys, device: str, cache: Path | None = None) -> Keys:
     is_timed = device == "cpu" and config.hardware.synthetic is None and config.target_tensor_parallel_size == 1
     if not is_timed or config.target.dtype != "auto" or config.target.model_impl == "transformers":
         return config
-    num_threads, name = config.hardware.num_threads, config.target.model or config.target.kind
-    with suppress(OSError):  # a folder, which may change
-        name = f"{Path(name).absolute()} {Path(name, CONFIG).read_text(encoding='utf-8')}"
-    facts = [*_core_facts(), torch.__version__, f"{num_threads} threads", name]
+    num_threads, model = config.hardware.num_threads, config.target.model
+    facts = [*_core_facts(), torch.__version__, f"{num_threads} threads", str(model)]
+    if model is not None and (folder := Path(model).expanduser()).is_dir():
+        facts += [str(folder.absolute()), (folder / CONFIG).read_text(encoding="utf-8")]  # which may change
     digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
     file = (cache or Path.home() / ".cache" / "amusd") / f"dtype-{digest}.txt"
     dtype = _kept_in(file)

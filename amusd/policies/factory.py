@@ -7,14 +7,9 @@ from dataclasses import dataclass, fields, replace
 from amusd.config import MAX_FAN_OUT, DecodingConfig
 from amusd.config.plugins import call, load_function
 from amusd.errors import ConfigError
+from amusd.policies import schedules
 from amusd.policies.base import Decision, Policy, TargetView, Verify, Wait
-from amusd.policies.schedules import (
-    AutoPolicy,
-    AutoregressivePolicy,
-    ContinuousPolicy,
-    SynchronousPolicy,
-    WindowedPolicy,
-)
+from amusd.settings import MAX_COUNT, shown
 
 BLOCK_TIMEOUT_SECONDS = 10.0
 WHOLE_TREE = 1 << 20
@@ -48,26 +43,24 @@ def make_policy(decoding: DecodingConfig, *, can_branch: bool = False) -> Policy
     least, wait, timeout = decoding.min_candidates, decoding.max_wait_passes, BLOCK_TIMEOUT_SECONDS
     trees = {"fan_out": decoding.fan_out, "rows_per_step": decoding.rows_per_step, "breadth": decoding.verify_breadth}
     if decoding.mode == "autoregressive":
-        return AutoregressivePolicy()
+        return schedules.AutoregressivePolicy()
     if decoding.mode == "synchronous":
-        chain = SynchronousPolicy(max_lookahead=length, tokens_per_message=length, timeout_seconds=timeout)
+        chain = schedules.SynchronousPolicy(max_lookahead=length, tokens_per_message=length, timeout_seconds=timeout)
         return replace(chain, tokens_per_message=WHOLE_TREE, max_steps=length, **trees) if decoding.tree else chain
     if decoding.policy == "auto":
-        return AutoPolicy(max_lookahead=lookahead, max_wait_passes=wait, **(trees if can_branch else {}))
+        return schedules.AutoPolicy(max_lookahead=lookahead, max_wait_passes=wait, **(trees if can_branch else {}))
     if decoding.policy == "windowed":
-        return WindowedPolicy(max_lookahead=2 * length, tokens_per_message=length, timeout_seconds=timeout)
+        return schedules.WindowedPolicy(max_lookahead=2 * length, tokens_per_message=length, timeout_seconds=timeout)
     if decoding.policy in ("chain", "branching"):
-        policy = ContinuousPolicy(max_lookahead=lookahead, min_candidates=least, max_wait_passes=wait)
+        policy = schedules.ContinuousPolicy(max_lookahead=lookahead, min_candidates=least, max_wait_passes=wait)
         return replace(policy, always_waits=True, **trees) if decoding.policy == "branching" else policy
     function = load_function("policy", decoding.policy)
     own: Policy = call("policy", decoding.policy, (Policy,), function, decoding, can_branch=can_branch)
-    widths = own.max_lookahead, own.tokens_per_message, own.fan_out, own.rows_per_step
-    if min(widths) < 1 or max(widths[2:]) > MAX_FAN_OUT:
-        names = "max_lookahead, tokens_per_message, fan_out, rows_per_step"
-        raise ConfigError(f"policy={decoding.policy}: {names}={widths}: at least 1, the last two at most {MAX_FAN_OUT}")
-    if own.max_steps < 0:
-        raise ConfigError(f"policy={decoding.policy}: max_steps={own.max_steps}: at least 0")
     plan = {field.name: getattr(own, field.name) for field in fields(Policy)}
+    for name, value in plan.items():
+        least, most = int(name != "max_steps"), MAX_FAN_OUT if name in ("fan_out", "rows_per_step") else MAX_COUNT
+        if not isinstance(value, int) or not least <= value <= most:
+            raise ConfigError(f"policy={decoding.policy}: {name}={shown(value)}: allowed: {least} to {most}")
     return OwnPolicy(key=decoding.policy, own=own, **plan)
 
 

@@ -57,9 +57,8 @@ class Connection:
 
     def find_next(self) -> bool:
         """Switch to a replacement draft if one is ready; return whether it is. Does not wait."""
-        if self.draft_restart is None or self.link is not None:
-            return False
-        if (found := self.draft_restart.poll()) is None:
+        found = None if self.draft_restart is None or self.link is not None else self.draft_restart.poll()
+        if found is None:
             return False
         self.link, self.incarnation = found
         self.num_restarts += 1

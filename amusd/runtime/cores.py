@@ -18,12 +18,6 @@ def allowed_cores() -> list[int]:
     return list(range(os.cpu_count() or 1))
 
 
-def check_threads(hardware: HardwareConfig) -> None:
-    """Raise `ConfigError` for more threads than this machine has cores."""
-    most = os.cpu_count() or 1
-    hardware.require(hardware.num_threads <= most, "num_threads", f"this machine has {most} cores")
-
-
 def cores_for(
     role: Role, allowed: list[int], hardware: HardwareConfig, *, rank: int = 0, num_target_ranks: int = 1
 ) -> set[int]:

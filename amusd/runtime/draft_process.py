@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeAlias
 
 from amusd.child import Ended, ForkServer, Orders, command_of, serve
 from amusd.config import EngineConfig
@@ -26,6 +26,7 @@ from amusd.tracing.recorder import Recorder
 from amusd.transport.factory import connect
 
 logger = logging.getLogger(__name__)
+_Tell: TypeAlias = Callable[[str], None]
 
 STOP_SECONDS = 1.0
 """How long a draft may take to end before it is killed."""
@@ -37,12 +38,7 @@ class DraftProcess:
     """A process that drafts. Satisfies `DraftSource`; for several threads."""
 
     def __init__(
-        self,
-        config: EngineConfig,
-        *,
-        events: str | None = None,
-        tell_loss: Callable[[str], None] | None = None,
-        cores: Collection[int] = (),
+        self, config: EngineConfig, events: str | None = None, tell_loss: _Tell | None = None, cores: Sequence[int] = ()
     ) -> None:
         """Have the first draft load, without waiting. `events`: as of `Recorder`.
 
@@ -145,7 +141,8 @@ def _draft(settings: Orders, orders: Orders, prepared: Any) -> int:
         with suppress(PeerLostError):  # the target must hear the reason, not only that the link went dead
             link.send(failure_report(error))
         recorder.flush()
-        code = _exit_code_of(error)
+        codes = {ConfigError: _USERS_MISTAKE, PeerLostError: _TARGET_GONE}
+        code = next((code for kind, code in codes.items() if isinstance(error, kind)), _FAILED)
         runs_users_code = any(drafter.factory is not None for drafter in config.drafters)
         has_traceback = code == _FAILED or (runs_users_code and error.__cause__ is not None)
         if has_traceback and recorder.folder is not None:
@@ -156,9 +153,3 @@ def _draft(settings: Orders, orders: Orders, prepared: Any) -> int:
     finally:
         link.close()
     return 0
-
-
-def _exit_code_of(error: Exception) -> int:
-    if isinstance(error, ConfigError):
-        return _USERS_MISTAKE
-    return _TARGET_GONE if isinstance(error, PeerLostError) else _FAILED

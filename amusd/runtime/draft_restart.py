@@ -8,7 +8,6 @@ Every draft has its own link and nonce, so nothing of an earlier one is taken fo
 
 from __future__ import annotations
 
-import errno
 import math
 import secrets
 import time
@@ -26,8 +25,8 @@ MAX_RESTARTS = 5
 BACK_OFF_SECONDS = 0.25
 """Pause before the second of these restarts; doubled for each further one."""
 LOOK_SECONDS = 0.05
-OUT_OF_DESCRIPTORS_SECONDS = 1.0
-"""Pause before a restart is tried again for which there were no descriptors."""
+START_AGAIN_SECONDS = 1.0
+"""Pause before a draft is started again that could not be."""
 DRAFT = "the draft's process"
 FAREWELL_SECONDS = 1.0
 """How long a lost draft may take to end, so that a failed one shows its traceback."""
@@ -39,26 +38,21 @@ class DraftSource(Protocol):
     @property
     def pid(self) -> int | None:
         """Process id of the present draft, if it is on this machine."""
-        ...
 
     def tell(self, incarnation: int, address: str, nonce: int) -> None:
         """Start the next draft, and tell it where the target listens, and the number of the session.
 
         Does not wait; the one before has ended.
         """
-        ...
 
     def ending(self, timeout: float, /) -> Ended | None:
         """How the present draft ended; None if not within `timeout` seconds (0 polls)."""
-        ...
 
     def dismiss(self) -> None:
         """End the present draft, whose link is closed. Does not wait."""
-        ...
 
     def stop(self) -> None:
         """End the draft, and start no other. Idempotent."""
-        ...
 
 
 @dataclass(eq=False)
@@ -123,7 +117,15 @@ class DraftRestart:
 
     def lost(self, reason: str) -> None:
         """Stop using the present draft, which is killed after `FAREWELL_SECONDS`."""
-        self._fail(reason)
+        self._drop()
+        self._dismiss_at = time.monotonic() + FAREWELL_SECONDS
+        if self.failure is not None:
+            return
+        self._num_fruitless += 1
+        if self._num_fruitless > MAX_RESTARTS:
+            self._give_up(f"{MAX_RESTARTS} restarts in a row brought no accepted candidate; at last: {reason}")
+        elif self._num_fruitless > 1:
+            self._not_before = time.monotonic() + BACK_OFF_SECONDS * 2 ** (self._num_fruitless - 2)
 
     def accepted(self) -> None:
         """A candidate of the present draft was accepted: it is worth replacing."""
@@ -136,11 +138,7 @@ class DraftRestart:
         except ConfigError as error:
             self._give_up(f"the draft that was to replace it is refused: {error}")
         except Exception as error:  # noqa: BLE001 - the target goes on, whatever it is
-            if _lacks_descriptors(error) and self.can_repeat:
-                self._drop()
-                self._not_before = time.monotonic() + OUT_OF_DESCRIPTORS_SECONDS
-            else:
-                self._fail(first_line(error))
+            self.lost(first_line(error))
         return None
 
     def close(self) -> None:
@@ -159,8 +157,9 @@ class DraftRestart:
             if end is not None and now >= self._not_before:
                 try:
                     self.start()
-                except ConfigError as error:  # the address of the former link may still be taken
-                    raise PeerLostError(str(error)) from error
+                except (ConfigError, OSError):  # no descriptors, or the address is still taken: no fault of the draft
+                    self._drop()
+                    self._not_before = now + START_AGAIN_SECONDS
             return None
         assert self._own is not None
         if (peer := receive_hello(self._link, self._own, self._deadline, timeout)) is None:
@@ -173,17 +172,6 @@ class DraftRestart:
         link, self._link = self._link, None
         return link, self._told
 
-    def _fail(self, reason: str) -> None:
-        self._drop()
-        self._dismiss_at = time.monotonic() + FAREWELL_SECONDS
-        if self.failure is not None:
-            return
-        self._num_fruitless += 1
-        if self._num_fruitless > MAX_RESTARTS:
-            self._give_up(f"{MAX_RESTARTS} restarts in a row brought no accepted candidate; at last: {reason}")
-        elif self._num_fruitless > 1:
-            self._not_before = time.monotonic() + BACK_OFF_SECONDS * 2 ** (self._num_fruitless - 2)
-
     def _give_up(self, reason: str) -> None:
         self._drop()
         self.failure = self.failure or reason
@@ -192,10 +180,3 @@ class DraftRestart:
         if self._link is not None:
             self._link.drop()
             self._link = None
-
-
-def _lacks_descriptors(error: BaseException | None) -> bool:
-    """Whether the process, or the machine, had no descriptor left: others' fault, and it passes."""
-    while error is not None and getattr(error, "errno", None) not in (errno.EMFILE, errno.ENFILE):
-        error = error.__cause__ or error.__context__
-    return error is not None

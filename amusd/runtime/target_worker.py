@@ -82,20 +82,14 @@ class TargetWorker:
     def _find_cache(self, prompt: Sequence[int]) -> tuple[KVCache, int]:
         """The free cache for a prompt, and how many of its tokens it holds; the last one is always computed.
 
-        It is the one that holds most of them, if these are half of what it holds; else the least recently used.
+        It is the one that holds most of them, if these are half of what it holds; else the least recently used. With
+        `fixed` only whole chunks count: their bits depend on their tokens, those of a part on how long it was.
         """
+        chunk = self.model.numerics.prefill_chunk if self.model.numerics.fixed else 1
         held = {cache: () if before is None else before.kept for cache, before in self._free_caches.items()}
-        shared = {cache: self._num_shared(tokens, prompt[:-1]) for cache, tokens in held.items()}
+        shared = {cache: num_common(tokens, prompt[:-1]) // chunk * chunk for cache, tokens in held.items()}
         found = max(held, key=lambda cache: shared[cache] if 2 * shared[cache] >= len(held[cache]) else 0)
         return found, shared[found]
-
-    def _num_shared(self, held: Sequence[int], prompt: Sequence[int]) -> int:
-        """First tokens in which both agree.
-
-        With `fixed`, only whole chunks: their bits depend on these tokens alone, those of a part on how long it was.
-        """
-        number = num_common(held, prompt)
-        return number - number % self.model.numerics.prefill_chunk if self.model.numerics.fixed else number
 
     def step(self) -> None:
         """Compute a chunk of the waiting prompts, then one pass over all sequences whose prompt is complete."""

@@ -2,38 +2,37 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from amusd.child import ForkServer, Orders, command_of, serve
 from amusd.config import EngineConfig
 from amusd.errors import ConfigError
 from amusd.files import CONFIG_JSON, TOKENIZER, check_checkpoint, make_socket_folder
 from amusd.models.meeting import Meeting
-from amusd.runtime.cores import allowed_cores, check_threads, pin_rank
+from amusd.runtime.cores import allowed_cores, pin_rank
 from amusd.runtime.devices import device_of, settle_devices
 from amusd.runtime.draft_process import DraftProcess
 from amusd.settings import from_mapping, to_mapping
 
+if TYPE_CHECKING:
+    from amusd.models.embedded_target import Report
+
 
 def start_workers(
-    config: EngineConfig,
-    note: Callable[[str], None],
-    *,
-    events: str | None = None,
-    tell_loss: Callable[[str], None] | None = None,
+    config: EngineConfig, note: Report, *, events: str | None = None, tell_loss: Report | None = None
 ) -> tuple[EngineConfig, DraftProcess | None, Meeting | None]:
     """Start what `config` needs, without waiting: all of it loads while this process imports torch.
 
     Returns `config` with every rank's device named, the drafts, and where the ranks meet, if there are several. `note`:
     as `tell` of `settle_devices`; the others are those of `DraftProcess`. Raises `ConfigError` for what is missing.
     """
-    check_models(config)
-    check_ranks(config)
+    check_workers(config)
     with ExitStack() as failing:
         drafts, meeting = None, None
         if config.drafters:
@@ -47,8 +46,8 @@ def start_workers(
     return config, drafts, meeting
 
 
-def check_models(config: EngineConfig) -> None:
-    """Raise `ConfigError` for folders that hold no model, and for ranks that the target cannot have."""
+def check_workers(config: EngineConfig) -> None:
+    """Raise `ConfigError` for folders that hold no model, and as `check_ranks`. Reads no weights."""
     stages = [stage for drafter in config.drafters for stage in drafter.stages]
     for kind, model in [(config.target.kind, config.target.model), *((stage.kind, stage.model) for stage in stages)]:
         if model is not None:
@@ -56,11 +55,13 @@ def check_models(config: EngineConfig) -> None:
     for file in (stage.factory.rpartition(":")[0] for stage in stages if stage.factory):
         if file.endswith(".py") and not Path(file).is_file():
             raise ConfigError(f"drafter.factory={file}: no such file")
+    check_ranks(config)
 
 
 def check_ranks(config: EngineConfig) -> None:
     """Raise `ConfigError` for more threads than this machine has cores, or ranks than the target has key heads."""
-    check_threads(config.hardware)
+    most = os.cpu_count() or 1
+    config.hardware.require(config.hardware.num_threads <= most, "num_threads", f"this machine has {most} cores")
     if config.target_tensor_parallel_size > 1:
         from amusd.models.loading import check_target
 

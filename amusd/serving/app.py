@@ -12,7 +12,6 @@ from collections.abc import Callable
 from functools import partial
 from importlib.resources import files
 from typing import Any
-from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -30,7 +29,6 @@ from amusd.transport.addresses import is_loopback
 OPEN = frozenset({"/", "/health"})
 MAX_BODY_BYTES = 4 << 20
 """A larger request body is refused with 413."""
-_KINDS = {"/v1/chat/completions": ChatRequest, "/v1/completions": CompletionRequest}
 
 
 def _routes(service: Service) -> Starlette:
@@ -45,7 +43,7 @@ def _routes(service: Service) -> Starlette:
     card["max_model_len"] = service.max_length
     models = {"object": "list", "data": [card]}
 
-    async def answer(kind: Any, request: Request) -> Response:
+    async def answer(kind: Any, request: Request) -> ASGIApp:
         return service.respond(read(kind, await _body(request)))
 
     async def model(request: Request) -> Response:
@@ -62,8 +60,9 @@ def _routes(service: Service) -> Starlette:
     async def timeline(_request: Request) -> Response:
         return event_stream(listen(service.engine.engine.worker.recorder, lambda: service.is_closing))
 
-    routes = [Route(path, partial(answer, kind), methods=["POST"]) for path, kind in _KINDS.items()]
-    routes += [
+    routes = [
+        Route("/v1/chat/completions", partial(answer, ChatRequest), methods=["POST"]),
+        Route("/v1/completions", partial(answer, CompletionRequest), methods=["POST"]),
         Route("/v1/models", JSONResponse(models), methods=["GET"]),
         Route("/v1/models/{name:path}", model),
         Route("/health", health),
@@ -141,7 +140,8 @@ def make_app(service: Service, tell: Callable[[str], None]) -> ASGIApp:
 def _check(scope: Scope, config: ServeConfig) -> None:
     """Raise `RequestError` for a request without the key, or, where there is none, for another host's name."""
     headers, key = dict(scope["headers"]), config.api_key
-    host = _host_name(headers.get(b"host", b"localhost"))
+    name = re.sub(r":\d*$", "", headers.get(b"host", b"localhost").decode("latin-1"))
+    host = name.strip("[]").rstrip(".").lower()
     if key is None and is_here(config.host) and not is_here(host) and host not in config.allowed_hosts:
         message = f"this server is not called '{host[:200]}': serve.allowed_hosts can add it"
         raise RequestError(message, status=403, code="host_not_allowed")
@@ -149,16 +149,7 @@ def _check(scope: Scope, config: ServeConfig) -> None:
         kind, _, given = headers.get(b"authorization", b"").partition(b" ")
         if kind.lower() != b"bearer" or not hmac.compare_digest(given.strip(), key.encode()):
             message = "the API key is missing or wrong: Authorization: Bearer KEY"
-            challenge = {"WWW-Authenticate": "Bearer"}
-            raise RequestError(message, status=401, code="invalid_api_key", headers=challenge)
-
-
-def _host_name(header: bytes) -> str:
-    """Return the name in a `Host` header, in lower case and without its port; empty if there is none."""
-    try:
-        return (urlsplit(f"//{header.decode('latin-1')}").hostname or "").rstrip(".")
-    except ValueError:
-        return ""
+            raise RequestError(message, status=401, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
 
 def is_here(host: str) -> bool:

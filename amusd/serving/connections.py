@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import resource
+from asyncio import Transport
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,51 +15,17 @@ from amusd.serving.requests import RequestError
 from amusd.serving.responses import encoded
 
 CLIENT_SECONDS = 30.0
-"""How long a client may take to send a request whole, or to read before more can be written."""
-PROBE_SECONDS = 0.25
+"""How long a client may take to send the head or the body of a request, or to read anything of an answer."""
+LOOK_SECONDS = 0.25
 MOST = 1024
 SPARE_DESCRIPTORS = 24
 """Kept for the next draft, and for connections that are being refused."""
 
 
-@dataclass
-class Room:
-    """How many connections there may be. A full room is told once, until it is half empty."""
-
-    tell: Callable[[str], None]
-    most: int
-    _is_told: bool = False
-
-    @classmethod
-    def of(cls, tell: Callable[[str], None], wanted: int) -> Room:
-        """At most `MOST` or `wanted`, and fewer than this process may have descriptors beside those that it has."""
-        allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        left = allowed - len([*Path("/dev/fd").iterdir()]) - SPARE_DESCRIPTORS
-        most = max(MOST, wanted)
-        return cls(tell, most if allowed == resource.RLIM_INFINITY else max(1, min(most, left)))
-
-    def is_exceeded(self, number: int) -> bool:
-        """Whether there is no room for the last of `number` connections."""
-        if number > self.most:
-            self.say_full(
-                f"{self.most} connections are open, as many as {MOST} and ulimit -n allow; others are refused"
-            )
-        elif number <= self.most // 2:
-            self._is_told = False
-        return number > self.most
-
-    def say_full(self, line: str) -> None:
-        """Tell the operator, once."""
-        if not self._is_told:
-            self._is_told = True
-            self.tell(line)
-
-    def failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Tell in a line that there are no descriptors to accept a connection; as asyncio tells all else."""
-        if isinstance(context.get("exception"), OSError) and "accept" in context["message"]:
-            self.say_full(f"no connection can be accepted: {context['exception'].strerror}")
-        else:
-            loop.default_exception_handler(context)
+def most_connections(wanted: int) -> int:
+    """Return `MOST` or `wanted`, but less than this process may have descriptors beside those that it has."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(1, min(max(MOST, wanted), allowed - len([*Path("/dev/fd").iterdir()]) - SPARE_DESCRIPTORS))
 
 
 class Connection(H11Protocol):
@@ -69,75 +34,53 @@ class Connection(H11Protocol):
     A client that has closed its writing half is answered. Whether it has left altogether shows when it is written to.
     """
 
-    def __init__(self, room: Room, **options: Any) -> None:
+    def __init__(self, most: int, tell: Callable[[str], None], **options: Any) -> None:
+        """`most`: of connections at a time; `tell` gets a line for the operator when there are more."""
         super().__init__(**options)
-        self._room = room
-        self._timer: asyncio.TimerHandle | None = None
+        self._most, self._tell = most, tell
         self._is_half_closed = False
+        self._awaited: tuple[object, int] | None = None
+        self._awaited_since = 0.0
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
-        """Refuse the connection if there is no room."""
+    def connection_made(self, transport: Transport) -> None:  # type: ignore[override]  # as uvicorn's
+        """Refuse the connection if there are too many."""
         super().connection_made(transport)
-        if self._room.is_exceeded(len(self.connections)):
+        if len(self.connections) > self._most:
+            self._tell(f"{self._most} connections are open, all that ulimit -n and {MOST} allow; others are refused")
             self._refuse(RequestError("too many connections; try again later", status=503))
-        self._watch()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """End the clock."""
-        super().connection_lost(exc)
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def handle_events(self) -> None:
-        """Start or end the clock when something has come, or the next request's turn has."""
-        super().handle_events()
-        self._watch()
-
-    def pause_writing(self) -> None:
-        """Start the clock of a client that does not read."""
-        super().pause_writing()
-        self._watch()
-
-    def resume_writing(self) -> None:
-        """End it."""
-        super().resume_writing()
-        self._watch()
+        self._look()
 
     def eof_received(self) -> bool:  # type: ignore[override]  # False closes the connection
         """Keep the connection while a request is answered; but HTTP/1.0 has nothing to probe it with."""
         is_answered = self.conn.their_state is h11.DONE and not self.cycle.response_complete
         self._is_half_closed = is_answered and self.scope["http_version"] != "1.0"
-        if self._is_half_closed:
-            self.loop.call_later(PROBE_SECONDS, self._probe)
         return self._is_half_closed
 
-    def _probe(self) -> None:
-        """Write what means nothing: it fails the next time if the client has left."""
-        if self.transport.is_closing():
+    def _look(self) -> None:
+        """Look at times whether the client has left, or lets the server wait."""
+        if self not in self.connections:  # it has ended
             return
-        if not self.flow.write_paused and not self.cycle.response_complete:
-            is_stream = self.cycle.response_started
-            event = h11.Data(b":\n\n") if is_stream else h11.InformationalResponse(status_code=100, headers=[])
-            self.transport.write(self.conn.send(event))
-        self.loop.call_later(PROBE_SECONDS, self._probe)
-
-    def _watch(self) -> None:
-        is_awaited = self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
-        if self._is_half_closed and is_awaited:
+        self.loop.call_later(LOOK_SECONDS, self._look)
+        is_sending = self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
+        num_unread, now = self.transport.get_write_buffer_size(), self.loop.time()
+        awaited = (self.cycle, num_unread)
+        if awaited != self._awaited or not (is_sending or num_unread):
+            self._awaited, self._awaited_since = awaited, now
+        if now - self._awaited_since >= CLIENT_SECONDS:
+            self._cut_off()
+        elif self._is_half_closed and is_sending:
             self.transport.close()
-        if not (is_awaited or self.flow.write_paused):
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = None
-        elif self._timer is None:
-            self._timer = self.loop.call_later(CLIENT_SECONDS, self._late)
+        elif self._is_half_closed and not (num_unread or self.cycle.response_complete):
+            # what means nothing: it fails the next time if the client has left
+            probe = h11.InformationalResponse(status_code=100, headers=[])
+            self.transport.write(self.conn.send(h11.Data(b":\n\n") if self.cycle.response_started else probe))
 
-    def _late(self) -> None:
+    def _cut_off(self) -> None:
         cycle: Any = self.cycle  # or None
-        if cycle is None or not cycle.response_started:
-            self._refuse(RequestError(f"the request did not come within {CLIENT_SECONDS:g} s", status=408))
-        else:
+        if self.transport.is_closing() or (cycle is not None and cycle.response_started):
             self.transport.abort()
+        else:
+            self._refuse(RequestError(f"the request did not come within {CLIENT_SECONDS:g} s", status=408))
 
     def _refuse(self, error: RequestError) -> None:
         body = encoded(error.body)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -26,21 +26,20 @@ class ServerMetrics(Collector):
         self._model, self._engine = model, engine
         self._registry = CollectorRegistry()
         self._registry.register(self)
-        text = "Requests whose client went away, or whose answer failed."
-        self._gone = self._new(Counter, "amusd:requests_aborted", text)
+        self._gone = self._new(Counter, "amusd:requests_aborted", "Requests whose client left, or that failed.")
         self._success = self._new(Counter, "vllm:request_success", "Finished answers.", "finished_reason")
-        text = "Accepted candidates by their place in the pass, from 0."
-        self._accepted_at = self._new(Counter, "vllm:spec_decode_num_accepted_tokens_per_pos", text, "position")
-        text = "From the request to the first token."
-        self._first_token = self._new(Histogram, "vllm:time_to_first_token_seconds", text, buckets=_FIRST_TOKEN)
-        text = "Between two target passes of an answer, each of which brings one token or more."
-        self._between = self._new(Histogram, "vllm:inter_token_latency_seconds", text, buckets=_BETWEEN_TOKENS)
-        text = "From the request to its end."
-        self._latency = self._new(Histogram, "vllm:e2e_request_latency_seconds", text, buckets=_WHOLE)
+        name, text = "vllm:spec_decode_num_accepted_tokens_per_pos", "Accepted candidates by place in the pass, from 0."
+        self._accepted_at = self._new(Counter, name, text, "position")
+        self._first_token = self._times("vllm:time_to_first_token_seconds", "To the first token.", _FIRST_TOKEN)
+        self._between = self._times("vllm:inter_token_latency_seconds", "Between two passes.", _BETWEEN_TOKENS)
+        self._latency = self._times("vllm:e2e_request_latency_seconds", "From a request to its end.", _WHOLE)
 
     def _new(self, kind: type, name: str, text: str, *labels: str, **options: Any) -> Any:
         made = kind(name, text, ("model_name", *labels), registry=self._registry, **options)
         return made if labels else made.labels(self._model)
+
+    def _times(self, name: str, text: str, buckets: Sequence[float]) -> Any:
+        return self._new(Histogram, name, text, buckets=buckets)
 
     def collect(self) -> Iterator[Metric]:
         """The engine's present figures."""

@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import PurePath
 
 import uvicorn
@@ -19,7 +19,7 @@ from amusd.config import RunConfig
 from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.serving.app import is_here, make_app
-from amusd.serving.connections import Connection, Room
+from amusd.serving.connections import Connection, most_connections
 from amusd.serving.service import Service
 
 _LOOK_SECONDS = 0.02
@@ -36,9 +36,7 @@ def run_server(config: RunConfig, make_engine: Callable[[], Engine], tell: Calla
     """
     host = config.serve.host
     if config.serve.api_key is None and not is_here(host):
-        raise ConfigError(
-            f"serve.host={host}: open to other machines without a key; set AMUSD_API_KEY or serve.api_key"
-        )
+        raise ConfigError(f"serve.host={host}: open to others without a key; set AMUSD_API_KEY or serve.api_key")
 
     async def serve(own: socket.socket) -> None:
         async with AsyncEngine(make_engine) as engine:
@@ -73,16 +71,15 @@ class HttpServer(uvicorn.Server):
 
     def __init__(self, service: Service, tell: Callable[[str], None]) -> None:
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # the app tells what went wrong
-        self._room = Room.of(tell, 2 * service.room)
+        connection = partial(Connection, most_connections(2 * service.room), cache(tell))
         super().__init__(
             uvicorn.Config(
                 make_app(service, tell),
-                http=partial(Connection, self._room),  # type: ignore[arg-type]  # it makes a protocol
+                http=connection,  # type: ignore[arg-type]  # it makes a protocol
                 backlog=1,  # accepted at once: each is a descriptor before it is counted
                 access_log=False,
                 lifespan="off",
                 log_config=None,
-                proxy_headers=False,
                 server_header=False,
                 timeout_graceful_shutdown=1,  # for what is no answer: pages that watch
                 ws="none",
@@ -93,7 +90,6 @@ class HttpServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and say so."""
-        asyncio.get_running_loop().set_exception_handler(self._room.failed)
         await super().startup(sockets)
         assert sockets is not None
         sockets[0].listen(_QUEUE)
@@ -104,9 +100,7 @@ class HttpServer(uvicorn.Server):
         service, seconds = self._service, self._service.config.shutdown_seconds
         service.is_closing = True
         if service.requests:
-            self._tell(
-                f"ending: no new requests; {len(service.requests)} are being answered, for {seconds:g} s at most"
-            )
+            self._tell(f"ending: no new requests; {len(service.requests)} are answered, for {seconds:g} s at most")
         await _until_idle(service, seconds)
         if service.requests:
             self._tell(f"serve.shutdown_seconds={seconds:g}: {len(service.requests)} requests were cut off")

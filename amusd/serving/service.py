@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from amusd.answer import Answer
@@ -76,7 +76,7 @@ class Service:
         }
         return (200 if state == "ok" else 503), document
 
-    def respond(self, body: Body) -> Response:
+    def respond(self, body: Body) -> AnsweredRequest:
         """The response to a request. Raises `RequestError` for one that cannot be answered."""
         self.check_model(body.model or self.model)
         if self.is_closing:
@@ -108,23 +108,21 @@ class Service:
         return RequestError("the engine failed at this answer", status=500, code="engine_failed")
 
 
-class AnsweredRequest(Response):
-    """The response to one request. It raises `RequestError` while nothing is sent.
+@dataclass(eq=False)
+class AnsweredRequest:
+    """The response to one request, an ASGI application. It raises `RequestError` while nothing is sent.
 
     When the client leaves, its answers end before their next pass.
     """
 
-    def __init__(self, service: Service, body: Body, params: SamplingParams) -> None:
-        super().__init__()
-        self._service = service
-        self._body = body
-        self._params = params
-        self._began = time.perf_counter()
-        self._news = asyncio.Event()
-        self.answers: list[Answer] = []
-        self.num_answers = 0
-        """Answers that take room in the queue, submitted or not."""
-        self._writer: Writer
+    _service: Service
+    _body: Body
+    _params: SamplingParams
+    _began: float = field(default_factory=time.perf_counter)
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+    answers: list[Answer] = field(default_factory=list)
+    num_answers: int = 0
+    """Answers that take room in the queue, submitted or not."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, as one object or as server-sent events."""
@@ -141,16 +139,16 @@ class AnsweredRequest(Response):
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await self._submit()
-            document = None if self._body.stream else await self._whole()
+            writer = await self._submit()
+            document = None if self._body.stream else await self._whole(writer)
         except Exception as error:
             raise self._service.error_of(error, is_chat=self._body.is_chat) from error
         if document is None:
-            await event_stream(self._events()).stream_response(send)
+            await event_stream(self._events(writer)).stream_response(send)
         else:
             await JSONResponse(document)(scope, receive, send)
 
-    async def _submit(self) -> None:
+    async def _submit(self) -> Writer:
         service, body, engine = self._service, self._body, self._service.engine
         prompts = body.prompts
         number = len(prompts) * body.n
@@ -165,16 +163,15 @@ class AnsweredRequest(Response):
             self.answers.append(await engine.submit(ids, params, self._news, decoding=decoding))
         num_prompt_tokens, seed = sum(map(len, encoded)), self._params.seed
         decoders = [IncrementalDecoder(engine.engine.tokenizer, ids) for ids, _ in places]
-        self._writer = Writer(body, decoders, model=service.model, seed=seed, num_prompt_tokens=num_prompt_tokens)
+        return Writer(body, decoders, model=service.model, seed=seed, num_prompt_tokens=num_prompt_tokens)
 
-    async def _whole(self) -> dict[str, Any]:
+    async def _whole(self, writer: Writer) -> dict[str, Any]:
         tokens: list[list[Token]] = [[] for _ in self.answers]
         async for index, piece in self._pieces():
             tokens[index] += piece
-        return self._writer.whole([(tokens[index], answer.generation) for index, answer in enumerate(self.answers)])
+        return writer.whole([(tokens[index], answer.generation) for index, answer in enumerate(self.answers)])
 
-    async def _events(self) -> AsyncGenerator[bytes, None]:
-        writer = self._writer
+    async def _events(self, writer: Writer) -> AsyncGenerator[bytes, None]:
         try:
             yield b"".join(map(event, writer.opening()))
             async for index, tokens in self._pieces():

@@ -27,11 +27,9 @@ def check_address(address: str, *, beyond: bool, to_bind: bool) -> tuple[str, bo
         host = "127.0.0.1"  # libzmq binds to no host names
     is_local = is_loopback(host[1:-1] if host.startswith("[") and host.endswith("]") else host)
     if not is_local and not beyond:
-        raise ConfigError(
-            f"transport.address={address}: not on this machine, and the link is neither encrypted nor authenticated; "
-            "give both ends transport.keys=FOLDER (`amusd keys FOLDER` makes it), or, on a network you trust, set "
-            "transport.insecure=true"
-        )
+        ways = "transport.keys=FOLDER (of `amusd keys FOLDER`), or, on a network you trust, transport.insecure=true"
+        told = "not on this machine, and the link is neither encrypted nor authenticated"
+        raise ConfigError(f"transport.address={address}: {told}; give both ends {ways}")
     return f"tcp://{host}:{port}", is_local
 
 

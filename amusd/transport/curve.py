@@ -23,7 +23,6 @@ from amusd.files import make_new_folder
 from amusd.types import Role
 
 _DOMAIN = "amusd"  # names the list of keys to libzmq; without a domain it would let in every key that works
-_KEY_LENGTH = 40
 
 
 @dataclass(frozen=True)
@@ -89,8 +88,6 @@ def _read(path: Path) -> tuple[bytes, bytes]:
     except (OSError, ValueError, IndexError):
         public, secret = b"", None
     keys = (public, secret) if path.suffix == ".key_secret" else (public,)
-    if any(key is None or len(key) != _KEY_LENGTH for key in keys):
-        raise ConfigError(
-            f"transport.keys={path.parent}: {path.name}: no keys can be read there; `amusd keys FOLDER` makes them"
-        )
+    if any(key is None or len(key) != 40 for key in keys):
+        raise ConfigError(f"transport.keys={path.parent}: {path.name}: no keys in it; `amusd keys FOLDER` makes them")
     return public, secret or b""

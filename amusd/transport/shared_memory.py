@@ -58,7 +58,7 @@ class SharedMemoryTransport(Transport):
                 listening.listen(1)
                 memory = make_memory()
                 door.callback(os.close, memory)
-                _memory_at(folder / "link").symlink_to(f"/proc/{os.getpid()}/fd/{memory}")
+                (folder / "memory").symlink_to(f"/proc/{os.getpid()}/fd/{memory}")
                 rings = Rings.map(memory, 0)
             except (AttributeError, OSError) as error:
                 raise ConfigError(f"transport=shared_memory: not here, use transport=zeromq: {error}") from None
@@ -70,7 +70,7 @@ class SharedMemoryTransport(Transport):
         path = Path(address.removeprefix(SHARED_MEMORY))
         with ExitStack() as failing:
             try:
-                with _memory_at(path).open("r+b", buffering=0) as memory:
+                with path.with_name("memory").open("r+b", buffering=0) as memory:
                     rings = Rings.map(memory.fileno(), 1)
                 connection = failing.enter_context(socket.socket(socket.AF_UNIX))
                 connection.setblocking(False)
@@ -164,10 +164,6 @@ def _remove(folder: Path) -> None:
         for name in ("link", "memory"):
             (folder / name).unlink(missing_ok=True)
         folder.rmdir()
-
-
-def _memory_at(path: Path) -> Path:
-    return path.with_name("memory")
 
 
 def _is_connected(connection: socket.socket) -> bool:

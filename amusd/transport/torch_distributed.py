@@ -236,10 +236,8 @@ class TorchDistributedTransport(Transport):
             self._bodies[self._rank].send(frame, self._peer)
 
     def _send_block(self, length: int, content: bytes = b"", patience: timedelta = _FOREVER) -> None:
-        block = torch.frombuffer(
-            bytearray((_LENGTH.pack(length) + content).ljust(BLOCK_BYTES, b"\0")), dtype=torch.uint8
-        )
-        self._blocks.send([block], self._peer, _BLOCK_TAG).wait(patience)
+        block = bytearray((_LENGTH.pack(length) + content).ljust(BLOCK_BYTES, b"\0"))
+        self._blocks.send([torch.frombuffer(block, dtype=torch.uint8)], self._peer, _BLOCK_TAG).wait(patience)
 
     def _read_next(self) -> bytes | None:
         """The next frame; None when the peer said goodbye. Raises RuntimeError, or PeerProtocolError for its length."""
@@ -310,7 +308,5 @@ def _check_backend(backend: Backend, devices: tuple[str, str]) -> None:
     numbers = {place.index or 0 for place in places if place.type == "cuda"}
     has_two = distributed.is_nccl_available() and torch.cuda.device_count() > 1 and len(numbers) > 1
     if backend == "nccl" and not has_two:
-        raise ConfigError(
-            f"transport=nccl: needs NCCL and a CUDA device for each worker; the target is on {devices[0]}, the "
-            f"draft on {devices[1]}, of {torch.cuda.device_count()}; use transport=auto"
-        )
+        told = f"the target is on {devices[0]}, the draft on {devices[1]}, of {torch.cuda.device_count()}"
+        raise ConfigError(f"transport=nccl: needs NCCL and a GPU for each worker; {told}; use transport=auto")

@@ -34,16 +34,11 @@ GIVE_WAY_SECONDS = 0.001
 
 _HEARTBEAT_INTERVAL_MS = 1_000
 _HEARTBEAT_TIMEOUT_MS = 5_000
-_REFUSALS = {
-    int(zmq.EVENT_HANDSHAKE_FAILED_AUTH): "its key is not one of those that may come in",
-    int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL): "no key where one is needed, a wrong one, or not ZeroMQ",
-    int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL): "the other end broke off before it had shown a key",
-}
 _NO_KEY_HELD = (
     "connections failed over their keys and none held; both ends need transport.keys, from one `amusd keys`, or neither"
 )
+_REFUSALS = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 _WATCHED_EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
-_WATCHED_EVENTS |= sum(_REFUSALS)
 
 
 class ZeroMQTransport(Transport):
@@ -70,7 +65,7 @@ class ZeroMQTransport(Transport):
         self._next_give_way = 0.0
         try:
             self._socket = _new_socket(checked, is_local=is_local)
-            self._monitor = self._socket.get_monitor_socket(_WATCHED_EVENTS)
+            self._monitor = self._socket.get_monitor_socket(_WATCHED_EVENTS | _REFUSALS)
         except zmq.ZMQError as error:  # there are no descriptors left
             if self._private_folder is not None:
                 Path(self._private_folder).rmdir()
@@ -178,8 +173,8 @@ class ZeroMQTransport(Transport):
             if kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 # the first one owns the pipe; the event does not say which of the connections it is
                 self._is_attached, self.refusal = True, None
-            elif kind in _REFUSALS:
-                self.reject(_REFUSALS[kind])
+            elif kind & _REFUSALS:
+                self.reject("a connection that has shown no key, or a wrong one")
                 self.refusal = self.refusal if self._is_attached else f"{self.address}: {_NO_KEY_HELD}"
             elif kind == zmq.EVENT_DISCONNECTED:
                 self._peer_fds.discard(value)

@@ -129,10 +129,10 @@ class StockTransformers:
 
 def _serve(connection: Connection, target: str, draft: str, dtype: str, num_threads: int, cores: set[int]) -> None:
     from amusd.runtime.cores import pin_to
-    from launch.environment import set_threads
+    from launch.environment import set_environment
 
     pin_to(cores)
-    set_threads(num_threads)
+    set_environment(num_threads)
     import torch
 
     torch.set_num_threads(num_threads)

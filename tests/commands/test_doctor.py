@@ -48,15 +48,19 @@ def test_it_says_what_is_loaded_whether_it_fits_and_whether_widths_show(
     monkeypatch.setattr(CachedModel, "new_caches", counted)
     found = looked_at(config)
     assert numbers == {1, 5}, "the size of caches, and what the engine has: a GPU computes rows for all of them"
-    exactness = found.pop("exactness")
+    exactness, neighbour = found.pop("exactness"), found.pop("neighbour")
+    said = r"a pass takes [\d.]+ ms, and [\d.]+ while the draft's device computes: running ahead (costs|gains) .*"
+    assert re.fullmatch(said, neighbour[1])
     assert all(ok for ok, _ in found.values()), found
     assert ", float32 on cpu, computed by amusd" in found["target"][1]
     assert found["drafter"][1].endswith(" on cpu; ngram")
     assert " MB, caches (max_num_seqs) " in found["memory cpu"][1]
-    said = re.fullmatch(rf"(\d+) of \d+ rows have the same bits in any batch \(verify_width={width}\)", exactness[1])
-    assert said
+    counted_rows = re.fullmatch(
+        rf"(\d+) of \d+ rows have the same bits in any batch \(verify_width={width}\)", exactness[1]
+    )
+    assert counted_rows
     assert exactness[0] is (True if width == "fixed" else None)  # at changing widths it only tells what it measured
-    assert width != "fixed" or exactness[1].startswith(f"{said[1]} of {said[1]} ")
+    assert width != "fixed" or exactness[1].startswith(f"{counted_rows[1]} of {counted_rows[1]} ")
     monkeypatch.setattr("amusd.commands.doctor.free_bytes", lambda _device: 1_000)
     assert looked_at(config)["memory cpu"][0] is False
 

@@ -93,6 +93,11 @@ def test_a_choice_of_drafter_holds_over_that_of_a_pair(argument: str, kind: str,
     assert (drafter.kind, drafter.model) == (kind, model)
 
 
+@pytest.mark.parametrize(("typed", "biases"), [("[[5,-1]]", ((5, -1.0),)), ("{5: -1}", ((5, -1.0),)), ("null", ())])
+def test_biases_are_typed_as_pairs_or_as_a_mapping(typed: str, biases: tuple[tuple[int, float], ...]) -> None:
+    assert compose_config([f"sampling.logit_bias={typed}"]).sampling.logit_bias == biases
+
+
 @given(text=st.text(st.characters(exclude_categories=["Cs"])) | st.text("\\'\"${},[]=:ab\n "))
 @settings(deadline=None)
 def test_any_text_arrives_as_typed(text: str) -> None:

@@ -48,7 +48,7 @@ thread = threading.Thread(target=over.wait)
 thread.start()
 first = min(os.sched_getaffinity(0))
 config = EngineConfig(hardware=HardwareConfig(devices=("cpu", "cpu")))
-set_environment(config)
+set_environment(1)
 assert settle_devices(config, print).devices == ("cpu", "cpu")
 pin_rank(config, "target", allowed_cores())
 assert "torch" not in sys.modules

@@ -14,7 +14,7 @@ import pytest
 
 from amusd.config import RunConfig
 from amusd.errors import ConfigError
-from launch.run_directory import check_unchanged, create_run_directory, is_complete
+from launch.run_directory import create_run_directory, is_done
 from launch.sweep import summarize, summary_table
 from tests.launch.processes import SECONDS, amusd_command, environment, run
 from tests.warm import Popen
@@ -54,13 +54,12 @@ def test_the_summary_is_a_table_and_a_file(tmp_path: Path) -> None:
 
 def test_a_job_is_done_if_it_was_whole_had_a_draft_all_along_and_the_same_settings(tmp_path: Path) -> None:
     done = job(tmp_path, 0, complete=True)
-    assert is_complete(done)
-    assert not is_complete(job(tmp_path, 1))
-    assert not is_complete(job(tmp_path, 2, complete=False))
-    assert not is_complete(job(tmp_path, 3, complete=True, draft_losses=["killed"]))
-    check_unchanged(done, RunConfig(run_dir=str(done), output="json"))
+    assert is_done(done, RunConfig(run_dir=str(done), output="json"))
+    assert not is_done(job(tmp_path, 1), RunConfig())
+    assert not is_done(job(tmp_path, 2, complete=False), RunConfig())
+    assert not is_done(job(tmp_path, 3, complete=True, draft_losses=["killed"]), RunConfig())
     with pytest.raises(ConfigError, match="was measured with other settings"):
-        check_unchanged(done, RunConfig(run_dir=str(done), max_lookahead=5))
+        is_done(done, RunConfig(run_dir=str(done), max_lookahead=5))
 
 
 @pytest.mark.parametrize("subdir", ["${hydra.job.num}", "job_{x}/max_lookahead=${max_lookahead}"])

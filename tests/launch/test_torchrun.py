@@ -124,7 +124,7 @@ def ranks_meet(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], int]:
     """What `launch.run.run` does as this rank of two on one machine, all in this process."""
     store = HashStore()
     monkeypatch.setattr("torch.distributed.rendezvous", lambda *_, **__: iter([(store, 0, 2)]))
-    monkeypatch.setattr("launch.run.set_environment", lambda _config: None)
+    monkeypatch.setattr("launch.run.set_environment", lambda _num_threads: None)
 
     def as_rank(rank: int) -> int:
         for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}.items():

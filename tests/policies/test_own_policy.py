@@ -46,8 +46,8 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("name", "message"),
     [
         ("nothing", "returns None; expected amusd.policies.base.Policy"),
-        ("blind", "max_lookahead, tokens_per_message, fan_out, rows_per_step=(0, 1, 1, 1): at least 1"),
-        ("backward", "max_steps=-1: at least 0"),
+        ("blind", "max_lookahead=0: allowed: 1 to 2147483647"),
+        ("backward", "max_steps=-1: allowed: 0 to 2147483647"),
         ("raises", "raises KeyError: 'x' ("),
         ("absent", "raises AttributeError: module 'own_mine' has no attribute 'absent'"),
     ],

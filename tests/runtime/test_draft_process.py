@@ -45,8 +45,8 @@ def _table_target(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("child", "end", "num_started"),
     [
-        ("raise SystemExit(3)", "ended with exit code 3; ", 1),
-        ("import os; os.kill(os.getpid(), 9)", "was killed by signal 9; ", MAX_RESTARTS + 1),
+        ("input(); input(); raise SystemExit(3)", "ended with exit code 3; ", 1),
+        ("import os; input(); input(); os.kill(os.getpid(), 9)", "was killed by signal 9; ", MAX_RESTARTS + 1),
     ],
     ids=["exits", "killed"],
 )

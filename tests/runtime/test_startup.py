@@ -8,14 +8,14 @@ from types import SimpleNamespace
 import pytest
 from memory_link import memory_pair
 
-from amusd.config import EngineConfig, HardwareConfig, TransportConfig
+from amusd.config import EngineConfig, HardwareConfig, RunConfig, TransportConfig
 from amusd.errors import ConfigError, PeerError
 from amusd.models.cached_model import CachedModel
 from amusd.models.tokenizer import Tokenizer
 from amusd.protocol.messages import Hello
 from amusd.runtime.devices import link_devices
 from amusd.runtime.handshake import await_hello, failure_report
-from amusd.runtime.startup import connect_target
+from amusd.runtime.startup import connect_target, load_with_followers
 from amusd.tracing.recorder import Recorder
 
 
@@ -38,6 +38,20 @@ def test_nccl_without_two_gpus_is_refused_before_weights_are_loaded(monkeypatch:
     with pytest.raises(ConfigError, match="the target is on cuda:0, the draft on cpu") as caught:
         connect_target(config, drafts, Recorder("target"), ExitStack())
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("length", "width"), [(63, None), (400, 408)])
+def test_passes_of_many_rows_are_said_to_be_slow_on_a_cpu(
+    length: int, width: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("amusd.runtime.startup.load_target", lambda *_: None)
+    monkeypatch.setattr("amusd.runtime.startup.use_huge_pages", lambda: None)
+    hardware = HardwareConfig(devices=("cpu", "cpu"))
+    config = RunConfig(mode="synchronous", num_speculative_tokens=length, hardware=hardware).engine_for("generate")
+    lines: list[str] = []
+    load_with_followers(config, None, lines.append)
+    expected = f"each target pass computes max_verify_width={width} rows, which is slow on a CPU"
+    assert lines == ([] if width is None else [expected])
 
 
 @pytest.mark.parametrize(

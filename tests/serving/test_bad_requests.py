@@ -100,7 +100,7 @@ def test_another_model_is_not_found(server: Running) -> None:
         check(response, 404, "model", "the model 'org/gpt-9' does not exist; this server has 'table'")
 
 
-@pytest.mark.parametrize("values", ["1,", "[],", "{},", '"",', r'"\"[",'])
+@pytest.mark.parametrize("values", ["[],", "{},"])
 def test_a_body_of_more_values_than_can_be_read_at_once_is_refused(values: str) -> None:
     content = b'{"prompt": [' + values.encode() * 300_000 + b"0]}"
     with pytest.raises(RequestError, match="too many values"):

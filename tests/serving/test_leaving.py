@@ -97,7 +97,7 @@ def test_slow_senders_and_slow_readers_hold_up_nobody() -> None:
 def test_a_client_that_closes_its_writing_half_gets_its_answer_until_it_leaves(
     monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
-    monkeypatch.setattr(connections, "PROBE_SECONDS", 0.01)
+    monkeypatch.setattr(connections, "LOOK_SECONDS", 0.01)
     with serving(plain_engine(pass_seconds=0.01), mode="autoregressive") as server:
         with closing(server.raw(server.chat(max_tokens=20, stream=stream))) as own:
             own.shutdown(socket.SHUT_WR)
@@ -116,6 +116,7 @@ def test_a_client_that_closes_its_writing_half_gets_its_answer_until_it_leaves(
 def test_a_client_that_lets_the_server_wait_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that sends neither head nor body, a part of one, the body of a refused request, or that does not read."""
     monkeypatch.setattr(connections, "CLIENT_SECONDS", 0.3)
+    monkeypatch.setattr(connections, "LOOK_SECONDS", 0.01)
     name = "m" * 50_000
     with serving(plain_engine(), mode="autoregressive", model_name=name) as server, ExitStack() as stack:
         slow = [stack.enter_context(server.raw(server.chat(), length=length)) for length in (0, 10, 40)]

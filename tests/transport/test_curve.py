@@ -149,12 +149,12 @@ def test_new_keys_never_take_the_place_of_others(folder: Path, tmp_path: Path) -
 
 
 MISTAKES = {
-    "no folder": ("nothing", lambda folder: None, "target.key_secret: no keys can be read there; `amusd keys FOLDER`"),
+    "no folder": ("nothing", lambda folder: None, "target.key_secret: no keys in it; `amusd keys FOLDER`"),
     "an open secret": ("keys", lambda folder: (folder / "target.key_secret").chmod(0o640), "mode 040.; chmod 600 it"),
     "no key": (
         "keys",
         lambda folder: (folder / "target.key_secret").write_text("curve\n"),
-        "no keys can be read there",
+        "no keys in it",
     ),
     "a key of other letters": (
         "keys",
@@ -166,7 +166,7 @@ MISTAKES = {
     "a key too long": (
         "keys",
         lambda folder: (folder / "draft.key").write_text(f'public-key = "{"a" * 41}"\n'),
-        "draft.key: no keys can be read there",
+        "draft.key: no keys in it",
     ),
 }
 
