@@ -11,7 +11,7 @@ from torch import Tensor
 
 from amusd.drafters.base import Drafter, path_to, say_not_finite
 from amusd.errors import NotFiniteError
-from amusd.models.block_models import BlockModel
+from amusd.models.draft_networks import BlockModel
 from amusd.models.passes import check_finite
 from amusd.protocol.draft_session import MIN_PROBABILITY, Guesses, Node
 from amusd.protocol.prefix_hash import num_common
@@ -34,13 +34,8 @@ class BlockDrafter(Drafter):
         self._state.keep(num_common(self.committed, token_ids[:-1]))
         super().open(token_ids, capacity, fan_out)
         self.is_ready = len(token_ids) == 1
-        self._ranking = Ranking(
-            self.distribution,
-            SamplingState(self._model.vocab_size, self._model.output_ids, self._model.device),
-            token_ids,
-            number=fan_out,
-            min_probability=MIN_PROBABILITY,
-        )
+        state = SamplingState(self._model.vocab_size, self._model.output_ids, self._model.device)
+        self._ranking = Ranking(self.distribution, state, token_ids, number=fan_out, min_probability=MIN_PROBABILITY)
 
     def take_features(self, start: int, features: Tensor) -> None:
         """See `Drafter`."""

@@ -58,8 +58,6 @@ def _checked(named: str, factory: DrafterFactory, number: int) -> Sequence[Draft
     with failing_in_one_line(_KEY, named):
         made = list(call(_KEY, named, (Iterable,), factory, number))
     if len({id(drafter) for drafter in made}) != number or not all(isinstance(drafter, Drafter) for drafter in made):
-        raise ConfigError(
-            f"{_KEY}={shown(named)}: makes {shown(repr(made))}; expected as many amusd.drafters.base.Drafter as it is "
-            f"asked for ({number}), each another one"
-        )
+        found = f"{_KEY}={shown(named)}: makes {shown(repr(made))}"
+        raise ConfigError(f"{found}; expected {number} different objects of amusd.drafters.base.Drafter")
     return made

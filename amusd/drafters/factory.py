@@ -15,8 +15,8 @@ from amusd.drafters.ngram import EarlierAnswers, NgramCache, NgramDrafter
 from amusd.drafters.synthetic import SyntheticDrafter
 from amusd.drafters.tree import ModelTreeDrafter
 from amusd.errors import ConfigError
-from amusd.models.block_models import BlockModel
 from amusd.models.cached_model import CachedModel
+from amusd.models.draft_networks import BlockModel
 from amusd.models.loading import load_draft_model
 from amusd.models.tokenizer import Tokenizer
 from amusd.models.vocabulary import describe_share

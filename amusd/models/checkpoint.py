@@ -27,7 +27,7 @@ def open_checkpoint(path: str | Path, others: Sequence[str] = ()) -> dict[str, T
     """Tensors of a folder or hub name, on the CPU in mapped files that must not be written to.
 
     `others`: alternative files. Pickles are read for tensors alone. Raises `ConfigError` if a file is missing, damaged
-    or holds more than tensors.
+    or holds more than tensors, or two hold the same one.
     """
     folder = find_checkpoint(path)
     is_local = folder == Path(path).expanduser()
@@ -35,8 +35,12 @@ def open_checkpoint(path: str | Path, others: Sequence[str] = ()) -> dict[str, T
         if not is_local and not all((folder / name).exists() for name in names):
             folder = _download(str(path), *names)
         if len(names) > 1 or (folder / names[0]).exists():
-            files = [_read(path, folder / name) for name in names]
-            return {name: tensor for tensors in files for name, tensor in tensors.items()}
+            weights = dict[str, Tensor]()
+            for tensors in [_read(path, folder / name) for name in names]:
+                if twice := weights.keys() & tensors.keys():
+                    raise ConfigError(f"model {path}: {min(twice)} is in two of its files; allowed: one")
+                weights |= tensors
+            return weights
     raise ConfigError(f"model {path}: none of {', '.join((_WEIGHTS, _INDEX, *others))} in it; {CHECKPOINT}")
 
 
@@ -49,10 +53,7 @@ def refuse_unread(path: str | Path, names: Iterable[str], read: Iterable[str]) -
     modules = {name.rsplit(".", count)[0] for name in read for count in (1, 2)}
     unread = {name for name in names if name not in read and "rotary_emb." not in name}
     if found := [name for name in unread if any(name.rsplit(".", count)[0] in modules for count in (1, 2))]:
-        raise ConfigError(
-            f"model {path}: its file has {min(found)}, of which {CONFIG} knows nothing: its model_type, or a key such "
-            "as attention_bias, is another model's"
-        )
+        raise ConfigError(f"model {path}: its file has {min(found)}, unknown to {CONFIG}: check model_type, *_bias")
 
 
 def write_checkpoint(folder: Path, settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
@@ -89,22 +90,18 @@ def _read(path: str | Path, file: Path) -> dict[str, Tensor]:
         loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
         return {f"{name}": tensor.detach() for name, tensor in loaded.items()}
     except Exception as error:  # whose own message tells how to run what is in it
-        raise ConfigError(
-            f"model {path}: {file.name} is damaged or holds more than tensors, which is never run"
-        ) from error
+        raise ConfigError(f"model {path}: {file.name} is damaged or holds more than tensors; not run") from error
 
 
-def find_checkpoint(path: str | Path) -> Path:
+def find_checkpoint(path: str | Path, *needed: str) -> Path:
     """The folder `path`, or the hub's cached folder of that name, perhaps without weights.
 
-    Raises `ConfigError` if there is none, or it holds no checkpoint.
+    Raises `ConfigError` if there is none, or it lacks `config.json` or a `needed` file.
     """
-    with one_line_errors(path):
-        folder = Path(path).expanduser()
-        check_checkpoint(path, CONFIG)
-        if not folder.is_dir():
-            folder = _download(str(path), *_TEXTS)
-            check_checkpoint(path, CONFIG, folder=folder)
+    check_checkpoint(path, CONFIG, *needed)
+    if not (folder := Path(path).expanduser()).is_dir():
+        folder = _download(str(path), *_TEXTS)
+        check_checkpoint(path, CONFIG, *needed, folder=folder)
     return folder
 
 
@@ -116,9 +113,7 @@ def _download(name: str, *patterns: str) -> Path:
     with one_line_errors(name):
         try:
             return Path(snapshot_download(name, allow_patterns=[*patterns], ignore_patterns=["*/*"]))
-        except HFValidationError:
-            raise ConfigError(f"model {name}: no such folder") from None
-        except (HfHubHTTPError, LocalEntryNotFoundError) as error:
+        except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError) as error:
             raise ConfigError(
                 f"model {name}: no such folder, and the hub does not give it ({first_line(error.__cause__ or error)}); "
                 "name a folder, or run `hf auth login` for a gated model, or "

@@ -46,17 +46,14 @@ def load_config(path: str | Path, num_layers: int | None = None, model_impl: str
         else:
             from amusd.models.transformers_models import load_stock_config
 
-            config = load_stock_config(folder)
-            own = as_own(config)
-            if model_impl != "transformers":
-                config = own or config
+            stock = load_stock_config(folder)
+            own = as_own(stock)  # which checks it for both implementations
+            config = stock if own is None or model_impl == "transformers" else own
     if num_layers is not None:
         text = config.get_text_config(decoder=True)
         most = text.num_hidden_layers - 1
         if num_layers > most:
-            raise ConfigError(
-                f"drafter.num_layers={num_layers}: the target has {most + 1} layers; allowed: 1 to {most}"
-            )
+            raise ConfigError(f"drafter.num_layers={num_layers}: of the target's {most + 1}; allowed: 1 to {most}")
         text.num_hidden_layers = num_layers
         if layer_types := getattr(text, "layer_types", None):
             text.layer_types = layer_types[:num_layers]
@@ -66,28 +63,29 @@ def load_config(path: str | Path, num_layers: int | None = None, model_impl: str
 def as_own(stock: Any) -> ModelConfig | None:
     """A configuration of transformers as a `ModelConfig`; None if `Decoder` does not compute the model.
 
-    Raises `ValueError` if nobody can compute its rotary angles.
+    Raises `ValueError` for sizes or rotary angles that nobody can compute.
     """
-    if stock.model_type in MODEL_TYPES:
-        _check_rotary(stock.rope_parameters)
-    is_covered = (
-        stock.model_type in MODEL_TYPES
-        and getattr(stock, "quantization_config", None) is None
-        and stock.hidden_act in ("silu", "swish")
-        and stock.rope_parameters.get("partial_rotary_factor", 1.0) == 1.0
-    )
-    if not is_covered:
+    if stock.model_type not in MODEL_TYPES:
         return None
-    settings = stock.to_dict()
-    settings["head_dim"] = settings.get("head_dim") or stock.hidden_size // stock.num_attention_heads
-    return ModelConfig(**settings)
+    _check(stock)
+    is_common = stock.hidden_act in ("silu", "swish") and stock.rope_parameters.get("partial_rotary_factor", 1) == 1
+    if not is_common or getattr(stock, "quantization_config", None) is not None:
+        return None
+    head_dim = getattr(stock, "head_dim", None) or stock.hidden_size // stock.num_attention_heads
+    return ModelConfig(**{**stock.to_dict(), "head_dim": head_dim})
 
 
-def _check_rotary(rope: Mapping[str, Any]) -> None:
-    for name, value in rope.items():
+def _check(stock: Any) -> None:
+    queries, keys = stock.num_attention_heads, stock.num_key_value_heads
+    for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_key_value_heads", "vocab_size"):
+        if (value := getattr(stock, name)) < 1:
+            raise ValueError(f"{name}={value}; allowed: 1 or more")
+    if queries % keys:
+        raise ValueError(f"num_key_value_heads={keys}; allowed: what divides num_attention_heads={queries}")
+    for name, value in stock.rope_parameters.items():
         if isinstance(value, (str, Mapping)) and name not in ("rope_type", "type"):
             raise ValueError(f"rope_parameters has {name}={value!r}; allowed: a number, for all layers")
-    if (kind := rope.get("rope_type")) not in _ROPE_TYPES:
+    if (kind := stock.rope_parameters.get("rope_type")) not in _ROPE_TYPES:
         raise ValueError(f"rope_parameters has rope_type={kind}; allowed: {', '.join(_ROPE_TYPES)}")
 
 
@@ -139,29 +137,28 @@ def _reasons(config: Any, max_model_len: int) -> Iterator[str]:
             )
 
 
-def _stock_reasons(config: Any, text: Any) -> Iterator[str]:
+def _stock_reasons(config: Any, text: Any) -> list[str]:
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    if config.is_encoder_decoder or model_class is None:
-        yield "it is no causal language model"
-    if getattr(model_class, "_is_stateful", False):
-        yield "its recurrent state cannot be rolled back to an earlier token"
-    if getattr(text, "num_kv_shared_layers", 0) or getattr(text, "kv_sharing_modes", None):
-        yield "its layers share keys and values"
-    if getattr(text, "index_topk", None):
-        yield "its sparse attention keeps an index that cannot be rolled back"
-    if getattr(text, "alibi", False) or not getattr(text, "is_causal", True):
-        yield "its attention is not plain causal attention"
-    if not getattr(model_class, "_supports_attention_backend", False):
-        yield "transformers does not let its attention be replaced"
+
+    def has(name: str) -> bool:
+        return bool(getattr(text, name, None))
+
+    reasons = {
+        "it is no causal language model": config.is_encoder_decoder or model_class is None,
+        "its recurrent state cannot be rolled back to an earlier token": getattr(model_class, "_is_stateful", False),
+        "its layers share keys and values": has("num_kv_shared_layers") or has("kv_sharing_modes"),
+        "its sparse attention keeps an index that cannot be rolled back": has("index_topk"),
+        "its attention is not plain causal attention": has("alibi") or not getattr(text, "is_causal", True),
+        "its attention cannot be replaced": not getattr(model_class, "_supports_attention_backend", False),
+    }
+    return [reason for reason, holds in reasons.items() if holds]
 
 
-def _rope_parameters(text: Any) -> Iterator[Mapping[str, Any]]:
+def _rope_parameters(text: Any) -> list[Mapping[str, Any]]:
     parameters = getattr(text, "rope_parameters", None) or {}
-    if "rope_type" in parameters:
-        yield parameters
-    yield from (entry for entry in parameters.values() if isinstance(entry, Mapping))
+    return [entry for entry in (parameters, *parameters.values()) if isinstance(entry, Mapping)]
 
 
 def quantization_of(config: Any) -> Any:

@@ -49,16 +49,15 @@ def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 def bias_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the biases that the configuration asks for, as in transformers."""
-    biased = {f"{name}_proj" for name in ("qkv" if config.model_type == "qwen2" else "qkvo")}
-    if config.model_type == "mistral" or not (config.model_type == "qwen2" or getattr(config, "attention_bias", False)):
-        biased.clear()
+    attention = "qkvo" if getattr(config, "attention_bias", False) else ""
+    biased = {f"{name}_proj" for name in {"qwen2": "qkv", "mistral": ""}.get(config.model_type, attention)}
     if config.model_type == "llama" and getattr(config, "mlp_bias", False):
         biased |= {"gate_proj", "up_proj", "down_proj"}
-    return {
-        name.removesuffix("weight") + "bias": shape[:1]
-        for name, shape in weight_shapes(config).items()
-        if name.split(".")[-2] in biased
-    }
+    return {name: shape for name, shape in _biases_for(weight_shapes(config)).items() if name.split(".")[-2] in biased}
+
+
+def _biases_for(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    return {name.removesuffix("weight") + "bias": shape[:1] for name, shape in shapes.items() if len(shape) > 1}
 
 
 def fit_weights(
@@ -68,16 +67,14 @@ def fit_weights(
 
     Raises `ConfigError` if one is missing or misshaped, or with `all_given` if one is left over.
     """
-    biases = {name.removesuffix("weight") + "bias": shape[:1] for name, shape in shapes.items() if len(shape) > 1}
-    wanted = {**shapes, **{name: shape for name, shape in biases.items() if name in given}}
+    wanted = {**shapes, **{name: shape for name, shape in _biases_for(shapes).items() if name in given}}
     if missing := wanted.keys() - given.keys():
         raise ConfigError(f"{owner}: lacks weights, {min(missing)} among them")
     if all_given and (extra := given.keys() - wanted.keys()):
         raise ConfigError(f"{owner}: its file has weights without a place, {min(extra)} among them")
     for name, shape in wanted.items():
-        if given[name].shape != shape:
-            found = list(given[name].shape)
-            raise ConfigError(f"{owner}: {name} has shape {found}, and {CONFIG} asks for {list(shape)}")
+        if (found := given[name].shape) != shape:
+            raise ConfigError(f"{owner}: {name} has shape {list(found)}, and {CONFIG} asks for {list(shape)}")
     return {name: given[name] for name in wanted}
 
 
@@ -125,7 +122,8 @@ def _load_layer(index: int, weights: dict[str, Tensor], config: ModelConfig, opt
     queries, keys = _heads(config, options.ranks)
     query, key, value, output = (Weights.pop(weights, f"self_attn.{name}_proj") for name in "qkvo")
     gate, up, down = (Weights.pop(weights, f"mlp.{name}_proj") for name in ("gate", "up", "down"))
-    pairs, units = _pairs_side_by_side(dim), _slots(share(len(gate.matrix), options.ranks), 1)
+    pairs = torch.arange(dim).view(2, dim // 2).t().reshape(dim)  # makes rotated pairs (i, i + dim / 2) neighbours
+    units = _slots(share(len(gate.matrix), options.ranks), 1)
     head_norm = None
     if "self_attn.q_norm.weight" in weights:
         of_query, of_key = (weights[f"self_attn.{name}_norm.weight"].float()[pairs] for name in "qk")
@@ -192,11 +190,6 @@ def _rotary_table(config: ModelConfig, num_positions: int) -> Tensor:
         frequencies, scaling = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, "cpu")
     angles = torch.outer(torch.arange(num_positions, dtype=torch.float32), frequencies)
     return torch.polar(torch.tensor(float(scaling)).expand_as(angles).contiguous(), angles)
-
-
-def _pairs_side_by_side(dim: int) -> Tensor:
-    """[dim]: the order that makes the rotated pairs `(i, i + dim / 2)` neighbours."""
-    return torch.arange(dim).view(2, dim // 2).t().reshape(dim)
 
 
 def _heads(config: ModelConfig, ranks: Ranks) -> tuple[range, range]:

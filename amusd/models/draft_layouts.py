@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,17 +46,12 @@ _REDUCTION = {EAGLE: (), EAGLE3: ("fc.", *INPUT_NORMS), DFLASH: ("fc.", *INPUT_N
 _NESTED = ("transformer_layer_config", "eagle_config", "dflash_config")
 _INPUT_NORM_OF_KEY = dict(zip(("norm_before_fc", "fc_norm"), INPUT_NORMS, strict=True))
 _FLAGS = ("norm_before_residual", "norm_output", "sample_from_anchor", *_INPUT_NORM_OF_KEY)
-_ONLY_VALUE = {
-    "parallel_drafting": False,
-    "input_embedding_scale": 1.0,
-    "output_multiplier": 1.0,
-    "final_logit_softcapping": 0,
-}
-_ONLY_VALUE_OF = {EAGLE: {}, EAGLE3: {"use_aux_hidden_state": True}, DFLASH: {"is_causal": False}}
-_READ = (
-    *(*_FLAGS, *_ONLY_VALUE, *_ONLY_VALUE_OF[EAGLE3], *_ONLY_VALUE_OF[DFLASH], "block_size", "mask_token_id"),
-    *("layer_types", "sliding_window", "swa_window_size", "target_hidden_size", "num_target_layers"),
-)
+_ONLY = {"parallel_drafting": False, "input_embedding_scale": 1, "output_multiplier": 1, "final_logit_softcapping": 0}
+"""Settings with one value that is computed."""
+_ONLY_OF = {EAGLE: {}, EAGLE3: {"use_aux_hidden_state": True}, DFLASH: {"is_causal": False}}
+_SIZES = ("block_size", "mask_token_id", "layer_types", "sliding_window", "swa_window_size")
+_OF_TARGET = {"target_hidden_size": "hidden_size", "num_target_layers": "num_hidden_layers"}
+_READ = {*_FLAGS, *_ONLY, *_ONLY_OF[EAGLE3], *_ONLY_OF[DFLASH], *_SIZES, *_OF_TARGET}
 """Settings that may stand at the top level or in a nested object."""
 
 
@@ -86,51 +81,40 @@ def read_published(path: str | Path, target_path: str | Path, kind: str) -> Publ
     settings = _read_settings(path, read_json(path, folder, CONFIG))
     target = load_config(target_path).get_text_config(decoder=True)
     with one_line_errors(path):
-        stored = open_checkpoint(path, OF_DRAFTERS)
-        weights = {
-            _canonical(name): tensor
-            for name, tensor in stored.items()
-            if not any(part in name for part in _COPIES_OF_TARGET)
-        }
+        stored = open_checkpoint(path, OF_DRAFTERS).items()
+        own = {name: tensor for name, tensor in stored if not any(part in name for part in _COPIES_OF_TARGET)}
+        weights = {_canonical(name): tensor for name, tensor in own.items()}
+        last = FeatureSpec((target.num_hidden_layers,), target.hidden_size)
+        draft = PublishedDraft(path, settings, target, weights, last)
         if kind == MEDUSA:
-            weights = fit_weights(f"drafter=medusa {path}", weights, _medusa_shapes(weights, target), all_given=True)
-            features = FeatureSpec((target.num_hidden_layers,), target.hidden_size)
-            draft = PublishedDraft(path, settings, target, weights, features)
+            fit_weights(f"drafter=medusa {path}", weights, _medusa_shapes(weights, target), all_given=True)
         else:
-            draft = _read_layers(path, settings, target, weights, target_path, kind)
+            draft = _read_layers(f"drafter={kind} {path}", kind, draft, target_path)
         if difference := _difference(draft, target_path, folder / "tokenizer.json"):
             raise ConfigError(f"drafter {path}: made for another target: {difference}")
     return draft
 
 
-def _read_layers(
-    path: str | Path,
-    settings: Mapping[str, Any],
-    target: Any,
-    weights: dict[str, Tensor],
-    target_path: str | Path,
-    kind: str,
-) -> PublishedDraft:
+def _read_layers(owner: str, kind: str, draft: PublishedDraft, target_path: str | Path) -> PublishedDraft:
+    """`draft` with what its layers need; its `weights` become those of `Decoder`."""
+    weights, target = draft.weights, draft.target
     family = EAGLE3 if kind == EAGLE and "hidden_norm.weight" in weights else kind
-    if (stated := settings.get("speculators_model_type", family)) != family:
-        raise ConfigError(f"drafter={kind} {path}: speculators_model_type={stated}; allowed: {family}")
-    _check_settings(f"drafter={kind} {path}: {CONFIG}", family, settings, weights, target)
-    config, offsets = _layer_config(path, settings, weights, target), weights.get("d2t")
-    output_ids = None if offsets is None else offsets.long() + torch.arange(len(offsets))
-    if output_ids is not None and torch.equal(output_ids, torch.arange(target.vocab_size)):
-        output_ids = None
+    _check_settings(f"{owner}: {CONFIG}", family, draft)
+    config, layers = _layer_config(draft), _feature_layers(f"{owner}: {CONFIG}", family, draft)
+    output_ids = None
+    if "d2t" in weights:
+        ids = torch.arange(len(weights["d2t"])) + weights["d2t"].long()
+        output_ids = None if torch.equal(ids, torch.arange(target.vocab_size)) else ids
     if EMBEDDING not in weights:
         weights[EMBEDDING] = target_weight(target_path, EMBEDDING)
     if HEAD not in weights:
         whole = target_weight(target_path, HEAD)
         weights[HEAD] = whole if output_ids is None else whole[output_ids]
-    layers = _feature_layers(f"drafter={kind} {path}: {CONFIG}", family, settings, target.num_hidden_layers)
-    shapes = _shapes(family, config, weights, target, len(layers))
-    weights = fit_weights(f"drafter={kind} {path}", weights, shapes, all_given=True)
+    fit_weights(owner, weights, _shapes(family, config, draft, len(layers)), all_given=True)
     reduction = {name: weights.pop(name) for name in [*weights] if name.startswith(_REDUCTION[family])}
     width = len(reduction["fc.weight"]) if reduction else target.hidden_size
     features = FeatureSpec(layers, width, reduction, config.rms_norm_eps)
-    return PublishedDraft(path, settings, target, weights, features, config, output_ids)
+    return replace(draft, features=features, config=config, output_ids=output_ids)
 
 
 def _read_settings(path: str | Path, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -145,11 +129,10 @@ def _read_settings(path: str | Path, settings: Mapping[str, Any]) -> dict[str, A
     return found
 
 
-def _check_settings(
-    owner: str, family: str, settings: Mapping[str, Any], weights: Mapping[str, Tensor], target: Any
-) -> None:
-    expected = {"target_hidden_size": target.hidden_size, "num_target_layers": target.num_hidden_layers}
-    for name, value in {**_ONLY_VALUE, **_ONLY_VALUE_OF[family], **expected}.items():
+def _check_settings(owner: str, family: str, draft: PublishedDraft) -> None:
+    settings, expected = draft.settings, {"speculators_model_type": family}
+    expected |= {name: getattr(draft.target, own) for name, own in _OF_TARGET.items()}
+    for name, value in {**_ONLY, **_ONLY_OF[family], **expected}.items():
         if settings.get(name, value) != value:
             raise ConfigError(f"{owner}: {name}={settings[name]} is not supported; allowed: {value}")
     for name in _FLAGS:
@@ -157,16 +140,10 @@ def _check_settings(
             raise ConfigError(f"{owner}: {name}={settings[name]!r}; allowed: true, false")
     if family == EAGLE3 and "speculators_model_type" in settings and "norm_before_residual" not in settings:
         raise ConfigError(f"{owner}: lacks norm_before_residual; allowed: true, false")
-    stored = [prefix for prefix in INPUT_NORMS if any(name.startswith(prefix) for name in weights)]
-    stated = [name for name in _INPUT_NORM_OF_KEY if settings.get(name)]
-    if len(stored) > 1 or len(stated) > 1:
-        raise ConfigError(
-            f"{owner}: {' and '.join(_INPUT_NORM_OF_KEY)} both norm the input of fc; allowed: one of them"
-        )
-    for name, prefix in _INPUT_NORM_OF_KEY.items():
-        if family != EAGLE and settings.get(name, prefix in stored) != (prefix in stored):
-            has = "has" if prefix in stored else "lacks"
-            raise ConfigError(f"{owner}: {name}={settings[name]}, and its file {has} {prefix}*weight")
+    has = {key: any(name.startswith(prefix) for name in draft.weights) for key, prefix in _INPUT_NORM_OF_KEY.items()}
+    said = {key: settings.get(key, has[key]) for key in has}
+    if said != has or all(has.values()):
+        raise ConfigError(f"{owner}: says {said} of norms before fc, its file {has}; allowed: the same, and not both")
 
 
 def target_weight(path: str | Path, name: str) -> Tensor:
@@ -186,11 +163,10 @@ def _canonical(name: str) -> str:
     return f"model.{name}" if name.startswith(("layers.", "embed_tokens.", "norm.")) else name
 
 
-def _layer_config(
-    path: str | Path, settings: Mapping[str, Any], weights: Mapping[str, Tensor], target: Any
-) -> ModelConfig:
+def _layer_config(draft: PublishedDraft) -> ModelConfig:
     from amusd.models.transformers_models import make_stock_config
 
+    path, settings, weights, target = draft.path, draft.settings, draft.weights, draft.target
     sizes = dict(settings.get("transformer_layer_config", settings))
     sizes["num_hidden_layers"] = max(1, sum(name.endswith(".post_attention_layernorm.weight") for name in weights))
     if sizes.get("model_type") not in MODEL_TYPES:
@@ -212,28 +188,29 @@ def _layer_config(
     return config
 
 
-def _feature_layers(owner: str, family: str, settings: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
+def _feature_layers(owner: str, family: str, draft: PublishedDraft) -> tuple[int, ...]:
+    settings, num_layers = draft.settings, draft.target.num_hidden_layers
     if family == EAGLE:
-        return (num_layers,)
-    eagle, other, outputs = "eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids", "target_layer_ids"
-    nested = [settings.get(name, {}) for name in ("eagle_config", "dflash_config")]
-    counts_states = [settings.get(name) for name in (eagle, other)]
-    counts_outputs = [each.get(name) for each in nested for name in (eagle, other, outputs)] + [settings.get(outputs)]
-    stated = [(ids, 0) for ids in counts_states if ids] + [(ids, 1) for ids in counts_outputs if ids]
+        return draft.features.layers
+    stated = [
+        (place[name], 0 if place is settings and name != "target_layer_ids" else 1)  # which are numbers of outputs
+        for place in (settings, settings.get("eagle_config", {}), settings.get("dflash_config", {}))
+        for name in ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids", "target_layer_ids")
+        if place.get(name)
+    ]
     if not stated and family == DFLASH:
         raise ConfigError(f"{owner}: lacks dflash_config.target_layer_ids, the target's layers that it reads")
-    if any(not isinstance(ids, list) or any(type(index) is not int for index in ids) for ids, _ in stated):
-        raise ConfigError(f"{owner}: {stated[0][0]} for the target's layers that it reads; allowed: a list of numbers")
-    meant = {tuple(index + offset for index in ids) for ids, offset in stated}
-    if len(meant) > 1 and any(ids != stated[0][0] for ids, _ in stated):
-        raise ConfigError(f"{owner}: names the target's layers that it reads more than once: {sorted(meant)}")
-    ids, offset = stated[0] if stated else ((2, num_layers // 2, num_layers - 3), 0)
-    return tuple(index + offset for index in ids)
+    lists = [ids for ids, _ in stated]
+    if any(not isinstance(ids, list) or {*map(type, ids)} != {int} for ids in lists):
+        raise ConfigError(f"{owner}: {lists[0]} for the target's layers that it reads; allowed: a list of numbers")
+    meant = [tuple(index + offset for index in ids) for ids, offset in stated]
+    if any(meant[0] != other for other in meant) and any(lists[0] != other for other in lists):
+        raise ConfigError(f"{owner}: names the target's layers that it reads more than once: {meant}")
+    return meant[0] if meant else (2, num_layers // 2, num_layers - 3)
 
 
-def _shapes(
-    family: str, config: ModelConfig, weights: Mapping[str, Tensor], target: Any, num_states: int
-) -> dict[str, tuple[int, ...]]:
+def _shapes(family: str, config: ModelConfig, draft: PublishedDraft, num_states: int) -> dict[str, tuple[int, ...]]:
+    weights, target = draft.weights, draft.target
     width, hidden, first = config.hidden_size, target.hidden_size, "model.layers.0"
     shapes = weight_shapes(config)
     if family == EAGLE:
@@ -245,11 +222,7 @@ def _shapes(
         for name in (f"{first}.self_attn.{name}_proj.weight" for name in "qkv"):
             shapes[name] = (shapes[name][0], 2 * width)
     columns = len(weights["d2t"]) if "d2t" in weights else config.vocab_size
-    optional: dict[str, tuple[int, ...]] = {
-        "d2t": (columns,),
-        "t2d": (config.vocab_size,),
-        "input_norm.weight": (num_states * hidden,),
-    }
+    optional = {"d2t": (columns,), "t2d": (config.vocab_size,), "input_norm.weight": (num_states * hidden,)}
     if any(name.startswith("fc_norm.") for name in weights):  # all of them
         shapes |= {f"fc_norm.{index}.weight": (hidden,) for index in range(num_states)}
     return shapes | {HEAD: (columns, width)} | {name: optional[name] for name in optional if name in weights}

@@ -93,18 +93,14 @@ def convert_gguf(source: Path, folder: Path) -> None:
         tensor = stored[gguf_names.get_name(name, (".weight",))]
         weight = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
         if "q_proj" in name or "k_proj" in name:
-            weight = _rotate_half_order(weight, config.head_dim)
+            pairs = weight.view(-1, config.head_dim // 2, 2, config.hidden_size)
+            weight = pairs.transpose(1, 2).reshape(weight.shape)  # rotated by halves of a head
         weights[name] = weight.to(torch.bfloat16)
     settings = {"architectures": ["LlamaForCausalLM"], "dtype": "bfloat16", **_SHAPE, **special_ids, PLAIN: _FORMAT}
     write_checkpoint(folder, settings, weights)
     (folder / "generation_config.json").write_text(json.dumps(special_ids, indent=2), encoding="utf-8")
     tokens = fields["tokenizer.ggml.tokens"]
     _write_tokenizer(fields, {f"{kind[:3]}_token": tokens[token_id] for kind, token_id in special.items()}, folder)
-
-
-def _rotate_half_order(weight: Tensor, dim: int) -> Tensor:
-    rows, columns = weight.shape
-    return weight.view(rows // dim, dim // 2, 2, columns).transpose(1, 2).reshape(rows, columns)
 
 
 def _write_tokenizer(fields: dict[str, Any], special_tokens: dict[str, str], folder: Path) -> None:

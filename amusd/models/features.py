@@ -37,9 +37,10 @@ class FeatureSpec:
         """[rows, len(layers) * hidden] -> [rows, width]."""
         if not self.weights:
             return states
-        if norms := sorted(
+        norms = sorted(
             (name for name in self.weights if name.startswith(INPUT_NORMS)), key=lambda name: (len(name), name)
-        ):
+        )
+        if norms:
             parts = zip(states.chunk(len(norms), dim=-1), norms, strict=True)
             states = torch.cat([self._norm(part, name) for part, name in parts], dim=-1)
         features = F.linear(states, self.weights["fc.weight"], self.weights.get("fc.bias"))
@@ -56,8 +57,7 @@ class FeatureTaps:
         """`specs`: by drafter; `device` and `dtype`: of the hidden states."""
         self._specs = [spec.to(device, dtype) for spec in specs.values()]
         self.layers = frozenset(layer for spec in self._specs for layer in spec.layers)
-        self.columns: dict[str, slice] = {}
-        self.width = 0
+        self.columns, self.width = dict[str, slice](), 0
         for name, spec in specs.items():
             self.columns[name] = slice(self.width, self.width + spec.width)
             self.width += spec.width

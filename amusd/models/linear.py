@@ -84,16 +84,14 @@ def fastest_dtype(device: torch.device) -> str:
 
 def can_multiply_bfloat16() -> bool:
     """Whether oneDNN multiplies in bfloat16 on this CPU, with float32 sums."""
-    if not torch._C._has_mkldnn:  # noqa: SLF001 - its public name is untyped
-        return False
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # noqa: SLF001 - no public name
+    has_onednn = torch._C._has_mkldnn  # noqa: SLF001 - its public name is untyped
+    return has_onednn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # noqa: SLF001 - no public name
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether packed products exist for `dtype` on `device`."""
-    if device.type != "cpu" or not torch._C._has_mkldnn:  # noqa: SLF001 - its public name is untyped
-        return False
-    return dtype is torch.float32 or (dtype is torch.bfloat16 and can_multiply_bfloat16())
+    is_product = dtype is torch.float32 or (dtype is torch.bfloat16 and can_multiply_bfloat16())
+    return is_product and device.type == "cpu" and torch._C._has_mkldnn  # noqa: SLF001 - its public name is untyped
 
 
 def multiplies_fp16(device: torch.device, dtype: torch.dtype) -> bool:
@@ -126,8 +124,7 @@ class PlainLinear(Linear):
     """A `Linear` over the weight as it is."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self._weight = weight
-        self._bias = bias
+        self._weight, self._bias = weight, bias
 
     def __call__(self, rows: Tensor) -> Tensor:
         """See `Linear`."""
@@ -147,21 +144,20 @@ class PackedLinear(Linear):
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         # The same operators without Python's look-ups per call.
-        self._multiply = torch.ops.mkldnn._linear_pointwise.default  # noqa: SLF001 - no public name
-        self._multiply_add = torch.ops.mkldnn._linear_pointwise.binary  # noqa: SLF001 - no public name
+        product = torch.ops.mkldnn._linear_pointwise  # noqa: SLF001 - no public name
+        self._multiply: Callable[..., Tensor] = product.default
+        self._multiply_add: Callable[..., Tensor] = product.binary
         pack = torch.ops.mkldnn._reorder_linear_weight  # noqa: SLF001 - no public name
         self._weight = pack(weight.contiguous(), _PACKED_FOR_ROWS)
         self._bias = bias
 
     def __call__(self, rows: Tensor) -> Tensor:
         """See `Linear`."""
-        result: Tensor = self._multiply(rows, self._weight, self._bias, "none", [], "")
-        return result
+        return self._multiply(rows, self._weight, self._bias, "none", [], "")
 
     def add_to(self, residual: Tensor, rows: Tensor) -> Tensor:
         """See `Linear`; a new tensor, summed before rounding."""
-        result: Tensor = self._multiply_add(rows, residual, self._weight, self._bias, "add")
-        return result
+        return self._multiply_add(rows, residual, self._weight, self._bias, "add")
 
 
 class FbgemmLinear(Linear):

@@ -10,16 +10,14 @@ import torch
 
 from amusd.config import DrafterConfig, EngineConfig, ModelShape, TargetConfig
 from amusd.errors import ConfigError
-from amusd.models.block_models import BlockModel, load_block_model
 from amusd.models.building import load_model
 from amusd.models.cached_model import CachedModel
 from amusd.models.checkpoint import one_line_errors
 from amusd.models.configuration import ModelConfig, check_supported, load_config
 from amusd.models.draft_layouts import read_published
-from amusd.models.eagle import load_eagle
+from amusd.models.draft_networks import BlockModel, load_published
 from amusd.models.embedded_draft import load_embedded_draft
 from amusd.models.embedded_target import DESCRIPTION, Report, embedded_target_path
-from amusd.models.features import FeatureSpec
 from amusd.models.graphs import Capture, graph_capture, run_each_time
 from amusd.models.linear import INT8, fastest_dtype, why_not_int8
 from amusd.models.load_options import LoadOptions
@@ -70,10 +68,8 @@ def load_target(
     else:
         path = model_path(config.target, report)
         tokenizer = load_tokenizer(path)
-        readers = [drafter for drafter in config.drafters if drafter.can.needs_features]
-        features: dict[str, FeatureSpec] = {
-            each.kind: read_published(str(each.model), path, each.kind).features for each in readers
-        }
+        readers: dict[str, str] = {each.kind: str(each.model) for each in config.drafters if each.can.needs_features}
+        features = {kind: read_published(model, path, kind).features for kind, model in readers.items()}
         model = load_model(path, replace(options, features=features), report=report)
         if not tokenizer.has_chat_template:
             report(f"model {path}: has no chat template (a base model?), so it is given prompts as they are")
@@ -141,9 +137,7 @@ def load_draft_model(
         return load_model(path, options, shared), tokenizer
     if config.can.needs_features:
         target_path = model_path(engine.target)
-        if config.kind == "eagle":
-            return load_eagle(path, target_path, options), load_tokenizer(target_path)
-        return load_block_model(path, target_path, options, config.kind), load_tokenizer(target_path)
+        return load_published(path, target_path, options, config.kind), load_tokenizer(target_path)
     return load_embedded_draft(path, options), None if config.kind == "synthetic" else load_tokenizer(path)
 
 

@@ -35,21 +35,18 @@ _LLAMA3 = _family(vocab_size=128256, key_heads=8, positions=131072, theta=500000
 _SMOLLM2 = _family(vocab_size=49152, key_heads=3, positions=8192, theta=100000.0)
 
 
-def _shape(
-    family: Mapping[str, Any], hidden: int, intermediate: int, layers: int, heads: int, *, tied: bool = False
-) -> dict[str, Any]:
-    sizes = {"hidden_size": hidden, "intermediate_size": intermediate, "num_hidden_layers": layers}
-    ends = {"num_attention_heads": heads, "head_dim": hidden // heads, "tie_word_embeddings": tied}
-    return {**family, **sizes, **ends}
+def _shape(family: Mapping[str, Any], *sizes: int, tied: bool = False) -> Mapping[str, Any]:
+    names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim")
+    return {**family, **dict(zip(names, sizes, strict=True)), "tie_word_embeddings": tied}
 
 
 SHAPES: Mapping[ModelShape, Mapping[str, Any]] = {
-    "smollm2-135m": _shape(_SMOLLM2, 576, 1536, 30, 9, tied=True),
-    "smollm2-135m-slice": _shape(_SMOLLM2, 576, 1536, 3, 9, tied=True),
-    "llama-1b": _shape(_LLAMA3, 2048, 8192, 16, 32, tied=True),
-    "llama-8b": _shape(_LLAMA3, 4096, 14336, 32, 32),
-    "llama-70b": _shape(_LLAMA3, 8192, 28672, 80, 64),
-    "llama-70b-slice": _shape(_LLAMA3, 8192, 28672, 8, 64),
+    "smollm2-135m": _shape(_SMOLLM2, 576, 1536, 30, 9, 64, tied=True),
+    "smollm2-135m-slice": _shape(_SMOLLM2, 576, 1536, 3, 9, 64, tied=True),
+    "llama-1b": _shape(_LLAMA3, 2048, 8192, 16, 32, 64, tied=True),
+    "llama-8b": _shape(_LLAMA3, 4096, 14336, 32, 32, 128),
+    "llama-70b": _shape(_LLAMA3, 8192, 28672, 80, 64, 128),
+    "llama-70b-slice": _shape(_LLAMA3, 8192, 28672, 8, 64, 128),
 }
 """Configuration of each shape. A `slice` has a tenth of the layers, whole embeddings."""
 

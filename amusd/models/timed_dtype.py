@@ -7,27 +7,26 @@ changes tokens, so all processes of a machine must share it.
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import json
 import math
 import os
 import platform
+import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar, get_args
+from typing import Literal, TypeAlias, TypeVar, get_args
+
+import torch
+from torch import Tensor
 
 from amusd.config import TargetConfig
 from amusd.config.engine import EngineKeys
-from amusd.files import read_json
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
-
-    from amusd.models.linear import Linear, Weights
+from amusd.models.checkpoint import CONFIG, open_checkpoint
+from amusd.models.linear import Linear, Weights, can_multiply_bfloat16, fits_fp16, make_linear, multiplies_fp16
+from amusd.models.loading import model_path
 
 ROWS = (1, 4, 8)
 """Rows of the timed products; each number counts alike."""
@@ -35,7 +34,7 @@ LEAST_GAIN = 1.1
 """Speed-up from which float32 is chosen."""
 _LEAST_BYTES, _TIMED_BYTES = 10_000_000, 100_000_000
 """Weights that are timed: more than most last-level caches hold, if there are so many."""
-_TIMED_SECONDS, _LEAST_ROUNDS = 0.7, 3
+_NUM_ROUNDS = 5
 _CORE_FACTS = ("vendor_id", "cpu family", "model", "model name", "stepping", "cache size", "flags")
 
 Dtype: TypeAlias = Literal["bfloat16", "float32"]
@@ -52,15 +51,15 @@ def settle_dtype(config: Keys, device: str, cache: Path | None = None) -> Keys:
     if not is_timed or config.target.dtype != "auto" or config.target.model_impl == "transformers":
         return config
     num_threads, model = config.hardware.num_threads, config.target.model
-    facts = [*_core_facts(), importlib.metadata.version("torch"), f"{num_threads} threads", str(model)]
+    facts = [*_core_facts(), torch.__version__, f"{num_threads} threads", str(model)]
     if model is not None and (folder := Path(model).expanduser()).is_dir():
-        facts += [str(folder.absolute()), (folder / "config.json").read_text(encoding="utf-8")]  # which may change
+        facts += [str(folder.absolute()), (folder / CONFIG).read_text(encoding="utf-8")]  # which may change
     digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
-    file = (cache or Path.home() / ".cache" / "amusd") / f"dtype-{digest}.json"
+    file = (cache or Path.home() / ".cache" / "amusd") / f"dtype-{digest}.txt"
     dtype = _kept_in(file)
-    if dtype is None and (found := quickest_dtype(config.target, num_threads)) is not None:
+    if not dtype and (found := quickest_dtype(config.target, num_threads)):
         dtype = _keep(file, found)
-    return config if dtype is None else replace(config, target=replace(config.target, dtype=dtype))
+    return replace(config, target=replace(config.target, dtype=dtype)) if dtype else config
 
 
 def quickest_dtype(target: TargetConfig, num_threads: int) -> Dtype | None:
@@ -68,65 +67,50 @@ def quickest_dtype(target: TargetConfig, num_threads: int) -> Dtype | None:
 
     None for a model that fits in a cache, whose products take no time. Raises `ConfigError` for a missing checkpoint.
     """
-    import torch
-
-    from amusd.models.checkpoint import open_checkpoint
-    from amusd.models.linear import Weights, can_multiply_bfloat16, fits_fp16, make_linear, multiplies_fp16
-    from amusd.models.loading import model_path
-
-    stored = open_checkpoint(model_path(target))
     layers: list[Weights] = []
-    for name, matrix in stored.items():
+    for name, matrix in open_checkpoint(model_path(target)).items():
         if name.endswith("_proj.weight") and sum(each.matrix.nbytes for each in layers) < _TIMED_BYTES:
             layers.append(Weights(matrix))
     if sum(each.matrix.nbytes for each in layers) < _LEAST_BYTES:
         return None
     if not can_multiply_bfloat16():
         return "float32"
-    can_choose = multiplies_fp16(torch.device("cpu"), torch.float32)
-    if not can_choose or not all(each.matrix.itemsize == 2 and fits_fp16(each.matrix) for each in layers):
+    are_exact = all(each.matrix.itemsize == 2 and fits_fp16(each.matrix) for each in layers)
+    if not (are_exact and multiplies_fp16(torch.device("cpu"), torch.float32)):
         return "bfloat16"
     torch.set_num_threads(num_threads)
     kinds = {dtype: [make_linear(each, dtype) for each in layers] for dtype in (torch.bfloat16, torch.float32)}
     seconds = {(dtype, rows): math.inf for dtype in kinds for rows in ROWS}
-    deadline, num_rounds = time.monotonic() + _TIMED_SECONDS, 0
-    while num_rounds < _LEAST_ROUNDS or time.monotonic() < deadline:
-        num_rounds += 1
-        for dtype, rows in [*seconds]:
-            found = _seconds_of(kinds[dtype], layers, torch.ones(rows, 1, dtype=dtype))
-            seconds[dtype, rows] = min(seconds[dtype, rows], found)
+    for _ in range(_NUM_ROUNDS):
+        for (dtype, rows), least in [*seconds.items()]:
+            inputs = [torch.ones(rows, each.matrix.shape[1], dtype=dtype) for each in layers]
+            seconds[dtype, rows] = min(least, _seconds_of(kinds[dtype], inputs))
     gains = [seconds[torch.bfloat16, rows] / seconds[torch.float32, rows] for rows in ROWS]
     return "float32" if math.prod(gains) > LEAST_GAIN ** len(ROWS) else "bfloat16"
 
 
-def _seconds_of(linears: Sequence[Linear], layers: Sequence[Weights], row: Tensor) -> float:
-    import torch
-
-    inputs = {each.matrix.shape[1]: row.expand(-1, each.matrix.shape[1]).contiguous() for each in layers}
+def _seconds_of(linears: Sequence[Linear], inputs: Sequence[Tensor]) -> float:
     start = time.perf_counter()
     with torch.inference_mode():
-        for linear, each in zip(linears, layers, strict=True):
-            linear(inputs[each.matrix.shape[1]])
+        for linear, rows in zip(linears, inputs, strict=True):
+            linear(rows)
     return time.perf_counter() - start
 
 
 def _kept_in(file: Path) -> Dtype | None:
     with suppress(OSError, ValueError):
-        kept = read_json(file)
-        return next((dtype for dtype in get_args(Dtype) if kept == {"dtype": dtype}), None)
+        return next((dtype for dtype in get_args(Dtype) if dtype == file.read_text(encoding="utf-8")), None)
     return None
 
 
 def _keep(file: Path, dtype: Dtype) -> Dtype:
     """Write a choice, unless another process has: returns what the file then says."""
-    partial = file.with_name(f".{file.name}.{os.getpid()}")
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            partial.write_text(json.dumps({"dtype": dtype}) + "\n", encoding="utf-8")
-            os.link(partial, file)  # fails where there is one
-        finally:
-            partial.unlink(missing_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=".") as partial:
+            partial.write(dtype)
+            partial.flush()
+            os.link(partial.name, file)  # fails where there is one
     return _kept_in(file) or dtype
 
 

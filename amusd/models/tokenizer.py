@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ import msgspec
 from tokenizers import Tokenizer as Backend
 
 from amusd.errors import ConfigError, ContextLengthError
-from amusd.files import TOKENIZER, check_checkpoint
+from amusd.files import TOKENIZER
 from amusd.models.checkpoint import CONFIG, find_checkpoint, one_line_errors, read_json
 from amusd.models.configuration import PLAIN, load_config
 from amusd.models.vocabulary import TokenText
@@ -68,8 +69,8 @@ class Tokenizer:
         self._byte_of = _byte_of_character() if '"ByteLevel"' in json.dumps(layout.get("decoder")) else {}
         vocab, model = backend.get_vocab(), layout["model"]
         spells_all = model["type"] == "BPE" and (self._byte_of or model.get("byte_fallback"))
-        self._most_characters = _COMPOSED * max(map(len, vocab)) if spells_all else None
-        """Most characters of a token, blanks aside; None: there is no limit."""
+        self._most_characters = _COMPOSED * max(map(len, vocab)) if spells_all else math.inf
+        """Most characters of a token, blanks aside."""
         content = {"vocab": vocab, "added": sorted(token.content for token in self._added.values())}
         content["merges"] = model.get("merges", [])
         self.fingerprint: str = hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()
@@ -80,16 +81,14 @@ class Tokenizer:
 
         Raises `ContextLengthError` for a text that is so long that it cannot be below `max_length` tokens.
         """
-        if max_length is not None and self._most_characters is not None and len(text) > max_length:
-            num_characters = len("".join(text.split()))  # a token may be any number of blanks
-            if num_characters >= max_length * self._most_characters:
-                raise ContextLengthError(
-                    f"prompt: {len(text)} characters leave no room in a context of {max_length} tokens (max_model_len)"
-                )
+        num_characters = len("".join(text.split()))  # a token may be any number of blanks
+        if max_length is not None and num_characters >= max_length * self._most_characters:
+            raise ContextLengthError(
+                f"prompt: {len(text)} characters leave no room in max_model_len={max_length} tokens"
+            )
         text.encode()  # raises UnicodeEncodeError
         (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=special)  # other threads go on
-        ids: list[int] = encoding.ids
-        return ids
+        return list(encoding.ids)
 
     def encode_chat(
         self, turns: Conversation, options: Mapping[str, Any] | None = None, max_length: int | None = None
@@ -109,22 +108,16 @@ class Tokenizer:
 
     def token_texts(self) -> dict[int, TokenText]:
         """`token_text` of each token that both tokenizer and model have."""
-        return {
-            token_id: self._text_of(token, token_id)
-            for token, token_id in self._backend.get_vocab().items()
-            if token_id < self.num_ids
-        }
+        ids = self._backend.get_vocab().values()
+        return {token_id: self.token_text(token_id) for token_id in ids if token_id < self.num_ids}
 
     def token_text(self, token_id: int) -> TokenText:
         """Text of a token at any place, or the name of one that adds no text."""
         token = self._backend.id_to_token(token_id)
-        return f"token_id:{token_id}" if token is None else self._text_of(token, token_id)
-
-    def _text_of(self, token: str, token_id: int) -> TokenText:
-        added = self._added.get(token_id)
-        if added is not None:
-            content: str = added.content
-            return content if added.special else content.encode()
+        if token is None:
+            return f"token_id:{token_id}"
+        if (added := self._added.get(token_id)) is not None:
+            return token if added.special else token.encode()
         if self._byte_of and all(character in self._byte_of for character in token):
             return bytes(self._byte_of[character] for character in token)
         if _BYTE_TOKEN.fullmatch(token):
@@ -157,8 +150,7 @@ def _render(template: str, turns: Conversation, variables: Mapping[str, Any], *,
 def load_tokenizer(path: str | Path) -> Tokenizer:
     """The tokenizer of a folder or hub name. Raises `ConfigError` if none fits the model."""
     model_config = load_config(path)
-    config, folder = model_config.get_text_config(decoder=True), find_checkpoint(path)
-    check_checkpoint(path, TOKENIZER, folder=folder)
+    config, folder = model_config.get_text_config(decoder=True), find_checkpoint(path, TOKENIZER)
     ends = [getattr(config, "eos_token_id", None)]
     if (folder / _GENERATION).exists():
         ends.append(read_json(path, folder, _GENERATION).get("eos_token_id"))
@@ -172,9 +164,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
             backend, special_tokens, template = load_stock_tokenizer(folder)
         num_tokens = backend.get_vocab_size(with_added_tokens=False)
         if num_tokens > config.vocab_size:
-            raise ConfigError(
-                f"model {path}: its tokenizer has {num_tokens} tokens, and {CONFIG} says vocab_size={config.vocab_size}"
-            )
+            raise ConfigError(f"model {path}: {CONFIG}: vocab_size={config.vocab_size}; its tokenizer has {num_tokens}")
         end_ids = frozenset[int]().union(*map(_as_ids, ends))
         return Tokenizer(backend, special_tokens, template, end_ids, config.vocab_size, is_plain=is_plain)
 

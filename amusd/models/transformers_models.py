@@ -27,6 +27,8 @@ from amusd.models.load_options import LoadOptions, loaded_dtype
 from amusd.models.network import Network
 from amusd.models.vocabulary import EMBEDDING, HEAD, HEAD_BIAS, SharedVocabulary, adopt_vocabulary
 
+_AS_IT_IS: Mapping[str, Any] = {"trust_remote_code": False, "local_files_only": True}
+
 
 class HuggingFaceNetwork(Network):
     """A causal language model of transformers whose attention is `amusd.models.attention.attend`."""
@@ -77,11 +79,9 @@ class _MemoryAsCache(Cache):  # type: ignore[misc]  # transformers is untyped he
         super().__init__(layers=[])
         self._memory = memory
 
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_args: Any, **_kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
+    def update(self, keys: Tensor, values: Tensor, layer: int, *_args: Any, **_kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write [1, heads, rows, dim] at the slots of the pass; return the tensors [1, heads, slots, dim]."""
-        keys, values = self._memory.update(key_states[0], value_states[0], layer_idx)
+        keys, values = self._memory.update(keys[0], values[0], layer)
         return keys.unsqueeze(0), values.unsqueeze(0)
 
 
@@ -98,7 +98,7 @@ def _freeze_frequencies(model: Any) -> None:
 def load_stock_config(folder: Path) -> Any:
     """Load transformers' configuration of a checkpoint folder; its dtype, which may be `auto`, is not read."""
     with quiet_transformers():
-        return AutoConfig.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True, dtype="float32")
+        return AutoConfig.from_pretrained(str(folder), dtype="float32", **_AS_IT_IS)
 
 
 def make_stock_config(settings: Mapping[str, Any]) -> Any:
@@ -110,9 +110,7 @@ def make_stock_config(settings: Mapping[str, Any]) -> Any:
 def load_stock_tokenizer(folder: Path) -> tuple[Any, Mapping[str, str], str | None]:
     """Load what a `Tokenizer` is made of: its backend, the special tokens and the chat template."""
     with quiet_transformers():
-        stock: Any = AutoTokenizer.from_pretrained(
-            str(folder), config=load_stock_config(folder), trust_remote_code=False, local_files_only=True
-        )
+        stock: Any = AutoTokenizer.from_pretrained(str(folder), config=load_stock_config(folder), **_AS_IT_IS)
     template = stock.chat_template
     if isinstance(template, dict):
         reason = f"there are several ({', '.join(template)}), and none is named default"
@@ -134,9 +132,8 @@ def load_stock(path: str | Path, config: Any, options: LoadOptions, shared: Shar
             dtype=loaded_dtype(options.dtype),
             device_map={"": options.device} if onto_device else None,
             attn_implementation=register_attention(),
-            trust_remote_code=False,
             use_safetensors=True,
-            local_files_only=True,
+            **_AS_IT_IS,
             ignore_mismatched_sizes=True,  # refused below, by name
             output_loading_info=True,
         )
@@ -155,8 +152,7 @@ def adopt_into(model: Any, shared: SharedVocabulary) -> None:
     """`adopt_vocabulary` for a loaded model."""
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     places = {EMBEDDING: (embedding, "weight"), HEAD: (head, "weight"), HEAD_BIAS: (head, "bias")}
-    found = {name: getattr(*place, None) for name, place in places.items()}
-    ends = {name: tensor.detach() for name, tensor in found.items() if tensor is not None}
+    ends = {name: getattr(*place).detach() for name, place in places.items() if getattr(*place, None) is not None}
     adopt_vocabulary(ends, shared)
     for name, tensor in ends.items():
         setattr(*places[name], torch.nn.Parameter(tensor, requires_grad=False))

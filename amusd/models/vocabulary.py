@@ -58,7 +58,7 @@ def share_vocabulary(
 
     `num_ids`: rows of the target's embedding, padding included. `encode`: of the target's tokenizer.
     """
-    target_ids, draft_ids = (_ids_by_text(texts) for texts in (target, draft))
+    target_ids, draft_ids = ({text: token_id for token_id, text in sorted(each.items())} for each in (target, draft))
     shared = sorted((token_id, draft_ids[text]) for text, token_id in target_ids.items() if text in draft_ids)
     readings = [_reading(target.get(token_id, b""), draft_ids) for token_id in range(num_ids)]
     output_ids = torch.tensor([own for own, _ in shared], dtype=torch.int64)
@@ -70,16 +70,10 @@ def share_vocabulary(
     return SharedVocabulary(output_ids, torch.tensor([other for _, other in shared]), torch.tensor(readings))
 
 
-def _ids_by_text(texts: Mapping[int, TokenText]) -> dict[TokenText, int]:
-    return {texts[token_id]: token_id for token_id in sorted(texts)}
-
-
 def _reading(text: TokenText, ids: Mapping[TokenText, int]) -> int:
-    if text in ids:
-        return ids[text]
     data = text.encode() if isinstance(text, str) else text
-    beginnings = (data[:length] for length in range(len(data), 0, -1))
-    return next((ids[beginning] for beginning in beginnings if beginning in ids), -1)
+    readings = (text, *(data[:length] for length in range(len(data), 0, -1)))
+    return next((ids[reading] for reading in readings if reading in ids), -1)
 
 
 def describe_share(output_ids: Tensor, num_ids: int, encode: Encode) -> str:

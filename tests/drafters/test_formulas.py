@@ -29,7 +29,7 @@ from amusd.config import GREEDY, Distribution
 from amusd.drafters.base import Drafter
 from amusd.drafters.block import BlockDrafter
 from amusd.drafters.eagle import EagleDrafter
-from amusd.models.eagle import load_eagle
+from amusd.models.draft_networks import load_published
 from amusd.protocol.draft_session import MIN_PROBABILITY, Node
 from amusd.protocol.messages import Features, Open, Verdict
 from amusd.runtime.rollback import RollbackManager, propose
@@ -125,7 +125,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Make]:
     target, folder = tmp_path_factory.mktemp("target"), tmp_path_factory.mktemp("drafts")
     tiny.save_checkpoint(target, tiny.tiny_config(num_hidden_layers=LAYERS, tie_word_embeddings=False))
     shared = shared_weights(target)
-    eagle = load_eagle(save_eagle3(folder / "eagle"), target, OPTIONS)
+    eagle = load_published(save_eagle3(folder / "eagle"), target, OPTIONS, "eagle")
 
     def eagle_formula(pair: Pair) -> Guess:
         features = torch.stack([*pair.known().values()])

@@ -21,7 +21,7 @@ from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.models import row_attention
 from amusd.models.cached_model import CachedModel
-from amusd.models.eagle import load_eagle
+from amusd.models.draft_networks import load_published
 from amusd.models.linear import fastest_dtype
 from amusd.models.loading import capture_for, load_target
 
@@ -105,7 +105,9 @@ def test_a_drafter_whose_rows_read_features_starts_captured(tmp_path: Path, capl
     tiny.save_checkpoint(tmp_path / "target", tiny.tiny_config(num_hidden_layers=6, tie_word_embeddings=False))
     with fake_cuda(values=True) as gpus:
         options = replace(OPTIONS, device="cuda:0", capture=capture_for("cuda:0", cuda_graphs=True))
-        drafter = EagleDrafter(load_eagle(save_eagle3(tmp_path / "draft"), tmp_path / "target", options))
+        model = load_published(save_eagle3(tmp_path / "draft"), tmp_path / "target", options, "eagle")
+        assert isinstance(model, CachedModel)
+        drafter = EagleDrafter(model)
         assert gpus.record.captures
     assert drafter.model.feature_width
     assert not caplog.records

@@ -23,7 +23,7 @@ from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Expansion
 from amusd.drafters.cascade import CascadeDrafter
 from amusd.drafters.ngram import NgramDrafter
-from amusd.models.block_models import DFlashState, MedusaState, load_block_model
+from amusd.models.draft_networks import DFlashState, MedusaState, load_published
 from amusd.protocol.draft_session import Node
 
 TEMPERATURE = Distribution(temperature=0.7, seed=3)
@@ -154,7 +154,7 @@ def test_chains_of_several_sequences_share_graphs_and_replays_at_a_temperature()
 def test_scoring_a_block_never_makes_the_host_wait(kind: str, tmp_path: Path) -> None:
     tiny.save_checkpoint(tmp_path, tiny.tiny_config(num_hidden_layers=LAYERS, tie_word_embeddings=False))
     folder = save_medusa(tmp_path / kind, medusa_weights()) if kind == "medusa" else save_dflash(tmp_path / kind)
-    expected = load_block_model(folder, tmp_path, OPTIONS, kind)
+    expected = load_published(folder, tmp_path, OPTIONS, kind)
     features = random(9, expected.feature_width, seed=1)
 
     def scored(state: DFlashState | MedusaState) -> torch.Tensor:
@@ -163,7 +163,7 @@ def test_scoring_a_block_never_makes_the_host_wait(kind: str, tmp_path: Path) ->
         return state.score(9, 5)
 
     with fake_cuda(values=True) as gpus:
-        state = load_block_model(folder, tmp_path, replace(OPTIONS, device="cuda:0"), kind).new_state()
+        state = load_published(folder, tmp_path, replace(OPTIONS, device="cuda:0"), kind).new_state()
         scored(state)
         with gpus.recorded() as part:
             scores = scored(state)

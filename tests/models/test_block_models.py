@@ -26,8 +26,8 @@ from models.test_eagle import (
 from torch import Tensor
 
 from amusd.errors import ConfigError
-from amusd.models.block_models import BlockModel, load_block_model
 from amusd.models.draft_layouts import read_published
+from amusd.models.draft_networks import BlockModel, load_published
 
 NUM_HEADS, BLOCK, MASK = 3, 5, 90
 
@@ -142,11 +142,11 @@ def test_medusa_s_further_heads_go_on_behind_an_older_state(target: Path, tmp_pa
 
 
 def load_medusa(folder: Path, target: Path) -> BlockModel:
-    return load_block_model(folder, target, OPTIONS, "medusa")
+    return load_published(folder, target, OPTIONS, "medusa")
 
 
 def load_dflash(folder: Path, target: Path) -> BlockModel:
-    return load_block_model(folder, target, OPTIONS, "dflash")
+    return load_published(folder, target, OPTIONS, "dflash")
 
 
 def test_dflash_gives_the_scores_of_the_paper(target: Path, tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ _NESTED = {"target_layer_ids": [1, 4], "mask_token_id": MASK}
 DFLASH_REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no mask": (
         {"dflash_config": {"target_layer_ids": [1, 4]}},
-        "mask_token_id=None: needs a number above 1 and one of 97 ids",
+        "mask_token_id=None; allowed: 0 to 96",
     ),
     "causal": ({"is_causal": True}, "is_causal=True is not supported; allowed: False"),
     "sliding windows": (

@@ -221,11 +221,22 @@ def half(name: str) -> Damage:
     )
 
 
+def twice(folder: Path) -> None:
+    shutil.copy(folder / WEIGHTS, folder / "second.safetensors")
+    index = {"weight_map": {"model.norm.weight": "first.safetensors", "lm_head.weight": "second.safetensors"}}
+    (folder / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
+    (folder / WEIGHTS).rename(folder / "first.safetensors")
+
+
 BROKEN: Mapping[str, tuple[Damage, str]] = {
     "no config.json": (without("config.json"), r"no config\.json in it; a checkpoint is config\.json, \*\.safetensors"),
     "an unknown kind of model": (setting(model_type="perceptron"), "config.json: .*perceptron"),
+    "no key heads": (setting(num_key_value_heads=0), r"config\.json: num_key_value_heads=0; allowed: 1 or more"),
+    "key heads for no query heads": (setting(num_key_value_heads=3), "heads=3; allowed: what divides num_attention_he"),
+    "fewer than no layers": (setting(num_hidden_layers=-1), r"config\.json: num_hidden_layers=-1; allowed: 1 or more"),
     "more layers than there are": (setting(num_hidden_layers=3), r"lacks weights, model\.layers\.2\."),
     "another width than there is": (setting(intermediate_size=64), r"has shape \[48, 32\], and config.json asks"),
+    "a tensor in two shards": (twice, r"lm_head\.weight is in two of its files; allowed: one"),
     "an unknown rotation": (
         setting(rope_parameters={"rope_type": "ntk", "rope_theta": 1e4}),
         r"config\.json: rope_parameters has rope_type=ntk; allowed: default, dynamic,",

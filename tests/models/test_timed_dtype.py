@@ -23,9 +23,11 @@ def settled(cache: Path, config: EngineConfig = AUTO, device: str = "cpu") -> st
 def test_the_first_choice_is_kept_whatever_later_timings_would_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for found in ("float32", "bfloat16"):
-        monkeypatch.chdir(tmp_path if found == "float32" else tmp_path.parent)
-        monkeypatch.setattr(timed_dtype, "quickest_dtype", lambda *_, found=found: found)
+    found = iter(("float32", "bfloat16"))
+    monkeypatch.setattr(timed_dtype, "quickest_dtype", lambda *_: next(found))
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)  # wherever it is started
         assert settled(tmp_path / "cache") == "float32"
     [kept] = (tmp_path / "cache").iterdir()
     assert timed_dtype._keep(kept, "bfloat16") == "float32"  # another process was first
@@ -68,8 +70,7 @@ def test_float32_has_to_be_clearly_quicker_and_float16_to_hold_the_weights(
     model_config = TargetConfig(kind="hf", model=str(tmp_path))
     assert quickest_dtype(model_config, 1) is None  # it fits in a cache
     monkeypatch.setattr(timed_dtype, "_LEAST_BYTES", 0)
-    monkeypatch.setattr(timed_dtype, "_TIMED_SECONDS", 0.0)
     monkeypatch.setattr(
-        timed_dtype, "_seconds_of", lambda _linears, _layers, row: seconds if row.dtype is torch.float32 else 1.0
+        timed_dtype, "_seconds_of", lambda _linears, rows: seconds if rows[0].dtype is torch.float32 else 1.0
     )
     assert quickest_dtype(model_config, 1) == (expected if stored is torch.bfloat16 else "bfloat16")

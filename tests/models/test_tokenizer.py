@@ -112,7 +112,7 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(monkeypatch: pyt
     assert tokenizer.encode(" " * 9_999 + "a", 100)  # a token may be any number of blanks
     monkeypatch.setattr(tokenizer, "_backend", None)
     for encode in (tokenizer.encode, lambda text, most: tokenizer.encode_chat(user_turn(text), None, most)):
-        with pytest.raises(ContextLengthError, match="99999 characters leave no room in a context of 100 tokens"):
+        with pytest.raises(ContextLengthError, match="99999 characters leave no room in max_model_len=100"):
             encode("a" * 99_999, 100)
 
 

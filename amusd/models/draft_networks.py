@@ -1,11 +1,19 @@
-"""Drafters that score several tokens after a feature at once: Medusa's heads and DFlash's block of masks.
+"""Networks of published drafters that work on their target's hidden states: EAGLE, Medusa and DFlash.
 
-References: Cai et al., Medusa, arXiv:2401.10774. Chen et al., DFlash, arXiv:2602.06036.
+EAGLE is one decoder layer that drafts on its own states beyond the target's. Row t reads token t and the feature of
+token t - 1: the target's if the memory has it, else what row t - 1 wrote.
+
+Medusa's heads and DFlash's block of masks score several tokens after a feature at once.
+
+References:
+    Li et al., EAGLE, arXiv:2401.15077; EAGLE-2, arXiv:2406.16858; EAGLE-3, arXiv:2503.01840. Cai et al., Medusa,
+    arXiv:2401.10774. Chen et al., DFlash, arXiv:2602.06036.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -15,18 +23,52 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
 from amusd.errors import ConfigError
-from amusd.models.attention import attend_masked
+from amusd.models.attention import Attention, attend_masked
 from amusd.models.building import prepared
+from amusd.models.cached_model import CachedModel
 from amusd.models.checkpoint import one_line_errors
-from amusd.models.decoder import Decoder
-from amusd.models.decoder_weights import load_decoder, load_linear
-from amusd.models.draft_layouts import MEDUSA, PublishedDraft, medusa_heads, read_published
+from amusd.models.decoder import Decoder, Norm
+from amusd.models.decoder_weights import load_decoder, load_linear, load_norm
+from amusd.models.draft_layouts import DFLASH, MEDUSA, PublishedDraft, medusa_heads, read_published
 from amusd.models.graphs import send
 from amusd.models.kv_cache import KVMemory
 from amusd.models.linear import Linear, Weights
 from amusd.models.load_options import LoadOptions, loaded_dtype
 
 BlockModel: TypeAlias = "MedusaModel | DFlashModel"
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class EagleDecoder(Decoder):
+    """The layers of an EAGLE drafter as a `Network`."""
+
+    fc: Linear | None
+    """EAGLE-1, -2: reduces embedding and feature to one width; None: the first layer takes in both."""
+    feature_norm: Norm
+    norm_before_residual: bool
+    """EAGLE-3: the first layer adds to the normed feature."""
+    norm_output: bool
+    """The next row reads the normed state."""
+
+    def __call__(
+        self, token_ids: Tensor, positions: Tensor, attention: Attention, memory: KVMemory, *, with_logits: bool
+    ) -> Tensor:
+        """See `Network`."""
+        embedded = F.embedding(token_ids, self.embedding)  # [rows, width]
+        rotation = self.rotation[positions]
+        features = memory.features(self.feature_width, self.device)
+        state = features.index_select(0, memory.parents_of_pass).to(embedded.dtype)  # [rows, width]
+        if self.fc is not None:
+            hidden = self.fc(torch.cat((embedded, state), dim=1))
+            normed = self.norms[0](hidden)
+        else:
+            feature = self.feature_norm(state)
+            normed = torch.cat((self.norms[0](embedded), feature), dim=1)
+            hidden = feature if self.norm_before_residual else state
+        for layer in self.layers:
+            hidden, normed = layer(hidden, normed, rotation, attention, memory, self.norms[layer.index + 1])
+        memory.write_features(normed if self.norm_output else hidden)
+        return self.logits_of(normed) if with_logits else normed[:0]
 
 
 class MedusaModel:
@@ -99,8 +141,7 @@ class DFlashModel:
     def __init__(self, draft: PublishedDraft, network: Decoder, max_length: int) -> None:
         """`network`: of `draft`, whose rotary table reaches a block beyond `max_length`."""
         self.block_size, self.mask_token_id = _block_settings(draft)
-        starts_at_root = bool(draft.settings.get("sample_from_anchor", False))
-        self.num_skipped = 0 if starts_at_root else 1
+        self.num_skipped = 0 if draft.settings.get("sample_from_anchor") else 1
         """Rows of the block whose scores are not wanted, such as the root's."""
         self.max_depth = self.block_size - self.num_skipped
         self.max_length, self.num_slots = max_length, max_length + self.block_size
@@ -156,26 +197,38 @@ class DFlashState:
 
 
 def _block_settings(draft: PublishedDraft) -> tuple[int, int]:
-    default = 8 if "speculators_model_type" in draft.settings else 16
-    settings = {"block_size": default, **draft.settings}
-    block_size, mask, num_ids = settings["block_size"], settings.get("mask_token_id"), draft.target.vocab_size
-    if not isinstance(block_size, int) or block_size < 2 or not isinstance(mask, int) or not 0 <= mask < num_ids:
-        raise ConfigError(
-            f"drafter {draft.path}: block_size={block_size}, mask_token_id={mask}: needs a number above 1 and one of "
-            f"{num_ids} ids"
-        )
-    return block_size, mask
+    allowed = {"block_size": range(2, 1 << 16), "mask_token_id": range(draft.target.vocab_size)}
+    for name, numbers in allowed.items():
+        if (value := draft.settings.get(name)) not in numbers:
+            raise ConfigError(f"drafter {draft.path}: {name}={value}; allowed: {numbers[0]} to {numbers[-1]}")
+    return int(draft.settings["block_size"]), int(draft.settings["mask_token_id"])
 
 
-def load_block_model(path: str | Path, target_path: str | Path, options: LoadOptions, kind: str) -> BlockModel:
-    """Load a `medusa` or `dflash` drafter from a folder or hub name. Raises as `load_eagle`."""
+def load_published(
+    path: str | Path, target_path: str | Path, options: LoadOptions, kind: str
+) -> CachedModel | BlockModel:
+    """Load an `eagle`, `medusa` or `dflash` drafter from a folder or hub name, for the target in `target_path`.
+
+    Raises as `read_published` and `load_model`.
+    """
     draft = read_published(path, target_path, kind)
-    with one_line_errors(path), prepared(draft.config, options) as max_length:
+    config, weights, settings = draft.config, draft.weights, draft.settings
+    with one_line_errors(path), prepared(config, options) as max_length:
         if kind == MEDUSA:
             return _load_medusa(draft, options)
-        max_positions = max_length + _block_settings(draft)[0]
-        network = load_decoder(draft.weights, draft.config, options, max_positions)
-        return DFlashModel(draft, network, max_length)
+        if kind == DFLASH:
+            network = load_decoder(weights, config, options, max_length + _block_settings(draft)[0])
+            return DFlashModel(draft, network, max_length)
+        decoder = load_decoder(weights, config, options, max_length)
+        decoder.feature_width = int(config.hidden_size)
+        eagle = EagleDecoder(
+            **vars(decoder),
+            fc=load_linear(Weights.pop(weights, "fc"), options) if "fc.weight" in weights else None,
+            feature_norm=load_norm(weights.pop("hidden_norm.weight", None), config.rms_norm_eps, options),
+            norm_before_residual=settings.get("norm_before_residual", False),
+            norm_output=settings.get("norm_output", False),
+        )
+        return CachedModel(eagle, options, max_length, draft.output_ids)
 
 
 def _load_medusa(draft: PublishedDraft, options: LoadOptions) -> MedusaModel:
