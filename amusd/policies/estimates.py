@@ -25,8 +25,10 @@ MEMORY = 0.9
 """Weight of the past in estimates of time, per pass or wait."""
 FORGETTING = 0.98
 """Weight of past waits after each pass, so that waiting is tried again."""
-LEAST_WAIT = 0.05
-"""Weight of the shortest wait so far, in candidates."""
+STEP_DONE = 0.5
+"""Average part of the draft's step that is done when the target could begin."""
+PRIOR_WAITS = 0.3
+"""Weight of what the draft says of its steps, in candidates: waits that were in vain must not end all waiting."""
 LONGEST_WAIT = 3.0
 """Longest wait, and most that one counts, in usual waits: one stall of the machine must not end all waiting.
 
@@ -64,16 +66,16 @@ class RunningRatio:
 class Waits:
     """How long the target waits for one more candidate."""
 
-    def __init__(self) -> None:
-        self._seconds = self._squares = self._num_candidates = 0.0
-        self._shortest: float | None = None
+    def __init__(self, num_steps: float) -> None:
+        """`num_steps`: the draft's steps that one takes before anything is known."""
+        self._num_steps = num_steps
+        self._seconds = self._squares = self._num_candidates = self._step_seconds = 0.0
 
     @property
     def candidate_seconds(self) -> float:
-        """The wait for one candidate; 0 before the first wait."""
-        if self._shortest is None:
-            return self._seconds
-        return (self._seconds + LEAST_WAIT * self._shortest) / (self._num_candidates + LEAST_WAIT)
+        """The wait for one candidate; 0 if nothing is known."""
+        prior_seconds = PRIOR_WAITS * self._num_steps * self._step_seconds
+        return (self._seconds + prior_seconds) / (self._num_candidates + PRIOR_WAITS)
 
     @property
     def longest_seconds(self) -> float:
@@ -86,8 +88,10 @@ class Waits:
         self._seconds = MEMORY * self._seconds + seconds
         self._squares = MEMORY * self._squares + seconds**2
         self._num_candidates = MEMORY * self._num_candidates + came
-        if came:
-            self._shortest = seconds if self._shortest is None else min(self._shortest, seconds)
+
+    def heard(self, step_seconds: float) -> None:
+        """Take in the time of a step of the draft; the shortest counts, since a stall is none."""
+        self._step_seconds = min(self._step_seconds or math.inf, step_seconds)
 
     def passed(self) -> None:
         """Forget a part of the past."""
@@ -103,12 +107,17 @@ class Estimates:
         self.acceptance = RunningRatio(OUTCOME_MEMORY, PRIOR_ACCEPTANCE * PRIOR_WEIGHT, PRIOR_WEIGHT)
         self._correction = RunningRatio(OUTCOME_MEMORY, PRIOR_WEIGHT, PRIOR_WEIGHT)
         self.tokens_per_second = RunningRatio(MEMORY)
-        self._first_waits, self._further_waits = Waits(), Waits()
+        self._first_waits, self._further_waits = Waits(1.0), Waits(STEP_DONE)
         self.lead_gain = 0.0
 
     def waits(self, num_candidates: int) -> Waits:
         """Waits with `num_candidates` at hand."""
         return self._further_waits if num_candidates else self._first_waits
+
+    def heard(self, step_seconds: float) -> None:
+        """Take in the time of a step of the draft."""
+        self._first_waits.heard(step_seconds)
+        self._further_waits.heard(step_seconds)
 
     def chances(self, num_candidates: int, weights: Sequence[float]) -> tuple[float, ...]:
         """Chance of each candidate at hand. `weights`: the draft's own estimates, or empty."""

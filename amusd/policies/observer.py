@@ -54,6 +54,8 @@ class Observer:
         self._last_end_ns: int | None = None
         self._first_weight: float | None = None
         self._gain = 0.0
+        self._waited, self._waited_at = 0.0, 0
+        """Seconds of waits that have brought none yet, and the candidates at hand in them."""
         self._draft_knows = True
         self._mute_at: int | None = None
         """Candidates at hand after a wait in vain: no further wait before there are more. None: waits are allowed."""
@@ -63,6 +65,7 @@ class Observer:
         self._drafter = drafter, has_tree
         self._estimates = self._estimates_of.setdefault(self._drafter, Estimates())
         self._last_end_ns = None
+        self._waited = 0.0
         self._draft_knows = True
         self._mute_at = None
 
@@ -114,7 +117,15 @@ class Observer:
         longest = min(waits.longest_seconds, self._pass_seconds or math.inf)
         if not came and seconds >= NEARLY * longest:  # shorter ones ended with a message of something else
             self._mute_at = num_after
-        waits.waited(seconds, came=came)
+        self._waited, self._waited_at = self._waited + seconds, num_before
+        if came:
+            waits.waited(self._waited, came=True)
+            self._waited = 0.0
+
+    def heard(self, step_ns: int) -> None:
+        """Take in how long the draft's last step took; 0: unknown."""
+        if step_ns:
+            self._estimates.heard(step_ns / 1e9)
 
     def passed(self, times: PassTimes, outcome: PassOutcome, *, rests: bool = False, is_alone: bool = False) -> None:
         """Take in the pass that the last view was decided for.
@@ -122,6 +133,9 @@ class Observer:
         `rests`: the draft is not told of it. `is_alone`: no draft can be heard.
         """
         self._draft_knows, self._num_sequences = not rests, times.num_sequences
+        if self._waited:
+            self._estimates.waits(self._waited_at).waited(self._waited, came=False)
+            self._waited = 0.0
         if self._mute_at is not None:
             self._mute_at = 0
         pass_seconds = times.duration_ns / 1e9

@@ -6,9 +6,7 @@ import math
 from dataclasses import dataclass
 
 from amusd.policies.base import Decision, Policy, TargetView, Verify, Wait
-
-STEP_DONE = 0.5
-"""Average part of the draft's step that is done when the target has candidates."""
+from amusd.policies.estimates import STEP_DONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

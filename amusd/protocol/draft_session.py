@@ -186,8 +186,8 @@ class DraftSession:
             node = node.child(token_id) or self._guess(node, token_id, weight, 0)
         return self.num_nodes - before
 
-    def offer(self) -> Candidate | None:
-        """The next message for the target; None while there is too little to say."""
+    def offer(self, step_ns: int = 0) -> Candidate | None:
+        """The next message for the target, with the time of the last step; None while there is too little to say."""
         more = self.has_work
         is_short = len(self._unsent) < self.opening.tokens_per_message
         if is_short and (more or (self._said_no_more and not self._unsent)):
@@ -208,6 +208,7 @@ class DraftSession:
             weights=() if self.is_chain else tuple(min(CERTAINTY, round(node.weight * CERTAINTY)) for node in nodes),
             more=more,
             draft_probs=tuple(node.row for node in nodes if node.row),
+            step_ns=step_ns,
         )
 
     def hear(self, verdict: Verdict) -> Transition | None:

@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 from amusd.config import GREEDY, MAX_FAN_OUT, Distribution
 from amusd.config.engine import MAX_NUM_SEQS, MAX_TOKENS
 
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 11
 
 MAX_TEXT_LENGTH = 1 << 16
 MAX_NAMES = 256
@@ -113,6 +113,8 @@ class Candidate(_Message, frozen=True, tag=3):
     """False: nothing follows until the draft hears a verdict beyond `base`."""
     draft_probs: Rows = ()
     """The distribution that each token was drawn from, under the ratio test; packed as in `sampling/acceptance.py`."""
+    step_ns: Count = 0
+    """Nanoseconds of the draft's last step; 0: none yet."""
 
 
 class Verdict(_Message, frozen=True, tag=4):

@@ -28,6 +28,8 @@ class DraftSequence:
     num_drafted: int = 0
     num_rollbacks: int = 0
     verdict_clock: VerdictClock = field(default_factory=VerdictClock)
+    step_ns: int = 0
+    """Duration of the last step."""
 
     @property
     def sequence_id(self) -> int:
@@ -73,12 +75,13 @@ class DraftSequence:
         """
         self.num_steps += 1
         self.num_drafted += num_tokens
+        self.step_ns = step_ns
         self.verdict_clock.stepped(step_ns)
         self.account("draft_step", start_ns, end_ns, num_tokens=num_tokens, length=self.manager.length)
 
     def offer(self) -> Candidate | None:
         """The next message of candidates; None while there are too few."""
-        candidate = self.manager.session.offer()
+        candidate = self.manager.session.offer(self.step_ns)
         if candidate is not None and candidate.token_ids:
             self.verdict_clock.sent(self.recorder.now_ns())
         return candidate

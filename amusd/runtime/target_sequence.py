@@ -162,6 +162,7 @@ class TargetSequence:
             self.metrics.num_refused += 1
             raise PeerProtocolError(str(error)) from error
         self.metrics.num_stale_candidates += reception != "taken"
+        self.observer.heard(message.step_ns)
         return reception
 
     def decide(self, waited_ns: int, *, may_hear: bool) -> Decision:

@@ -142,6 +142,7 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     ("amusd/policies/estimates.py", "tests/policies/test_policies.py tests/policies/test_row_cost.py"): {
         "waits in vain are never forgotten": ("        self._seconds *= FORGETTING\n", ""),
         "a stall counts in full": ("seconds = min(seconds, self.longest_seconds)", "seconds = seconds * 1"),
+        "a stalled step is taken for the usual one": ("min(self._step_seconds or math.inf, step_", "max(0.0, step_"),
         "candidates behind a rejected one count as tested": (
             "(outcome.num_accepted < outcome.num_judged)",
             "(outcome.num_judged - outcome.num_accepted)",

@@ -80,6 +80,21 @@ def test_a_draft_is_mute_from_a_wait_in_vain_to_its_next_candidate() -> None:
     assert not view().draft_is_mute
 
 
+def test_a_wait_counts_once_whatever_else_comes_amid_it() -> None:
+    observer = Observer()
+    observer.open("a", has_tree=True)
+    observer.heard(4_000_000)
+    for _ in range(50):
+        before = seen_by(observer).candidate_seconds
+        observer.waited(1_000_000, num_before=0, num_after=0)
+        assert seen_by(observer).candidate_seconds == before
+        observer.waited(7_000_000, num_before=0, num_after=1)
+    assert seen_by(observer).candidate_seconds == pytest.approx(0.008, rel=0.02)
+    observer.waited(7_000_000, num_before=0, num_after=0)
+    passed(observer)
+    assert seen_by(observer).candidate_seconds > 0.008, "it was in vain"
+
+
 def test_nothing_can_come_from_a_draft_that_was_told_nothing() -> None:
     observer = Observer()
 

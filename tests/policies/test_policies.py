@@ -159,7 +159,11 @@ def test_acceptance_counts_what_was_tested_and_forgets_slowly() -> None:
 
 def test_waits_in_vain_make_a_candidate_dear_until_they_are_forgotten() -> None:
     estimates = Estimates()
-    estimates.waits(0).waited(0.01, came=True)
+    assert estimates.waits(0).candidate_seconds == 0
+    for step in (0.3, 0.01, 0.02):  # a stall is no step
+        estimates.heard(step)
+    assert estimates.waits(0).candidate_seconds == pytest.approx(0.01), "all of a step, before there was any wait"
+    assert estimates.waits(3).candidate_seconds == pytest.approx(0.005), "half of one on average"
     for _ in range(50):
         estimates.waits(0).waited(0.04, came=False)
     assert estimates.waits(0).candidate_seconds > 1

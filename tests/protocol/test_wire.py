@@ -21,10 +21,10 @@ from amusd.protocol.wire import MAX_FRAME_BYTES, decode, encode
 NONCE = 0x0123456789ABCDEF
 FRAMES = {type(message).__name__: encode(message, NONCE) for message in EXAMPLES}
 BODIES = {name: frame[:-4] for name, frame in FRAMES.items()}
-HEADER = "414d5344 0a00 efcdab8967452301 1500000000000000"
+HEADER = "414d5344 0b00 efcdab8967452301 1500000000000000"
 GOLDEN = {
-    m.Candidate(7, 1, 300, 2**64 - 1, 4, (0, 4), (5, 70_000), (), more=True): HEADER
-    + "9b 03 07 01 cd012c cfffffffffffffffff 04 920004 9205ce00011170 90 c3 90",
+    m.Candidate(7, 1, 300, 2**64 - 1, 4, (0, 4), (5, 70_000), (), more=True, step_ns=3000): HEADER
+    + "9c 03 07 01 cd012c cfffffffffffffffff 04 920004 9205ce00011170 90 c3 90 cd0bb8",
     m.Verdict(7, 1, 3, 9, (5, 200), 2): HEADER + "97 04 07 01 03 09 9205ccc8 02",
     m.Hello(1, "ab", ("a", "bc")): HEADER + "94 01 01 a26162 92a161a26263",
 }
