@@ -31,6 +31,8 @@ SETTLE_SECONDS = 0.01
 
 MAX_DRAINED = 1_000
 """Most messages taken in before a pass."""
+MAX_DRAIN_NS = 20_000_000
+"""The longest time to take them in."""
 
 
 @dataclass
@@ -153,11 +155,14 @@ class DraftClient:
 
     def drain(self) -> None:
         """Take in what has arrived, then judge whether the draft is silent."""
+        end_ns = self.recorder.now_ns() + MAX_DRAIN_NS
         for _ in range(MAX_DRAINED):  # a flood must not keep the target from its pass
             if not (self._sequences or self._closed):
                 return
             if not self.take(0.0):
                 self._judge_silence()
+                return
+            if self.recorder.now_ns() >= end_ns:
                 return
 
     def take(self, timeout: float, waiting: Iterable[TargetSequence] = ()) -> bool:
@@ -216,11 +221,14 @@ class DraftClient:
             except PeerProtocolError:
                 reception = "refused"
             num_ready = sequence.session.num_candidates
-        record_message(self.recorder, "receive", message, reception=reception, num_ready=num_ready)
+        self._record_candidate(message, reception, num_ready)
         if reception == "refused":
             self.connection.count_nonsense()
         else:
             self.connection.silence.end()
+
+    def _record_candidate(self, message: Candidate, reception: str, num_ready: int) -> None:
+        record_message(self.recorder, "receive", message, reception=reception, num_ready=num_ready)
 
     def _receive_counts(self, message: Progress) -> None:
         """Take in the counts of a closed sequence, or of an open one at long work; a refusal has none."""
