@@ -256,8 +256,8 @@ DEFECTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "a silent draft is told of each pass": ("if is_due or self.may_hear(sequence):", "if True:"),
         "a draft that never answered is not told its opening again": ("if is_due and not told.is_answered", "if False"),
         "the draft is silent although it spoke": (
-            "        else:\n            self.connection.silence.end()\n\n    def _receive",
-            "\n    def _receive",
+            "        else:\n            self.connection.silence.end()\n\n    def _record",
+            "\n    def _record",
         ),
         "a lost draft stays attached": ("sequence.session.detach()\n            sequence.metrics", "sequence.metrics"),
         "the draft's counts are given to no sequence": ("sequence.metrics.reported(message)", "pass"),
