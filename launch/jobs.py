@@ -24,6 +24,7 @@ from amusd.config import HIDDEN, EngineConfig, RunConfig
 from amusd.console import Console, tell
 from amusd.errors import ConfigError
 from amusd.files import RESULT_FILE, keep_traceback, read_json, write_json
+from amusd.models.timed_dtype import settle_dtype
 from amusd.runtime.cores import allowed_cores, pin_rank, pin_to
 from amusd.runtime.devices import device_of
 from amusd.runtime.workers import check_workers, start_workers
@@ -102,8 +103,6 @@ class Jobs:
         """`config` with the target's dtype named, so that results and answers say it."""
         if self._command in ("doctor", "serve", "simulate"):
             return config
-        from amusd.models.timed_dtype import settle_dtype
-
         engine = config.engine_for(self._command)
         check_workers(engine)
         return settle_dtype(config, device_of(engine, "target"))

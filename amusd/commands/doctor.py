@@ -172,8 +172,4 @@ def _neighbour(config: EngineConfig, model: CachedModel, tokenizer: Tokenizer) -
     text = f"a pass takes {alone['pass']:.1f} ms, and {beside['pass']:.1f} while the draft's device computes"
     if share < _NOTICEABLE:
         return "neighbour", True, f"{text}: running ahead costs the target little"
-    return (
-        "neighbour",
-        None,
-        f"{text}: running ahead gains less, by up to {share:.2f} times",
-    )
+    return "neighbour", None, f"{text}: running ahead gains less, by up to {share:.2f} times"

@@ -1,12 +1,14 @@
 """Chooses by timing what a CPU computes a 16-bit target in: bfloat16, or float32 with float16 weights.
 
 The choice is made once for each kind of CPU, torch, number of threads and checkpoint, and kept in the cache folder: it
-changes tokens, so all processes of a machine must share it.
+changes tokens, so all processes of a machine must share it. A choice that is kept is read without importing torch, so
+that the workers are started first.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import json
 import math
 import os
@@ -17,16 +19,16 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, TypeAlias, TypeVar, get_args
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar, get_args
 
 from amusd.config import TargetConfig
 from amusd.config.engine import EngineKeys
-from amusd.models.checkpoint import CONFIG, open_checkpoint
-from amusd.models.linear import Linear, Weights, can_multiply_bfloat16, fits_fp16, make_linear, multiplies_fp16
-from amusd.models.loading import model_path
+from amusd.files import CONFIG_JSON
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from amusd.models.linear import Linear
 
 ROWS = (1, 4, 8)
 """Rows of the timed products; each number counts alike."""
@@ -51,9 +53,9 @@ def settle_dtype(config: Keys, device: str, cache: Path | None = None) -> Keys:
     if not is_timed or config.target.dtype != "auto" or config.target.model_impl == "transformers":
         return config
     num_threads, model = config.hardware.num_threads, config.target.model
-    facts = [*_core_facts(), torch.__version__, f"{num_threads} threads", str(model)]
+    facts = [*_core_facts(), importlib.metadata.version("torch"), f"{num_threads} threads", str(model)]
     if model is not None and (folder := Path(model).expanduser()).is_dir():
-        facts += [str(folder.absolute()), (folder / CONFIG).read_text(encoding="utf-8")]  # which may change
+        facts += [str(folder.absolute()), (folder / CONFIG_JSON).read_text(encoding="utf-8")]  # which may change
     digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
     file = (cache or Path.home() / ".cache" / "amusd") / f"dtype-{digest}.txt"
     dtype = _kept_in(file)
@@ -67,6 +69,12 @@ def quickest_dtype(target: TargetConfig, num_threads: int) -> Dtype | None:
 
     None for a model that fits in a cache, whose products take no time. Raises `ConfigError` for a missing checkpoint.
     """
+    import torch
+
+    from amusd.models.checkpoint import open_checkpoint
+    from amusd.models.linear import Weights, can_multiply_bfloat16, fits_fp16, make_linear, multiplies_fp16
+    from amusd.models.loading import model_path
+
     layers: list[Weights] = []
     for name, matrix in open_checkpoint(model_path(target)).items():
         if name.endswith("_proj.weight") and sum(each.matrix.nbytes for each in layers) < _TIMED_BYTES:
@@ -90,6 +98,8 @@ def quickest_dtype(target: TargetConfig, num_threads: int) -> Dtype | None:
 
 
 def _seconds_of(linears: Sequence[Linear], inputs: Sequence[Tensor]) -> float:
+    import torch
+
     start = time.perf_counter()
     with torch.inference_mode():
         for linear, rows in zip(linears, inputs, strict=True):

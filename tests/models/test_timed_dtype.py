@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from amusd.models import linear, timed_dtype
 from amusd.models.checkpoint import write_checkpoint
 from amusd.models.timed_dtype import quickest_dtype, settle_dtype
 
+ROOT = Path(__file__).parents[2]
 AUTO = EngineConfig()
 
 
@@ -74,3 +77,15 @@ def test_float32_has_to_be_clearly_quicker_and_float16_to_hold_the_weights(
         timed_dtype, "_seconds_of", lambda _linears, rows: seconds if rows[0].dtype is torch.float32 else 1.0
     )
     assert quickest_dtype(model_config, 1) == (expected if stored is torch.bfloat16 else "bfloat16")
+
+
+def test_a_kept_choice_is_read_without_torch_so_that_workers_start_first(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; import launch.jobs; from amusd.config import EngineConfig\n"
+        "from amusd.models import timed_dtype\n"
+        "timed_dtype._kept_in = lambda _file: 'bfloat16'\n"
+        f"settled = timed_dtype.settle_dtype(EngineConfig(), 'cpu', Path({str(tmp_path)!r}))\n"
+        "assert settled.target.dtype == 'bfloat16' and 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
