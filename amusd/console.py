@@ -1,10 +1,9 @@
-"""All terminal output: results to standard output, all else to standard error."""
+"""Results, on standard output; all else is logged (`logs.py`)."""
 
 from __future__ import annotations
 
 import io
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from amusd.errors import ConfigError
 from amusd.files import RESULT_FILE, cannot_write, write_json
+from amusd.logs import logger, write_at_once
 
 if TYPE_CHECKING:
     from rich.console import Console as Screen
@@ -27,8 +27,6 @@ class Console:
     def __init__(self, *, json_only: bool = False, out: TextIO | None = None) -> None:
         self._json_only = json_only
         self._out = standard_output() if out is None else out
-        self._err = sys.stderr
-        self._progress_width = 0
 
     def text(self, text: str, end: str = "\n") -> None:
         """A result for a person, at once (answers stream)."""
@@ -80,38 +78,13 @@ class Console:
         finally:
             self.text(text)
             for line in notes:
-                self.note(line)
+                logger.info("%s", line)
             self.document(value)
 
     def _put(self, text: str) -> None:
-        try:
-            self._out.write(text)
-            self._out.flush()
-        except OSError as error:
-            _discard(self._out)
-            if not isinstance(error, BrokenPipeError):
-                raise cannot_write("standard output", error) from None
-
-    def note(self, line: str) -> None:
-        """One line about the run."""
-        self.clear_progress()
-        _write(self._err, line + "\n")
-
-    def progress(self, label: str, done: int, num_steps: int) -> None:
-        """Show progress: one rewritten line on a terminal, a line for each tenth elsewhere."""
-        if self._err.isatty():
-            filled = 20 * done // num_steps
-            line = f"[{'#' * filled}{'.' * (20 - filled)}] {done}/{num_steps}  {label}"[:110]
-            _write(self._err, "\r" + line.ljust(self._progress_width))
-            self._progress_width = len(line)
-        elif 10 * done // num_steps != 10 * (done - 1) // num_steps:
-            _write(self._err, f"{done}/{num_steps}  {label}\n")
-
-    def clear_progress(self) -> None:
-        """Wipe the progress line."""
-        if self._progress_width:
-            _write(self._err, "\r" + " " * self._progress_width + "\r")
-            self._progress_width = 0
+        error = write_at_once(self._out, text)
+        if error is not None and not isinstance(error, BrokenPipeError):
+            raise cannot_write("standard output", error)
 
 
 def standard_output() -> TextIO:
@@ -139,27 +112,6 @@ def _screen(stream: TextIO) -> Screen | None:
 
 def _printable(character: str) -> str:
     return character if character.isprintable() or character in "\n\t" else "\ufffd"
-
-
-def _discard(out: TextIO) -> None:
-    """Drop further writes to `out`, whose reader has left (`amusd ... | head`)."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, out.fileno())
-    os.close(nowhere)
-
-
-def tell(line: str) -> None:
-    """Write one line to standard error; line breaks inside it are escaped."""
-    escaped = "\\n".join(line.splitlines())
-    _write(sys.stderr, f"amusd: {escaped}\n")
-
-
-def _write(err: TextIO, text: str) -> None:
-    try:
-        err.write(text)
-        err.flush()
-    except OSError:
-        _discard(err)
 
 
 def table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:

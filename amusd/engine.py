@@ -9,7 +9,6 @@ Each request may choose its own mode and drafter. Any threads may ask. Up to `ma
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -25,8 +24,8 @@ from amusd.config import DecodingConfig, DrafterConfig, EngineConfig, SamplingPa
 from amusd.config.engine import DEFAULT_DRAFTERS
 from amusd.config.plugins import is_reference
 from amusd.errors import ConfigError, ContextLengthError
+from amusd.logs import logger
 from amusd.models.detokenizer import IncrementalDecoder
-from amusd.models.embedded_target import Report
 from amusd.models.meeting import Meeting
 from amusd.models.timed_dtype import settle_dtype
 from amusd.models.tokenizer import Prompt, Tokenizer, user_turn
@@ -84,13 +83,13 @@ class Engine:
         models = {"target": _kind_or_model(TargetConfig, target), "drafters": drafters}
         config = from_mapping(EngineConfig, {**models, **settings})
         if drafter == "auto" and config.drafters[0].kind in DEFAULT_DRAFTERS:
-            warnings.warn(DEFAULT_DRAFTERS[config.drafters[0].kind], stacklevel=2)
+            logger.warning("%s", DEFAULT_DRAFTERS[config.drafters[0].kind])
         return cls.start(config)
 
     @classmethod
     def start(cls, config: EngineConfig) -> Self:
         """As `launch`, from a whole configuration."""
-        config, drafts, meeting = start_workers(config, warnings.warn)
+        config, drafts, meeting = start_workers(config)
         torch.set_num_threads(config.hardware.num_threads)
         return cls.connect(config, drafts, Recorder("target"), meeting=meeting)
 
@@ -101,13 +100,11 @@ class Engine:
         drafts: DraftSource | None,
         recorder: Recorder,
         *,
-        report: Report | None = None,
         meeting: Meeting | None = None,
     ) -> Self:
-        """Load the target here; `drafts` starts drafts.
+        """Load the target here; `drafts` starts drafts; `meeting`: where the other ranks connect.
 
-        `report` gets lines about slow work. `meeting`: where the other ranks connect. Draft and ranks are stopped with
-        the engine, also if making it fails.
+        Draft and ranks are stopped with the engine, also if making it fails.
         """
         with ExitStack() as others:
             if drafts is not None:
@@ -115,7 +112,7 @@ class Engine:
             if meeting is not None:
                 others.callback(meeting.stop)
             config = settle_dtype(config, device_of(config, "target"))
-            worker, tokenizer = connect_target(config, drafts, recorder, others, report=report, meeting=meeting)
+            worker, tokenizer = connect_target(config, drafts, recorder, others, meeting=meeting)
             drafters = [drafter.kind for drafter in config.drafters]
             return cls(worker, tokenizer, drafters, drafts, meeting, others.pop_all())
 

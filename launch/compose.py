@@ -20,8 +20,8 @@ from omegaconf.errors import OmegaConfBaseException
 from amusd.config import CAPABILITIES, RunConfig
 from amusd.config.engine import DEFAULT_DRAFTERS
 from amusd.config.plugins import is_reference
-from amusd.console import tell
 from amusd.errors import ConfigError, first_line
+from amusd.logs import logger
 from amusd.settings import fields_of, from_mapping, nearest, no_such_key, shown, to_mapping
 
 CONFIG_NAME = "config"
@@ -63,7 +63,7 @@ def config_of(composed: DictConfig) -> RunConfig:
     config = from_mapping(RunConfig, values)
     is_default = values["drafter"].get("kind") == "auto" and config.drafter.kind in DEFAULT_DRAFTERS
     if is_default and config.mode != "autoregressive" and not config.compare.drafters:
-        tell(DEFAULT_DRAFTERS[config.drafter.kind])
+        logger.info(DEFAULT_DRAFTERS[config.drafter.kind])
     return config
 
 

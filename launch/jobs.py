@@ -21,9 +21,10 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from amusd.config import HIDDEN, EngineConfig, RunConfig
-from amusd.console import Console, tell
+from amusd.console import Console
 from amusd.errors import ConfigError
 from amusd.files import RESULT_FILE, keep_traceback, read_json, write_json
+from amusd.logs import logger, show_lines
 from amusd.models.timed_dtype import settle_dtype
 from amusd.runtime.cores import allowed_cores, pin_rank, pin_to
 from amusd.runtime.devices import device_of
@@ -39,8 +40,8 @@ if TYPE_CHECKING:
     from amusd.engine import Engine
     from amusd.workload import WorkloadPrompt
 
-    MakeEngine = Callable[[EngineConfig, str | None, Console], Engine]
-    """Makes an engine from a configuration, the `events` of its `Recorder`, and the console for notes."""
+    MakeEngine = Callable[[EngineConfig, str | None], Engine]
+    """Makes an engine from a configuration and the `events` of its `Recorder`."""
 
 
 class Jobs:
@@ -70,6 +71,7 @@ class Jobs:
 
         Returns tokens a second, for optimizing sweepers; NaN without a result.
         """
+        show_lines()  # this may be another process than the command's
         if threading.current_thread() is threading.main_thread():
             raise_on_signals()
         code = exit_code_of(lambda: self._do(composed))
@@ -92,7 +94,7 @@ class Jobs:
             number = hydra.job.num if hydra.mode is RunMode.MULTIRUN else None
             if number is not None:
                 overrides = [text for text in hydra.overrides.task if not text.startswith(("run_dir=", "output="))]
-                tell(f"job {number}: {' '.join(overrides)}")
+                logger.info(f"job {number}: {' '.join(overrides)}")
                 write_json(self._directory / OVERRIDES_FILE, {"job": number, "overrides": overrides})
             return self.run(dataclasses.replace(config_of(composed), run_dir=str(self._directory)), number)
         finally:
@@ -117,7 +119,7 @@ class Jobs:
         config = self._settled(config)
         if number is not None:
             if is_done(self._directory, config):
-                tell(f"job {number}: done before")
+                logger.info(f"job {number}: done before")
                 return 0
             clear_run(self._directory)
         if self._command == "doctor":
@@ -137,7 +139,9 @@ class Jobs:
             discard_run(self._directory)
             raise
         except KeyboardInterrupt:
-            tell("interrupted" if self._command == "serve" else f"interrupted; what there is lies in {self._directory}")
+            logger.info(
+                "interrupted" if self._command == "serve" else f"interrupted; what there is lies in {self._directory}"
+            )
             raise
         except Exception as error:
             self._told(1)
@@ -156,7 +160,7 @@ class Jobs:
             return prompts
         out = AnswersFile(config)
         if not prompts:
-            tell(f"out={out.path}: all prompts are answered")
+            logger.info(f"out={out.path}: all prompts are answered")
             console.document({"complete": True, "out": str(out.path), "num_prompts": 0})
             return None
         with out.opened():
@@ -175,8 +179,8 @@ class Jobs:
         if self._command == "serve":
             from amusd.commands.run import serve
 
-            return serve(config, lambda: self._engine_of(config, number, console))
-        engine = self._engine_of(config, number, console)
+            return serve(config, lambda: self._engine_of(config, number))
+        engine = self._engine_of(config, number)
         from amusd.commands.run import answer
 
         engine.worker.begin_run(number or 0)
@@ -187,16 +191,16 @@ class Jobs:
 
     def _told(self, code: int) -> int:
         """Say where the files are, now that they stay."""
-        tell(f"run directory: {self._directory}")
+        logger.info(f"run directory: {self._directory}")
         return code
 
-    def _engine_of(self, config: RunConfig, number: int | None, console: Console) -> Engine:
+    def _engine_of(self, config: RunConfig, number: int | None) -> Engine:
         wanted = config.engine_for(self._command)
         if wanted != self._config:
             self.close()
         events = None if self._command == "serve" else self._events(number)
         if self._engine is None:
-            self._engine = self._running.enter_context(self._make_engine(wanted, events, console))
+            self._engine = self._running.enter_context(self._make_engine(wanted, events))
             self._config = wanted
             if (restart := self._engine.draft.draft_restart) is not None:
                 restart.on_met = self._record
@@ -204,14 +208,14 @@ class Jobs:
         self._told(0)
         return self._engine
 
-    def _make_pair(self, wanted: EngineConfig, events: str | None, console: Console) -> Engine:
+    def _make_pair(self, wanted: EngineConfig, events: str | None) -> Engine:
         pin_to(set(self._cores))
-        settled, drafts, meeting = start_workers(wanted, tell, events=events, tell_loss=tell)
+        settled, drafts, meeting = start_workers(wanted, events=events)
         if set(settled.hardware.devices) == {"cpu"}:
             pin_rank(settled, "target", self._cores)
         from amusd.engine import Engine
 
-        return Engine.connect(settled, drafts, Recorder("target", events), report=console.note, meeting=meeting)
+        return Engine.connect(settled, drafts, Recorder("target", events), meeting=meeting)
 
     def _events(self, number: int | None) -> str:
         """The folder of this job's events; in a sweep as a format in which `{run}` is a job's number."""

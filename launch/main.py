@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import NoReturn
 
 import amusd
-from amusd.console import Console, tell
+from amusd.console import Console
 from amusd.errors import ConfigError
 from amusd.files import make_new_folder
 from amusd.huge_pages import restart_with_huge_pages
+from amusd.logs import logger
 from amusd.settings import nearest, shown
 
 from .signals import end_of_program, raise_on_signals
@@ -135,7 +136,7 @@ def _run_hydra(command: str, arguments: list[str]) -> int:
         except KeyboardInterrupt:
             if is_sweep:
                 _summarize(folder, is_json=is_json)
-                tell(f"interrupted; the same command with run_dir={folder} goes on from here")
+                logger.info(f"interrupted; the same command with run_dir={folder} goes on from here")
             raise
     if is_sweep and code == 0 and not _summarize(folder, is_json=is_json):
         return jobs.exit_code or 1
@@ -174,7 +175,7 @@ def _summarize(folder: Path, *, is_json: bool) -> bool:
     console = Console(json_only=is_json)
     console.text(summary_table(document))
     console.document(document)
-    tell(f"{len(document['jobs'])} jobs in {folder}")
+    logger.info(f"{len(document['jobs'])} jobs in {folder}")
     return all(job["rows"] for job in document["jobs"])
 
 
@@ -187,14 +188,14 @@ def _write_folder(command: str, arguments: Sequence[str]) -> int:
         from amusd.models.embedded_target import embedded_target_path
 
         make_new_folder(folder)  # before the target is unpacked: a mistake costs nothing
-        target = embedded_target_path(report=tell)
+        target = embedded_target_path()
         export_draft(target, folder)
-        tell(f"the embedded draft is in {folder}; its target: {target}")
+        logger.info(f"the embedded draft is in {folder}; its target: {target}")
         return 0
     from amusd.transport.curve import write_keys
 
     write_keys(folder)
-    tell(f"keys: {folder}; each machine needs its own role's .key_secret and the other role's .key")
+    logger.info(f"keys: {folder}; each machine needs its own role's .key_secret and the other role's .key")
     return 0
 
 

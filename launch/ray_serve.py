@@ -11,7 +11,6 @@ import dataclasses
 from typing import Any
 
 from amusd.config import RunConfig
-from amusd.console import tell
 from amusd.errors import ConfigError
 from amusd.settings import from_mapping, to_mapping
 
@@ -37,7 +36,7 @@ class Replica:
         set_environment(config.hardware.num_threads)
         self._engine = await AsyncEngine(lambda: Engine.start(engine_config)).__aenter__()
         self._service = make_service(self._engine, config)
-        self._app = make_app(self._service, tell)
+        self._app = make_app(self._service)
 
     def __serve_build_asgi_app__(self) -> Any:
         from starlette.applications import Starlette

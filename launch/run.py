@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import os
 import shutil
 import stat
@@ -28,6 +29,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from amusd.logs import logger
+
 if __name__ == "__main__" and not __package__:  # run as a file: become a module of the folder it lies in (PEP 366)
     _folder = Path(__file__).resolve().parent
     sys.path[0] = str(_folder.parent)
@@ -36,13 +39,12 @@ if __name__ == "__main__" and not __package__:  # run as a file: become a module
 
 from amusd.child import Ended
 from amusd.config import EngineConfig, RunConfig
-from amusd.console import Console, tell
 from amusd.errors import ConfigError, PeerLostError, first_line
 from amusd.files import make_socket_folder
 from amusd.huge_pages import restart_with_huge_pages
 from amusd.models.meeting import Meeting
 from amusd.runtime.cores import allowed_cores, cores_for, pin_to
-from amusd.runtime.devices import check_devices, count_gpus, devices_of, settle_devices
+from amusd.runtime.devices import check_devices, count_gpus, devices_of, settle_devices, warn_of_sharing
 from amusd.runtime.draft_process import DraftProcess
 from amusd.runtime.workers import check_workers
 from amusd.tracing.recorder import Recorder
@@ -115,13 +117,16 @@ def compose(arguments: Sequence[str], own: Place) -> tuple[str, RunConfig]:
 def run(arguments: Sequence[str]) -> int:
     """Do the work of this process; return its exit code. Raises `ConfigError`, `PeerError`."""
     own = place_from_environment()
+    if 0 < own.rank < own.size - 1:
+        logger.setLevel(logging.WARNING)  # the first rank says the same
     try:
         command, config = compose(arguments, own)
         set_environment(config.hardware.num_threads)
         check_workers(config.engine())
         if not own.is_apart:
-            note = tell if own.rank == 0 else lambda _line: None
-            config = dataclasses.replace(config, hardware=settle_devices(config.engine(), note))
+            if own.rank == 0:
+                warn_of_sharing(config.engine())
+            config = dataclasses.replace(config, hardware=settle_devices(config.engine()))
     except ConfigError as error:
         if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):  # torchrun's own report ends with what is in it
             told = {"message": f"amusd: {error}", "timestamp": int(time.time())}
@@ -210,7 +215,7 @@ def own_device(config: RunConfig, own: Place) -> str:
 
 
 def _run_target(command: str, config: RunConfig, meeting: Meeting, link: ZeroMQTransport, store: Any) -> int:
-    def make_engine(wanted: EngineConfig, events: str | None, console: Console) -> Engine:
+    def make_engine(wanted: EngineConfig, events: str | None) -> Engine:
         from amusd.engine import Engine
 
         store.set(ADDRESS, meeting.address)
@@ -218,7 +223,7 @@ def _run_target(command: str, config: RunConfig, meeting: Meeting, link: ZeroMQT
         drafts = DraftElsewhere(link) if wanted.drafters else None
         if drafts is not None:
             drafts.meet(events_there, wanted.startup_timeout_seconds)
-        return Engine.connect(wanted, drafts, Recorder("target", events), report=console.note, meeting=meeting)
+        return Engine.connect(wanted, drafts, Recorder("target", events), meeting=meeting)
 
     with closing(Jobs(command, make_engine)) as jobs:
         return jobs.run(config)
@@ -265,7 +270,7 @@ def start_drafts(config: EngineConfig, link: ZeroMQTransport) -> None:
         link.send_frame(b"")  # the end that connects speaks first
         if (frame := link.receive_frame(config.startup_timeout_seconds)) is None:
             return
-        process = DraftProcess(config, events=msgspec.msgpack.decode(frame, type=str | None), tell_loss=tell)
+        process = DraftProcess(config, events=msgspec.msgpack.decode(frame, type=str | None))
         stack.callback(process.stop)
         is_running = False
         while True:

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-from amusd.console import tell
 from amusd.errors import ConfigError, PeerError, PeerProtocolError
+from amusd.logs import logger, show_lines
 
 GRACE_SECONDS = 1.5
 _WATCH = "signals"
@@ -78,13 +78,13 @@ def exit_code_of(work: Callable[[], int]) -> int:
     try:
         return work()
     except ConfigError as error:
-        tell(str(error))
+        logger.error("%s", error)
         return 2
     except Exception as error:  # noqa: BLE001 - the end of the work: told in full, and the exit code says so
         if isinstance(error, PeerProtocolError) or not isinstance(error, PeerError) or "\n" in str(error):
             traceback.print_exc()  # a bug, perhaps the other side's
         else:
-            tell(str(error))
+            logger.error("%s", error)
         return 1
 
 
@@ -93,6 +93,7 @@ def end_of_program(work: Callable[[], int]) -> int:
     if sys.stderr is None:  # closed (`2>&-`): or the next file to be opened would take its place
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - until the process ends
         os.set_inheritable(sys.stderr.fileno(), True)
+    show_lines()
     try:
         return exit_code_of(work)
     except KeyboardInterrupt as interruption:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import logging
 import os
 import signal
 import sys
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 import torch
+
+from amusd.logs import logger, warn_once
 
 # Test helpers (`protocol.harness`, `strategies` ...) are imported from the tests folder itself.
 sys.path.insert(0, str(Path(__file__).parent))
@@ -49,6 +52,16 @@ def _frozen() -> None:
     """Keep what has been imported out of garbage collections, which captures of graphs begin with."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _own_lines() -> Iterator[None]:
+    """A test that runs a command leaves the logger as a library has it."""
+    yield
+    logger.handlers.clear()
+    logger.setLevel(logging.NOTSET)
+    logger.propagate = True
+    warn_once.cache_clear()
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ from typing import Any, get_args
 from unittest.mock import Mock
 
 import pytest
+from lines import logged
 from models import tiny
 from oracle import always_wrong
 from runtime.pair import PROMPT, decoding, oracle, pair, params, reference
@@ -72,11 +73,12 @@ def commands(tmp_path: Path) -> Commands:
 def test_generate_streams_the_text_and_leaves_a_result(commands: Commands, capsys: pytest.CaptureFixture[str]) -> None:
     with pair({"ngram": FACTORY}) as (engine, _):
         config = run_config(prompt=TEXT, sampling={"max_new_tokens": 12})
-        assert commands.run("generate", engine, config) == 0
+        with logged() as lines:
+            assert commands.run("generate", engine, config) == 0
         text = engine.tokenizer.decode(reference(12, tuple(engine.tokenizer.encode(TEXT)))[len(TEXT) :])
     shown = capsys.readouterr()
     assert shown.out == text + "\n"
-    assert "asynchronous: 12 tokens (length)" in shown.err
+    assert lines[-1].startswith("asynchronous: 12 tokens (length)")
     assert commands.result()["text"] == text
 
 
@@ -92,14 +94,12 @@ def test_json_is_all_of_standard_output(commands: Commands, capsys: pytest.Captu
     assert document["run_dir"] == str(commands.directory)
 
 
-def test_a_lost_draft_gives_a_whole_answer_and_a_non_zero_exit(
-    commands: Commands, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pair({"ngram": oracle(60, always_wrong())}) as (engine, draft):
+def test_a_lost_draft_gives_a_whole_answer_and_a_non_zero_exit(commands: Commands) -> None:
+    with logged() as lines, pair({"ngram": oracle(60, always_wrong())}) as (engine, draft):
         draft.link.kill()
         config = run_config(prompt=TEXT, sampling={"max_new_tokens": 12})
         assert commands.run("generate", engine, config) == 1
-        assert "the draft was lost and the target went on alone" in capsys.readouterr().err
+        assert lines[-1].startswith("the draft was lost and the target went on alone")
         assert commands.result()["finish_reason"] == "length"
         engine.worker.recorder.is_whole = False  # nor are the events
         assert commands.run("generate", engine, config) == 2

@@ -14,7 +14,7 @@ MODULES = sorted((ROOT / "amusd").rglob("*.py"))
 EXPERIMENTS = sorted(f"import experiments.{path.parent.name}.run" for path in (ROOT / "experiments").glob("*/figures"))
 
 LAYERS = (
-    {"types", "errors", "huge_pages"},
+    {"types", "errors", "huge_pages", "logs"},
     {"child"},
     {"settings"},
     {"config", "files"},
@@ -34,7 +34,7 @@ LAYERS = (
 """Top-level modules and packages of amusd, from the ground up. A new one has to be given its place here."""
 LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
 STANDARD_LIBRARY_ONLY = {
-    "types", "errors", "huge_pages", "child", "config", "files", "settings", "protocol", "policies", "tracing",
+    "types", "errors", "huge_pages", "logs", "child", "config", "files", "settings", "protocol", "policies", "tracing",
     "__main__",
 }  # fmt: skip
 USES_MSGSPEC = {"config", "settings", "protocol", "tracing"}

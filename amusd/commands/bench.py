@@ -20,12 +20,13 @@ import torch
 from amusd.commands.latency import LONG, measure_one_way
 from amusd.commands.neighbour import Neighbour
 from amusd.config import DecodingConfig, HardwareConfig, RunConfig, TransportConfig
-from amusd.console import Console, table, tell
+from amusd.console import Console, table
 from amusd.drafters.base import Expansion
 from amusd.drafters.ngram import NgramCache
 from amusd.drafters.tree import ModelTreeDrafter
 from amusd.errors import ConfigError, PeerLostError
 from amusd.files import read_json
+from amusd.logs import end_progress, logger, show_progress
 from amusd.models.cached_model import CachedModel, extend
 from amusd.models.checkpoint import find_checkpoint
 from amusd.models.kv_cache import KVCache
@@ -35,7 +36,7 @@ from amusd.models.passes import Rows
 from amusd.models.transformers_models import quiet_transformers
 from amusd.protocol.draft_session import Node, Transition
 from amusd.runtime.cores import allowed_cores, cores_for, pin_to
-from amusd.runtime.devices import claim_device, device_of, settle_devices
+from amusd.runtime.devices import claim_device, device_of, settle_devices, warn_of_sharing
 from amusd.transport.factory import ON_ONE_MACHINE
 
 CONTEXT_LENGTH = 200
@@ -57,8 +58,9 @@ def run_bench(config: RunConfig, run_directory: Path, console: Console) -> int:
     Raises `ConfigError` for what cannot be measured.
     """
     engine = config.engine(max_num_seqs=1)
-    engine = replace(engine, hardware=settle_devices(engine, tell))
-    console.note("messages over each link")
+    warn_of_sharing(engine)
+    engine = replace(engine, hardware=settle_devices(engine))
+    logger.info("messages over each link")
     transport = dict(measure_links(ON_ONE_MACHINE, engine.hardware, NUM_MESSAGES))
     device, draft_device = claim_device(engine, "target"), device_of(engine, "draft")
     cores = allowed_cores()
@@ -69,18 +71,18 @@ def run_bench(config: RunConfig, run_directory: Path, console: Console) -> int:
         model, _ = load_draft_model(drafter, engine, draft_device)
         assert isinstance(model, CachedModel)
         drafts[drafter.kind] = model
-        console.note(f"draft: {describe_drafter(drafter, engine, draft_device)}")
-    target, tokenizer = load_target(engine, device, console.note)
+        logger.info(f"draft: {describe_drafter(drafter, engine, draft_device)}")
+    target, tokenizer = load_target(engine, device)
     generate = None
     if config.hardware.synthetic is None:  # random weights have no checkpoint
         path = str(find_checkpoint(model_path(engine.target)))
         generate = load_transformers(path, target_dtype(engine, device), device)
         if generate is None:
-            console.note(f"transformers is left out: {device} has no room for its copy of the target beside ours")
+            logger.info(f"transformers is left out: {device} has no room for its copy of the target beside ours")
     prompt = (tokenizer.encode(TEXT) * CONTEXT_LENGTH)[:CONTEXT_LENGTH]
     with Neighbour(draft_device, cores_for("draft", cores, engine.hardware)) as neighbour:
         result = {
-            **measure_models(target, drafts, generate, prompt, console, neighbour),
+            **measure_models(target, drafts, generate, prompt, neighbour),
             "transport": transport,
             "complete": True,
             "environment": read_json(run_directory / "environment.json"),
@@ -110,7 +112,6 @@ def measure_models(
     drafts: Mapping[str, CachedModel],
     generate: Callable[[Sequence[int], int], object] | None,
     prompt: Sequence[int],
-    console: Console,
     neighbour: Neighbour,
 ) -> dict[str, Any]:
     """Passes, draft steps and plain decoding. `generate`: plain decoding by transformers."""
@@ -122,11 +123,11 @@ def measure_models(
         work[name] = _steps(model, prompt, DRAFT_STEPS)
         drafter = ModelTreeDrafter(model, NgramCache())
         work |= {f"{name} {width}": _tree_step(drafter, prompt, width) for width in WIDTHS}
-    alone, beside = time_in_turns(work, console, neighbour)
+    alone, beside = time_in_turns(work, neighbour)
     others = {"plain": _steps(target, prompt, NUM_TOKENS)}
     if generate is not None:
         others |= {"first": partial(generate, prompt, 1), "all": partial(generate, prompt, 1 + NUM_TOKENS)}
-    ms, _ = time_in_turns(others, console)
+    ms, _ = time_in_turns(others)
 
     def floor(model: CachedModel) -> dict[str, float]:
         return {"weight_bytes": model.weight_bytes, "floor_ms": model.weight_bytes / bandwidth / 1e6}
@@ -160,20 +161,18 @@ def measure_models(
 
 
 def time_in_turns(
-    work: Mapping[str, Work], console: Console | None, neighbour: Neighbour | None = None
+    work: Mapping[str, Work], neighbour: Neighbour | None = None
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Median milliseconds of each piece of work, which waits for its device: alone, and while the neighbour works."""
     alone: dict[str, list[float]] = {name: [] for name in work}
     beside: dict[str, list[float]] = {name: [] for name in work}
     for number in range(WARM_UP_ROUNDS + NUM_ROUNDS):
-        if console is not None:
-            console.progress("rounds", number, WARM_UP_ROUNDS + NUM_ROUNDS)
+        show_progress("rounds", number, WARM_UP_ROUNDS + NUM_ROUNDS)
         for times in (alone, beside) if neighbour is not None else (alone,):
             with neighbour.works() if times is beside and neighbour is not None else nullcontext():
                 for name, run in work.items():
                     times[name].append(1000 * timeit.timeit(run, number=1))
-    if console is not None:
-        console.clear_progress()
+    end_progress()
     medians = [
         {name: statistics.median(taken[WARM_UP_ROUNDS:]) for name, taken in times.items() if taken}
         for times in (alone, beside)

@@ -23,10 +23,10 @@ from amusd.commands.contestants import Contestant, contestants_of, first_gap, ms
 from amusd.commands.generate import Done, encoded, in_flight, scripts_of
 from amusd.commands.tables import advice, rows_table
 from amusd.config import RunConfig, SamplingParams
-from amusd.console import Console
 from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.files import ANSWERS_FILE, RESULT_FILE, read_json, write_json, write_whole
+from amusd.logs import end_progress, logger, show_progress
 from amusd.tracing.metrics import total
 from amusd.workload import WorkloadPrompt
 
@@ -39,9 +39,9 @@ _ALONE = ("target_idle_fraction", "draft_idle_fraction")
 """Columns that are shown for several answers at a time, and for one."""
 
 
-def compare(config: RunConfig, engine: Engine, console: Console, prompts: list[WorkloadPrompt], folder: Path) -> Done:
+def compare(config: RunConfig, engine: Engine, prompts: list[WorkloadPrompt], folder: Path) -> Done:
     """Every contestant on every prompt. Results are kept if the run is interrupted or killed."""
-    comparison = Comparison(engine, config, contestants_of(config), console)
+    comparison = Comparison(engine, config, contestants_of(config))
 
     def keep_answers() -> None:
         lines = (json.dumps(record) + "\n" for record in comparison.records())
@@ -57,7 +57,7 @@ def compare(config: RunConfig, engine: Engine, console: Console, prompts: list[W
             write_json(folder / RESULT_FILE, {"complete": False, "rows": comparison.rows()})
         raise
     finally:
-        console.clear_progress()
+        end_progress()
     keep_answers()
     rows = comparison.rows()
     result = {"complete": True, "rows": rows, "num_refused_prompts": len(comparison.refused)}
@@ -76,7 +76,6 @@ class Comparison:
     engine: Engine
     config: RunConfig
     contestants: list[Contestant]
-    console: Console
     prompts: list[WorkloadPrompt] = field(default_factory=list)
     encoded: list[tuple[int, ...]] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
@@ -106,7 +105,7 @@ class Comparison:
             for contestant in contestants:
                 self._wait_for_draft()
                 label = f"prompt {self.prompts[load[0]].number}: {contestant.name}"
-                self.console.progress(label, num_done, num_answers)
+                show_progress(label, num_done, num_answers)
                 own = [self.encoded[place] for place in load]
                 answered.append((contestant, *self.answer(contestant, own, self.config.sampling)))
                 num_done += len(load)
@@ -149,7 +148,7 @@ class Comparison:
     def _wait_for_draft(self) -> None:
         if not self._is_draft_away():
             return
-        self.console.note("the draft was lost; nothing is measured before the next one is there")
+        logger.info("the draft was lost; nothing is measured before the next one is there")
         deadline = time.monotonic() + self.config.startup_timeout_seconds
         while self._is_draft_away() and time.monotonic() < deadline:
             time.sleep(LOOK_SECONDS)

@@ -166,7 +166,7 @@ def _neighbour(config: EngineConfig, model: CachedModel, tokenizer: Tokenizer) -
         pin_to(cores_for("target", cores, config.hardware))
     work = {"pass": one_pass(model, tokenizer.encode_chat(user_turn(SELF_TEST_PROMPT)), 1)}
     with Neighbour(device_of(config, "draft"), cores_for("draft", cores, config.hardware)) as neighbour:
-        alone, beside = time_in_turns(work, None, neighbour)
+        alone, beside = time_in_turns(work, neighbour)
     pin_to(set(cores))
     share = beside["pass"] / alone["pass"]
     text = f"a pass takes {alone['pass']:.1f} ms, and {beside['pass']:.1f} while the draft's device computes"

@@ -17,6 +17,7 @@ from amusd.console import Console, percent
 from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.files import PARTIAL_FILE, RESULT_FILE, write_json
+from amusd.logs import end_progress, show_progress
 from amusd.schedule import SYNTHETIC
 from amusd.workload import AnswersFile, WorkloadPrompt, prompts_of
 
@@ -51,7 +52,7 @@ def generate(config: RunConfig, engine: Engine, console: Console, prompt: Worklo
     return {"complete": True, **answer.generation.as_dict()}, "", (_summary(answer.generation),)
 
 
-def generate_file(config: RunConfig, engine: Engine, console: Console, run_directory: Path) -> Done:
+def generate_file(config: RunConfig, engine: Engine, run_directory: Path) -> Done:
     """Answer the rest of a file of prompts. Each answer is in the file `out` as soon as those before it are."""
     out, script, begin = AnswersFile(config), scripts_of(engine), time.perf_counter()
     refused: list[str] = []
@@ -78,10 +79,10 @@ def generate_file(config: RunConfig, engine: Engine, console: Console, run_direc
                     result["num_tokens"] += len(generation.token_ids)
                     result |= {"seconds": seconds, "tokens_per_second": result["num_tokens"] / seconds}
                     num_over = result["num_answers"] + len(refused)
-                    console.progress(f"{result['tokens_per_second']:.1f} tokens/s", num_over, len(prompts))
+                    show_progress(f"{result['tokens_per_second']:.1f} tokens/s", num_over, len(prompts))
             result["complete"] = True
         finally:
-            console.clear_progress()
+            end_progress()
             result |= {"num_prompts": len(prompts), "num_refused_prompts": len(refused)}
             if not result["complete"]:
                 write_json(run_directory / RESULT_FILE, result)

@@ -37,8 +37,8 @@ STYLE: dict[Any, Any] = {"font.size": 9.5, "legend.frameon": False, "svg.hashsal
 NUM_PASSES = 14
 
 
-def write(draw: Callable[[], Figure], folder: Path, name: str, tell: Callable[[str], None]) -> None:
-    """Write a figure to `name.svg` and `name.png`, and say where, or why there is none.
+def write(draw: Callable[[], Figure], folder: Path, name: str) -> str:
+    """Write a figure to `name.svg` and `name.png`; returns where it is, or why there is none.
 
     Raises `ConfigError` when the files cannot be written.
     """
@@ -46,9 +46,9 @@ def write(draw: Callable[[], Figure], folder: Path, name: str, tell: Callable[[s
         figure = draw()
         figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
         figure.savefig(folder / f"{name}.png", dpi=160)
-        tell(f"{folder / name}.svg and .png")
+        return f"{folder / name}.svg and .png"
     except ConfigError as lack:
-        tell(f"{folder / name}.svg: not drawn: {lack}")
+        return f"{folder / name}.svg: not drawn: {lack}"
     except OSError as error:
         raise cannot_write(folder / f"{name}.svg", error) from None
 

@@ -9,9 +9,10 @@ from amusd.commands import plots
 from amusd.commands.compare import compare
 from amusd.commands.generate import generate, generate_file
 from amusd.config import RunConfig
-from amusd.console import Console, tell
+from amusd.console import Console
 from amusd.engine import Engine
 from amusd.errors import ConfigError
+from amusd.logs import logger
 from amusd.workload import WorkloadPrompt
 
 
@@ -21,7 +22,7 @@ def serve(config: RunConfig, make_engine: Callable[[], Engine]) -> int:
         from amusd.serving.server import run_server
     except ModuleNotFoundError as error:
         raise ConfigError(f"serve: needs {error.name}, which is not installed; pip install 'amusd[serve]'") from None
-    run_server(config, make_engine, tell)
+    run_server(config, make_engine)
     return 0
 
 
@@ -34,9 +35,9 @@ def answer(
     """
     losses_before, restarts_before = len(engine.draft.losses), engine.draft.num_restarts
     if command == "compare":
-        result, text, notes = compare(config, engine, console, prompts, folder)
+        result, text, notes = compare(config, engine, prompts, folder)
     elif config.out is not None:
-        result, text, notes = generate_file(config, engine, console, folder)
+        result, text, notes = generate_file(config, engine, folder)
     else:
         result, text, notes = generate(config, engine, console, prompts[0], folder)
     losses = engine.draft.losses[losses_before:]
@@ -44,16 +45,16 @@ def answer(
     result |= {"draft_failure": engine.draft.failure} if engine.draft.failure is not None else {}
     console.conclude(result, text, folder, notes)
     if command == "compare":
-        plots.write(lambda: plots.draw_comparison(result["rows"]), folder, "comparison", console.note)
+        logger.info("%s", plots.write(lambda: plots.draw_comparison(result["rows"]), folder, "comparison"))
     if not engine.worker.recorder.is_whole:
         return 2
     if engine.draft.failure is not None:
-        console.note(f"the draft was lost and the target went on alone: {engine.draft.failure.rstrip()}")
+        logger.info(f"the draft was lost and the target went on alone: {engine.draft.failure.rstrip()}")
         return 1
     if losses:
         num_restarts = engine.draft.num_restarts - restarts_before
         lost = f"lost {_times(len(losses))} ({'; '.join(dict.fromkeys(losses))})"
-        console.note(f"the draft was {lost} and replaced {_times(num_restarts)}; the target went on alone in between")
+        logger.info(f"the draft was {lost} and replaced {_times(num_restarts)}; the target went on alone in between")
     return 0
 
 

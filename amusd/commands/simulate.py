@@ -16,6 +16,7 @@ from amusd.config import DecodingConfig, RunConfig
 from amusd.console import Console
 from amusd.drafters.synthetic import ACCEPT_NEXT
 from amusd.errors import ConfigError
+from amusd.logs import end_progress, show_progress
 from amusd.policies.factory import make_policy
 from amusd.simulation.calibration import calibrate
 from amusd.simulation.cost import NOTHING, Costs, Duration
@@ -34,12 +35,12 @@ Measured on the embedded draft: eight nodes take 1.4 times one.
 
 def run_simulate(config: RunConfig, run_directory: Path, console: Console) -> int:
     """Predict, keep and show the result; returns the exit code. Raises `ConfigError` for missing inputs."""
-    result = simulate(config, simulator_of(config), console, run_directory / "events")
+    result = simulate(config, simulator_of(config), run_directory / "events")
     console.conclude(result, simulate_text(result), run_directory)
     return 0
 
 
-def simulate(config: RunConfig, simulator: Simulator, console: Console, events_folder: Path) -> dict[str, Any]:
+def simulate(config: RunConfig, simulator: Simulator, events_folder: Path) -> dict[str, Any]:
     """Return the documented JSON without `run_dir`.
 
     The events of the first answer under the configured policy go to `events_folder`.
@@ -47,9 +48,9 @@ def simulate(config: RunConfig, simulator: Simulator, console: Console, events_f
     schedules = schedules_of(config, can_branch=simulator.can_branch)
     outcomes: dict[DecodingConfig, Outcome] = {}
     for number, decoding in enumerate(schedules, start=1):
-        console.progress(row_name(settings_of(decoding)), number, len(schedules))
+        show_progress(row_name(settings_of(decoding)), number, len(schedules))
         outcomes[decoding] = simulator.run(decoding)
-    console.clear_progress()
+    end_progress()
     plain = outcomes[schedules[0]]
     blocks = [outcome for decoding, outcome in outcomes.items() if decoding.mode == "synchronous"]
     best = max(blocks, key=lambda outcome: outcome.tokens_per_second)

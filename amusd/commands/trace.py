@@ -43,7 +43,7 @@ def trace(run_directory: Path, sequence_id: int | None = None) -> int:
     console.text(f"{run_directory / TRACE_FILE}: open it in https://ui.perfetto.dev or chrome://tracing")
     beside = [one for one in sequences if one.policy == "synchronous" and sequence.policy not in _LOCKSTEP]
     shown = [(schedule_name(one), parts[one.sequence_id]) for one in (*beside[-1:], sequence)]
-    plots.write(lambda: plots.draw_timeline(shown), run_directory, "timeline", console.text)
+    console.text(plots.write(lambda: plots.draw_timeline(shown), run_directory, "timeline"))
     return 0
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -12,20 +10,13 @@ from typing_extensions import Self
 
 from amusd.config import GREEDY, Distribution
 from amusd.errors import NotFiniteError
+from amusd.logs import warn_once
 from amusd.protocol.draft_session import Guesses, Node, Transition
-
-logger = logging.getLogger(__name__)
-
-
-@functools.cache
-def say_once(line: str) -> None:
-    """Tell people once in this process."""
-    logger.warning("%s", line)
 
 
 def say_not_finite(error: NotFiniteError) -> None:
     """Tell people, once, that a draft model's logits are not finite."""
-    say_once(f"draft: {error}, which costs speed alone: its weights are damaged, or overflow in drafter.dtype")
+    warn_once(f"draft: {error}, which costs speed alone: its weights are damaged, or overflow in drafter.dtype")
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,8 @@ from msgspec import Meta
 
 from amusd.config import DrafterConfig, EngineConfig, HardwareConfig, TargetConfig
 from amusd.config.engine import MAX_NUM_SEQS
-from amusd.drafters.base import say_once
 from amusd.errors import ConfigError
+from amusd.logs import warn_once
 from amusd.models.tokenizer import load_tokenizer
 from amusd.protocol.messages import Width
 from amusd.protocol.target_session import TargetSession
@@ -183,7 +183,7 @@ class Batch:
         if was_right:
             self.connection.accepted()
         if not self.connection.find_next() and self.connection.failure is not None:
-            say_once(f"amusd: vLLM goes on without a draft: {self.connection.failure}")
+            warn_once(f"vLLM goes on without a draft: {self.connection.failure}")
 
     def _follow(self, texts: Sequence[Ids]) -> None:
         """Have a sequence for each row, as far as there is room, and tell the draft what is new (V2)."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from amusd.errors import ConfigError, first_line
+from amusd.logs import logger
 from amusd.models.cached_model import CachedModel
 from amusd.models.checkpoint import CONFIG, one_line_errors, open_checkpoint, refuse_unread
 from amusd.models.configuration import ModelConfig, check_supported, load_config, position_limit, quantization_of
@@ -34,13 +35,12 @@ def load_model(
     path: str | Path,
     options: LoadOptions,
     shared: SharedVocabulary | None = None,
-    report: Callable[[str], None] = lambda _line: None,
     num_layers: int | None = None,
 ) -> CachedModel:
     """Load a checkpoint: a folder, or a hub name if no such folder exists.
 
-    `shared`: for a draft that must read its target's ids. `report` gets a line about each promise that transformers'
-    layers break. `num_layers`: load only the first ones. Raises as `prepared`, and `ConfigError` for unreadable files.
+    `shared`: for a draft that must read its target's ids. A promise that transformers' layers break is logged.
+    `num_layers`: load only the first ones. Raises as `prepared`, and `ConfigError` for unreadable files.
     """
     config = load_config(path, num_layers, options.model_impl)
     with one_line_errors(path), prepared(config, options) as max_length:
@@ -52,7 +52,7 @@ def load_model(
         found = measure_width_invariance(model, (0, 1), min(6, model.max_length - 2))
     if options.numerics.fixed and any(found):
         line = "a token's logits depend on how many tokens share its pass, so the modes may give different answers"
-        report(f"model {path}: {line}")
+        logger.warning("model %s: %s", path, line)
     return model
 
 

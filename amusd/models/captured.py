@@ -11,7 +11,6 @@ sequence or all, with one row each or `width`.
 from __future__ import annotations
 
 import itertools
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,6 +22,7 @@ import torch
 from torch import Tensor
 
 from amusd.errors import ConfigError, DeviceError
+from amusd.logs import logger
 from amusd.models.attention import causal_attention
 from amusd.models.graphs import Replay, Work, run_each_time, send
 from amusd.models.kv_cache import KVCache
@@ -33,7 +33,6 @@ from amusd.sampling.sampler import RowSampler
 if TYPE_CHECKING:
     from amusd.models.cached_model import CachedModel
 
-logger = logging.getLogger(__name__)
 
 _NO_POSITION = -1  # a padded row: it sees nothing
 
@@ -236,7 +235,7 @@ class CapturedPasses:
         except DeviceError as error:
             if model.ranks.size > 1:
                 raise ConfigError(f"hardware.cuda_graphs=true: {error}; allowed here: false") from error
-            logger.warning("amusd: %s computes without CUDA graphs, which is slower: %s", model.device, error)
+            logger.warning("%s computes without CUDA graphs, which is slower: %s", model.device, error)
             model.capture = run_each_time
             return work
 

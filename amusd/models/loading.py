@@ -10,6 +10,7 @@ import torch
 
 from amusd.config import DrafterConfig, EngineConfig, ModelShape, TargetConfig
 from amusd.errors import ConfigError
+from amusd.logs import logger
 from amusd.models.building import load_model
 from amusd.models.cached_model import CachedModel
 from amusd.models.checkpoint import one_line_errors
@@ -17,7 +18,7 @@ from amusd.models.configuration import ModelConfig, check_supported, load_config
 from amusd.models.draft_layouts import read_published
 from amusd.models.draft_networks import BlockModel, load_published
 from amusd.models.embedded_draft import load_embedded_draft
-from amusd.models.embedded_target import DESCRIPTION, Report, embedded_target_path
+from amusd.models.embedded_target import DESCRIPTION, embedded_target_path
 from amusd.models.graphs import Capture, graph_capture, run_each_time
 from amusd.models.linear import INT8, fastest_dtype, why_not_int8
 from amusd.models.load_options import LoadOptions
@@ -33,9 +34,9 @@ DRAFT_ROWS = 16
 """Most tokens that a draft's model takes in at once after a rollback."""
 
 
-def model_path(config: TargetConfig | DrafterConfig, report: Report | None = None) -> str:
+def model_path(config: TargetConfig | DrafterConfig) -> str:
     """Folder or hub name of a model; unpacks the embedded target if needed."""
-    return str(embedded_target_path(report=report)) if config.model is None else config.model
+    return str(embedded_target_path()) if config.model is None else config.model
 
 
 def capture_for(device: str, *, cuda_graphs: bool) -> Capture | None:
@@ -45,14 +46,12 @@ def capture_for(device: str, *, cuda_graphs: bool) -> Capture | None:
     return graph_capture(torch.device(device)) if cuda_graphs else run_each_time
 
 
-def load_target(
-    config: EngineConfig, device: str, report: Report | None = None, ranks: Ranks = ALONE
-) -> tuple[CachedModel, Tokenizer]:
+def load_target(config: EngineConfig, device: str, ranks: Ranks = ALONE) -> tuple[CachedModel, Tokenizer]:
     """Load the target's model and tokenizer. Raises `ConfigError` for a missing model or device.
 
-    `report` gets lines about what is loaded. `ranks`: those that share the model.
+    `ranks`: those that share the model.
     """
-    start, report = time.monotonic(), report or (lambda _line: None)
+    start = time.monotonic()
     options = LoadOptions(
         numerics=Numerics.for_device(device, width=config.max_verify_width, fixed=config.verify_width == "fixed"),
         max_model_len=config.max_model_len,
@@ -66,14 +65,14 @@ def load_target(
         model = load_synthetic(config.hardware.synthetic, options)
         tokenizer: Tokenizer = SyntheticTokenizer(model.vocab_size)
     else:
-        path = model_path(config.target, report)
+        path = model_path(config.target)
         tokenizer = load_tokenizer(path)
         readers: dict[str, str] = {each.kind: str(each.model) for each in config.drafters if each.can.needs_features}
         features = {kind: read_published(model, path, kind).features for kind, model in readers.items()}
-        model = load_model(path, replace(options, features=features), report=report)
+        model = load_model(path, replace(options, features=features))
         if not tokenizer.has_chat_template:
-            report(f"model {path}: has no chat template (a base model?), so it is given prompts as they are")
-    report(f"target: {describe_target(config, device)}, {time.monotonic() - start:.1f} s")
+            logger.info(f"model {path}: has no chat template (a base model?), so it is given prompts as they are")
+    logger.info(f"target: {describe_target(config, device)}, {time.monotonic() - start:.1f} s")
     return model, tokenizer
 
 

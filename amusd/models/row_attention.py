@@ -14,17 +14,14 @@ do not depend on the batch, https://thinkingmachines.ai/blog/defeating-nondeterm
 
 from __future__ import annotations
 
-import logging
-
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
 from amusd.errors import first_line
+from amusd.logs import logger
 from amusd.models.fused import silu_and_multiply
 from amusd.sampling.noisy_scores import Triton, register_triton
-
-logger = logging.getLogger(__name__)
 
 BLOCK = 64
 SPLIT = 4 * BLOCK
@@ -50,7 +47,7 @@ def try_triton(device: str) -> None:
         Triton.is_used = False
         hint = "brings Triton, which needs a C compiler and Python.h (Debian, Ubuntu: apt install gcc python3-dev)"
         reason = f"{first_line(error)}; pip install 'amusd[gpu]' {hint}"
-        logger.warning("amusd: %s computes without Triton, which is slower: %s", device, reason)
+        logger.warning("%s computes without Triton, which is slower: %s", device, reason)
 
 
 @torch.library.custom_op("amusd::attend_rows", mutates_args=(), device_types="cpu")

@@ -12,13 +12,14 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 
 from amusd.config import EngineConfig, HardwareConfig
 from amusd.errors import ConfigError
+from amusd.logs import logger
 from amusd.types import Role
 
 
@@ -83,16 +84,16 @@ def free_bytes(device: str) -> int:
     return int(psutil.virtual_memory().available)
 
 
-def settle_devices(config: EngineConfig, tell: Callable[[str], None]) -> HardwareConfig:
-    """The hardware of `config` with every rank's device named.
+def warn_of_sharing(config: EngineConfig) -> None:
+    """Say so where workers share a GPU unasked."""
+    if not config.hardware.devices and (shared := sharing(config, devices_of(config))):
+        logger.warning("%s; each waits while the other computes (docs/one_gpu.md)", shared)
 
-    `tell` gets a line where ranks share a GPU unasked. Raises `ConfigError` for a missing GPU.
-    """
+
+def settle_devices(config: EngineConfig) -> HardwareConfig:
+    """The hardware of `config` with every rank's device named. Raises `ConfigError` for a missing GPU."""
     devices = devices_of(config)
     check_devices(devices)
-    shared = None if config.hardware.devices else sharing(config, devices)
-    if shared is not None:
-        tell(f"{shared}; each waits while the other computes (docs/one_gpu.md)")
     return dataclasses.replace(config.hardware, devices=devices)
 
 

@@ -7,7 +7,6 @@ and told again at growing intervals, so that its link does not fill (`patience.p
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -15,14 +14,13 @@ import torch
 from torch import Tensor
 
 from amusd.errors import PeerProtocolError
+from amusd.logs import logger
 from amusd.protocol.messages import MAX_FEATURE_BYTES, Candidate, Close, Features, Message, Progress
 from amusd.runtime.connection import Connection
 from amusd.runtime.patience import Told
 from amusd.runtime.target_sequence import TargetSequence
 from amusd.tracing.messages import record_message
 from amusd.tracing.recorder import Recorder
-
-logger = logging.getLogger(__name__)
 
 FINAL_PROGRESS_SECONDS = 0.5
 """How long a finished sequence waits for the draft's counts."""
@@ -254,7 +252,7 @@ class DraftClient:
         num_new_tokens = sum(sequence.session.committed_length for sequence in waiting)
         now_ns, limit_seconds = self.recorder.now_ns(), self._max_silence_seconds
         if reason := self.connection.judge_silence(now_ns, limit_seconds, num_new_tokens):
-            logger.warning("amusd: the draft is replaced: %s", reason)
+            logger.warning("the draft is replaced: %s", reason)
 
     def _send(self, message: Message) -> bool:
         """Send to the draft, if there is one; False where there is none, or none any more."""

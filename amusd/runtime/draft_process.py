@@ -9,14 +9,15 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, TypeAlias
+from typing import Any
 
 from amusd.child import Ended, ForkServer, Orders, command_of, serve
 from amusd.config import EngineConfig
 from amusd.errors import ConfigError, PeerLostError
 from amusd.files import keep_traceback
+from amusd.logs import logger, show_lines
 from amusd.runtime.cores import allowed_cores, cores_for, pin_to
 from amusd.runtime.devices import device_of, link_devices
 from amusd.runtime.draft_restart import DRAFT
@@ -24,9 +25,6 @@ from amusd.runtime.handshake import failure_report
 from amusd.settings import from_mapping, to_mapping
 from amusd.tracing.recorder import Recorder
 from amusd.transport.factory import connect
-
-logger = logging.getLogger(__name__)
-_Tell: TypeAlias = Callable[[str], None]
 
 STOP_SECONDS = 1.0
 """How long a draft may take to end before it is killed."""
@@ -37,13 +35,11 @@ _FAILED, _USERS_MISTAKE, _TARGET_GONE = 1, 2, 3
 class DraftProcess:
     """A process that drafts. Satisfies `DraftSource`; for several threads."""
 
-    def __init__(
-        self, config: EngineConfig, events: str | None = None, tell_loss: _Tell | None = None, cores: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, config: EngineConfig, events: str | None = None, cores: Sequence[int] = ()) -> None:
         """Have the first draft load, without waiting. `events`: as of `Recorder`.
 
-        `tell_loss`: called with a line when a draft is killed from outside; if given, drafts log to standard error.
-        `cores`: of the draft on a CPU; empty: the last ones of this process.
+        `cores`: of the draft on a CPU; empty: the last ones of this process. Drafts show their lines if this process
+        does.
         """
         size = config.target_tensor_parallel_size
         own_cores = cores or cores_for("draft", allowed_cores(), config.hardware, num_target_ranks=size)
@@ -51,11 +47,10 @@ class DraftProcess:
             "config": to_mapping(config),
             "events": events,
             "cores": sorted(own_cores),  # found before the target keeps to its own
-            "tells": tell_loss is not None,
+            "shows_lines": logger.isEnabledFor(logging.INFO),
         }
         self._server = ForkServer(command_of(__name__), self._settings)
         self._lock = threading.RLock()
-        self._tell_loss = tell_loss
         self._is_dismissed = False
         self._last_end: Ended | None = None
 
@@ -82,8 +77,8 @@ class DraftProcess:
             end = self._server.ended(timeout)
             if end is not None and end is not self._last_end:
                 self._last_end = end
-                if self._tell_loss is not None and end.code < 0 and not self._is_dismissed:
-                    self._tell_loss(end.in_words(DRAFT))
+                if end.code < 0 and not self._is_dismissed:
+                    logger.warning("%s", end.in_words(DRAFT))
             return end
 
     def dismiss(self) -> None:
@@ -110,10 +105,8 @@ def main() -> None:
 def _prepare(settings: Orders) -> Any:
     """Load what all drafts share; returns it, or None where each draft loads for itself."""
     config = from_mapping(EngineConfig, settings["config"])
-    if settings["tells"]:
-        log = logging.getLogger("amusd")
-        log.addHandler(logging.StreamHandler())
-        log.setLevel(logging.INFO)
+    if settings["shows_lines"]:
+        show_lines()
     if device_of(config, "draft") == "cpu":
         pin_to(set(settings["cores"]))  # before there is torch
     from amusd.runtime import startup
@@ -133,7 +126,7 @@ def _draft(settings: Orders, orders: Orders, prepared: Any) -> int:
     try:
         link = connect(config.transport, orders["address"], orders["nonce"], link_devices(config))
     except ConfigError as error:
-        logger.error("amusd: %s", error)  # noqa: TRY400 - the user's mistake, which cannot be told to the target
+        logger.error("%s", error)
         return _USERS_MISTAKE
     try:
         startup.serve_draft(config, link, recorder, orders["incarnation"], prepared)

@@ -10,8 +10,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from amusd.drafters.base import Drafter, say_once
+from amusd.drafters.base import Drafter
 from amusd.errors import PeerLostError, PeerProtocolError, RankLostError
+from amusd.logs import warn_once
 from amusd.policies.estimates import DRAFT_ROW_SHARE, RowCost
 from amusd.protocol.messages import Close, Features, Message, Open, Progress, Shutdown, Verdict
 from amusd.runtime.draft_sequence import DraftSequence, step_together
@@ -141,7 +142,7 @@ class DraftWorker:
             manager.open()
         except PeerProtocolError as error:  # the target goes on alone
             self._refuse(opening.sequence_id)
-            say_once(f"opened no sequence: {error}")  # the target asks again and again
+            warn_once(f"opened no sequence: {error}")  # the target asks again and again
             return
         del free[last]
         sequence = DraftSequence(manager, opening.drafter, self.recorder, start_ns)

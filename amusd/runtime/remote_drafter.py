@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from amusd.config import GREEDY, Distribution
-from amusd.drafters.base import Drafter, say_once
+from amusd.drafters.base import Drafter
 from amusd.errors import PeerProtocolError
+from amusd.logs import warn_once
 from amusd.protocol.messages import Candidate, Close, Message, Open, Progress
 from amusd.protocol.target_session import TargetSession
 from amusd.runtime.connection import Connection
@@ -99,7 +100,7 @@ class RemoteDraft:
         for session in self._sessions.values():
             session.detach()
         self._sessions.clear()
-        say_once(f"a draft is lost, and its target goes on alone: {reason}")
+        warn_once(f"a draft is lost, and its target goes on alone: {reason}")
 
     @property
     def _not_over(self) -> tuple[int, ...]:

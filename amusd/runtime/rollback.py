@@ -9,7 +9,6 @@ committed, and the tree is dropped. If that fails too, the draft ends.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -18,13 +17,12 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from amusd.drafters.base import Drafter, Expansion, say_once
+from amusd.drafters.base import Drafter, Expansion
 from amusd.errors import RankLostError
+from amusd.logs import logger, warn_once
 from amusd.protocol.draft_session import DraftSession, Guesses, Node, Transition, next_nodes
 from amusd.protocol.messages import Features, Open, Verdict
 from amusd.sampling.acceptance import certain
-
-logger = logging.getLogger(__name__)
 
 
 class RollbackManager:
@@ -115,7 +113,7 @@ class RollbackManager:
 
     def _has_room(self) -> bool:
         if self.session.base > self._capacity:
-            say_once(f"draft: its model takes {self._capacity} tokens; behind them the target goes on alone")
+            warn_once(f"draft: its model takes {self._capacity} tokens; behind them the target goes on alone")
         return self.session.base <= self._capacity
 
     def _reopen(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import time
 from contextlib import ExitStack
@@ -12,13 +11,13 @@ from functools import partial
 import torch
 
 from amusd.config import DrafterConfig, EngineConfig, TransportConfig
-from amusd.drafters.base import DrafterFactory, say_once
+from amusd.drafters.base import DrafterFactory
 from amusd.drafters.factory import LoadedDrafters, StartInner, load_drafters
 from amusd.errors import ConfigError, PeerError, PeerLostError, first_line
 from amusd.huge_pages import use_huge_pages
+from amusd.logs import logger, warn_once
 from amusd.models.building import device_errors
 from amusd.models.cached_model import CachedModel
-from amusd.models.embedded_target import Report
 from amusd.models.loading import check_target, describe_drafter, load_target
 from amusd.models.meeting import Meeting
 from amusd.models.process_group import backend_for
@@ -41,7 +40,6 @@ from amusd.transport.base import Transport
 from amusd.transport.factory import listen
 from amusd.transport.torch_distributed import Backend
 
-logger = logging.getLogger(__name__)
 _MANY_ROWS = 64
 
 
@@ -51,13 +49,12 @@ def connect_target(
     recorder: Recorder,
     running: ExitStack,
     *,
-    report: Report | None = None,
     meeting: Meeting | None = None,
 ) -> tuple[TargetWorker, Tokenizer]:
     """Listen, tell the draft where, load the target meanwhile, and shake hands. `drafts`: None for no draft.
 
-    What is started ends with `running`; `report` and `meeting` are those of `Engine.connect`. Raises `ConfigError` when
-    the pair cannot work together; where no draft comes for another reason, the target is alone.
+    What is started ends with `running`. `meeting`: as of `Engine.connect`. Raises `ConfigError` when the pair cannot
+    work together; where no draft comes for another reason, the target is alone.
     """
     claim_device(config, "target")
     leader = None
@@ -68,7 +65,7 @@ def connect_target(
         running.callback(leader.close)
     can_repeat = config.transport.kind not in ("gloo", "nccl")  # which make no second link
     restart = None if drafts is None else start_draft(config, drafts, running, can_repeat=can_repeat)
-    model, tokenizer = load_with_followers(config, leader, report or (lambda _line: None))
+    model, tokenizer = load_with_followers(config, leader)
     connection = Connection()
     if restart is not None:
         connection = _connection_to_first(restart, tokenizer.fingerprint)
@@ -97,7 +94,7 @@ def _connection_to_first(restart: DraftRestart, tokenizer_hash: str) -> Connecti
     try:
         return Connection(*restart.first(tokenizer_hash), restart if restart.can_repeat else None)
     except PeerError as error:
-        logger.warning("amusd: the target starts without a draft: %s", first_line(error))
+        logger.warning("the target starts without a draft: %s", first_line(error))
         restart.close()
         restart.source.stop()
         return Connection(losses=[first_line(error)])
@@ -107,22 +104,24 @@ def _backend(config: EngineConfig, meeting: Meeting) -> Backend:
     return backend_for(devices_of(config)[:-1], same_machine=meeting.store is None)
 
 
-def load_with_followers(config: EngineConfig, leader: Leader | None, report: Report) -> tuple[CachedModel, Tokenizer]:
+def load_with_followers(config: EngineConfig, leader: Leader | None) -> tuple[CachedModel, Tokenizer]:
     """The target's model and tokenizer; with a leader, its part of the model, once all ranks have theirs.
 
     Raises `ConfigError`, and `PeerError` when a rank fails or does not come.
     """
     device = device_of(config, "target")
-    loaded = load_target(config, device, report, ALONE if leader is None else leader)
+    loaded = load_target(config, device, ALONE if leader is None else leader)
     if device == "cpu":
         use_huge_pages()
     if leader is not None:
         leader.await_followers(device, config.startup_timeout_seconds)
     if device == "cpu" and config.verify_width == "fixed" and config.max_verify_width > _MANY_ROWS:
-        report(f"each target pass computes max_verify_width={config.max_verify_width} rows, which is slow on a CPU")
+        logger.info(
+            f"each target pass computes max_verify_width={config.max_verify_width} rows, which is slow on a CPU"
+        )
     if (number := config.max_num_seqs) > 1:
         each, size = f"a cache of {loaded[0].max_length} tokens each", cache_bytes(loaded[0], number) / 1e6
-        report(f"up to {number} answers at a time, with {each}: {size:.0f} MB (max_num_seqs, max_model_len)")
+        logger.info(f"up to {number} answers at a time, with {each}: {size:.0f} MB (max_num_seqs, max_model_len)")
     return loaded
 
 
@@ -190,7 +189,7 @@ def serve_draft(
         device = claim_device(config, "draft")
         drafters = drafters or _load_drafters(config, device, partial(start_inner, config, others))
         for note in drafters.notes if incarnation == 1 else ():
-            say_once(f"draft: {note}")
+            warn_once(f"draft: {note}")
         with device_errors(device, only_full=True):
             # before the target is told that they are ready: on a GPU it takes seconds
             made = {name: make(config.max_num_seqs) for name, make in drafters.factories.items()}

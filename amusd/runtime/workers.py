@@ -8,7 +8,6 @@ import threading
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from amusd.child import ForkServer, Orders, command_of, serve
 from amusd.config import EngineConfig
@@ -16,32 +15,30 @@ from amusd.errors import ConfigError
 from amusd.files import CONFIG_JSON, TOKENIZER, check_checkpoint, make_socket_folder
 from amusd.models.meeting import Meeting
 from amusd.runtime.cores import allowed_cores, pin_rank
-from amusd.runtime.devices import device_of, settle_devices
+from amusd.runtime.devices import device_of, settle_devices, warn_of_sharing
 from amusd.runtime.draft_process import DraftProcess
 from amusd.settings import from_mapping, to_mapping
 
-if TYPE_CHECKING:
-    from amusd.models.embedded_target import Report
-
 
 def start_workers(
-    config: EngineConfig, note: Report, *, events: str | None = None, tell_loss: Report | None = None
+    config: EngineConfig, *, events: str | None = None
 ) -> tuple[EngineConfig, DraftProcess | None, Meeting | None]:
     """Start what `config` needs, without waiting: all of it loads while this process imports torch.
 
-    Returns `config` with every rank's device named, the drafts, and where the ranks meet, if there are several. `note`:
-    as `tell` of `settle_devices`; the others are those of `DraftProcess`. Raises `ConfigError` for what is missing.
+    `events`: as of `DraftProcess`. Returns `config` with every rank's device named, the drafts, and where the ranks
+    meet, if there are several. Raises `ConfigError` for what is missing.
     """
     check_workers(config)
     with ExitStack() as failing:
         drafts, meeting = None, None
         if config.drafters:
-            drafts = DraftProcess(config, events=events, tell_loss=tell_loss)
+            drafts = DraftProcess(config, events=events)
             failing.callback(drafts.stop)
         if config.target_tensor_parallel_size > 1:
             meeting = start_followers(config)
             failing.callback(meeting.stop)
-        config = replace(config, hardware=settle_devices(config, note))
+        warn_of_sharing(config)
+        config = replace(config, hardware=settle_devices(config))
         failing.pop_all()
     return config, drafts, meeting
 

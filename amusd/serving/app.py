@@ -8,7 +8,6 @@ import hmac
 import re
 import time
 import traceback
-from collections.abc import Callable
 from functools import partial
 from importlib.resources import files
 from typing import Any
@@ -21,6 +20,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from amusd.config import ServeConfig
+from amusd.logs import logger
 from amusd.serving.requests import ChatRequest, CompletionRequest, RequestError, read
 from amusd.serving.service import Service, event_stream
 from amusd.serving.timeline import listen
@@ -117,7 +117,7 @@ _HANDLERS: dict[Any, Any] = {
 }
 
 
-def make_app(service: Service, tell: Callable[[str], None]) -> ASGIApp:
+def make_app(service: Service) -> ASGIApp:
     """The server as an ASGI application: checks every request before the routes.
 
     An unexpected exception becomes status 500, and one line for the operator without anything of the request.
@@ -132,7 +132,7 @@ def make_app(service: Service, tell: Callable[[str], None]) -> ASGIApp:
             await error_response(error)(scope, receive, send)
         except Exception as error:  # noqa: BLE001 - told here; uvicorn would print the message, which may be of a request
             frame = traceback.extract_tb(error.__traceback__)[-1]
-            tell(f"{scope['path']}: {type(error).__name__} in {frame.filename}:{frame.lineno} ({frame.name})")
+            logger.error(f"{scope['path']}: {type(error).__name__} in {frame.filename}:{frame.lineno} ({frame.name})")
 
     return app
 

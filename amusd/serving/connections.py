@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import resource
 from asyncio import Transport
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from amusd.logs import warn_once
 from amusd.serving.requests import RequestError
 from amusd.serving.responses import encoded
 
@@ -34,10 +34,10 @@ class Connection(H11Protocol):
     A client that has closed its writing half is answered. Whether it has left altogether shows when it is written to.
     """
 
-    def __init__(self, most: int, tell: Callable[[str], None], **options: Any) -> None:
-        """`most`: of connections at a time; `tell` gets a line for the operator when there are more."""
+    def __init__(self, most: int, **options: Any) -> None:
+        """`most`: of connections at a time."""
         super().__init__(**options)
-        self._most, self._tell = most, tell
+        self._most = most
         self._is_half_closed = False
         self._awaited: tuple[object, int] | None = None
         self._awaited_since = 0.0
@@ -46,7 +46,7 @@ class Connection(H11Protocol):
         """Refuse the connection if there are too many."""
         super().connection_made(transport)
         if len(self.connections) > self._most:
-            self._tell(f"{self._most} connections are open, all that ulimit -n and {MOST} allow; others are refused")
+            warn_once(f"{self._most} connections are open, all that ulimit -n and {MOST} allow; others are refused")
             self._refuse(RequestError("too many connections; try again later", status=503))
         self._look()
 

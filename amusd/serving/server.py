@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from functools import cache, partial
+from functools import partial
 from pathlib import PurePath
 
 import uvicorn
@@ -18,6 +18,7 @@ from amusd.async_engine import AsyncEngine
 from amusd.config import RunConfig
 from amusd.engine import Engine
 from amusd.errors import ConfigError
+from amusd.logs import logger
 from amusd.serving.app import is_here, make_app
 from amusd.serving.connections import Connection, most_connections
 from amusd.serving.service import Service
@@ -28,11 +29,11 @@ _QUEUE = 1024
 """Connections that the system keeps until they are accepted."""
 
 
-def run_server(config: RunConfig, make_engine: Callable[[], Engine], tell: Callable[[str], None]) -> None:
+def run_server(config: RunConfig, make_engine: Callable[[], Engine]) -> None:
     """Serve until SIGINT, SIGTERM or SIGHUP; for the main thread. A second signal has its default effect.
 
-    `make_engine` is called in another thread. `tell` gets lines for the operator. Raises `ConfigError` for an address
-    that is unavailable, or open without a key, before anything is loaded; and what `make_engine` raises.
+    `make_engine` is called in another thread. Raises `ConfigError` for an address that is unavailable, or open without
+    a key, before anything is loaded; and what `make_engine` raises.
     """
     host = config.serve.host
     if config.serve.api_key is None and not is_here(host):
@@ -40,7 +41,7 @@ def run_server(config: RunConfig, make_engine: Callable[[], Engine], tell: Calla
 
     async def serve(own: socket.socket) -> None:
         async with AsyncEngine(make_engine) as engine:
-            await HttpServer(make_service(engine, config), tell).serve([own])
+            await HttpServer(make_service(engine, config)).serve([own])
 
     with closing(listener(host, config.serve.port)) as own:
         asyncio.run(serve(own))
@@ -69,12 +70,12 @@ def make_service(engine: AsyncEngine, config: RunConfig) -> Service:
 class HttpServer(uvicorn.Server):
     """Uvicorn without its own lines, which at the first signal lets answers end before it does."""
 
-    def __init__(self, service: Service, tell: Callable[[str], None]) -> None:
+    def __init__(self, service: Service) -> None:
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # the app tells what went wrong
-        connection = partial(Connection, most_connections(2 * service.room), cache(tell))
+        connection = partial(Connection, most_connections(2 * service.room))
         super().__init__(
             uvicorn.Config(
-                make_app(service, tell),
+                make_app(service),
                 http=connection,  # type: ignore[arg-type]  # it makes a protocol
                 backlog=1,  # accepted at once: each is a descriptor before it is counted
                 access_log=False,
@@ -86,24 +87,23 @@ class HttpServer(uvicorn.Server):
             )
         )
         self._service = service
-        self._tell = tell
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and say so."""
         await super().startup(sockets)
         assert sockets is not None
         sockets[0].listen(_QUEUE)
-        self._tell(f"serving {self._service.model} at {url(sockets[0])}")
+        logger.info(f"serving {self._service.model} at {url(sockets[0])}")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Refuse new requests, wait for those at work for `serve.shutdown_seconds`, and end."""
         service, seconds = self._service, self._service.config.shutdown_seconds
         service.is_closing = True
         if service.requests:
-            self._tell(f"ending: no new requests; {len(service.requests)} are answered, for {seconds:g} s at most")
+            logger.info(f"ending: no new requests; {len(service.requests)} are answered, for {seconds:g} s at most")
         await _until_idle(service, seconds)
         if service.requests:
-            self._tell(f"serve.shutdown_seconds={seconds:g}: {len(service.requests)} requests were cut off")
+            logger.info(f"serve.shutdown_seconds={seconds:g}: {len(service.requests)} requests were cut off")
             await service.engine.aclose()
             await _until_idle(service, _END_SECONDS)  # they tell their clients
         await super().shutdown(sockets)

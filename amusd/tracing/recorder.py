@@ -6,7 +6,6 @@ formatting or lock on the hot path. Names and fields are those of `tracing/event
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +13,8 @@ from typing import Any
 
 from msgspec import json
 
+from amusd.logs import logger
 from amusd.tracing.events import EVENT_CLASSES, Event, EventName
-
-logger = logging.getLogger(__name__)
 
 SEQUENCES_PER_RUN = 1 << 32
 """Run `i` has the sequence ids from `i * SEQUENCES_PER_RUN` on."""

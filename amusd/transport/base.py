@@ -10,10 +10,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from amusd.errors import PeerProtocolError
+from amusd.logs import logger
 from amusd.protocol import wire
 from amusd.protocol.messages import Message
-
-logger = logging.getLogger(__name__)
 
 MAX_QUEUED_MESSAGES = 10_000
 """A peer with more unread messages counts as lost."""

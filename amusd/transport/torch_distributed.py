@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import queue
 import shutil
@@ -31,6 +30,7 @@ from torch import distributed
 
 from amusd.errors import ConfigError, PeerLostError, PeerProtocolError, first_line
 from amusd.files import make_socket_folder
+from amusd.logs import logger
 from amusd.protocol.wire import MAX_FRAME_BYTES
 from amusd.transport.base import CLOSED, CLOSED_BY_PEER, MAX_QUEUED_MESSAGES, Transport
 
@@ -65,8 +65,6 @@ _FOREVER = timedelta(days=365)
 _MEET_SECONDS = 0.01  # how often an end looks whether the peer has come
 _JOIN_SECONDS = 1.0  # how long a thread may take to end once its waits were
 _c10d: Any = distributed  # whose own type stubs know little of what is used here
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -185,7 +183,7 @@ class TorchDistributedTransport(Transport):
                     more = "NCCL_DEBUG=INFO says more, or use" if self._backend == "nccl" else "use"
                     self._loss = f"the link did not form: {first_line(error)}; {more} transport=auto"
                     if self._rank:  # the target raises it
-                        logger.warning("amusd: %s", self._loss)
+                        logger.warning("%s", self._loss)
                 self._interrupt()  # so that the peer does not wait
                 self._inbox.put(None)
             self._loss = self._loss or CLOSED_BY_PEER

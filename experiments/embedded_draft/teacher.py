@@ -14,7 +14,7 @@ from amusd.models.linear import fastest_dtype
 def load_teacher(device: str) -> Any:
     """SmolLM2-135M-Instruct on `device`, ready for inference: in bfloat16, or float32 on CPUs that lack it."""
     model = AutoModelForCausalLM.from_pretrained(
-        embedded_target_path(report=print),
+        embedded_target_path(),
         dtype=getattr(torch, fastest_dtype(torch.device(device))),
         attn_implementation="sdpa",
     )

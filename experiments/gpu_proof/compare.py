@@ -5,7 +5,6 @@ from __future__ import annotations
 from amusd.commands.compare import Comparison
 from amusd.commands.contestants import contestants_of
 from amusd.config import CompareConfig, DrafterConfig, HardwareConfig, RunConfig, SamplingParams, WorkloadConfig
-from amusd.console import Console
 from amusd.engine import Engine
 from amusd.runtime.draft_process import DraftProcess
 from amusd.tracing.recorder import Recorder, as_format
@@ -56,7 +55,7 @@ def compare(job: Job, accept: float, part: str) -> None:
 
 
 def _one_sampling(job: Job, engine: Engine, config: RunConfig, accept: float, sampling: str) -> None:
-    comparison = Comparison(engine, config, contestants_of(config), Console(json_only=True))
+    comparison = Comparison(engine, config, contestants_of(config))
     for _ in comparison.turns(load_prompts(config.workload)):
         pass
     for row in comparison.rows():

@@ -10,7 +10,6 @@ import dataclasses
 
 from amusd.commands.simulate import simulate, simulator_of
 from amusd.config import SimulateConfig
-from amusd.console import Console
 from amusd.errors import ConfigError
 from experiments.gpu_proof.compare import run_config
 from experiments.gpu_proof.records import Job, Record, find, read_records
@@ -42,7 +41,7 @@ def projection(job: Job) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for accept in job.scale.accepts:
         config = dataclasses.replace(run_config(job.scale, accept, "greedy"), simulate=SIMULATED, **times)
-        for row in best_of(simulate(config, simulator_of(config), Console(json_only=True), folder)["rows"]):
+        for row in best_of(simulate(config, simulator_of(config), folder)["rows"]):
             job.write("projection", accept=accept, **{name: row[name] for name in SHOWN})
 
 

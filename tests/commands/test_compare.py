@@ -47,27 +47,35 @@ def run_config(*sizes: int, **changes: object) -> RunConfig:
     return from_mapping(RunConfig, values)
 
 
+def interrupt_at(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def show_progress(_label: str, done: int, _num_steps: int) -> None:
+        if done == number:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("amusd.commands.compare.show_progress", show_progress)
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="shared memory links are Linux's")
-def test_a_draft_that_was_lost_is_there_again_before_anything_else_is_measured() -> None:
-    class Killing(Console):
-        """Kills the draft during the progress. The next one can come once it is waited for."""
+def test_a_draft_that_was_lost_is_there_again_before_anything_else_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def kill(_label: str, done: int, _num_steps: int) -> None:
+        """Kill the draft during the progress. The next one can come once it is waited for."""
+        if done == KILLED_AT:
+            lost.kill()
+            assert lost.drafts.ending(TIMEOUT_SECONDS)
+            lost.drafts.ending = lambda _timeout: None  # or the next one may join before the answer's last token
 
-        def progress(self, label: str, done: int, num_steps: int) -> None:
-            if done == KILLED_AT:
-                lost.kill()
-                assert lost.drafts.ending(TIMEOUT_SECONDS)
-                lost.drafts.ending = lambda _timeout: None  # or the next one may join before the answer's last token
-
-        def note(self, line: str) -> None:
-            notes.append(line)
-            vars(lost.drafts).pop("ending", None)
+    def let_the_next_come(line: str) -> None:
+        notes.append(line)
+        vars(lost.drafts).pop("ending", None)
 
     notes: list[str] = []
+    monkeypatch.setattr("amusd.commands.compare.show_progress", kill)
+    monkeypatch.setattr("amusd.commands.compare.logger.info", let_the_next_come)
     schedule = decoding("asynchronous", policy="chain", max_silence_seconds=60.0)
     contestants = [Contestant(replace(schedule, mode="autoregressive"), None), Contestant(schedule, "oracle")]
     config = from_mapping(RunConfig, {"sampling": {"max_new_tokens": NUM_TOKENS, "ignore_eos": True}})
     with survivor("shared_memory") as lost:
-        assert len(list(Comparison(lost.engine, config, contestants, Killing()).turns(PROMPTS))) == len(PROMPTS)
+        assert len(list(Comparison(lost.engine, config, contestants).turns(PROMPTS))) == len(PROMPTS)
         assert (len(lost.engine.draft.losses), lost.engine.draft.num_restarts) == (1, 1)
     assert [one.metrics.num_tokens_alone for one in contestants[1].answers] == [0, NUM_TOKENS, 0]
     assert notes == ["the draft was lost; nothing is measured before the next one is there"]
@@ -76,10 +84,7 @@ def test_a_draft_that_was_lost_is_there_again_before_anything_else_is_measured()
 def test_an_interrupted_comparison_keeps_its_rows_without_computing_anything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Interrupting(Console):
-        def progress(self, label: str, done: int, num_steps: int) -> None:
-            if done == 2:
-                raise KeyboardInterrupt
+    interrupt_at(monkeypatch, 2)
 
     def answer_otherwise(own: Comparison, contestant: Contestant, *asked: Any) -> Any:
         (generation,), seconds = answered(own, contestant, *asked)
@@ -89,34 +94,36 @@ def test_an_interrupted_comparison_keeps_its_rows_without_computing_anything(
     answered = Comparison.answer
     monkeypatch.setattr(Comparison, "answer", answer_otherwise)
     with pair(NGRAM) as (engine, _), pytest.raises(KeyboardInterrupt):
-        compare(run_config(), engine, Interrupting(json_only=True), PROMPTS, tmp_path)
+        compare(run_config(), engine, PROMPTS, tmp_path)
     rows = json.loads((tmp_path / RESULT_FILE).read_text())["rows"]
     different = {"num_prompts": 1, "num_identical": 0, "first_difference_gaps": [None]}
     assert rows[1]["identical_to_autoregressive"] == different
 
 
-def test_what_was_answered_is_on_disk_before_the_next_prompt_is_asked(tmp_path: Path) -> None:
+def test_what_was_answered_is_on_disk_before_the_next_prompt_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found: list[int] = []
 
-    class Looking(Console):
-        def progress(self, label: str, done: int, num_steps: int) -> None:
-            file = tmp_path / ANSWERS_FILE
-            found.append(len(file.read_text().splitlines()) if file.exists() else 0)
+    def look(*_: object) -> None:
+        file = tmp_path / ANSWERS_FILE
+        found.append(len(file.read_text().splitlines()) if file.exists() else 0)
+
+    monkeypatch.setattr("amusd.commands.compare.show_progress", look)
 
     with pair(NGRAM) as (engine, _):
-        compare(run_config(), engine, Looking(json_only=True), PROMPTS, tmp_path)
+        compare(run_config(), engine, PROMPTS, tmp_path)
     assert found == [0, 0, 2, 2, 4, 4]
 
 
 @pytest.mark.parametrize("num_done", [3, 5])
-def test_an_interrupted_comparison_keeps_the_turns_that_were_over(tmp_path: Path, num_done: int) -> None:
-    class Interrupting(Console):
-        def progress(self, label: str, done: int, num_steps: int) -> None:
-            if done == num_done:
-                raise KeyboardInterrupt
+def test_an_interrupted_comparison_keeps_the_turns_that_were_over(
+    tmp_path: Path, num_done: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupt_at(monkeypatch, num_done)
 
     with pair(NGRAM) as (engine, _), pytest.raises(KeyboardInterrupt):
-        compare(run_config(), engine, Interrupting(json_only=True), PROMPTS, tmp_path)
+        compare(run_config(), engine, PROMPTS, tmp_path)
     result = json.loads((tmp_path / "result.json").read_text())
     assert (result["complete"], [row["num_prompts"] for row in result["rows"]]) == (False, [num_done // 2] * 2)
 
@@ -127,7 +134,7 @@ def compared() -> Iterator[Comparison]:
     config = run_config(1, 2, 5)
     prompts = [PROMPTS[0], numbered("a" * 500, 4), PROMPTS[1], numbered("deafbead", 5)]
     with pair(NGRAM, max_num_seqs=config.engine_for("compare").max_num_seqs, pass_seconds=0.0) as (engine, _):
-        comparison = Comparison(engine, config, contestants_of(config), Console(json_only=True))
+        comparison = Comparison(engine, config, contestants_of(config))
         list(comparison.turns(prompts))
         yield comparison
 
@@ -167,7 +174,7 @@ def test_every_mode_is_compared_at_each_size_and_all_with_plain_decoding_of_one(
 def test_the_best_of_several_blocks_stands_beside_running_ahead() -> None:
     config = run_config(mode="asynchronous", policy="chain", compare={"synchronous_lengths": [2, 4]})
     with pair(NGRAM) as (engine, _):
-        comparison = Comparison(engine, config, contestants_of(config), Console(json_only=True))
+        comparison = Comparison(engine, config, contestants_of(config))
         list(comparison.turns(PROMPTS[:1]))
     _, best, asynchronous = comparison.rows()
     assert {*best["tuned"]} == {"2", "4"}

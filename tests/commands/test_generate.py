@@ -13,7 +13,6 @@ from runtime.pair import plain_engine
 
 from amusd.commands.generate import generate_file
 from amusd.config import RunConfig
-from amusd.console import Console
 from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.settings import from_mapping
@@ -36,9 +35,8 @@ def config(tmp_path: Path) -> RunConfig:
     return from_mapping(RunConfig, values)
 
 
-def generate(config: RunConfig, engine: Engine, console: Console | None = None) -> dict[str, Any]:
-    folder = Path(str(config.out)).parent
-    return generate_file(config, engine, console or Console(json_only=True), folder)[0]
+def generate(config: RunConfig, engine: Engine) -> dict[str, Any]:
+    return generate_file(config, engine, Path(str(config.out)).parent)[0]
 
 
 def written(config: RunConfig) -> list[dict[str, Any]]:
@@ -77,17 +75,20 @@ def test_a_second_run_goes_on_behind_the_last_whole_line(config: RunConfig) -> N
         assert file.read_text() == before
 
 
-def test_what_is_written_before_an_interruption_stays_and_is_not_answered_again(config: RunConfig) -> None:
-    class Interrupting(Console):
-        def progress(self, label: str, num_done: int, number: int) -> None:
-            assert label.endswith(" tokens/s")
-            if num_done == 3:
-                raise KeyboardInterrupt
+def test_what_is_written_before_an_interruption_stays_and_is_not_answered_again(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(label: str, num_done: int, _number: int) -> None:
+        assert label.endswith(" tokens/s")
+        if num_done == 3:
+            raise KeyboardInterrupt
 
     folder = Path(str(config.out)).parent
     with plain_engine() as engine:
-        with pytest.raises(KeyboardInterrupt):
-            generate(config, engine, Interrupting(json_only=True))
+        with monkeypatch.context() as patch:
+            patch.setattr("amusd.commands.generate.show_progress", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                generate(config, engine)
         assert not engine.turns.step()  # nothing goes on
         kept = json.loads((folder / "result.json").read_text())
         num_kept = len(written(config))

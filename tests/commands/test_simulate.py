@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import pytest
 
 from amusd.commands.simulate import simulate, simulate_text, simulator_of
 from amusd.config import RunConfig
-from amusd.console import Console
 from amusd.errors import ConfigError
 from amusd.settings import from_mapping
 
@@ -26,8 +24,7 @@ def configured(simulate: dict[str, Any] | None = None, **values: Any) -> RunConf
 
 def predicted(config: RunConfig, folder: Path) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
-    console = Console(json_only=True, out=io.StringIO())
-    return simulate(config, simulator_of(config), console, folder)
+    return simulate(config, simulator_of(config), folder)
 
 
 @pytest.fixture(scope="module")

@@ -126,7 +126,7 @@ def test_what_fails_or_differs_is_left_out_with_one_line(
         model = builders.small("cuda:0")
         assert answer(model) == expected
         assert gpus.current_streams[0].number == 0, "another stream stays the current one"
-    assert [record.getMessage().startswith(f"amusd: cuda:0 computes without {line}") for record in caplog.records] == (
+    assert [record.getMessage().startswith(f"cuda:0 computes without {line}") for record in caplog.records] == (
         [True] if line else []
     )
     assert (model.capture is not graphs.run_each_time) == has_graphs

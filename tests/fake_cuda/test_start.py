@@ -53,7 +53,7 @@ def test_a_machine_on_which_triton_cannot_compile_computes_without_it_and_says_s
     with fake_cuda(), builders.two_layers():
         load_target(ON_GPU, "cuda:0")
     [record] = caplog.records
-    assert record.getMessage().startswith("amusd: cuda:0 computes without Triton, which is slower: ")
+    assert record.getMessage().startswith("cuda:0 computes without Triton, which is slower: ")
     assert record.getMessage().endswith("(Debian, Ubuntu: apt install gcc python3-dev)")
     assert "\n" not in record.getMessage()
 

@@ -100,7 +100,7 @@ def test_a_killed_draft_costs_no_token_and_is_named(tmp_path: Path, plain: dict[
     os.kill(running.draft, signal.SIGKILL)
     code, out, err = running.end()
     assert (code, out) == (0, plain["text"] + "\n"), err
-    assert len([line for line in err.splitlines() if line.startswith("the draft was lost once (")]) == 1
+    assert len([line for line in err.splitlines() if line.startswith("amusd: the draft was lost once (")]) == 1
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGHUP, signal.SIGKILL])

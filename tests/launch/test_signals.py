@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import amusd_launch
 import pytest
-from amusd_launch.signals import exit_code_of
+from amusd_launch.signals import end_of_program
 
 from amusd.errors import ConfigError, PeerLostError, PeerProtocolError
 
@@ -50,7 +50,7 @@ def test_a_signal_amid_the_import_of_torch_ends_the_process_in_a_line(tmp_path: 
 def test_what_may_be_a_bug_shows_where_and_all_else_is_a_line(
     error: Exception, code: int, is_shown: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert exit_code_of(Mock(side_effect=error)) == code
+    assert end_of_program(Mock(side_effect=error)) == code
     printed = capsys.readouterr().err
     assert printed.startswith("Traceback") if is_shown else printed == f"amusd: {error}\n"
 

@@ -8,6 +8,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from full_disk import files_of_at_most
+from lines import logged
 from safetensors.torch import save_file
 
 from amusd.errors import ConfigError
@@ -36,11 +37,11 @@ def conversion(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Mock:
 
 
 def test_it_is_converted_once_and_says_so(conversion: Mock, cache_dir: Path) -> None:
-    lines: list[str] = []
-    folder = embedded_target.embedded_target_path(lines.append)
+    with logged() as lines:
+        folder = embedded_target.embedded_target_path()
     assert folder == cache_dir / FOLDER
     assert (folder / "model.safetensors").read_bytes() == b"weights" * 10
-    assert embedded_target.embedded_target_path(lines.append) == folder
+    assert embedded_target.embedded_target_path() == folder
     conversion.assert_called_once()
     assert len(lines) == 2
     assert all("\n" not in line for line in lines)

@@ -14,6 +14,7 @@ import huggingface_hub.constants
 import pytest
 import torch
 import transformers
+from lines import logged
 from models import tiny
 from models.blocks import random_ids, stock_logits
 from models.published import CONFIGS, change_weights, write, write_config
@@ -336,6 +337,6 @@ def test_a_dtype_of_auto_is_the_engine_s(model_impl: Any, folder: Path) -> None:
 def test_a_model_without_a_chat_template_says_so(template: str | None, folder: Path) -> None:
     if template is not None:
         (folder / "chat_template.jinja").write_text(template)
-    lines: list[str] = []
-    load_target(EngineConfig(target=TargetConfig(kind="hf", model=str(folder))), "cpu", lines.append)
+    with logged() as lines:
+        load_target(EngineConfig(target=TargetConfig(kind="hf", model=str(folder))), "cpu")
     assert lines[:-1] == [f"model {folder}: has no chat template (a base model?), so it is given prompts as they are"]

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from lines import logged
 from models import tiny
 from models.blocks import random_ids, stock_logits
 from passes import forward
@@ -102,9 +103,9 @@ def quantize(plain: Path, tmp_path: Path) -> Callable[..., Path]:
 
 
 def load(folder: Path, **options: Any) -> tuple[Any, list[str]]:
-    lines: list[str] = []
     options = {"numerics": RULE, "max_model_len": 64, "dtype": "float32", **options}
-    return load_model(folder, LoadOptions(**options), report=lines.append), lines
+    with logged() as lines:
+        return load_model(folder, LoadOptions(**options)), lines
 
 
 def test_a_quantized_checkpoint_is_computed_by_the_quantizer_of_transformers(quantize: Callable[..., Path]) -> None:
@@ -118,8 +119,8 @@ def test_a_quantized_checkpoint_is_computed_by_the_quantizer_of_transformers(qua
 
 def test_a_model_whose_rows_depend_on_each_other_says_so_in_one_line(quantize: Callable[..., Path]) -> None:
     folder = quantize({"quant_method": METHOD, "by_batch": True})
-    lines: list[str] = []
-    load_target(EngineConfig(target=TargetConfig(kind="hf", model=str(folder), dtype="float32")), "cpu", lines.append)
+    with logged() as lines:
+        load_target(EngineConfig(target=TargetConfig(kind="hf", model=str(folder), dtype="float32")), "cpu")
     assert lines[0] == (
         f"model {folder}: a token's logits depend on how many tokens share its pass, "
         "so the modes may give different answers"
@@ -138,7 +139,7 @@ def test_layers_that_cannot_be_captured_run_without_graphs(
 
     folder = quantize({"quant_method": METHOD})
     model, _ = load(folder, capture=refuse)
-    assert caplog.messages == [f"amusd: cpu computes without CUDA graphs, which is slower: {reason}"]
+    assert caplog.messages == [f"cpu computes without CUDA graphs, which is slower: {reason}"]
     assert forward(model, [1, 2], model.new_cache(2)).logits.isfinite().all()
 
 

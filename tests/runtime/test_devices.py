@@ -8,13 +8,14 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from lines import logged
 from runtime.gpu_doubles import pretend_gpus
 
 from amusd.commands.doctor import _machine
 from amusd.config import DrafterConfig, EngineConfig, HardwareConfig
 from amusd.engine import Engine
 from amusd.errors import ConfigError
-from amusd.runtime.devices import device_of, devices_of, settle_devices
+from amusd.runtime.devices import device_of, devices_of, settle_devices, warn_of_sharing
 from amusd.runtime.startup import serve_draft
 from amusd.tracing.recorder import Recorder
 
@@ -60,7 +61,7 @@ def test_a_gpu_that_is_not_there_is_one_line(
 ) -> None:
     pretend_gpus(monkeypatch, num_gpus, has_cuda=has_cuda)
     with pytest.raises(ConfigError) as caught:
-        settle_devices(on("cuda:0", "cuda:3"), pytest.fail)
+        settle_devices(on("cuda:0", "cuda:3"))
     assert str(caught.value).startswith(f"hardware.devices=['cuda:0', 'cuda:3']: {reason}")
     assert "\n" not in str(caught.value)
 
@@ -73,7 +74,10 @@ def test_a_draft_that_computes_nothing_opens_no_context_on_a_gpu(
     pretend_gpus(monkeypatch, 2)
     config = on(*named.split(), drafters=tuple(DrafterConfig(kind=kind) for kind in kinds))
     assert devices_of(config) == ("cuda:0", device)
-    assert settle_devices(config, pytest.fail).devices == ("cuda:0", device)
+    assert settle_devices(config).devices == ("cuda:0", device)
+    with logged() as lines:
+        warn_of_sharing(config)
+    assert not lines
 
 
 @pytest.mark.parametrize(

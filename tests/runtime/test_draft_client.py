@@ -247,7 +247,7 @@ def test_a_draft_that_goes_on_saying_nothing_is_replaced_in_one_line_after_time_
     target.clock.pass_by(0.02)
     target.client.drain()
     assert target.connection.losses == [f"it has said nothing for {seconds:.1f} s"]
-    assert caplog.messages == [f"amusd: the draft is replaced: it has said nothing for {seconds:.1f} s"]
+    assert caplog.messages == [f"the draft is replaced: it has said nothing for {seconds:.1f} s"]
     assert target.client.look_for_next()
     assert target.client.may_hear(sequence)
 

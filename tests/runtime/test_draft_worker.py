@@ -15,7 +15,6 @@ from runtime.clocked import Clock, Link
 from runtime.pair import KeepingRecorder
 from runtime.table_tree import TableTreeDrafter, spread
 
-from amusd.drafters.base import say_once
 from amusd.policies.verdict_clock import VerdictClock
 from amusd.protocol.draft_session import DraftSession
 from amusd.protocol.messages import Candidate, Close, Message, Open, Progress, Shutdown, Verdict
@@ -174,7 +173,6 @@ def test_each_sequence_with_a_verdict_is_answered_before_the_next_step() -> None
 
 def test_where_no_drafter_is_free_a_sequence_is_refused_and_may_ask_again(caplog: pytest.LogCaptureFixture) -> None:
     """The target has more sequences than there are drafters: all of those that are at work go on."""
-    say_once.cache_clear()
     draft = Draft(max_num_seqs=2, num_open=2)
     draft.say(draft.opening(3), draft.opening(3), draft.opening(2))
     assert set(draft.worker._sequences) == {1, 2}

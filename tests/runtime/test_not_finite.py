@@ -12,7 +12,6 @@ from runtime.pair import PROMPT, decoding, pair, plain_engine, reference, target
 
 from amusd.config import SamplingParams
 from amusd.drafters.autoregressive import AutoregressiveDrafter
-from amusd.drafters.base import say_once
 from amusd.errors import NotFiniteError
 from amusd.models.passes import ModelOutput, Rows
 
@@ -108,7 +107,6 @@ def test_those_of_a_draft_cost_speed_alone_and_are_said_once(sampling: str, capl
         spoil(model, lambda _, position: position >= len(PROMPT) + 6, NAN)
         return AutoregressiveDrafter(model)
 
-    say_once.cache_clear()
     with caplog.at_level(logging.WARNING), pair({"broken": broken}) as (engine, _):
         plain = engine.generate(PROMPT, params(sampling), decoding=SCHEDULES["plain"])
         for _ in range(2):

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pytest
+from lines import logged
 from memory_link import memory_pair
 
 from amusd.config import EngineConfig, HardwareConfig, RunConfig, TransportConfig
@@ -48,8 +49,8 @@ def test_passes_of_many_rows_are_said_to_be_slow_on_a_cpu(
     monkeypatch.setattr("amusd.runtime.startup.use_huge_pages", lambda: None)
     hardware = HardwareConfig(devices=("cpu", "cpu"))
     config = RunConfig(mode="synchronous", num_speculative_tokens=length, hardware=hardware).engine_for("generate")
-    lines: list[str] = []
-    load_with_followers(config, None, lines.append)
+    with logged() as lines:
+        load_with_followers(config, None)
     expected = f"each target pass computes max_verify_width={width} rows, which is slow on a CPU"
     assert lines == ([] if width is None else [expected])
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+from lines import logged
 from openai import OpenAI
 
 from amusd.async_engine import AsyncEngine
@@ -90,7 +91,6 @@ def serving(engine: Engine, **settings: Any) -> Iterator[Running]:
     names = ServeConfig.__dataclass_fields__
     serve = {name: settings.pop(name) for name in tuple(settings) if name in names}
     config = RunConfig(serve=ServeConfig(**{"port": 0, "model_name": MODEL, **serve}), **settings)
-    lines: list[str] = []
     service: list[Service] = []
     own = listener("127.0.0.1", 0)
     thread = threading.Thread(target=lambda: asyncio.run(live()), daemon=True)
@@ -98,18 +98,19 @@ def serving(engine: Engine, **settings: Any) -> Iterator[Running]:
     async def live() -> None:
         async with AsyncEngine(lambda: engine) as asynchronous:
             service.append(make_service(asynchronous, config))
-            servers.append(HttpServer(service[0], lines.append))
+            servers.append(HttpServer(service[0]))
             servers[0].capture_signals = nullcontext  # type: ignore[method-assign,assignment]
             await servers[0].serve([own])
 
     servers: list[HttpServer] = []
-    thread.start()
-    until(lambda: lines)
-    lines.clear()
-    try:
-        with httpx.Client(base_url=url(own), timeout=SECONDS) as http:
-            yield Running(url(own), service[0], engine, http, lines)
-    finally:
-        servers[0].should_exit = True
-        thread.join(SECONDS)
-        assert not thread.is_alive(), "the server did not end"
+    with logged() as lines:
+        thread.start()
+        until(lambda: lines)
+        lines.clear()
+        try:
+            with httpx.Client(base_url=url(own), timeout=SECONDS) as http:
+                yield Running(url(own), service[0], engine, http, lines)
+        finally:
+            servers[0].should_exit = True
+            thread.join(SECONDS)
+            assert not thread.is_alive(), "the server did not end"

@@ -146,7 +146,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path, small_pair: list[str]) 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "big.example"])
 def test_a_server_without_a_key_is_not_opened_to_other_machines(host: str) -> None:
     with pytest.raises(ConfigError, match=f"^serve.host={host}: .*; set AMUSD_API_KEY or serve.api_key$"):
-        run_server(RunConfig(serve=ServeConfig(host=host, port=0)), pytest.fail, pytest.fail)
+        run_server(RunConfig(serve=ServeConfig(host=host, port=0)), pytest.fail)
 
 
 def test_an_address_that_cannot_be_had_is_told_before_anything_is_loaded(tmp_path: Path) -> None:

@@ -1,0 +1,74 @@
+"""Lines for people: all of them go to one logger, which a program shows on standard error."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from functools import lru_cache
+from typing import TextIO
+
+logger = logging.getLogger("amusd")
+
+
+@lru_cache(maxsize=1000)
+def warn_once(line: str) -> None:
+    """Log a warning, unless this process has logged it before."""
+    logger.warning("%s", line)
+
+
+def show_lines() -> None:
+    """Show on standard error what is logged, here alone. Idempotent; a library leaves it to its user."""
+    logger.addHandler(_lines)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+
+
+class LineHandler(logging.Handler):
+    """Writes each record to standard error as one line, above the line of progress."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._progress = ""
+        self._lock = threading.RLock()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write the message, its line breaks escaped."""
+        message = "\\n".join(record.getMessage().splitlines())
+        self._replace(f"amusd: {message}\n", self._progress)
+
+    def show_progress(self, label: str, done: int, num_steps: int) -> None:
+        """Show progress: one rewritten line on a terminal, a line for each tenth elsewhere."""
+        if sys.stderr.isatty():
+            filled = 20 * done // num_steps
+            self._replace("", f"[{'#' * filled}{'.' * (20 - filled)}] {done}/{num_steps}  {label}"[:110])
+        elif 10 * done // num_steps != 10 * (done - 1) // num_steps:
+            self._replace(f"{done}/{num_steps}  {label}\n", "")
+
+    def end_progress(self) -> None:
+        """Wipe the line of progress."""
+        self._replace("", "")
+
+    def _replace(self, text: str, progress: str) -> None:
+        with self._lock:
+            wiped = f"\r{' ' * len(self._progress)}\r" if self._progress else ""
+            self._progress = progress
+            write_at_once(sys.stderr, f"{wiped}{text}{progress}")
+
+
+_lines = LineHandler()
+show_progress, end_progress = _lines.show_progress, _lines.end_progress
+
+
+def write_at_once(out: TextIO, text: str) -> OSError | None:
+    """Write and flush. A stream whose reader has left (`amusd ... | head`) swallows all further text; returns why."""
+    try:
+        out.write(text)
+        out.flush()
+    except OSError as error:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, out.fileno())
+        os.close(nowhere)
+        return error
+    return None
